@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <tl/expected.hpp>
+
+namespace shardwright {
+
+/// What went wrong, in the order of the exit-code table (docs/commands.md): the value is the exit
+/// code.
+enum class Errc : std::uint8_t {
+  kInternal = 1,
+  kUsage = 2,
+  kNotFound = 3,
+  kBadInput = 4,
+  kMismatch = 5,
+  kBusy = 6,
+  kIo = 7,
+  kLimit = 8,
+  kUnsupported = 9,
+  kInfeasible = 10,
+  kStopped = 75,
+};
+
+/// One failure, with everything a user needs to act on it.
+struct Error {
+  Errc code = Errc::kInternal;
+  std::string message;  ///< lower case, no full stop: "<where>: <what>: <expected vs found>"
+  int sys = 0;          ///< errno, 0 if none
+  int rank = -1;        ///< set when ranks agree
+};
+
+template <class T>
+class [[nodiscard]] Result : public tl::expected<T, Error> {
+ public:
+  using tl::expected<T, Error>::expected;
+};
+
+using Status = Result<void>;
+
+/// Makes the error side of a Result.
+/// Local.
+inline tl::unexpected<Error> Fail(Errc code, std::string message, int sys = 0) {
+  return tl::unexpected<Error>(Error{code, std::move(message), sys, -1});
+}
+
+/// Prepends "<where>: " to an error's message.
+/// Local.
+inline tl::unexpected<Error> Within(std::string_view where, Error error) {
+  error.message = std::string(where) + ": " + error.message;
+  return tl::unexpected<Error>(std::move(error));
+}
+
+namespace internal {
+[[noreturn]] void CheckFailed(const char* condition, const char* file, int line);
+}  // namespace internal
+
+}  // namespace shardwright
+
+/// Returns the error of `expr` (a Result) from the enclosing function.
+#define SW_TRY(expr)                                                                   \
+  do {                                                                                 \
+    if (auto sw_try_result = (expr); !sw_try_result) [[unlikely]] {                    \
+      return ::tl::unexpected<::shardwright::Error>(std::move(sw_try_result).error()); \
+    }                                                                                  \
+  } while (false)
+
+#define SW_CONCAT_INNER(a, b) a##b
+#define SW_CONCAT(a, b) SW_CONCAT_INNER(a, b)
+
+/// Binds the value of `expr` (a Result) to `declaration`, or returns its error.
+#define SW_TRY_ASSIGN(declaration, expr) \
+  SW_TRY_ASSIGN_IMPL(SW_CONCAT(sw_result_, __LINE__), declaration, expr)
+#define SW_TRY_ASSIGN_IMPL(result, declaration, expr)                         \
+  auto result = (expr);                                                       \
+  if (!result) [[unlikely]] {                                                 \
+    return ::tl::unexpected<::shardwright::Error>(std::move(result).error()); \
+  }                                                                           \
+  declaration = *std::move(result)
+
+/// For our own mistakes only; stays on in release builds. Nothing read from a file, a flag or
+/// another rank may reach it.
+#define SW_CHECK(condition)                                                 \
+  do {                                                                      \
+    if (!(condition)) [[unlikely]] {                                        \
+      ::shardwright::internal::CheckFailed(#condition, __FILE__, __LINE__); \
+    }                                                                       \
+  } while (false)
