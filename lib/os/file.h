@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+
+namespace shardwright::os {
+
+/// Who a file is: equal identities mean the same bytes as far as the file system can tell.
+struct Identity {
+  std::uint64_t bytes = 0;
+  std::int64_t mtime_ns = 0;
+  std::uint64_t inode = 0;
+  friend bool operator==(const Identity&, const Identity&) = default;
+};
+
+/// An open file. Reads and writes are positioned, loop until done and may run on many threads at
+/// once. Every call passes the fault hook (os/fault.h).
+class File {
+ public:
+  File() = default;
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  ~File();
+
+  /// Opens an existing regular file for reading.
+  /// \error kNotFound if it is absent, unreadable or not a regular file
+  static Result<File> OpenRead(const std::string& path);
+
+  /// Creates a new file for reading and writing.
+  /// \error kBusy if it exists; kIo otherwise
+  static Result<File> Create(const std::string& path);
+
+  /// Opens an existing file for reading and writing.
+  /// \error kNotFound if it is absent; kIo otherwise
+  static Result<File> OpenWrite(const std::string& path);
+
+  /// \error kNotFound if it cannot be asked
+  Result<Identity> Stat() const;
+
+  /// Fills `out` from `offset`.
+  /// \error kBadInput if the file ends before; kNotFound on a read error
+  Status ReadAt(std::uint64_t offset, std::span<std::byte> out) const;
+
+  /// Writes all of `data` at `offset`.
+  /// \error kIo, with errno
+  Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) const;
+
+  /// Reserves space and sets the size. Falls back to setting the size where the file system cannot
+  /// reserve. \error kIo, with errno (ENOSPC before anything is written)
+  Status Allocate(std::uint64_t bytes) const;
+
+  /// Flushes data and metadata to the device. A failure is final: never retried.
+  /// \error kIo, with errno
+  Status Sync() const;
+
+  const std::string& path() const { return path_; }
+  bool is_open() const { return fd_ >= 0; }
+
+ private:
+  File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+
+  int fd_ = -1;
+  std::string path_;
+};
+
+}  // namespace shardwright::os

@@ -1,0 +1,146 @@
+#include "tensor/convert.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/result.h"
+
+namespace shardwright {
+namespace {
+
+float FromBf16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+
+std::uint16_t ToBf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U)
+    return 0x7FC0;  // as torch: every NaN becomes the quiet one
+  return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+}
+
+float FromF16(std::uint16_t half) {
+  const std::uint32_t sign = std::uint32_t{half & 0x8000U} << 16;
+  const std::uint32_t magnitude = half & 0x7FFFU;
+  if (magnitude >= 0x7C00U)
+    return std::bit_cast<float>(sign | 0x7F800000U | ((magnitude & 0x3FFU) << 13));
+  if (magnitude >= 0x0400U) return std::bit_cast<float>(sign | ((magnitude << 13) + (112U << 23)));
+  const float subnormal = static_cast<float>(magnitude) * 0x1p-24F;
+  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(subnormal));
+}
+
+std::uint16_t ToF16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000U;
+  const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
+  if (magnitude > 0x7F800000U) return static_cast<std::uint16_t>(sign | 0x7E00U);
+  if (magnitude >= 0x477FF000U)
+    return static_cast<std::uint16_t>(sign | 0x7C00U);  // rounds to 65536 or more
+  if (magnitude < 0x38800000U) {
+    // Subnormal: adding 0.5 lines the 24-bit mantissa up so that the FPU rounds to nearest even at
+    // 2^-24.
+    const float rounded = std::bit_cast<float>(magnitude) + 0.5F;
+    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(rounded) - 0x3F000000U));
+  }
+  const std::uint32_t rounded = magnitude - (112U << 23) + 0xFFFU + ((magnitude >> 13) & 1U);
+  return static_cast<std::uint16_t>(sign | (rounded >> 13));
+}
+
+template <class T>
+T Load(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+// One element of each floating dtype, seen as a double or a float and stored from one.
+struct F64 {
+  static constexpr std::size_t kBytes = 8;
+  static double Get(const std::byte* at) { return Load<double>(at); }
+  static void Put(double v, std::byte* at) { std::memcpy(at, &v, sizeof v); }
+};
+struct F32 {
+  static constexpr std::size_t kBytes = 4;
+  static float Get(const std::byte* at) { return Load<float>(at); }
+  static void Put(double v, std::byte* at) {
+    const auto f = static_cast<float>(v);
+    std::memcpy(at, &f, sizeof f);
+  }
+};
+struct F16 {
+  static constexpr std::size_t kBytes = 2;
+  static float Get(const std::byte* at) { return FromF16(Load<std::uint16_t>(at)); }
+  static void Put(double v, std::byte* at) {
+    const std::uint16_t h = ToF16(static_cast<float>(v));
+    std::memcpy(at, &h, sizeof h);
+  }
+};
+struct BF16 {
+  static constexpr std::size_t kBytes = 2;
+  static float Get(const std::byte* at) { return FromBf16(Load<std::uint16_t>(at)); }
+  static void Put(double v, std::byte* at) {
+    const std::uint16_t h = ToBf16(static_cast<float>(v));
+    std::memcpy(at, &h, sizeof h);
+  }
+};
+
+/// Calls `visit` with the type tag of a floating dtype.
+template <class Visit>
+void ForFloat(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::kF64:
+      return visit(F64{});
+    case DType::kF32:
+      return visit(F32{});
+    case DType::kF16:
+      return visit(F16{});
+    case DType::kBF16:
+      return visit(BF16{});
+    default:
+      SW_CHECK(false && "not a floating dtype that converts");
+  }
+}
+
+bool IsFloat(DType dtype) {
+  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
+         dtype == DType::kBF16;
+}
+
+}  // namespace
+
+bool CanConvert(DType from, DType to) { return from == to || (IsFloat(from) && IsFloat(to)); }
+
+void Convert(DType from, std::span<const std::byte> source, DType to, std::span<std::byte> target) {
+  if (from == to) {
+    SW_CHECK(source.size() == target.size());
+    if (!source.empty()) std::memcpy(target.data(), source.data(), source.size());
+    return;
+  }
+  ForFloat(from, [&](auto in) {
+    ForFloat(to, [&](auto out) {
+      const std::size_t count = source.size() / in.kBytes;
+      SW_CHECK(target.size() == count * out.kBytes);
+      for (std::size_t i = 0; i < count; ++i) {
+        out.Put(in.Get(source.data() + i * in.kBytes), target.data() + i * out.kBytes);
+      }
+    });
+  });
+}
+
+void Accumulate(DType dtype, std::span<const std::byte> source, std::span<double> sum) {
+  ForFloat(dtype, [&](auto in) {
+    SW_CHECK(source.size() == sum.size() * in.kBytes);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += in.Get(source.data() + i * in.kBytes);
+  });
+}
+
+void StoreMean(std::span<const double> sum, std::uint64_t count, DType dtype,
+               std::span<std::byte> target) {
+  ForFloat(dtype, [&](auto out) {
+    SW_CHECK(target.size() == sum.size() * out.kBytes);
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      out.Put(sum[i] / static_cast<double>(count), target.data() + i * out.kBytes);
+    }
+  });
+}
+
+}  // namespace shardwright
