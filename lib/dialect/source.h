@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "format/torch_pt/reader.h"
+#include "os/file.h"
+
+namespace shardwright::dialect {
+
+/// One file of a source checkpoint without its payloads.
+struct SourceFile {
+  std::string path;  ///< to open it
+  std::string name;  ///< relative to the tag folder: "mp_rank_00_model_states.pt",
+                     ///< "zero/emb.weight/fp32.pt"
+  os::Identity identity;
+  torch_pt::Skeleton skeleton;
+  /// Payloads of storages of at most kInlineBytes, by index into skeleton.storages: scalars such as
+  /// the step.
+  std::map<std::uint32_t, std::string> inlined;
+};
+
+inline constexpr std::uint64_t kInlineBytes = 16;
+
+enum class SourceKind : std::uint8_t { kDeepSpeed, kUniversal };
+
+/// A source checkpoint without its payloads: what a fragment catalogue holds.
+struct SourceSet {
+  SourceKind kind = SourceKind::kDeepSpeed;
+  std::string tag;                ///< base name of the tag folder
+  std::vector<SourceFile> files;  ///< sorted by name, numbers by value
+  std::string manifest;           ///< text of our manifest beside an atom folder, or empty
+};
+
+/// Finds the checkpoint at `roots` and reads the skeleton of every file of it.
+/// A root is a save folder (with `latest` or `latest_universal`), a tag folder, or one node's part
+/// of either; the parts of several roots are united, and a name that two roots hold must have the
+/// same identity or bytes. \error kNotFound  nothing there, an empty tag, a vanished file;
+/// kBadInput  broken file, named;
+///        kUnsupported  Nebula, DataStates, NVMe offload, AutoEP, named
+/// Local; reads files on the calling thread.
+/// Source: docs/formats/deepspeed.md, "Directory layout".
+Result<SourceSet> ScanSource(const std::vector<std::string>& roots);
+
+/// Compact byte form (zstd): the same bytes for the same set.
+std::string Serialize(const SourceSet& source);
+
+/// \error kBadInput if the bytes are not a catalogue, damaged, or over the limits
+Result<SourceSet> DeserializeSource(std::string_view bytes);
+
+}  // namespace shardwright::dialect

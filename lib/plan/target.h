@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "layout/shard_map.h"
+
+namespace shardwright::plan {
+
+/// One stretch of an output file whose bytes come from the source.
+struct Payload {
+  enum class Kind : std::uint8_t {
+    kArray,   ///< region `holder` of target array `array`; what no fragment covers is zero
+    kMember,  ///< a copy of source member `member`, unchanged
+    kInline,  ///< `bytes_inline`
+  };
+  Kind kind = Kind::kArray;
+  std::uint64_t offset = 0;  ///< in the output file, bytes
+  std::uint64_t bytes = 0;
+  std::uint32_t array = 0;
+  std::uint64_t holder = 0;
+  std::uint32_t member = 0;
+  std::string bytes_inline;
+};
+
+/// Bytes of an output file that are known without reading any payload.
+struct FramePiece {
+  std::uint64_t offset = 0;
+  std::string bytes;
+};
+
+/// One file to be written, laid out to the byte before anything is read.
+struct OutputFile {
+  std::string path;  ///< relative to the output; components are made by us, never taken from a
+                     ///< source file's names
+  std::uint64_t bytes = 0;
+  std::vector<Payload> payloads;  ///< ascending, disjoint
+  /// Everything but the payloads, given the CRC-32 of every payload (in order). May be called on
+  /// any rank, once.
+  std::function<Result<std::vector<FramePiece>>(std::span<const std::uint32_t> crcs)> frame;
+};
+
+/// What a conversion writes: the target's shard map, with members that are the payloads of `files`.
+/// Every region of an array is one whole payload: map.arrays[a].regions[h].offset is 0.
+struct Target {
+  layout::ShardMap map;
+  std::vector<OutputFile> files;
+};
+
+}  // namespace shardwright::plan
