@@ -15,6 +15,8 @@ enum class Split : std::uint8_t {
   kAverage,     ///< every rank holds a partial value; the logical value is their mean
   kDim,         ///< cut along one dimension
   kSub,         ///< a stack of sub-tensors along one dimension, each cut on its own
+  kListed,      ///< as `cuts` lists, for that number of ranks only
+  kUnknown,     ///< nobody says; only a layout with one rank can be made
 };
 
 /// How tensor parallelism cuts one parameter, whatever the number of ranks.
@@ -36,6 +38,7 @@ struct SplitRule {
   /// Vocabulary: shards may hold rows beyond the whole tensor (padding to equal width), which
   /// belong to nobody.
   bool padded = false;
+  std::vector<Cut> cuts;  ///< kListed: by rank
   std::string origin;  ///< who says so: "universal_checkpoint_info", "patterns/hf_llama.json rule
                        ///< 3", "inferred"
 
@@ -44,7 +47,9 @@ struct SplitRule {
 
 /// The cut of rank `rank` of `ranks` under a rule.
 /// \param shape  of the whole tensor
-/// \error kUnsupported if the extents do not divide and the rule does not allow uneven widths
+/// \error kUnsupported if the extents do not divide and the rule does not allow uneven widths, or
+///        the rule cannot be carried over to this number of ranks; kBadInput if the rule does not
+///        fit the shape
 /// Pure.
 Result<Cut> MakeCut(const SplitRule& rule, const Shape& shape, std::uint64_t ranks,
                     std::uint64_t rank);

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+#include "dialect/checkpoint.h"
+#include "dialect/patterns.h"
+#include "format/pickle/node.h"
+#include "layout/rule.h"
+#include "tensor/shape.h"
+
+namespace shardwright::dialect {
+
+/// What is known about how tensor parallelism cuts a parameter: the rule and the whole shape
+/// (padding rows of a vocabulary not counted).
+struct Ruled {
+  layout::SplitRule rule;
+  Shape whole;
+};
+
+/// The split rules that a checkpoint carries itself: `universal_checkpoint_info`, versions 0.0 to
+/// 0.4, and its `affine_map`, which wins where it has a parameter. Expressions are Python's,
+/// matched at the start of the name. Source: docs/formats/deepspeed.md, "Tensor-parallel
+/// semantics".
+class UniversalInfo {
+ public:
+  UniversalInfo();
+  ~UniversalInfo();
+  UniversalInfo(UniversalInfo&&) noexcept;
+  UniversalInfo& operator=(UniversalInfo&&) noexcept;
+
+  /// \param info  the dict, or null / None: then nothing is known
+  /// \error kBadInput     a value of the wrong type; names the key
+  /// \error kUnsupported  a newer version, or an expression that RE2 cannot match; names it
+  /// Pure.
+  static Result<UniversalInfo> Parse(const pickle::Node* info);
+
+  /// False when there was no info, or it says nothing about any parameter.
+  bool says_anything() const;
+
+  /// The rule of a parameter, from the shapes of its shards on all tensor-parallel ranks. With more
+  /// than one shard, a parameter that no expression matches is cut along dimension 0, as the format
+  /// says, if the info says anything at all; with one shard nothing is returned for it.
+  /// \pre !shards.empty()
+  /// \error kBadInput     two expressions of a list match, or shards do not fit the rule
+  /// \error kUnsupported  the writer declared the layout unsupported, or a scaled or partly
+  ///                      replicated piece; says why
+  /// Pure.
+  Result<std::optional<Ruled>> RuleFor(const std::string& name,
+                                       std::span<const Shape> shards) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Decides how a parameter is cut: rules of the user's pattern files, then the checkpoint's own
+/// info, then the built-in families. With one shard and nobody to ask the rule is kUnknown, which
+/// only a target with tp > 1 refuses.
+/// \pre !shards.empty()
+/// \error kUnsupported if there are several shards and no rule: the text prints the rule to add;
+///        and as UniversalInfo::RuleFor
+/// Pure.
+Result<Ruled> DecideRule(const UniversalInfo& info, const Patterns& patterns,
+                         const std::string& name, std::span<const Shape> shards);
+
+/// The `universal_checkpoint_info` of a checkpoint written for `tp` ranks: anchored and escaped
+/// names as AutoTP writes them, the pattern lists of version 0.4, and an affine_map. Null when tp
+/// is 1 and no parameter has a padded vocabulary. \error kUnsupported as layout::MakeCut, with the
+/// parameter's name Pure.
+Result<const pickle::Node*> BuildUniversalInfo(pickle::Arena& arena, const Checkpoint& checkpoint,
+                                               std::uint64_t tp);
+
+}  // namespace shardwright::dialect
