@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
 
@@ -34,8 +35,8 @@ class File {
   /// \error kBusy if it exists; kIo otherwise
   static Result<File> Create(const std::string& path);
 
-  /// Opens an existing file for reading and writing.
-  /// \error kNotFound if it is absent; kIo otherwise
+  /// Opens an existing regular file for reading and writing.
+  /// \error kNotFound if it is absent or not a regular file; kIo otherwise
   static Result<File> OpenWrite(const std::string& path);
 
   /// \error kNotFound if it cannot be asked
@@ -50,7 +51,8 @@ class File {
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) const;
 
   /// Reserves space and sets the size. Falls back to setting the size where the file system cannot
-  /// reserve. \error kIo, with errno (ENOSPC before anything is written)
+  /// reserve.
+  /// \error kIo, with errno (ENOSPC before anything is written)
   Status Allocate(std::uint64_t bytes) const;
 
   /// Flushes data and metadata to the device. A failure is final: never retried.
@@ -61,7 +63,9 @@ class File {
   bool is_open() const { return fd_ >= 0; }
 
  private:
+  friend struct FileFd;
   File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  static Result<File> OpenExisting(const std::string& path, int flags);
 
   int fd_ = -1;
   std::string path_;

@@ -1,0 +1,212 @@
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "os/sys_internal.h"
+
+namespace shardwright::os {
+
+tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_view what, int error) {
+  std::string reason = std::generic_category().message(error);
+  if (!reason.empty()) {
+    reason[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(reason[0])));
+  }
+  std::string message(where);
+  message += ": ";
+  message += what;
+  message += ": " + reason;
+  return Fail(code, std::move(message), error);
+}
+
+std::string Quoted(std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  constexpr std::size_t kShown = 300;
+  std::string out = "\"";
+  for (const char c : text.substr(0, kShown)) {
+    const auto u = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (u < 0x20 || u == 0x7f) {
+      out += "\\x";
+      out += kHex[u >> 4];
+      out += kHex[u & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + (text.size() > kShown ? "...\"" : "\"");
+}
+
+Fd& Fd::operator=(Fd&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = other.Release();
+  }
+  return *this;
+}
+
+Fd::~Fd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+namespace sys {
+
+namespace {
+
+template <class Call>
+auto Run(Op op, Call&& call) -> decltype(call()) {
+  for (;;) {
+    const Fault fault = Hit(op);
+    if (fault.error != 0) errno = fault.error;
+    const auto result = fault.error != 0 ? decltype(call()){-1} : call();
+    if (result != -1 || errno != EINTR || op == Op::kSync) return result;
+  }
+}
+
+// For calls that move bytes: a rule may cut them or end the process after them.
+template <class Call>
+ssize_t Move(Op op, std::size_t bytes, Call&& call) {
+  for (;;) {
+    const Fault fault = Hit(op);
+    if (fault.error != 0) errno = fault.error;
+    const std::size_t part = fault.cut ? std::max<std::size_t>(bytes / 2, 1) : bytes;
+    const ssize_t moved = fault.error != 0 ? -1 : call(std::min(part, bytes));
+    if (fault.die) KillSelf();
+    if (moved != -1 || errno != EINTR) return moved;
+  }
+}
+
+}  // namespace
+
+int OpenAt(int dir, const char* path, int flags, mode_t mode) {
+  const Op op = (flags & O_CREAT) != 0 ? Op::kCreate : Op::kOpen;
+  return Run(op, [&] { return ::openat(dir, path, flags | O_CLOEXEC, mode); });
+}
+
+ssize_t Read(int fd, void* to, std::size_t bytes, off_t offset) {
+  return Move(Op::kRead, bytes, [&](std::size_t part) { return ::pread(fd, to, part, offset); });
+}
+
+ssize_t Write(int fd, const void* from, std::size_t bytes, off_t offset) {
+  return Move(Op::kWrite, bytes,
+              [&](std::size_t part) { return ::pwrite(fd, from, part, offset); });
+}
+
+int Allocate(int fd, off_t bytes) {
+  return Run(Op::kAllocate, [&] { return ::fallocate(fd, 0, 0, bytes); });
+}
+
+int Truncate(int fd, off_t bytes) {
+  return Run(Op::kTruncate, [&] { return ::ftruncate(fd, bytes); });
+}
+
+int Sync(int fd) {
+  return Run(Op::kSync, [&] { return ::fsync(fd); });
+}
+
+int Rename(const std::string& from, const std::string& to) {
+  return Run(Op::kRename, [&] { return ::rename(from.c_str(), to.c_str()); });
+}
+
+int Rename2(const std::string& from, const std::string& to, unsigned flags) {
+  return Run(Op::kRename,
+             [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags); });
+}
+
+int Link(const std::string& from, const std::string& to) {
+  return Run(Op::kLink, [&] {
+    return ::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW);
+  });
+}
+
+int Clone(int from, int to) {
+  return Run(Op::kClone, [&] { return ::ioctl(to, FICLONE, from); });
+}
+
+ssize_t Copy(int from, off_t from_offset, int to, off_t to_offset, std::size_t bytes) {
+  return Move(Op::kCopy, bytes, [&](std::size_t part) {
+    off_t in = from_offset;
+    off_t out = to_offset;
+    return ::copy_file_range(from, &in, to, &out, part, 0);
+  });
+}
+
+int Mkdir(const std::string& path) {
+  return Run(Op::kMkdir, [&] { return ::mkdir(path.c_str(), 0777); });
+}
+
+int UnlinkAt(int dir, const char* name) {
+  return Run(Op::kUnlink, [&] { return ::unlinkat(dir, name, 0); });
+}
+
+int RmdirAt(int dir, const char* name) {
+  return Run(Op::kRmdir, [&] { return ::unlinkat(dir, name, AT_REMOVEDIR); });
+}
+
+int Lock(int fd) {
+  return Run(Op::kLock, [&] { return ::flock(fd, LOCK_EX | LOCK_NB); });
+}
+
+int Stat(int fd, struct stat* out) {
+  return Run(Op::kStat, [&] { return ::fstat(fd, out); });
+}
+
+int StatAt(int dir, const char* path, struct stat* out, int flags) {
+  return Run(Op::kStat, [&] { return ::fstatat(dir, path, out, flags); });
+}
+
+int StatVfs(const std::string& path, struct statvfs* out) {
+  return Run(Op::kStat, [&] { return ::statvfs(path.c_str(), out); });
+}
+
+int Access(const std::string& path, int mode) {
+  return Run(Op::kStat, [&] { return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS); });
+}
+
+ssize_t ReadLink(const std::string& path, char* to, std::size_t bytes) {
+  return Run(Op::kStat, [&] { return ::readlink(path.c_str(), to, bytes); });
+}
+
+char* RealPath(const std::string& path) {
+  char* answer = nullptr;
+  const int rc = Run(Op::kStat, [&] {
+    answer = ::realpath(path.c_str(), nullptr);
+    return answer == nullptr ? -1 : 0;
+  });
+  return rc == 0 ? answer : nullptr;
+}
+
+DIR* OpenDir(Fd fd) {
+  DIR* dir = nullptr;
+  const int rc = Run(Op::kList, [&] {
+    dir = ::fdopendir(fd.get());
+    return dir == nullptr ? -1 : 0;
+  });
+  if (rc != 0) return nullptr;
+  fd.Release();
+  return dir;
+}
+
+dirent* ReadDir(DIR* dir) {
+  dirent* entry = nullptr;
+  const int rc = Run(Op::kList, [&] {
+    errno = 0;
+    entry = ::readdir(dir);
+    return entry == nullptr && errno != 0 ? -1 : 0;
+  });
+  return rc == 0 ? entry : nullptr;
+}
+
+}  // namespace sys
+
+}  // namespace shardwright::os
