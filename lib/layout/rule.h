@@ -30,7 +30,7 @@ struct SplitRule {
   /// the layout's.
   std::vector<std::vector<std::uint64_t>> widths;
   /// Elements along `dim` that must stay together (a head); widths are multiples of it. Per
-  /// sub-tensor for kSub, one entry for kDim; empty means 1.
+  /// sub-tensor for kSub, one entry for kDim; empty means 1. With `padded`: padded widths are.
   std::vector<std::uint64_t> granule;
   /// Extents that do not divide are cut with the first ranks one granule wider, as AutoTP does;
   /// else they are refused.
@@ -54,7 +54,21 @@ struct SplitRule {
 Result<Cut> MakeCut(const SplitRule& rule, const Shape& shape, std::uint64_t ranks,
                     std::uint64_t rank);
 
-/// The whole tensor's shape, from the shapes of all ranks' shards under a rule.
+/// The shape that a rank's shard is stored in: that of the cut, or for a rule with a view of
+/// another rank the same elements in the tensor's own number of dimensions. \error as MakeCut;
+/// kUnsupported if the view mixes dimensions of the tensor Pure.
+Result<Shape> ShardShape(const SplitRule& rule, const Shape& shape, std::uint64_t ranks,
+                         std::uint64_t rank);
+
+/// How many elements along the cut dimension every rank gets, [sub-tensor][rank]; real elements
+/// only, padding not counted. Empty for rules that cut nothing, and for kListed.
+/// \error as MakeCut
+/// Pure.
+Result<std::vector<std::vector<std::uint64_t>>> RuleWidths(const SplitRule& rule,
+                                                           const Shape& shape, std::uint64_t ranks);
+
+/// The whole tensor's shape, from the shapes of all ranks' shards under a rule. With `padded` the
+/// padding rows are counted: the shards do not tell how many there are.
 /// \error kBadInput if the shards disagree outside the cut dimension; names both shapes
 /// Pure.
 Result<Shape> WholeShape(const SplitRule& rule, const std::vector<Shape>& shards);
