@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Runs the Slurm examples with stand-ins for Slurm and for our commands, and looks at the exit code,
+# the output and what the commands were asked to do.
+set -euo pipefail
+
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../scripts/slurm" && pwd -P)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+export LOG=$work/log
+failures=0
+
+mkdir bin
+export PATH=$work/bin:$PATH
+# The launcher: LAUNCHER_CODE in place of the command's own failure, as real ones do.
+cat >bin/srun <<'EOF'
+#!/usr/bin/env bash
+[[ $1 == --mpi=pmix ]] || exit 99
+shift
+"$@" || exit "${LAUNCHER_CODE:-$?}"
+EOF
+cat >bin/scontrol <<'EOF'
+#!/usr/bin/env bash
+echo "scontrol $*" >>"$LOG"
+EOF
+# ucp-load SRC OUT ...: ends with LOAD_CODE, and leaves what the real one does.
+cat >bin/ucp-load <<'EOF'
+#!/usr/bin/env bash
+echo "ucp-load $*" >>"$LOG"
+out=$2
+for word; do
+  [[ $word == --json=* && -z ${NO_REPORT:-} ]] && echo "{\"exit_code\": $LOAD_CODE}" >"${word#--json=}"
+done
+case $LOAD_CODE in
+  0) rm -rf "$out".partial-* && mkdir -p "$out" ;;
+  75) mkdir -p "$out.partial-a" ;;
+esac
+exit "$LOAD_CODE"
+EOF
+cat >bin/ucp-extract <<'EOF'
+#!/usr/bin/env bash
+[[ $2 == --list && $3 == --json ]] || exit 99
+[[ -d $1 ]] || exit 3
+echo '{"exit_code": 0, "result": {"topology": {"dp": 4, "tp": 2, "pp": 2, "zero": 1}}}'
+EOF
+chmod +x bin/*
+
+# expect NAME CODE STDOUT-PATTERN LOG-PATTERN: judges the run that left $code, out and $LOG.
+expect() {
+  local name=$1
+  # shellcheck disable=SC2053  # The patterns are meant as patterns.
+  if [[ $code -ne $2 || $(<out) != $3 || $(<"$LOG") != $4 ]]; then
+    printf 'FAILED: %s\n  exit code %s, expected %s\n  stdout: %s\n  asked: %s\n' \
+      "$name" "$code" "$2" "$(<out)" "$(<"$LOG")"
+    sed 's/^/  stderr: /' err
+    failures=$((failures + 1))
+  fi
+}
+run() {
+  code=0
+  : >"$LOG"
+  "$@" >out 2>err </dev/null || code=$?
+}
+export SLURM_JOB_ID=12 SLURM_NTASKS=16 SLURM_CPUS_PER_TASK=8 LOAD_CODE=0
+convert() { run bash "$scripts/convert.sbatch" src out 'dp=48,zero=3'; }
+hook() { run "$scripts/restore-hook.sh" ckpt/; }
+asked="ucp-load src out --target dp=48,zero=3 --format deepspeed --threads 8 --json=out.report.json"
+
+convert
+expect "a conversion ends well" 0 "*out is complete" "$asked"
+rm -rf out
+LOAD_CODE=75 convert
+expect "a stopped conversion is requeued" 75 "*back into the queue" "$asked"$'\n'"scontrol requeue 12"
+LOAD_CODE=75 LAUNCHER_CODE=1 convert
+expect "the report outranks the launcher; it resumes" 75 "*" "$asked --resume"$'\n'"scontrol requeue 12"
+convert
+expect "the resumed conversion ends well" 0 "*out is complete" "$asked --resume"
+LOAD_CODE=6 LAUNCHER_CODE=1 convert
+expect "another failure is final" 6 "" "$asked"
+LOAD_CODE=0 NO_REPORT=1 convert
+expect "without a report the launcher's word counts" 0 "*complete" "$asked"
+LOAD_CODE=137 NO_REPORT=1 convert
+expect "killed ranks leave no report" 137 "" "$asked"
+run bash "$scripts/convert.sbatch" src out
+expect "arguments are counted" 2 "" ""
+
+mkdir ckpt
+hook
+expect "as many ranks as before: nothing to do" 0 "ckpt" ""
+SLURM_NTASKS=10 hook
+expect "ranks that do not divide" 10 "" ""
+export SLURM_NTASKS=24
+asked="ucp-load ckpt ckpt.dp6 --target dp=6 --format deepspeed --json=ckpt.dp6.report.json"
+LOAD_CODE=75 LAUNCHER_CODE=1 hook
+expect "stopped" 75 "" "$asked"
+hook
+expect "resumed and converted" 0 "ckpt.dp6" "$asked --resume"
+hook
+expect "the conversion is there already" 0 "ckpt.dp6" ""
+echo step8 >ckpt/latest
+hook
+expect "a later step is converted again" 0 "ckpt.step8.dp6" "${asked//ckpt.dp6/ckpt.step8.dp6}"
+rm -rf ckpt
+hook
+expect "a missing checkpoint" 3 "" ""
+
+[[ $failures -eq 0 ]]

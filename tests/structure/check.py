@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Checks the shape of the source tree: who includes whom, file sizes, what lies where.
+
+Usage: check.py ROOT
+Prints one line per violation, "PATH[:LINE]: WHAT", and exits 1 if there is one.
+"""
+
+import os
+import re
+import sys
+
+# Each module of lib/ and the modules it may include directly; what those may include, it may too.
+ARROWS = {
+    "base": [],
+    "os": ["base"],
+    "comm": ["base"],
+    "tensor": ["base"],
+    "format": ["os", "tensor"],
+    "layout": ["tensor"],
+    "plan": ["layout"],
+    "dialect": ["layout", "format"],
+    "exec": ["plan", "format", "comm"],
+    "device": ["tensor", "comm"],
+    "ucp": ["exec", "dialect"],
+    "pec": ["exec", "dialect"],
+    "moe": ["exec"],
+    "cli": ["base", "comm"],
+}
+
+# Headers of others that are kept behind one module; None means nowhere.
+FENCED = [
+    (re.compile(r"mpi(-ext)?\.h"), "comm"),
+    (re.compile(r"(torch|ATen|c10|caffe2)/.*"), None),
+    (re.compile(r"(cuda|cu(blas|rand)|nccl|nvToolsExt)[^/]*(/.*)?"), "device"),
+]
+
+TOP_LEVEL = {
+    "CMakeLists.txt",
+    "CMakePresets.json",
+    "LICENSE",
+    "README.md",
+    "apps",
+    "docs",
+    "lib",
+    "patterns",
+    "scripts",
+    "tests",
+}
+# Not part of the source tree, and ignored by git.
+OUTPUTS = {"build"}
+
+SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".in", ".py", ".sh", ".sbatch"}
+CPP_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".in"}
+FILE_LINES_MAX = 600
+MAIN_LINES_MAX = 120
+
+COMMENT_OR_TEXT = re.compile(
+    r'//[^\n]*|/\*.*?\*/|^[ \t]*#[ \t]*include[^\n]*|"(?:\\.|[^"\\\n])*"', re.S | re.M
+)
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.M)
+
+
+def allowed(module):
+    """The modules that `module` may include, itself among them."""
+    found = {module}
+    waiting = [module]
+    while waiting:
+        for other in ARROWS[waiting.pop()]:
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found
+
+
+def source_files(root):
+    """Relative paths of all files, in a fixed order; no outputs, caches or links to folders."""
+    for folder, folders, names in os.walk(root):
+        at_top = os.path.samefile(folder, root)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name != "__pycache__"
+            and not (at_top and (name in OUTPUTS or (name.startswith(".") and name != ".ci")))
+        )
+        for name in sorted(names):
+            if not name.endswith(".pyc"):
+                yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def without_comments(text):
+    """Drops comments but keeps lines, strings and include lines where they are."""
+
+    def keep(match):
+        piece = match.group()
+        return "\n" * piece.count("\n") if piece.startswith(("//", "/*")) else piece
+
+    return COMMENT_OR_TEXT.sub(keep, text)
+
+
+def includes_of(text):
+    """(line, path, quoted) of every include directive."""
+    text = without_comments(text)
+    for match in INCLUDE.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield line, match.group(1) or match.group(2), match.group(1) is not None
+
+
+def module_of(path):
+    """The module of lib/ that a relative path belongs to, None outside lib/."""
+    parts = path.split(os.sep)
+    return parts[1] if parts[0] == "lib" and len(parts) > 2 else None
+
+
+def is_project_header(root, included):
+    exists = os.path.isfile(os.path.join(root, "lib", included))
+    return exists or os.path.isfile(os.path.join(root, "lib", included + ".in"))
+
+
+def check_include(root, path, included, quoted):
+    """What is wrong with one include directive of the file at `path`, or None."""
+    module = module_of(path)
+    for pattern, home in FENCED:
+        if pattern.fullmatch(included) and (home is None or module != home):
+            return f"{included} may be included " + (f"in lib/{home} only" if home else "nowhere")
+    if not is_project_header(root, included):
+        if not quoted:
+            return None
+        # A test may keep a header of its own beside it; everyone else names the path below lib/.
+        beside = os.path.join(root, os.path.dirname(path), included)
+        if path.startswith("tests" + os.sep) and ".." not in included and os.path.isfile(beside):
+            return None
+        return f'"{included}" is no header of lib/ (written "module/file.h")'
+    target = included.split("/")[0]
+    if target not in ARROWS:
+        return f"{included}: {target} is no module that this check knows"
+    if module is not None and module in ARROWS and target not in allowed(module):
+        return f"lib/{module} may not include {included}: no arrow leads from {module} to {target}"
+    is_test_of_it = path.startswith(os.path.join("tests", "unit", target) + os.sep)
+    if included.endswith("_internal.h") and module != target and not is_test_of_it:
+        return f"{included} is private to lib/{target}"
+    return None
+
+
+def read(root, path):
+    with open(os.path.join(root, path), encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def is_source(path, text):
+    return os.path.splitext(path)[1] in SOURCE_SUFFIXES or text.startswith("#!")
+
+
+def check_top_level(root):
+    for name in sorted(os.listdir(root)):
+        if not name.startswith(".") and name not in TOP_LEVEL | OUTPUTS:
+            yield f"{name}: not one of the entries that the top level holds"
+
+
+def check_file(root, path):
+    text = read(root, path)
+    if not is_source(path, text):
+        return
+    line_count = len(text.splitlines())
+    if line_count > FILE_LINES_MAX:
+        yield f"{path}: {line_count} lines, at most {FILE_LINES_MAX} are allowed"
+    parts = path.split(os.sep)
+    if parts[0] == "apps" and parts[-1] == "main.cc" and line_count > MAIN_LINES_MAX:
+        yield f"{path}: {line_count} lines, at most {MAIN_LINES_MAX} are allowed in a main"
+    if os.path.splitext(path)[1] not in CPP_SUFFIXES:
+        return
+    if module_of(path) is not None and module_of(path) not in ARROWS:
+        yield f"{path}: {module_of(path)} is no module that this check knows"
+    for line, included, quoted in includes_of(text):
+        wrong = check_include(root, path, included, quoted)
+        if wrong:
+            yield f"{path}:{line}: {wrong}"
+
+
+def check_tree(root):
+    """All violations of the tree at `root`, one line each."""
+    found = list(check_top_level(root))
+    for path in source_files(root):
+        found.extend(check_file(root, path))
+    return found
+
+
+def main():
+    if len(sys.argv) != 2 or not os.path.isdir(os.path.join(sys.argv[1], "lib")):
+        print("usage: check.py ROOT (a folder that holds lib/)", file=sys.stderr)
+        return 2
+    found = check_tree(sys.argv[1])
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

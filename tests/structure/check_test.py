@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Feeds check.py small trees: a good one, and that one with a single thing wrong at a time."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CHECK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "check.py")
+
+GOOD = {
+    "CMakeLists.txt": "",
+    "LICENSE": "",
+    ".gitignore": "/build/\n",
+    ".ci/run": "#!/usr/bin/env bash\n",
+    "apps/ucp-load/main.cc": '#include "ucp/load.h"\n' + "\n" * 119,
+    "build/dev/big.cc": "\n" * 5000 + "#include <mpi.h>\n",
+    "docs/long.md": "line\n" * 5000,
+    "lib/base/result.h": "#include <tl/expected.hpp>\n",
+    "lib/base/version.h.in": "\n",
+    "lib/comm/mpi_comm.cc": '#include <mpi.h>\n\n#include "base/result.h"\n',
+    "lib/device/copy.cc": "#include <cuda_runtime.h>\n#include <nccl.h>\n",
+    "lib/exec/run.cc": '#include "base/version.h"\n#include "layout/map.h"\n#include "exec/x_internal.h"\n',
+    "lib/exec/x_internal.h": "",
+    "lib/layout/map.h": "/* words\n#include <mpi.h>\n*/\n// #include <torch/torch.h>\n",
+    "lib/os/file.h": '#include "base/result.h"\n',
+    "lib/ucp/load.h": "\n" * 600,
+    "tests/mpi/main.cc": '#include "shared.h"\n' + "\n" * 200,
+    "tests/mpi/shared.h": "",
+    "tests/unit/exec/x_test.cc": '#include "exec/x_internal.h"\n',
+}
+
+
+class CheckTest(unittest.TestCase):
+    def check(self, changes):
+        """Exit code and output of the check on GOOD with `changes`: path -> text."""
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in {**GOOD, **changes}.items():
+                full = os.path.join(root, path)
+                os.makedirs(os.path.dirname(full), exist_ok=True)
+                with open(full, "w", encoding="utf-8") as file:
+                    file.write(text)
+            done = subprocess.run(
+                [sys.executable, CHECK, root], capture_output=True, text=True, check=False
+            )
+            self.assertEqual(done.stderr, "")
+            return done.returncode, done.stdout
+
+    def assert_found(self, changes, *lines):
+        code, out = self.check(changes)
+        self.assertEqual((code, out.splitlines()), (1, list(lines)))
+
+    def test_good_tree_passes(self):
+        self.assertEqual(self.check({}), (0, ""))
+
+    def test_include_against_the_arrows(self):
+        self.assert_found(
+            {"lib/os/a.cc": '\n#include "layout/map.h"\n'},
+            "lib/os/a.cc:2: lib/os may not include layout/map.h: no arrow leads from os to layout",
+        )
+        self.assert_found(
+            {"lib/base/a.h": "#  include <os/file.h>\n"},
+            "lib/base/a.h:1: lib/base may not include os/file.h: no arrow leads from base to os",
+        )
+        self.assert_found(
+            {"lib/base/version.h.in": '#include "os/file.h"\n'},
+            "lib/base/version.h.in:1: lib/base may not include os/file.h: no arrow leads from base to os",
+        )
+        self.assert_found(
+            {"lib/cli/a.cc": '#include "os/file.h"\n'},
+            "lib/cli/a.cc:1: lib/cli may not include os/file.h: no arrow leads from cli to os",
+        )
+
+    def test_fenced_headers(self):
+        self.assert_found(
+            {"lib/os/a.cc": "#include <mpi.h>\n"},
+            "lib/os/a.cc:1: mpi.h may be included in lib/comm only",
+        )
+        self.assert_found(
+            {"tests/mpi/a.cc": '/* why */\n#include "mpi.h"\n'},
+            "tests/mpi/a.cc:2: mpi.h may be included in lib/comm only",
+        )
+        self.assert_found(
+            {"lib/tensor/a.cc": "#include <torch/script.h>\n#include <ATen/ATen.h>\n"},
+            "lib/tensor/a.cc:1: torch/script.h may be included nowhere",
+            "lib/tensor/a.cc:2: ATen/ATen.h may be included nowhere",
+        )
+        self.assert_found(
+            {"lib/exec/a.cc": "#include <cuda.h>\n#include <nccl.h>\n#include <cuda/std/span>\n"},
+            "lib/exec/a.cc:1: cuda.h may be included in lib/device only",
+            "lib/exec/a.cc:2: nccl.h may be included in lib/device only",
+            "lib/exec/a.cc:3: cuda/std/span may be included in lib/device only",
+        )
+
+    def test_an_include_in_comments_hides_nothing_after_it(self):
+        self.assert_found(
+            {"lib/os/a.cc": 'const char* a = "/*";\n#include <mpi.h>\nconst char* b = "*/";\n'},
+            "lib/os/a.cc:2: mpi.h may be included in lib/comm only",
+        )
+
+    def test_quoted_paths_start_at_a_module(self):
+        self.assert_found(
+            {"lib/os/a.cc": '#include "file.h"\n#include "../base/result.h"\n'},
+            'lib/os/a.cc:1: "file.h" is no header of lib/ (written "module/file.h")',
+            'lib/os/a.cc:2: "../base/result.h" is no header of lib/ (written "module/file.h")',
+        )
+
+    def test_private_headers_stay_private(self):
+        self.assert_found(
+            {"lib/ucp/a.cc": '#include "exec/x_internal.h"\n'},
+            "lib/ucp/a.cc:1: exec/x_internal.h is private to lib/exec",
+        )
+
+    def test_unknown_module(self):
+        self.assert_found(
+            {"lib/util/a.h": ""}, "lib/util/a.h: util is no module that this check knows"
+        )
+
+    def test_long_files(self):
+        for path in ("lib/os/a.cc", "lib/os/a.h", "tests/a.py", "scripts/slurm/a.sh"):
+            self.assert_found(
+                {path: "\n" * 601}, f"{path}: 601 lines, at most 600 are allowed"
+            )
+        self.assert_found(
+            {"scripts/a": "#!/usr/bin/env bash\n" + "\n" * 600},
+            "scripts/a: 601 lines, at most 600 are allowed",
+        )
+
+    def test_long_main(self):
+        self.assert_found(
+            {"apps/ucp-load/main.cc": "\n" * 121},
+            "apps/ucp-load/main.cc: 121 lines, at most 120 are allowed in a main",
+        )
+
+    def test_top_level(self):
+        self.assert_found(
+            {"notes.txt": "", "src/a.cc": ""},
+            "notes.txt: not one of the entries that the top level holds",
+            "src: not one of the entries that the top level holds",
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
