@@ -1,0 +1,153 @@
+#include "cli/app.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "base/bytes.h"
+#include "cli/parser_internal.h"
+
+namespace shardwright::cli {
+namespace {
+
+std::string Joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : "|") + word;
+  return text;
+}
+
+std::string RealText(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+Result<double> ParseReal(const std::string& text, double first, double last) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && std::isfinite(value) && value >= first && value <= last) return value;
+  return Fail(Errc::kUsage,
+              "\"" + text + "\" is not a number from " + RealText(first) + " to " + RealText(last));
+}
+
+}  // namespace
+
+App::App(std::string name, std::string about, std::vector<Example> examples)
+    : parser_(std::make_unique<Parser>(std::move(name), std::move(about), std::move(examples))) {}
+
+App::~App() = default;
+
+CLI::App& App::cli() { return parser_->cli(); }
+
+void App::Use(std::initializer_list<Shared> flags) {
+  for (const Shared flag : flags) parser_->Use(flag);
+}
+
+void App::AddInput(std::string* input, std::string_view what) {
+  parser_->AddPositional("INPUT", input, what, false);
+}
+
+void App::AddOutput(std::string* output, std::string_view what) {
+  parser_->AddPositional("OUTPUT", output, what, true);
+}
+
+void App::AddInputOutput(std::string* input, std::string* output, std::string_view what_input,
+                         std::string_view what_output) {
+  AddInput(input, what_input);
+  AddOutput(output, what_output);
+}
+
+CLI::Option* App::AddFlag(const std::string& flag, bool* value, std::string_view what) {
+  return cli().add_flag(flag, *value, std::string(what))->disable_flag_override();
+}
+
+CLI::Option* App::AddText(const std::string& flag, std::string* value, std::string_view what,
+                          std::string_view kind) {
+  CLI::Option* option = cli().add_option(flag, *value, std::string(what));
+  parser_->ShowDefault(option, *value);
+  return option->type_name(std::string(kind));
+}
+
+CLI::Option* App::AddList(const std::string& flag, std::vector<std::string>* values,
+                          std::string_view what, std::string_view kind) {
+  CLI::Option* option =
+      cli().add_option(flag, *values, std::string(what) + "; may be given several times");
+  return option->allow_extra_args(false)->type_name(std::string(kind));
+}
+
+CLI::Option* App::AddCount(const std::string& flag, std::uint64_t* value, std::uint64_t first,
+                           std::uint64_t last, std::string_view what) {
+  const std::string name = LongName(flag);
+  CLI::Option* option = cli().add_option_function<std::string>(
+      flag,
+      [=](const std::string& text) { *value = ValueOrThrow(ParseCount(text, first, last), name); },
+      std::string(what));
+  parser_->ShowDefault(option, std::to_string(*value));
+  return option->type_name("N");
+}
+
+CLI::Option* App::AddReal(const std::string& flag, double* value, double first, double last,
+                          std::string_view what) {
+  const std::string name = LongName(flag);
+  CLI::Option* option = cli().add_option_function<std::string>(
+      flag,
+      [=](const std::string& text) { *value = ValueOrThrow(ParseReal(text, first, last), name); },
+      std::string(what));
+  parser_->ShowDefault(option, RealText(*value));
+  return option->type_name("X");
+}
+
+CLI::Option* App::AddSize(const std::string& flag, std::uint64_t* value, std::string_view what) {
+  const std::string name = LongName(flag);
+  CLI::Option* option = cli().add_option_function<std::string>(
+      flag, [=](const std::string& text) { *value = ValueOrThrow(ParseBytes(text), name); },
+      std::string(what));
+  parser_->ShowDefault(option, FormatBytes(*value));
+  return option->type_name("SIZE");
+}
+
+CLI::Option* App::AddChoice(const std::string& flag, std::string* value,
+                            std::vector<std::string> words, std::string_view what) {
+  auto choose = [value, words](std::size_t i) { *value = words[i]; };
+  return AddChosen(flag, std::move(words), *value, what, choose);
+}
+
+CLI::Option* App::AddChosen(const std::string& flag, std::vector<std::string> words,
+                            const std::string& start, std::string_view what,
+                            std::function<void(std::size_t)> choose) {
+  const std::string name = LongName(flag);
+  const std::string all = Joined(words);
+  CLI::Option* option = cli().add_option_function<std::string>(
+      flag,
+      [=](const std::string& text) {
+        for (std::size_t i = 0; i < words.size(); ++i) {
+          if (words[i] == text) return choose(i);
+        }
+        throw CLI::ValidationError(name, "\"" + text + "\" is none of " + all);
+      },
+      std::string(what));
+  parser_->ShowAs(option, name + " " + all);
+  parser_->ShowDefault(option, start);
+  return option;
+}
+
+CLI::Option* App::AddOptionalValue(const std::string& flag, std::optional<std::string>* value,
+                                   const std::string& when_bare, std::string_view what,
+                                   std::string_view kind) {
+  const std::string name = LongName(flag);
+  // A flag of the parser takes a value after "=" only, which is what keeps arguments apart.
+  CLI::Option* option = cli().add_flag(flag + "{" + when_bare + "}", *value, std::string(what));
+  parser_->ShowAs(option, name + "[=" + std::string(kind) + "]");
+  return option;
+}
+
+void App::Check(std::function<Status()> rule) { parser_->AddRule(std::move(rule)); }
+
+bool App::Given(const std::string& flag) const {
+  const CLI::Option* option = parser_->cli().get_option_no_throw(flag);
+  return option != nullptr && option->count() > 0;
+}
+
+}  // namespace shardwright::cli

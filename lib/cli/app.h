@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "cli/flags.h"
+#include "cli/table.h"
+#include "comm/comm.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace shardwright::cli {
+
+class Parser;
+
+/// One of the examples that start --help.
+struct Example {
+  std::string arguments;  ///< what follows the command's name
+  std::string purpose;    ///< one sentence
+};
+
+/// What a command's body works with. Not thread-safe apart from sink().
+class Context {
+ public:
+  Context(comm::Comm& comm, Sink& sink, const CommonFlags& flags);
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context();
+
+  comm::Comm& comm() { return comm_; }
+  Sink& sink() { return sink_; }
+  const CommonFlags& flags() const { return flags_; }
+
+  /// The answer for people: shown on stdout when the body is over, whatever its status, from rank 0
+  /// only and not with --json to stdout.
+  std::ostream& out() { return *out_; }
+
+  /// Adds a table to the answer, as wide as the terminal allows.
+  void Print(const Table& table);
+
+  /// The answer for programs: the report's `result`. Rank 0's counts. \pre an object
+  void SetResult(nlohmann::json result);
+
+ private:
+  friend class App;
+  comm::Comm& comm_;
+  Sink& sink_;
+  const CommonFlags& flags_;
+  std::unique_ptr<std::ostringstream> out_;
+  std::unique_ptr<nlohmann::json> result_;
+};
+
+/// A command: its flags, and everything around its work that all commands share: help, usage
+/// errors, signals, progress, the report and the exit code.
+class App {
+ public:
+  using Body = std::function<Status(Context&)>;
+
+  /// \param name  the command, as typed
+  /// \param about  one sentence for --help
+  /// \param examples  at least two
+  App(std::string name, std::string about, std::vector<Example> examples);
+  App(const App&) = delete;
+  App& operator=(const App&) = delete;
+  ~App();
+
+  /// Names the shared flags that the command has besides those that all have.
+  void Use(std::initializer_list<Shared> flags);
+
+  /// The positional INPUT.
+  void AddInput(std::string* input, std::string_view what);
+  /// The positional OUTPUT, needed unless --list or --explain is given, and refused with them.
+  void AddOutput(std::string* output, std::string_view what);
+  /// INPUT and OUTPUT.
+  void AddInputOutput(std::string* input, std::string* output,
+                      std::string_view what_input = "checkpoint to read",
+                      std::string_view what_output = "folder to make");
+
+  // Flags of the command. `flag` is "--name" or "-x,--name", `what` one sentence without its stop.
+  // The variable keeps its value when the flag is absent; that value is the default in --help.
+
+  /// A switch, off unless given.
+  CLI::Option* AddFlag(const std::string& flag, bool* value, std::string_view what);
+  /// A text; `kind` is what --help calls it, as "FILE".
+  CLI::Option* AddText(const std::string& flag, std::string* value, std::string_view what,
+                       std::string_view kind = "TEXT");
+  /// A text for every time the flag is given.
+  CLI::Option* AddList(const std::string& flag, std::vector<std::string>* values,
+                       std::string_view what, std::string_view kind = "NAME");
+  /// A whole number in [first, last].
+  CLI::Option* AddCount(const std::string& flag, std::uint64_t* value, std::uint64_t first,
+                        std::uint64_t last, std::string_view what);
+  /// A finite number in [first, last].
+  CLI::Option* AddReal(const std::string& flag, double* value, double first, double last,
+                       std::string_view what);
+  /// A size as ParseBytes takes it.
+  CLI::Option* AddSize(const std::string& flag, std::uint64_t* value, std::string_view what);
+  /// One word of `words`.
+  CLI::Option* AddChoice(const std::string& flag, std::string* value,
+                         std::vector<std::string> words, std::string_view what);
+  /// --name or --name=VALUE; the next argument is never taken for the value.
+  CLI::Option* AddOptionalValue(const std::string& flag, std::optional<std::string>* value,
+                                const std::string& when_bare, std::string_view what,
+                                std::string_view kind = "VALUE");
+
+  /// One word of a list of names and values. \pre *value is among them
+  template <class E>
+  CLI::Option* AddEnum(const std::string& flag, E* value,
+                       const std::vector<std::pair<std::string, E>>& words, std::string_view what) {
+    std::vector<std::string> names;
+    std::string start;
+    for (const auto& [name, word_value] : words) {
+      names.push_back(name);
+      if (word_value == *value) start = name;
+    }
+    return AddChosen(flag, std::move(names), start, what,
+                     [value, words](std::size_t i) { *value = words[i].second; });
+  }
+
+  /// A rule that joins several flags: called after they are parsed, before anything starts. Its
+  /// error is a usage error.
+  void Check(std::function<Status()> rule);
+
+  /// True once Run has parsed `flag` ("--name") among the arguments.
+  bool Given(const std::string& flag) const;
+
+  /// The parser underneath, for what the helpers above cannot say.
+  CLI::App& cli();
+
+  /// Runs the command.
+  /// \returns the exit code for main, the same on all ranks
+  /// Collective.
+  int Run(int argc, const char* const* argv, const Body& body);
+
+ private:
+  CLI::Option* AddChosen(const std::string& flag, std::vector<std::string> words,
+                         const std::string& start, std::string_view what,
+                         std::function<void(std::size_t)> choose);
+
+  std::unique_ptr<Parser> parser_;
+};
+
+}  // namespace shardwright::cli

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace shardwright::cli {
+
+/// The exit code that says `status`: 0 for success, otherwise the value of its Errc.
+/// Local.
+int ExitCode(const Status& status);
+
+/// Name of a code in reports: "bad_input". Never changes once released.
+/// Local.
+std::string_view ErrcName(Errc code);
+
+/// One word for a whole run in reports: "done", "stopped" or "failed".
+/// Local.
+std::string_view RunState(const Status& status);
+
+/// The exit-code table as it ends every --help: one line per code, two spaces of indent.
+/// Local.
+std::string ExitCodeHelp();
+
+}  // namespace shardwright::cli

@@ -1,0 +1,71 @@
+#include "cli/flags.h"
+
+#include <array>
+#include <charconv>
+#include <utility>
+
+#include "base/bytes.h"
+
+namespace shardwright::cli {
+namespace {
+
+template <class E, std::size_t N>
+Result<E> ParseWord(std::string_view text,
+                    const std::array<std::pair<std::string_view, E>, N>& all) {
+  std::string words;
+  for (const auto& [word, value] : all) {
+    if (word == text) return value;
+    if (!words.empty()) words += ", ";
+    words += word;
+  }
+  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is none of " + words);
+}
+
+}  // namespace
+
+Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std::uint64_t last) {
+  std::uint64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && count >= first && count <= last) return count;
+  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is not a whole number from " +
+                                std::to_string(first) + " to " + std::to_string(last));
+}
+
+Result<std::uint64_t> ParseMemory(std::string_view text) {
+  SW_TRY_ASSIGN(const std::uint64_t bytes, ParseBytes(text));
+  if (bytes >= kMemoryMinBytes) return bytes;
+  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is " + FormatBytes(bytes) +
+                                ", at least " + FormatBytes(kMemoryMinBytes) + " is needed");
+}
+
+Result<ProgressMode> ParseProgressMode(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, ProgressMode>, 5> kWords = {{
+      {"auto", ProgressMode::kAuto},
+      {"tty", ProgressMode::kTty},
+      {"plain", ProgressMode::kPlain},
+      {"json", ProgressMode::kJson},
+      {"off", ProgressMode::kOff},
+  }};
+  return ParseWord(text, kWords);
+}
+
+Result<ColorMode> ParseColorMode(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, ColorMode>, 3> kWords = {{
+      {"auto", ColorMode::kAuto},
+      {"always", ColorMode::kAlways},
+      {"never", ColorMode::kNever},
+  }};
+  return ParseWord(text, kWords);
+}
+
+Result<Verify> ParseVerify(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, Verify>, 3> kWords = {{
+      {"none", Verify::kNone},
+      {"sums", Verify::kSums},
+      {"readback", Verify::kReadback},
+  }};
+  return ParseWord(text, kWords);
+}
+
+}  // namespace shardwright::cli

@@ -1,0 +1,318 @@
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <utility>
+
+#include "base/version.h"
+#include "cli/parser_internal.h"
+#include "cli/resources.h"
+#include "cli/text.h"
+
+namespace shardwright::cli {
+namespace {
+
+/// Every shared flag there is, to tell "not known" from "not taken by this command".
+constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",   "--resume",
+                                             "--verify",  "--threads", "--memory",
+                                             "--list",    "--explain", "--seed"};
+
+tl::unexpected<Error> Usage(std::string message) { return Fail(Errc::kUsage, std::move(message)); }
+
+std::string Quoted(std::string_view text) { return "\"" + std::string(text) + "\""; }
+
+/// The arguments up to a "--".
+std::vector<std::string> BeforeDashes(const std::vector<std::string>& args) {
+  return {args.begin(), std::find(args.begin(), args.end(), "--")};
+}
+
+std::string EnvironmentText(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "" : text;
+}
+
+}  // namespace
+
+std::string LongName(const std::string& flag) {
+  const std::size_t at = flag.find("--");
+  return at == std::string::npos ? flag : flag.substr(at, flag.find(',', at) - at);
+}
+
+Parser::Parser(std::string name, std::string about, std::vector<Example> examples)
+    : name_(std::move(name)),
+      about_(std::move(about)),
+      examples_(std::move(examples)),
+      cli_(about_, name_) {
+  SW_CHECK(examples_.size() >= 2);
+  // Leftovers are judged here, where a hint can be given.
+  cli_.allow_extras();
+  cli_.set_help_flag();
+  cli_.option_defaults()->group(kOwnGroup);
+}
+
+void Parser::AddPositional(const std::string& name, std::string* value, std::string_view what,
+                           bool is_written) {
+  CLI::Option* option = cli_.add_option(name, *value, std::string(what));
+  positionals_.push_back({option, value, is_written});
+}
+
+void Parser::AddShared() {
+  cli_.option_defaults()->group(kSharedGroup);
+  if (Uses(Shared::kList) || Uses(Shared::kExplain)) AddDescribeFlags();
+  AddRunFlags();
+  AddCommonFlags();
+}
+
+void Parser::AddDescribeFlags() {
+  if (Uses(Shared::kList)) {
+    cli_.add_flag("--list", flags_.list, "say what INPUT holds and stop; reads no payload")
+        ->disable_flag_override();
+  }
+  if (Uses(Shared::kExplain)) {
+    cli_.add_option_function<std::string>(
+            "--explain", [this](const std::string& name) { flags_.explain = name; },
+            "say which shards and bytes form one tensor and stop; reads no payload")
+        ->type_name("NAME");
+  }
+}
+
+void Parser::AddRunFlags() {
+  const auto add_switch = [this](Shared which, const char* flag, bool& value, const char* what) {
+    if (Uses(which)) cli_.add_flag(flag, value, what)->disable_flag_override();
+  };
+  add_switch(Shared::kDryRun, "-n,--dry-run", flags_.dry_run,
+             "plan in full, print reads, writes, files, memory and disk, and write nothing");
+  add_switch(Shared::kForce, "--force", flags_.force,
+             "replace an existing output; it stays whole until the new one is committed");
+  add_switch(Shared::kResume, "--resume", flags_.resume,
+             "continue a stopped run of the same inputs, flags and version");
+  if (Uses(Shared::kVerify)) {
+    CLI::Option* option = cli_.add_option_function<std::string>(
+        "--verify",
+        [this](const std::string& text) {
+          flags_.verify = ValueOrThrow(ParseVerify(text), "--verify");
+        },
+        "what is checked: nothing, the sums of what is read, or also the output read again before "
+        "it is committed");
+    ShowAs(option->type_name("MODE"), "--verify none|sums|readback");
+    ShowDefault(option, "sums");
+  }
+  if (Uses(Shared::kThreads)) {
+    CLI::Option* option = cli_.add_option_function<std::string>(
+        "--threads",
+        [this](const std::string& text) {
+          flags_.threads =
+              static_cast<unsigned>(ValueOrThrow(ParseCount(text, 1, kThreadsMax), "--threads"));
+        },
+        "threads per rank");
+    ShowDefault(option->type_name("N"), "this rank's share of the processors");
+  }
+  if (Uses(Shared::kMemory)) {
+    CLI::Option* option = cli_.add_option_function<std::string>(
+        "--memory",
+        [this](const std::string& text) {
+          flags_.memory_bytes = ValueOrThrow(ParseMemory(text), "--memory");
+        },
+        "memory per rank that is never exceeded, in GiB (2^30) or GB or G (10^9)");
+    ShowDefault(option->type_name("SIZE"), "1GiB, or a rank's share of a quarter of the memory");
+  }
+  if (Uses(Shared::kSeed)) {
+    CLI::Option* option = cli_.add_option_function<std::string>(
+        "--seed",
+        [this](const std::string& text) {
+          flags_.seed = ValueOrThrow(ParseCount(text, 0, UINT64_MAX), "--seed");
+        },
+        "number that decides where there is a choice");
+    ShowDefault(option->type_name("N"), "0");
+  }
+}
+
+void Parser::AddCommonFlags() {
+  // The value is read early, so that even a usage error is reported; here it only gets its name.
+  CLI::Option* json =
+      cli_.add_flag("--json{-}", json_text_, "write a JSON report to FILE, or to stdout");
+  ShowAs(json, "--json[=FILE]");
+  CLI::Option* progress = cli_.add_option_function<std::string>(
+      "--progress",
+      [this](const std::string& text) {
+        flags_.progress = ValueOrThrow(ParseProgressMode(text), "--progress");
+      },
+      "how progress is shown on stderr");
+  ShowAs(progress, "--progress auto|tty|plain|json|off");
+  ShowDefault(progress, "auto");
+  cli_.add_option("--log-file", flags_.log_file,
+                  "append every message to FILE; {rank} in it stands for the rank")
+      ->type_name("FILE");
+  CLI::Option* color = cli_.add_option_function<std::string>(
+      "--color",
+      [this](const std::string& text) {
+        flags_.color = ValueOrThrow(ParseColorMode(text), "--color");
+      },
+      "colours on stderr");
+  ShowAs(color, "--color auto|always|never");
+  ShowDefault(color, "auto");
+  cli_.add_flag("-v,--verbose", verbose_, "say more; may be repeated");
+  cli_.add_flag("-q,--quiet", quiet_, "say nothing but errors")->disable_flag_override();
+  cli_.set_help_flag("-h,--help", "print this text and stop");
+  cli_.set_version_flag("--version", std::string(), "print the version and stop");
+}
+
+void Parser::ReadEarlyFlags(const std::vector<std::string>& args) {
+  constexpr std::string_view kJson = "--json";
+  for (const std::string& arg : args) {
+    if (arg == kJson) flags_.json = "-";
+    if (arg.starts_with("--json=") && arg.size() > kJson.size() + 1) {
+      flags_.json = arg.substr(kJson.size() + 1);
+    }
+    if (arg == "-q" || arg == "--quiet") flags_.verbosity = -1;
+  }
+}
+
+Result<Action> Parser::Parse(const std::vector<std::string>& args) {
+  AddShared();
+  const std::vector<std::string> flag_args = BeforeDashes(args);
+  // Help is given whatever else is wrong with the line.
+  for (const std::string& arg : flag_args) {
+    if (arg == "-h" || arg == "--help") return Action::kHelp;
+    if (arg == "--version") return Action::kVersion;
+  }
+  ReadEarlyFlags(flag_args);
+  SW_TRY(CheckTokens(flag_args));
+  flags_.threads = DefaultThreads();
+  flags_.memory_bytes = DefaultMemoryBytes();
+  try {
+    std::vector<std::string> reversed(args.rbegin(), args.rend());
+    cli_.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    return Action::kHelp;
+  } catch (const CLI::CallForVersion&) {
+    return Action::kVersion;
+  } catch (const CLI::ParseError& error) {
+    SW_TRY(CheckUnknown());
+    SW_TRY(FromParseError(error));
+  }
+  SW_TRY(CheckUnknown());
+  if (quiet_ && verbose_ > 0) return Usage("-q and -v contradict each other");
+  flags_.verbosity = quiet_ ? -1 : verbose_;
+  SW_TRY(CheckPositionals());
+  SW_TRY(CheckCombinations());
+  SW_TRY(ReadEnvironment());
+  for (const auto& rule : rules_) {
+    if (Status status = rule(); !status) return Usage(status.error().message);
+  }
+  return Action::kRun;
+}
+
+Status Parser::CheckTokens(const std::vector<std::string>& args) const {
+  for (const std::string& arg : args) {
+    if (arg.starts_with("--") && arg.size() > 3 && arg.find('=') == arg.size() - 1) {
+      return Usage(arg.substr(0, arg.size() - 1) + ": the value after \"=\" is empty");
+    }
+  }
+  return {};
+}
+
+Status Parser::CheckUnknown() const {
+  for (const std::string& arg : cli_.remaining()) {
+    if (!arg.starts_with("-") || arg == "-") continue;
+    const std::string flag = arg.substr(0, arg.find('='));
+    if (std::find(std::begin(kSharedNames), std::end(kSharedNames), flag) !=
+        std::end(kSharedNames)) {
+      return Usage(name_ + " does not take " + flag);
+    }
+    std::string message = "unknown flag " + Quoted(flag);
+    if (const std::string near = Nearest(flag, FlagNames()); !near.empty()) {
+      message += ", did you mean " + near + "?";
+    }
+    return Usage(std::move(message));
+  }
+  if (const auto rest = cli_.remaining(); !rest.empty()) {
+    return Usage("one argument too many: " + Quoted(rest.front()));
+  }
+  return {};
+}
+
+Status Parser::CheckPositionals() const {
+  for (const Positional& positional : positionals_) {
+    const bool wanted = !positional.is_written || !flags_.describes();
+    const bool given = positional.option->count() > 0;
+    const std::string name = positional.option->get_name(true);
+    if (wanted && (!given || positional.value->empty())) {
+      return Usage(given ? name + " is empty" : name + " is missing");
+    }
+    if (!wanted && given) {
+      return Usage(std::string(flags_.list ? "--list" : "--explain") + " takes no " + name + ": " +
+                   Quoted(*positional.value) + " is one argument too many");
+    }
+  }
+  return {};
+}
+
+Status Parser::CheckCombinations() const {
+  if (flags_.list && flags_.explain) return Usage("--list and --explain exclude each other");
+  if (!flags_.describes()) return {};
+  for (const char* flag : {"--dry-run", "--force", "--resume", "--verify", "--seed"}) {
+    if (GivenFlag(flag)) {
+      return Usage(std::string(flag) + " means nothing with " +
+                   (flags_.list ? "--list" : "--explain") + ", which writes nothing");
+    }
+  }
+  return {};
+}
+
+bool Parser::GivenFlag(const std::string& name) const {
+  const CLI::Option* option = cli_.get_option_no_throw(name);
+  return option != nullptr && option->count() > 0;
+}
+
+Status Parser::ReadEnvironment() {
+  const auto wanted = [this](const char* flag, std::string& text, const char* variable) {
+    if (!GivenFlag(flag)) text = EnvironmentText(variable);
+    return !text.empty();
+  };
+  std::string text;
+  if (Uses(Shared::kThreads) && wanted("--threads", text, "SHARDWRIGHT_THREADS")) {
+    const auto threads = ParseCount(text, 1, kThreadsMax);
+    if (!threads) return Within("SHARDWRIGHT_THREADS", threads.error());
+    flags_.threads = static_cast<unsigned>(*threads);
+  }
+  text.clear();
+  if (Uses(Shared::kMemory) && wanted("--memory", text, "SHARDWRIGHT_MEMORY")) {
+    const auto bytes = ParseMemory(text);
+    if (!bytes) return Within("SHARDWRIGHT_MEMORY", bytes.error());
+    flags_.memory_bytes = *bytes;
+  }
+  text.clear();
+  if (wanted("--log-file", text, "SHARDWRIGHT_LOG")) flags_.log_file = text;
+  return {};
+}
+
+Status Parser::FromParseError(const CLI::ParseError& error) const {
+  for (const CLI::Option* option : cli_.get_options()) {
+    const bool single = option->get_items_expected_max() <= 1 &&
+                        option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw;
+    if (single && option->results().size() > 1) {
+      return Usage(option->get_name() + ": given " + std::to_string(option->results().size()) +
+                   " times");
+    }
+  }
+  std::string text = error.what();
+  const std::string flag = text.substr(0, text.find_first_of(": "));
+  if (error.get_name() == "ArgumentMismatch" && flag.starts_with("-")) {
+    const CLI::Option* option = cli_.get_option_no_throw(flag);
+    const bool is_switch = option != nullptr && option->get_items_expected_max() == 0;
+    return Usage(flag + (is_switch ? ": takes no value" : ": needs a value"));
+  }
+  if (!text.empty() && text.back() == '.') text.pop_back();
+  if (!text.empty()) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
+  return Usage(std::move(text));
+}
+
+std::vector<std::string> Parser::FlagNames() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : cli_.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+}  // namespace shardwright::cli

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "cli/app.h"
+#include "cli/flags.h"
+
+namespace shardwright::cli {
+
+/// What the arguments ask for.
+enum class Action { kRun, kHelp, kVersion };
+
+/// The command line of one command: its own flags, the shared ones, and the texts about them.
+class Parser {
+ public:
+  Parser(std::string name, std::string about, std::vector<Example> examples);
+
+  /// Reads the arguments (without the program's name) and the environment into flags().
+  /// flags().json and the verbosity are right on failure too, as far as they could be read.
+  /// Call it once, after the command's own flags are declared: --help lists those first.
+  /// \error kUsage
+  Result<Action> Parse(const std::vector<std::string>& args);
+
+  std::string HelpText() const;
+  std::string VersionText() const;
+
+  /// A positional; those that are written are needed and allowed only without --list, --explain.
+  void AddPositional(const std::string& name, std::string* value, std::string_view what,
+                     bool is_written);
+  /// How --help writes an option when its own name and kind do not say it.
+  void ShowAs(const CLI::Option* option, std::string text) { shown_[option] = std::move(text); }
+  /// The default that --help shows.
+  void ShowDefault(const CLI::Option* option, std::string text) {
+    defaults_[option] = std::move(text);
+  }
+
+  CLI::App& cli() { return cli_; }
+  const CommonFlags& flags() const { return flags_; }
+  const std::string& name() const { return name_; }
+  bool Uses(Shared flag) const { return used_.contains(flag); }
+  void Use(Shared flag) { used_.insert(flag); }
+  void AddRule(std::function<Status()> rule) { rules_.push_back(std::move(rule)); }
+
+ private:
+  struct Positional {
+    CLI::Option* option;
+    const std::string* value;
+    bool is_written;
+  };
+
+  void AddShared();
+  void AddCommonFlags();
+  void AddRunFlags();
+  void AddDescribeFlags();
+  void ReadEarlyFlags(const std::vector<std::string>& args);
+  Status CheckTokens(const std::vector<std::string>& args) const;
+  Status CheckUnknown() const;
+  Status CheckPositionals() const;
+  Status CheckCombinations() const;
+  Status ReadEnvironment();
+  Status FromParseError(const CLI::ParseError& error) const;
+  std::vector<std::string> FlagNames() const;
+  bool GivenFlag(const std::string& name) const;
+  std::string OptionLines(const std::string& group) const;
+  std::string LeftColumn(const CLI::Option* option) const;
+
+  const std::string name_;
+  const std::string about_;
+  const std::vector<Example> examples_;
+  CLI::App cli_;
+  CommonFlags flags_;
+  std::set<Shared> used_;
+  std::vector<Positional> positionals_;
+  std::map<const CLI::Option*, std::string> shown_;
+  std::map<const CLI::Option*, std::string> defaults_;
+  std::vector<std::function<Status()>> rules_;
+  std::string json_text_;
+  bool quiet_ = false;
+  int verbose_ = 0;
+};
+
+/// Help groups, in the order of --help.
+inline constexpr const char* kOwnGroup = "Flags";
+inline constexpr const char* kSharedGroup = "Shared flags";
+
+/// Throws the parser's own error for a Result that is one; the parser catches it in Parse.
+template <class T>
+T ValueOrThrow(Result<T> result, const std::string& flag) {
+  if (!result) throw CLI::ValidationError(flag, result.error().message);
+  return *std::move(result);
+}
+
+/// The first long name in "-x,--name" or "--name".
+std::string LongName(const std::string& flag);
+
+}  // namespace shardwright::cli

@@ -1,0 +1,295 @@
+// One run of a command:
+//
+// 1. Arguments are read; --help and --version answer here, before MPI costs its tenth of a second.
+// 2. Signals are taken, the ranks meet, and a usage error or a log that cannot be opened ends the
+//    run on all of them.
+// 3. The body runs; what it throws is our fault, or the memory's.
+// 4. The ranks agree on the status, rank 0 gathers what the others read, wrote and warned about.
+// 5. Rank 0 prints the answer, writes the report and ends with the summary line.
+// 6. All ranks return the same exit code.
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
+#include <utility>
+
+#include "base/bytes.h"
+#include "cli/console.h"
+#include "cli/exit_code.h"
+#include "cli/parser_internal.h"
+#include "cli/report.h"
+#include "cli/resources.h"
+#include "cli/run_sink.h"
+#include "cli/signals.h"
+#include "cli/text.h"
+
+namespace shardwright::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Everything that outlives the body.
+struct Session {
+  const Parser& parser;
+  comm::Comm& comm;
+  Console& console;
+  RunSink& sink;
+  Report report;
+  Clock::time_point start;
+
+  const CommonFlags& flags() const { return parser.flags(); }
+};
+
+/// Shows the answer. A reader that has closed the pipe has read enough: that is no failure.
+Status WriteStdout(std::string_view text) {
+  const int error = WriteAll(STDOUT_FILENO, text);
+  if (error == 0 || error == EPIPE) return {};
+  return Fail(Errc::kIo, std::string("stdout: cannot write: ") + std::strerror(error), error);
+}
+
+int AnswerAtOnce(const std::string& command, const std::string& text) {
+  if (comm::UnderLauncher() && LauncherRank() != 0) return 0;
+  const SignalGuard signals;
+  const Status written = WriteStdout(text);
+  if (!written) Console({command, 0, false, 0}).Error(written.error().message);
+  return ExitCode(written);
+}
+
+Status Prepare(Session& session, const Result<Action>& action) {
+  Status mine;
+  if (!action) {
+    mine = tl::unexpected<Error>(action.error());
+  } else if (!session.flags().log_file.empty()) {
+    mine = session.console.OpenLog(session.flags().log_file);
+  }
+  const auto& json = session.flags().json;
+  if (mine && json && *json != "-" && session.comm.rank() == 0) mine = CheckReportFile(*json);
+  return session.comm.Agree(std::move(mine));
+}
+
+Result<MergedFacts> GatherFacts(comm::Comm& comm, const RankFacts& own) {
+  const std::string packed = PackFacts(own);
+  SW_TRY_ASSIGN(const auto all, comm.Gather(std::as_bytes(std::span(packed))));
+  if (comm.rank() != 0) return MergedFacts();
+  std::vector<RankFacts> ranks;
+  for (const auto& bytes : all) {
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    SW_TRY_ASSIGN(RankFacts facts, UnpackFacts(text));
+    ranks.push_back(std::move(facts));
+  }
+  return Merge(ranks);
+}
+
+std::string ErrorText(const Error& error, int ranks) {
+  std::string text;
+  // Ranks that failed alike are listed in the message already.
+  const bool listed = error.message.find(" (ranks ") != std::string::npos;
+  if (ranks > 1 && error.rank >= 0 && !listed) text = RankList({&error.rank, 1}) + ": ";
+  text += error.message;
+  if (error.sys == 0) return text;
+  const std::string system = std::strerror(error.sys);
+  return text.find(system) == std::string::npos ? text + ": " + system : text;
+}
+
+std::string Plural(std::uint64_t count, std::string_view noun) {
+  return std::to_string(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
+}
+
+/// The one line every command ends with.
+std::string Summary(const Session& session) {
+  const Report& report = session.report;
+  const RankFacts& total = report.facts.total;
+  const bool wrote = total.bytes_written != 0 || total.files_written != 0;
+  const std::uint64_t bytes = wrote ? total.bytes_written : total.bytes_read;
+  const std::uint64_t files = wrote ? total.files_written : total.files_read;
+  std::string text(RunState(report.status));
+  if (report.dry_run && report.status) text = "dry run done";
+  text += ": ";
+  text += FormatBytes(bytes) + (wrote ? " written" : " read");
+  text += " in " + FormatSeconds(report.seconds);
+  if (bytes != 0 && report.seconds > 0) {
+    const double rate = static_cast<double>(bytes) / report.seconds;
+    text += " (" + FormatBytes(static_cast<std::uint64_t>(rate)) + "/s)";
+  }
+  text += ", " + Plural(files, "file") + ", ";
+  text += Plural(report.facts.warnings.size() + total.warnings_omitted, "warning");
+  if (!report.status) text += ", exit code " + std::to_string(ExitCode(report.status));
+  return text;
+}
+
+void ShowEnd(Session& session) {
+  const Report& report = session.report;
+  if (report.ranks > 1) {
+    for (const MergedWarning& warning : report.facts.warnings) {
+      session.console.Warning(warning.message + " (" + RankList(warning.ranks) + ")", true);
+    }
+  }
+  if (const std::uint64_t omitted = report.facts.total.warnings_omitted; omitted != 0) {
+    session.console.Warning(Plural(omitted, "more warning") + " not shown");
+  }
+  if (!report.status) session.console.Error(ErrorText(report.status.error(), report.ranks));
+  if (!report.status && report.status.error().code == Errc::kUsage) {
+    session.console.Note("try " + report.command + " --help", 0);
+  } else {
+    session.console.Note(Summary(session), 0);
+  }
+}
+
+/// Writes the report to where --json wants it.
+Status WriteReport(const Session& session, const nlohmann::json& result) {
+  const auto& json = session.flags().json;
+  if (!json) return {};
+  const std::string text = ReportText(session.report, result);
+  return *json == "-" ? WriteStdout(text) : WriteReportFile(*json, text);
+}
+
+void SealReport(Session& session, Status status, MergedFacts facts) {
+  Report& report = session.report;
+  report.status = std::move(status);
+  report.facts = std::move(facts);
+  report.ended = TimestampUtc();
+  report.seconds = std::chrono::duration<double>(Clock::now() - session.start).count();
+}
+
+/// Rank 0's part of the end. \returns the exit code
+int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json& result) {
+  Report& report = session.report;
+  if (session.flags().json != "-" && !answer.empty()) {
+    Status shown = WriteStdout(answer);
+    if (!shown && report.status) report.status = std::move(shown);
+  }
+  if (Status written = WriteReport(session, result); !written) {
+    if (report.status) {
+      report.status = std::move(written);
+    } else {
+      session.console.Error(ErrorText(written.error(), 1));
+    }
+  }
+  ShowEnd(session);
+  return ExitCode(report.status);
+}
+
+/// The end of a rank that cannot go on while others may wait for it in a collective: it must not
+/// join them, and the launcher ends a job of which a process leaves like this.
+[[noreturn]] void LeaveAlone(Session& session, const Error& error, const nlohmann::json& result) {
+  const int rank = session.comm.rank();
+  Error own = error;
+  own.rank = rank;
+  const RankFacts facts = session.sink.Finish();
+  const int code = static_cast<int>(own.code);
+  SealReport(session, tl::unexpected<Error>(own), Merge({&facts, 1}));
+  session.console.Error(ErrorText(own, session.report.ranks));
+  if (const auto& json = session.flags().json; json && (*json != "-" || rank == 0)) {
+    if (Status written = WriteReport(session, result); !written) {
+      session.console.Error(ErrorText(written.error(), 1));
+    }
+  }
+  std::_Exit(code);
+}
+
+/// Steps 4 to 6. \returns the exit code
+/// Collective.
+int Finish(Session& session, Status status, const std::string& answer,
+           const nlohmann::json& result) {
+  comm::Comm& comm = session.comm;
+  RankFacts facts = session.sink.Finish();
+  if (const int error = session.console.log_errno(); error != 0) {
+    facts.warnings.push_back(std::string("the log is cut off: ") + std::strerror(error));
+    if (comm.size() == 1) session.console.Warning(facts.warnings.back());
+  }
+  Result<MergedFacts> merged = GatherFacts(comm, facts);
+  if (!merged && status) status = tl::unexpected<Error>(merged.error());
+  SealReport(session, std::move(status), merged ? *std::move(merged) : MergedFacts());
+  std::uint64_t code = 0;
+  if (comm.rank() == 0) code = static_cast<std::uint64_t>(EndOnRoot(session, answer, result));
+  const Result<std::uint64_t> agreed = comm.AllReduceMax(code);
+  return agreed ? static_cast<int>(*agreed) : ExitCode(session.report.status);
+}
+
+Report NewReport(const Parser& parser, int argc, const char* const* argv, int ranks) {
+  const CommonFlags& flags = parser.flags();
+  Report report;
+  report.command = parser.name();
+  report.argv.assign(argv, argv + argc);
+  report.ranks = ranks;
+  if (parser.Uses(Shared::kThreads)) report.threads = flags.threads;
+  if (parser.Uses(Shared::kMemory)) report.memory_bytes = flags.memory_bytes;
+  if (parser.Uses(Shared::kSeed)) report.seed = flags.seed;
+  report.dry_run = flags.dry_run;
+  return report;
+}
+
+/// Runs the body and turns what libraries throw into an error.
+/// \param threw  set when it did
+Status CallBody(const App::Body& body, Context& context, bool& threw) {
+  try {
+    return body(context);
+  } catch (const std::bad_alloc&) {
+    threw = true;
+    return Fail(Errc::kLimit, "out of memory");
+  } catch (const std::exception& error) {
+    threw = true;
+    return Fail(Errc::kInternal, std::string("unexpected exception: ") + error.what());
+  } catch (...) {
+    threw = true;
+    return Fail(Errc::kInternal, "unexpected exception of an unknown type");
+  }
+}
+
+}  // namespace
+
+Context::Context(comm::Comm& comm, Sink& sink, const CommonFlags& flags)
+    : comm_(comm),
+      sink_(sink),
+      flags_(flags),
+      out_(std::make_unique<std::ostringstream>()),
+      result_(std::make_unique<nlohmann::json>()) {}
+
+Context::~Context() = default;
+
+void Context::Print(const Table& table) { out() << table.Render(TerminalColumns(STDOUT_FILENO)); }
+
+void Context::SetResult(nlohmann::json result) {
+  SW_CHECK(result.is_object());
+  *result_ = std::move(result);
+}
+
+int App::Run(int argc, const char* const* argv, const Body& body) {
+  const Clock::time_point start = Clock::now();
+  const std::string started = TimestampUtc();
+  const Result<Action> action = parser_->Parse({argv + (argc > 0 ? 1 : 0), argv + argc});
+  if (action && *action == Action::kHelp) return AnswerAtOnce(parser_->name(), parser_->HelpText());
+  if (action && *action == Action::kVersion) {
+    return AnswerAtOnce(parser_->name(), parser_->VersionText());
+  }
+  const CommonFlags& flags = parser_->flags();
+  const SignalGuard signals;
+  Result<std::unique_ptr<comm::Comm>> met = comm::MakeComm();
+  const std::unique_ptr<comm::Comm> comm = met ? *std::move(met) : comm::MakeSerialComm();
+  Console console({parser_->name(), flags.verbosity, WantColor(flags.color), comm->rank()});
+  RunSink sink({DecideProgress(flags), comm->rank(), comm->size()}, console, signals);
+  Session session{*parser_, *comm, console, sink, NewReport(*parser_, argc, argv, comm->size()),
+                  start};
+  session.report.started = started;
+
+  Context context(*comm, sink, flags);
+  Status status = met ? Prepare(session, action) : tl::unexpected<Error>(met.error());
+  if (status) {
+    bool threw = false;
+    status = CallBody(body, context, threw);
+    if (threw && comm->size() > 1) LeaveAlone(session, status.error(), *context.result_);
+    status = comm->Agree(std::move(status));
+  }
+  return Finish(session, std::move(status), context.out_->str(), *context.result_);
+}
+
+}  // namespace shardwright::cli
