@@ -61,11 +61,12 @@ namespace internal {
 }  // namespace shardwright
 
 /// Returns the error of `expr` (a Result) from the enclosing function.
-#define SW_TRY(expr)                                                                   \
-  do {                                                                                 \
-    if (auto sw_try_result = (expr); !sw_try_result) [[unlikely]] {                    \
-      return ::tl::unexpected<::shardwright::Error>(std::move(sw_try_result).error()); \
-    }                                                                                  \
+#define SW_TRY(expr) SW_TRY_IMPL(SW_CONCAT(sw_status_, __COUNTER__), expr)
+#define SW_TRY_IMPL(status, expr)                                               \
+  do {                                                                          \
+    if (auto status = (expr); !status) [[unlikely]] {                           \
+      return ::tl::unexpected<::shardwright::Error>(std::move(status).error()); \
+    }                                                                           \
   } while (false)
 
 #define SW_CONCAT_INNER(a, b) a##b
@@ -73,7 +74,7 @@ namespace internal {
 
 /// Binds the value of `expr` (a Result) to `declaration`, or returns its error.
 #define SW_TRY_ASSIGN(declaration, expr) \
-  SW_TRY_ASSIGN_IMPL(SW_CONCAT(sw_result_, __LINE__), declaration, expr)
+  SW_TRY_ASSIGN_IMPL(SW_CONCAT(sw_result_, __COUNTER__), declaration, expr)
 #define SW_TRY_ASSIGN_IMPL(result, declaration, expr)                         \
   auto result = (expr);                                                       \
   if (!result) [[unlikely]] {                                                 \

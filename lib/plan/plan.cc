@@ -73,6 +73,7 @@ Result<Plan> Plan::Make(const ShardMap& source, const Target& target) {
     ++plan.totals_.output_files;
     for (const Payload& payload : file.payloads) {
       plan.unit_begin_.push_back(plan.totals_.units);
+      plan.byte_begin_.push_back(plan.totals_.payload_bytes);
       plan.totals_.units += CeilDiv(payload.bytes, kUnitBytes);
       plan.totals_.payload_bytes += payload.bytes;
     }
@@ -185,6 +186,13 @@ Unit Plan::unit(std::uint64_t index) const {
   unit.bytes =
       std::min(kUnitBytes, target_->files[unit.file].payloads[unit.payload].bytes - unit.first);
   return unit;
+}
+
+std::uint64_t Plan::unit_of_byte(std::uint64_t byte) const {
+  if (byte >= totals_.payload_bytes) return totals_.units;
+  const auto after = std::upper_bound(byte_begin_.begin(), byte_begin_.end(), byte);
+  const auto payload = static_cast<std::size_t>(after - byte_begin_.begin()) - 1;
+  return unit_begin_[payload] + (byte - byte_begin_[payload]) / kUnitBytes;
 }
 
 std::uint64_t Plan::first_unit(std::uint32_t file, std::uint32_t payload) const {

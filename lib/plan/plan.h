@@ -96,6 +96,9 @@ class Plan {
   std::uint64_t unit_count() const { return totals_.units; }
   /// \pre index < unit_count()
   Unit unit(std::uint64_t index) const;
+  /// The unit that holds byte `byte` of all payloads laid end to end; unit_count() past the last.
+  /// For cutting the work into parts of equal bytes.
+  std::uint64_t unit_of_byte(std::uint64_t byte) const;
   /// Index of the first unit of a payload.
   std::uint64_t first_unit(std::uint32_t file, std::uint32_t payload) const;
 
@@ -129,6 +132,7 @@ class Plan {
   std::vector<Feed> feeds_;                   // by target tensor
   std::vector<bool> primary_tensors_;         // by source tensor: some target tensor reads it
   std::vector<std::uint64_t> unit_begin_;     // by payload, over all files, plus one past the last
+  std::vector<std::uint64_t> byte_begin_;     // by payload: bytes of all payloads before it
   std::vector<std::size_t> payload_begin_;    // by file: index into unit_begin_
   std::vector<std::uint64_t> primary_bytes_;  // by source member
   std::shared_ptr<const layout::ArrayIndex> target_index_;

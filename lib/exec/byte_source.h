@@ -1,0 +1,57 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "exec/file_pool.h"
+#include "layout/shard_map.h"
+#include "os/file.h"
+
+namespace shardwright::exec {
+
+/// Where the payload bytes of a source's members come from. Thread-safe.
+class ByteSource {
+ public:
+  ByteSource() = default;
+  ByteSource(const ByteSource&) = delete;
+  ByteSource& operator=(const ByteSource&) = delete;
+  virtual ~ByteSource() = default;
+
+  /// Fills `out` with a member's bytes from `offset`.
+  /// \error kNotFound  the file is gone or has changed; kBadInput  it ends before
+  virtual Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) = 0;
+
+  /// Payload bytes read so far, and files opened for them.
+  virtual std::uint64_t bytes_read() const = 0;
+  virtual std::uint64_t files_read() const = 0;
+};
+
+/// One file of a source: where it is, and who it was when it was catalogued.
+struct SourcePath {
+  std::string path;
+  os::Identity identity;
+};
+
+/// Reads members where they lie: in the source's own files.
+class FileBytes final : public ByteSource {
+ public:
+  /// \pre `map` outlives it; paths are by file index of the map
+  FileBytes(const layout::ShardMap& map, std::vector<SourcePath> paths);
+
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
+  std::uint64_t bytes_read() const override { return bytes_.load(std::memory_order_relaxed); }
+  std::uint64_t files_read() const override { return pool_.opened_count(); }
+
+ private:
+  const layout::ShardMap& map_;
+  std::vector<SourcePath> paths_;
+  FilePool pool_;
+  std::atomic<std::uint64_t> bytes_ = 0;
+};
+
+}  // namespace shardwright::exec

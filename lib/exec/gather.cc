@@ -1,0 +1,76 @@
+#include "exec/gather.h"
+
+#include <cstring>
+
+#include "format/zip/crc32.h"
+#include "tensor/convert.h"
+
+namespace shardwright::exec {
+namespace {
+
+void NoteShare(const layout::ShardMap& map, const plan::Read& read,
+               std::span<const std::byte> bytes, std::vector<Share>* shares) {
+  if (shares == nullptr || !read.primary) return;
+  const layout::Member& member = map.members[read.member];
+  if (!member.crc32) return;
+  const std::uint32_t share =
+      zip::Crc32Share(zip::Crc32(bytes), member.bytes - read.offset - read.bytes);
+  if (!shares->empty() && shares->back().member == read.member) {
+    shares->back().crc_share ^= share;
+    shares->back().bytes += read.bytes;
+  } else {
+    shares->push_back({read.member, share, read.bytes});
+  }
+}
+
+void Place(const plan::Copy& copy, std::span<const std::byte> from, DType to,
+           Workspace* workspace) {
+  const std::span<const std::byte> elements =
+      from.subspan(copy.skip, copy.elems * ItemSize(copy.from));
+  if (copy.accumulate) {
+    const std::uint64_t first = copy.at / ItemSize(to);
+    Accumulate(copy.from, elements, std::span(workspace->sums).subspan(first, copy.elems));
+    return;
+  }
+  Convert(copy.from, elements, to,
+          std::span(workspace->unit).subspan(copy.at, copy.elems * ItemSize(to)));
+}
+
+}  // namespace
+
+Status GatherUnit(const plan::Plan& plan, const plan::Unit& unit, ByteSource& source,
+                  Workspace* workspace, std::vector<Share>* shares) {
+  workspace->unit.resize(unit.bytes);
+  const plan::Payload& payload = plan.target().files[unit.file].payloads[unit.payload];
+  if (payload.kind == plan::Payload::Kind::kInline) {
+    std::memcpy(workspace->unit.data(), payload.bytes_inline.data() + unit.first, unit.bytes);
+    return {};
+  }
+  plan::Program& program = workspace->program;
+  plan.Fill(unit, &program);
+  if (program.covered_bytes < unit.bytes) std::memset(workspace->unit.data(), 0, unit.bytes);
+  if (!program.means.empty()) workspace->sums.assign(unit.bytes / ItemSize(program.to), 0.0);
+  for (const plan::Read& read : program.reads) {
+    const plan::Copy& first = program.copies[read.first_copy];
+    if (read.copy_count == 1 && first.from == program.to && !first.accumulate) {
+      const std::span<std::byte> place = std::span(workspace->unit).subspan(first.at, read.bytes);
+      SW_TRY(source.Read(read.member, read.offset, place));
+      NoteShare(plan.source(), read, place, shares);
+      continue;
+    }
+    workspace->scratch.resize(read.bytes);
+    SW_TRY(source.Read(read.member, read.offset, workspace->scratch));
+    NoteShare(plan.source(), read, workspace->scratch, shares);
+    for (std::uint32_t c = 0; c < read.copy_count; ++c) {
+      Place(program.copies[read.first_copy + c], workspace->scratch, program.to, workspace);
+    }
+  }
+  for (const plan::Mean& mean : program.means) {
+    const std::uint64_t item = ItemSize(program.to);
+    StoreMean(std::span(workspace->sums).subspan(mean.at / item, mean.elems), mean.count,
+              program.to, std::span(workspace->unit).subspan(mean.at, mean.elems * item));
+  }
+  return {};
+}
+
+}  // namespace shardwright::exec

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "exec/byte_source.h"
+#include "exec/integrity.h"
+#include "plan/plan.h"
+
+namespace shardwright::exec {
+
+/// A thread's memory for one unit at a time.
+struct Workspace {
+  plan::Program program;
+  std::vector<std::byte> unit;     ///< the unit's bytes
+  std::vector<std::byte> scratch;  ///< a read that is scattered or converted
+  std::vector<double> sums;        ///< accumulators of means, by element of the unit
+};
+
+/// Upper bound of a workspace's bytes: a unit of 2-byte elements converted from 8-byte ones is the
+/// largest.
+inline constexpr std::uint64_t kWorkspaceBytes = 9 * plan::kUnitBytes;
+
+/// Brings a unit's bytes together in workspace->unit: reads, scatters, converts, averages, pads
+/// with zeros. \param shares  where to note the pieces of source members read; null to skip their
+/// checksums \error what the source returns Local; many threads may gather at once, each with its
+/// own workspace.
+Status GatherUnit(const plan::Plan& plan, const plan::Unit& unit, ByteSource& source,
+                  Workspace* workspace, std::vector<Share>* shares);
+
+}  // namespace shardwright::exec

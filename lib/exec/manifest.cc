@@ -1,0 +1,31 @@
+#include "exec/manifest.h"
+
+#include <nlohmann/json.hpp>
+
+namespace shardwright::exec {
+
+Digest FileDigest(std::span<const Digest> units, const Digest& frame) {
+  DigestStream stream;
+  stream.Add(std::as_bytes(units));
+  stream.Add(std::as_bytes(std::span(frame)));
+  return stream.Finish();
+}
+
+Digest FrameDigest(const std::vector<plan::FramePiece>& pieces) {
+  DigestStream stream;
+  for (const plan::FramePiece& piece : pieces) stream.Add(std::as_bytes(std::span(piece.bytes)));
+  return stream.Finish();
+}
+
+Result<std::string> MakeManifest(const std::string& head, const std::vector<ManifestFile>& files) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(head, nullptr, false);
+  if (!json.is_object()) return Fail(Errc::kInternal, "the manifest's head is not a JSON object");
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const ManifestFile& file : files) {
+    list.push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh3_128", Hex(file.digest)}});
+  }
+  json["files"] = std::move(list);
+  return json.dump(1) + "\n";
+}
+
+}  // namespace shardwright::exec

@@ -1,0 +1,329 @@
+// One run:
+//
+//   1 begin     stage directory and journals (root), their paths to all ranks
+//   2 create    every output file, at its full size
+//   3 recover   units that a stopped run wrote are read again; those with the recorded digest are
+//   kept 4 units     gather, checksum, write, note in the journal; ranks own equal bytes, threads
+//   steal 5 sums      checksums of all units and source pieces to all ranks 6 verify    source
+//   members against the checksums in their files 7 frames    what the payloads' checksums complete:
+//   headers, pickles, directories; sync 8 readback  if asked 9 commit    manifest last, then the
+//   rename (os/commit.cc)
+
+#include "exec/run.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <tbb/blocked_range.h>
+#include <tbb/enumerable_thread_specific.h>
+#include <tbb/parallel_for.h>
+
+#include "base/bytes.h"
+#include "exec/run_internal.h"
+#include "format/zip/crc32.h"
+#include "os/dir.h"
+
+namespace shardwright::exec {
+namespace {
+
+/// A journal record: unit, CRC-32, digest, shares. Host order: a journal is read where it was
+/// written.
+std::vector<std::byte> Encode(std::uint64_t unit, const UnitRecord& record) {
+  std::vector<std::byte> bytes(sizeof unit + sizeof record.crc32 + sizeof record.digest +
+                               record.shares.size() * sizeof(Share));
+  std::byte* at = bytes.data();
+  const auto put = [&](const void* from, std::size_t count) {
+    if (count > 0) std::memcpy(at, from, count);
+    at += count;
+  };
+  put(&unit, sizeof unit);
+  put(&record.crc32, sizeof record.crc32);
+  put(record.digest.data(), record.digest.size());
+  put(record.shares.data(), record.shares.size() * sizeof(Share));
+  return bytes;
+}
+
+bool Decode(std::span<const std::byte> bytes, std::uint64_t* unit, UnitRecord* record) {
+  constexpr std::size_t kFixed = sizeof *unit + sizeof record->crc32 + sizeof record->digest;
+  if (bytes.size() < kFixed || (bytes.size() - kFixed) % sizeof(Share) != 0) return false;
+  std::memcpy(unit, bytes.data(), sizeof *unit);
+  std::memcpy(&record->crc32, bytes.data() + 8, sizeof record->crc32);
+  std::memcpy(record->digest.data(), bytes.data() + 12, record->digest.size());
+  record->shares.resize((bytes.size() - kFixed) / sizeof(Share));
+  if (!record->shares.empty())
+    std::memcpy(record->shares.data(), bytes.data() + kFixed, bytes.size() - kFixed);
+  return true;
+}
+
+}  // namespace
+
+void FirstError::Set(std::uint64_t index, Error error) {
+  const std::lock_guard lock(mutex_);
+  if (!failed_.load(std::memory_order_relaxed) || index < index_) {
+    index_ = index;
+    error_ = std::move(error);
+  }
+  failed_.store(true, std::memory_order_relaxed);
+}
+
+Status FirstError::Take() {
+  if (!failed()) return {};
+  return tl::unexpected<Error>(std::move(error_));
+}
+
+std::uint64_t BufferBytes(const RunOptions& options) {
+  const std::uint64_t workspaces = options.threads * kWorkspaceBytes;
+  return options.file_owner.empty() ? workspaces : std::max(workspaces, options.memory_bytes);
+}
+
+Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
+               const RunOptions& options, Sink& sink)
+    : comm_(comm),
+      plan_(plan),
+      source_(source),
+      options_(options),
+      sink_(sink),
+      arena_(static_cast<int>(options.threads)),
+      output_([this](std::uint32_t file) { return os::File::OpenWrite(StagePath(file)); }),
+      source_sums_(plan.source().members.size()) {}
+
+Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
+                      const RunOptions& options, Sink& sink) {
+  Runner runner(comm, plan, source, options, sink);
+  return runner.Go();
+}
+
+Result<RunReport> Runner::Go() {
+  Status status = Passes();
+  if (!status && stage_ && !stage_->committed()) {
+    // What was written is worth keeping when the user may go on, never when the input is wrong.
+    const Errc code = status.error().code;
+    const bool keep = code == Errc::kStopped || code == Errc::kIo || code == Errc::kNotFound;
+    if (Status gone = stage_->Abandon(keep); !gone) sink_.Warn(gone.error().message);
+  }
+  SW_TRY(std::move(status));
+  return Report();
+}
+
+Status Runner::Passes() {
+  if (options_.memory_bytes < options_.threads * kWorkspaceBytes) {
+    return Fail(Errc::kLimit, "--memory " + FormatBytes(options_.memory_bytes) + ": " +
+                                  std::to_string(options_.threads) + " threads need " +
+                                  FormatBytes(options_.threads * kWorkspaceBytes) + " of buffers");
+  }
+  SW_TRY(Begin());
+  SW_TRY(comm_.Agree(CreateFiles()));
+  SW_TRY(comm_.Agree(Recover()));
+  SW_TRY(WriteUnits());
+  SW_TRY(ShareSums());
+  if (options_.verify != Verify::kNone) SW_TRY(VerifyMembers());
+  SW_TRY(WriteFrames());
+  if (options_.verify == Verify::kReadback) SW_TRY(ReadBackAll());
+  return Commit();
+}
+
+Status Runner::Begin() {
+  sink_.Pass("prepare");
+  SW_TRY_ASSIGN(const std::string answer, comm_.OnRootText([&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
+    SW_TRY_ASSIGN(os::Stage stage,
+                  os::Stage::Begin(options_.output, {options_.force, options_.resume, run_id}));
+    stage_.emplace(std::move(stage));
+    for (const std::string& note : stage_->notes()) sink_.Note(note, 0);
+    if (!stage_->resumed()) {
+      SW_TRY_ASSIGN(const std::uint64_t free_bytes, os::FreeBytes(stage_->path()));
+      if (free_bytes < plan_.totals().output_bytes) {
+        return Fail(Errc::kIo, options_.output + ": " + FormatBytes(plan_.totals().output_bytes) +
+                                   " needed, " + FormatBytes(free_bytes) + " free");
+      }
+    }
+    return (stage_->resumed() ? "r" : "n") + stage_->path();
+  }));
+  resumed_ = answer[0] == 'r';
+  stage_path_ = answer.substr(1);
+  const std::uint64_t total = plan_.totals().payload_bytes;
+  const auto rank = static_cast<std::uint64_t>(comm_.rank());
+  const auto size = static_cast<std::uint64_t>(comm_.size());
+  const auto cut = [&](std::uint64_t r) {
+    return r == size ? plan_.unit_count()
+                     : plan_.unit_of_byte(total / size * r + total % size * r / size);
+  };
+  first_ = cut(rank);
+  last_ = cut(rank + 1);
+  sums_.resize(plan_.unit_count());
+  done_.assign(last_ - first_, false);
+  if (!options_.file_owner.empty()) exchange_.emplace(comm_, plan_, source_, options_.file_owner);
+  return {};
+}
+
+Status Runner::Recover() {
+  const std::string journals = stage_path_ + "/" + os::kJournalDir;
+  if (resumed_) {
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(journals));
+    std::vector<std::string> paths;
+    for (const os::Entry& entry : entries) paths.push_back(journals + "/" + entry.name);
+    SW_TRY_ASSIGN(const os::JournalRecords found, os::ReadJournals(paths, options_.fingerprint));
+    std::vector<UnitRecord> records(last_ - first_);
+    for (const std::vector<std::byte>& bytes : found.records) {
+      std::uint64_t unit = 0;
+      UnitRecord record;
+      if (!Decode(bytes, &unit, &record) || unit >= plan_.unit_count()) {
+        return Fail(Errc::kBadInput, journals + ": a record that is not of this run");
+      }
+      if (unit < first_ || unit >= last_) continue;
+      records[unit - first_] = std::move(record);
+      done_[unit - first_] = true;
+    }
+    std::vector<std::byte> bytes;
+    for (std::uint64_t index = first_; index < last_; ++index) {
+      if (!done_[index - first_]) continue;
+      const plan::Unit unit = plan_.unit(index);
+      bytes.resize(unit.bytes);
+      SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
+      const std::uint64_t offset =
+          plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first;
+      SW_TRY(file->ReadAt(offset, bytes));
+      const UnitRecord& record = records[index - first_];
+      // A power failure may lose data that the journal speaks of, and a bad share must not count.
+      const bool whole = DigestOf(bytes) == record.digest;
+      done_[index - first_] = whole;
+      if (!whole) continue;
+      for (const Share& share : record.shares) {
+        if (share.member >= plan_.source().members.size()) {
+          return Fail(Errc::kBadInput, journals + ": a record that is not of this run");
+        }
+      }
+      sums_[index] = {record.crc32, record.digest};
+      source_sums_.Add(record.shares);
+      ++report_.units_resumed;
+    }
+  }
+  SW_TRY_ASSIGN(
+      os::Journal journal,
+      os::Journal::Open(journals + "/" + std::to_string(comm_.rank()), options_.fingerprint));
+  journal_.emplace(std::move(journal));
+  return {};
+}
+
+Status Runner::WriteOne(std::uint64_t index, ByteSource& source, Workspace* workspace) {
+  const plan::Unit unit = plan_.unit(index);
+  UnitRecord record;
+  SW_TRY(GatherUnit(plan_, unit, source, workspace,
+                    options_.verify == Verify::kNone ? nullptr : &record.shares));
+  const std::span<const std::byte> bytes(workspace->unit);
+  record.crc32 = zip::Crc32(bytes);
+  record.digest = DigestOf(bytes);
+  SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
+  SW_TRY(file->WriteAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
+                       bytes));
+  SW_TRY(journal_->Append(Encode(index, record)));
+  sums_[index] = {record.crc32, record.digest};
+  source_sums_.Add(record.shares);
+  sink_.Progress(bytes_done_.fetch_add(unit.bytes, std::memory_order_relaxed) + unit.bytes,
+                 bytes_mine_);
+  return {};
+}
+
+Status Runner::WriteBatch(const std::vector<std::uint64_t>& units, ByteSource& source) {
+  FirstError error;
+  tbb::enumerable_thread_specific<Workspace> workspaces;
+  arena_.execute([&] {
+    tbb::parallel_for(tbb::blocked_range<std::size_t>(0, units.size()), [&](const auto& range) {
+      for (std::size_t i = range.begin(); i < range.end(); ++i) {
+        if (error.failed()) return;
+        if (sink_.stop_requested()) {
+          error.Set(~std::uint64_t{0},
+                    {Errc::kStopped, "stopped on request; --resume continues", 0, -1});
+          return;
+        }
+        if (Status status = WriteOne(units[i], source, &workspaces.local()); !status) {
+          error.Set(units[i], std::move(status).error());
+        }
+      }
+    });
+  });
+  return error.Take();
+}
+
+Status Runner::WriteUnits() {
+  sink_.Pass("write");
+  std::vector<std::uint64_t> todo;
+  for (std::uint64_t index = first_; index < last_; ++index) {
+    if (done_[index - first_]) continue;
+    todo.push_back(index);
+    bytes_mine_ += plan_.unit(index).bytes;
+  }
+  if (!exchange_) return comm_.Agree(WriteBatch(todo, source_));
+  // Each rank may be asked by all the others at once: its share of the memory is cut by their
+  // number.
+  const std::uint64_t budget = options_.memory_bytes - options_.threads * kWorkspaceBytes;
+  const std::uint64_t batch = std::max<std::uint64_t>(
+      1, budget / (2 * plan::kUnitBytes * 8 * static_cast<std::uint64_t>(comm_.size())));
+  SW_TRY_ASSIGN(const std::uint64_t rounds, comm_.AllReduceMax((todo.size() + batch - 1) / batch));
+  for (std::uint64_t round = 0; round < rounds; ++round) {
+    const std::size_t from = std::min<std::size_t>(todo.size(), round * batch);
+    const std::size_t to = std::min<std::size_t>(todo.size(), from + batch);
+    const std::vector<std::uint64_t> part(todo.begin() + static_cast<std::ptrdiff_t>(from),
+                                          todo.begin() + static_cast<std::ptrdiff_t>(to));
+    SW_TRY(exchange_->Round(part));
+    SW_TRY(comm_.Agree(WriteBatch(part, *exchange_)));
+  }
+  return {};
+}
+
+Status Runner::ShareSums() {
+  if (comm_.size() == 1) return {};
+  const std::span<const UnitSum> mine = std::span(sums_).subspan(first_, last_ - first_);
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm_.AllGather(std::as_bytes(mine)));
+  std::byte* at = reinterpret_cast<std::byte*>(sums_.data());
+  for (const comm::Bytes& part : parts) {
+    if (!part.empty()) std::memcpy(at, part.data(), part.size());
+    at += part.size();
+  }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> packed, comm_.AllGather(source_sums_.Pack()));
+  for (std::size_t rank = 0; rank < packed.size(); ++rank) {
+    if (rank != static_cast<std::size_t>(comm_.rank())) source_sums_.Combine(packed[rank]);
+  }
+  return {};
+}
+
+Status Runner::VerifyMembers() {
+  sink_.Pass("verify");
+  const std::size_t count = plan_.source().members.size();
+  std::atomic<std::uint64_t> verified = 0;
+  std::atomic<std::uint64_t> without = 0;
+  FirstError error;
+  arena_.execute([&] {
+    tbb::parallel_for(std::size_t{0}, count, [&](std::size_t m) {
+      const auto member = static_cast<std::uint32_t>(m);
+      const bool mine = exchange_ ? exchange_->owner(member) == comm_.rank() : Mine(m);
+      if (!mine || plan_.primary_bytes(member) == 0 || error.failed()) return;
+      Result<bool> ok = VerifyMember(plan_, source_sums_, member, source_);
+      if (!ok) return error.Set(m, std::move(ok).error());
+      (*ok ? verified : without).fetch_add(1, std::memory_order_relaxed);
+    });
+  });
+  report_.members_verified = verified.load();
+  report_.members_without_sum = without.load();
+  return comm_.Agree(error.Take());
+}
+
+Result<RunReport> Runner::Report() {
+  RunReport total;
+  const auto sum = [&](std::uint64_t mine, std::uint64_t* out) -> Status {
+    SW_TRY_ASSIGN(*out, comm_.AllReduceSum(mine));
+    return {};
+  };
+  SW_TRY(sum(source_.bytes_read(), &total.bytes_read));
+  SW_TRY(sum(source_.files_read(), &total.files_read));
+  SW_TRY(sum(report_.units_resumed, &total.units_resumed));
+  SW_TRY(sum(report_.members_verified, &total.members_verified));
+  SW_TRY(sum(report_.members_without_sum, &total.members_without_sum));
+  total.units = plan_.unit_count();
+  total.bytes_written = plan_.totals().output_bytes;
+  total.files_written = plan_.totals().output_files;
+  if (stage_) total.notes = stage_->notes();
+  return total;
+}
+
+}  // namespace shardwright::exec

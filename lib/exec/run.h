@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "comm/comm.h"
+#include "exec/byte_source.h"
+#include "os/journal.h"
+#include "plan/plan.h"
+
+namespace shardwright::exec {
+
+/// How much is checked beyond what is always proved.
+enum class Verify : std::uint8_t {
+  kNone,      ///< no checksum of the source is compared
+  kSums,      ///< every source member that is read is compared with its checksum
+  kReplicas,  ///< and replicas must repeat their owner bit for bit
+  kReadback,  ///< kSums, and the output is read again before it is committed
+};
+
+struct RunOptions {
+  std::string output;
+  bool force = false;
+  bool resume = false;
+  Verify verify = Verify::kSums;
+  unsigned threads = 1;  ///< of this rank
+  /// Bytes of buffers that this rank may use; at least one workspace per thread is needed.
+  std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+  os::Fingerprint
+      fingerprint{};     ///< of inputs, flags and version: a resumed run must have the same
+  std::string manifest;  ///< JSON object: what the manifest says beside the files
+  /// --node-local: the rank that can read each source file; empty when every rank sees every file.
+  std::vector<int> file_owner;
+};
+
+/// What a run did. Sums over all ranks.
+struct RunReport {
+  std::uint64_t bytes_read = 0;     ///< source payload bytes
+  std::uint64_t bytes_written = 0;  ///< output files, the manifest aside
+  std::uint64_t files_read = 0;
+  std::uint64_t files_written = 0;
+  std::uint64_t units = 0;
+  std::uint64_t units_resumed = 0;
+  std::uint64_t members_verified = 0;
+  std::uint64_t members_without_sum = 0;
+  std::vector<std::string> notes;  ///< root only
+};
+
+/// Bytes of buffers that Run uses on each rank, for --dry-run.
+std::uint64_t BufferBytes(const RunOptions& options);
+
+/// Carries out a plan: writes every output file beside `output` and gives it its name when all of
+/// it is complete, synced and described by a manifest (os/commit.h). Units are cut over ranks by
+/// bytes, then over threads; the output is the same, byte for byte, for every number of ranks and
+/// threads. \error kStopped  asked to stop; what is done stays for a resumed run; kBadInput  a
+/// source member has not its
+///        checksum; kIo, kBusy  the output; kLimit  memory_bytes is too small
+/// Collective. Source: docs/architecture.md, "Plan and run".
+Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
+                      const RunOptions& options, Sink& sink);
+
+}  // namespace shardwright::exec

@@ -1,0 +1,174 @@
+// The passes of a run that work on whole output files: create, frame, sync, read back, commit.
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include <tbb/parallel_for.h>
+
+#include "exec/run_internal.h"
+#include "format/zip/crc32.h"
+#include "os/dir.h"
+
+namespace shardwright::exec {
+
+template <class Visit>
+Status Runner::ForMyFiles(Visit&& visit) {
+  FirstError error;
+  arena_.execute([&] {
+    tbb::parallel_for(std::size_t{0}, plan_.target().files.size(), [&](std::size_t file) {
+      if (!Mine(file) || error.failed()) return;
+      if (Status status = visit(static_cast<std::uint32_t>(file)); !status) {
+        error.Set(file, std::move(status).error());
+      }
+    });
+  });
+  return error.Take();
+}
+
+Status Runner::CreateFiles() {
+  std::set<std::string> folders;
+  for (const plan::OutputFile& file : plan_.target().files) {
+    if (const auto slash = file.path.rfind('/'); slash != std::string::npos) {
+      folders.insert(file.path.substr(0, slash));
+    }
+  }
+  SW_TRY(comm_.OnRoot([&]() -> Status {
+    for (const std::string& folder : folders) SW_TRY(os::MakeDirs(stage_path_ + "/" + folder));
+    return {};
+  }));
+  return ForMyFiles([&](std::uint32_t index) -> Status {
+    const std::uint64_t bytes = plan_.target().files[index].bytes;
+    const std::string path = StagePath(index);
+    if (resumed_) {
+      SW_TRY_ASSIGN(const bool there, os::Exists(path));
+      if (there) {
+        SW_TRY_ASSIGN(const os::File file, os::File::OpenWrite(path));
+        return file.Allocate(bytes);
+      }
+    }
+    SW_TRY_ASSIGN(const os::File file, os::File::Create(path));
+    return file.Allocate(bytes);
+  });
+}
+
+Status Runner::WriteFrame(std::uint32_t index) {
+  const plan::OutputFile& file = plan_.target().files[index];
+  std::vector<std::uint32_t> crcs;
+  std::vector<Digest> digests;
+  for (std::uint32_t p = 0; p < file.payloads.size(); ++p) {
+    const std::uint64_t bytes = file.payloads[p].bytes;
+    std::uint32_t crc = 0;
+    std::uint64_t unit = plan_.first_unit(index, p);
+    for (std::uint64_t first = 0; first < bytes; first += plan::kUnitBytes, ++unit) {
+      const std::uint64_t after = bytes - std::min(bytes, first + plan::kUnitBytes);
+      crc ^= zip::Crc32Share(sums_[unit].crc32, after);
+      digests.push_back(sums_[unit].digest);
+    }
+    const bool copy = file.payloads[p].kind == plan::Payload::Kind::kMember;
+    if (copy && options_.verify != Verify::kNone) {
+      const std::uint32_t member = file.payloads[p].member;
+      const auto expected = plan_.source().members[member].crc32;
+      if (expected && *expected != crc)
+        return tl::unexpected<Error>(WrongChecksum(plan_, member, crc));
+    }
+    crcs.push_back(crc);
+  }
+  SW_TRY_ASSIGN(const std::vector<plan::FramePiece> pieces, file.frame(crcs));
+  SW_TRY_ASSIGN(const auto out, output_.Get(index));
+  for (const plan::FramePiece& piece : pieces) {
+    SW_TRY(out->WriteAt(piece.offset, std::as_bytes(std::span(piece.bytes))));
+  }
+  file_digests_[index] = FileDigest(digests, FrameDigest(pieces));
+  return out->Sync();
+}
+
+Status Runner::SyncWritten() {
+  // On a network file system only the machine that wrote a page can sync it, so every rank syncs
+  // what its units touched before others complete the files.
+  std::vector<std::uint32_t> files;
+  for (std::uint64_t index = first_; index < last_; ++index) {
+    const std::uint32_t file = plan_.unit(index).file;
+    if (files.empty() || files.back() != file) files.push_back(file);
+  }
+  FirstError error;
+  arena_.execute([&] {
+    tbb::parallel_for(std::size_t{0}, files.size(), [&](std::size_t i) {
+      Status status = [&]() -> Status {
+        SW_TRY_ASSIGN(const auto file, output_.Get(files[i]));
+        return file->Sync();
+      }();
+      if (!status) error.Set(i, std::move(status).error());
+    });
+  });
+  return comm_.Agree(error.Take());
+}
+
+Status Runner::WriteFrames() {
+  sink_.Pass("finish");
+  if (comm_.size() > 1) SW_TRY(SyncWritten());
+  file_digests_.resize(plan_.target().files.size());
+  return comm_.Agree(ForMyFiles([&](std::uint32_t file) { return WriteFrame(file); }));
+}
+
+Status Runner::ReadBack(std::uint32_t index) const {
+  const plan::OutputFile& file = plan_.target().files[index];
+  SW_TRY_ASSIGN(const os::File in, os::File::OpenRead(StagePath(index)));
+  std::vector<std::byte> buffer;
+  std::vector<Digest> digests;
+  DigestStream frame;
+  const auto read = [&](std::uint64_t first, std::uint64_t last, auto&& visit) -> Status {
+    for (; first < last; first += buffer.size()) {
+      buffer.resize(std::min(plan::kUnitBytes, last - first));
+      SW_TRY(in.ReadAt(first, buffer));
+      visit();
+    }
+    return {};
+  };
+  std::uint64_t end = 0;
+  for (const plan::Payload& payload : file.payloads) {
+    SW_TRY(read(end, payload.offset, [&] { frame.Add(buffer); }));
+    SW_TRY(read(payload.offset, payload.offset + payload.bytes,
+                [&] { digests.push_back(DigestOf(buffer)); }));
+    end = payload.offset + payload.bytes;
+  }
+  SW_TRY(read(end, file.bytes, [&] { frame.Add(buffer); }));
+  if (FileDigest(digests, frame.Finish()) != file_digests_[index]) {
+    return Fail(Errc::kIo, StagePath(index) + ": what was read back is not what was written");
+  }
+  return {};
+}
+
+Status Runner::ReadBackAll() {
+  sink_.Pass("readback");
+  return comm_.Agree(ForMyFiles([&](std::uint32_t file) { return ReadBack(file); }));
+}
+
+Status Runner::Commit() {
+  sink_.Pass("commit");
+  journal_.reset();
+  std::vector<Digest> mine;
+  for (std::size_t file = 0; file < file_digests_.size(); ++file) {
+    if (Mine(file)) mine.push_back(file_digests_[file]);
+  }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm_.Gather(std::as_bytes(std::span(mine))));
+  return comm_.OnRoot([&]() -> Status {
+    std::vector<ManifestFile> files;
+    const auto ranks = static_cast<std::size_t>(comm_.size());
+    for (std::size_t index = 0; index < file_digests_.size(); ++index) {
+      ManifestFile file{plan_.target().files[index].path, plan_.target().files[index].bytes, {}};
+      std::memcpy(file.digest.data(), parts[index % ranks].data() + index / ranks * sizeof(Digest),
+                  sizeof(Digest));
+      files.push_back(std::move(file));
+    }
+    os::CommitSteps steps;
+    steps.files_synced = true;
+    steps.write_manifest = [&](const std::string& stage) -> Status {
+      SW_TRY_ASSIGN(const std::string text, MakeManifest(options_.manifest, files));
+      return os::ReplaceFile(stage + "/" + kManifestName, text);
+    };
+    return stage_->Commit(steps);
+  });
+}
+
+}  // namespace shardwright::exec

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <tbb/task_arena.h>
+
+#include "exec/exchange.h"
+#include "exec/gather.h"
+#include "exec/integrity.h"
+#include "exec/manifest.h"
+#include "exec/run.h"
+#include "os/commit.h"
+
+namespace shardwright::exec {
+
+/// The first error of many threads, by the lowest index of what failed, so that every run reports
+/// the same one.
+class FirstError {
+ public:
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+  void Set(std::uint64_t index, Error error);
+  Status Take();
+
+ private:
+  std::atomic<bool> failed_ = false;
+  std::mutex mutex_;
+  std::uint64_t index_ = 0;
+  Error error_;
+};
+
+/// Checksums of one written unit.
+struct UnitSum {
+  std::uint32_t crc32 = 0;
+  Digest digest{};
+};
+
+/// One run: its passes in order, and what they hand to each other.
+class Runner {
+ public:
+  Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source, const RunOptions& options,
+         Sink& sink);
+  Result<RunReport> Go();
+
+ private:
+  Status Passes();
+  Status Begin();        // stage and journal; collective
+  Status CreateFiles();  // collective
+  Status Recover();      // units that a stopped run has written; local
+  Status WriteUnits();   // collective
+  Status WriteOne(std::uint64_t unit, ByteSource& source, Workspace* workspace);
+  Status WriteBatch(const std::vector<std::uint64_t>& units, ByteSource& source);
+  Status ShareSums();      // collective
+  Status VerifyMembers();  // collective
+  Status SyncWritten();    // collective
+  Status WriteFrames();    // collective
+  Status WriteFrame(std::uint32_t file);
+  Status ReadBack(std::uint32_t file) const;
+  Status ReadBackAll();  // collective
+  Status Commit();       // collective
+  Result<RunReport> Report();
+
+  bool Mine(std::uint64_t index) const {
+    return index % static_cast<std::uint64_t>(comm_.size()) ==
+           static_cast<std::uint64_t>(comm_.rank());
+  }
+  std::string StagePath(std::uint32_t file) const {
+    return stage_path_ + "/" + plan_.target().files[file].path;
+  }
+  template <class Visit>
+  Status ForMyFiles(Visit&& visit);  // in parallel; local
+
+  comm::Comm& comm_;
+  const plan::Plan& plan_;
+  ByteSource& source_;
+  const RunOptions& options_;
+  Sink& sink_;
+
+  tbb::task_arena arena_;
+  std::optional<os::Stage> stage_;  // root only
+  std::string stage_path_;
+  bool resumed_ = false;
+  std::optional<os::Journal> journal_;
+  FilePool output_;
+  std::optional<Exchange> exchange_;
+
+  std::uint64_t first_ = 0;  // this rank's units
+  std::uint64_t last_ = 0;
+  std::vector<bool> done_;  // of this rank's units: found whole on resume
+  std::vector<UnitSum>
+      sums_;  // of all units after ShareSums; before, of this rank's, by global index
+  SourceSums source_sums_;
+  std::vector<Digest> file_digests_;
+  std::atomic<std::uint64_t> bytes_done_ = 0;
+  std::uint64_t bytes_mine_ = 0;
+  RunReport report_;
+};
+
+}  // namespace shardwright::exec
