@@ -33,7 +33,8 @@ class UniversalInfo {
   UniversalInfo(UniversalInfo&&) noexcept;
   UniversalInfo& operator=(UniversalInfo&&) noexcept;
 
-  /// \param info  the dict, or null / None: then nothing is known
+  /// \param info  the dict, or null / None: then nothing is known. Its nodes must outlive the
+  ///              result.
   /// \error kBadInput     a value of the wrong type; names the key
   /// \error kUnsupported  a newer version, or an expression that RE2 cannot match; names it
   /// Pure.
