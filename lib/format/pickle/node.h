@@ -54,7 +54,8 @@ struct Tensor {
 };
 
 /// One value of an object graph. Nodes belong to an Arena; equal pointers mean the same Python
-/// object.
+/// object. A graph that was read has no cycles and at most limits::kPickleDepth levels, but one
+/// node may hang in many places: a walk over everything needs a set of visited nodes.
 struct Node {
   Kind kind = Kind::kNone;
   bool ordered = false;  ///< kDict: collections.OrderedDict
@@ -119,6 +120,9 @@ class Arena {
 
  private:
   std::deque<Node> nodes_;
+  const Node* none_ = nullptr;
+  const Node* true_ = nullptr;
+  const Node* false_ = nullptr;
 };
 
 /// Sets or replaces an entry with a string key. \pre dict is a kDict of this arena

@@ -45,6 +45,8 @@ class Layout {
     std::uint64_t bytes = 0;
   };
   std::string pickle_;
+  std::uint32_t pickle_crc_ = 0;
+  std::vector<std::uint32_t> order_;  // storage indexes in file order
   std::vector<Payload> payloads_;
   std::uint64_t file_bytes_ = 0;
 };

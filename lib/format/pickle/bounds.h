@@ -1,0 +1,13 @@
+#pragma once
+
+#include "base/result.h"
+#include "format/pickle/node.h"
+
+namespace shardwright::pickle {
+
+/// Checks that a tensor's elements lie in a storage of `elems` elements of its dtype.
+/// \error kBadInput  another number of strides than sizes, an overflow, an element outside
+/// Pure.
+Status CheckBounds(const Tensor& tensor, std::uint64_t elems);
+
+}  // namespace shardwright::pickle

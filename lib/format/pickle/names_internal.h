@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/result.h"
+#include "tensor/dtype.h"
+
+namespace shardwright::pickle {
+
+/// Globals with a meaning of their own. Every other class stays a name.
+enum class Known : std::uint8_t {
+  kOther,
+  kOrderedDict,
+  kSize,
+  kSet,
+  kFrozenSet,
+  kBytes,
+  kByteArray,
+  kEncode,
+  kGetattr,
+  kNewObj,
+  kNewObjEx,
+  kStorage,
+  kTensor,
+  kTensorV2,
+  kTensorV3,
+  kParameter,
+  kParameterWithState,
+  kFromType,
+  kDeviceTensor,
+  kUnsupportedTensor,
+  kUnsupportedStorage,
+};
+
+/// What a GLOBAL names, after Python 2 names have been mapped.
+struct Meaning {
+  std::string dotted;  ///< "module.name"
+  std::string nested;  ///< rest of a dotted name: "Inner" of "module.Outer.Inner", or empty
+  Known known = Known::kOther;
+  DType dtype = DType::kU8;  ///< of a storage class
+  bool untyped = false;      ///< UntypedStorage
+};
+
+/// Reads a global's name. Nothing is looked up or imported.
+/// \error kBadInput  a name that is not a dotted identifier, or that gives access to code execution
+/// Pure.
+Result<Meaning> Interpret(std::string_view module, std::string_view name);
+
+/// True if reading this attribute of a class cannot be a step towards running code.
+bool IsHarmlessAttribute(std::string_view name);
+
+/// The element type that a global like "torch.float32" stands for.
+std::optional<DType> DTypeOfGlobal(std::string_view dotted);
+
+/// The storage class of a dtype in module torch ("FloatStorage"), empty if it has none.
+std::string_view StorageClass(DType dtype);
+
+/// Module and name as protocol 2 spells them, for writing.
+/// \pre dotted holds a dot
+std::pair<std::string, std::string> Spelling(std::string_view dotted);
+
+}  // namespace shardwright::pickle

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string_view>
+
+namespace shardwright {
+
+enum class Surrogates : unsigned char { kRefuse, kAllow };
+
+/// True if `text` is well-formed UTF-8. Python's pickles may carry lone surrogates: kAllow lets
+/// those pass.
+/// Local.
+bool IsUtf8(std::string_view text, Surrogates surrogates);
+
+}  // namespace shardwright

@@ -1,0 +1,228 @@
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "base/checked.h"
+#include "base/limits.h"
+#include "format/utf8.h"
+#include "format/zip/directory_internal.h"
+
+namespace shardwright::zip {
+
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+constexpr std::uint32_t kEntrySignature = 0x02014B50;
+constexpr std::uint32_t kEndSignature = 0x06054B50;
+constexpr std::uint32_t kEnd64Signature = 0x06064B50;
+constexpr std::uint32_t kLocatorSignature = 0x07064B50;
+constexpr std::uint64_t kEntryBytes = 46;
+constexpr std::uint64_t kEndBytes = 22;
+constexpr std::uint64_t kEnd64Bytes = 56;
+constexpr std::uint64_t kLocatorBytes = 20;
+constexpr std::uint64_t kTailBytes = std::uint64_t{64} << 10;
+constexpr std::uint16_t kZip64Id = 1;
+
+tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
+
+std::uint64_t Narrow(std::uint64_t value, std::uint64_t max) { return std::min(value, max); }
+
+// Where the directory lies, and how many entries it has.
+struct Place {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t entries = 0;
+  std::uint64_t end = 0;  // where the record after the directory starts
+};
+
+// The end of the file, as far as it may hold the end record and usually the whole directory.
+struct Tail {
+  std::vector<std::byte> bytes;
+  std::uint64_t offset = 0;
+};
+
+// Position of the end record in the tail: its comment must reach exactly to the end of the file.
+std::optional<std::size_t> FindEndRecord(Bytes tail) {
+  for (std::size_t at = tail.size() - kEndBytes + 1; at-- > 0;) {
+    if (U32(tail, at) == kEndSignature && at + kEndBytes + U16(tail, at + 20) == tail.size()) {
+      return at;
+    }
+  }
+  return std::nullopt;
+}
+
+Result<Place> ReadPlace64(const os::File& file, Bytes locator, Bytes end, std::uint64_t end_at) {
+  Place place;
+  place.end = U64(locator, 8);
+  const std::uint64_t locator_at = end_at - kLocatorBytes;
+  if (U32(locator, 4) != 0 || U32(locator, 16) > 1) return Bad("multi-disk zip file");
+  if (place.end > locator_at || locator_at - place.end < kEnd64Bytes) {
+    return Bad("zip64 end record lies outside the file");
+  }
+  std::vector<std::byte> record(kEnd64Bytes);
+  SW_TRY(file.ReadAt(place.end, record));
+  if (U32(record, 0) != kEnd64Signature) return Bad("zip64 end record not found");
+  if (U64(record, 4) != locator_at - place.end - 12) return Bad("size of the zip64 end record");
+  if (U32(record, 16) != 0 || U32(record, 20) != 0) return Bad("multi-disk zip file");
+  place.entries = U64(record, 32);
+  place.bytes = U64(record, 40);
+  place.offset = U64(record, 48);
+  if (U64(record, 24) != place.entries) return Bad("multi-disk zip file");
+  // Where both records can say a number they must say the same.
+  const bool agree = (U16(end, 10) == 0xFFFF || U16(end, 10) == place.entries) &&
+                     (U32(end, 12) == 0xFFFFFFFF || U32(end, 12) == place.bytes) &&
+                     (U32(end, 16) == 0xFFFFFFFF || U32(end, 16) == place.offset);
+  if (!agree) return Bad("the two end records of the zip file disagree");
+  return place;
+}
+
+Result<Place> ReadPlace(const os::File& file, const Tail& tail, std::size_t at) {
+  const Bytes end = Bytes(tail.bytes).subspan(at, kEndBytes);
+  const std::uint64_t end_at = tail.offset + at;
+  if (end_at >= kLocatorBytes) {
+    std::vector<std::byte> locator(kLocatorBytes);
+    SW_TRY(file.ReadAt(end_at - kLocatorBytes, locator));
+    if (U32(locator, 0) == kLocatorSignature) return ReadPlace64(file, locator, end, end_at);
+  }
+  if (U16(end, 4) != 0 || U16(end, 6) != 0 || U16(end, 8) != U16(end, 10)) {
+    return Bad("multi-disk zip file");
+  }
+  return Place{U32(end, 16), U32(end, 12), U16(end, 10), end_at};
+}
+
+Status CheckPlace(const Place& place) {
+  const Result<std::uint64_t> sum = CheckedAdd(place.offset, place.bytes);
+  if (!sum || *sum != place.end) {
+    return Bad("central directory of " + std::to_string(place.bytes) + " bytes at " +
+               std::to_string(place.offset) + " does not end at " + std::to_string(place.end));
+  }
+  if (place.bytes > limits::kZipDirectoryBytes || place.entries > limits::kZipRecords) {
+    return Fail(Errc::kLimit, "central directory of " + std::to_string(place.entries) +
+                                  " members in " + std::to_string(place.bytes) + " bytes");
+  }
+  if (place.entries == 0) return Bad("zip file without members");
+  if (place.bytes / kEntryBytes < place.entries) {
+    return Bad("central directory of " + std::to_string(place.bytes) + " bytes cannot hold " +
+               std::to_string(place.entries) + " members");
+  }
+  return {};
+}
+
+// Replaces the sizes and the offset that the 32-bit fields of an entry cannot hold.
+Status ReadZip64(Bytes extra, Entry& entry) {
+  constexpr std::uint32_t kElsewhere = 0xFFFFFFFF;
+  bool found = false;
+  while (!extra.empty()) {
+    if (extra.size() < 4 || extra.size() - 4 < U16(extra, 2)) return Bad("malformed extra field");
+    const std::uint16_t id = U16(extra, 0);
+    Bytes body = extra.subspan(4, U16(extra, 2));
+    extra = extra.subspan(4 + body.size());
+    if (id != kZip64Id) continue;
+    if (found) return Bad("two zip64 fields");
+    found = true;
+    for (std::uint64_t* field : {&entry.bytes, &entry.compressed_bytes, &entry.header_offset}) {
+      if (*field != kElsewhere) continue;
+      if (body.size() < 8) return Bad("zip64 field too short");
+      *field = U64(body, 0);
+      body = body.subspan(8);
+      if (*field >> 63 != 0) return Bad("zip64 value above 2^63");
+    }
+  }
+  const bool missing = !found && (entry.bytes == kElsewhere || entry.header_offset == kElsewhere ||
+                                  entry.compressed_bytes == kElsewhere);
+  if (missing) return Bad("zip64 field missing");
+  return {};
+}
+
+bool IsSafeName(std::string_view name) {
+  if (name.empty() || name.front() == '/' || !IsUtf8(name, Surrogates::kRefuse)) return false;
+  for (char c : name) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == '\\' || c == ':' || c == 0x7F) return false;
+  }
+  while (!name.empty()) {
+    const std::size_t slash = name.find('/');
+    const std::string_view part = name.substr(0, slash);
+    if (part == ".." || part == ".") return false;
+    // An empty part is a double slash; a last one marks a folder.
+    if (part.empty()) return false;
+    if (slash == std::string_view::npos) break;
+    name.remove_prefix(slash + 1);
+  }
+  return true;
+}
+
+// Parses the entry that starts `rest` and moves past it.
+Result<Entry> TakeEntry(Bytes& rest) {
+  if (rest.size() < kEntryBytes || U32(rest, 0) != kEntrySignature) {
+    return Bad("malformed central directory");
+  }
+  const std::size_t name_bytes = U16(rest, 28);
+  const std::size_t extra_bytes = U16(rest, 30);
+  const std::size_t all = kEntryBytes + name_bytes + extra_bytes + U16(rest, 32);
+  if (rest.size() < all) return Bad("malformed central directory");
+  Entry entry;
+  entry.name.assign(reinterpret_cast<const char*>(rest.data()) + kEntryBytes, name_bytes);
+  if (!IsSafeName(entry.name)) return Bad("unsafe name of a member");
+  entry.flags = U16(rest, 8);
+  entry.method = U16(rest, 10);
+  entry.crc32 = U32(rest, 16);
+  entry.compressed_bytes = U32(rest, 20);
+  entry.bytes = U32(rest, 24);
+  entry.header_offset = U32(rest, 42);
+  const std::uint16_t disk = U16(rest, 34);
+  if (disk != 0 && disk != 0xFFFF) return Bad("multi-disk zip file");
+  if (Status read = ReadZip64(rest.subspan(kEntryBytes + name_bytes, extra_bytes), entry); !read) {
+    return Within("member " + entry.name, std::move(read).error());
+  }
+  rest = rest.subspan(all);
+  return entry;
+}
+
+}  // namespace
+
+std::uint16_t U16(Bytes bytes, std::size_t at) {
+  return static_cast<std::uint16_t>(std::to_integer<unsigned>(bytes[at]) |
+                                    std::to_integer<unsigned>(bytes[at + 1]) << 8);
+}
+
+std::uint32_t U32(Bytes bytes, std::size_t at) {
+  return U16(bytes, at) | static_cast<std::uint32_t>(U16(bytes, at + 2)) << 16;
+}
+
+std::uint64_t U64(Bytes bytes, std::size_t at) {
+  return U32(bytes, at) | static_cast<std::uint64_t>(U32(bytes, at + 4)) << 32;
+}
+
+Result<Directory> ReadDirectory(const os::File& file, std::uint64_t file_bytes) {
+  if (file_bytes < kEndBytes) return Bad("central directory not found: file is truncated");
+  Tail tail;
+  tail.bytes.resize(Narrow(file_bytes, kTailBytes + kEndBytes));
+  tail.offset = file_bytes - tail.bytes.size();
+  SW_TRY(file.ReadAt(tail.offset, tail.bytes));
+  const std::optional<std::size_t> at = FindEndRecord(tail.bytes);
+  if (!at) return Bad("central directory not found: file is truncated or has bytes after its end");
+  SW_TRY_ASSIGN(const Place place, ReadPlace(file, tail, *at));
+  SW_TRY(CheckPlace(place));
+  std::vector<std::byte> whole;
+  Bytes rest;
+  if (place.offset >= tail.offset) {
+    rest = Bytes(tail.bytes).subspan(place.offset - tail.offset, place.bytes);
+  } else {
+    whole.resize(place.bytes);
+    SW_TRY(file.ReadAt(place.offset, whole));
+    rest = whole;
+  }
+  Directory directory;
+  directory.offset = place.offset;
+  directory.entries.reserve(place.entries);
+  for (std::uint64_t i = 0; i < place.entries; ++i) {
+    SW_TRY_ASSIGN(Entry entry, TakeEntry(rest));
+    directory.entries.push_back(std::move(entry));
+  }
+  if (!rest.empty()) return Bad("central directory holds more than its members");
+  return directory;
+}
+
+}  // namespace shardwright::zip

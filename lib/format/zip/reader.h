@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "os/file.h"
+
+namespace shardwright::zip {
+
+/// One stored member of a container.
+struct Member {
+  std::string name;
+  std::uint64_t header_offset = 0;
+  std::uint64_t payload_offset = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32 = 0;  ///< 0 may mean that it was not computed
+};
+
+/// A container whose every member has been located: local headers agree with the directory, nothing
+/// overlaps, names are safe and differ in more than case.
+struct Container {
+  std::vector<Member> members;  ///< in file order
+  std::uint64_t file_bytes = 0;
+
+  /// Null if there is none. Linear.
+  const Member* Find(std::string_view name) const;
+};
+
+/// Reads the central directory and every local header; payloads stay unread.
+/// \error kBadInput  truncated, malformed, overlapping or unsafe (docs/formats/pt.md); kLimit  more
+/// members than limits::kZipRecords; kUnsupported  compressed members
+/// Local; many threads may read different files.
+Result<Container> ReadContainer(const os::File& file);
+
+/// The bytes of one member, its CRC verified (a stored CRC of 0 is not checked).
+/// \error kBadInput on a wrong CRC; kLimit beyond `max_bytes`
+Result<std::string> ReadMember(const os::File& file, const Member& member, std::uint64_t max_bytes);
+
+}  // namespace shardwright::zip
