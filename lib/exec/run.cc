@@ -57,20 +57,6 @@ bool Decode(std::span<const std::byte> bytes, std::uint64_t* unit, UnitRecord* r
 
 }  // namespace
 
-void FirstError::Set(std::uint64_t index, Error error) {
-  const std::lock_guard lock(mutex_);
-  if (!failed_.load(std::memory_order_relaxed) || index < index_) {
-    index_ = index;
-    error_ = std::move(error);
-  }
-  failed_.store(true, std::memory_order_relaxed);
-}
-
-Status FirstError::Take() {
-  if (!failed()) return {};
-  return tl::unexpected<Error>(std::move(error_));
-}
-
 std::uint64_t BufferBytes(const RunOptions& options) {
   const std::uint64_t workspaces = options.threads * kWorkspaceBytes;
   return options.file_owner.empty() ? workspaces : std::max(workspaces, options.memory_bytes);

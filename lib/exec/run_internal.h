@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +9,7 @@
 #include <tbb/task_arena.h>
 
 #include "exec/exchange.h"
+#include "exec/first_error.h"
 #include "exec/gather.h"
 #include "exec/integrity.h"
 #include "exec/manifest.h"
@@ -17,21 +17,6 @@
 #include "os/commit.h"
 
 namespace shardwright::exec {
-
-/// The first error of many threads, by the lowest index of what failed, so that every run reports
-/// the same one.
-class FirstError {
- public:
-  bool failed() const { return failed_.load(std::memory_order_relaxed); }
-  void Set(std::uint64_t index, Error error);
-  Status Take();
-
- private:
-  std::atomic<bool> failed_ = false;
-  std::mutex mutex_;
-  std::uint64_t index_ = 0;
-  Error error_;
-};
 
 /// Checksums of one written unit.
 struct UnitSum {

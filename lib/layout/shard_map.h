@@ -82,6 +82,24 @@ struct ShardMap {
   std::vector<LogicalTensor> tensors;
 };
 
+/// Visits where the shard elements [first, last) of a placement lie, holder by holder:
+/// visit(const Region& region, element of the region, elements).
+template <class Visit>
+void ForHolders(const ShardMap& map, const Placement& at, std::uint64_t first, std::uint64_t last,
+                Visit&& visit) {
+  const Array& array = map.arrays[at.array];
+  std::uint64_t v = at.vector_offset + first;
+  const std::uint64_t end = at.vector_offset + last;
+  while (v < end) {
+    const std::uint64_t holder = at.chunk == kOneHolder ? 0 : v / at.chunk;
+    const std::uint64_t base = at.chunk == kOneHolder ? 0 : holder * at.chunk;
+    const std::uint64_t count =
+        (at.chunk == kOneHolder || base + at.chunk > end ? end : base + at.chunk) - v;
+    visit(array.regions[holder], at.region_offset + (v - base), count);
+    v += count;
+  }
+}
+
 /// Proves the map before any byte moves: the owners of every tensor cover each element exactly once
 /// (or its partial fragments each cover all of it), every replica repeats an owner's elements,
 /// every fragment lies inside its array's regions, every region inside its member, and no two

@@ -18,24 +18,6 @@ std::string Label(const LogicalTensor& tensor) {
   return "tensor \"" + tensor.name + "\" " + tensor.state;
 }
 
-/// Visits the stretches of shard elements [first, last) by holder: (region, element in region,
-/// elements).
-template <class Visit>
-void ForHolders(const ShardMap& map, const layout::Placement& at, std::uint64_t first,
-                std::uint64_t last, Visit&& visit) {
-  const layout::Array& array = map.arrays[at.array];
-  std::uint64_t v = at.vector_offset + first;
-  const std::uint64_t end = at.vector_offset + last;
-  while (v < end) {
-    const std::uint64_t holder = at.chunk == layout::kOneHolder ? 0 : v / at.chunk;
-    const std::uint64_t base = at.chunk == layout::kOneHolder ? 0 : holder * at.chunk;
-    const std::uint64_t count =
-        std::min(end, at.chunk == layout::kOneHolder ? end : base + at.chunk) - v;
-    visit(array.regions[holder], at.region_offset + (v - base), count);
-    v += count;
-  }
-}
-
 }  // namespace
 
 /// Source elements on their way to a unit, before reads are merged.
@@ -133,10 +115,10 @@ Status Plan::CountReads() {
     for (const Fragment& fragment : tensor.fragments) {
       if (fragment.role == Role::kReplica) continue;
       const auto count = [&](std::uint64_t first, std::uint64_t last) {
-        ForHolders(*source_, fragment.at, first, last,
-                   [&](const layout::Region& region, std::uint64_t, std::uint64_t elems) {
-                     primary_bytes_[region.member] += elems * ItemSize(tensor.dtype);
-                   });
+        layout::ForHolders(*source_, fragment.at, first, last,
+                           [&](const layout::Region& region, std::uint64_t, std::uint64_t elems) {
+                             primary_bytes_[region.member] += elems * ItemSize(tensor.dtype);
+                           });
       };
       if (fragment.cut->covered_elems() == fragment.cut->shard_elems()) {
         count(0, fragment.cut->shard_elems());
@@ -213,12 +195,13 @@ void Plan::AddRun(std::uint32_t target_tensor, bool owner, std::uint64_t logical
     const bool accumulate = fragment.role == Role::kPartial;
     fragment.cut->ForLogicalRange(logical, logical + elems, [&](const layout::Run& run) {
       std::uint64_t position = at + (run.logical - logical) * to_bytes;
-      ForHolders(*source_, fragment.at, run.shard, run.shard + run.elems,
-                 [&](const layout::Region& region, std::uint64_t element, std::uint64_t count) {
-                   pieces->push_back({region.member, feed.primary && owner, accumulate, from.dtype,
-                                      region.offset + element * from_bytes, position, count});
-                   position += count * to_bytes;
-                 });
+      layout::ForHolders(
+          *source_, fragment.at, run.shard, run.shard + run.elems,
+          [&](const layout::Region& region, std::uint64_t element, std::uint64_t count) {
+            pieces->push_back({region.member, feed.primary && owner, accumulate, from.dtype,
+                               region.offset + element * from_bytes, position, count});
+            position += count * to_bytes;
+          });
     });
   }
   if (partial > 0) program->means.push_back({at, elems, partial});

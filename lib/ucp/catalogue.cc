@@ -1,0 +1,111 @@
+#include "ucp/catalogue.h"
+
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "base/checked.h"
+#include "base/limits.h"
+#include "exec/manifest.h"
+#include "os/dir.h"
+
+namespace shardwright::ucp {
+namespace {
+
+constexpr const char* kCatalogueFile = "catalogue.swc";
+constexpr std::uint64_t kCatalogueBytes = std::uint64_t{4} << 30;
+constexpr std::uint64_t kPackAlign = 64;
+
+std::string PackName(std::size_t file) {
+  char name[32];
+  std::snprintf(name, sizeof name, "pack/%06zu.bin", file);
+  return name;
+}
+
+/// The packed twin of a source: one file of payloads for each of its files.
+/// \param target  gets the pack files, `map` the members that feed them
+dialect::SourceSet PackedTwin(const dialect::SourceSet& set, layout::ShardMap* map,
+                              plan::Target* target) {
+  dialect::SourceSet packed = set;
+  for (std::size_t f = 0; f < set.files.size(); ++f) {
+    dialect::SourceFile& twin = packed.files[f];
+    map->files.push_back(set.files[f].path);
+    plan::OutputFile out;
+    out.path = PackName(f);
+    for (std::size_t s = 0; s < twin.skeleton.storages.size(); ++s) {
+      const torch_pt::Storage& from = set.files[f].skeleton.storages[s];
+      torch_pt::Storage& to = twin.skeleton.storages[s];
+      to.offset = RoundUp(out.bytes, kPackAlign);
+      if (from.bytes == 0) continue;
+      plan::Payload payload;
+      payload.kind = plan::Payload::Kind::kMember;
+      payload.offset = to.offset;
+      payload.bytes = from.bytes;
+      payload.member = static_cast<std::uint32_t>(map->members.size());
+      out.payloads.push_back(payload);
+      out.bytes = to.offset + from.bytes;
+      map->members.push_back(
+          {static_cast<std::uint32_t>(f), from.offset, from.bytes, from.crc32, "data/" + from.key});
+    }
+    twin.path = out.path;  // relative: a packed catalogue may be moved
+    twin.identity = {out.bytes, 0, 0};
+    twin.skeleton.file_bytes = out.bytes;
+    out.frame = [](std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
+      return std::vector<plan::FramePiece>();
+    };
+    target->files.push_back(std::move(out));
+  }
+  return packed;
+}
+
+}  // namespace
+
+Result<bool> IsCatalogue(const std::string& folder) {
+  return os::Exists(folder + "/" + kCatalogueFile);
+}
+
+Result<dialect::SourceSet> ReadCatalogue(const std::string& folder) {
+  SW_TRY_ASSIGN(const std::string manifest,
+                os::ReadWholeText(folder + "/" + exec::kManifestName, limits::kJsonBytes));
+  const nlohmann::json json = nlohmann::json::parse(manifest, nullptr, false);
+  if (!json.is_object() || !json.contains("kind") || json["kind"] != "catalogue") {
+    return Fail(Errc::kBadInput,
+                folder + "/" + exec::kManifestName + ": not the manifest of a fragment catalogue");
+  }
+  const std::string path = folder + "/" + kCatalogueFile;
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
+  Result<dialect::SourceSet> set = dialect::DeserializeSource(text);
+  if (!set) return Within(path, std::move(set).error());
+  if (json.value("packed", false)) {
+    for (std::size_t f = 0; f < set->files.size(); ++f)
+      set->files[f].path = folder + "/" + PackName(f);
+  }
+  return set;
+}
+
+Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack,
+                                       const ConvertOptions& options, Sink& sink) {
+  layout::ShardMap map;
+  plan::Target target;
+  dialect::SourceSet packed;
+  std::vector<exec::SourcePath> paths;
+  if (pack == Pack::kCopy) packed = PackedTwin(input.set, &map, &target);
+  const auto text = std::make_shared<const std::string>(
+      dialect::Serialize(pack == Pack::kCopy ? packed : input.set));
+  plan::OutputFile out;
+  out.path = kCatalogueFile;
+  out.bytes = text->size();
+  out.frame = [text](std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
+    return std::vector<plan::FramePiece>{{0, *text}};
+  };
+  target.files.push_back(std::move(out));
+  for (const dialect::SourceFile& file : input.set.files)
+    paths.push_back({file.path, file.identity});
+  exec::FileBytes bytes(map, std::move(paths));
+  nlohmann::ordered_json head = ManifestHead("ucp-extract", "catalogue", input);
+  head["packed"] = pack == Pack::kCopy;
+  return RunPlan(comm, input, map, target, bytes, head.dump(),
+                 pack == Pack::kCopy ? "pack" : "catalogue", options, sink);
+}
+
+}  // namespace shardwright::ucp

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "comm/comm.h"
+#include "dialect/source.h"
+#include "exec/run.h"
+#include "ucp/convert.h"
+#include "ucp/input.h"
+
+namespace shardwright::ucp {
+
+/// True if the folder is a fragment catalogue that ExtractCatalogue wrote.
+/// \error kNotFound if it cannot be asked
+Result<bool> IsCatalogue(const std::string& folder);
+
+/// The source that a catalogue describes. Packed catalogues describe their own copy of the
+/// payloads. \error kBadInput  not complete, or damaged Local.
+Result<dialect::SourceSet> ReadCatalogue(const std::string& folder);
+
+enum class Pack : std::uint8_t {
+  kNone,  ///< the payloads stay where they are
+  kCopy,  ///< the catalogue holds the payloads too
+};
+
+/// Writes the fragment catalogue of a source: the skeleton of every file, and with `pack` its
+/// payloads. Collective.
+Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack,
+                                       const ConvertOptions& options, Sink& sink);
+
+}  // namespace shardwright::ucp

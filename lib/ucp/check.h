@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "comm/comm.h"
+#include "ucp/input.h"
+
+namespace shardwright::ucp {
+
+/// What two checkpoints do not have in common.
+struct CheckReport {
+  std::uint64_t tensors_equal = 0;
+  std::uint64_t tensors_different = 0;
+  std::uint64_t bytes_compared = 0;
+  /// The first differences, one line each: missing tensors, shapes, values with their element and
+  /// both sides, scalars, groups.
+  std::vector<std::string> differences;
+  std::uint64_t difference_count = 0;
+};
+
+inline constexpr std::size_t kShownDifferences = 20;
+
+/// Compares two checkpoints of any layouts, logical tensor by logical tensor, bit for bit; a
+/// compute weight that one side lacks is compared with the rounded master. Steps, parameter groups,
+/// tied names and kinds are compared too. Every source member read is compared with its checksum.
+/// \error kBadInput, kNotFound  an input; differences are not errors
+/// Collective.
+Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, unsigned threads, Sink& sink);
+
+}  // namespace shardwright::ucp

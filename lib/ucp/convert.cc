@@ -1,0 +1,111 @@
+#include "ucp/convert.h"
+
+#include <cstring>
+
+#include "base/version.h"
+#include "dialect/dialect.h"
+#include "exec/integrity.h"
+#include "ucp/link.h"
+#include "ucp/replicas.h"
+
+namespace shardwright::ucp {
+
+nlohmann::ordered_json ToJson(const dialect::Topology& topology) {
+  nlohmann::ordered_json json = {{"zero", topology.zero}, {"dp", topology.dp},
+                                 {"tp", topology.tp},     {"pp", topology.pp},
+                                 {"ep", topology.ep},     {"dtype", Name(topology.dtype)}};
+  if (topology.zero == 3) json["sub_group"] = topology.sub_group;
+  if (topology.round_robin) json["round_robin"] = true;
+  if (topology.pipeline) json["stages"] = topology.stages;
+  return json;
+}
+
+std::string Explain(const dialect::Topology& topology) {
+  std::string text;
+  for (const auto& [key, value] : ToJson(topology).items()) {
+    if (key == "stages") continue;
+    text += (text.empty() ? "" : " ") + key + "=" +
+            (value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return text;
+}
+
+nlohmann::ordered_json ManifestHead(const std::string& command, const std::string& kind,
+                                    const Input& input) {
+  exec::Digest fingerprint;
+  std::memcpy(fingerprint.data(), input.fingerprint.data(), fingerprint.size());
+  return {{"schema", 1},
+          {"program", "shardwright"},
+          {"version", kVersion},
+          {"command", command},
+          {"kind", kind},
+          {"source",
+           {{"kind", input.checkpoint.origin},
+            {"tag", input.checkpoint.tag},
+            {"layout", ToJson(input.checkpoint.topology)},
+            {"fingerprint", exec::Hex(fingerprint)}}}};
+}
+
+Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
+                              const plan::Target& target, exec::ByteSource& bytes,
+                              const std::string& manifest_head, const std::string& parameters,
+                              const ConvertOptions& options, Sink& sink) {
+  sink.Pass("plan");
+  Result<plan::Plan> made = plan::Plan::Make(source, target);
+  SW_TRY(comm.Agree(made ? Status() : Status(tl::unexpected<Error>(made.error()))));
+  const plan::Plan& plan = *made;
+  exec::RunOptions run;
+  run.output = options.output;
+  run.force = options.force;
+  run.resume = options.resume;
+  run.verify = options.verify;
+  run.threads = options.threads;
+  run.memory_bytes = options.memory_bytes;
+  run.fingerprint = RunFingerprint(input, parameters);
+  run.manifest = manifest_head;
+  run.file_owner = input.file_owner;
+  ConvertReport report;
+  report.dry_run = options.dry_run;
+  report.totals = plan.totals();
+  if (options.verify == exec::Verify::kNone) report.totals.verify_bytes = 0;
+  report.buffer_bytes = exec::BufferBytes(run);
+  if (options.dry_run) return report;
+  if (options.verify == exec::Verify::kReplicas) {
+    sink.Pass("replicas");
+    SW_TRY(CompareReplicas(comm, source, bytes, options.threads, sink));
+  }
+  SW_TRY_ASSIGN(report.run, exec::Run(comm, plan, bytes, run, sink));
+  sink.AddRead(bytes.bytes_read(), bytes.files_read());
+  if (comm.rank() == 0) sink.AddWritten(report.run.bytes_written, report.run.files_written);
+  return report;
+}
+
+Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::TargetSpec& spec,
+                              Format format, const std::string& command,
+                              const ConvertOptions& options, Sink& sink) {
+  const dialect::Checkpoint& source = input.checkpoint;
+  SW_TRY_ASSIGN(const dialect::Topology topology, dialect::ResolveTarget(spec, source));
+  ConvertReport report;
+  nlohmann::ordered_json head =
+      ManifestHead(command, format == Format::kUniversal ? "universal" : "deepspeed", input);
+  head["layout"] = ToJson(topology);
+  if (format == Format::kDeepSpeed && CanLink(input, topology)) {
+    sink.Note("source and target layouts are equal (" + Explain(topology) + "): linking its files",
+              0);
+    report.dry_run = options.dry_run;
+    report.linked = true;
+    SW_TRY_ASSIGN(report.totals, LinkCheckpoint(comm, input, head, options, sink));
+  } else {
+    SW_TRY_ASSIGN(const plan::Target target, format == Format::kUniversal
+                                                 ? dialect::WriteUniversal(source, topology)
+                                                 : dialect::WriteDeepSpeed(source, topology));
+    SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
+                                  head["kind"].get<std::string>() + " " + head["layout"].dump(),
+                                  options, sink));
+  }
+  report.source = source.topology;
+  report.target = topology;
+  return report;
+}
+
+}  // namespace shardwright::ucp

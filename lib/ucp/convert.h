@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "comm/comm.h"
+#include "dialect/target_spec.h"
+#include "exec/run.h"
+#include "plan/plan.h"
+#include "ucp/input.h"
+
+namespace shardwright::ucp {
+
+enum class Format : std::uint8_t {
+  kDeepSpeed,  ///< native files of a parallel layout
+  kUniversal,  ///< atoms: one file per parameter and state
+};
+
+/// How a command writes; the fields are the shared flags.
+struct ConvertOptions {
+  std::string output;
+  bool force = false;
+  bool resume = false;
+  bool dry_run = false;
+  exec::Verify verify = exec::Verify::kSums;
+  unsigned threads = 1;
+  std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+};
+
+/// What a conversion did, or with dry_run what it would do.
+struct ConvertReport {
+  bool dry_run = false;
+  bool linked = false;  ///< the layouts were equal: files were linked, nothing was read or written
+  plan::Totals totals;
+  exec::RunReport run;
+  std::uint64_t buffer_bytes = 0;  ///< of each rank
+  dialect::Topology source;
+  dialect::Topology target;
+};
+
+/// Writes the source in another layout.
+/// \param spec  unset keys keep the source's value
+/// \error as dialect::ResolveTarget, plan::Plan::Make and exec::Run
+/// Collective.
+Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::TargetSpec& spec,
+                              Format format, const std::string& command,
+                              const ConvertOptions& options, Sink& sink);
+
+/// Plans and runs a copy program, or with dry_run only plans it. `source` is the map that `bytes`
+/// reads. Collective.
+Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
+                              const plan::Target& target, exec::ByteSource& bytes,
+                              const std::string& manifest_head, const std::string& parameters,
+                              const ConvertOptions& options, Sink& sink);
+
+/// What every manifest begins with.
+nlohmann::ordered_json ManifestHead(const std::string& command, const std::string& kind,
+                                    const Input& input);
+
+nlohmann::ordered_json ToJson(const dialect::Topology& topology);
+
+/// "zero=2 dp=3 tp=1 pp=1 ep=1 dtype=bfloat16"
+std::string Explain(const dialect::Topology& topology);
+
+}  // namespace shardwright::ucp

@@ -1,0 +1,171 @@
+#include "ucp/input.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/limits.h"
+#include "base/version.h"
+#include "dialect/dialect.h"
+#include "exec/integrity.h"
+#include "os/dir.h"
+#include "ucp/catalogue.h"
+
+namespace shardwright::ucp {
+namespace {
+
+std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+std::string TextOf(const comm::Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+void ReplaceAll(std::string* text, std::string_view what, std::string_view by) {
+  for (std::size_t at = text->find(what); at != std::string::npos;
+       at = text->find(what, at + by.size())) {
+    text->replace(at, what.size(), by);
+  }
+}
+
+std::vector<std::string> Expand(std::vector<std::string> roots, int rank) {
+  char node[256] = "localhost";
+  if (gethostname(node, sizeof node - 1) != 0) std::strcpy(node, "localhost");
+  for (std::string& root : roots) {
+    ReplaceAll(&root, "{rank}", std::to_string(rank));
+    ReplaceAll(&root, "{node}", node);
+  }
+  return roots;
+}
+
+Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots) {
+  if (roots.size() == 1) {
+    SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
+    if (catalogue) return ReadCatalogue(roots.front());
+  }
+  return dialect::ScanSource(roots);
+}
+
+/// Every rank's part of a node-local source, united: a file that several ranks see belongs to the
+/// lowest of them.
+Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
+                                     std::vector<int>* file_owner) {
+  const std::vector<std::string> roots = Expand(options.roots, comm.rank());
+  Result<dialect::SourceSet> mine = ScanAny(roots);
+  // Only one node needs to hold `latest`: the others are told the tag.
+  const std::string tag = mine ? mine->tag : "";
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> tags, comm.AllGather(BytesOf(tag)));
+  if (!mine && mine.error().code == Errc::kNotFound) {
+    const auto known =
+        std::find_if(tags.begin(), tags.end(), [](const auto& text) { return !text.empty(); });
+    if (known != tags.end()) {
+      std::vector<std::string> folders = roots;
+      for (std::string& folder : folders) folder += "/" + TextOf(*known);
+      mine = ScanAny(folders);
+    }
+  }
+  SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,
+                comm.AllGather(BytesOf(dialect::Serialize(*mine))));
+  dialect::SourceSet all;
+  std::map<std::string, std::size_t> by_name;
+  std::vector<int> owner;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    SW_TRY_ASSIGN(dialect::SourceSet part, dialect::DeserializeSource(TextOf(parts[rank])));
+    if (rank == 0) {
+      all.kind = part.kind;
+      all.tag = part.tag;
+    }
+    if (part.tag != all.tag || part.kind != all.kind) {
+      return Fail(Errc::kBadInput, "the ranks see different checkpoints: \"" + all.tag +
+                                       "\" on rank 0, \"" + part.tag + "\" on rank " +
+                                       std::to_string(rank));
+    }
+    if (all.manifest.empty()) all.manifest = std::move(part.manifest);
+    for (dialect::SourceFile& file : part.files) {
+      if (!by_name.emplace(file.name, all.files.size()).second) continue;
+      all.files.push_back(std::move(file));
+      owner.push_back(static_cast<int>(rank));
+    }
+  }
+  // Scanned sets are sorted by name with numbers by value; DeserializeSource keeps that order
+  // within a part, and the union is brought back to it here.
+  std::vector<std::size_t> order(all.files.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return dialect::NameLess(all.files[a].name, all.files[b].name);
+  });
+  std::vector<dialect::SourceFile> sorted;
+  for (const std::size_t i : order) {
+    sorted.push_back(std::move(all.files[i]));
+    file_owner->push_back(owner[i]);
+  }
+  all.files = std::move(sorted);
+  return all;
+}
+
+}  // namespace
+
+Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
+                                     std::vector<int>* file_owner) {
+  file_owner->clear();
+  if (options.node_local) return ScanParts(comm, options, file_owner);
+  if (comm.size() == 1) return ScanAny(options.roots);
+  dialect::SourceSet set;
+  comm::Bytes bytes;
+  SW_TRY(comm.OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(set, ScanAny(options.roots));
+    const std::string text = dialect::Serialize(set);
+    bytes.resize(text.size());
+    std::memcpy(bytes.data(), text.data(), text.size());
+    return {};
+  }));
+  SW_TRY(comm.Bcast(bytes));
+  if (comm.rank() == 0) return set;
+  return dialect::DeserializeSource(TextOf(bytes));
+}
+
+Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options,
+                                         Sink& sink) {
+  sink.Pass("scan");
+  auto input = std::make_unique<Input>();
+  exec::DigestStream digest;
+  for (const std::string& file : options.pattern_files) {
+    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
+    SW_TRY(input->patterns.AddFile(text, file));
+    digest.Add(BytesOf(text));
+  }
+  SW_TRY(input->patterns.AddBuiltIn());
+  SW_TRY_ASSIGN(input->set, ScanInput(comm, options, &input->file_owner));
+  sink.Pass("map");
+  Result<dialect::Checkpoint> checkpoint = dialect::ReadCheckpoint(input->set, input->patterns);
+  SW_TRY(comm.Agree(checkpoint ? Status() : Status(tl::unexpected<Error>(checkpoint.error()))));
+  input->checkpoint = *std::move(checkpoint);
+  for (const std::string& warning : input->checkpoint.warnings) sink.Warn(warning);
+  std::vector<exec::SourcePath> paths;
+  for (const dialect::SourceFile& file : input->set.files) {
+    paths.push_back({file.path, file.identity});
+    digest.Add(BytesOf(file.name));
+    digest.Add(std::as_bytes(std::span(&file.identity.bytes, 1)));
+    digest.Add(std::as_bytes(std::span(&file.identity.mtime_ns, 1)));
+    digest.Add(BytesOf(file.skeleton.pickle));
+  }
+  const exec::Digest sum = digest.Finish();
+  std::memcpy(input->fingerprint.data(), sum.data(), sum.size());
+  input->bytes = std::make_unique<exec::FileBytes>(input->checkpoint.map, std::move(paths));
+  return input;
+}
+
+os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters) {
+  exec::DigestStream digest;
+  digest.Add(input.fingerprint);
+  digest.Add(BytesOf(kVersion));
+  digest.Add(BytesOf(parameters));
+  const exec::Digest sum = digest.Finish();
+  os::Fingerprint fingerprint;
+  std::memcpy(fingerprint.data(), sum.data(), sum.size());
+  return fingerprint;
+}
+
+}  // namespace shardwright::ucp

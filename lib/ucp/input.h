@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "comm/comm.h"
+#include "dialect/checkpoint.h"
+#include "dialect/patterns.h"
+#include "dialect/source.h"
+#include "exec/byte_source.h"
+#include "os/journal.h"
+
+namespace shardwright::ucp {
+
+/// What a command reads.
+struct InputOptions {
+  /// A checkpoint's save or tag folder, an atom folder, or a fragment catalogue; more roots hold
+  /// further parts of the same checkpoint. With node_local, `{rank}` and `{node}` are replaced by
+  /// the rank's number and the node's name.
+  std::vector<std::string> roots;
+  std::vector<std::string> pattern_files;
+  bool node_local = false;
+};
+
+/// An opened source: its skeletons, what they mean, and how to read its payloads.
+struct Input {
+  dialect::SourceSet set;
+  dialect::Patterns patterns;
+  dialect::Checkpoint checkpoint;
+  std::vector<int> file_owner;  ///< node_local: the rank that reads each file; else empty
+  std::unique_ptr<exec::ByteSource> bytes;
+  /// Of the source: names, identities and object graphs of all its files, and the pattern files.
+  os::Fingerprint fingerprint{};
+};
+
+/// Finds, scans and understands a source. Rank 0 looks and tells the others; with node_local every
+/// rank looks at its own files and the parts are united. \error kNotFound, kBadInput, kUnsupported
+/// as dialect::ScanSource and dialect::ReadCheckpoint Collective.
+Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options, Sink& sink);
+
+/// Finds the skeletons of a source only, as OpenInput does first.
+/// Collective.
+Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
+                                     std::vector<int>* file_owner);
+
+/// Fingerprint of a run: of its source and everything that shapes its output.
+os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters);
+
+}  // namespace shardwright::ucp
