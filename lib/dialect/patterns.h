@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +13,13 @@
 #include "tensor/shape.h"
 
 namespace shardwright::dialect {
+
+/// What is known about how tensor parallelism cuts a parameter: the rule and the whole shape
+/// (padding rows of a vocabulary not counted).
+struct Ruled {
+  layout::SplitRule rule;
+  Shape whole;
+};
 
 /// Split rules by parameter name: pattern files (patterns/*.json, --patterns FILE) say what
 /// checkpoint files do not. Regular expressions are RE2, matched against the full name; the first
@@ -30,21 +39,31 @@ class Patterns {
   /// Adds the pattern files that ship with the program (compiled in from patterns/*.json).
   Status AddBuiltIn();
 
-  /// The rule for a parameter of a whole or TP-local shape; files added by AddFile before built-in
-  /// ones. A built-in family applies only when all its `requires` expressions match some name of
-  /// `all_names`.
+  enum class From : std::uint8_t { kAny, kUser, kBuiltIn };
+
+  /// The rule of a parameter, from the shapes of its shards on all tensor-parallel ranks (one when
+  /// tp is 1); files added by AddFile before built-in ones. A built-in family applies only when
+  /// SelectFor has chosen it. \pre !shards.empty()
+  /// \error kBadInput if the rule does not fit the shards; names the rule and both sides
+  Result<std::optional<Ruled>> RuleFor(const std::string& name, std::span<const Shape> shards,
+                                       From from = From::kAny) const;
+
+  /// The rule for a parameter of a whole shape; nothing also where a rule does not fit it.
   std::optional<layout::SplitRule> Find(const std::string& name, const Shape& shape) const;
 
-  /// Chooses which built-in families apply to a model, by its parameter names. Call once before
-  /// Find.
-  void SelectFor(const std::vector<std::string>& all_names);
+  /// Chooses which built-in families apply to a model: those whose `requires` expressions all match
+  /// some name and whose `requires_shapes` hold. Call once before RuleFor and Find.
+  /// \param shapes  of the parameters, whole or those of one tensor-parallel rank, by name; without
+  ///                them families with `requires_shapes` are not chosen
+  void SelectFor(const std::vector<std::string>& all_names, const std::vector<Shape>& shapes = {});
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-/// Split rules from `universal_checkpoint_info` (versions 0.0-0.4 and affine_map), Python
-/// expressions matched at the start of the name: see universal_info.h.
+/// A rule in pattern-file form for a parameter that no rule covers, for messages: its choices and
+/// the whole shape that each would give. \pre !shards.empty()
+std::string RuleToAdd(const std::string& name, std::span<const Shape> shards);
 
 }  // namespace shardwright::dialect

@@ -15,13 +15,6 @@
 
 namespace shardwright::dialect {
 
-/// What is known about how tensor parallelism cuts a parameter: the rule and the whole shape
-/// (padding rows of a vocabulary not counted).
-struct Ruled {
-  layout::SplitRule rule;
-  Shape whole;
-};
-
 /// The split rules that a checkpoint carries itself: `universal_checkpoint_info`, versions 0.0 to
 /// 0.4, and its `affine_map`, which wins where it has a parameter. Expressions are Python's,
 /// matched at the start of the name. Source: docs/formats/deepspeed.md, "Tensor-parallel
@@ -68,6 +61,12 @@ class UniversalInfo {
 /// Pure.
 Result<Ruled> DecideRule(const UniversalInfo& info, const Patterns& patterns,
                          const std::string& name, std::span<const Shape> shards);
+
+/// The cut of rank `rank` of `ranks` of a parameter: layout::MakeCut with the parameter's name in
+/// the error, and where no rule is known the rule to add.
+/// \error as layout::MakeCut
+/// Pure.
+Result<layout::Cut> CutOf(const Param& param, std::uint64_t ranks, std::uint64_t rank);
 
 /// The `universal_checkpoint_info` of a checkpoint written for `tp` ranks: anchored and escaped
 /// names as AutoTP writes them, the pattern lists of version 0.4, and an affine_map. Null when tp
