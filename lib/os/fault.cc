@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "os/sys_internal.h"
@@ -18,21 +19,26 @@ namespace shardwright::os {
 namespace {
 
 constexpr std::array<std::string_view, kOpCount> kNames = {
-    "open",  "create", "read",  "write",  "allocate", "truncate", "sync", "rename", "link",
-    "clone", "copy",   "mkdir", "unlink", "rmdir",    "lock",     "stat", "list"};
+    "open", "create", "read", "write", "allocate", "truncate", "sync", "rename", "exchange",
+    "link", "clone",  "copy", "mkdir", "unlink",   "rmdir",    "lock", "stat",   "list"};
 
-constexpr std::array<std::pair<std::string_view, int>, 6> kErrors = {{{"eio", EIO},
+constexpr std::array<std::pair<std::string_view, int>, 7> kErrors = {{{"eio", EIO},
                                                                       {"enospc", ENOSPC},
                                                                       {"edquot", EDQUOT},
                                                                       {"erofs", EROFS},
                                                                       {"eacces", EACCES},
+                                                                      {"einval", EINVAL},
                                                                       {"eintr", EINTR}}};
 
-struct State {
-  std::optional<FaultRule> rule;
-  bool malformed = false;
-  bool fired = false;
+struct ActiveRule {
+  FaultRule rule;
   std::uint64_t hits = 0;  // calls of the rule's target
+  bool fired = false;
+};
+
+struct State {
+  std::vector<ActiveRule> rules;
+  bool malformed = false;
   std::array<std::uint64_t, kOpCount> counts{};
   std::map<std::string, std::uint64_t, std::less<>> points;
 };
@@ -77,6 +83,12 @@ void WriteCounts() {
   ::close(fd);
 }
 
+std::vector<ActiveRule> Activate(std::vector<FaultRule> rules) {
+  std::vector<ActiveRule> active;
+  for (FaultRule& rule : rules) active.push_back({std::move(rule)});
+  return active;
+}
+
 void ReadEnvironment() {
   const std::lock_guard lock(Mutex());
   if (internal::fault_state.load(std::memory_order_relaxed) != internal::kFaultUnread) return;
@@ -90,20 +102,27 @@ void ReadEnvironment() {
   if (spec.substr(0, kCount.size()) == kCount && spec.size() > kCount.size()) {
     CountFile() = std::string(spec.substr(kCount.size()));
     std::atexit(WriteCounts);
-  } else if (auto rule = ParseFault(spec)) {
-    Current().rule = *std::move(rule);
+  } else if (auto rules = ParseFaults(spec)) {
+    Current().rules = Activate(*std::move(rules));
   } else {
     Current().malformed = true;
   }
   internal::fault_state.store(internal::kFaultOn, std::memory_order_relaxed);
 }
 
-// Whether this call is the rule's. Under the mutex.
-bool Strikes(State& state) {
-  const std::uint64_t hit = ++state.hits;
-  if (hit < state.rule->first || (hit > state.rule->first && !state.rule->onward)) return false;
-  state.fired = true;
-  return true;
+// Counts a call in every rule that aims at it; the first that is due strikes. Under the mutex.
+template <class Aims>
+std::optional<FaultRule> Strike(State& state, Aims&& aims) {
+  std::optional<FaultRule> struck;
+  for (ActiveRule& active : state.rules) {
+    if (!aims(active.rule.target)) continue;
+    const std::uint64_t hit = ++active.hits;
+    const bool due = hit == active.rule.first || (hit > active.rule.first && active.rule.onward);
+    if (!due || struck) continue;
+    active.fired = true;
+    struck = active.rule;
+  }
+  return struck;
 }
 
 Fault Act(const FaultRule& rule) {
@@ -160,10 +179,9 @@ Fault HitSlow(Op op) {
     State& state = Current();
     if (state.malformed) return {.error = EINVAL, .cut = false, .die = false};
     ++state.counts[static_cast<std::size_t>(op)];
-    if (!state.rule) return {};
-    const bool is_target =
-        state.rule->target == "any" ? IsMutating(op) : state.rule->target == OpName(op);
-    if (is_target && Strikes(state)) struck = state.rule;
+    struck = Strike(state, [&](const std::string& target) {
+      return target == "any" ? IsMutating(op) : target == OpName(op);
+    });
   }
   return struck ? Act(*struck) : Fault{};
 }
@@ -175,7 +193,7 @@ Status FaultPointSlow(const char* name) {
     const std::lock_guard lock(Mutex());
     State& state = Current();
     ++state.points[name];
-    if (state.rule && state.rule->target == name && Strikes(state)) struck = state.rule;
+    struck = Strike(state, [&](const std::string& target) { return target == name; });
   }
   if (!struck) return {};
   const Fault fault = Act(*struck);
@@ -219,6 +237,17 @@ Result<FaultRule> ParseFault(std::string_view spec) {
   return ParseAction(std::move(rule), spec.substr(last_colon + 1), spec);
 }
 
+Result<std::vector<FaultRule>> ParseFaults(std::string_view specs) {
+  std::vector<FaultRule> rules;
+  for (;;) {
+    const std::size_t comma = specs.find(',');
+    SW_TRY_ASSIGN(FaultRule rule, ParseFault(specs.substr(0, comma)));
+    rules.push_back(std::move(rule));
+    if (comma == std::string_view::npos) return rules;
+    specs.remove_prefix(comma + 1);
+  }
+}
+
 void KillSelf() {
   ::kill(::getpid(), SIGKILL);
   for (;;) ::pause();
@@ -229,14 +258,14 @@ struct ScopedFault::Saved {
   int mode = internal::kFaultOff;
 };
 
-ScopedFault::ScopedFault(std::optional<FaultRule> rule) : saved_(std::make_unique<Saved>()) {
+ScopedFault::ScopedFault(std::vector<FaultRule> rules) : saved_(std::make_unique<Saved>()) {
   if (internal::fault_state.load(std::memory_order_relaxed) == internal::kFaultUnread) {
     ReadEnvironment();
   }
   const std::lock_guard lock(Mutex());
   saved_->mode = internal::fault_state.load(std::memory_order_relaxed);
   saved_->state = std::exchange(Current(), State{});
-  Current().rule = std::move(rule);
+  Current().rules = Activate(std::move(rules));
   internal::fault_state.store(internal::kFaultOn, std::memory_order_relaxed);
 }
 
@@ -246,9 +275,9 @@ ScopedFault::~ScopedFault() {
   internal::fault_state.store(saved_->mode, std::memory_order_relaxed);
 }
 
-bool ScopedFault::fired() const {
+bool ScopedFault::fired(std::size_t index) const {
   const std::lock_guard lock(Mutex());
-  return Current().fired;
+  return index < Current().rules.size() && Current().rules[index].fired;
 }
 
 std::uint64_t ScopedFault::Count(Op op) const {

@@ -5,9 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/result.h"
 
@@ -16,14 +17,15 @@ namespace shardwright::os {
 // Fault injection, for tests only. Every system call of lib/os passes Hit() first. Unset it costs
 // one relaxed load. A process is told by the variable SHARDWRIGHT_FAULT, read once:
 //
-//   SHARDWRIGHT_FAULT=TARGET:N[+]:ACTION   at the Nth call of TARGET (from the Nth on with "+")
-//   SHARDWRIGHT_FAULT=count:FILE           append one line "NAME=COUNT ..." to FILE at exit
+//   SHARDWRIGHT_FAULT=RULE[,RULE...]   RULE is TARGET:N[+]:ACTION: at the Nth call of TARGET (from
+//                                      the Nth on with "+"); the first rule that hits a call acts
+//   SHARDWRIGHT_FAULT=count:FILE       append one line "NAME=COUNT ..." to FILE at exit
 //
 // TARGET  an operation (OpName), "any" (every mutating operation) or a named point with a dot
 //         ("commit.rename")
 // ACTION  kill (SIGKILL before the call), term (SIGTERM, then the call), short (the call moves half
 //         of the bytes), torn (half of the bytes, then SIGKILL), or an error: eio enospc edquot
-//         erofs eacces eintr
+//         erofs eacces einval eintr
 //
 // A value that cannot be parsed makes every call fail with EINVAL: a typo never passes as a run
 // without faults.
@@ -38,6 +40,7 @@ enum class Op : std::uint8_t {
   kTruncate,
   kSync,
   kRename,
+  kExchange,
   kLink,
   kClone,
   kCopy,
@@ -48,7 +51,7 @@ enum class Op : std::uint8_t {
   kStat,
   kList,
 };
-inline constexpr std::size_t kOpCount = 17;
+inline constexpr std::size_t kOpCount = 18;
 
 /// Lower-case name of an operation, as in a fault rule.
 std::string_view OpName(Op op);
@@ -71,6 +74,9 @@ struct FaultRule {
 /// Parses TARGET:N[+]:ACTION.
 /// \error kUsage, with the part that is wrong
 Result<FaultRule> ParseFault(std::string_view spec);
+
+/// Parses rules separated by commas. \error kUsage
+Result<std::vector<FaultRule>> ParseFaults(std::string_view specs);
 
 /// What the caller of Hit has to do: fail with `error`, move fewer bytes, die afterwards.
 struct Fault {
@@ -104,17 +110,19 @@ inline Status FaultPoint(const char* name) {
 /// Ends the process as if it had been killed from outside.
 [[noreturn]] void KillSelf();
 
-/// Puts a rule (or only counting) in force for its lifetime, in place of what was there.
+/// Puts rules (or only counting) in force for its lifetime, in place of what was there.
 /// Scopes nest; not for use on two threads at once.
 class ScopedFault {
  public:
-  explicit ScopedFault(std::optional<FaultRule> rule = std::nullopt);
+  ScopedFault() : ScopedFault(std::vector<FaultRule>()) {}
+  explicit ScopedFault(FaultRule rule) : ScopedFault(std::vector<FaultRule>{std::move(rule)}) {}
+  explicit ScopedFault(std::vector<FaultRule> rules);
   ScopedFault(const ScopedFault&) = delete;
   ScopedFault& operator=(const ScopedFault&) = delete;
   ~ScopedFault();
 
-  /// True once the rule has hit a call.
-  bool fired() const;
+  /// True once the rule at `index` has hit a call.
+  bool fired(std::size_t index = 0) const;
 
   /// Calls of one operation in this scope.
   std::uint64_t Count(Op op) const;

@@ -119,7 +119,7 @@ int Rename(const std::string& from, const std::string& to) {
 }
 
 int Rename2(const std::string& from, const std::string& to, unsigned flags) {
-  return Run(Op::kRename,
+  return Run((flags & RENAME_EXCHANGE) != 0 ? Op::kExchange : Op::kRename,
              [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags); });
 }
 

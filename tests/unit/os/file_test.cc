@@ -1,0 +1,136 @@
+#include "os/file.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <limits>
+
+#include "os/dir.h"
+#include "os/fault.h"
+#include "scratch.h"
+
+namespace shardwright::os {
+namespace {
+
+using FileTest = Scratch;
+
+FaultRule Rule(const std::string& spec) {
+  auto rule = ParseFault(spec);
+  EXPECT_TRUE(rule) << rule.error().message;
+  return *rule;
+}
+
+TEST_F(FileTest, WritesAndReadsAtOffsets) {
+  auto file = File::Create(At("a"));
+  ASSERT_TRUE(file);
+  ASSERT_TRUE(file->WriteAt(4, AsBytes("tail")));
+  ASSERT_TRUE(file->WriteAt(0, AsBytes("head")));
+  ASSERT_TRUE(file->Sync());
+  std::string text(8, '?');
+  ASSERT_TRUE(file->ReadAt(0, std::as_writable_bytes(std::span(text))));
+  EXPECT_EQ(text, "headtail");
+  EXPECT_EQ(Get("a"), "headtail");
+}
+
+TEST_F(FileTest, ReadBeyondTheEndIsBadInputAndSaysWhereItEnds) {
+  Put("a", "12345");
+  auto file = File::OpenRead(At("a"));
+  ASSERT_TRUE(file);
+  std::vector<std::byte> out(4);
+  const Status status = file->ReadAt(3, out);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kBadInput);
+  EXPECT_EQ(status.error().message, At("a") + ": 4 bytes expected at offset 3, the file ends at 5");
+  EXPECT_EQ(file->ReadAt(std::numeric_limits<std::uint64_t>::max(), out).error().code,
+            Errc::kBadInput);
+  EXPECT_TRUE(file->ReadAt(5, {}));
+}
+
+TEST_F(FileTest, CreateNeverReplaces) {
+  Put("a", "old");
+  const auto file = File::Create(At("a"));
+  ASSERT_FALSE(file);
+  EXPECT_EQ(file.error().code, Errc::kBusy);
+  EXPECT_EQ(file.error().sys, EEXIST);
+  EXPECT_EQ(Get("a"), "old");
+}
+
+TEST_F(FileTest, OpensOnlyRegularFiles) {
+  ASSERT_EQ(::mkfifo(At("pipe").c_str(), 0600), 0);
+  for (const std::string& path : {At("absent"), At(""), At("pipe"), std::string("/dev/null")}) {
+    const auto read = File::OpenRead(path);
+    ASSERT_FALSE(read) << path;
+    EXPECT_EQ(read.error().code, Errc::kNotFound) << path;
+    const auto write = File::OpenWrite(path);
+    ASSERT_FALSE(write) << path;
+    EXPECT_EQ(write.error().code, Errc::kNotFound) << path;
+  }
+  EXPECT_EQ(File::Create(At("no/dir")).error().code, Errc::kIo);
+}
+
+TEST_F(FileTest, AllocateSetsTheSizeBothWays) {
+  auto file = File::Create(At("a"));
+  ASSERT_TRUE(file);
+  for (const std::uint64_t bytes : {10'000, 100, 0, 7}) {
+    ASSERT_TRUE(file->Allocate(bytes));
+    EXPECT_EQ(file->Stat()->bytes, bytes);
+  }
+  const Status status = file->Allocate(std::numeric_limits<std::uint64_t>::max());
+  EXPECT_EQ(status.error().code, Errc::kIo);
+  EXPECT_EQ(status.error().sys, EFBIG);
+  EXPECT_EQ(file->Stat()->bytes, 7U);
+}
+
+TEST_F(FileTest, IdentityChangesWithTheContent) {
+  Put("a", "one");
+  Put("b", "one");
+  const Identity a = *File::OpenRead(At("a"))->Stat();
+  EXPECT_EQ(a, *File::OpenRead(At("a"))->Stat());
+  EXPECT_NE(a, *File::OpenRead(At("b"))->Stat());
+  Put("a", "longer");
+  EXPECT_NE(a, *File::OpenRead(At("a"))->Stat());
+}
+
+TEST_F(FileTest, ShortAndInterruptedCallsAreContinued) {
+  for (const std::string spec :
+       {"write:1+:short", "write:2:eintr", "read:1+:short", "read:1:eintr"}) {
+    std::filesystem::remove(At("a"));
+    auto file = File::Create(At("a"));
+    ASSERT_TRUE(file);
+    std::string text(1000, '?');
+    {
+      const ScopedFault fault(Rule(spec));
+      ASSERT_TRUE(file->WriteAt(0, AsBytes(std::string(500, 'x')))) << spec;
+      ASSERT_TRUE(file->WriteAt(500, AsBytes(std::string(500, 'y')))) << spec;
+      ASSERT_TRUE(file->ReadAt(0, std::as_writable_bytes(std::span(text)))) << spec;
+      EXPECT_TRUE(fault.fired()) << spec;
+      EXPECT_GT(fault.Count(Op::kRead) + fault.Count(Op::kWrite), 3U) << spec;
+    }
+    EXPECT_EQ(text, std::string(500, 'x') + std::string(500, 'y')) << spec;
+  }
+}
+
+TEST_F(FileTest, EveryFailingCallBecomesAnErrorWithErrno) {
+  auto file = File::Create(At("a"));
+  ASSERT_TRUE(file && file->WriteAt(0, AsBytes("data")));
+  const auto expect = [&](const std::string& spec, int sys, const std::function<Status()>& call) {
+    const ScopedFault fault(Rule(spec));
+    const Status status = call();
+    ASSERT_FALSE(status) << spec;
+    EXPECT_EQ(status.error().code, Errc::kIo) << spec;
+    EXPECT_EQ(status.error().sys, sys) << spec;
+    EXPECT_EQ(status.error().message.rfind(At("a") + ": ", 0), 0U) << status.error().message;
+  };
+  expect("write:1:enospc", ENOSPC, [&] { return file->WriteAt(0, AsBytes("x")); });
+  expect("allocate:1:enospc", ENOSPC, [&] { return file->Allocate(9); });
+  expect("truncate:1:edquot", EDQUOT, [&] { return file->Allocate(9); });
+  expect("sync:1:eio", EIO, [&] { return file->Sync(); });
+  expect("sync:1:eintr", EINTR, [&] { return file->Sync(); });  // never retried
+  EXPECT_EQ(Get("a").substr(0, 4), "data");
+  std::vector<std::byte> out(4);
+  const ScopedFault fault(Rule("read:1:eio"));
+  EXPECT_EQ(file->ReadAt(0, out).error().code, Errc::kNotFound);
+}
+
+}  // namespace
+}  // namespace shardwright::os

@@ -1,0 +1,89 @@
+#include "os/lock.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "os/fault.h"
+#include "scratch.h"
+
+namespace shardwright::os {
+namespace {
+
+using LockTest = Scratch;
+
+TEST_F(LockTest, OneOwnerAtATimeAndTheOwnerIsNamed) {
+  auto first = Lock::Take(At("out.lock"), "run r1");
+  ASSERT_TRUE(first);
+  const auto second = Lock::Take(At("out.lock"), "run r2");
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, Errc::kBusy);
+  const std::string owner = "in use by process " + std::to_string(::getpid()) + " on ";
+  EXPECT_NE(second.error().message.find(owner), std::string::npos) << second.error().message;
+  EXPECT_NE(second.error().message.find("(run r1)"), std::string::npos);
+  EXPECT_TRUE(first->Release());
+  EXPECT_TRUE(Contents().empty());
+  EXPECT_TRUE(Lock::Take(At("out.lock"), "run r2"));
+  EXPECT_TRUE(Contents().empty());
+}
+
+TEST_F(LockTest, FileOfAKilledOwnerIsNoObstacle) {
+  const int status = InChild([&] {
+    const auto lock = Lock::Take(At("out.lock"), "a much longer note than the next one");
+    if (lock) KillSelf();
+    return 1;
+  });
+  ASSERT_TRUE(WIFSIGNALED(status));
+  ASSERT_TRUE(std::filesystem::exists(At("out.lock")));
+  auto lock = Lock::Take(At("out.lock"), "next");
+  ASSERT_TRUE(lock);
+  EXPECT_EQ(Get("out.lock").find("much longer"), std::string::npos);
+  EXPECT_TRUE(lock->Release());
+  EXPECT_TRUE(Contents().empty());
+}
+
+TEST_F(LockTest, ManyProcessesNeverHoldItTogether) {
+  Put("counter", "0");
+  std::vector<pid_t> children;
+  constexpr int kChildren = 4;
+  constexpr int kTurns = 50;
+  for (int c = 0; c < kChildren; ++c) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (int turn = 0; turn < kTurns;) {
+        auto lock = Lock::Take(At("out.lock"), "turn");
+        if (!lock) continue;
+        Put("counter", std::to_string(std::stoi(Get("counter")) + 1));
+        if (!lock->Release()) ::_exit(1);
+        ++turn;
+      }
+      ::_exit(0);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(Get("counter"), std::to_string(kChildren * kTurns));
+}
+
+TEST_F(LockTest, EveryFaultFailsOrSucceedsCleanly) {
+  bool fired = true;
+  for (int call = 1; fired; ++call) {
+    const ScopedFault fault(*ParseFault("any:" + std::to_string(call) + ":eio"));
+    {
+      auto lock = Lock::Take(At("out.lock"), "run");
+      if (!lock) {
+        EXPECT_EQ(lock.error().code, Errc::kIo);
+      }
+    }
+    fired = fault.fired();
+    ASSERT_LT(call, 20);
+  }
+  EXPECT_TRUE(Contents().empty());
+  EXPECT_EQ(Lock::Take(At("absent/out.lock"), "run").error().code, Errc::kIo);
+}
+
+}  // namespace
+}  // namespace shardwright::os
