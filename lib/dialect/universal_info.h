@@ -69,9 +69,10 @@ Result<Ruled> DecideRule(const UniversalInfo& info, const Patterns& patterns,
 Result<layout::Cut> CutOf(const Param& param, std::uint64_t ranks, std::uint64_t rank);
 
 /// The `universal_checkpoint_info` of a checkpoint written for `tp` ranks: anchored and escaped
-/// names as AutoTP writes them, the pattern lists of version 0.4, and an affine_map. Null when tp
-/// is 1 and no parameter has a padded vocabulary. \error kUnsupported as layout::MakeCut, with the
-/// parameter's name Pure.
+/// names as AutoTP writes them, the pattern lists of version 0.4, and an affine_map. With one rank
+/// only the lists, so that rules learnt from an info stay with the checkpoint; null if none was.
+/// \error kUnsupported as layout::MakeCut, with the parameter's name
+/// Pure.
 Result<const pickle::Node*> BuildUniversalInfo(pickle::Arena& arena, const Checkpoint& checkpoint,
                                                std::uint64_t tp);
 
