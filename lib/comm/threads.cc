@@ -1,10 +1,12 @@
 #include "comm/threads.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace shardwright::comm {
 
@@ -24,17 +26,20 @@ struct Shown {
 // Where the threads meet.
 class Meeting {
  public:
-  explicit Meeting(int ranks) : shown_(static_cast<std::size_t>(ranks)), ranks_(ranks) {}
+  explicit Meeting(int ranks)
+      : shown_(static_cast<std::size_t>(ranks)), calls_(shown_.size()), ranks_(ranks) {}
 
-  /// Waits for all ranks. Between two meetings what was shown may be read.
+  /// Shows and waits for all ranks. What they show may be read until Part.
   Status Meet(int rank, const Shown& mine) {
-    std::unique_lock lock(mutex_);
-    shown_[static_cast<std::size_t>(rank)] = mine;
-    const std::uint64_t round = round_;
-    if (++waiting_ + gone_ == ranks_) Close();
-    met_.wait(lock, [&] { return round_ != round; });
-    return verdict_;
+    {
+      const std::lock_guard lock(mutex_);
+      shown_[static_cast<std::size_t>(rank)] = mine;
+    }
+    return Wait(rank, {mine.kind, mine.root});
   }
+
+  /// Waits until all ranks have read.
+  Status Part(int rank) { return Wait(rank, {Kind::kDone, 0}); }
 
   void Leave() {
     const std::lock_guard lock(mutex_);
@@ -45,14 +50,26 @@ class Meeting {
   const Shown& At(int rank) const { return shown_[static_cast<std::size_t>(rank)]; }
 
  private:
+  // What a rank is in: the kind of collective, and its root or operation.
+  using Call = std::pair<Kind, int>;
+
+  Status Wait(int rank, Call call) {
+    std::unique_lock lock(mutex_);
+    calls_[static_cast<std::size_t>(rank)] = call;
+    const std::uint64_t round = round_;
+    if (++waiting_ + gone_ == ranks_) Close();
+    met_.wait(lock, [&] { return round_ != round; });
+    return verdict_;
+  }
+
   // Ends a round: every rank waits or is gone. Under the mutex.
   void Close() {
     if (gone_ > 0) {
       verdict_ = Fail(Errc::kInternal,
                       std::to_string(gone_) + " ranks have left while others are in a collective");
     }
-    for (const Shown& other : shown_) {
-      if (gone_ == 0 && (other.kind != shown_[0].kind || other.root != shown_[0].root)) {
+    for (const Call& call : calls_) {
+      if (gone_ == 0 && call != calls_[0]) {
         verdict_ = Fail(Errc::kInternal, "ranks are in different collectives");
       }
     }
@@ -63,7 +80,8 @@ class Meeting {
 
   std::mutex mutex_;
   std::condition_variable met_;
-  std::vector<Shown> shown_;
+  std::vector<Shown> shown_;  // written before a meeting, read between Meet and Part
+  std::vector<Call> calls_;
   int ranks_;
   int waiting_ = 0;
   int gone_ = 0;
@@ -132,7 +150,7 @@ class ThreadComm final : public Comm {
       const auto from = meeting_.At(static_cast<int>(r)).pieces[Index(rank_)];
       received[r].assign(from.begin(), from.end());
     }
-    SW_TRY(meeting_.Meet(rank_, Done()));
+    SW_TRY(meeting_.Part(rank_));
     SW_TRY(Agree(std::move(fits)));
     return received;
   }
@@ -157,12 +175,6 @@ class ThreadComm final : public Comm {
  private:
   static std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
 
-  static Shown Done() {
-    Shown done;
-    done.kind = Kind::kDone;
-    return done;
-  }
-
   Status CheckRoot(int root) const {
     if (root >= 0 && root < size_) return {};
     return Fail(Errc::kInternal,
@@ -174,7 +186,7 @@ class ThreadComm final : public Comm {
   Status Collect(const Shown& mine, Copy&& copy) {
     SW_TRY(meeting_.Meet(rank_, mine));
     copy();
-    return meeting_.Meet(rank_, Done());
+    return meeting_.Part(rank_);
   }
 
   Result<std::vector<Bytes>> GatherAs(Kind kind, std::span<const std::byte> mine, int root,
