@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -32,18 +33,23 @@ struct SourceSet {
   SourceKind kind = SourceKind::kDeepSpeed;
   std::string tag;                ///< base name of the tag folder
   std::vector<SourceFile> files;  ///< sorted by name, numbers by value
-  std::string manifest;           ///< text of our manifest beside an atom folder, or empty
+  std::string manifest;  ///< text of shardwright_atoms.json in an atom folder, or empty
+  std::vector<std::string> warnings;  ///< what was found and left alone
 };
 
 /// Finds the checkpoint at `roots` and reads the skeleton of every file of it.
 /// A root is a save folder (with `latest` or `latest_universal`), a tag folder, or one node's part
 /// of either; the parts of several roots are united, and a name that two roots hold must have the
-/// same identity or bytes. \error kNotFound  nothing there, an empty tag, a vanished file;
-/// kBadInput  broken file, named;
-///        kUnsupported  Nebula, DataStates, NVMe offload, AutoEP, named
+/// same identity or bytes.
+/// \error kNotFound  nothing there, an empty tag, a vanished file
+/// \error kBadInput  a broken file, two tags, two versions of a file; named
+/// \error kUnsupported  Nebula, NVMe offload, DataStates where it can be told; named
 /// Local; reads files on the calling thread.
 /// Source: docs/formats/deepspeed.md, "Directory layout".
 Result<SourceSet> ScanSource(const std::vector<std::string>& roots);
+
+/// Order of SourceSet::files: runs of digits compare by value. Pure.
+bool NaturalLess(std::string_view a, std::string_view b);
 
 /// Compact byte form (zstd): the same bytes for the same set.
 std::string Serialize(const SourceSet& source);

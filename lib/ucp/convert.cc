@@ -5,6 +5,7 @@
 #include "base/version.h"
 #include "dialect/dialect.h"
 #include "exec/integrity.h"
+#include "ucp/ds_to_universal.h"
 #include "ucp/link.h"
 #include "ucp/replicas.h"
 
@@ -96,12 +97,16 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::Tar
     report.linked = true;
     SW_TRY_ASSIGN(report.totals, LinkCheckpoint(comm, input, head, options, sink));
   } else {
-    SW_TRY_ASSIGN(const plan::Target target, format == Format::kUniversal
-                                                 ? dialect::WriteUniversal(source, topology)
-                                                 : dialect::WriteDeepSpeed(source, topology));
+    SW_TRY_ASSIGN(plan::Target target, format == Format::kUniversal
+                                           ? dialect::WriteUniversal(source, topology)
+                                           : dialect::WriteDeepSpeed(source, topology));
+    if (options.flat) FlattenUniversal(&target);
     SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
                                   head["kind"].get<std::string>() + " " + head["layout"].dump(),
                                   options, sink));
+  }
+  if (options.flat && !options.dry_run) {
+    SW_TRY(comm.OnRoot([&] { return PointLatest(options.output); }));
   }
   report.source = source.topology;
   report.target = topology;

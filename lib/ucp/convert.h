@@ -26,6 +26,8 @@ struct ConvertOptions {
   bool force = false;
   bool resume = false;
   bool dry_run = false;
+  bool flat =
+      false;  ///< universal: the tag folder itself, as ds_to_universal writes it, not a save folder
   exec::Verify verify = exec::Verify::kSums;
   unsigned threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;

@@ -94,7 +94,7 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
   std::vector<std::size_t> order(all.files.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return dialect::NameLess(all.files[a].name, all.files[b].name);
+    return dialect::NaturalLess(all.files[a].name, all.files[b].name);
   });
   std::vector<dialect::SourceFile> sorted;
   for (const std::size_t i : order) {

@@ -1,0 +1,44 @@
+#include <optional>
+#include <string>
+
+#include "common/ucp.h"
+#include "ucp/catalogue.h"
+
+using shardwright::Status;
+using shardwright::cli::Shared;
+
+int main(int argc, char** argv) {
+  shardwright::cli::App app(
+      "ucp-extract",
+      "Describe a sharded checkpoint in a fragment catalogue, with its bytes if asked.",
+      {{"ckpt/ catalogue/", "Writes the fragment catalogue of the newest checkpoint in ckpt/."},
+       {"ckpt/ --list", "Shows the parameters of a checkpoint and how they are cut."}});
+  shardwright::apps::SourceFlags source;
+  std::string output;
+  std::optional<std::string> pack;
+  app.AddInputOutput(&source.input, &output, "save folder or tag folder of a checkpoint",
+                     "catalogue to make");
+  app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
+           Shared::kMemory, Shared::kList, Shared::kExplain});
+  source.AddTo(app);
+  app.AddOptionalValue("--pack", &pack, "copy",
+                       "put the payloads into the catalogue too, so that INPUT may go away",
+                       "copy");
+  app.Check([&]() -> Status {
+    if (!pack || *pack == "copy") return {};
+    return shardwright::Fail(shardwright::Errc::kUsage,
+                             "--pack=" + *pack + ": only \"copy\" exists");
+  });
+  return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
+    if (context.flags().describes()) return shardwright::apps::Describe(context, source);
+    SW_TRY_ASSIGN(const auto input,
+                  shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+    SW_TRY_ASSIGN(const auto report,
+                  shardwright::ucp::ExtractCatalogue(
+                      context.comm(), *input,
+                      pack ? shardwright::ucp::Pack::kCopy : shardwright::ucp::Pack::kNone,
+                      shardwright::apps::WriteOptions(context.flags(), output), context.sink()));
+    shardwright::apps::ShowConversion(context, report);
+    return {};
+  });
+}

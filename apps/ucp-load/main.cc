@@ -1,0 +1,92 @@
+#include <ostream>
+#include <string>
+
+#include "base/bytes.h"
+#include "common/ucp.h"
+#include "ucp/check.h"
+#include "ucp/convert.h"
+
+using shardwright::Status;
+using shardwright::cli::Shared;
+using shardwright::ucp::Format;
+
+namespace {
+
+/// Answers --check: OUTPUT is the second checkpoint.
+Status CheckBoth(shardwright::cli::Context& context, const shardwright::apps::SourceFlags& source,
+                 const std::string& other) {
+  shardwright::ucp::InputOptions second = source.Options();
+  second.roots = {other};
+  SW_TRY_ASSIGN(const auto a,
+                shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+  SW_TRY_ASSIGN(const auto b, shardwright::ucp::OpenInput(context.comm(), second, context.sink()));
+  SW_TRY_ASSIGN(
+      const auto report,
+      shardwright::ucp::Check(context.comm(), *a, *b, context.flags().threads, context.sink()));
+  context.SetResult({{"tensors_equal", report.tensors_equal},
+                     {"tensors_different", report.tensors_different},
+                     {"bytes_compared", report.bytes_compared},
+                     {"difference_count", report.difference_count},
+                     {"differences", report.differences}});
+  for (const std::string& line : report.differences) context.out() << line << "\n";
+  context.out() << report.tensors_equal << " tensors equal, " << report.difference_count
+                << " differences, " << shardwright::FormatBytes(report.bytes_compared)
+                << " compared\n";
+  if (report.difference_count == 0) return {};
+  return shardwright::Fail(shardwright::Errc::kMismatch,
+                           source.input + " and " + other + ": " + report.differences.front());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  shardwright::cli::App app(
+      "ucp-load", "Write a checkpoint in another parallel layout.",
+      {{"ckpt/ out/ --target zero=3,dp=48",
+        "Converts a checkpoint for 48 ranks with ZeRO stage 3."},
+       {"--check ckpt/ out/", "Compares two checkpoints of any layouts, tensor by tensor."}});
+  shardwright::apps::SourceFlags source;
+  std::string output;
+  std::string target;
+  Format format = Format::kDeepSpeed;
+  bool check = false;
+  app.AddInputOutput(&source.input, &output, "checkpoint, catalogue or folder of atoms",
+                     "folder to make");
+  app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
+           Shared::kMemory, Shared::kList, Shared::kExplain});
+  source.AddTo(app);
+  app.AddText("--target", &target,
+              "layout to write, as key=value,... of dp tp pp ep zero dtype sub_group round_robin "
+              "stages; what is not "
+              "named stays as in INPUT",
+              "SPEC");
+  app.AddEnum<Format>("--format", &format,
+                      {{"deepspeed", Format::kDeepSpeed}, {"universal", Format::kUniversal}},
+                      "files to write: native ones of the layout, or atoms");
+  app.AddFlag("--check", &check,
+              "compare INPUT with OUTPUT instead of writing; exit 5 if they differ");
+  shardwright::dialect::TargetSpec spec;
+  app.Check([&]() -> Status {
+    SW_TRY_ASSIGN(spec, shardwright::dialect::ParseTargetSpec(target));
+    for (const char* flag :
+         {"--target", "--format", "--force", "--resume", "--dry-run", "--verify"}) {
+      if (check && app.Given(flag)) {
+        return shardwright::Fail(shardwright::Errc::kUsage,
+                                 std::string(flag) + " means nothing with --check");
+      }
+    }
+    return {};
+  });
+  return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
+    if (context.flags().describes()) return shardwright::apps::Describe(context, source);
+    if (check) return CheckBoth(context, source, output);
+    SW_TRY_ASSIGN(const auto input,
+                  shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+    SW_TRY_ASSIGN(const auto report,
+                  shardwright::ucp::Convert(
+                      context.comm(), *input, spec, format, "ucp-load",
+                      shardwright::apps::WriteOptions(context.flags(), output), context.sink()));
+    shardwright::apps::ShowConversion(context, report);
+    return {};
+  });
+}

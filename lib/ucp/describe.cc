@@ -1,0 +1,186 @@
+#include "ucp/describe.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "ucp/convert.h"
+
+namespace shardwright::ucp {
+namespace {
+
+using dialect::Checkpoint;
+using dialect::Param;
+
+/// Most regions of a fragment that --explain lists one by one.
+constexpr std::size_t kShownRegions = 8;
+
+std::string KindText(const Param& param) {
+  if (!param.alias_of.empty()) return "tied to " + param.alias_of;
+  switch (param.kind) {
+    case dialect::ParamKind::kTrainable:
+      return "trainable";
+    case dialect::ParamKind::kFrozen:
+      return "frozen";
+    case dialect::ParamKind::kBuffer:
+      return "buffer";
+  }
+  return "";
+}
+
+const char* RoleText(layout::Role role) {
+  switch (role) {
+    case layout::Role::kOwner:
+      return "owner";
+    case layout::Role::kReplica:
+      return "replica";
+    case layout::Role::kPartial:
+      return "partial";
+  }
+  return "";
+}
+
+std::unordered_map<std::string, std::vector<const layout::LogicalTensor*>> ByName(
+    const Checkpoint& checkpoint) {
+  std::unordered_map<std::string, std::vector<const layout::LogicalTensor*>> tensors;
+  for (const layout::LogicalTensor& tensor : checkpoint.map.tensors)
+    tensors[tensor.name].push_back(&tensor);
+  return tensors;
+}
+
+Result<const Param*> FindParam(const Checkpoint& checkpoint, const std::string& name) {
+  std::string near;
+  for (const Param& param : checkpoint.params) {
+    if (param.name == name) return &param;
+    if (near.empty() && param.name.find(name) != std::string::npos) near = param.name;
+  }
+  return Fail(Errc::kNotFound, "no parameter is named \"" + name + "\"" +
+                                   (near.empty() ? "" : "; there is \"" + near + "\""));
+}
+
+/// One stretch of a fragment in one holder's region.
+struct Stretch {
+  const layout::Member* member;
+  const std::string* file;
+  std::uint64_t shard_first;
+  std::uint64_t elems;
+  std::uint64_t file_offset;
+};
+
+std::vector<Stretch> Stretches(const layout::ShardMap& map, const layout::Fragment& fragment,
+                               std::uint64_t item) {
+  std::vector<Stretch> list;
+  std::uint64_t at = 0;
+  layout::ForHolders(map, fragment.at, 0, fragment.cut->shard_elems(),
+                     [&](const layout::Region& region, std::uint64_t element, std::uint64_t elems) {
+                       const layout::Member& member = map.members[region.member];
+                       list.push_back({&member, &map.files[member.file], at, elems,
+                                       member.offset + region.offset + element * item});
+                       at += elems;
+                     });
+  return list;
+}
+
+}  // namespace
+
+std::vector<ListRow> List(const Checkpoint& checkpoint) {
+  const auto tensors = ByName(checkpoint);
+  std::vector<ListRow> rows;
+  for (const Param& param : checkpoint.params) {
+    ListRow row{param.name, KindText(param), ToString(param.shape), "", layout::Explain(param.rule),
+                0};
+    if (const auto found = tensors.find(param.name); found != tensors.end()) {
+      for (const layout::LogicalTensor* tensor : found->second) {
+        row.states += (row.states.empty() ? "" : " ") + tensor->state;
+        row.bytes += Elems(tensor->shape) * ItemSize(tensor->dtype);
+      }
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+nlohmann::ordered_json ListJson(const Checkpoint& checkpoint) {
+  nlohmann::ordered_json json = {{"kind", checkpoint.origin},
+                                 {"tag", checkpoint.tag},
+                                 {"layout", ToJson(checkpoint.topology)},
+                                 {"files", checkpoint.map.files.size()}};
+  const auto tensors = ByName(checkpoint);
+  json["parameters"] = nlohmann::ordered_json::array();
+  for (const Param& param : checkpoint.params) {
+    nlohmann::ordered_json entry = {{"name", param.name},
+                                    {"kind", KindText(param)},
+                                    {"shape", param.shape},
+                                    {"split", layout::Explain(param.rule)},
+                                    {"group", param.group}};
+    entry["tensors"] = nlohmann::ordered_json::array();
+    if (const auto found = tensors.find(param.name); found != tensors.end()) {
+      for (const layout::LogicalTensor* tensor : found->second) {
+        entry["tensors"].push_back({{"state", tensor->state},
+                                    {"dtype", Name(tensor->dtype)},
+                                    {"fragments", tensor->fragments.size()}});
+      }
+    }
+    json["parameters"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+Result<std::string> ExplainParam(const Checkpoint& checkpoint, const std::string& name) {
+  SW_TRY_ASSIGN(const Param* param, FindParam(checkpoint, name));
+  std::string text = name + " " + ToString(param->shape) + ", " + KindText(*param) + ", " +
+                     layout::Explain(param->rule) +
+                     (param->rule.origin.empty() ? "" : " (" + param->rule.origin + ")") + "\n";
+  for (const layout::LogicalTensor& tensor : checkpoint.map.tensors) {
+    if (tensor.name != name) continue;
+    text += "  " + tensor.state + " " + std::string(Name(tensor.dtype)) + "\n";
+    for (const layout::Fragment& fragment : tensor.fragments) {
+      text += "    " + std::string(RoleText(fragment.role)) + ": " + fragment.cut->Explain() + "\n";
+      const std::uint64_t item = ItemSize(tensor.dtype);
+      const std::vector<Stretch> stretches = Stretches(checkpoint.map, fragment, item);
+      for (std::size_t i = 0; i < std::min(stretches.size(), kShownRegions); ++i) {
+        const Stretch& s = stretches[i];
+        text += "      elements [" + std::to_string(s.shard_first) + ", " +
+                std::to_string(s.shard_first + s.elems) + ") at bytes [" +
+                std::to_string(s.file_offset) + ", " +
+                std::to_string(s.file_offset + s.elems * item) + ") of " + *s.file + " (" +
+                s.member->name + ")\n";
+      }
+      if (stretches.size() > kShownRegions) {
+        text += "      and " + std::to_string(stretches.size() - kShownRegions) + " more ranks\n";
+      }
+    }
+  }
+  return text;
+}
+
+Result<nlohmann::ordered_json> ExplainJson(const Checkpoint& checkpoint, const std::string& name) {
+  SW_TRY_ASSIGN(const Param* param, FindParam(checkpoint, name));
+  nlohmann::ordered_json json = {{"name", name},
+                                 {"kind", KindText(*param)},
+                                 {"shape", param->shape},
+                                 {"split", layout::Explain(param->rule)},
+                                 {"origin", param->rule.origin}};
+  json["tensors"] = nlohmann::ordered_json::array();
+  for (const layout::LogicalTensor& tensor : checkpoint.map.tensors) {
+    if (tensor.name != name) continue;
+    nlohmann::ordered_json entry = {{"state", tensor.state}, {"dtype", Name(tensor.dtype)}};
+    for (const layout::Fragment& fragment : tensor.fragments) {
+      nlohmann::ordered_json shard = {{"role", RoleText(fragment.role)},
+                                      {"cut", fragment.cut->Explain()}};
+      const std::uint64_t item = ItemSize(tensor.dtype);
+      for (const Stretch& s : Stretches(checkpoint.map, fragment, item)) {
+        shard["stretches"].push_back({{"file", *s.file},
+                                      {"member", s.member->name},
+                                      {"first", s.shard_first},
+                                      {"elements", s.elems},
+                                      {"offset", s.file_offset},
+                                      {"bytes", s.elems * item}});
+      }
+      entry["fragments"].push_back(std::move(shard));
+    }
+    json["tensors"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+}  // namespace shardwright::ucp

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "base/result.h"
+#include "dialect/checkpoint.h"
+
+namespace shardwright::ucp {
+
+/// One parameter as --list shows it.
+struct ListRow {
+  std::string name;
+  std::string kind;  ///< "trainable", "frozen", "buffer", "tied to NAME"
+  std::string shape;
+  std::string states;       ///< "fp32 exp_avg exp_avg_sq weight"
+  std::string split;        ///< how tensor parallelism cuts it
+  std::uint64_t bytes = 0;  ///< of all its states, logical
+};
+
+std::vector<ListRow> List(const dialect::Checkpoint& checkpoint);
+
+/// What --list --json holds: the layout, parameters, states, groups.
+nlohmann::ordered_json ListJson(const dialect::Checkpoint& checkpoint);
+
+/// Which shards and bytes form one parameter's tensors: a few lines for each state.
+/// \error kNotFound  no such parameter; names near ones
+Result<std::string> ExplainParam(const dialect::Checkpoint& checkpoint, const std::string& name);
+
+/// The same for programs.
+Result<nlohmann::ordered_json> ExplainJson(const dialect::Checkpoint& checkpoint,
+                                           const std::string& name);
+
+}  // namespace shardwright::ucp

@@ -1,0 +1,42 @@
+#include "ucp/ds_to_universal.h"
+
+#include <algorithm>
+
+#include "os/dir.h"
+
+namespace shardwright::ucp {
+namespace {
+
+constexpr std::string_view kPointer = "latest_universal";
+
+}  // namespace
+
+Status DsToUniversal::Apply(std::string* positional) {
+  if (output.empty()) return {};
+  if (!positional->empty())
+    return Fail(Errc::kUsage,
+                "--output_folder and OUTPUT \"" + *positional + "\" exclude each other");
+  *positional = output;
+  return {};
+}
+
+void DsToUniversal::Adjust(ConvertOptions* options) const {
+  options->flat = !output.empty();
+  const std::uint64_t workers = std::max(extract_workers, merge_workers);
+  options->threads = std::max(options->threads, static_cast<unsigned>(workers));
+}
+
+void FlattenUniversal(plan::Target* target) {
+  std::erase_if(target->files, [](const plan::OutputFile& file) { return file.path == kPointer; });
+  for (plan::OutputFile& file : target->files) {
+    if (const auto slash = file.path.find('/'); slash != std::string::npos)
+      file.path.erase(0, slash + 1);
+  }
+}
+
+Status PointLatest(const std::string& tag_folder) {
+  SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(tag_folder));
+  return os::ReplaceFile(split.parent + "/" + std::string(kPointer), split.name);
+}
+
+}  // namespace shardwright::ucp
