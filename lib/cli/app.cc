@@ -84,7 +84,7 @@ CLI::Option* App::AddCount(const std::string& flag, std::uint64_t* value, std::u
       flag,
       [=](const std::string& text) { *value = ValueOrThrow(ParseCount(text, first, last), name); },
       std::string(what));
-  parser_->ShowDefault(option, std::to_string(*value));
+  if (*value >= first && *value <= last) parser_->ShowDefault(option, std::to_string(*value));
   return option->type_name("N");
 }
 

@@ -101,7 +101,7 @@ class App {
   /// A text for every time the flag is given.
   CLI::Option* AddList(const std::string& flag, std::vector<std::string>* values,
                        std::string_view what, std::string_view kind = "NAME");
-  /// A whole number in [first, last].
+  /// A whole number in [first, last]. A *value outside stands for "not given" and is not shown.
   CLI::Option* AddCount(const std::string& flag, std::uint64_t* value, std::uint64_t first,
                         std::uint64_t last, std::string_view what);
   /// A finite number in [first, last].

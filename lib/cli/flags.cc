@@ -60,9 +60,10 @@ Result<ColorMode> ParseColorMode(std::string_view text) {
 }
 
 Result<Verify> ParseVerify(std::string_view text) {
-  constexpr std::array<std::pair<std::string_view, Verify>, 3> kWords = {{
+  constexpr std::array<std::pair<std::string_view, Verify>, 4> kWords = {{
       {"none", Verify::kNone},
       {"sums", Verify::kSums},
+      {"replicas", Verify::kReplicas},
       {"readback", Verify::kReadback},
   }};
   return ParseWord(text, kWords);

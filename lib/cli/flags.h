@@ -25,7 +25,7 @@ enum class Shared : std::uint8_t {
 
 enum class ProgressMode : std::uint8_t { kAuto, kTty, kPlain, kJson, kOff };
 enum class ColorMode : std::uint8_t { kAuto, kAlways, kNever };
-enum class Verify : std::uint8_t { kNone, kSums, kReadback };
+enum class Verify : std::uint8_t { kNone, kSums, kReplicas, kReadback };
 
 /// The shared flags after flag, environment and default are combined.
 struct CommonFlags {

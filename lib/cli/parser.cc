@@ -91,9 +91,9 @@ void Parser::AddRunFlags() {
         [this](const std::string& text) {
           flags_.verify = ValueOrThrow(ParseVerify(text), "--verify");
         },
-        "what is checked: nothing, the sums of what is read, or also the output read again before "
-        "it is committed");
-    ShowAs(option->type_name("MODE"), "--verify none|sums|readback");
+        "what is checked: nothing, the sums of what is read, also that replicas are equal, or also "
+        "the output read again before it is committed");
+    ShowAs(option->type_name("MODE"), "--verify none|sums|replicas|readback");
     ShowDefault(option, "sums");
   }
   if (Uses(Shared::kThreads)) {
@@ -236,7 +236,8 @@ Status Parser::CheckPositionals() const {
     const bool wanted = !positional.is_written || !flags_.describes();
     const bool given = positional.option->count() > 0;
     const std::string name = positional.option->get_name(true);
-    if (wanted && (!given || positional.value->empty())) {
+    // A flag of the command may give the value too.
+    if (wanted && positional.value->empty()) {
       return Usage(given ? name + " is empty" : name + " is missing");
     }
     if (!wanted && given) {
@@ -296,10 +297,12 @@ Status Parser::FromParseError(const CLI::ParseError& error) const {
     }
   }
   std::string text = error.what();
-  const std::string flag = text.substr(0, text.find_first_of(": "));
-  if (error.get_name() == "ArgumentMismatch" && flag.starts_with("-")) {
-    const CLI::Option* option = cli_.get_option_no_throw(flag);
-    const bool is_switch = option != nullptr && option->get_items_expected_max() == 0;
+  std::string flag = text.substr(0, text.find_first_of(": "));
+  // The parser leaves the dashes out when a switch is given a value.
+  if (!flag.starts_with("-")) flag.insert(0, flag.size() == 1 ? "-" : "--");
+  const CLI::Option* option = cli_.get_option_no_throw(flag);
+  if (error.get_name() == "ArgumentMismatch" && option != nullptr) {
+    const bool is_switch = option->get_items_expected_max() == 0;
     return Usage(flag + (is_switch ? ": takes no value" : ": needs a value"));
   }
   if (!text.empty() && text.back() == '.') text.pop_back();

@@ -1,0 +1,105 @@
+#include "cli/run_sink.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace shardwright::cli {
+namespace {
+
+class RunSinkTest : public ::testing::Test {
+ protected:
+  Console console_{{"test", -1, false, 0}};
+  SignalGuard signals_;
+};
+
+TEST_F(RunSinkTest, AddsUpPassesOfOneName) {
+  RunSink sink({}, console_, signals_);
+  sink.Pass("read");
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  sink.Pass("write");
+  sink.Pass("read");
+  const RankFacts facts = sink.Finish();
+  ASSERT_EQ(facts.passes.size(), 2U);
+  EXPECT_EQ(facts.passes[0].name, "read");
+  EXPECT_GE(facts.passes[0].seconds, 0.005);
+  EXPECT_EQ(facts.passes[1].name, "write");
+}
+
+TEST_F(RunSinkTest, CountsFromManyThreads) {
+  RunSink sink({}, console_, signals_);
+  sink.Pass("write");
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&sink] {
+      for (std::uint64_t i = 0; i < 1000; ++i) {
+        sink.AddRead(3, 1);
+        sink.AddWritten(5, 2);
+        sink.Progress(i, 1000);
+        sink.Warn(i % 2 == 0 ? "even" : "odd");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const RankFacts facts = sink.Finish();
+  EXPECT_EQ(facts.bytes_read, 24'000U);
+  EXPECT_EQ(facts.files_read, 8000U);
+  EXPECT_EQ(facts.bytes_written, 40'000U);
+  EXPECT_EQ(facts.files_written, 16'000U);
+  EXPECT_EQ(facts.warnings.size(), 2U);
+  EXPECT_EQ(facts.warnings_omitted, 0U);
+  EXPECT_GT(facts.peak_memory_bytes, 0U);
+}
+
+TEST_F(RunSinkTest, KeepsABoundedNumberOfWarnings) {
+  RunSink sink({}, console_, signals_);
+  for (std::size_t i = 0; i < kWarningsKept + 10; ++i) sink.Warn("warning " + std::to_string(i));
+  sink.Warn("warning 0");
+  const RankFacts facts = sink.Finish();
+  EXPECT_EQ(facts.warnings.size(), kWarningsKept);
+  EXPECT_EQ(facts.warnings_omitted, 10U);
+}
+
+TEST_F(RunSinkTest, FinishesTwice) {
+  RunSink sink({ProgressMode::kPlain, 0, 1}, console_, signals_);
+  sink.Pass("read");
+  EXPECT_EQ(sink.Finish().passes.size(), 1U);
+  EXPECT_EQ(sink.Finish().passes.size(), 1U);
+}
+
+TEST(SignalGuardTest, FirstSignalAsksToStop) {
+  const SignalGuard signals;
+  Console console({"test", -1, false, 0});
+  const RunSink sink({}, console, signals);
+  EXPECT_FALSE(sink.stop_requested());
+  raise(SIGUSR1);
+  EXPECT_TRUE(sink.stop_requested());
+  EXPECT_EQ(SignalGuard::StopSignal(), SIGUSR1);
+  raise(SIGUSR1);
+  EXPECT_EQ(SignalGuard::StopSignal(), SIGUSR1) << "a second SIGUSR1 changes nothing";
+}
+
+TEST(SignalGuardTest, SecondSignalEndsAtOnce) {
+  const auto stop_twice = [](int first, int second) {
+    const SignalGuard signals;
+    raise(first);
+    raise(second);
+  };
+  EXPECT_EXIT(stop_twice(SIGINT, SIGINT), ::testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT(stop_twice(SIGTERM, SIGINT), ::testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT(stop_twice(SIGUSR1, SIGTERM), ::testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(SignalGuardTest, GivesTheSignalsBack) {
+  struct sigaction before {};
+  sigaction(SIGTERM, nullptr, &before);
+  { const SignalGuard signals; }
+  struct sigaction after {};
+  sigaction(SIGTERM, nullptr, &after);
+  EXPECT_EQ(before.sa_handler, after.sa_handler);
+}
+
+}  // namespace
+}  // namespace shardwright::cli

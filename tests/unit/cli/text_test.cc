@@ -1,0 +1,66 @@
+#include "cli/text.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace shardwright::cli {
+namespace {
+
+TEST(Printable, EscapesWhatSteersATerminal) {
+  EXPECT_EQ(Printable("layer.0/weight"), "layer.0/weight");
+  EXPECT_EQ(Printable("a\x1b[31mb\n\t\x7f"), "a\\x1b[31mb\\x0a\\x09\\x7f");
+  EXPECT_EQ(Printable("\xc2\x9b"), "\\xc2\\x9b") << "C1 control";
+}
+
+TEST(Printable, KeepsUtf8AndEscapesWhatIsNot) {
+  EXPECT_EQ(Printable("größe → 𝛼"), "größe → 𝛼");
+  EXPECT_EQ(Printable("\xff\xfe"), "\\xff\\xfe");
+  EXPECT_EQ(Printable("\xc0\xaf"), "\\xc0\\xaf") << "overlong";
+  EXPECT_EQ(Printable("\xed\xa0\x80"), "\\xed\\xa0\\x80") << "surrogate";
+  EXPECT_EQ(Printable("x\xe2\x86"), "x\\xe2\\x86") << "cut off";
+}
+
+TEST(Truncate, CountsColumnsAndNotBytes) {
+  EXPECT_EQ(Truncate("abcdef", 6), "abcdef");
+  EXPECT_EQ(Truncate("abcdef", 5), "abcd…");
+  EXPECT_EQ(Truncate("ääää", 4), "ääää");
+  EXPECT_EQ(Truncate("ääää", 3), "ää…");
+  EXPECT_EQ(Truncate("ab", 1), "…");
+}
+
+TEST(Wrap, BreaksAtSpacesOnly) {
+  EXPECT_EQ(Wrap("one two three", 7), (std::vector<std::string>{"one two", "three"}));
+  EXPECT_EQ(Wrap("a-very-long-word b", 4), (std::vector<std::string>{"a-very-long-word", "b"}));
+  EXPECT_EQ(Wrap("", 4), (std::vector<std::string>{""}));
+}
+
+TEST(RankList, JoinsNeighbours) {
+  EXPECT_EQ(RankList(std::array{3}), "rank 3");
+  EXPECT_EQ(RankList(std::array{0, 1, 2, 3, 7}), "ranks 0-3,7");
+  EXPECT_EQ(RankList(std::array{1, 3}), "ranks 1,3");
+}
+
+TEST(Nearest, FindsSlipsOfTheFingersOnly) {
+  const std::vector<std::string> names = {"--threads", "--memory", "--force"};
+  EXPECT_EQ(Nearest("--treads", names), "--threads");
+  EXPECT_EQ(Nearest("--froce", names), "--force");
+  EXPECT_EQ(Nearest("--memroy", names), "--memory");
+  EXPECT_EQ(Nearest("--something-else", names), "");
+  EXPECT_EQ(Nearest(std::string(1 << 20, 'x'), names), "");
+}
+
+TEST(FormatSeconds, KeepsTwoOrThreeDigits) {
+  EXPECT_EQ(FormatSeconds(0), "0.00 s");
+  EXPECT_EQ(FormatSeconds(-1), "0.00 s");
+  EXPECT_EQ(FormatSeconds(0.42), "0.42 s");
+  EXPECT_EQ(FormatSeconds(2.13), "2.1 s");
+  EXPECT_EQ(FormatSeconds(9.99), "10 s");
+  EXPECT_EQ(FormatSeconds(99.4), "99 s");
+  EXPECT_EQ(FormatSeconds(99.6), "1 min 40 s");
+  EXPECT_EQ(FormatSeconds(3599.6), "1 h 0 min");
+  EXPECT_EQ(FormatSeconds(11520), "3 h 12 min");
+}
+
+}  // namespace
+}  // namespace shardwright::cli
