@@ -120,6 +120,9 @@ Result<Skeleton> ReadZip(const os::File& file) {
     const std::string_view name = std::string_view(member.name).substr(root_bytes);
     if (!name.starts_with(kData) || name == kData) continue;
     const std::string_view key = name.substr(kData.size());
+    if (Status stored = zip::CheckStored(member); !stored) {
+      return Within(file.path(), std::move(stored).error());
+    }
     if (!IsKey(key)) return Bad(file.path() + ": unsafe name of member " + member.name);
     Storage storage{std::string(key), member.payload_offset, member.bytes, std::nullopt};
     // A stored 0 means that it was not computed, except for nothing at all.

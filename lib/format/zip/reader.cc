@@ -34,11 +34,7 @@ std::string LowerCase(std::string name) {
 
 Status CheckEntry(const Entry& entry) {
   if ((entry.flags & kEncrypted) != 0) return Bad("encrypted");
-  if (entry.method != 0) {
-    return Fail(Errc::kUnsupported, "compressed (method " + std::to_string(entry.method) +
-                                        "): only stored members are read");
-  }
-  if (entry.bytes != entry.compressed_bytes) {
+  if (entry.method == 0 && entry.bytes != entry.compressed_bytes) {
     return Bad("stored, but its two sizes differ: " + std::to_string(entry.bytes) + " and " +
                std::to_string(entry.compressed_bytes));
   }
@@ -59,10 +55,10 @@ Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_off
     const std::uint64_t limit = last ? directory_offset : entries[i + 1].header_offset;
     const std::uint64_t fixed = kLocalBytes + entry.name.size();
     const bool fits = entry.header_offset <= limit && limit - entry.header_offset >= fixed &&
-                      limit - entry.header_offset - fixed >= entry.bytes;
+                      limit - entry.header_offset - fixed >= entry.compressed_bytes;
     if (!fits) {
-      return Bad("member " + entry.name + " of " + std::to_string(entry.bytes) + " bytes at " +
-                 std::to_string(entry.header_offset) + " overlaps what follows at " +
+      return Bad("member " + entry.name + " of " + std::to_string(entry.compressed_bytes) +
+                 " bytes at " + std::to_string(entry.header_offset) + " overlaps what follows at " +
                  std::to_string(limit));
     }
     if (!names.insert(LowerCase(entry.name)).second) {
@@ -125,7 +121,7 @@ Status CheckLocal(Bytes header, const Entry& entry) {
     const std::uint32_t bytes = U32(header, 22);
     const bool agree = U32(header, 14) == entry.crc32 &&
                        (bytes == 0xFFFFFFFF || bytes == entry.bytes) &&
-                       (bytes == 0xFFFFFFFF || U32(header, 18) == entry.bytes);
+                       (bytes == 0xFFFFFFFF || U32(header, 18) == entry.compressed_bytes);
     if (!agree) return Bad("local header and directory disagree on size or CRC");
   }
   return {};
@@ -141,10 +137,12 @@ Result<Member> Locate(Bytes header, const Entry& entry, std::uint64_t limit) {
   member.header_offset = entry.header_offset;
   member.payload_offset = entry.header_offset + header.size() + U16(header, 28);
   member.bytes = entry.bytes;
+  member.method = entry.method;
   member.crc32 = entry.crc32;
-  if (member.payload_offset > limit || limit - member.payload_offset < member.bytes) {
-    return Bad(std::to_string(member.bytes) + " bytes at " + std::to_string(member.payload_offset) +
-               " overlap what follows at " + std::to_string(limit));
+  if (member.payload_offset > limit || limit - member.payload_offset < entry.compressed_bytes) {
+    return Bad(std::to_string(entry.compressed_bytes) + " bytes at " +
+               std::to_string(member.payload_offset) + " overlap what follows at " +
+               std::to_string(limit));
   }
   return member;
 }
@@ -189,9 +187,19 @@ Result<Container> ReadContainer(const os::File& file) {
   return container;
 }
 
+Status CheckStored(const Member& member) {
+  if (member.method == 0) return {};
+  return Fail(Errc::kUnsupported, "member " + member.name + " is compressed (method " +
+                                      std::to_string(member.method) +
+                                      "): only stored members are read");
+}
+
 Result<std::string> ReadMember(const os::File& file, const Member& member,
                                std::uint64_t max_bytes) {
   const std::string where = file.path() + ": member " + member.name;
+  if (Status stored = CheckStored(member); !stored) {
+    return Within(file.path(), std::move(stored).error());
+  }
   if (member.bytes > max_bytes) {
     return Fail(Errc::kLimit, where + ": " + std::to_string(member.bytes) + " bytes, at most " +
                                   std::to_string(max_bytes) + " are read");

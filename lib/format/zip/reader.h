@@ -10,13 +10,14 @@
 
 namespace shardwright::zip {
 
-/// One stored member of a container.
+/// One member of a container.
 struct Member {
   std::string name;
   std::uint64_t header_offset = 0;
   std::uint64_t payload_offset = 0;
-  std::uint64_t bytes = 0;
-  std::uint32_t crc32 = 0;  ///< 0 may mean that it was not computed
+  std::uint64_t bytes = 0;   ///< of the content; as many lie in the file if it is stored
+  std::uint16_t method = 0;  ///< 0 is stored
+  std::uint32_t crc32 = 0;   ///< 0 may mean that it was not computed
 };
 
 /// A container whose every member has been located: local headers agree with the directory, nothing
@@ -31,12 +32,15 @@ struct Container {
 
 /// Reads the central directory and every local header; payloads stay unread.
 /// \error kBadInput  truncated, malformed, overlapping or unsafe (docs/formats/pt.md); kLimit  more
-/// members than limits::kZipRecords; kUnsupported  compressed members
+/// members than limits::kZipRecords
 /// Local; many threads may read different files.
 Result<Container> ReadContainer(const os::File& file);
 
+/// \error kUnsupported if a member is compressed: its payload cannot be read in place
+Status CheckStored(const Member& member);
+
 /// The bytes of one member, its CRC verified (a stored CRC of 0 is not checked).
-/// \error kBadInput on a wrong CRC; kLimit beyond `max_bytes`
+/// \error kBadInput on a wrong CRC; kLimit beyond `max_bytes`; kUnsupported if compressed
 Result<std::string> ReadMember(const os::File& file, const Member& member, std::uint64_t max_bytes);
 
 }  // namespace shardwright::zip
