@@ -116,6 +116,15 @@ def is_project_header(root, included):
     return exists or os.path.isfile(os.path.join(root, "lib", included + ".in"))
 
 
+def is_helper_header(root, path, included):
+    """Commands and tests share headers of their own: beside the file, or below apps/ or tests/."""
+    top = path.split(os.sep)[0]
+    if top not in ("apps", "tests") or ".." in included:
+        return False
+    folders = (os.path.dirname(path), top)
+    return any(os.path.isfile(os.path.join(root, folder, included)) for folder in folders)
+
+
 def check_include(root, path, included, quoted):
     """What is wrong with one include directive of the file at `path`, or None."""
     module = module_of(path)
@@ -125,9 +134,7 @@ def check_include(root, path, included, quoted):
     if not is_project_header(root, included):
         if not quoted:
             return None
-        # A test may keep a header of its own beside it; everyone else names the path below lib/.
-        beside = os.path.join(root, os.path.dirname(path), included)
-        if path.startswith("tests" + os.sep) and ".." not in included and os.path.isfile(beside):
+        if is_helper_header(root, path, included):
             return None
         return f'"{included}" is no header of lib/ (written "module/file.h")'
     target = included.split("/")[0]

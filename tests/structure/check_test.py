@@ -14,7 +14,8 @@ GOOD = {
     "LICENSE": "",
     ".gitignore": "/build/\n",
     ".ci/run": "#!/usr/bin/env bash\n",
-    "apps/ucp-load/main.cc": '#include "ucp/load.h"\n' + "\n" * 119,
+    "apps/common/ucp.h": "",
+    "apps/ucp-load/main.cc": '#include "ucp/load.h"\n#include "common/ucp.h"\n' + "\n" * 118,
     "build/dev/big.cc": "\n" * 5000 + "#include <mpi.h>\n",
     "docs/long.md": "line\n" * 5000,
     "lib/base/result.h": "#include <tl/expected.hpp>\n",
@@ -26,8 +27,9 @@ GOOD = {
     "lib/layout/map.h": "/* words\n#include <mpi.h>\n*/\n// #include <torch/torch.h>\n",
     "lib/os/file.h": '#include "base/result.h"\n',
     "lib/ucp/load.h": "\n" * 600,
-    "tests/mpi/main.cc": '#include "shared.h"\n' + "\n" * 200,
+    "tests/mpi/main.cc": '#include "shared.h"\n#include "unit/exec/help.h"\n' + "\n" * 200,
     "tests/mpi/shared.h": "",
+    "tests/unit/exec/help.h": "",
     "tests/unit/exec/x_test.cc": '#include "exec/x_internal.h"\n',
 }
 
@@ -105,6 +107,17 @@ class CheckTest(unittest.TestCase):
             'lib/os/a.cc:1: "file.h" is no header of lib/ (written "module/file.h")',
             'lib/os/a.cc:2: "../base/result.h" is no header of lib/ (written "module/file.h")',
         )
+
+    def test_helpers_of_commands_and_tests_stay_theirs(self):
+        for path, helper in (
+            ("lib/os/a.cc", "common/ucp.h"),
+            ("apps/ucp-load/main.cc", "unit/exec/help.h"),
+            ("tests/mpi/main.cc", "common/ucp.h"),
+        ):
+            self.assert_found(
+                {path: f'#include "{helper}"\n'},
+                f'{path}:1: "{helper}" is no header of lib/ (written "module/file.h")',
+            )
 
     def test_private_headers_stay_private(self):
         self.assert_found(
