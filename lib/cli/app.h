@@ -46,7 +46,7 @@ class Context {
   const CommonFlags& flags() const { return flags_; }
 
   /// The answer for people: shown on stdout when the body is over, whatever its status, from rank 0
-  /// only and not with --json to stdout.
+  /// only and not with --json to stdout. Names out of files go through Printable (cli/text.h).
   std::ostream& out() { return *out_; }
 
   /// Adds a table to the answer, as wide as the terminal allows.

@@ -168,10 +168,14 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
     if (!shown && report.status) report.status = std::move(shown);
   }
   if (Status written = WriteReport(session, result); !written) {
+    const Error& error = written.error();
+    // A report that was found impossible at the start is the error already.
+    const bool known = !report.status && report.status.error().code == error.code &&
+                       report.status.error().message.starts_with("report ");
     if (report.status) {
       report.status = std::move(written);
-    } else {
-      session.console.Error(ErrorText(written.error(), 1));
+    } else if (!known) {
+      session.console.Error(ErrorText(error, 1));
     }
   }
   ShowEnd(session);

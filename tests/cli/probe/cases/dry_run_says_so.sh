@@ -1,0 +1,2 @@
+probe in out -n --json=report.json
+grep -E '"dry_run"|"bytes_written"' report.json

@@ -1,0 +1,1 @@
+probe --json in out --threads 2 --memory 1GiB --name a --name b --pack --ratio 0.25 --warn odd

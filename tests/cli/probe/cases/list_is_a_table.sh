@@ -1,0 +1,2 @@
+probe in --list --name model.layers.0.mlp.weight --name $'odd\e[31mname'
+probe in --explain w

@@ -1,0 +1,1 @@
+probe $'in\nprobe: error: forged\e[2J' out --fail 4

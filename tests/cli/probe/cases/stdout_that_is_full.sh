@@ -1,0 +1,6 @@
+probe in out > /dev/full
+echo "exit $?"
+probe --help > /dev/full
+echo "exit $?"
+# A reader that has seen enough is no failure.
+{ sleep 0.2; probe in out -q; echo "exit $?" >&2; } | true

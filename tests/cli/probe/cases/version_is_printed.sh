@@ -1,0 +1,1 @@
+probe --version | sed -E 's/[0-9]+\.[0-9]+\.[0-9]+/<version>/'

@@ -1,0 +1,1 @@
+probe in out --warn same --warn same --warn other
