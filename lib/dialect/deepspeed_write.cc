@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <tuple>
 
@@ -18,8 +20,34 @@ struct LaidOut {
   std::vector<torch_pt::StorageSpec> storages;
   std::vector<Fill> fills;
   std::vector<std::uint64_t> offsets;
+  std::vector<std::uint32_t> order;  ///< storages as they follow in the file
   std::uint64_t bytes = 0;
 };
+
+/// Storages in file order: the pickle's first use decides, not their numbers.
+std::vector<std::uint32_t> FileOrder(const torch_pt::Layout& layout) {
+  std::vector<std::uint32_t> order(layout.storage_count());
+  std::iota(order.begin(), order.end(), 0U);
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return layout.payload_offset(a) < layout.payload_offset(b);
+  });
+  return order;
+}
+
+Result<std::vector<plan::FramePiece>> MakeFrame(const Geometry& geometry, const FileId& id,
+                                                std::span<const std::uint32_t> crcs) {
+  SW_TRY_ASSIGN(const auto document, BuildDocument(geometry, id));
+  SW_TRY_ASSIGN(const auto layout, torch_pt::Layout::Make(document->root, document->storages));
+  const std::vector<std::uint32_t> order = FileOrder(layout);
+  SW_CHECK(order.size() == crcs.size());
+  std::vector<std::uint32_t> by_storage(crcs.size());
+  for (std::size_t i = 0; i < order.size(); ++i) by_storage[order[i]] = crcs[i];
+  std::vector<plan::FramePiece> pieces;
+  for (auto& piece : layout.Frame(by_storage)) {
+    pieces.push_back({.offset = piece.offset, .bytes = std::move(piece.bytes)});
+  }
+  return pieces;
+}
 
 /// Lays out files one after the other and enters their payloads in the target's shard map.
 class Planner {
@@ -79,7 +107,8 @@ Status Planner::LayOut(const FileId& id) {
   for (std::size_t i = 0; i < layout->storage_count(); ++i) {
     laid_out_.offsets.push_back(layout->payload_offset(i));
   }
-  SW_CHECK(laid_out_.offsets.size() == laid_out_.fills.size());
+  laid_out_.order = FileOrder(*layout);
+  SW_CHECK(laid_out_.order.size() == laid_out_.fills.size());
   signature_.reset();
   if (reusable) signature_ = Signature(id);
   return {};
@@ -111,8 +140,7 @@ void Planner::AddFragment(std::uint32_t param, std::uint32_t state, std::uint32_
   fragment.cut = geometry_->cut(param, mp);
   fragment.at = at;
   const bool split = geometry_->to.tp > 1;
-  const bool copied = source.rule.split == layout::Split::kReplicated;
-  const std::uint32_t part = copied ? 0 : geometry_->tp_rank_of(mp);
+  const std::uint32_t part = geometry_->FirstWithCut(param, geometry_->tp_rank_of(mp));
   if (split && source.rule.split == layout::Split::kAverage) {
     fragment.role = layout::Role::kPartial;
   } else if (!owned_.emplace(found->second, part).second) {
@@ -201,13 +229,12 @@ Status Planner::AddFile(const FileId& id) {
   file.path = geometry_->PathOf(id);
   file.bytes = laid_out_.bytes;
   file.payloads.reserve(laid_out_.fills.size());
-  for (std::size_t i = 0; i < laid_out_.fills.size(); ++i) {
+  for (const std::uint32_t i : laid_out_.order) {
     const Fill& fill = laid_out_.fills[i];
     const torch_pt::StorageSpec& spec = laid_out_.storages[i];
     plan::Payload payload;
     payload.offset = laid_out_.offsets[i];
     payload.bytes = spec.elems * (spec.untyped ? 1 : ItemSize(spec.dtype));
-    SW_CHECK(i == 0 || laid_out_.offsets[i - 1] <= payload.offset);
     if (fill.kind == Fill::Kind::kInline) {
       payload.kind = plan::Payload::Kind::kInline;
       payload.bytes_inline = fill.bytes;
@@ -229,15 +256,8 @@ Status Planner::AddFile(const FileId& id) {
     }
     file.payloads.push_back(std::move(payload));
   }
-  file.frame = [geometry = geometry_,
-                id](std::span<const std::uint32_t> crcs) -> Result<std::vector<plan::FramePiece>> {
-    SW_TRY_ASSIGN(const auto document, BuildDocument(*geometry, id));
-    SW_TRY_ASSIGN(const auto layout, torch_pt::Layout::Make(document->root, document->storages));
-    std::vector<plan::FramePiece> pieces;
-    for (auto& piece : layout.Frame(crcs)) {
-      pieces.push_back({.offset = piece.offset, .bytes = std::move(piece.bytes)});
-    }
-    return pieces;
+  file.frame = [geometry = geometry_, id](std::span<const std::uint32_t> crcs) {
+    return MakeFrame(*geometry, id, crcs);
   };
   target_.map.files.push_back(file.path);
   target_.files.push_back(std::move(file));

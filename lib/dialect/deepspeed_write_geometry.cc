@@ -229,10 +229,13 @@ bool Geometry::StageHolds(std::uint32_t stage, std::uint32_t param) const {
                      [&](std::uint32_t layer) { return StageOfLayer(layer) == stage; });
 }
 
-std::uint32_t Geometry::FirstStage(std::uint32_t param) const {
-  std::uint32_t stage = 0;
-  while (stage + 1 < to.pp && !StageHolds(stage, param)) ++stage;
-  return stage;
+std::uint32_t Geometry::FirstWithCut(std::uint32_t param, std::uint32_t tp_rank) const {
+  const layout::Split split = params[param].rule.split;
+  if (split != layout::Split::kReplicated && split != layout::Split::kListed) return tp_rank;
+  std::uint32_t first = 0;
+  const layout::CutPtr* const all = &cuts[param * to.tp];
+  while (first < tp_rank && !(all[first] == all[tp_rank] || *all[first] == *all[tp_rank])) ++first;
+  return first;
 }
 
 std::string Geometry::LocalName(std::uint32_t param) const {

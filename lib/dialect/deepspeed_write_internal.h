@@ -91,8 +91,8 @@ struct Geometry {
   const layout::CutPtr& cut(std::uint32_t param, std::uint32_t mp) const {
     return cuts[param * to.tp + tp_rank_of(mp)];
   }
-  /// The first pipeline stage that holds a parameter.
-  std::uint32_t FirstStage(std::uint32_t param) const;
+  /// The first tensor-parallel rank that holds the same elements of a parameter as rank `tp_rank`.
+  std::uint32_t FirstWithCut(std::uint32_t param, std::uint32_t tp_rank) const;
   /// True where stage `stage` holds a parameter (tied ones: several do).
   bool StageHolds(std::uint32_t stage, std::uint32_t param) const;
   /// Every stage holds everything without a pipeline; the stage of a layer otherwise.

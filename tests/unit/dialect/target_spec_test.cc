@@ -1,0 +1,138 @@
+#include "dialect/target_spec.h"
+
+#include <gtest/gtest.h>
+
+#include "write_model.h"
+
+namespace shardwright::dialect::test {
+namespace {
+
+Error ErrorOf(std::string_view text) {
+  const auto spec = ParseTargetSpec(text);
+  EXPECT_FALSE(spec.has_value()) << text;
+  return spec ? Error{} : spec.error();
+}
+
+TEST(TargetSpecTest, ReadsEveryKey) {
+  const auto spec = ParseTargetSpec(
+      "zero=3,dp=4,tp=2,pp=2,ep=8,dtype=bf16,sub_group=1000,round_robin=true,stages=0-3,4-7");
+  ASSERT_TRUE(spec.has_value()) << spec.error().message;
+  EXPECT_EQ(spec->zero, 3U);
+  EXPECT_EQ(spec->dp, 4U);
+  EXPECT_EQ(spec->tp, 2U);
+  EXPECT_EQ(spec->pp, 2U);
+  EXPECT_EQ(spec->ep, 8U);
+  EXPECT_EQ(spec->dtype, DType::kBF16);
+  EXPECT_EQ(spec->sub_group, 1000U);
+  EXPECT_EQ(spec->round_robin, true);
+  EXPECT_EQ(spec->stages, "0-3,4-7");
+  EXPECT_EQ(ParseTargetSpec("stages=uniform,pp=2")->pp, 2U);
+  EXPECT_FALSE(ParseTargetSpec("")->zero.has_value());
+}
+
+TEST(TargetSpecTest, NamesTheKeyAndWhatItAccepts) {
+  EXPECT_EQ(ErrorOf("zero=4").message, "target zero=4: a number from 0 to 3 expected");
+  EXPECT_EQ(ErrorOf("dp=0").message, "target dp=0: a number from 1 to 1000000 expected");
+  EXPECT_EQ(ErrorOf("dp=2x").message, "target dp=2x: a number from 1 to 1000000 expected");
+  EXPECT_EQ(ErrorOf("dtype=int8").message, "target dtype=int8: fp32, fp16 or bf16 expected");
+  EXPECT_EQ(ErrorOf("round_robin=1").message, "target round_robin=1: true or false expected");
+  EXPECT_EQ(ErrorOf("dp").message, "target \"dp\": key=value expected");
+  EXPECT_EQ(ErrorOf("dp=2,dp=2").message, "target key \"dp\" is given twice");
+  EXPECT_EQ(ErrorOf("dp=2,").message, "target \"dp=2,\" ends in a comma");
+  EXPECT_EQ(ErrorOf("cp=2").code, Errc::kUsage);
+  for (const char* bad : {"stages=4-3", "stages=0-3,5-7", "stages=0-", "stages=best", "stages="}) {
+    EXPECT_EQ(ErrorOf(bad).code, Errc::kUsage) << bad;
+  }
+}
+
+Result<Topology> Resolve(std::string_view text, const Checkpoint& source) {
+  const auto spec = ParseTargetSpec(text);
+  EXPECT_TRUE(spec.has_value()) << spec.error().message;
+  return ResolveTarget(*spec, source);
+}
+
+TEST(TargetSpecTest, KeepsWhatIsUnset) {
+  Model model;
+  model.Add("a", {8});
+  model.source().topology.round_robin = true;
+  const auto to = Resolve("dp=4", model.source());
+  ASSERT_TRUE(to.has_value()) << to.error().message;
+  EXPECT_EQ(to->zero, 1U);
+  EXPECT_EQ(to->dp, 4U);
+  EXPECT_FALSE(to->round_robin);  // of the engine that resumes
+}
+
+void ExpectRefused(const Result<Topology>& to, Errc code, std::string_view part) {
+  ASSERT_FALSE(to.has_value()) << part;
+  EXPECT_EQ(to.error().code, code) << to.error().message;
+  EXPECT_NE(to.error().message.find(part), std::string::npos) << to.error().message;
+}
+
+TEST(TargetSpecTest, RefusesWhatCannotBe) {
+  Model model;
+  model.Add("a", {8});
+  const Checkpoint& source = model.source();
+  ExpectRefused(Resolve("ep=2", source), Errc::kInfeasible, "ep=2: the model has no experts");
+  ExpectRefused(Resolve("pp=2", source), Errc::kUnsupported, "not a pipeline module");
+  ExpectRefused(Resolve("stages=uniform", source), Errc::kUsage, "not a pipeline module");
+  ExpectRefused(Resolve("zero=3,round_robin=true", source), Errc::kUnsupported, "zero=3");
+  ExpectRefused(Resolve("sub_group=5", source), Errc::kUnsupported, "zero=1");
+  ExpectRefused(Resolve("dp=100000,tp=100000", source), Errc::kLimit, "1000000 ranks");
+  model.source().params[0].rule.split = layout::Split::kDim;
+  ExpectRefused(Resolve("tp=3", source), Errc::kUnsupported, "\"a\"");
+}
+
+TEST(TargetSpecTest, ExpertsMustDivide) {
+  Model model;
+  for (std::uint32_t expert = 0; expert < 4; ++expert) {
+    model.AddExpert(0, expert, "weight", {2, 2}, 0);
+  }
+  const Checkpoint& source = model.source();
+  ExpectRefused(Resolve("ep=3,dp=3", source), Errc::kInfeasible, "ep=3: 4 experts");
+  ExpectRefused(Resolve("ep=4,dp=2", source), Errc::kInfeasible, "dp=2");
+  ExpectRefused(Resolve("zero=3", source), Errc::kUnsupported, "zero=3");
+  EXPECT_TRUE(Resolve("ep=4,dp=4", source).has_value());
+}
+
+/// Layers 0 to 5 of equal size but for the first, which is ten times as large.
+Model Pipeline(std::vector<std::vector<std::uint32_t>> stages) {
+  Model model;
+  for (std::uint32_t layer = 0; layer < 6; ++layer) {
+    const std::uint64_t rows = layer == 0 ? 80 : 8;
+    model.Add(std::to_string(layer) + ".weight", {rows, 8}).layer = layer;
+  }
+  model.source().topology.pipeline = true;
+  model.source().topology.pp = stages.size();
+  model.source().topology.stages = std::move(stages);
+  return model;
+}
+
+using Stages = std::vector<std::vector<std::uint32_t>>;
+
+TEST(TargetSpecTest, StagesFollowTheSourceOrTheUser) {
+  Model uniform = Pipeline({{0, 1, 2}, {3, 4, 5}});
+  EXPECT_EQ(Resolve("pp=3", uniform.source())->stages, (Stages{{0, 1}, {2, 3}, {4, 5}}));
+  EXPECT_EQ(Resolve("pp=2", uniform.source())->stages, (Stages{{0, 1, 2}, {3, 4, 5}}));
+  EXPECT_EQ(Resolve("pp=1", uniform.source())->stages, (Stages{{0, 1, 2, 3, 4, 5}}));
+  EXPECT_EQ(Resolve("pp=2,stages=parameters", uniform.source())->stages,
+            (Stages{{0}, {1, 2, 3, 4, 5}}));
+  EXPECT_EQ(Resolve("pp=2,stages=0,1-7", uniform.source())->stages, (Stages{{0}, {1, 2, 3, 4, 5}}));
+  Model balanced = Pipeline({{0}, {1, 2, 3, 4, 5}});
+  const auto three = Resolve("pp=3", balanced.source());
+  ASSERT_TRUE(three.has_value()) << three.error().message;
+  EXPECT_EQ(three->stages.front(), (std::vector<std::uint32_t>{0}));
+}
+
+TEST(TargetSpecTest, StagesAreNeverGuessed) {
+  Model one = Pipeline({{0, 1, 2, 3, 4, 5}});
+  ExpectRefused(Resolve("pp=2", one.source()), Errc::kUsage, "stages=uniform");
+  Model odd = Pipeline({{0, 1}, {2, 3, 4, 5}});
+  ExpectRefused(Resolve("pp=3", odd.source()), Errc::kUsage, "no known partition method");
+  ExpectRefused(Resolve("pp=2,stages=0-2", one.source()), Errc::kUsage, "1 ranges for pp=2");
+  ExpectRefused(Resolve("pp=2,stages=0-2,3-4", one.source()), Errc::kUsage, "layers 0 to 5");
+  ExpectRefused(Resolve("pp=7,stages=uniform", one.source()), Errc::kInfeasible, "stage 6");
+  ExpectRefused(Resolve("pp=2,zero=2,stages=uniform", one.source()), Errc::kUnsupported, "zero=2");
+}
+
+}  // namespace
+}  // namespace shardwright::dialect::test
