@@ -34,8 +34,10 @@ TEST(ParseMemory, RefusesAForgottenUnit) {
 TEST(ParseWords, NamesWhatExists) {
   EXPECT_EQ(ParseProgressMode("json").value(), ProgressMode::kJson);
   EXPECT_EQ(ParseColorMode("never").value(), ColorMode::kNever);
+  EXPECT_EQ(ParseVerify("replicas").value(), Verify::kReplicas);
   EXPECT_EQ(ParseVerify("readback").value(), Verify::kReadback);
-  EXPECT_EQ(ParseVerify("sum").error().message, "\"sum\" is none of none, sums, replicas, readback");
+  EXPECT_EQ(ParseVerify("sum").error().message,
+            "\"sum\" is none of none, sums, replicas, readback");
 }
 
 TEST(ExitCode, IsTheValueOfTheErrc) {
