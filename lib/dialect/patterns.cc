@@ -20,7 +20,7 @@ bool Matches(const re2::RE2& expression, const std::string& name) {
 
 const Shape* ShapeOf(const re2::RE2& expression, const std::vector<std::string>& names,
                      const std::vector<Shape>& shapes) {
-  for (std::size_t i = 0; i < names.size() && i < shapes.size(); ++i) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
     if (Matches(expression, names[i])) return &shapes[i];
   }
   return nullptr;
@@ -134,7 +134,12 @@ Result<Ruled> Apply(const PatternRule& pattern, std::span<const Shape> shards) {
 }  // namespace
 
 struct Patterns::Impl {
-  std::vector<PatternFile> files;  // the user's first
+  struct Entry {
+    std::shared_ptr<const PatternFile> file;
+    bool user = false;
+    bool applies = false;
+  };
+  std::vector<Entry> files;  // the user's first
 };
 
 Patterns::Patterns() : impl_(std::make_unique<Impl>()) {}
@@ -144,47 +149,50 @@ Patterns& Patterns::operator=(Patterns&&) noexcept = default;
 
 Status Patterns::AddFile(std::string_view text, const std::string& origin) {
   SW_TRY_ASSIGN(PatternFile file, ParsePatternFile(text, origin));
-  file.user = true;
-  file.selected = true;
   const auto at = std::find_if(impl_->files.begin(), impl_->files.end(),
-                               [](const PatternFile& other) { return !other.user; });
-  impl_->files.insert(at, std::move(file));
+                               [](const Impl::Entry& other) { return !other.user; });
+  impl_->files.insert(at, {std::make_shared<const PatternFile>(std::move(file)), true, true});
   return {};
 }
 
 Status Patterns::AddBuiltIn() {
   for (const BuiltInPatternFile& built_in : BuiltInPatternFiles()) {
     SW_TRY_ASSIGN(PatternFile file, ParsePatternFile(built_in.text, std::string(built_in.origin)));
-    impl_->files.push_back(std::move(file));
+    impl_->files.push_back({std::make_shared<const PatternFile>(std::move(file)), false, false});
   }
   return {};
 }
 
-void Patterns::SelectFor(const std::vector<std::string>& all_names,
-                         const std::vector<Shape>& shapes) {
-  for (PatternFile& file : impl_->files) {
-    if (file.user) continue;
+Patterns Patterns::ForModel(const std::vector<std::string>& all_names,
+                            const std::vector<Shape>& shapes) const {
+  SW_CHECK(all_names.size() == shapes.size());
+  Patterns chosen;
+  for (Impl::Entry entry : impl_->files) {
     const auto occurs = [&](const std::unique_ptr<re2::RE2>& expression) {
       return std::any_of(all_names.begin(), all_names.end(),
                          [&](const std::string& name) { return Matches(*expression, name); });
     };
-    file.selected = std::all_of(file.required.begin(), file.required.end(), occurs) &&
-                    std::all_of(file.conditions.begin(), file.conditions.end(),
-                                [&](const ShapeCondition& condition) {
-                                  return Holds(condition, all_names, shapes);
-                                });
+    const auto holds = [&](const ShapeCondition& condition) {
+      return Holds(condition, all_names, shapes);
+    };
+    const auto& required = entry.file->required;
+    const auto& conditions = entry.file->conditions;
+    entry.applies = entry.user || (std::all_of(required.begin(), required.end(), occurs) &&
+                                   std::all_of(conditions.begin(), conditions.end(), holds));
+    if (entry.applies) chosen.impl_->files.push_back(std::move(entry));
   }
+  return chosen;
 }
 
 Result<std::optional<Ruled>> Patterns::RuleFor(const std::string& name,
                                                std::span<const Shape> shards, From from) const {
   SW_CHECK(!shards.empty());
-  for (const PatternFile& file : impl_->files) {
-    if (!file.selected || (from == From::kUser && !file.user) ||
-        (from == From::kBuiltIn && file.user)) {
+  for (const Impl::Entry& entry : impl_->files) {
+    if (!entry.applies || (from == From::kUser && !entry.user) ||
+        (from == From::kBuiltIn && entry.user)) {
       continue;
     }
-    for (const PatternRule& pattern : file.rules) {
+    for (const PatternRule& pattern : entry.file->rules) {
       if (!Matches(*pattern.match, name)) continue;
       Result<Ruled> ruled = Apply(pattern, shards);
       if (!ruled) return Within("\"" + name + "\": " + pattern.rule.origin, ruled.error());

@@ -42,8 +42,8 @@ class Patterns {
   enum class From : std::uint8_t { kAny, kUser, kBuiltIn };
 
   /// The rule of a parameter, from the shapes of its shards on all tensor-parallel ranks (one when
-  /// tp is 1); files added by AddFile before built-in ones. A built-in family applies only when
-  /// SelectFor has chosen it. \pre !shards.empty()
+  /// tp is 1); files added by AddFile before built-in ones, which apply only in what ForModel
+  /// returned. \pre !shards.empty()
   /// \error kBadInput if the rule does not fit the shards; names the rule and both sides
   Result<std::optional<Ruled>> RuleFor(const std::string& name, std::span<const Shape> shards,
                                        From from = From::kAny) const;
@@ -51,11 +51,12 @@ class Patterns {
   /// The rule for a parameter of a whole shape; nothing also where a rule does not fit it.
   std::optional<layout::SplitRule> Find(const std::string& name, const Shape& shape) const;
 
-  /// Chooses which built-in families apply to a model: those whose `requires` expressions all match
-  /// some name and whose `requires_shapes` hold. Call once before RuleFor and Find.
-  /// \param shapes  of the parameters, whole or those of one tensor-parallel rank, by name; without
-  ///                them families with `requires_shapes` are not chosen
-  void SelectFor(const std::vector<std::string>& all_names, const std::vector<Shape>& shapes = {});
+  /// The patterns for one model: the user's files, and the built-in families whose `requires`
+  /// expressions all match some name and whose `requires_shapes` hold. Cheap: rules are shared.
+  /// \param shapes  of the parameters, whole or those of one tensor-parallel rank, by name
+  /// \pre all_names.size() == shapes.size()
+  Patterns ForModel(const std::vector<std::string>& all_names,
+                    const std::vector<Shape>& shapes) const;
 
  private:
   struct Impl;

@@ -32,8 +32,6 @@ struct ShapeCondition {
 
 struct PatternFile {
   std::string origin;
-  bool user = false;
-  bool selected = false;
   std::vector<std::unique_ptr<re2::RE2>> required;
   std::vector<ShapeCondition> conditions;
   std::vector<PatternRule> rules;

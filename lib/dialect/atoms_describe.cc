@@ -1,0 +1,166 @@
+#include <bit>
+#include <nlohmann/json.hpp>
+
+#include "dialect/atoms_internal.h"
+
+namespace shardwright::dialect {
+namespace {
+
+using json = nlohmann::ordered_json;
+using layout::Split;
+
+std::string Hex(std::string_view bytes) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+std::string_view KindName(ParamKind kind) {
+  switch (kind) {
+    case ParamKind::kTrainable:
+      return "trainable";
+    case ParamKind::kFrozen:
+      return "frozen";
+    case ParamKind::kBuffer:
+      break;
+  }
+  return "buffer";
+}
+
+std::string_view SplitName(Split split) {
+  switch (split) {
+    case Split::kReplicated:
+      return "replicated";
+    case Split::kAverage:
+      return "average";
+    case Split::kDim:
+      return "dim";
+    case Split::kSub:
+      return "sub";
+    case Split::kListed:
+      return "listed";
+    case Split::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+json CutJson(const layout::Cut& cut) {
+  json boxes = json::array();
+  for (const layout::Box& box : cut.boxes()) {
+    boxes.push_back({{"at_view", box.at_view}, {"at_shard", box.at_shard}, {"sizes", box.sizes}});
+  }
+  return {{"view", cut.view()}, {"shard", cut.shard()}, {"boxes", std::move(boxes)}};
+}
+
+json RuleJson(const layout::SplitRule& rule) {
+  json out = {{"split", SplitName(rule.split)}};
+  if (rule.split == Split::kDim || rule.split == Split::kSub) out["dim"] = rule.dim;
+  if (!rule.view.empty()) out["view"] = rule.view;
+  if (!rule.sub_sizes.empty()) out["sizes"] = rule.sub_sizes;
+  if (!rule.widths.empty()) out["widths"] = rule.widths;
+  if (!rule.granule.empty()) out["granule"] = rule.granule;
+  if (rule.uneven) out["uneven"] = true;
+  if (rule.padded) out["padded"] = true;
+  for (const layout::Cut& cut : rule.cuts) out["cuts"].push_back(CutJson(cut));
+  if (!rule.origin.empty()) out["origin"] = rule.origin;
+  return out;
+}
+
+Result<json> ScalarJson(const Scalar& scalar) {
+  json out = {{"state", scalar.state}};
+  if (scalar.is_tensor) {
+    out["dtype"] = Name(scalar.dtype);
+    out["shape"] = scalar.shape;
+    out["bytes"] = Hex(scalar.bytes);
+    return out;
+  }
+  const pickle::Node* value = scalar.value;
+  if (value == nullptr || value->is_none()) {
+    out["none"] = true;
+  } else if (value->kind == pickle::Kind::kInt) {
+    out["int"] = value->integer;
+  } else if (value->kind == pickle::Kind::kBool) {
+    out["bool"] = value->integer != 0;
+  } else if (value->kind == pickle::Kind::kFloat) {
+    // The bits, as 16 hexadecimal digits: infinities and NaN are no JSON numbers.
+    const auto bits = std::bit_cast<std::uint64_t>(value->real);
+    std::string bytes;
+    for (int shift = 56; shift >= 0; shift -= 8) bytes += static_cast<char>(bits >> shift & 255);
+    out["float"] = Hex(bytes);
+  } else {
+    return Fail(Errc::kUnsupported,
+                "optimizer state \"" + scalar.state + "\": " + pickle::Describe(value));
+  }
+  return out;
+}
+
+Result<json> ParamJson(const Param& param) {
+  json out = {{"name", param.name},
+              {"kind", KindName(param.kind)},
+              {"shape", param.shape},
+              {"dtype", Name(param.dtype)}};
+  if (!param.alias_of.empty()) out["alias_of"] = param.alias_of;
+  out["rule"] = RuleJson(param.rule);
+  if (param.group >= 0) out["group"] = param.group;
+  if (param.layer) out["layer"] = *param.layer;
+  if (!param.tied_layers.empty()) out["tied_layers"] = param.tied_layers;
+  if (param.expert) {
+    out["expert"] = {{"layer", param.expert->layer}, {"expert", param.expert->expert}};
+  }
+  for (const Scalar& scalar : param.scalars) {
+    Result<json> mine = ScalarJson(scalar);
+    if (!mine) return Within("\"" + param.name + "\"", mine.error());
+    out["scalars"].push_back(*std::move(mine));
+  }
+  return out;
+}
+
+json TopologyJson(const Topology& topology) {
+  return {{"zero", topology.zero},
+          {"dp", topology.dp},
+          {"tp", topology.tp},
+          {"pp", topology.pp},
+          {"ep", topology.ep},
+          {"dtype", Name(topology.dtype)},
+          {"bf16_optimizer", topology.bf16_optimizer},
+          {"sub_group", topology.sub_group},
+          {"round_robin", topology.round_robin},
+          {"pipeline", topology.pipeline},
+          {"stages", topology.stages}};
+}
+
+}  // namespace
+
+Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& topology,
+                                  std::span<const std::vector<std::string>> atoms) {
+  SW_CHECK(atoms.size() == checkpoint.params.size());
+  json out = {{"format", "shardwright atoms"},
+              {"version", 1},
+              {"topology", TopologyJson(topology)},
+              {"states", checkpoint.states}};
+  json params = json::array();
+  for (const Param& param : checkpoint.params) {
+    SW_TRY_ASSIGN(json mine, ParamJson(param));
+    if (!atoms[params.size()].empty()) mine["atoms"] = atoms[params.size()];
+    params.push_back(std::move(mine));
+  }
+  json groups = json::array();
+  for (const Group& group : checkpoint.groups) {
+    groups.push_back({{"moe", group.moe}, {"params", group.params}});
+  }
+  out["params"] = std::move(params);
+  out["groups"] = std::move(groups);
+  try {
+    return out.dump(1) + "\n";
+  } catch (const json::exception& error) {
+    return Fail(Errc::kBadInput, std::string("a name that is not UTF-8: ") + error.what());
+  }
+}
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/checkpoint.h"
+
+namespace shardwright::dialect {
+
+inline constexpr const char* kAtomsFile = "shardwright_atoms.json";
+inline constexpr const char* kAtomsFolder = "zero";
+inline constexpr const char* kOptimizerStateFile = "optimizer_state.pt";
+
+/// What an atom folder's files do not say about a checkpoint: parameters, groups, order, topology,
+/// states, numbers. JSON text, the same for the same checkpoint.
+/// \param atoms  states of every parameter that are files
+/// \error kUnsupported a scalar that is no number; names it
+/// Pure. Source: docs/formats/atoms.md.
+Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& topology,
+                                  std::span<const std::vector<std::string>> atoms);
+
+/// The inverse: fills topology, params, groups (without their options), and states.
+/// \error kBadInput  not such a text, over the limits, or it contradicts itself; names the key
+/// Pure.
+Status ParseAtoms(std::string_view text, Checkpoint* checkpoint,
+                  std::vector<std::vector<std::string>>* atoms);
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,543 @@
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "dialect/atoms_internal.h"
+#include "dialect/deepspeed_write_internal.h"
+#include "dialect/dialect.h"
+#include "dialect/universal_info.h"
+#include "os/dir.h"
+
+// The superset form of docs/formats/deepspeed.md, "Recommended superset directory", which
+// DeepSpeed's loaders of every stage accept, with what they never open beside it: frozen
+// parameters, buffers, further optimizer states and kAtomsFile, from which ReadUniversal restores
+// everything.
+
+namespace shardwright::dialect {
+namespace {
+
+using deepspeed::Document;
+using deepspeed::Fill;
+using deepspeed::Graft;
+using layout::Cut;
+using layout::Split;
+using pickle::Node;
+
+// What every atom of the folder is made from. Outlives the source checkpoint.
+struct Context {
+  Topology to, from;
+  std::string tag;                                                // of the output folder
+  std::vector<Param> params;                                      // with the dtypes of the target
+  std::vector<std::vector<std::pair<std::string, DType>>> atoms;  // by parameter: state, type
+  std::vector<Cut> cuts;                                          // by parameter: of its atoms
+  std::vector<Group> groups;
+  std::vector<Passed> model_states, optimizer;
+  std::shared_ptr<pickle::Arena> arena;
+};
+
+enum class FileKind : std::uint8_t { kAtom, kStep, kModel, kOptimizer };
+
+struct FileId {
+  FileKind kind = FileKind::kAtom;
+  std::uint32_t param = 0;  // kAtom, kStep
+  std::uint32_t atom = 0;   // kAtom: index into Context::atoms[param]
+  std::uint32_t mp = 0;     // kModel
+  bool stage3 = false;      // kModel: under the name that stage 3 looks for
+};
+
+// Keys of a model file that depend on the layout or hold what atoms hold.
+constexpr std::array<std::string_view, 13> kModelKeys = {"model",
+                                                         "buffer_names",
+                                                         "optimizer",
+                                                         "param_shapes",
+                                                         "frozen_param_shapes",
+                                                         "shared_params",
+                                                         "frozen_param_fragments",
+                                                         "dp_world_size",
+                                                         "mp_world_size",
+                                                         "checkpoint_parallel_dimensions",
+                                                         "ds_version",
+                                                         "universal_checkpoint_info",
+                                                         "module"};
+
+constexpr std::array<std::string_view, 15> kOptimizerKeys = {"base_optimizer_state",
+                                                             "base_optimizer_state_step",
+                                                             "optimizer_state_dict",
+                                                             "single_partition_of_fp32_groups",
+                                                             "fp32_flat_groups",
+                                                             "fp32_groups",
+                                                             "fp32_groups_flat",
+                                                             "param_slice_mappings",
+                                                             "param_alignment_paddings",
+                                                             "group_paddings",
+                                                             "partition_count",
+                                                             "ds_zero_partition_groups",
+                                                             "state",
+                                                             "param_groups",
+                                                             "ds_version"};
+
+template <std::size_t n>
+bool IsOneOf(const Node* key, const std::array<std::string_view, n>& keys) {
+  return key->is_string() && std::find(keys.begin(), keys.end(), key->text) != keys.end();
+}
+
+const Node* Number(pickle::Arena& arena, std::uint64_t value) {
+  return arena.Int(static_cast<std::int64_t>(value));
+}
+
+std::string TwoDigits(std::uint32_t value) {
+  return (value < 10 ? "0" : "") + std::to_string(value);
+}
+
+const Scalar* StepOf(const Param& param) {
+  const auto it = std::find_if(param.scalars.begin(), param.scalars.end(),
+                               [](const Scalar& scalar) { return scalar.state == "step"; });
+  return it == param.scalars.end() ? nullptr : &*it;
+}
+
+const Node* ScalarNode(Document& document, const Scalar& scalar) {
+  if (!scalar.is_tensor) {
+    return scalar.value != nullptr ? scalar.value : document.arena.None();
+  }
+  Fill fill;
+  fill.kind = Fill::Kind::kInline;
+  fill.bytes = scalar.bytes;
+  return document.Add(std::move(fill), scalar.dtype, scalar.shape);
+}
+
+const Passed* PassedFor(const Context& context, const std::vector<Passed>& all, std::uint32_t mp) {
+  std::uint64_t rank = 0;
+  if (context.to.tp == context.from.tp) {
+    rank = context.to.pp == context.from.pp ? mp : mp % context.to.tp;
+  }
+  if (rank >= all.size()) rank = 0;
+  if (all.empty() || all[rank].document.root == nullptr || !all[rank].document.root->is_dict()) {
+    return nullptr;
+  }
+  return &all[rank];
+}
+
+// How a later split of the tensor has to go, in the words of DeepSpeed's loader.
+void AddSplitKeys(pickle::Arena& arena, const Param& param, Node* root) {
+  const layout::SplitRule& rule = param.rule;
+  if (rule.split == Split::kDim) {
+    Set(arena, root, "cat_dim", Number(arena, rule.dim));
+    if (rule.padded) Set(arena, root, "vocab_tensor", arena.Bool(true));
+    return;
+  }
+  if (rule.split != Split::kSub) return;
+  const std::vector<std::uint64_t>& sizes = rule.sub_sizes;
+  if (rule.view.empty() && rule.dim == 0 && sizes.size() == 2 && sizes[0] == sizes[1]) {
+    Set(arena, root, "cat_dim", arena.Int(0));
+    Set(arena, root, "param_n_sub_params", arena.Int(2));
+    return;
+  }
+  const Shape& view = rule.view.empty() ? param.shape : rule.view;
+  std::vector<const Node*> shape;
+  for (std::size_t dim = 0; dim < view.size(); ++dim) {
+    if (dim != rule.dim) {
+      shape.push_back(Number(arena, view[dim]));
+      continue;
+    }
+    std::vector<const Node*> parts;
+    for (std::uint64_t size : sizes) parts.push_back(Number(arena, size));
+    shape.push_back(arena.Tuple(std::move(parts)));
+  }
+  Node* fields = arena.Dict();
+  Set(arena, fields, "patterns", arena.List({}));
+  Set(arena, fields, "shape", arena.Tuple(std::move(shape)));
+  Set(arena, fields, "partition_dim", Number(arena, rule.dim));
+  Set(arena, root, "sub_param_shape",
+      arena.Object("deepspeed.checkpoint.universal_checkpoint.SubparamShape", fields));
+}
+
+void BuildAtom(Document& document, const Context& context, const FileId& id) {
+  Node* root = document.arena.Dict();
+  AddSplitKeys(document.arena, context.params[id.param], root);
+  Fill fill;
+  fill.kind = Fill::Kind::kWhole;
+  fill.param = id.param;
+  fill.state = id.atom;
+  const DType dtype = context.atoms[id.param][id.atom].second;
+  Set(document.arena, root, "param",
+      document.Add(std::move(fill), dtype, context.cuts[id.param].shard()));
+  document.root = root;
+}
+
+const Node* Dimensions(pickle::Arena& arena, const Topology& to) {
+  Node* dimensions = arena.Dict();
+  Set(arena, dimensions, "pp_degree", Number(arena, to.pp));
+  Set(arena, dimensions, "tp_degree", Number(arena, to.tp));
+  return dimensions;
+}
+
+// An empty module: DeepSpeed loads no weights from a universal checkpoint's model files.
+const Node* EmptyModule(pickle::Arena& arena, Graft& graft, const Node* source, Status* status) {
+  if (source != nullptr && source->is_none()) return arena.None();
+  Node* module = arena.Dict(true);
+  if (source != nullptr && source->state != nullptr) {
+    auto state = graft.Take(source->state);
+    if (!state) {
+      *status = Within("module", state.error());
+    } else {
+      module->state = *state;
+    }
+  }
+  return module;
+}
+
+const Node* Version(pickle::Arena& arena, const Context& context) {
+  for (const auto* all : {&context.model_states, &context.optimizer}) {
+    const Passed* passed = PassedFor(context, *all, 0);
+    if (passed == nullptr) continue;
+    const Node* version = passed->document.root->Find("ds_version");
+    if (version != nullptr && version->is_string() && !version->text.empty()) return version;
+  }
+  return arena.String("0.19.8");  // the release whose form this is
+}
+
+Result<const Node*> Info(Document& document, const Context& context, Graft& graft,
+                         const Node* source) {
+  if (source != nullptr && context.to.tp == context.from.tp) return graft.Take(source);
+  Checkpoint rules;
+  rules.params = context.params;
+  return BuildUniversalInfo(document.arena, rules, context.to.tp);
+}
+
+Status BuildModel(Document& document, const Context& context, const FileId& id) {
+  pickle::Arena& arena = document.arena;
+  const Passed* passed = PassedFor(context, context.model_states, id.mp);
+  if (passed == nullptr) return Fail(Errc::kBadInput, "the source has no model states");
+  const Node* source = passed->document.root;
+  Graft graft(document, *passed);
+  Node* root = arena.Dict();
+  Status status;
+  Set(arena, root, "module", EmptyModule(arena, graft, source->Find("module"), &status));
+  SW_TRY(std::move(status));
+  for (std::size_t i = 0; i < source->entry_count(); ++i) {
+    if (IsOneOf(source->key(i), kModelKeys)) continue;
+    auto value = graft.Take(source->value(i));
+    if (!value) return Within("client state", value.error());
+    root->items.push_back(source->key(i));
+    root->items.push_back(*value);
+  }
+  for (const char* key : {"global_steps", "global_samples", "skipped_steps"}) {
+    if (root->Find(key) == nullptr) Set(arena, root, key, arena.Int(0));
+  }
+  Set(arena, root, "dp_world_size", Number(arena, context.to.dp));
+  Set(arena, root, "mp_world_size", Number(arena, context.to.mp()));
+  Set(arena, root, "checkpoint_parallel_dimensions", Dimensions(arena, context.to));
+  Set(arena, root, "ds_version", Version(arena, context));
+  SW_TRY_ASSIGN(const Node* info,
+                Info(document, context, graft, source->Find("universal_checkpoint_info")));
+  if (info != nullptr) Set(arena, root, "universal_checkpoint_info", info);
+  document.root = root;
+  return {};
+}
+
+Status BuildOptimizer(Document& document, const Context& context) {
+  pickle::Arena& arena = document.arena;
+  Node* root = arena.Dict();
+  const Passed* passed = PassedFor(context, context.optimizer, 0);
+  if (passed != nullptr) {
+    const Node* source = passed->document.root;
+    Graft graft(document, *passed);
+    for (std::size_t i = 0; i < source->entry_count(); ++i) {
+      if (IsOneOf(source->key(i), kOptimizerKeys)) continue;
+      auto value = graft.Take(source->value(i));
+      if (!value) return Within("optimizer state", value.error());
+      root->items.push_back(source->key(i));
+      root->items.push_back(*value);
+    }
+  }
+  std::vector<const Node*> groups;
+  for (const Group& group : context.groups) {
+    Node* options = group.options != nullptr ? CopyDict(arena, group.options) : arena.Dict();
+    Set(arena, options, "params", arena.List({Number(arena, groups.size())}));
+    groups.push_back(options);
+  }
+  const Node* param_groups = arena.List(std::move(groups));
+  // Stage 3 takes the step from here, and it has one for all parameters.
+  Node* first = arena.Dict();
+  for (const Param& param : context.params) {
+    const Scalar* step = StepOf(param);
+    if (step == nullptr) continue;
+    Set(arena, first, "step", ScalarNode(document, *step));
+    break;
+  }
+  Node* state = arena.Dict();
+  state->items = {arena.Int(0), first};
+  Node* nested = arena.Dict();
+  Set(arena, nested, "state", state);
+  Set(arena, nested, "param_groups", param_groups);
+  Set(arena, root, "ds_version", Version(arena, context));
+  Set(arena, root, "param_groups", param_groups);
+  Set(arena, root, "optimizer_state_dict", nested);
+  document.root = root;
+  return {};
+}
+
+std::string PathOf(const Context& context, const FileId& id) {
+  const std::string folder = context.tag + "/";
+  const std::string zero = folder + kAtomsFolder + "/";
+  switch (id.kind) {
+    case FileKind::kAtom:
+      return zero + context.params[id.param].name + "/" + context.atoms[id.param][id.atom].first +
+             ".pt";
+    case FileKind::kStep:
+      return zero + context.params[id.param].name + "/step.pt";
+    case FileKind::kModel:
+      return folder + (id.stage3 ? "zero_pp_rank_0_mp_rank_" : "mp_rank_") + TwoDigits(id.mp) +
+             "_model_states.pt";
+    case FileKind::kOptimizer:
+      break;
+  }
+  return zero + kOptimizerStateFile;
+}
+
+Result<std::unique_ptr<Document>> Build(const Context& context, const FileId& id) {
+  auto document = std::make_unique<Document>();
+  Status built;
+  switch (id.kind) {
+    case FileKind::kAtom:
+      BuildAtom(*document, context, id);
+      break;
+    case FileKind::kStep:
+      document->root = ScalarNode(*document, *StepOf(context.params[id.param]));
+      break;
+    case FileKind::kModel:
+      built = BuildModel(*document, context, id);
+      break;
+    case FileKind::kOptimizer:
+      built = BuildOptimizer(*document, context);
+      break;
+  }
+  if (!built) return Within(PathOf(context, id), std::move(built).error());
+  return document;
+}
+
+// The cut of a parameter's atoms: whole. For stage 3, whose loader does not pad vocabularies, with
+// the rows that the target's ranks pad it to.
+Result<Cut> AtomCut(const Param& param, const Topology& to) {
+  if (!param.rule.padded || to.zero != 3) return Cut::Whole(param.shape);
+  Shape padded = param.shape;
+  padded[0] = 0;
+  for (std::uint64_t rank = 0; rank < to.tp; ++rank) {
+    SW_TRY_ASSIGN(const Shape shard, layout::ShardShape(param.rule, param.shape, to.tp, rank));
+    padded[0] += shard[0];
+  }
+  const std::vector<std::uint64_t> origin(param.shape.size(), 0);
+  return Cut::Make(param.shape, std::move(padded), {{origin, origin, param.shape}});
+}
+
+Status CheckNames(const Param& param, const std::vector<std::pair<std::string, DType>>& atoms) {
+  const Status name = os::SafeName(param.name);
+  if (!name) return Within("a parameter cannot become a folder", name.error());
+  for (const auto& [state, dtype] : atoms) {
+    const Status file = os::SafeName(state + ".pt");
+    if (!file) return Within("\"" + param.name + "\": a state cannot become a file", file.error());
+  }
+  return {};
+}
+
+// The states of a parameter that become atoms.
+Result<std::vector<std::pair<std::string, DType>>> AtomsOf(const Checkpoint& source,
+                                                           const layout::TensorIndex& index,
+                                                           const Param& param, bool converted) {
+  std::vector<std::pair<std::string, DType>> atoms;
+  if (!param.alias_of.empty()) return atoms;
+  const auto stored = [&](std::string_view state) -> std::optional<DType> {
+    const auto found = index.Find(param.name, state);
+    if (!found) return std::nullopt;
+    return source.map.tensors[*found].dtype;
+  };
+  const std::string needed = param.kind == ParamKind::kTrainable ? "fp32"
+                             : param.kind == ParamKind::kFrozen  ? "frozen"
+                                                                 : "buffer";
+  std::optional<DType> dtype = stored(needed);
+  if (!dtype && param.kind == ParamKind::kTrainable && stored("weight")) dtype = DType::kF32;
+  if (!dtype) {
+    return Fail(Errc::kBadInput, "\"" + param.name + "\": the source has no " + needed + " tensor");
+  }
+  if (param.kind == ParamKind::kFrozen && converted) dtype = param.dtype;
+  atoms.emplace_back(needed, *dtype);
+  if (param.kind != ParamKind::kTrainable) return atoms;
+  for (const std::string& state : source.states) {
+    if (const auto found = stored(state)) atoms.emplace_back(state, *found);
+  }
+  return atoms;
+}
+
+Result<std::shared_ptr<Context>> MakeContext(const Checkpoint& source, const Topology& topology) {
+  auto context = std::make_shared<Context>();
+  context->to = topology;
+  context->from = source.topology;
+  context->tag = source.tag.ends_with("_universal") ? source.tag : source.tag + "_universal";
+  SW_TRY(os::SafeName(context->tag));
+  context->params = source.params;
+  context->groups = source.groups;
+  context->model_states = source.model_states;
+  context->optimizer = source.optimizer;
+  context->arena = source.arena;
+  const layout::TensorIndex index(source.map);
+  for (Param& param : context->params) {
+    const bool floating =
+        param.dtype == DType::kF32 || param.dtype == DType::kF16 || param.dtype == DType::kBF16;
+    const bool converted =
+        topology.dtype != source.topology.dtype && floating && param.kind != ParamKind::kBuffer;
+    if (converted) param.dtype = topology.dtype;
+    SW_TRY_ASSIGN(auto atoms, AtomsOf(source, index, param, converted));
+    if (!atoms.empty()) {
+      SW_TRY(CheckNames(param, atoms));
+    }
+    Result<Cut> cut = AtomCut(param, topology);
+    if (!cut) return Within("\"" + param.name + "\"", cut.error());
+    context->atoms.push_back(std::move(atoms));
+    context->cuts.push_back(*std::move(cut));
+  }
+  return context;
+}
+
+std::vector<FileId> ListFiles(const Context& context) {
+  std::vector<FileId> files;
+  for (std::uint32_t mp = 0; mp < context.to.mp(); ++mp) {
+    for (const bool stage3 : {false, true}) {
+      files.push_back(
+          {.kind = FileKind::kModel, .param = 0, .atom = 0, .mp = mp, .stage3 = stage3});
+    }
+  }
+  files.push_back({.kind = FileKind::kOptimizer, .param = 0, .atom = 0, .mp = 0, .stage3 = false});
+  for (std::uint32_t param = 0; param < context.params.size(); ++param) {
+    if (context.atoms[param].empty()) continue;
+    for (std::uint32_t atom = 0; atom < context.atoms[param].size(); ++atom) {
+      files.push_back(
+          {.kind = FileKind::kAtom, .param = param, .atom = atom, .mp = 0, .stage3 = false});
+    }
+    if (StepOf(context.params[param]) != nullptr) {
+      files.push_back(
+          {.kind = FileKind::kStep, .param = param, .atom = 0, .mp = 0, .stage3 = false});
+    }
+  }
+  return files;
+}
+
+// Lays out files and enters their payloads in the target's shard map.
+class Planner {
+ public:
+  explicit Planner(std::shared_ptr<const Context> context) : context_(std::move(context)) {}
+
+  Status AddFile(const FileId& id);
+  void AddText(std::string path, std::string text);
+  plan::Target Take() && { return std::move(target_); }
+
+ private:
+  std::uint32_t AddArray(const Fill& fill, const torch_pt::StorageSpec& spec,
+                         const plan::Payload& payload);
+
+  std::shared_ptr<const Context> context_;
+  plan::Target target_;
+};
+
+std::uint32_t Planner::AddArray(const Fill& fill, const torch_pt::StorageSpec& spec,
+                                const plan::Payload& payload) {
+  layout::ShardMap& map = target_.map;
+  const auto array = static_cast<std::uint32_t>(map.arrays.size());
+  map.arrays.push_back({.dtype = spec.dtype,
+                        .regions = {{.member = static_cast<std::uint32_t>(map.members.size()),
+                                     .offset = 0,
+                                     .elems = spec.elems}}});
+  map.members.push_back({.file = static_cast<std::uint32_t>(target_.files.size()),
+                         .offset = payload.offset,
+                         .bytes = payload.bytes,
+                         .crc32 = std::nullopt,
+                         .name = "data/0"});
+  const Param& param = context_->params[fill.param];
+  layout::LogicalTensor tensor;
+  tensor.name = param.name;
+  tensor.state = context_->atoms[fill.param][fill.state].first;
+  tensor.dtype = spec.dtype;
+  tensor.shape = param.shape;
+  layout::Fragment fragment;
+  fragment.cut = std::make_shared<const Cut>(context_->cuts[fill.param]);
+  fragment.at.array = array;
+  tensor.fragments.push_back(std::move(fragment));
+  map.tensors.push_back(std::move(tensor));
+  return array;
+}
+
+Status Planner::AddFile(const FileId& id) {
+  SW_TRY_ASSIGN(const auto document, Build(*context_, id));
+  plan::OutputFile file;
+  file.path = PathOf(*context_, id);
+  auto layout = torch_pt::Layout::Make(document->root, document->storages);
+  if (!layout) return Within(file.path, std::move(layout).error());
+  file.bytes = layout->file_bytes();
+  for (std::size_t i = 0; i < document->fills.size(); ++i) {
+    const Fill& fill = document->fills[i];
+    plan::Payload payload;
+    payload.offset = layout->payload_offset(i);
+    payload.bytes = layout->payload_bytes(i);
+    if (fill.kind == Fill::Kind::kInline) {
+      payload.kind = plan::Payload::Kind::kInline;
+      payload.bytes_inline = fill.bytes;
+    } else if (fill.kind == Fill::Kind::kMember) {
+      payload.kind = plan::Payload::Kind::kMember;
+      payload.member = fill.member;
+    } else {
+      payload.array = AddArray(fill, document->storages[i], payload);
+    }
+    file.payloads.push_back(std::move(payload));
+  }
+  file.frame = [context = context_,
+                id](std::span<const std::uint32_t> crcs) -> Result<std::vector<plan::FramePiece>> {
+    SW_TRY_ASSIGN(const auto again, Build(*context, id));
+    SW_TRY_ASSIGN(const auto frame, torch_pt::Layout::Make(again->root, again->storages));
+    std::vector<plan::FramePiece> pieces;
+    for (auto& piece : frame.Frame(crcs)) {
+      pieces.push_back({.offset = piece.offset, .bytes = std::move(piece.bytes)});
+    }
+    return pieces;
+  };
+  target_.map.files.push_back(file.path);
+  target_.files.push_back(std::move(file));
+  return {};
+}
+
+void Planner::AddText(std::string path, std::string text) {
+  plan::OutputFile file;
+  file.path = std::move(path);
+  file.bytes = text.size();
+  file.frame = [text = std::make_shared<const std::string>(std::move(text))](
+                   std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
+    return std::vector<plan::FramePiece>{{.offset = 0, .bytes = *text}};
+  };
+  target_.map.files.push_back(file.path);
+  target_.files.push_back(std::move(file));
+}
+
+}  // namespace
+
+Result<plan::Target> WriteUniversal(const Checkpoint& source, const Topology& topology) {
+  SW_TRY_ASSIGN(const auto context, MakeContext(source, topology));
+  Checkpoint described;
+  described.params = context->params;
+  described.groups = context->groups;
+  described.states = source.states;
+  std::vector<std::vector<std::string>> atoms;
+  for (const auto& mine : context->atoms) {
+    atoms.emplace_back();
+    for (const auto& [state, dtype] : mine) atoms.back().push_back(state);
+  }
+  SW_TRY_ASSIGN(std::string text, DescribeAtoms(described, topology, atoms));
+  Planner planner(context);
+  for (const FileId& id : ListFiles(*context)) {
+    SW_TRY(planner.AddFile(id));
+  }
+  planner.AddText(context->tag + "/" + kAtomsFile, std::move(text));
+  planner.AddText("latest_universal", context->tag);
+  return std::move(planner).Take();
+}
+
+}  // namespace shardwright::dialect
