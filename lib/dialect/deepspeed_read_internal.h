@@ -1,0 +1,276 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/checkpoint.h"
+#include "dialect/file_name_internal.h"
+#include "dialect/patterns.h"
+#include "dialect/source.h"
+#include "dialect/universal_info.h"
+#include "format/pickle/node.h"
+#include "format/torch_pt/reader.h"
+#include "layout/shard_map.h"
+
+// How ReadDeepSpeed works: passes over one Reading, in the order of their declarations below. Only
+// the documents of ZeRO rank 0 are kept; of every other file a few numbers.
+
+namespace shardwright::dialect::reader {
+
+using pickle::Node;
+using torch_pt::Document;
+
+/// A contiguous tensor in a source file.
+struct Place {
+  std::uint32_t member = 0;
+  std::uint64_t offset = 0;  ///< bytes, in the member
+  std::uint64_t elems = 0;
+  DType dtype = DType::kF32;
+};
+
+/// Adds to a shard map what the source files hold.
+class MapBuilder {
+ public:
+  MapBuilder(const SourceSet& source, layout::ShardMap* map);
+
+  /// The member that a document's storage is; made when it is first asked for.
+  std::uint32_t MemberOf(std::uint32_t file, const Document& document, std::uint32_t storage);
+  /// \param what  for messages: "tensor "emb.weight""
+  /// \error kBadInput not a tensor; kUnsupported not contiguous
+  Result<Place> PlaceOf(std::uint32_t file, const Document& document, const Node* node,
+                        const std::string& what);
+  /// Bytes of a small tensor, from the payloads that the scan has inlined.
+  /// \error kUnsupported if it is larger than kInlineBytes
+  Result<std::string> Payload(std::uint32_t file, const Document& document, const Node* tensor,
+                              const std::string& what);
+
+  layout::Region RegionOf(const Place& place) const {
+    return {place.member, place.offset, place.elems};
+  }
+  std::uint32_t AddArray(DType dtype, std::vector<layout::Region> regions);
+  /// An array of one holder.
+  std::uint32_t AddWhole(const Place& place) { return AddArray(place.dtype, {RegionOf(place)}); }
+  const layout::ShardMap& map() const { return *map_; }
+
+ private:
+  const SourceSet& source_;
+  layout::ShardMap* map_;
+  std::vector<std::vector<std::uint32_t>> members_;  // by file, by storage; kNone if not made
+  std::uint32_t keyed_file_ = kNone;                 // the file whose keys are in keys_
+  std::unordered_map<std::string, std::uint32_t> keys_;
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+};
+
+/// Files by what they are; values index SourceSet::files.
+struct Grid {
+  using Ranked = std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint32_t>;
+  std::map<std::uint64_t, std::uint32_t> model;  ///< by mp
+  Ranked model_zero3;                            ///< by (mp, rank)
+  Ranked shard;                                  ///< by (mp, rank)
+  std::string shard_prefix;
+  std::map<std::uint64_t, std::map<std::string, std::uint32_t>> layers;  ///< by layer, axes
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::map<std::uint64_t, std::uint32_t>>
+      experts;  ///< by (MoE layer, expert), mp
+  std::map<std::uint64_t, std::uint32_t> expert_optim;
+
+  bool zero3() const { return !model_zero3.empty(); }
+};
+
+/// A parameter with the shape of its shard.
+struct NamedShape {
+  std::string name;
+  Shape shape;
+  std::uint64_t elems = 0;
+};
+
+/// The model states of one mp rank, from the file of its ZeRO rank 0.
+struct Model {
+  std::uint32_t file = 0;
+  Document document;
+  const Node* module = nullptr;  ///< dict, or null in a pipeline
+  bool has_shapes = false;
+  std::vector<std::vector<NamedShape>> shapes;  ///< by group, or by sub-group at stage 3
+  std::vector<NamedShape> frozen;               ///< frozen_param_shapes
+  std::unordered_set<std::string> buffers;
+  std::vector<std::pair<std::string, std::string>> shared;  ///< alias, holder
+  std::unordered_set<std::string> trainable;                ///< names of `shapes`, expert ids local
+};
+
+/// Where one parameter lies in a rank's partition, as the rank itself says.
+struct Slice {
+  std::string name;
+  std::uint64_t start = 0;
+  std::uint64_t elems = 0;
+};
+
+/// One group (stage 3: sub-group) of one rank's optimizer shard.
+struct ShardGroup {
+  Place fp32;
+  std::vector<std::pair<std::string, Place>> states;  ///< sorted by name
+  std::vector<Scalar> scalars;                        ///< of ZeRO rank 0 only
+  std::vector<Slice> slices;                          ///< param_slice_mappings
+};
+
+/// What is kept of an optimizer shard.
+struct Shard {
+  std::uint32_t file = 0;
+  std::uint64_t stage = 0;
+  bool bf16_optimizer = false;
+  bool elastic = false;
+  std::vector<std::uint64_t> partition_count;          ///< one entry: the same for all groups
+  std::vector<std::vector<std::uint64_t>> alignments;  ///< param_alignment_paddings, by group
+  std::vector<ShardGroup> groups;
+};
+
+/// A weight, buffer or frozen tensor in a model, layer or expert file.
+struct Weight {
+  std::uint64_t stage = 0;
+  std::uint64_t tp = 0;
+  Place place;
+};
+
+/// What the reader knows of a parameter beyond Checkpoint::params, by the same index.
+struct ParamInfo {
+  std::uint64_t first_stage = 0;
+  std::vector<std::uint64_t> stages;  ///< that hold it
+  std::vector<Shape> shards;          ///< by tp; empty vector entries are not known yet
+  std::vector<bool> known;            ///< by tp
+  std::vector<layout::CutPtr> cuts;   ///< by tp
+  std::vector<Weight> weights;
+  bool has_scalars = false;
+  std::map<std::string, std::uint32_t> tensors;  ///< state -> index into map.tensors
+};
+
+/// The work on one checkpoint.
+struct Reading {
+  Reading(const SourceSet& set, const Patterns& rules)
+      : source(set), patterns(rules), map(set, &out.map) {}
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+  const SourceSet& source;
+  const Patterns& patterns;
+  Checkpoint out;
+  MapBuilder map;
+  Grid grid;
+  std::uint64_t ranks = 1;    ///< W: ranks that partition a dense group
+  std::uint64_t mp_ranks = 1;              ///< model-parallel ranks
+  std::vector<Model> models;  ///< by mp
+  /// Stage 3: shares of frozen parameters, by mp, name, rank.
+  std::vector<std::map<std::string, std::vector<Place>>> frozen_shares;
+  std::vector<std::vector<Shard>> shards;  ///< by mp, rank; empty at stage 0
+  UniversalInfo info;
+  const Node* config = nullptr;  ///< ds_config as a dict, or null
+  bool data_first = false;       ///< use_data_before_expert_parallelism
+  bool plain_weights = false;    ///< stage 0: the weights in `module` are the masters
+  /// Stage 0: by mp, group, in the optimizer's order.
+  std::vector<std::vector<std::vector<std::uint32_t>>> plain_order;
+  std::vector<ParamInfo> params;
+  std::unordered_map<std::string, std::uint32_t> by_name;
+  std::map<std::string, std::uint64_t> local_experts;  ///< by "<module>.deepspeed_moe"
+
+  const std::string& file_name(std::uint32_t file) const { return source.files[file].name; }
+  std::uint64_t tp_of(std::uint64_t mp) const { return mp % out.topology.tp; }
+  std::uint64_t stage_of(std::uint64_t mp) const { return mp / out.topology.tp; }
+  std::uint64_t mp_of(std::uint64_t stage, std::uint64_t tp) const {
+    return stage * out.topology.tp + tp;
+  }
+};
+
+// --- deepspeed_read_node.cc: reading values --------------------------------------------------
+
+/// The value under an int key of a dict.
+const Node* FindInt(const Node* dict, std::int64_t key);
+/// As pickle::AsCount, naming file and key. \error kBadInput
+Result<std::uint64_t> CountAt(const Reading& reading, std::uint32_t file, const Node* dict,
+                              std::string_view key);
+/// zero_stage in any of its forms.
+Result<std::uint64_t> StageOf(const Node* node);
+/// A dict of name -> shape.
+Result<std::vector<NamedShape>> ShapesOf(const Node* dict);
+/// The first of a path of nested string keys that is there, or null.
+const Node* FindPath(const Node* dict, std::initializer_list<std::string_view> keys);
+/// The name of a rank's file as DeepSpeed writes it.
+std::string ShardFileName(const std::string& prefix, std::uint64_t rank, std::uint64_t mp);
+std::string ModelFileName(bool zero3, std::uint64_t rank, std::uint64_t mp);
+/// A number or word of a scalar, for messages.
+std::string Show(const Scalar& scalar);
+/// "3 shards missing: a, b, c".
+tl::unexpected<Error> Missing(const Reading& reading, const std::vector<std::string>& names);
+/// Parses a file; errors name it.
+Result<Document> Open(const Reading& reading, std::uint32_t file);
+/// A one-number state of the optimizer, if `node` is one and not a tensor over the parameter.
+/// \param elems  of the parameter or partition that a tensor state would have
+Result<std::optional<Scalar>> ScalarOf(Reading* reading, std::uint32_t file,
+                                       const Document& document, const std::string& state,
+                                       const Node* node, const Shape& shape);
+
+// --- the passes ---------------------------------------------------------------------------------
+
+/// Classifies the files.
+Status FindFiles(Reading* reading);
+/// Learns W and the number of mp ranks, and names every file that is missing.
+Status CheckComplete(Reading* reading);
+/// Model states of every mp rank; agreement between them; what is unsupported.
+Status ReadModels(Reading* reading);
+/// Optimizer shards of every rank; agreement between them.
+Status ReadShards(Reading* reading);
+/// One shard's numbers.
+/// \param keep  where ZeRO rank 0's document goes, or null
+/// \param first  the shard of rank 0 that this one must agree with, or null
+Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Passed>* keep,
+                        const Shard* first);
+/// tp, pp, ep, dtype, pipeline stages.
+Status ReadTopology(Reading* reading);
+/// Parameters, buffers and where their weights lie: module, layer and expert files.
+Status ReadParams(Reading* reading);
+/// Weights of a pipeline module's layer files; pipeline stages.
+Status ReadLayers(Reading* reading);
+/// Weights of native MoE's expert files; how many experts a rank has.
+Status ReadExperts(Reading* reading);
+/// Which parameters an optimizer without ZeRO has, and in which order.
+Status OrderWithoutZero(Reading* reading);
+/// Split rules, whole shapes, cuts.
+Status DecideRules(Reading* reading);
+/// Groups and flat order; fragments of master weights and optimizer states.
+Status MapFlatGroups(Reading* reading);
+Status MapSubGroups(Reading* reading);
+Status MapWithoutZero(Reading* reading);
+/// Fragments of compute weights, frozen weights and buffers.
+Status MapWeights(Reading* reading);
+
+// --- shared by passes
+// -----------------------------------------------------------------------------
+
+/// Adds a parameter, or another stage or rank of it. \error kBadInput if the two disagree
+Result<std::uint32_t> AddParam(Reading* reading, const std::string& name, ParamKind kind,
+                               std::uint64_t mp, const Shape& shard, DType dtype,
+                               std::uint32_t file);
+/// Adds a fragment to the tensor (param, state), which is made when it is first asked for.
+Status AddFragment(Reading* reading, std::uint32_t param, const std::string& state,
+                   std::uint64_t mp, const layout::Placement& at);
+/// The parameter of a name in param_shapes, expert ids local to `ep`.
+Result<std::uint32_t> ParamOf(const Reading& reading, const std::string& local_name,
+                              std::uint64_t ep, std::uint32_t file);
+/// Sets a parameter's scalars, or checks them against those it has. \error kBadInput
+Status SetScalars(Reading* reading, std::uint32_t param, const std::vector<Scalar>& scalars,
+                  std::uint32_t file);
+/// \error kUnsupported for a name that this program gives another meaning ("weight")
+Status CheckStateName(const Reading& reading, std::uint32_t file, const std::string& state);
+/// A rank's scalars, and the step that some optimizers keep in the group's options instead.
+std::vector<Scalar> WithGroupStep(const Reading& reading, std::uint64_t mp,
+                                  std::vector<Scalar> scalars, const Group& options);
+/// A group's options without "params", and whether it is a MoE group. \param options  may be null
+Group MakeGroup(Reading* reading, const Node* options);
+
+}  // namespace shardwright::dialect::reader

@@ -1,0 +1,358 @@
+#include "dialect/source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "base/limits.h"
+#include "dialect/file_name_internal.h"
+#include "os/dir.h"
+
+namespace shardwright::dialect {
+namespace {
+
+constexpr std::string_view kAtomFolder = "zero";
+constexpr std::string_view kAtomManifest = "shardwright_atoms.json";
+constexpr std::uint64_t kTagBytes = 4096;
+
+/// A file that belongs to the checkpoint, before it is opened.
+struct Found {
+  std::string path;
+  std::string name;
+};
+
+/// One root, looked at.
+struct Root {
+  std::string path;
+  std::optional<std::string> tag;  // what its pointer file says
+  bool universal_pointer = false;
+};
+
+bool IsFile(const os::Entry& entry) {
+  // A link counts as what it points to: opening it refuses anything but a regular file.
+  return entry.type == os::EntryType::kFile || entry.type == os::EntryType::kSymlink;
+}
+
+std::string_view Trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n\v\f";
+  const std::size_t first = text.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
+}
+
+/// The tag in a root's pointer file, if it has one.
+Status ReadPointer(Root* root) {
+  for (const char* name : {"latest", "latest_universal"}) {
+    const std::string path = root->path + "/" + name;
+    SW_TRY_ASSIGN(const bool there, os::Exists(path));
+    if (!there) continue;
+    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kTagBytes));
+    const std::string_view tag = Trimmed(text);
+    if (tag.empty()) return Fail(Errc::kNotFound, path + ": the tag is empty");
+    if (Status safe = os::SafeName(tag); !safe) return Within(path, std::move(safe).error());
+    root->tag = std::string(tag);
+    root->universal_pointer = std::string_view(name) == "latest_universal";
+    return {};
+  }
+  return {};
+}
+
+/// True if a folder holds files of a checkpoint itself.
+bool LooksLikeTag(const std::vector<os::Entry>& entries) {
+  return std::any_of(entries.begin(), entries.end(), [](const os::Entry& entry) {
+    if (entry.name == kAtomFolder) return entry.type == os::EntryType::kDir;
+    return IsFile(entry) && ParseFileName(entry.name).has_value();
+  });
+}
+
+/// The tag folders below a save folder that has no pointer file.
+Result<std::vector<std::string>> TagsIn(const std::string& root,
+                                        const std::vector<os::Entry>& entries) {
+  std::vector<std::string> tags;
+  for (const os::Entry& entry : entries) {
+    if (entry.type != os::EntryType::kDir) continue;
+    SW_TRY_ASSIGN(const std::vector<os::Entry> below, os::ListDir(root + "/" + entry.name));
+    if (LooksLikeTag(below)) tags.push_back(entry.name);
+  }
+  return tags;
+}
+
+/// The folder's own name, also where the path ends in "." or a slash.
+Result<std::string> FolderName(const std::string& path) {
+  // Only the parent of a name is made canonical, so the folder is asked for as one.
+  SW_TRY_ASSIGN(const os::ParentName inside, os::SplitOutput(path + "/name"));
+  const std::size_t slash = inside.parent.rfind('/');
+  return slash == std::string::npos ? inside.parent : inside.parent.substr(slash + 1);
+}
+
+std::string Joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+/// Turns every root into the tag folder it stands for, and finds the one tag of all.
+Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& roots,
+                                            std::string* tag) {
+  std::vector<Root> looked;
+  std::optional<std::string> pointed;
+  for (const std::string& path : roots) {
+    SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+    if (!folder) return Fail(Errc::kNotFound, path + ": no such folder");
+    Root root{path, std::nullopt, false};
+    SW_TRY(ReadPointer(&root));
+    if (root.tag && pointed && *pointed != *root.tag) {
+      return Fail(Errc::kBadInput, path + ": latest tag " + *root.tag +
+                                       " differs from that of another root, " + *pointed);
+    }
+    if (root.tag) pointed = root.tag;
+    looked.push_back(std::move(root));
+  }
+  std::vector<std::string> folders;
+  for (const Root& root : looked) {
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(root.path));
+    std::string chosen;
+    if (root.tag) {
+      chosen = *root.tag;
+    } else if (LooksLikeTag(entries)) {
+      folders.push_back(root.path);
+      if (tag->empty() && pointed) *tag = *pointed;
+      if (tag->empty()) {
+        SW_TRY_ASSIGN(*tag, FolderName(root.path));
+      }
+      continue;
+    } else {
+      SW_TRY_ASSIGN(const std::vector<std::string> tags, TagsIn(root.path, entries));
+      if (pointed && std::find(tags.begin(), tags.end(), *pointed) != tags.end()) {
+        chosen = *pointed;
+      } else if (tags.size() == 1) {
+        chosen = tags.front();
+      } else if (tags.empty()) {
+        return Fail(Errc::kNotFound, root.path + ": no checkpoint here: neither a \"latest\" file "
+                                                 "nor files of a DeepSpeed checkpoint");
+      } else {
+        return Fail(Errc::kNotFound, root.path + ": no \"latest\" file and several checkpoints (" +
+                                         Joined(tags) + "): give one of those folders");
+      }
+    }
+    if (!tag->empty() && *tag != chosen) {
+      return Fail(Errc::kBadInput,
+                  root.path + ": checkpoint " + chosen + " here, " + *tag + " in another root");
+    }
+    *tag = chosen;
+    std::string folder = root.path + "/" + chosen;
+    SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
+    if (!there) {
+      return Fail(Errc::kNotFound, folder + ": no such folder, although " + root.path +
+                                       (root.universal_pointer ? "/latest_universal" : "/latest") +
+                                       " names it");
+    }
+    folders.push_back(std::move(folder));
+  }
+  return folders;
+}
+
+/// Atoms below `zero`: one folder per parameter with one file per state, and optimizer_state.pt.
+Status ListAtoms(const std::string& folder, std::vector<Found>* found,
+                 std::vector<std::string>* skipped) {
+  const std::string top = folder + "/" + std::string(kAtomFolder);
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(top));
+  for (const os::Entry& entry : entries) {
+    const std::string name = std::string(kAtomFolder) + "/" + entry.name;
+    if (IsFile(entry) && entry.name.ends_with(".pt")) {
+      found->push_back({folder + "/" + name, name});
+      continue;
+    }
+    if (entry.type != os::EntryType::kDir) {
+      skipped->push_back(name);
+      continue;
+    }
+    SW_TRY_ASSIGN(const std::vector<os::Entry> states, os::ListDir(top + "/" + entry.name));
+    for (const os::Entry& state : states) {
+      std::string state_name = name;
+      state_name += '/';
+      state_name += state.name;
+      if (IsFile(state) && state.name.ends_with(".pt")) {
+        found->push_back({folder + "/" + state_name, state_name});
+      } else {
+        skipped->push_back(state_name);
+      }
+    }
+  }
+  return {};
+}
+
+/// Everything of a checkpoint in one tag folder.
+struct Listing {
+  std::vector<Found> files;
+  std::vector<Found> atoms;
+  std::vector<std::string> skipped;
+  std::string manifest_path;
+  bool shards = false;
+};
+
+Status ListFolder(const std::string& folder, Listing* out) {
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(folder));
+  for (const os::Entry& entry : entries) {
+    if (entry.type == os::EntryType::kDir) {
+      if (entry.name == kAtomFolder) {
+        SW_TRY(ListAtoms(folder, &out->atoms, &out->skipped));
+        continue;
+      }
+      if (entry.name == "offloaded_tensors") {
+        return Fail(Errc::kUnsupported,
+                    folder + "/offloaded_tensors: optimizer state offloaded to NVMe: save the "
+                             "checkpoint without NVMe offload");
+      }
+    } else if (IsFile(entry)) {
+      if (entry.name == kAtomManifest) {
+        out->manifest_path = folder + "/" + entry.name;
+        continue;
+      }
+      if (const auto name = ParseFileName(entry.name)) {
+        out->shards = out->shards || name->role == FileRole::kShard;
+        out->files.push_back({folder + "/" + entry.name, entry.name});
+        continue;
+      }
+      // Ours and the recovery scripts of DeepSpeed: known, and of no use here.
+      if (entry.name == "shardwright.json" || entry.name.ends_with(".py")) continue;
+    }
+    out->skipped.push_back(entry.name);
+  }
+  return {};
+}
+
+/// Nebula puts a pickled empty string where the file should be.
+bool IsNebulaStub(const os::File& file, const os::Identity& identity) {
+  constexpr std::uint64_t kStubBytes = 64;
+  if (identity.bytes == 0 || identity.bytes > kStubBytes) return false;
+  std::string text(static_cast<std::size_t>(identity.bytes), '\0');
+  if (!file.ReadAt(0, std::as_writable_bytes(std::span(text)))) return false;
+  constexpr std::string_view kEmptyText("X\0\0\0\0", 5);
+  constexpr std::string_view kShortEmptyText("\x8c\0", 2);
+  return text.front() == '\x80' && text.back() == '.' &&
+         (text.find(kEmptyText) != std::string::npos ||
+          text.find(kShortEmptyText) != std::string::npos);
+}
+
+Result<SourceFile> ReadFile(const Found& found) {
+  SourceFile out;
+  out.path = found.path;
+  out.name = found.name;
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(found.path));
+  SW_TRY_ASSIGN(out.identity, file.Stat());
+  if (IsNebulaStub(file, out.identity)) {
+    return Fail(Errc::kUnsupported, found.path + ": a Nebula placeholder, its data is elsewhere: "
+                                                 "load and save the checkpoint without Nebula");
+  }
+  SW_TRY_ASSIGN(out.skeleton, torch_pt::ReadSkeleton(file));
+  for (std::size_t i = 0; i < out.skeleton.storages.size(); ++i) {
+    const torch_pt::Storage& storage = out.skeleton.storages[i];
+    if (storage.bytes == 0 || storage.bytes > kInlineBytes) continue;
+    std::string bytes(static_cast<std::size_t>(storage.bytes), '\0');
+    SW_TRY(file.ReadAt(storage.offset, std::as_writable_bytes(std::span(bytes))));
+    out.inlined.emplace(static_cast<std::uint32_t>(i), std::move(bytes));
+  }
+  return out;
+}
+
+bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b) {
+  if (a.pickle != b.pickle || a.storages.size() != b.storages.size()) return false;
+  for (std::size_t i = 0; i < a.storages.size(); ++i) {
+    const torch_pt::Storage& x = a.storages[i];
+    const torch_pt::Storage& y = b.storages[i];
+    if (x.key != y.key || x.bytes != y.bytes || !x.crc32 || x.crc32 != y.crc32) return false;
+  }
+  return true;
+}
+
+Result<bool> SameBytes(const std::string& a, const std::string& b, std::uint64_t bytes) {
+  constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
+  SW_TRY_ASSIGN(const os::File x, os::File::OpenRead(a));
+  SW_TRY_ASSIGN(const os::File y, os::File::OpenRead(b));
+  std::vector<std::byte> p(kBlock);
+  std::vector<std::byte> q(kBlock);
+  for (std::uint64_t at = 0; at < bytes; at += kBlock) {
+    const auto n = static_cast<std::size_t>(std::min(kBlock, bytes - at));
+    SW_TRY(x.ReadAt(at, std::span(p).first(n)));
+    SW_TRY(y.ReadAt(at, std::span(q).first(n)));
+    if (std::memcmp(p.data(), q.data(), n) != 0) return false;
+  }
+  return true;
+}
+
+/// Refuses a second copy of a file that is another file.
+Status CheckCopy(const SourceFile& have, const Found& other) {
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(other.path));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  if (identity == have.identity) return {};
+  bool same = identity.bytes == have.identity.bytes;
+  if (same) {
+    SW_TRY_ASSIGN(const torch_pt::Skeleton skeleton, torch_pt::ReadSkeleton(file));
+    same = SameSums(have.skeleton, skeleton);
+    if (!same) {
+      SW_TRY_ASSIGN(same, SameBytes(have.path, other.path, identity.bytes));
+    }
+  }
+  if (!same) {
+    return Fail(Errc::kBadInput, other.path + " and " + have.path +
+                                     ": two different files with the name " + have.name);
+  }
+  return {};
+}
+
+void WarnAboutSkipped(const Listing& listing, std::vector<std::string>* warnings) {
+  constexpr std::size_t kShown = 8;
+  if (listing.skipped.empty()) return;
+  std::set<std::string> names(listing.skipped.begin(), listing.skipped.end());
+  std::string text;
+  std::size_t shown = 0;
+  for (const std::string& name : names) {
+    if (shown++ == kShown) {
+      text += ", ... (" + std::to_string(names.size()) + " in all)";
+      break;
+    }
+    text += (text.empty() ? "" : ", ") + name;
+  }
+  warnings->push_back("not part of the checkpoint, ignored: " + text);
+}
+
+}  // namespace
+
+Result<SourceSet> ScanSource(const std::vector<std::string>& roots) {
+  if (roots.empty()) return Fail(Errc::kUsage, "no source given");
+  SourceSet out;
+  SW_TRY_ASSIGN(const std::vector<std::string> folders, ResolveTag(roots, &out.tag));
+  Listing listing;
+  for (const std::string& folder : folders) SW_TRY(ListFolder(folder, &listing));
+
+  std::vector<Found> found = std::move(listing.files);
+  if (!listing.atoms.empty() && !listing.shards) {
+    out.kind = SourceKind::kUniversal;
+    std::move(listing.atoms.begin(), listing.atoms.end(), std::back_inserter(found));
+    if (!listing.manifest_path.empty()) {
+      SW_TRY_ASSIGN(out.manifest, os::ReadWholeText(listing.manifest_path, limits::kJsonBytes));
+    }
+  } else if (!listing.atoms.empty()) {
+    listing.skipped.push_back(std::string(kAtomFolder) + "/");
+  }
+  if (found.empty()) {
+    return Fail(Errc::kNotFound, folders.front() + ": no files of a DeepSpeed checkpoint here");
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Found& a, const Found& b) { return NaturalLess(a.name, b.name); });
+  for (const Found& file : found) {
+    if (!out.files.empty() && out.files.back().name == file.name) {
+      SW_TRY(CheckCopy(out.files.back(), file));
+      continue;
+    }
+    SW_TRY_ASSIGN(SourceFile read, ReadFile(file));
+    out.files.push_back(std::move(read));
+  }
+  WarnAboutSkipped(listing, &out.warnings);
+  return out;
+}
+
+}  // namespace shardwright::dialect
