@@ -49,7 +49,8 @@ Status GatherUnit(const plan::Plan& plan, const plan::Unit& unit, ByteSource& so
   plan::Program& program = workspace->program;
   plan.Fill(unit, &program);
   if (program.covered_bytes < unit.bytes) std::memset(workspace->unit.data(), 0, unit.bytes);
-  if (!program.means.empty()) workspace->sums.assign(unit.bytes / ItemSize(program.to), 0.0);
+  // -0.0 is what adding to leaves every value as it is, a negative zero too.
+  if (!program.means.empty()) workspace->sums.assign(unit.bytes / ItemSize(program.to), -0.0);
   for (const plan::Read& read : program.reads) {
     const plan::Copy& first = program.copies[read.first_copy];
     if (read.copy_count == 1 && first.from == program.to && !first.accumulate) {

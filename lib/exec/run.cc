@@ -110,7 +110,7 @@ Status Runner::Passes() {
 
 Status Runner::Begin() {
   sink_.Pass("prepare");
-  SW_TRY_ASSIGN(const std::string answer, comm_.OnRootText([&]() -> Result<std::string> {
+  const auto open_stage = [&]() -> Result<std::string> {
     SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
     SW_TRY_ASSIGN(os::Stage stage,
                   os::Stage::Begin(options_.output, {options_.force, options_.resume, run_id}));
@@ -124,9 +124,11 @@ Status Runner::Begin() {
       }
     }
     return (stage_->resumed() ? "r" : "n") + stage_->path();
-  }));
-  resumed_ = answer[0] == 'r';
-  stage_path_ = answer.substr(1);
+  };
+  const Result<std::string> opened = comm_.OnRootText(open_stage);
+  SW_TRY(opened);
+  resumed_ = opened->starts_with('r');
+  stage_path_ = opened->substr(1);
   const std::uint64_t total = plan_.totals().payload_bytes;
   const auto rank = static_cast<std::uint64_t>(comm_.rank());
   const auto size = static_cast<std::uint64_t>(comm_.size());

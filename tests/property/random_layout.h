@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "layout/rule.h"
+#include "layout/shard_map.h"
+#include "plan/target.h"
+
+namespace shardwright::property {
+
+using Random = std::mt19937_64;
+
+/// A logical tensor with its elements: what every layout of it must hold.
+struct Truth {
+  std::string name;
+  std::string state;
+  DType dtype = DType::kF32;
+  Shape shape;
+  layout::SplitRule rule;
+  std::vector<std::byte> bytes;
+};
+
+/// Tensors of one model: every pattern occurs (replicated, mean, rows, columns, stacks of
+/// sub-tensors with unequal and zero widths, uneven, padded vocabulary, scalars, empty tensors).
+std::vector<Truth> RandomTruth(Random& random);
+
+/// A layout of the truth: a map, and the bytes of its members, worked out element by element
+/// without the engine.
+struct Stored {
+  layout::ShardMap map;
+  std::vector<std::vector<std::byte>> members;
+};
+
+/// How many ranks, and how the flat form is cut.
+struct Mesh {
+  std::uint64_t tp = 1;
+  std::uint64_t dp = 1;
+  int zero = 0;  ///< 0 whole tensors, 1 one flat vector, 3 a share of each tensor per rank
+};
+
+Mesh RandomMesh(Random& random);
+
+/// \param noise  fills padding with random bytes, as real checkpoints do; else zeros, as the engine
+/// writes
+Stored Store(const std::vector<Truth>& truth, const Mesh& mesh, Random& random, bool noise);
+
+/// The same map as something to be written: one file per member.
+plan::Target TargetOf(const Stored& stored);
+
+}  // namespace shardwright::property
