@@ -203,10 +203,10 @@ class MpiComm final : public Comm {
   Status Send(std::span<const std::byte> bytes, int to, std::vector<MPI_Request>& requests) {
     for (std::size_t done = 0; done < bytes.size();) {
       const int part = Part(bytes.size() - done);
-      MPI_Request request = MPI_REQUEST_NULL;
-      SW_TRY(Check(MPI_Isend(bytes.data() + done, part, MPI_BYTE, to, kTag, comm_, &request),
-                   "MPI_Isend"));
-      requests.push_back(request);
+      requests.push_back(MPI_REQUEST_NULL);
+      SW_TRY(
+          Check(MPI_Isend(bytes.data() + done, part, MPI_BYTE, to, kTag, comm_, &requests.back()),
+                "MPI_Isend"));
       done += static_cast<std::size_t>(part);
     }
     return {};
@@ -215,10 +215,10 @@ class MpiComm final : public Comm {
   Status Receive(std::span<std::byte> bytes, int from, std::vector<MPI_Request>& requests) {
     for (std::size_t done = 0; done < bytes.size();) {
       const int part = Part(bytes.size() - done);
-      MPI_Request request = MPI_REQUEST_NULL;
-      SW_TRY(Check(MPI_Irecv(bytes.data() + done, part, MPI_BYTE, from, kTag, comm_, &request),
-                   "MPI_Irecv"));
-      requests.push_back(request);
+      requests.push_back(MPI_REQUEST_NULL);
+      SW_TRY(
+          Check(MPI_Irecv(bytes.data() + done, part, MPI_BYTE, from, kTag, comm_, &requests.back()),
+                "MPI_Irecv"));
       done += static_cast<std::size_t>(part);
     }
     return {};

@@ -216,6 +216,7 @@ std::vector<Status> RunThreads(int ranks, const std::function<Status(Comm&)>& bo
   Meeting meeting(ranks);
   std::vector<Status> outcomes(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
+  threads.reserve(outcomes.size());
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       ThreadComm comm(meeting, rank, ranks);

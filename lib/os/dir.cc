@@ -120,7 +120,7 @@ Result<std::vector<Entry>> ListDir(const std::string& path) {
     if (entries.size() >= kDirEntries) {
       return Fail(Errc::kLimit, path + ": more than " + std::to_string(kDirEntries) + " names");
     }
-    unsigned char kind = found->d_type;
+    const unsigned char kind = found->d_type;
     EntryType type = EntryType::kOther;
     if (kind == DT_UNKNOWN) {
       struct stat info {};
@@ -130,7 +130,7 @@ Result<std::vector<Entry>> ListDir(const std::string& path) {
       }
       type = TypeOf(info.st_mode);
     } else {
-      type = TypeOf(DTTOIF(kind));
+      type = TypeOf(static_cast<mode_t>(DTTOIF(kind)));
     }
     entries.push_back({std::string(name), type});
   }

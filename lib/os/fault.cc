@@ -85,6 +85,7 @@ void WriteCounts() {
 
 std::vector<ActiveRule> Activate(std::vector<FaultRule> rules) {
   std::vector<ActiveRule> active;
+  active.reserve(rules.size());
   for (FaultRule& rule : rules) active.push_back({std::move(rule)});
   return active;
 }

@@ -47,7 +47,8 @@ Status Empty(Fd fd, const std::string& path, int depth) {
   const int self = ::dirfd(dir.get());
   SW_TRY_ASSIGN(const std::vector<std::string> names, NamesOf(dir.get(), path));
   for (const std::string& name : names) {
-    const std::string child_path = path + "/" + name;
+    std::string child_path = path + "/";
+    child_path += name;
     Fd child(sys::OpenAt(self, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
     if (child.ok()) {
       SW_TRY(Empty(std::move(child), child_path, depth + 1));

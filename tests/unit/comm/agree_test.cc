@@ -68,6 +68,7 @@ TEST(AgreeTest, AnErrorOutranksAStop) {
 
 TEST(AgreeTest, ManyDifferentFailuresStayReadable) {
   std::vector<Status> brought;
+  brought.reserve(9);
   for (int r = 0; r < 9; ++r) brought.push_back(Bad(Errc::kIo, "error " + std::to_string(r)));
   EXPECT_EQ(
       AgreeOn(brought).error().message,

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@ namespace shardwright::comm {
 /// Bytes that a rank can tell from any other rank's.
 inline Bytes Pattern(std::size_t bytes, int from, int to) {
   Bytes out(bytes);
-  const auto seed = static_cast<std::uint64_t>(from * 1000 + to + 1);
+  const auto seed = static_cast<std::uint64_t>(from) * 1000 + static_cast<std::uint64_t>(to) + 1;
   for (std::size_t i = 0; i < bytes; ++i) {
     out[i] = static_cast<std::byte>((i * 31 + seed * 7919 + (i >> 8)) & 0xff);
   }
@@ -61,6 +62,7 @@ inline Status CheckGathers(Comm& comm) {
 
 inline Status CheckAllToAll(Comm& comm) {
   std::vector<Bytes> pieces;
+  pieces.reserve(static_cast<std::size_t>(comm.size()));
   for (int to = 0; to < comm.size(); ++to) {
     pieces.push_back(Pattern(PairBytes(comm.rank(), to), comm.rank(), to));
   }
@@ -89,7 +91,8 @@ inline Status CheckCollectives(Comm& comm) {
   SW_TRY(Expect(comm.rank() >= 0 && comm.rank() < comm.size(), "rank"));
   for (int round = 0; round < 3; ++round) {
     SW_TRY(comm.Barrier());
-    for (const std::size_t bytes : {0, 1, 999, 1000, 1001, 100'000}) {
+    for (const std::size_t bytes :
+         std::initializer_list<std::size_t>{0, 1, 999, 1000, 1001, 100'000}) {
       SW_TRY(CheckBcast(comm, bytes));
     }
     SW_TRY(CheckGathers(comm));

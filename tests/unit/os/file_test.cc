@@ -71,7 +71,7 @@ TEST_F(FileTest, OpensOnlyRegularFiles) {
 TEST_F(FileTest, AllocateSetsTheSizeBothWays) {
   auto file = File::Create(At("a"));
   ASSERT_TRUE(file);
-  for (const std::uint64_t bytes : {10'000, 100, 0, 7}) {
+  for (const std::uint64_t bytes : std::initializer_list<std::uint64_t>{10'000, 100, 0, 7}) {
     ASSERT_TRUE(file->Allocate(bytes));
     EXPECT_EQ(file->Stat()->bytes, bytes);
   }

@@ -141,6 +141,7 @@ TEST_F(JournalTest, ManyThreadsAppendWithOneWriteEach) {
   {
     const ScopedFault fault;
     std::vector<std::thread> threads;
+    threads.reserve(kThreads);
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
         for (int i = 0; i < kEach; ++i) {
