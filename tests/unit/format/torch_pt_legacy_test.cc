@@ -1,0 +1,99 @@
+#include <gtest/gtest.h>
+
+#include "format/torch_pt/reader.h"
+#include "pickles.h"
+
+namespace shardwright::torch_pt {
+namespace {
+
+using pickle::Glob;
+using pickle::Ints;
+using pickle::Pickle;
+using pickle::Str;
+
+class LegacyStream : public FileTest {
+ public:
+  std::string magic_ = Pickle("\x8A\x0A" + std::string("\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19"));
+  std::string version_ = Pickle("M\xE9\x03");
+  std::string machine_ =
+      Pickle("}(" + Str("protocol_version") + "M\xE9\x03" + Str("little_endian") + "\x88u");
+  std::string object_ =
+      Pickle("](" + Tensor("77", "FloatStorage", 3) + Tensor("5", "LongStorage", 2) + "e");
+  std::string keys_ = Pickle("](" + Str("5") + Str("77") + "e");
+  std::string data_ = Le(2, 8) + std::string(16, 'l') + Le(3, 8) + std::string(12, 'f');
+
+  static std::string Tensor(std::string_view key, std::string_view cls, std::int64_t elems,
+                            std::string_view view = "N") {
+    return Glob("torch._utils", "_rebuild_tensor_v2") + "((" + Str("storage") + Glob("torch", cls) +
+           Str(key) + Str("cpu") + pickle::Int(elems) + std::string(view) + "tQ" + pickle::Int(0) +
+           Ints({elems}) + Ints({1}) + "\x89" + pickle::kHooks + "tR";
+  }
+  Result<Document> Read() {
+    Write(magic_ + version_ + machine_ + object_ + keys_ + data_);
+    SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path()));
+    SW_TRY_ASSIGN(skeleton_, ReadSkeleton(file));
+    return Parse(skeleton_);
+  }
+  Skeleton skeleton_;
+};
+
+TEST_F(LegacyStream, LocatesStorages) {
+  const Result<Document> document = Read();
+  ASSERT_TRUE(document.has_value()) << document.error().message;
+  const std::uint64_t data = skeleton_.file_bytes - data_.size();
+  ASSERT_EQ(document->storages.size(), 2U);
+  EXPECT_EQ(document->storages[0].dtype, DType::kF32);
+  EXPECT_EQ(document->storages[0].offset, data + 8 + 16 + 8);
+  EXPECT_EQ(document->storages[0].bytes, 12U);
+  EXPECT_EQ(document->storages[1].offset, data + 8);
+  EXPECT_EQ(document->storages[1].bytes, 16U);
+  EXPECT_EQ(document->storages[1].crc32, std::nullopt);
+}
+
+TEST_F(LegacyStream, LargePickle) {
+  object_ = Pickle("](" + Tensor("77", "FloatStorage", 3) + Tensor("5", "LongStorage", 2) +
+                   Str(std::string(300'000, 's')) + "e");
+  const Result<Document> document = Read();
+  ASSERT_TRUE(document.has_value()) << document.error().message;
+  EXPECT_EQ(document->root->items[2]->text.size(), 300'000U);
+}
+
+TEST_F(LegacyStream, Refuses) {
+  const auto refuse = [&](std::string LegacyStream::*part, std::string value, Errc code,
+                          std::string_view words) {
+    std::string old = std::exchange(this->*part, std::move(value));
+    ExpectFails(Read(), code, words);
+    this->*part = std::move(old);
+  };
+  using L = LegacyStream;
+  refuse(&L::version_, Pickle("K\1"), Errc::kUnsupported, "version 1");
+  refuse(&L::machine_, Pickle("N"), Errc::kBadInput, "byte order");
+  refuse(&L::machine_, Pickle("}" + Str("little_endian") + "\x89s"), Errc::kUnsupported,
+         "big-endian");
+  refuse(&L::keys_, Pickle("N"), Errc::kBadInput, "list of storage keys");
+  refuse(&L::keys_, Pickle("](" + Str("5") + Str("5") + "e"), Errc::kBadInput, "5 is twice");
+  refuse(&L::keys_, Pickle("](" + Str("5") + Str("6") + "e"), Errc::kBadInput,
+         "6 is twice or in no tensor");
+  refuse(&L::keys_, Pickle("]" + Str("5") + "a"), Errc::kBadInput, "77 is missing");
+  refuse(&L::data_, data_ + "x", Errc::kBadInput, "1 bytes after the last storage");
+  refuse(&L::data_, Le(3, 8) + data_.substr(8), Errc::kBadInput,
+         "2 elements expected from the pickle, found 3");
+  refuse(&L::object_, Pickle(Tensor("5", "LongStorage", 2, ")")), Errc::kUnsupported,
+         "view of another");
+  refuse(&L::object_, Pickle(Glob("os", "system") + "K\1\x85R"), Errc::kBadInput, "refused");
+}
+
+TEST_F(LegacyStream, Truncated) {
+  const std::string whole = magic_ + version_ + machine_ + object_ + keys_ + data_;
+  for (std::size_t bytes = 15; bytes < whole.size(); bytes += 5) {
+    Write(whole.substr(0, bytes));
+    const Result<os::File> file = os::File::OpenRead(path());
+    const Result<Skeleton> read = ReadSkeleton(*file);
+    ASSERT_FALSE(read.has_value()) << bytes;
+    EXPECT_EQ(read.error().code, Errc::kBadInput) << read.error().message;
+    EXPECT_TRUE(read.error().message.starts_with(path()));
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::torch_pt
