@@ -45,6 +45,7 @@ TEST_F(CommitTest, MakesTheOutputAndLeavesNothingElse) {
   ASSERT_TRUE(status) << status.error().message;
   EXPECT_TRUE(stage->committed());
   EXPECT_TRUE(stage->notes().empty());
+  EXPECT_TRUE(stage->Abandon(false));  // too late to take anything away
   EXPECT_EQ(Contents(), Output("new"));
 }
 
