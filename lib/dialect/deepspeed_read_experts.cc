@@ -74,8 +74,7 @@ Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
                              place.dtype, file));
       reading->out.params[param].expert =
           ExpertId{static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(expert)};
-      reading->params[param].weights.push_back(
-          {reading->stage_of(mp), reading->tp_of(mp), place});
+      reading->params[param].weights.push_back({reading->stage_of(mp), reading->tp_of(mp), place});
     }
   }
   if (!missing.empty()) return Missing(*reading, missing);
@@ -135,16 +134,16 @@ Result<std::uint32_t> ParamOf(const Reading& reading, const std::string& local_n
   }
   const auto at = reading.by_name.find(name);
   if (at == reading.by_name.end()) {
-    return Fail(Errc::kBadInput, reading.file_name(file) + ": parameter \"" + name +
-                                     "\": its weight is in no file");
+    return Fail(Errc::kBadInput,
+                reading.file_name(file) + ": parameter \"" + name + "\": its weight is in no file");
   }
   return at->second;
 }
 
 Status ReadExperts(Reading* reading) {
   if (reading->shards.empty() && !reading->grid.experts.empty()) {
-    return Fail(Errc::kUnsupported, reading->source.tag +
-                                        ": experts trained without ZeRO: use stage 1 or 2");
+    return Fail(Errc::kUnsupported,
+                reading->source.tag + ": experts trained without ZeRO: use stage 1 or 2");
   }
   SW_TRY(CountLocal(reading));
   std::map<std::uint64_t, std::pair<std::string, std::uint64_t>> layers;  // module, files

@@ -71,8 +71,7 @@ Status FindChunk(const Reading& reading, Flat* flat) {
   }
   if (flat->total > 0 && masters == 0) {
     return Fail(Errc::kUnsupported,
-                GroupOf(reading, *flat) +
-                    ": its master weights are empty (" +
+                GroupOf(reading, *flat) + ": its master weights are empty (" +
                     (stored == 0 ? "optimizer state offloaded to NVMe" : "only states are there") +
                     ")");
   }
@@ -105,8 +104,8 @@ Told ReadTold(const Reading& reading, const Flat& flat) {
       elems[slice.name] += slice.elems;
     }
   }
-  out.complete = std::all_of(
-      flat.params->begin(), flat.params->end(), [&](const NamedShape& param) {
+  out.complete =
+      std::all_of(flat.params->begin(), flat.params->end(), [&](const NamedShape& param) {
         const auto at = elems.find(param.name);
         return param.elems == 0 || (at != elems.end() && at->second == param.elems);
       });
@@ -122,7 +121,8 @@ bool Agrees(const Flat& flat, const Told& told, const std::vector<std::uint64_t>
 }
 
 /// The starts that a packing in another order would have.
-Result<std::vector<std::uint64_t>> PackIn(const Flat& flat, const std::vector<std::uint32_t>& order) {
+Result<std::vector<std::uint64_t>> PackIn(const Flat& flat,
+                                          const std::vector<std::uint32_t>& order) {
   std::vector<std::uint64_t> out(flat.params->size());
   std::uint64_t at = 0;
   for (const std::uint32_t position : order) {
@@ -158,8 +158,7 @@ bool NamesInOriginalOrder(const Reading& reading, const Flat& flat,
   bool buffer = true;
   bool original_order = true;
   for (std::uint64_t edp = 0; edp < flat.ranks; ++edp) {
-    const std::vector<Slice>& slices =
-        GroupAt(reading, flat, RankOf(reading, flat, 0, edp)).slices;
+    const std::vector<Slice>& slices = GroupAt(reading, flat, RankOf(reading, flat, 0, edp)).slices;
     for (std::size_t i = 1; i < slices.size(); ++i) {
       const auto& a = slices[i - 1].name;
       const auto& b = slices[i].name;
@@ -215,8 +214,8 @@ Status FindStarts(Reading* reading, Flat* flat) {
                                      "param_shapes");
   }
   if (silent || Agrees(*flat, told, flat->starts)) {
-    const bool named = moves && !told.starts.empty() &&
-                       NamesInOriginalOrder(*reading, *flat, inverse);
+    const bool named =
+        moves && !told.starts.empty() && NamesInOriginalOrder(*reading, *flat, inverse);
     if (moves && (named || (silent && WantsRoundRobin(*reading)))) {
       flat->round_robin = true;
       flat->original = inverse;
@@ -263,11 +262,11 @@ Result<std::uint32_t> AddPartitions(Reading* reading, const Flat& flat, std::uin
     const std::uint64_t first = edp * flat.chunk;
     const std::uint64_t needed = flat.total > first ? std::min(flat.total - first, flat.chunk) : 0;
     if (place->elems < needed) {
-      return Fail(Errc::kBadInput,
-                  reading->file_name(reading->shards[flat.mp][rank].file) + ": group " +
-                      std::to_string(flat.group) + " " + state + ": " + std::to_string(needed) +
-                      " elements expected from param_shapes, found " +
-                      std::to_string(place->elems));
+      return Fail(Errc::kBadInput, reading->file_name(reading->shards[flat.mp][rank].file) +
+                                       ": group " + std::to_string(flat.group) + " " + state +
+                                       ": " + std::to_string(needed) +
+                                       " elements expected from param_shapes, found " +
+                                       std::to_string(place->elems));
     }
     dtype = place->dtype;
     regions.push_back(reading->map.RegionOf(*place));
@@ -369,8 +368,8 @@ Status MapFlatGroups(Reading* reading) {
     for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
       const Model& model = reading->models[mp];
       if (model.shapes.size() != groups) {
-        return Fail(Errc::kBadInput, reading->file_name(model.file) + ": param_shapes: " +
-                                         std::to_string(groups) +
+        return Fail(Errc::kBadInput, reading->file_name(model.file) +
+                                         ": param_shapes: " + std::to_string(groups) +
                                          " groups expected as in the shards, found " +
                                          std::to_string(model.shapes.size()));
       }

@@ -163,9 +163,9 @@ struct Reading {
   Checkpoint out;
   MapBuilder map;
   Grid grid;
-  std::uint64_t ranks = 1;    ///< W: ranks that partition a dense group
-  std::uint64_t mp_ranks = 1;              ///< model-parallel ranks
-  std::vector<Model> models;  ///< by mp
+  std::uint64_t ranks = 1;     ///< W: ranks that partition a dense group
+  std::uint64_t mp_ranks = 1;  ///< model-parallel ranks
+  std::vector<Model> models;   ///< by mp
   /// Stage 3: shares of frozen parameters, by mp, name, rank.
   std::vector<std::map<std::string, std::vector<Place>>> frozen_shares;
   std::vector<std::vector<Shard>> shards;  ///< by mp, rank; empty at stage 0

@@ -65,8 +65,7 @@ Status AddEntry(Reading* reading, std::uint64_t mp, const std::string& name, con
                 reading->map.PlaceOf(model.file, model.document, node, Quoted(name)));
   SW_TRY_ASSIGN(const std::uint32_t param,
                 AddParam(reading, name, kind, mp, node->tensor->shape, place.dtype, model.file));
-  reading->params[param].weights.push_back(
-      {reading->stage_of(mp), reading->tp_of(mp), place});
+  reading->params[param].weights.push_back({reading->stage_of(mp), reading->tp_of(mp), place});
   return {};
 }
 
@@ -81,8 +80,8 @@ std::unordered_map<std::string_view, const NamedShape*> PartitionedShapes(const 
 }
 
 /// One parameter's entry of a module at stage 3: a placeholder.
-Status AddPlaceholder(Reading* reading, std::uint64_t mp, const std::string& name,
-                      const Node* node, ParamKind kind, const NamedShape* known) {
+Status AddPlaceholder(Reading* reading, std::uint64_t mp, const std::string& name, const Node* node,
+                      ParamKind kind, const NamedShape* known) {
   const Model& model = reading->models[mp];
   if (known != nullptr) {
     SW_TRY(AddParam(reading, name, kind, mp, known->shape, node->tensor->dtype, model.file));
@@ -100,7 +99,8 @@ Status AddPlaceholder(Reading* reading, std::uint64_t mp, const std::string& nam
 Status ReadModule(Reading* reading, std::uint64_t mp) {
   const Model& model = reading->models[mp];
   const bool zero3 = reading->grid.zero3();
-  const bool ranked = !reading->shards.empty();  // else the optimizer's parameters are not known yet
+  const bool ranked =
+      !reading->shards.empty();  // else the optimizer's parameters are not known yet
   const Aliases aliases = FindAliases(model, ranked);
   std::unordered_map<std::string_view, const NamedShape*> partitioned;
   if (zero3) partitioned = PartitionedShapes(model);
@@ -169,8 +169,8 @@ Status CheckTrainable(Reading* reading, std::uint64_t mp) {
         param.shape = reading->params[at->second].shards[reading->tp_of(mp)];
         SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(param.shape));
         if (elems != param.elems) {
-          return Fail(Errc::kBadInput, reading->file_name(model.file) + ": " +
-                                           Quoted(param.name) + ": " + std::to_string(elems) +
+          return Fail(Errc::kBadInput, reading->file_name(model.file) + ": " + Quoted(param.name) +
+                                           ": " + std::to_string(elems) +
                                            " elements in its layer file, " +
                                            std::to_string(param.elems) + " in the shards");
         }
@@ -183,8 +183,8 @@ Status CheckTrainable(Reading* reading, std::uint64_t mp) {
       // the model, known from any weight.
       const DType dtype = at != reading->by_name.end() ? reading->out.params[at->second].dtype
                                                        : reading->out.topology.dtype;
-      SW_TRY(AddParam(reading, param.name, ParamKind::kTrainable, mp, param.shape, dtype,
-                      model.file));
+      SW_TRY(
+          AddParam(reading, param.name, ParamKind::kTrainable, mp, param.shape, dtype, model.file));
     }
   }
   return {};

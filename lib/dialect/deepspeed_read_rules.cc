@@ -78,11 +78,10 @@ Status MakeCuts(const Reading& reading, const Param& param, const Shape& whole, 
   for (std::uint64_t rank = 0; rank < tp; ++rank) {
     SW_TRY_ASSIGN(const Shape shard, layout::ShardShape(param.rule, whole, tp, rank));
     if (shard != info->shards[rank]) {
-      return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " of tp " +
-                                       std::to_string(tp) + ": shard " + ToString(shard) +
-                                       " expected from the rule " + layout::Explain(param.rule) +
-                                       " of " + ToString(whole) + ", found " +
-                                       ToString(info->shards[rank]));
+      return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " of tp " + std::to_string(tp) +
+                                       ": shard " + ToString(shard) + " expected from the rule " +
+                                       layout::Explain(param.rule) + " of " + ToString(whole) +
+                                       ", found " + ToString(info->shards[rank]));
     }
     SW_TRY_ASSIGN(layout::Cut cut, layout::MakeCut(param.rule, whole, tp, rank));
     if (rank > 0 && cut == *info->cuts.front()) {
@@ -124,8 +123,8 @@ Status DecideRules(Reading* reading) {
         gap != info.known.end()) {
       const auto tp = static_cast<std::uint64_t>(gap - info.known.begin());
       const std::uint64_t mp = reading->mp_of(info.first_stage, tp);
-      return Fail(Errc::kBadInput, reading->file_name(reading->models[mp].file) +
-                                       ": parameter \"" + param.name +
+      return Fail(Errc::kBadInput, reading->file_name(reading->models[mp].file) + ": parameter \"" +
+                                       param.name +
                                        "\" is not there, although another tensor-parallel rank "
                                        "has it");
     }
@@ -153,8 +152,8 @@ Status AddFragment(Reading* reading, std::uint32_t param, const std::string& sta
   ParamInfo& info = reading->params[param];
   const Param& named = reading->out.params[param];
   const DType dtype = reading->out.map.arrays[at.array].dtype;
-  const auto [known, fresh] = info.tensors.emplace(
-      state, static_cast<std::uint32_t>(reading->out.map.tensors.size()));
+  const auto [known, fresh] =
+      info.tensors.emplace(state, static_cast<std::uint32_t>(reading->out.map.tensors.size()));
   if (fresh) {
     layout::LogicalTensor tensor;
     tensor.name = named.name;
@@ -166,11 +165,10 @@ Status AddFragment(Reading* reading, std::uint32_t param, const std::string& sta
   layout::LogicalTensor& tensor = reading->out.map.tensors[known->second];
   const std::uint64_t tp = reading->tp_of(mp);
   if (tensor.dtype != dtype) {
-    return Fail(Errc::kBadInput, reading->file_name(reading->models[mp].file) + ": parameter \"" +
-                                     named.name + "\" " + state + ": " +
-                                     std::string(Name(tensor.dtype)) +
-                                     " expected as on other ranks, found " +
-                                     std::string(Name(dtype)));
+    return Fail(Errc::kBadInput,
+                reading->file_name(reading->models[mp].file) + ": parameter \"" + named.name +
+                    "\" " + state + ": " + std::string(Name(tensor.dtype)) +
+                    " expected as on other ranks, found " + std::string(Name(dtype)));
   }
   if (info.cuts[tp]->shard_elems() == 0) return {};
   layout::Fragment fragment;

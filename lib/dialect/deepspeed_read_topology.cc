@@ -12,11 +12,10 @@ Result<std::uint64_t> LayerWidth(const Reading& reading) {
   for (const auto& [layer, files] : layers) width = std::max(width, files.size());
   for (const auto& [layer, files] : layers) {
     if (files.size() == width) continue;
-    return Fail(Errc::kNotFound,
-                reading.source.tag + ": layer " + std::to_string(layer) + " has " +
-                    std::to_string(files.size()) + " files (" +
-                    reading.file_name(files.begin()->second) + "), other layers have " +
-                    std::to_string(width));
+    return Fail(Errc::kNotFound, reading.source.tag + ": layer " + std::to_string(layer) + " has " +
+                                     std::to_string(files.size()) + " files (" +
+                                     reading.file_name(files.begin()->second) +
+                                     "), other layers have " + std::to_string(width));
   }
   return std::uint64_t{width};
 }
@@ -42,10 +41,10 @@ Status ReadDegrees(Reading* reading) {
     SW_TRY_ASSIGN(to.pp, CountAt(*reading, model.file, said, "pp_degree"));
     SW_TRY_ASSIGN(to.tp, CountAt(*reading, model.file, said, "tp_degree"));
     if (to.pp == 0 || to.tp == 0 || mp % to.pp != 0 || mp / to.pp != to.tp) {
-      return Fail(Errc::kBadInput,
-                  name + ": checkpoint_parallel_dimensions: pp " + std::to_string(to.pp) +
-                      " times tp " + std::to_string(to.tp) + " differs from " +
-                      std::to_string(mp) + " model-parallel ranks");
+      return Fail(Errc::kBadInput, name + ": checkpoint_parallel_dimensions: pp " +
+                                       std::to_string(to.pp) + " times tp " +
+                                       std::to_string(to.tp) + " differs from " +
+                                       std::to_string(mp) + " model-parallel ranks");
     }
     return {};
   }
@@ -67,9 +66,10 @@ Status CheckPeers(const Reading& reading) {
   for (std::uint64_t mp = 0; mp < reading.mp_ranks; ++mp) {
     const Model& peer = reading.models[mp - mp % to.tp];
     if (SameNames(peer, reading.models[mp])) continue;
-    return Fail(Errc::kBadInput, reading.file_name(peer.file) + " and " +
-                                     reading.file_name(reading.models[mp].file) +
-                                     ": different parameters on ranks of one tensor-parallel group");
+    return Fail(Errc::kBadInput,
+                reading.file_name(peer.file) + " and " +
+                    reading.file_name(reading.models[mp].file) +
+                    ": different parameters on ranks of one tensor-parallel group");
   }
   return {};
 }

@@ -33,11 +33,11 @@ Status MapFrozenShares(Reading* reading, std::uint32_t param) {
     for (const Place& place : at->second) {
       const std::uint32_t file = reading->map.map().members[place.member].file;
       if (place.elems != share || place.dtype != dtype) {
-        return Fail(Errc::kBadInput,
-                    reading->file_name(file) + ": frozen parameter \"" + name + "\": share of " +
-                        std::to_string(share) + " elements of " + std::string(Name(dtype)) +
-                        " expected, found " + std::to_string(place.elems) + " of " +
-                        std::string(Name(place.dtype)));
+        return Fail(Errc::kBadInput, reading->file_name(file) + ": frozen parameter \"" + name +
+                                         "\": share of " + std::to_string(share) + " elements of " +
+                                         std::string(Name(dtype)) + " expected, found " +
+                                         std::to_string(place.elems) + " of " +
+                                         std::string(Name(place.dtype)));
       }
       regions.push_back(reading->map.RegionOf(place));
     }
@@ -61,7 +61,8 @@ Status MapWeights(Reading* reading) {
     for (const Weight& weight : info.weights) {
       const std::uint32_t array = reading->map.AddWhole(weight.place);
       SW_TRY(AddFragment(reading, i, StateOf(*reading, param),
-                         reading->mp_of(weight.stage, weight.tp), {array, 0, layout::kOneHolder, 0}));
+                         reading->mp_of(weight.stage, weight.tp),
+                         {array, 0, layout::kOneHolder, 0}));
     }
     if (param.kind == ParamKind::kFrozen && info.weights.empty()) {
       SW_TRY(MapFrozenShares(reading, i));
@@ -86,8 +87,8 @@ Status SetScalars(Reading* reading, std::uint32_t param, const std::vector<Scala
                                      scalars[i].state + ": " + Show(named.scalars[i]) +
                                      " expected as on other ranks, found " + Show(scalars[i]));
   }
-  return Fail(Errc::kBadInput, reading->file_name(file) + ": parameter \"" + named.name + "\": " +
-                                   std::to_string(named.scalars.size()) +
+  return Fail(Errc::kBadInput, reading->file_name(file) + ": parameter \"" + named.name +
+                                   "\": " + std::to_string(named.scalars.size()) +
                                    " scalar states expected as on other ranks, found " +
                                    std::to_string(scalars.size()));
 }
@@ -114,8 +115,8 @@ std::vector<Scalar> WithGroupStep(const Reading& reading, std::uint64_t mp,
 Group MakeGroup(Reading* reading, const Node* options) {
   pickle::Arena& arena = *reading->out.arena;
   Group out;
-  Node* dict = options != nullptr && options->is_dict() ? pickle::CopyDict(arena, options)
-                                                        : arena.Dict();
+  Node* dict =
+      options != nullptr && options->is_dict() ? pickle::CopyDict(arena, options) : arena.Dict();
   pickle::Remove(dict, "params");
   // Names of the flat tensors' parameters hold for this layout only.
   pickle::Remove(dict, "param_names");

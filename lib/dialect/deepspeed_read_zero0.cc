@@ -60,8 +60,9 @@ Result<Optimizer> FindOptimizer(const Reading& reading, std::uint64_t mp) {
   out.groups = FindPath(base, {"param_groups"});
   if (out.state == nullptr || !out.state->is_dict() || out.groups == nullptr ||
       !out.groups->is_list()) {
-    return Fail(Errc::kUnsupported, where + ": neither a torch optimizer nor one of DeepSpeed's: no "
-                                            "\"state\" and \"param_groups\"");
+    return Fail(Errc::kUnsupported, where +
+                                        ": neither a torch optimizer nor one of DeepSpeed's: no "
+                                        "\"state\" and \"param_groups\"");
   }
   return out;
 }
@@ -154,8 +155,8 @@ Result<std::vector<std::uint32_t>> ByName(const Reading& reading, const Optimize
   for (const std::string& name : *group.names) {
     const auto at = reading.by_name.find(name);
     if (at == reading.by_name.end()) {
-      return Fail(Errc::kBadInput, reading.file_name(optimizer.file) +
-                                       ": optimizer: parameter \"" + name + "\" is not in module");
+      return Fail(Errc::kBadInput, reading.file_name(optimizer.file) + ": optimizer: parameter \"" +
+                                       name + "\" is not in module");
     }
     out.push_back(at->second);
   }
@@ -185,9 +186,9 @@ Result<std::vector<std::vector<std::uint32_t>>> ByShape(const Reading& reading,
     for (const std::optional<Shape>& shape : groups[g].shapes) {
       if (!shape) return Unknown(reading, optimizer, "it has no states yet");
       if (const auto [at, fresh] = owner.emplace(*shape, g); !fresh && at->second != g) {
-        return Unknown(reading, optimizer, "groups " + std::to_string(at->second) + " and " +
-                                               std::to_string(g) + " both have shape " +
-                                               ToString(*shape));
+        return Unknown(reading, optimizer,
+                       "groups " + std::to_string(at->second) + " and " + std::to_string(g) +
+                           " both have shape " + ToString(*shape));
       }
     }
   }
@@ -224,8 +225,8 @@ Result<std::vector<std::uint32_t>> ByPacking(const Reading& reading, const Optim
   for (const std::uint32_t param : candidates) {
     for (const Weight& weight : reading.params[param].weights) {
       if (reading.mp_of(weight.stage, weight.tp) != optimizer.mp) continue;
-      members[weight.place.member].emplace_back(
-          weight.place.offset / ItemSize(weight.place.dtype), param);
+      members[weight.place.member].emplace_back(weight.place.offset / ItemSize(weight.place.dtype),
+                                                param);
     }
   }
   const auto packed = [&](const std::vector<std::pair<std::uint64_t, std::uint32_t>>& views) {
@@ -251,9 +252,9 @@ Result<std::vector<std::uint32_t>> ByPacking(const Reading& reading, const Optim
     }
     if (sum == elems) return candidates;
   }
-  return Unknown(reading, optimizer, "group " + std::to_string(g) + " of " +
-                                         std::to_string(elems) + " elements fits " +
-                                         std::to_string(found.size()) + " storages of the module");
+  return Unknown(reading, optimizer,
+                 "group " + std::to_string(g) + " of " + std::to_string(elems) + " elements fits " +
+                     std::to_string(found.size()) + " storages of the module");
 }
 
 Result<std::vector<std::vector<std::uint32_t>>> OrderOf(Reading* reading,
@@ -315,7 +316,8 @@ Status MapOne(Reading* reading, const Source& from, std::uint32_t param, std::ui
   if (from.master != nullptr) SW_TRY(add(from.master, "fp32"));
   std::vector<Scalar> scalars;
   const Node* states = FindInt(optimizer.state, from.id);
-  for (std::size_t i = 0; states != nullptr && states->is_dict() && i < states->entry_count(); ++i) {
+  for (std::size_t i = 0; states != nullptr && states->is_dict() && i < states->entry_count();
+       ++i) {
     SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(states->key(i)));
     const std::string state(key);
     SW_TRY_ASSIGN(std::optional<Scalar> scalar,
@@ -374,11 +376,11 @@ Status OrderWithoutZero(Reading* reading) {
       for (const std::uint32_t param : group) optimized[param] = true;
     }
     if (mp > 0 && order.size() != reading->plain_order.front().size()) {
-      return Fail(Errc::kBadInput,
-                  reading->file_name(reading->models.front().file) + " and " +
-                      reading->file_name(optimizer.file) + ": number of optimizer groups differs: " +
-                      std::to_string(reading->plain_order.front().size()) + " and " +
-                      std::to_string(order.size()));
+      return Fail(Errc::kBadInput, reading->file_name(reading->models.front().file) + " and " +
+                                       reading->file_name(optimizer.file) +
+                                       ": number of optimizer groups differs: " +
+                                       std::to_string(reading->plain_order.front().size()) +
+                                       " and " + std::to_string(order.size()));
     }
     reading->plain_order.push_back(std::move(order));
   }

@@ -12,7 +12,6 @@ namespace {
 
 constexpr std::uint64_t kDefaultSubGroup = 1'000'000'000;
 
-
 /// An array of one state of a sub-group over all ranks.
 Result<std::uint32_t> AddShares(Reading* reading, std::uint64_t mp, std::size_t sub,
                                 std::size_t state, std::uint64_t elems) {
@@ -27,8 +26,7 @@ Result<std::uint32_t> AddShares(Reading* reading, std::uint64_t mp, std::size_t 
       return Fail(offloaded ? Errc::kUnsupported : Errc::kBadInput,
                   reading->file_name(shard.file) + ": sub-group " + std::to_string(sub) + " " +
                       name + ": " + std::to_string(elems) +
-                      " elements expected from param_shapes, found " +
-                      std::to_string(place.elems) +
+                      " elements expected from param_shapes, found " + std::to_string(place.elems) +
                       (offloaded ? " (optimizer state offloaded to NVMe?)" : ""));
     }
     dtype = place.dtype;
@@ -114,7 +112,8 @@ std::uint64_t FindSubGroupSize(const Reading& reading,
     }
   }
   std::uint64_t said = kDefaultSubGroup;
-  if (auto config = pickle::AsCount(FindPath(reading.config, {"zero_optimization", "sub_group_size"}))) {
+  if (auto config =
+          pickle::AsCount(FindPath(reading.config, {"zero_optimization", "sub_group_size"}))) {
     said = *config;
   }
   if (said > above && said <= most) return said;
@@ -128,16 +127,16 @@ Status MapSubGroups(Reading* reading) {
   const Node* list = FindPath(reading->out.optimizer.front().document.root,
                               {"optimizer_state_dict", "param_groups"});
   if (list == nullptr || !list->is_list()) {
-    return Fail(Errc::kBadInput, reading->file_name(first.file) + ": param_groups: list expected, " +
-                                     "found " +
+    return Fail(Errc::kBadInput, reading->file_name(first.file) +
+                                     ": param_groups: list expected, " + "found " +
                                      (list == nullptr ? "nothing" : pickle::Describe(list)));
   }
   SW_TRY_ASSIGN(const auto groups, SubGroupIds(*reading, list));
   for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
     const Model& model = reading->models[mp];
     if (model.shapes.size() != first.groups.size()) {
-      return Fail(Errc::kBadInput, reading->file_name(model.file) + ": param_shapes: " +
-                                       std::to_string(first.groups.size()) +
+      return Fail(Errc::kBadInput, reading->file_name(model.file) +
+                                       ": param_shapes: " + std::to_string(first.groups.size()) +
                                        " sub-groups expected as in the shards, found " +
                                        std::to_string(model.shapes.size()));
     }

@@ -22,7 +22,8 @@ class Scanner {
     std::size_t digits = 0;
     while (digits < rest_.size() && IsDigit(rest_[digits])) ++digits;
     if (digits < min_digits) return false;
-    if (std::from_chars(rest_.data(), rest_.data() + digits, *value).ec != std::errc()) return false;
+    if (std::from_chars(rest_.data(), rest_.data() + digits, *value).ec != std::errc())
+      return false;
     rest_.remove_prefix(digits);
     return true;
   }

@@ -9,11 +9,11 @@ namespace shardwright::dialect {
 
 /// What a file of a DeepSpeed tag folder is, by its name.
 enum class FileRole : std::uint8_t {
-  kModel,       ///< mp_rank_XX_model_states.pt
-  kModelZero3,  ///< zero_pp_rank_D_mp_rank_XX_model_states.pt
-  kShard,       ///< [bf16_|fp16_]zero_pp_rank_D_mp_rank_XX_optim_states.pt
-  kLayer,       ///< layer_NN[-axes]-model_states.pt
-  kExpert,      ///< [layer_L_]expert_E_mp_rank_XX_model_states.pt
+  kModel,        ///< mp_rank_XX_model_states.pt
+  kModelZero3,   ///< zero_pp_rank_D_mp_rank_XX_model_states.pt
+  kShard,        ///< [bf16_|fp16_]zero_pp_rank_D_mp_rank_XX_optim_states.pt
+  kLayer,        ///< layer_NN[-axes]-model_states.pt
+  kExpert,       ///< [layer_L_]expert_E_mp_rank_XX_model_states.pt
   kExpertOptim,  ///< expp_rank_E_mp_rank_XX_optim_states.pt
 };
 

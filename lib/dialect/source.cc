@@ -130,8 +130,9 @@ Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& root
       } else if (tags.size() == 1) {
         chosen = tags.front();
       } else if (tags.empty()) {
-        return Fail(Errc::kNotFound, root.path + ": no checkpoint here: neither a \"latest\" file "
-                                                 "nor files of a DeepSpeed checkpoint");
+        return Fail(Errc::kNotFound, root.path +
+                                         ": no checkpoint here: neither a \"latest\" file "
+                                         "nor files of a DeepSpeed checkpoint");
       } else {
         return Fail(Errc::kNotFound, root.path + ": no \"latest\" file and several checkpoints (" +
                                          Joined(tags) + "): give one of those folders");
@@ -203,8 +204,9 @@ Status ListFolder(const std::string& folder, Listing* out) {
       }
       if (entry.name == "offloaded_tensors") {
         return Fail(Errc::kUnsupported,
-                    folder + "/offloaded_tensors: optimizer state offloaded to NVMe: save the "
-                             "checkpoint without NVMe offload");
+                    folder +
+                        "/offloaded_tensors: optimizer state offloaded to NVMe: save the "
+                        "checkpoint without NVMe offload");
       }
     } else if (IsFile(entry)) {
       if (entry.name == kAtomManifest) {
@@ -244,8 +246,9 @@ Result<SourceFile> ReadFile(const Found& found) {
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(found.path));
   SW_TRY_ASSIGN(out.identity, file.Stat());
   if (IsNebulaStub(file, out.identity)) {
-    return Fail(Errc::kUnsupported, found.path + ": a Nebula placeholder, its data is elsewhere: "
-                                                 "load and save the checkpoint without Nebula");
+    return Fail(Errc::kUnsupported, found.path +
+                                        ": a Nebula placeholder, its data is elsewhere: "
+                                        "load and save the checkpoint without Nebula");
   }
   SW_TRY_ASSIGN(out.skeleton, torch_pt::ReadSkeleton(file));
   for (std::size_t i = 0; i < out.skeleton.storages.size(); ++i) {

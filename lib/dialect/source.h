@@ -33,7 +33,7 @@ struct SourceSet {
   SourceKind kind = SourceKind::kDeepSpeed;
   std::string tag;                ///< base name of the tag folder
   std::vector<SourceFile> files;  ///< sorted by name, numbers by value
-  std::string manifest;  ///< text of shardwright_atoms.json in an atom folder, or empty
+  std::string manifest;           ///< text of shardwright_atoms.json in an atom folder, or empty
   std::vector<std::string> warnings;  ///< what was found and left alone
 };
 

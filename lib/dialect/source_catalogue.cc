@@ -107,8 +107,8 @@ class Unpacker {
   explicit Unpacker(std::string_view frame)
       : context_(ZSTD_createDCtx()), buffer_(ZSTD_DStreamOutSize()) {
     SW_CHECK(context_ != nullptr);
-    SW_CHECK(!ZSTD_isError(
-        ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
+    SW_CHECK(
+        !ZSTD_isError(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
     in_ = {frame.data(), frame.size(), 0};
   }
 
@@ -326,7 +326,8 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
   if (bytes.size() < kHeaderBytes) return Damaged("it ends early");
   std::uint32_t sum = 0;
   for (unsigned b = 0; b < 4; ++b) {
-    sum |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[kMagic.size() + b])) << (8 * b);
+    sum |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[kMagic.size() + b]))
+           << (8 * b);
   }
   const std::string_view frame = bytes.substr(kHeaderBytes);
   if (Sum(frame) != sum) return Damaged("its checksum does not hold");
