@@ -56,7 +56,8 @@ class Stage {
   /// \error kIo; what the callbacks return; kBusy if OUTPUT appeared meanwhile and force is off
   Status Commit(const CommitSteps& steps);
 
-  /// Gives up; after a commit it does nothing. \param keep  leave the stage for a later resume instead of removing it
+  /// Gives up; after a commit it does nothing.
+  /// \param keep  leave the stage for a later resume instead of removing it
   /// \error kIo if it cannot be removed
   Status Abandon(bool keep);
 

@@ -104,7 +104,7 @@ TEST_F(FaultTest, KillActsBeforeTheCallAndTornAfterHalfOfIt) {
 }
 
 // The environment is read once per process, so each case starts this program again.
-TEST_F(FaultTest, DISABLED_ChildMakesTwoDirectories) {
+TEST(FaultProgram, DISABLED_ChildMakesTwoDirectories) {
   const char* where = std::getenv("SW_TEST_WHERE");
   ASSERT_NE(where, nullptr);
   EXPECT_TRUE(MakeDir(std::string(where) + "/one"));
@@ -113,9 +113,10 @@ TEST_F(FaultTest, DISABLED_ChildMakesTwoDirectories) {
 
 int Child(const std::string& fault, const std::string& where) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  const std::string command =
-      "SHARDWRIGHT_FAULT='" + fault + "' SW_TEST_WHERE='" + where + "' " + self +
-      " --gtest_also_run_disabled_tests --gtest_filter=FaultTest.DISABLED_Child* >/dev/null 2>&1";
+  const std::string command = "SHARDWRIGHT_FAULT='" + fault + "' SW_TEST_WHERE='" + where + "' " +
+                              self +
+                              " --gtest_also_run_disabled_tests "
+                              "--gtest_filter=FaultProgram.DISABLED_Child* >/dev/null 2>&1";
   const int status = std::system(command.c_str());
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
