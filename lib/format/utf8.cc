@@ -8,17 +8,6 @@ namespace shardwright {
 
 namespace {
 
-std::size_t AsciiPrefix(std::string_view text) {
-  std::size_t at = 0;
-  for (; text.size() - at >= 8; at += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, text.data() + at, 8);
-    if ((word & 0x8080808080808080U) != 0) break;
-  }
-  while (at < text.size() && static_cast<unsigned char>(text[at]) < 0x80) ++at;
-  return at;
-}
-
 bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 
 // Length of the sequence that starts `text`, 0 if it is malformed.
@@ -40,8 +29,19 @@ std::size_t SequenceLength(std::string_view text, Surrogates surrogates) {
 
 }  // namespace
 
+std::size_t AsciiBytes(std::string_view text) {
+  std::size_t at = 0;
+  for (; text.size() - at >= 8; at += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, 8);
+    if ((word & 0x8080808080808080U) != 0) break;
+  }
+  while (at < text.size() && static_cast<unsigned char>(text[at]) < 0x80) ++at;
+  return at;
+}
+
 bool IsUtf8(std::string_view text, Surrogates surrogates) {
-  text.remove_prefix(AsciiPrefix(text));
+  text.remove_prefix(AsciiBytes(text));
   while (!text.empty()) {
     const std::size_t length = SequenceLength(text, surrogates);
     if (length == 0) return false;

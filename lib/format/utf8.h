@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 namespace shardwright {
@@ -10,5 +11,9 @@ enum class Surrogates : unsigned char { kRefuse, kAllow };
 /// those pass.
 /// Local.
 bool IsUtf8(std::string_view text, Surrogates surrogates);
+
+/// Length of the longest prefix that is ASCII.
+/// Local.
+std::size_t AsciiBytes(std::string_view text);
 
 }  // namespace shardwright

@@ -3,6 +3,7 @@
 #include "base/limits.h"
 #include "format/pickle/machine_internal.h"
 #include "format/pickle/opcodes_internal.h"
+#include "format/utf8.h"
 
 namespace shardwright::pickle {
 
@@ -281,17 +282,18 @@ Result<Value> Machine::CallEncode(Args args) {
 Result<std::string> Machine::Latin1(std::string_view text) const {
   std::string bytes;
   bytes.reserve(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
+  std::size_t i = 0;
+  while (i < text.size()) {
+    const std::size_t run = AsciiBytes(text.substr(i));
+    bytes.append(text.substr(i, run));
+    i += run;
+    if (i == text.size()) break;
     const auto lead = static_cast<unsigned char>(text[i]);
-    if (lead < 0x80) {
-      bytes.push_back(text[i]);
-    } else if (lead == 0xC2 || lead == 0xC3) {
-      // PushString has seen that a continuation byte follows.
-      const auto next = static_cast<unsigned char>(text[++i]);
-      bytes.push_back(static_cast<char>(((lead & 3U) << 6) | (next & 0x3FU)));
-    } else {
-      return Bad("bytes with a code point over 255");
-    }
+    if (lead != 0xC2 && lead != 0xC3) return Bad("bytes with a code point over 255");
+    // PushString has seen that a continuation byte follows.
+    const auto next = static_cast<unsigned char>(text[i + 1]);
+    bytes.push_back(static_cast<char>(((lead & 3U) << 6) | (next & 0x3FU)));
+    i += 2;
   }
   return bytes;
 }

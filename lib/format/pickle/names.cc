@@ -11,7 +11,7 @@ namespace shardwright::pickle {
 
 namespace {
 
-using namespace std::string_view_literals;
+using std::string_view_literals::operator""sv;
 
 constexpr std::array kStorageClasses = {
     std::pair{"DoubleStorage"sv, DType::kF64},

@@ -17,7 +17,7 @@ namespace shardwright::torch_pt {
 
 namespace {
 
-using namespace std::string_view_literals;
+using std::string_view_literals::operator""sv;
 
 constexpr std::int64_t kVersion = 1001;
 constexpr std::uint64_t kFirstRead = std::uint64_t{64} << 10;

@@ -15,7 +15,7 @@ namespace shardwright::torch_pt {
 
 namespace {
 
-using namespace std::string_view_literals;
+using std::string_view_literals::operator""sv;
 
 constexpr std::uint64_t kSmallMember = 4096;  // version, byteorder
 constexpr std::size_t kKeyBytes = 128;

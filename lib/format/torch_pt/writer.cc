@@ -11,7 +11,7 @@ namespace shardwright::torch_pt {
 
 namespace {
 
-using namespace std::string_view_literals;
+using std::string_view_literals::operator""sv;
 
 constexpr std::string_view kRoot = "archive/";
 constexpr std::uint64_t kAlignment = 64;

@@ -18,7 +18,15 @@
 
 namespace {
 
-using namespace shardwright;
+namespace os = shardwright::os;
+namespace pickle = shardwright::pickle;
+namespace torch_pt = shardwright::torch_pt;
+namespace zip = shardwright::zip;
+using shardwright::Errc;
+using shardwright::Fail;
+using shardwright::ItemSize;
+using shardwright::Result;
+using shardwright::Status;
 
 void Dump(const pickle::Node* node, const std::string& path) {
   std::cout << path << " " << pickle::Describe(node);

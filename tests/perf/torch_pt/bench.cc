@@ -16,7 +16,11 @@
 
 namespace {
 
-using namespace shardwright;
+namespace os = shardwright::os;
+namespace torch_pt = shardwright::torch_pt;
+namespace zip = shardwright::zip;
+using shardwright::ItemSize;
+using shardwright::Result;
 
 struct Times {
   double open_s = 0;
@@ -62,7 +66,8 @@ double ShareNanoseconds() {
   constexpr std::uint64_t kCalls = 1'000'000;
   std::uint32_t crc = 1;
   const double start = Now();
-  for (std::uint64_t i = 0; i < kCalls; ++i) crc ^= zip::Crc32Share(static_cast<std::uint32_t>(i), i * 0x9E3779B97F4A7C15U);
+  for (std::uint64_t i = 0; i < kCalls; ++i)
+    crc ^= zip::Crc32Share(static_cast<std::uint32_t>(i), i * 0x9E3779B97F4A7C15U);
   const double seconds = Now() - start;
   // The sum is printed so that the loop stays.
   std::printf("crc share       %8.1f ns a call (%08x)\n", seconds * 1e9 / kCalls, crc);

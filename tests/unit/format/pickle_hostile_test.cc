@@ -7,7 +7,7 @@
 namespace shardwright::pickle {
 namespace {
 
-using namespace std::string_literals;
+using std::string_literals::operator""s;
 
 void Refused(const std::string& body, std::string_view words, int protocol = 2) {
   ExpectFails(Load(Pickle(body, protocol)), Errc::kBadInput, words);

@@ -8,7 +8,7 @@
 namespace shardwright::pickle {
 namespace {
 
-using namespace std::string_literals;
+using std::string_literals::operator""s;
 
 class PickleRead : public ::testing::Test {
  protected:

@@ -9,7 +9,7 @@
 namespace shardwright::pickle {
 namespace {
 
-using namespace std::string_literals;
+using std::string_literals::operator""s;
 
 std::string Written(const Node* root, const std::vector<StorageUse>& storages = {}) {
   const Result<Dumped> dumped = Dump(root, storages);

@@ -7,7 +7,7 @@
 namespace shardwright {
 namespace {
 
-using namespace std::string_literals;
+using std::string_literals::operator""s;
 
 TEST(Utf8, AcceptsWellFormedText) {
   for (const std::string& text : {""s, "plain"s, "longer than eight bytes of ASCII"s, "\0"s,

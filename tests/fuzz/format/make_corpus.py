@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Writes the seed inputs of the format fuzz targets: make_corpus.py FOLDER. Same bytes every time."""
+
+import collections
+import io
+import pathlib
+import pickle
+import struct
+import sys
+import types
+import zipfile
+
+
+def fake(module, name, kind=None):
+    """An object that pickles as a reference to module.name, without the module."""
+    parts = module.split(".")
+    for i in range(len(parts)):
+        path = ".".join(parts[: i + 1])
+        sys.modules.setdefault(path, types.ModuleType(path))
+    made = kind or type(name, (), {})
+    made.__module__, made.__qualname__, made.__name__ = module, name, name
+    setattr(sys.modules[module], name, made)
+    return made
+
+
+def function():
+    def made(*_):
+        return None
+    return made
+
+
+rebuild_v2 = fake("torch._utils", "_rebuild_tensor_v2", function())
+rebuild_v3 = fake("torch._utils", "_rebuild_tensor_v3", function())
+rebuild_parameter = fake("torch._utils", "_rebuild_parameter", function())
+rebuild_typed = fake("torch._tensor", "_rebuild_from_type_v2", function())
+FloatStorage = fake("torch", "FloatStorage")
+UntypedStorage = fake("torch.storage", "UntypedStorage")
+Tensor = fake("torch", "Tensor")
+Size = fake("torch", "Size", function())
+uint16 = fake("torch", "uint16")
+Scaler = fake("deepspeed.runtime.fp16.loss_scaler", "LossScaler")
+Stage = fake("deepspeed.runtime.zero.config", "ZeroStageEnum", function())
+
+
+class Storage:
+    def __init__(self, cls, key, elems):
+        self.id = ("storage", cls, key, "cpu", elems)
+
+
+class Call:
+    def __init__(self, call, *args):
+        self.reduced = (call, args)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+class Pickler(pickle.Pickler):
+    legacy = False
+
+    def persistent_id(self, value):
+        if not isinstance(value, Storage):
+            return None
+        return value.id + (None,) if self.legacy else value.id
+
+
+def dumps(value, protocol=2, legacy=False):
+    out = io.BytesIO()
+    pickler = Pickler(out, protocol)
+    pickler.legacy = legacy
+    pickler.dump(value)
+    return out.getvalue()
+
+
+def tensor_args(storage, *more):
+    return (storage, 0, (2, 3), (3, 1), False, collections.OrderedDict(), *more)
+
+
+def state():
+    floats = Storage(FloatStorage, "0", 6)
+    weight = Call(rebuild_v2, *tensor_args(floats))
+    scaler = Scaler()
+    scaler.cur_scale, scaler.dynamic = 1.0, False
+    module = collections.OrderedDict(w=weight, tied=weight)
+    module._metadata = collections.OrderedDict({"": {"version": 1}})
+    return {
+        "module": module, "shape": Call(Size, (2, 3)), "stage": Call(Stage, 2), "scaler": scaler,
+        "half": Call(rebuild_v3, *tensor_args(Storage(UntypedStorage, "1", 12), uint16)),
+        "parameter": Call(rebuild_parameter, weight, True, collections.OrderedDict()),
+        "typed": Call(rebuild_typed, rebuild_v2, Tensor, tensor_args(floats), {"ds_id": "0_3"}),
+    }
+
+
+def values():
+    shared = ["x"]
+    return [None, True, False, 1, 300, -5, 2**40, 2**80, 1.5, "text", "\u00fc", b"by\xfe", bytearray(b"z"), (),
+            (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {"k": 1, 2: "v"}, {1}, frozenset([2]), shared, shared,
+            collections.Counter("aab"), collections.deque([1]), range(3), complex(1, 2)]
+
+
+def container(data, members):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as made:
+        for name, content in [("data.pkl", data), ("byteorder", b"little"), *members, ("version", b"3\n")]:
+            made.writestr(zipfile.ZipInfo("archive/" + name), content)
+    return out.getvalue()
+
+
+def legacy():
+    machine = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    tensor = Call(rebuild_v2, *tensor_args(Storage(FloatStorage, "77", 6)))
+    head = [0x1950A86A20F9469CFC6C, 1001, machine, {"w": tensor}, ["77"]]
+    parts = [pickle.dumps(head[0], 2), *(dumps(part, 2, legacy=True) for part in head[1:])]
+    return b"".join(parts) + struct.pack("<q", 6) + bytes(24)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    inputs = {}
+    for protocol in (2, 3, 4, 5):
+        inputs[f"fuzz_pickle/values_{protocol}"] = dumps(values(), protocol)
+        inputs[f"fuzz_pickle/state_{protocol}"] = dumps(state(), protocol)
+    inputs["fuzz_pickle/system"] = b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R."
+    inputs["fuzz_pickle/cycle"] = b"\x80\x02]q\x00h\x00a."
+    inputs["fuzz_pickle/keywords"] = b"\x80\x04cm\nC\n)}\x8c\x01aNs\x92."
+    both = [("data/0", bytes(24)), ("data/1", bytes(12))]
+    inputs["fuzz_container/zip"] = container(dumps(state()), both)
+    inputs["fuzz_container/small"] = container(b"\x80\x02}.", [])
+    inputs["fuzz_container/legacy"] = legacy()
+    for name, content in inputs.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()
