@@ -23,7 +23,8 @@ nlohmann::ordered_json ToJson(const dialect::Topology& topology) {
 
 std::string Explain(const dialect::Topology& topology) {
   std::string text;
-  for (const auto& [key, value] : ToJson(topology).items()) {
+  const nlohmann::ordered_json json = ToJson(topology);
+  for (const auto& [key, value] : json.items()) {
     if (key == "stages") continue;
     text += (text.empty() ? "" : " ") + key + "=" +
             (value.is_string() ? value.get<std::string>() : value.dump());
