@@ -3,6 +3,7 @@
 #include "base/checked.h"
 #include "dialect/deepspeed_regroup_internal.h"
 #include "dialect/deepspeed_write_internal.h"
+#include "dialect/universal_info.h"
 #include "layout/rule.h"
 
 namespace shardwright::dialect::deepspeed {
@@ -307,6 +308,21 @@ std::string Geometry::PathOf(const FileId& id) const {
   return tag;
 }
 
+namespace {
+
+Status MakeInfo(const Checkpoint& source, Geometry& geometry) {
+  const pickle::Node* own = source.model_states[0].document.root->Find("universal_checkpoint_info");
+  geometry.keeps_info = own != nullptr && geometry.to.tp == geometry.from.tp;
+  if (geometry.keeps_info) return {};
+  Checkpoint rules;
+  rules.topology = geometry.to;
+  rules.params = geometry.params;
+  SW_TRY_ASSIGN(geometry.info, BuildUniversalInfo(geometry.info_arena, rules, geometry.to.tp));
+  return {};
+}
+
+}  // namespace
+
 Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topology) {
   if (source.model_states.empty() || source.model_states[0].document.root == nullptr ||
       !source.model_states[0].document.root->is_dict()) {
@@ -339,6 +355,7 @@ Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topol
   SW_TRY(MakeCuts(*geometry));
   SW_TRY_ASSIGN(geometry->groups, RegroupExperts(source, topology));
   SW_TRY(PlaceOnStages(*geometry));
+  SW_TRY(MakeInfo(source, *geometry));
   SW_TRY(FlattenAll(*geometry));
   return GeometryPtr(std::move(geometry));
 }

@@ -75,6 +75,11 @@ struct Geometry {
   std::vector<std::vector<std::uint32_t>> stage_params;  ///< by stage: in module order
   std::vector<std::vector<FlatGroup>> flat;              ///< by mp rank
   std::unordered_map<std::string, std::uint32_t> by_name;
+  /// The target's split rules for whoever reads it: made once, for it grows with the square of the
+  /// ranks. Null where there is none, or where the source's own still holds (keeps_info).
+  const pickle::Node* info = nullptr;
+  pickle::Arena info_arena;
+  bool keeps_info = false;
   bool expert_data_first = false;
   bool layer_axes = false;   ///< layer files carry "model_NN" also without tensor parallelism
   bool plain_fp32 = false;   ///< stage 0 in fp32: the weights in `module` are the masters

@@ -2,7 +2,6 @@
 #include <array>
 
 #include "dialect/deepspeed_write_internal.h"
-#include "dialect/universal_info.h"
 
 namespace shardwright::dialect::deepspeed {
 
@@ -223,17 +222,6 @@ const Node* Dimensions(Arena& arena, const Topology& to) {
   return dimensions;
 }
 
-/// The target's split rules for whoever reads it: the source's own as long as they hold.
-Result<const Node*> InfoNode(Document& document, const Geometry& geometry, Graft& graft,
-                             const Node* source) {
-  if (source != nullptr && geometry.to.tp == geometry.from.tp) return graft.Take(source);
-  Checkpoint rules;
-  rules.topology = geometry.to;
-  rules.params = geometry.params;
-  SW_TRY_ASSIGN(const Node* info, BuildUniversalInfo(document.arena, rules, geometry.to.tp));
-  return info;
-}
-
 Status PassThrough(Graft& graft, const Node* source, Node* root) {
   for (std::size_t i = 0; i < source->entry_count(); ++i) {
     const Node* key = source->key(i);
@@ -282,8 +270,10 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
     Set(arena, root, "ds_config", ConfigNode(arena, geometry, taken));
   }
   Set(arena, root, "ds_version", VersionNode(arena, geometry, source));
-  SW_TRY_ASSIGN(const Node* info,
-                InfoNode(document, geometry, graft, source->Find("universal_checkpoint_info")));
+  const Node* info = geometry.info;
+  if (geometry.keeps_info) {
+    SW_TRY_ASSIGN(info, graft.Take(source->Find("universal_checkpoint_info")));
+  }
   if (info != nullptr) Set(arena, root, "universal_checkpoint_info", info);
   SW_TRY(PassThrough(graft, source, root));
   if (root->Find("skipped_steps") == nullptr) Set(arena, root, "skipped_steps", arena.Int(0));
