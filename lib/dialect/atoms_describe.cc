@@ -140,27 +140,26 @@ json TopologyJson(const Topology& topology) {
 Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& topology,
                                   std::span<const std::vector<std::string>> atoms) {
   SW_CHECK(atoms.size() == checkpoint.params.size());
-  json out = {{"format", "shardwright atoms"},
-              {"version", 1},
-              {"topology", TopologyJson(topology)},
-              {"states", checkpoint.states}};
-  json params = json::array();
-  for (const Param& param : checkpoint.params) {
-    SW_TRY_ASSIGN(json mine, ParamJson(param));
-    if (!atoms[params.size()].empty()) mine["atoms"] = atoms[params.size()];
-    params.push_back(std::move(mine));
-  }
-  json groups = json::array();
-  for (const Group& group : checkpoint.groups) {
-    groups.push_back({{"moe", group.moe}, {"params", group.params}});
-  }
-  out["params"] = std::move(params);
-  out["groups"] = std::move(groups);
+  // One line for each parameter and group.
+  std::string text = R"({"format": "shardwright atoms", "version": 1,)";
   try {
-    return out.dump(1) + "\n";
+    text += "\n \"topology\": " + TopologyJson(topology).dump() +
+            ",\n \"states\": " + json(checkpoint.states).dump() + ",\n \"params\": [";
+    for (std::size_t i = 0; i < checkpoint.params.size(); ++i) {
+      SW_TRY_ASSIGN(json mine, ParamJson(checkpoint.params[i]));
+      if (!atoms[i].empty()) mine["atoms"] = atoms[i];
+      text += (i == 0 ? "\n  " : ",\n  ") + mine.dump();
+    }
+    text += "\n ],\n \"groups\": [";
+    for (std::size_t i = 0; i < checkpoint.groups.size(); ++i) {
+      const Group& group = checkpoint.groups[i];
+      text +=
+          (i == 0 ? "\n  " : ",\n  ") + json({{"moe", group.moe}, {"params", group.params}}).dump();
+    }
   } catch (const json::exception& error) {
     return Fail(Errc::kBadInput, std::string("a name that is not UTF-8: ") + error.what());
   }
+  return text + "\n ]\n}\n";
 }
 
 }  // namespace shardwright::dialect

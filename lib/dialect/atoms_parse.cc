@@ -282,7 +282,7 @@ Status ParseGroups(const json& list, Checkpoint* out) {
     out->groups.push_back(std::move(group));
   }
   for (std::size_t i = 0; i < placed.size(); ++i) {
-    if (out->params[i].group < 0 || placed[i]) continue;
+    if (out->params[i].group < 0 || placed[i] || !out->params[i].alias_of.empty()) continue;
     return Bad("\"" + out->params[i].name + "\" is in group " +
                std::to_string(out->params[i].group) + ", which does not list it");
   }

@@ -187,7 +187,7 @@ Result<PatternFile> ParseFile(const json& root, const std::string& origin) {
   if (!root.is_object()) return Bad("object expected");
   SW_TRY(CheckKeys(
       root, {"$schema", "version", "family", "requires", "requires_shapes", "rules", "note"}));
-  SW_TRY_ASSIGN(const std::uint64_t version, CountOr(root, "version", 1, 0));
+  SW_TRY_ASSIGN(const std::uint64_t version, CountOr(root, "version", 1, 1));
   if (version != 1) return Bad("key \"version\": 1 expected");
   SW_TRY(Text(root, "$schema", false));
   SW_TRY(Text(root, "family", true));

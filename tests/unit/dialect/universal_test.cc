@@ -1,0 +1,351 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "comm/comm.h"
+#include "dialect/target_spec.h"
+#include "fixtures.h"
+#include "ucp/convert.h"
+#include "ucp/input.h"
+
+// Atoms written by us and by DeepSpeed's converter, read again: everything that the source had.
+
+namespace shardwright::dialect {
+namespace {
+
+using pickle::Kind;
+using pickle::Node;
+
+bool SameNode(const Node* a, const Node* b) {
+  if (a == nullptr || b == nullptr) return a == b;
+  if (a->kind != b->kind || a->integer != b->integer || a->text != b->text ||
+      a->items.size() != b->items.size() || a->list_items.size() != b->list_items.size() ||
+      a->dict_items.size() != b->dict_items.size()) {
+    return false;
+  }
+  if (!(a->real == b->real || (std::isnan(a->real) && std::isnan(b->real)))) return false;
+  if (a->kind == Kind::kTensor) return a->tensor->shape == b->tensor->shape;
+  const auto all = [](const std::vector<const Node*>& x, const std::vector<const Node*>& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), SameNode);
+  };
+  return all(a->items, b->items) && all(a->list_items, b->list_items) &&
+         all(a->dict_items, b->dict_items) && SameNode(a->callable, b->callable) &&
+         SameNode(a->args, b->args) && SameNode(a->state, b->state);
+}
+
+/// A folder that goes with the test.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = (fs::temp_directory_path() / "shardwright-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~Scratch() { fs::remove_all(path_); }
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+Result<Checkpoint> Read(const fs::path& root) {
+  SW_TRY_ASSIGN(const SourceSet source, ScanSource({root.string()}));
+  Patterns patterns;
+  SW_TRY(patterns.AddBuiltIn());
+  return ReadCheckpoint(source, patterns);
+}
+
+void ExpectSameParams(const Checkpoint& before, const Checkpoint& after) {
+  ASSERT_EQ(before.params.size(), after.params.size());
+  for (std::size_t i = 0; i < before.params.size(); ++i) {
+    const Param& a = before.params[i];
+    const Param& b = after.params[i];
+    ASSERT_EQ(a.name, b.name);
+    EXPECT_EQ(a.kind, b.kind) << a.name;
+    EXPECT_EQ(a.shape, b.shape) << a.name;
+    EXPECT_EQ(a.dtype, b.dtype) << a.name;
+    EXPECT_EQ(a.alias_of, b.alias_of) << a.name;
+    EXPECT_EQ(a.layer, b.layer) << a.name;
+    EXPECT_EQ(a.tied_layers, b.tied_layers) << a.name;
+    ASSERT_EQ(a.expert.has_value(), b.expert.has_value()) << a.name;
+    if (a.expert) {
+      EXPECT_EQ(a.expert->layer, b.expert->layer) << a.name;
+      EXPECT_EQ(a.expert->expert, b.expert->expert) << a.name;
+    }
+    if (!a.alias_of.empty()) continue;
+    EXPECT_EQ(a.group, b.group) << a.name;
+    EXPECT_EQ(a.scalars, b.scalars) << a.name;
+    EXPECT_EQ(a.rule.split, b.rule.split) << a.name;
+    EXPECT_EQ(a.rule.dim, b.rule.dim) << a.name;
+    EXPECT_EQ(a.rule.widths, b.rule.widths) << a.name;
+  }
+}
+
+void ExpectSameGroups(const Checkpoint& before, const Checkpoint& after) {
+  ASSERT_EQ(before.groups.size(), after.groups.size());
+  for (std::size_t g = 0; g < before.groups.size(); ++g) {
+    EXPECT_EQ(before.groups[g].moe, after.groups[g].moe);
+    EXPECT_EQ(before.groups[g].params, after.groups[g].params);
+    EXPECT_TRUE(SameNode(before.groups[g].options, after.groups[g].options)) << "group " << g;
+  }
+}
+
+void ExpectSameTensors(const Checkpoint& before, const Checkpoint& after) {
+  ASSERT_TRUE(layout::Validate(after.map).has_value())
+      << layout::Validate(after.map).error().message;
+  EXPECT_EQ(before.states, after.states);
+  const layout::TensorIndex index(after.map);
+  Gatherer gather_before(before.map);
+  Gatherer gather_after(after.map);
+  std::size_t expected = 0;
+  for (const layout::LogicalTensor& tensor : before.map.tensors) {
+    if (tensor.state == "weight") continue;
+    ++expected;
+    const auto found = index.Find(tensor.name, tensor.state);
+    ASSERT_TRUE(found.has_value()) << tensor.name << " " << tensor.state;
+    const layout::LogicalTensor& again = after.map.tensors[*found];
+    EXPECT_EQ(tensor.dtype, again.dtype) << tensor.name << " " << tensor.state;
+    EXPECT_EQ(tensor.shape, again.shape) << tensor.name << " " << tensor.state;
+    EXPECT_EQ(gather_before.Whole(tensor), gather_after.Whole(again))
+        << tensor.name << " " << tensor.state;
+  }
+  EXPECT_EQ(after.map.tensors.size(), expected);
+}
+
+void ExpectSameClient(const Checkpoint& before, const Checkpoint& after) {
+  ASSERT_EQ(before.model_states.size(), after.model_states.size());
+  for (std::size_t mp = 0; mp < before.model_states.size(); ++mp) {
+    const Node* a = before.model_states[mp].document.root;
+    const Node* b = after.model_states[mp].document.root;
+    for (const char* key : {"note", "consumed", "lr_scheduler", "global_steps", "global_samples",
+                            "skipped_steps", "ds_version", "ds_config", "mp_world_size"}) {
+      EXPECT_TRUE(SameNode(a->Find(key), b->Find(key))) << key;
+    }
+  }
+}
+
+void ExpectSameTopology(const Topology& a, const Topology& b) {
+  EXPECT_EQ(a.zero, b.zero);
+  EXPECT_EQ(a.dp, b.dp);
+  EXPECT_EQ(a.tp, b.tp);
+  EXPECT_EQ(a.pp, b.pp);
+  EXPECT_EQ(a.ep, b.ep);
+  EXPECT_EQ(a.dtype, b.dtype);
+  EXPECT_EQ(a.bf16_optimizer, b.bf16_optimizer);
+  EXPECT_EQ(a.sub_group, b.sub_group);
+  EXPECT_EQ(a.round_robin, b.round_robin);
+  EXPECT_EQ(a.pipeline, b.pipeline);
+  EXPECT_EQ(a.stages, b.stages);
+}
+
+class Atoms : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    fixtures_ = SharedFixtures();
+    if (fixtures_.empty()) GTEST_SKIP() << "no shared fixtures: set SHARDWRIGHT_SHARED";
+  }
+  fs::path Source() const { return fixtures_ / GetParam() / "ckpt"; }
+
+  /// Writes a source as atoms.
+  Status Write(const fs::path& source, const fs::path& out, const TargetSpec& spec = {}) {
+    const auto comm = comm::MakeSerialComm();
+    NullSink sink;
+    ucp::InputOptions from;
+    from.roots = {source.string()};
+    SW_TRY_ASSIGN(const auto input, ucp::OpenInput(*comm, from, sink));
+    ucp::ConvertOptions options;
+    options.output = out.string();
+    SW_TRY(ucp::Convert(*comm, *input, spec, ucp::Format::kUniversal, "test", options, sink));
+    return {};
+  }
+
+  fs::path fixtures_;
+  Scratch scratch_;
+};
+
+TEST_P(Atoms, KeepEverything) {
+  const Status written = Write(Source(), scratch_ / "atoms");
+  ASSERT_TRUE(written.has_value()) << written.error().message;
+  const auto before = Read(Source());
+  const auto after = Read(scratch_ / "atoms");
+  ASSERT_TRUE(before.has_value()) << before.error().message;
+  ASSERT_TRUE(after.has_value()) << after.error().message;
+  EXPECT_EQ(after->origin, "universal");
+  EXPECT_EQ(after->tag, before->tag);
+  EXPECT_TRUE(after->warnings.empty()) << after->warnings.front();
+  const auto resolved = ResolveTarget({}, *before);
+  ASSERT_TRUE(resolved.has_value());
+  ExpectSameTopology(*resolved, after->topology);
+  ExpectSameParams(*before, *after);
+  ExpectSameGroups(*before, *after);
+  ExpectSameTensors(*before, *after);
+  ExpectSameClient(*before, *after);
+}
+
+TEST_P(Atoms, OfAtomsAreTheSame) {
+  ASSERT_TRUE(Write(Source(), scratch_ / "once").has_value());
+  const Status again = Write(scratch_ / "once", scratch_ / "twice");
+  ASSERT_TRUE(again.has_value()) << again.error().message;
+  std::size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(scratch_ / "once")) {
+    if (!entry.is_regular_file() || entry.path().filename() == "shardwright.json") continue;
+    const fs::path other = scratch_ / "twice" / fs::relative(entry.path(), scratch_ / "once");
+    ASSERT_TRUE(fs::exists(other)) << other;
+    EXPECT_EQ(ReadFileText(entry.path()), ReadFileText(other)) << other;
+    ++files;
+  }
+  EXPECT_GT(files, 10U);
+}
+
+TEST_P(Atoms, HaveTheFilesThatEveryLoaderOpens) {
+  ASSERT_TRUE(Write(Source(), scratch_ / "atoms").has_value());
+  const auto before = Read(Source());
+  ASSERT_TRUE(before.has_value());
+  const std::string tag = ReadFileText(scratch_ / "atoms" / "latest_universal");
+  EXPECT_EQ(tag, before->tag + "_universal");
+  const fs::path folder = scratch_ / "atoms" / tag;
+  for (std::uint64_t mp = 0; mp < before->topology.mp(); ++mp) {
+    const std::string rank = "mp_rank_0" + std::to_string(mp) + "_model_states.pt";
+    EXPECT_TRUE(fs::exists(folder / rank));
+    EXPECT_TRUE(fs::exists(folder / ("zero_pp_rank_0_" + rank)));
+  }
+  EXPECT_FALSE(fs::exists(
+      folder / ("mp_rank_0" + std::to_string(before->topology.mp()) + "_model_states.pt")));
+  EXPECT_TRUE(fs::exists(folder / "zero" / "optimizer_state.pt"));
+  for (const Param& param : before->params) {
+    const fs::path atoms = folder / "zero" / param.name;
+    EXPECT_EQ(fs::exists(atoms), param.alias_of.empty()) << param.name;
+    if (!param.alias_of.empty()) continue;
+    EXPECT_EQ(fs::exists(atoms / "fp32.pt"), param.kind == ParamKind::kTrainable) << param.name;
+    EXPECT_EQ(fs::exists(atoms / "frozen.pt"), param.kind == ParamKind::kFrozen) << param.name;
+    EXPECT_EQ(fs::exists(atoms / "buffer.pt"), param.kind == ParamKind::kBuffer) << param.name;
+    EXPECT_EQ(fs::exists(atoms / "step.pt"), !param.scalars.empty()) << param.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, Atoms,
+                         testing::Values("zero1_w2", "zero1_w2_sgd", "zero2_w4_three_groups",
+                                         "zero2_w3_frozen_tied", "zero2_w2_round_robin",
+                                         "bf16_zero2_w2", "bf16opt_w4", "zero3_w2_sub_groups",
+                                         "zero3_w4_frozen", "bf16_zero3_w3", "zero0_w1_fp32",
+                                         "zero0_w2_bf16", "moe4_ep2_zero1_w2", "moe4_ep2_zero2_w4",
+                                         "pp2_dp2_zero1", "autotp2_dp2_zero1",
+                                         "llama_tp1_zero2_w2"),
+                         [](const auto& test) { return test.param; });
+
+class BrokenAtoms : public Atoms {
+ protected:
+  void SetUp() override {
+    Atoms::SetUp();
+    if (IsSkipped()) return;
+    ASSERT_TRUE(Write(Source(), scratch_ / "atoms").has_value());
+    folder_ = scratch_ / "atoms" / "global_step4_universal";
+  }
+  Error ReadError() {
+    const auto read = Read(scratch_ / "atoms");
+    EXPECT_FALSE(read.has_value());
+    return read ? Error{} : read.error();
+  }
+  void Edit(const std::function<void(nlohmann::json&)>& change) {
+    auto json = nlohmann::json::parse(ReadFileText(folder_ / "shardwright_atoms.json"));
+    change(json);
+    std::ofstream(folder_ / "shardwright_atoms.json") << json.dump();
+  }
+  fs::path folder_;
+};
+
+TEST_P(BrokenAtoms, NameWhatIsMissing) {
+  fs::remove(folder_ / "zero" / "emb.weight" / "exp_avg.pt");
+  const Error error = ReadError();
+  EXPECT_EQ(error.code, Errc::kNotFound);
+  EXPECT_NE(error.message.find("zero/emb.weight/exp_avg.pt"), std::string::npos) << error.message;
+}
+
+TEST_P(BrokenAtoms, NeedEveryModelFile) {
+  fs::remove(folder_ / "mp_rank_00_model_states.pt");
+  EXPECT_TRUE(Read(scratch_ / "atoms").has_value());  // its twin for stage 3 is as good
+  fs::remove(folder_ / "zero_pp_rank_0_mp_rank_00_model_states.pt");
+  const Error error = ReadError();
+  EXPECT_EQ(error.code, Errc::kNotFound);
+  EXPECT_NE(error.message.find("mp_rank_00_model_states.pt"), std::string::npos) << error.message;
+}
+
+TEST_P(BrokenAtoms, MustHaveTheirShapes) {
+  Edit([](auto& json) { json["params"][0]["shape"] = {60, 24}; });
+  const Error error = ReadError();
+  EXPECT_EQ(error.code, Errc::kBadInput);
+  EXPECT_NE(error.message.find("[60, 24]"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("[61, 24]"), std::string::npos) << error.message;
+}
+
+TEST_P(BrokenAtoms, MustBeDescribedWithoutContradiction) {
+  const std::string good = ReadFileText(folder_ / "shardwright_atoms.json");
+  const std::vector<std::function<void(nlohmann::json&)>> changes = {
+      [](auto& json) { json["groups"][0]["params"].push_back(0); },
+      [](auto& json) { json["groups"][0]["params"][0] = 9999; },
+      [](auto& json) { json["groups"].erase(0); },
+      [](auto& json) { json["params"][1]["name"] = json["params"][0]["name"]; },
+      [](auto& json) { json["params"][0]["alias_of"] = "nobody"; },
+      [](auto& json) { json["params"][0]["dtype"] = "float99"; },
+      [](auto& json) {
+        json["params"][0]["shape"] = {1ULL << 62, 1ULL << 62};
+      },
+      [](auto& json) { json["params"][0]["atoms"] = nlohmann::json::array(); },
+      [](auto& json) { json["params"][0]["rule"]["split"] = "torn"; },
+      [](auto& json) { json["params"][0]["scalars"][0]["bytes"] = "00"; },
+      [](auto& json) { json["topology"]["zero"] = 4; },
+      [](auto& json) { json["topology"]["tp"] = 0; },
+      [](auto& json) { json["topology"].erase("dp"); },
+      [](auto& json) { json["format"] = "other"; },
+      [](auto& json) { json["params"] = 3; }};
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    std::ofstream(folder_ / "shardwright_atoms.json") << good;
+    Edit(changes[i]);
+    const Error error = ReadError();
+    EXPECT_EQ(error.code, Errc::kBadInput) << "change " << i << ": " << error.message;
+    EXPECT_NE(error.message.find("shardwright_atoms.json"), std::string::npos) << error.message;
+  }
+  std::ofstream(folder_ / "shardwright_atoms.json") << "{";
+  EXPECT_EQ(ReadError().code, Errc::kBadInput);
+}
+
+TEST_P(BrokenAtoms, WarnOfFilesThatNobodyLists) {
+  fs::copy_file(folder_ / "zero" / "emb.weight" / "fp32.pt",
+                folder_ / "zero" / "emb.weight" / "momentum.pt");
+  const auto read = Read(scratch_ / "atoms");
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  ASSERT_EQ(read->warnings.size(), 1U);
+  EXPECT_NE(read->warnings[0].find("zero/emb.weight/momentum.pt"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, BrokenAtoms, testing::Values("zero1_w2"),
+                         [](const auto& test) { return test.param; });
+
+class Converted : public Atoms {};
+
+TEST_P(Converted, FrozenWeightsFollowTheTypeAskedFor) {
+  TargetSpec spec;
+  spec.dtype = DType::kBF16;
+  ASSERT_TRUE(Write(Source(), scratch_ / "atoms", spec).has_value());
+  const auto before = Read(Source());
+  const auto after = Read(scratch_ / "atoms");
+  ASSERT_TRUE(before && after);
+  EXPECT_EQ(after->topology.dtype, DType::kBF16);
+  const layout::TensorIndex index(after->map);
+  for (const Param& param : before->params) {
+    if (!param.alias_of.empty()) continue;
+    const std::string state = param.kind == ParamKind::kTrainable ? "fp32"
+                              : param.kind == ParamKind::kFrozen  ? "frozen"
+                                                                  : "buffer";
+    const auto found = index.Find(param.name, state);
+    ASSERT_TRUE(found.has_value()) << param.name;
+    const DType expected = param.kind == ParamKind::kFrozen ? DType::kBF16 : DType::kF32;
+    EXPECT_EQ(after->map.tensors[*found].dtype, expected) << param.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, Converted, testing::Values("zero2_w3_frozen_tied"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace shardwright::dialect
