@@ -19,8 +19,8 @@ checkpoint=${1%/}
 listing=$(ucp-extract "$checkpoint" --list --json) || exit
 layout=$(python3 -c '
 import json, sys
-topology = json.load(sys.stdin)["result"]["topology"]
-print(topology["tp"] * topology["pp"], topology["dp"])' <<<"$listing")
+layout = json.load(sys.stdin)["result"]["layout"]
+print(layout["tp"] * layout["pp"], layout["dp"])' <<<"$listing")
 read -r model_ranks copies <<<"$layout"
 
 if [[ $SLURM_NTASKS -eq $((model_ranks * copies)) ]]; then

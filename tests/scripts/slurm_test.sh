@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # Runs the Slurm examples with stand-ins for Slurm and for our commands, and looks at the exit code,
 # the output and what the commands were asked to do.
+# Usage: slurm_test.sh [BIN]
+#   BIN  folder of the built commands: the hook then also reads a listing of the real ucp-extract
 set -euo pipefail
 
-scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../scripts/slurm" && pwd -P)
+tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+scripts=$tests/../scripts/slurm
+built=${1:+$(realpath "$1")}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -41,7 +45,7 @@ cat >bin/ucp-extract <<'EOF'
 #!/usr/bin/env bash
 [[ $2 == --list && $3 == --json ]] || exit 99
 [[ -d $1 ]] || exit 3
-echo '{"exit_code": 0, "result": {"topology": {"dp": 4, "tp": 2, "pp": 2, "zero": 1}}}'
+echo '{"exit_code": 0, "result": {"layout": {"zero": 1, "dp": 4, "tp": 2, "pp": 2, "ep": 1, "dtype": "bfloat16"}}}'
 EOF
 chmod +x bin/*
 
@@ -103,5 +107,16 @@ expect "a later step is converted again" 0 "ckpt.step8.dp6" "${asked//ckpt.dp6/c
 rm -rf ckpt
 hook
 expect "a missing checkpoint" 3 "" ""
+
+# The stand-in says what the real command says: the demo checkpoint was saved by two ranks.
+if [[ -n $built ]]; then
+  cp -r "$tests/data/demo" ckpt
+  ln -sf "$built/ucp-extract" bin/ucp-extract
+  SLURM_NTASKS=2 hook
+  expect "a real listing, as many ranks as before" 0 "ckpt" ""
+  SLURM_NTASKS=6 hook
+  expect "a real listing, other ranks" 0 "ckpt.global_step5.dp6" \
+    "ucp-load ckpt ckpt.global_step5.dp6 --target dp=6 --format deepspeed --json=ckpt.global_step5.dp6.report.json"
+fi
 
 [[ $failures -eq 0 ]]
