@@ -89,11 +89,12 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
 
 void ShowConversion(cli::Context& context, const ucp::ConvertReport& report) {
   nlohmann::json result = {{"dry_run", report.dry_run},
+                           {"found_done", report.found_done},
                            {"linked", report.linked},
                            {"plan", TotalsJson(report)},
                            {"source", ucp::ToJson(report.source)},
                            {"target", ucp::ToJson(report.target)}};
-  if (!report.dry_run && !report.linked) {
+  if (!report.dry_run && !report.linked && !report.found_done) {
     result["run"] = {{"payload_bytes_read", report.run.bytes_read},
                      {"bytes_written", report.run.bytes_written},
                      {"files_read", report.run.files_read},

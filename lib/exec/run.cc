@@ -1,13 +1,15 @@
 // One run:
 //
-//   1 begin     stage directory and journals (root), their paths to all ranks
-//   2 create    every output file, at its full size
-//   3 recover   units that a stopped run wrote are read again; those with the recorded digest are
-//   kept 4 units     gather, checksum, write, note in the journal; ranks own equal bytes, threads
-//   steal 5 sums      checksums of all units and source pieces to all ranks 6 verify    source
-//   members against the checksums in their files 7 frames    what the payloads' checksums complete:
-//   headers, pickles, directories; sync 8 readback  if asked 9 commit    manifest last, then the
-//   rename (os/commit.cc)
+//   1 begin     stage directory (root), its path to all ranks
+//   2 journal   what a stopped run noted; refused, with nothing touched, if it was another run
+//   3 create    every output file, at its full size
+//   4 recover   units that a stopped run wrote are read again; those with the recorded digest stay
+//   5 units     gather, checksum, write, note in the journal; ranks own equal bytes, threads steal
+//   6 sums      checksums of all units and source pieces to all ranks
+//   7 verify    source members against the checksums in their files
+//   8 frames    what the payloads' checksums complete: headers, pickles, directories; sync
+//   9 readback  if asked
+//  10 commit    manifest last, then the rename (os/commit.cc)
 
 #include "exec/run.h"
 
@@ -82,9 +84,11 @@ Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& sour
 Result<RunReport> Runner::Go() {
   Status status = Passes();
   if (!status && stage_ && !stage_->committed()) {
-    // What was written is worth keeping when the user may go on, never when the input is wrong.
+    // What was written is worth keeping when the user may go on, never when the input is wrong. A
+    // resume with other inputs or flags is refused and takes nothing from the run that it meant.
     const Errc code = status.error().code;
-    const bool keep = code == Errc::kStopped || code == Errc::kIo || code == Errc::kNotFound;
+    const bool keep = code == Errc::kStopped || code == Errc::kIo || code == Errc::kNotFound ||
+                      (code == Errc::kMismatch && resumed_);
     if (Status gone = stage_->Abandon(keep); !gone) sink_.Warn(gone.error().message);
   }
   SW_TRY(std::move(status));
@@ -98,6 +102,8 @@ Status Runner::Passes() {
                                   FormatBytes(options_.threads * kWorkspaceBytes) + " of buffers");
   }
   SW_TRY(Begin());
+  SW_TRY(comm_.Agree(ReadJournals()));
+  SW_TRY(comm_.Agree(OpenJournal()));
   SW_TRY(comm_.Agree(CreateFiles()));
   SW_TRY(comm_.Agree(Recover()));
   SW_TRY(WriteUnits());
@@ -144,52 +150,56 @@ Status Runner::Begin() {
   return {};
 }
 
-Status Runner::Recover() {
+Status Runner::ReadJournals() {
+  if (!resumed_) return {};
   const std::string journals = stage_path_ + "/" + os::kJournalDir;
-  if (resumed_) {
-    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(journals));
-    std::vector<std::string> paths;
-    for (const os::Entry& entry : entries) paths.push_back(journals + "/" + entry.name);
-    SW_TRY_ASSIGN(const os::JournalRecords found, os::ReadJournals(paths, options_.fingerprint));
-    std::vector<UnitRecord> records(last_ - first_);
-    for (const std::vector<std::byte>& bytes : found.records) {
-      std::uint64_t unit = 0;
-      UnitRecord record;
-      if (!Decode(bytes, &unit, &record) || unit >= plan_.unit_count()) {
-        return Fail(Errc::kBadInput, journals + ": a record that is not of this run");
-      }
-      if (unit < first_ || unit >= last_) continue;
-      records[unit - first_] = std::move(record);
-      done_[unit - first_] = true;
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(journals));
+  std::vector<std::string> paths;
+  for (const os::Entry& entry : entries) paths.push_back(journals + "/" + entry.name);
+  SW_TRY_ASSIGN(const os::JournalRecords found, os::ReadJournals(paths, options_.fingerprint));
+  for (const std::vector<std::byte>& bytes : found.records) {
+    std::uint64_t unit = 0;
+    UnitRecord record;
+    bool ours = Decode(bytes, &unit, &record) && unit < plan_.unit_count();
+    for (const Share& share : record.shares) {
+      ours = ours && share.member < plan_.source().members.size();
     }
-    std::vector<std::byte> bytes;
-    for (std::uint64_t index = first_; index < last_; ++index) {
-      if (!done_[index - first_]) continue;
-      const plan::Unit unit = plan_.unit(index);
-      bytes.resize(unit.bytes);
-      SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
-      const std::uint64_t offset =
-          plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first;
-      SW_TRY(file->ReadAt(offset, bytes));
-      const UnitRecord& record = records[index - first_];
-      // A power failure may lose data that the journal speaks of, and a bad share must not count.
-      const bool whole = DigestOf(bytes) == record.digest;
-      done_[index - first_] = whole;
-      if (!whole) continue;
-      for (const Share& share : record.shares) {
-        if (share.member >= plan_.source().members.size()) {
-          return Fail(Errc::kBadInput, journals + ": a record that is not of this run");
-        }
-      }
-      sums_[index] = {record.crc32, record.digest};
-      source_sums_.Add(record.shares);
-      ++report_.units_resumed;
-    }
+    if (!ours) return Fail(Errc::kBadInput, journals + ": a record that is not of this run");
+    // A run that compared no checksums of the source noted no shares of them.
+    if (options_.verify != Verify::kNone && record.shares.empty()) continue;
+    if (unit >= first_ && unit < last_) noted_.insert_or_assign(unit, std::move(record));
   }
+  return {};
+}
+
+Status Runner::OpenJournal() {
+  const std::string journals = stage_path_ + "/" + os::kJournalDir;
   SW_TRY_ASSIGN(
       os::Journal journal,
       os::Journal::Open(journals + "/" + std::to_string(comm_.rank()), options_.fingerprint));
   journal_.emplace(std::move(journal));
+  // Durable before the first output file: files must never lie in a stage that does not say whose
+  // they are.
+  SW_TRY(journal_->Sync());
+  return os::SyncDir(journals);
+}
+
+Status Runner::Recover() {
+  std::vector<std::byte> bytes;
+  for (const auto& [index, record] : noted_) {
+    const plan::Unit unit = plan_.unit(index);
+    bytes.resize(unit.bytes);
+    SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
+    SW_TRY(file->ReadAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
+                        bytes));
+    // A power failure may lose data that the journal speaks of, and a bad share must not count.
+    if (DigestOf(bytes) != record.digest) continue;
+    done_[index - first_] = true;
+    sums_[index] = {record.crc32, record.digest};
+    source_sums_.Add(record.shares);
+    ++report_.units_resumed;
+  }
+  noted_.clear();
   return {};
 }
 

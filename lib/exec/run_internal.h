@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,10 +34,12 @@ class Runner {
 
  private:
   Status Passes();
-  Status Begin();        // stage and journal; collective
-  Status CreateFiles();  // collective
-  Status Recover();      // units that a stopped run has written; local
-  Status WriteUnits();   // collective
+  Status Begin();         // collective
+  Status ReadJournals();  // what a stopped run noted about this rank's units; local
+  Status OpenJournal();   // local
+  Status CreateFiles();   // collective
+  Status Recover();       // units that a stopped run has written; local
+  Status WriteUnits();    // collective
   Status WriteOne(std::uint64_t unit, ByteSource& source, Workspace* workspace);
   Status WriteBatch(const std::vector<std::uint64_t>& units, ByteSource& source);
   Status ShareSums();      // collective
@@ -69,6 +72,7 @@ class Runner {
   std::optional<os::Stage> stage_;  // root only
   std::string stage_path_;
   bool resumed_ = false;
+  std::map<std::uint64_t, UnitRecord> noted_;  // by unit
   std::optional<os::Journal> journal_;
   FilePool output_;
   std::optional<Exchange> exchange_;

@@ -8,6 +8,7 @@
 #include "base/limits.h"
 #include "exec/manifest.h"
 #include "os/dir.h"
+#include "os/file.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -58,6 +59,24 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, layout::ShardMap* m
   return packed;
 }
 
+/// Points a packed set at the payload files beside its catalogue. They were written after the
+/// catalogue's text was fixed, so only their sizes can be in it.
+Status FindPacks(const std::string& folder, dialect::SourceSet* set) {
+  for (std::size_t f = 0; f < set->files.size(); ++f) {
+    dialect::SourceFile& file = set->files[f];
+    file.path = folder + "/" + PackName(f);
+    SW_TRY_ASSIGN(const os::File pack, os::File::OpenRead(file.path));
+    SW_TRY_ASSIGN(const os::Identity found, pack.Stat());
+    if (found.bytes != file.identity.bytes) {
+      return Fail(Errc::kBadInput, file.path + ": " + std::to_string(file.identity.bytes) +
+                                       " bytes expected from the catalogue, found " +
+                                       std::to_string(found.bytes));
+    }
+    file.identity = found;
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<bool> IsCatalogue(const std::string& folder) {
@@ -76,10 +95,7 @@ Result<dialect::SourceSet> ReadCatalogue(const std::string& folder) {
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
   Result<dialect::SourceSet> set = dialect::DeserializeSource(text);
   if (!set) return Within(path, std::move(set).error());
-  if (json.value("packed", false)) {
-    for (std::size_t f = 0; f < set->files.size(); ++f)
-      set->files[f].path = folder + "/" + PackName(f);
-  }
+  if (json.value("packed", false)) SW_TRY(FindPacks(folder, &*set));
   return set;
 }
 

@@ -2,9 +2,12 @@
 
 #include <cstring>
 
+#include "base/limits.h"
 #include "base/version.h"
 #include "dialect/dialect.h"
 #include "exec/integrity.h"
+#include "exec/manifest.h"
+#include "os/dir.h"
 #include "ucp/ds_to_universal.h"
 #include "ucp/link.h"
 #include "ucp/replicas.h"
@@ -48,6 +51,27 @@ nlohmann::ordered_json ManifestHead(const std::string& command, const std::strin
             {"fingerprint", exec::Hex(fingerprint)}}}};
 }
 
+Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
+                       const std::string& manifest_head, const Error& error, Sink& sink) {
+  if (!options.resume || options.force || error.code != Errc::kBusy) return false;
+  const auto same = [&]() -> Result<std::string> {
+    const Result<std::string> text =
+        os::ReadWholeText(options.output + "/" + exec::kManifestName, limits::kJsonBytes);
+    if (!text) return std::string();
+    const nlohmann::json found = nlohmann::json::parse(*text, nullptr, false);
+    const nlohmann::json head = nlohmann::json::parse(manifest_head);
+    if (!found.is_object()) return std::string();
+    for (const auto& [key, value] : head.items()) {
+      if (!found.contains(key) || found[key] != value) return std::string();
+    }
+    return std::string("same");
+  };
+  SW_TRY_ASSIGN(const std::string answer, comm.OnRootText(same));
+  if (answer.empty()) return false;
+  sink.Note(options.output + ": complete already, nothing to resume", 0);
+  return true;
+}
+
 Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
                               const plan::Target& target, exec::ByteSource& bytes,
                               const std::string& manifest_head, const std::string& parameters,
@@ -76,7 +100,13 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
     sink.Pass("replicas");
     SW_TRY(CompareReplicas(comm, source, bytes, options.threads, sink));
   }
-  SW_TRY_ASSIGN(report.run, exec::Run(comm, plan, bytes, run, sink));
+  Result<exec::RunReport> ran = exec::Run(comm, plan, bytes, run, sink);
+  if (!ran) {
+    SW_TRY_ASSIGN(report.found_done, FoundDone(comm, options, manifest_head, ran.error(), sink));
+    if (!report.found_done) return tl::unexpected<Error>(std::move(ran).error());
+    return report;
+  }
+  report.run = *std::move(ran);
   sink.AddRead(bytes.bytes_read(), bytes.files_read());
   if (comm.rank() == 0) sink.AddWritten(report.run.bytes_written, report.run.files_written);
   return report;
@@ -96,7 +126,13 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::Tar
               0);
     report.dry_run = options.dry_run;
     report.linked = true;
-    SW_TRY_ASSIGN(report.totals, LinkCheckpoint(comm, input, head, options, sink));
+    Result<plan::Totals> linked = LinkCheckpoint(comm, input, head, options, sink);
+    if (!linked) {
+      SW_TRY_ASSIGN(report.found_done, FoundDone(comm, options, head.dump(), linked.error(), sink));
+      if (!report.found_done) return tl::unexpected<Error>(std::move(linked).error());
+    } else {
+      report.totals = *linked;
+    }
   } else {
     SW_TRY_ASSIGN(plan::Target target, format == Format::kUniversal
                                            ? dialect::WriteUniversal(source, topology)

@@ -36,6 +36,7 @@ struct ConvertOptions {
 /// What a conversion did, or with dry_run what it would do.
 struct ConvertReport {
   bool dry_run = false;
+  bool found_done = false;  ///< with resume: the stopped run had committed, nothing was left to do
   bool linked = false;  ///< the layouts were equal: files were linked, nothing was read or written
   plan::Totals totals;
   exec::RunReport run;
@@ -58,6 +59,12 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
                               const plan::Target& target, exec::ByteSource& bytes,
                               const std::string& manifest_head, const std::string& parameters,
                               const ConvertOptions& options, Sink& sink);
+
+/// Whether --resume has nothing to do because the stopped run had committed: OUTPUT is there and
+/// its manifest says what this run would write. \param error  what the run failed with; only "the
+/// output exists" can mean this Collective.
+Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
+                       const std::string& manifest_head, const Error& error, Sink& sink);
 
 /// What every manifest begins with.
 nlohmann::ordered_json ManifestHead(const std::string& command, const std::string& kind,
