@@ -270,8 +270,9 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
     Set(arena, root, "ds_config", ConfigNode(arena, geometry, taken));
   }
   Set(arena, root, "ds_version", VersionNode(arena, geometry, source));
-  const Node* info = geometry.info;
-  if (geometry.keeps_info) {
+  // It is the same for all ranks and can be the largest part of a file, so one of them carries it.
+  const Node* info = id.rank == 0 ? geometry.info : nullptr;
+  if (geometry.keeps_info && id.rank == 0) {
     SW_TRY_ASSIGN(info, graft.Take(source->Find("universal_checkpoint_info")));
   }
   if (info != nullptr) Set(arena, root, "universal_checkpoint_info", info);

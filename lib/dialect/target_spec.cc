@@ -130,6 +130,19 @@ Status CheckPipeline(const Topology& to, const TargetSpec& spec) {
   return {};
 }
 
+/// Changing the stages of tied layers takes knowing all of them; layers that use a tied module
+/// through a function of its own have no file.
+Status CheckTied(const Topology& to, const Checkpoint& source) {
+  if (!to.pipeline || to.pp == 1 || to.pp == source.topology.pp) return {};
+  for (const Param& param : source.params) {
+    if (!param.name.starts_with("tied_modules.") || param.tied_layers.size() > 1) continue;
+    return Fail(Errc::kUnsupported, Setting("pp", to.pp) + ": \"" + param.name +
+                                        "\" is tied, and the files do not tell which other layers "
+                                        "use it");
+  }
+  return {};
+}
+
 Status CheckCuts(const Topology& to, const Checkpoint& source) {
   if (to.tp == 1) return {};
   for (const Param& param : source.params) {
@@ -205,6 +218,7 @@ Result<Topology> ResolveTarget(const TargetSpec& spec, const Checkpoint& source)
   }
   SW_TRY(CheckExperts(to, source));
   SW_TRY(CheckPipeline(to, spec));
+  SW_TRY(CheckTied(to, source));
   SW_TRY(CheckCuts(to, source));
   if (to.pipeline) {
     SW_TRY_ASSIGN(to.stages, ChooseStages(spec.stages, to, source));

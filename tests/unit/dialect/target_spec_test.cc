@@ -134,5 +134,16 @@ TEST(TargetSpecTest, StagesAreNeverGuessed) {
   ExpectRefused(Resolve("pp=2,zero=2,stages=uniform", one.source()), Errc::kUnsupported, "zero=2");
 }
 
+TEST(TargetSpecTest, TiedLayersMustBeKnown) {
+  Model model = Pipeline({{0, 1, 2}, {3, 4, 5}});
+  Param& tied = model.source().params[0];
+  tied.name = "tied_modules.embed.weight";
+  tied.tied_layers = {0};
+  ExpectRefused(Resolve("pp=3", model.source()), Errc::kUnsupported, "tied_modules.embed.weight");
+  EXPECT_TRUE(Resolve("pp=1", model.source()).has_value());
+  tied.tied_layers = {0, 5};
+  EXPECT_TRUE(Resolve("pp=3", model.source()).has_value());
+}
+
 }  // namespace
 }  // namespace shardwright::dialect::test
