@@ -6,6 +6,7 @@
 
 using shardwright::Status;
 using shardwright::cli::Shared;
+using shardwright::ucp::Pack;
 
 int main(int argc, char** argv) {
   shardwright::cli::App app(
@@ -21,13 +22,14 @@ int main(int argc, char** argv) {
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
   source.AddTo(app);
-  app.AddOptionalValue("--pack", &pack, "copy",
-                       "put the payloads into the catalogue too, so that INPUT may go away",
-                       "copy");
+  app.AddOptionalValue(
+      "--pack", &pack, "copy",
+      "put the payloads into the catalogue too, copied or compressed, so that INPUT may go away",
+      "copy|zstd");
   app.Check([&]() -> Status {
-    if (!pack || *pack == "copy") return {};
+    if (!pack || *pack == "copy" || *pack == "zstd") return {};
     return shardwright::Fail(shardwright::Errc::kUsage,
-                             "--pack=" + *pack + ": only \"copy\" exists");
+                             "--pack=" + *pack + ": copy or zstd expected");
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
@@ -36,7 +38,9 @@ int main(int argc, char** argv) {
     SW_TRY_ASSIGN(const auto report,
                   shardwright::ucp::ExtractCatalogue(
                       context.comm(), *input,
-                      pack ? shardwright::ucp::Pack::kCopy : shardwright::ucp::Pack::kNone,
+                      !pack             ? Pack::kNone
+                      : *pack == "zstd" ? Pack::kZstd
+                                        : Pack::kCopy,
                       shardwright::apps::WriteOptions(context.flags(), output), context.sink()));
     shardwright::apps::ShowConversion(context, report);
     return {};

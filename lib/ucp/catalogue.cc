@@ -9,6 +9,7 @@
 #include "exec/manifest.h"
 #include "os/dir.h"
 #include "os/file.h"
+#include "ucp/pack_compressed.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -17,22 +18,36 @@ constexpr const char* kCatalogueFile = "catalogue.swc";
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{4} << 30;
 constexpr std::uint64_t kPackAlign = 64;
 
-std::string PackName(std::size_t file) {
+constexpr std::string_view kCompressedSuffix = ".zst";
+
+std::string PackName(std::size_t file, Pack pack) {
   char name[32];
-  std::snprintf(name, sizeof name, "pack/%06zu.bin", file);
-  return name;
+  std::snprintf(name, sizeof name, "pack/%06zu", file);
+  return name + std::string(pack == Pack::kZstd ? kCompressedSuffix : ".bin");
+}
+
+const char* PackWord(Pack pack) {
+  switch (pack) {
+    case Pack::kNone:
+      return "none";
+    case Pack::kCopy:
+      return "copy";
+    case Pack::kZstd:
+      return "zstd";
+  }
+  return "";
 }
 
 /// The packed twin of a source: one file of payloads for each of its files.
 /// \param target  gets the pack files, `map` the members that feed them
-dialect::SourceSet PackedTwin(const dialect::SourceSet& set, layout::ShardMap* map,
+dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::ShardMap* map,
                               plan::Target* target) {
   dialect::SourceSet packed = set;
   for (std::size_t f = 0; f < set.files.size(); ++f) {
     dialect::SourceFile& twin = packed.files[f];
     map->files.push_back(set.files[f].path);
     plan::OutputFile out;
-    out.path = PackName(f);
+    out.path = PackName(f, pack);
     for (std::size_t s = 0; s < twin.skeleton.storages.size(); ++s) {
       const torch_pt::Storage& from = set.files[f].skeleton.storages[s];
       torch_pt::Storage& to = twin.skeleton.storages[s];
@@ -61,13 +76,13 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, layout::ShardMap* m
 
 /// Points a packed set at the payload files beside its catalogue. They were written after the
 /// catalogue's text was fixed, so only their sizes can be in it.
-Status FindPacks(const std::string& folder, dialect::SourceSet* set) {
+Status FindPacks(const std::string& folder, Pack pack, dialect::SourceSet* set) {
   for (std::size_t f = 0; f < set->files.size(); ++f) {
     dialect::SourceFile& file = set->files[f];
-    file.path = folder + "/" + PackName(f);
-    SW_TRY_ASSIGN(const os::File pack, os::File::OpenRead(file.path));
-    SW_TRY_ASSIGN(const os::Identity found, pack.Stat());
-    if (found.bytes != file.identity.bytes) {
+    file.path = folder + "/" + PackName(f, pack);
+    SW_TRY_ASSIGN(const os::File stored, os::File::OpenRead(file.path));
+    SW_TRY_ASSIGN(const os::Identity found, stored.Stat());
+    if (pack == Pack::kCopy && found.bytes != file.identity.bytes) {
       return Fail(Errc::kBadInput, file.path + ": " + std::to_string(file.identity.bytes) +
                                        " bytes expected from the catalogue, found " +
                                        std::to_string(found.bytes));
@@ -95,19 +110,35 @@ Result<dialect::SourceSet> ReadCatalogue(const std::string& folder) {
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
   Result<dialect::SourceSet> set = dialect::DeserializeSource(text);
   if (!set) return Within(path, std::move(set).error());
-  if (json.value("packed", false)) SW_TRY(FindPacks(folder, &*set));
+  const std::string packed = json.value("packed", "none");
+  for (const Pack pack : {Pack::kCopy, Pack::kZstd}) {
+    if (packed == PackWord(pack)) SW_TRY(FindPacks(folder, pack, &*set));
+  }
   return set;
+}
+
+bool IsCompressed(const dialect::SourceSet& set) {
+  return !set.files.empty() && set.files.front().path.ends_with(kCompressedSuffix);
 }
 
 Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack,
                                        const ConvertOptions& options, Sink& sink) {
   layout::ShardMap map;
   plan::Target target;
-  dialect::SourceSet packed;
-  std::vector<exec::SourcePath> paths;
-  if (pack == Pack::kCopy) packed = PackedTwin(input.set, &map, &target);
+  const dialect::SourceSet packed =
+      pack == Pack::kNone ? dialect::SourceSet() : PackedTwin(input.set, pack, &map, &target);
   const auto text = std::make_shared<const std::string>(
-      dialect::Serialize(pack == Pack::kCopy ? packed : input.set));
+      dialect::Serialize(pack == Pack::kNone ? input.set : packed));
+  std::vector<exec::SourcePath> paths;
+  for (const dialect::SourceFile& file : input.set.files)
+    paths.push_back({file.path, file.identity});
+  exec::FileBytes bytes(map, std::move(paths));
+  nlohmann::ordered_json head = ManifestHead("ucp-extract", "catalogue", input);
+  head["packed"] = PackWord(pack);
+  if (pack == Pack::kZstd) {
+    return PackCompressed(comm, input, {map, target, bytes, kCatalogueFile, *text, head.dump()},
+                          options, sink);
+  }
   plan::OutputFile out;
   out.path = kCatalogueFile;
   out.bytes = text->size();
@@ -115,13 +146,7 @@ Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack
     return std::vector<plan::FramePiece>{{0, *text}};
   };
   target.files.push_back(std::move(out));
-  for (const dialect::SourceFile& file : input.set.files)
-    paths.push_back({file.path, file.identity});
-  exec::FileBytes bytes(map, std::move(paths));
-  nlohmann::ordered_json head = ManifestHead("ucp-extract", "catalogue", input);
-  head["packed"] = pack == Pack::kCopy;
-  return RunPlan(comm, input, map, target, bytes, head.dump(),
-                 pack == Pack::kCopy ? "pack" : "catalogue", options, sink);
+  return RunPlan(comm, input, map, target, bytes, head.dump(), PackWord(pack), options, sink);
 }
 
 }  // namespace shardwright::ucp

@@ -20,9 +20,14 @@ Result<bool> IsCatalogue(const std::string& folder);
 /// payloads. \error kBadInput  not complete, or damaged Local.
 Result<dialect::SourceSet> ReadCatalogue(const std::string& folder);
 
+/// True if the payloads of a set read by ReadCatalogue are compressed, so that ZpackBytes must read
+/// them.
+bool IsCompressed(const dialect::SourceSet& set);
+
 enum class Pack : std::uint8_t {
   kNone,  ///< the payloads stay where they are
   kCopy,  ///< the catalogue holds the payloads too
+  kZstd,  ///< compressed (ucp/zpack.h)
 };
 
 /// Writes the fragment catalogue of a source: the skeleton of every file, and with `pack` its

@@ -12,6 +12,7 @@
 #include "exec/integrity.h"
 #include "os/dir.h"
 #include "ucp/catalogue.h"
+#include "ucp/zpack.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -153,7 +154,13 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   }
   const exec::Digest sum = digest.Finish();
   std::memcpy(input->fingerprint.data(), sum.data(), sum.size());
-  input->bytes = std::make_unique<exec::FileBytes>(input->checkpoint.map, std::move(paths));
+  if (IsCompressed(input->set)) {
+    std::vector<std::string> packs;
+    for (exec::SourcePath& path : paths) packs.push_back(std::move(path.path));
+    input->bytes = std::make_unique<ZpackBytes>(input->checkpoint.map, std::move(packs));
+  } else {
+    input->bytes = std::make_unique<exec::FileBytes>(input->checkpoint.map, std::move(paths));
+  }
   return input;
 }
 
