@@ -1,0 +1,261 @@
+#include "dialect/source.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "dialect/file_name_internal.h"
+#include "fixtures.h"
+#include "tiny_checkpoint.h"
+
+namespace shardwright::dialect {
+namespace {
+
+TEST(FileNames, AreTheOnesThatDeepSpeedWrites) {
+  const auto model = ParseFileName("mp_rank_123_model_states.pt");
+  ASSERT_TRUE(model);
+  EXPECT_EQ(model->role, FileRole::kModel);
+  EXPECT_EQ(model->mp, 123U);
+
+  const auto shard = ParseFileName("bf16_zero_pp_rank_7_mp_rank_01_optim_states.pt");
+  ASSERT_TRUE(shard);
+  EXPECT_EQ(shard->role, FileRole::kShard);
+  EXPECT_EQ(shard->rank, 7U);
+  EXPECT_EQ(shard->mp, 1U);
+  EXPECT_EQ(shard->prefix, "bf16_");
+
+  const auto old = ParseFileName("zero_pp_rank_7_mp_rank_01optim_states.pt");
+  ASSERT_TRUE(old);
+  EXPECT_TRUE(old->old_style);
+
+  const auto zero3 = ParseFileName("zero_pp_rank_10_mp_rank_00_model_states.pt");
+  ASSERT_TRUE(zero3);
+  EXPECT_EQ(zero3->role, FileRole::kModelZero3);
+
+  const auto layer = ParseFileName("layer_07-model_01-model_states.pt");
+  ASSERT_TRUE(layer);
+  EXPECT_EQ(layer->role, FileRole::kLayer);
+  EXPECT_EQ(layer->layer, 7U);
+  EXPECT_EQ(layer->axes, "model_01");
+  EXPECT_EQ(ParseFileName("layer_07-model_states.pt")->axes, "");
+
+  const auto expert = ParseFileName("layer_3_expert_12_mp_rank_00_model_states.pt");
+  ASSERT_TRUE(expert);
+  EXPECT_EQ(expert->role, FileRole::kExpert);
+  EXPECT_EQ(expert->layer, 3U);
+  EXPECT_EQ(expert->expert, 12U);
+  EXPECT_TRUE(ParseFileName("expert_12_mp_rank_00_model_states.pt")->old_style);
+  EXPECT_EQ(ParseFileName("expp_rank_1_mp_rank_00_optim_states.pt")->role, FileRole::kExpertOptim);
+}
+
+TEST(FileNames, OthersAreNotTaken) {
+  for (const char* name :
+       {"mp_rank_0_model_states.pt", "mp_rank_00_model_states.pt.bak", "mp_rank_00_optim_states.pt",
+        "xmp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_model_states.pt",
+        "fp8_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_pp_rank__mp_rank_00_optim_states.pt",
+        "layer_00-model_01-optim_states.pt", "layer_00--model_states.pt", "layer_1-model_states.pt",
+        "zero_pp_rank_99999999999999999999_mp_rank_00_optim_states.pt", "latest", ""}) {
+    EXPECT_FALSE(ParseFileName(name)) << name;
+  }
+}
+
+TEST(FileNames, NumbersSortByValue) {
+  EXPECT_TRUE(NaturalLess("rank_2_", "rank_10_"));
+  EXPECT_FALSE(NaturalLess("rank_10_", "rank_2_"));
+  EXPECT_TRUE(NaturalLess("mp_rank_99_", "mp_rank_100_"));
+  EXPECT_TRUE(NaturalLess("a", "ab"));
+  EXPECT_TRUE(NaturalLess("a01", "a1") != NaturalLess("a1", "a01"));
+  EXPECT_FALSE(NaturalLess("a1", "a1"));
+}
+
+class Sources : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    save_ = fs::path(testing::TempDir()) / (std::string("sources_") + test->name());
+    fs::remove_all(save_);
+    fs::create_directories(save_);
+  }
+  void TearDown() override { fs::remove_all(save_); }
+
+  static void ExpectRefused(const std::vector<std::string>& roots, Errc code,
+                            const std::string& word) {
+    const auto source = ScanSource(roots);
+    ASSERT_FALSE(source);
+    EXPECT_EQ(source.error().code, code) << source.error().message;
+    EXPECT_NE(source.error().message.find(word), std::string::npos) << source.error().message;
+  }
+
+  fs::path save_;
+};
+
+TEST_F(Sources, SaveFolderAndTagFolderAreTheSame) {
+  TinyZero().Write(save_ / "a");
+  const auto by_save = ScanSource({(save_ / "a").string()});
+  const auto by_tag = ScanSource({(save_ / "a" / "global_step4" / "").string()});
+  ASSERT_TRUE(by_save) << by_save.error().message;
+  ASSERT_TRUE(by_tag) << by_tag.error().message;
+  EXPECT_EQ(by_save->tag, "global_step4");
+  EXPECT_EQ(by_tag->tag, "global_step4");
+  EXPECT_EQ(by_save->files.size(), 3U);
+  EXPECT_EQ(by_tag->files.size(), 3U);
+  EXPECT_EQ(by_save->files[0].name, "mp_rank_00_model_states.pt");
+}
+
+TEST_F(Sources, PartsOnSeveralNodesAreUnited) {
+  TinyZero().Write(save_ / "all");
+  const fs::path all = save_ / "all" / "global_step4";
+  for (const int node : {0, 1}) {
+    const fs::path part = save_ / ("node" + std::to_string(node)) / "global_step4";
+    fs::create_directories(part);
+    const std::string shard =
+        "zero_pp_rank_" + std::to_string(node) + "_mp_rank_00_optim_states.pt";
+    fs::copy(all / shard, part / shard);
+    fs::copy(all / "mp_rank_00_model_states.pt", part / "mp_rank_00_model_states.pt");
+  }
+  std::ofstream(save_ / "node0" / "latest") << "global_step4";
+  const std::vector<std::string> roots{(save_ / "node0").string(), (save_ / "node1").string()};
+  const auto source = ScanSource(roots);
+  ASSERT_TRUE(source) << source.error().message;
+  EXPECT_EQ(source->files.size(), 3U);
+  Patterns patterns;
+  EXPECT_TRUE(ReadDeepSpeed(*source, patterns));
+
+  TinyZero other;
+  other.steps = 9;
+  other.WriteModel(save_ / "node1" / "global_step4");
+  ExpectRefused(roots, Errc::kBadInput, "mp_rank_00_model_states.pt");
+}
+
+TEST_F(Sources, WithoutAPointerTheOnlyCheckpointIsTaken) {
+  TinyZero().Write(save_);
+  fs::remove(save_ / "latest");
+  ASSERT_TRUE(ScanSource({save_.string()}));
+  fs::copy(save_ / "global_step4", save_ / "global_step5");
+  ExpectRefused({save_.string()}, Errc::kNotFound, "global_step4, global_step5");
+}
+
+TEST_F(Sources, BadPointersAreRefused) {
+  TinyZero().Write(save_);
+  std::ofstream(save_ / "latest") << " \n";
+  ExpectRefused({save_.string()}, Errc::kNotFound, "tag is empty");
+  std::ofstream(save_ / "latest") << "../elsewhere";
+  ExpectRefused({save_.string()}, Errc::kBadInput, "latest");
+  std::ofstream(save_ / "latest") << "global_step7";
+  ExpectRefused({save_.string()}, Errc::kNotFound, "global_step7");
+}
+
+TEST_F(Sources, EmptyAndAbsentFoldersAreSaid) {
+  ExpectRefused({save_.string()}, Errc::kNotFound, "no checkpoint here");
+  ExpectRefused({(save_ / "none").string()}, Errc::kNotFound, "no such folder");
+  ExpectRefused({}, Errc::kUsage, "no source");
+  fs::create_directories(save_ / "global_step1");
+  std::ofstream(save_ / "latest") << "global_step1";
+  ExpectRefused({save_.string()}, Errc::kNotFound, "no files");
+}
+
+TEST_F(Sources, OtherFilesAreLeftAloneAndNamed) {
+  TinyZero().Write(save_);
+  std::ofstream(save_ / "global_step4" / "notes.txt") << "mine";
+  std::ofstream(save_ / "global_step4" / "zero_to_fp32.py") << "script";
+  const auto source = ScanSource({save_.string()});
+  ASSERT_TRUE(source);
+  EXPECT_EQ(source->files.size(), 3U);
+  ASSERT_EQ(source->warnings.size(), 1U);
+  EXPECT_NE(source->warnings[0].find("notes.txt"), std::string::npos);
+  EXPECT_EQ(source->warnings[0].find("zero_to_fp32.py"), std::string::npos);
+}
+
+TEST_F(Sources, SmallPayloadsAreInlined) {
+  TinyZero().Write(save_);
+  const auto source = ScanSource({save_.string()});
+  ASSERT_TRUE(source);
+  std::size_t steps = 0;
+  for (const SourceFile& file : source->files) {
+    for (const auto& [storage, bytes] : file.inlined) {
+      ASSERT_EQ(bytes.size(), file.skeleton.storages[storage].bytes);
+      float value = 0;
+      if (bytes.size() == sizeof(value)) std::memcpy(&value, bytes.data(), sizeof(value));
+      steps += value == 4.0F ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(steps, 4U);  // two groups on two ranks
+}
+
+SourceSet MadeUp() {
+  std::mt19937 random(7);
+  SourceSet out;
+  out.kind = SourceKind::kUniversal;
+  out.tag = "global_step12";
+  out.manifest = std::string("{}\0x", 4);
+  out.warnings = {"one", ""};
+  for (int i = 0; i < 20; ++i) {
+    SourceFile file;
+    file.name = "zero/p" + std::to_string(i) + "/fp32.pt";
+    file.path = "/somewhere/" + file.name;
+    file.identity = {random(), -static_cast<std::int64_t>(random()), random()};
+    file.skeleton.file_bytes = 1 << 20;
+    for (std::uint32_t s = 0; s < random() % 6; ++s) {
+      torch_pt::Storage storage;
+      storage.key = s % 2 == 0 ? std::to_string(s) : "key" + std::to_string(random());
+      storage.offset = random() % (1 << 19);
+      storage.bytes = s == 0 ? 4 : random() % (1 << 19);
+      if (s % 3 != 0) storage.crc32 = static_cast<std::uint32_t>(random());
+      file.skeleton.storages.push_back(storage);
+      if (s == 0) file.inlined[0] = "abcd";
+    }
+    file.skeleton.pickle.resize(random() % 300000, static_cast<char>(random()));
+    for (char& c : file.skeleton.pickle) c = static_cast<char>(random() % 3);
+    out.files.push_back(std::move(file));
+  }
+  return out;
+}
+
+TEST(Catalogues, GiveBackWhatTheyWereGiven) {
+  const SourceSet source = MadeUp();
+  const std::string bytes = Serialize(source);
+  EXPECT_EQ(Serialize(source), bytes);
+  const auto again = DeserializeSource(bytes);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(again->kind, source.kind);
+  EXPECT_EQ(again->tag, source.tag);
+  EXPECT_EQ(again->manifest, source.manifest);
+  EXPECT_EQ(again->warnings, source.warnings);
+  ASSERT_EQ(again->files.size(), source.files.size());
+  for (std::size_t i = 0; i < source.files.size(); ++i) {
+    const SourceFile& a = source.files[i];
+    const SourceFile& b = again->files[i];
+    EXPECT_EQ(a.name, b.name);
+    EXPECT_EQ(a.path, b.path);
+    EXPECT_EQ(a.identity, b.identity);
+    EXPECT_EQ(a.inlined, b.inlined);
+    EXPECT_TRUE(a.skeleton.pickle == b.skeleton.pickle);
+    EXPECT_EQ(a.skeleton.file_bytes, b.skeleton.file_bytes);
+    ASSERT_EQ(a.skeleton.storages.size(), b.skeleton.storages.size());
+    for (std::size_t s = 0; s < a.skeleton.storages.size(); ++s) {
+      EXPECT_EQ(a.skeleton.storages[s].key, b.skeleton.storages[s].key);
+      EXPECT_EQ(a.skeleton.storages[s].offset, b.skeleton.storages[s].offset);
+      EXPECT_EQ(a.skeleton.storages[s].bytes, b.skeleton.storages[s].bytes);
+      EXPECT_EQ(a.skeleton.storages[s].crc32, b.skeleton.storages[s].crc32);
+    }
+  }
+}
+
+TEST(Catalogues, DamageIsFound) {
+  SourceSet source = MadeUp();
+  source.files.resize(2);
+  const std::string bytes = Serialize(source);
+  for (std::size_t n = 0; n < bytes.size(); n += n < 64 ? 1 : 997) {
+    EXPECT_FALSE(DeserializeSource(std::string_view(bytes).substr(0, n))) << n;
+  }
+  for (std::size_t n = 0; n < bytes.size(); n += n < 64 ? 1 : 997) {
+    std::string flipped = bytes;
+    flipped[n] = static_cast<char>(flipped[n] ^ 0x10);
+    EXPECT_FALSE(DeserializeSource(flipped)) << n;
+  }
+  EXPECT_FALSE(DeserializeSource(bytes + "x"));
+  EXPECT_FALSE(DeserializeSource(""));
+}
+
+}  // namespace
+}  // namespace shardwright::dialect
