@@ -1,8 +1,10 @@
 #include <linux/fs.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -103,6 +105,13 @@ ssize_t Write(int fd, const void* from, std::size_t bytes, off_t offset) {
 }
 
 int Allocate(int fd, off_t bytes) {
+  // tmpfs reserves by making every page, on one thread: 0.57 s of a 1.4 s conversion of 4.4 GiB.
+  // Its writes make them on all threads.
+  struct statfs system = {};
+  if (::fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
   return Run(Op::kAllocate, [&] { return ::fallocate(fd, 0, 0, bytes); });
 }
 
