@@ -109,14 +109,14 @@ CLI::Option* App::AddSize(const std::string& flag, std::uint64_t* value, std::st
 }
 
 CLI::Option* App::AddChoice(const std::string& flag, std::string* value,
-                            std::vector<std::string> words, std::string_view what) {
+                            const std::vector<std::string>& words, std::string_view what) {
   auto choose = [value, words](std::size_t i) { *value = words[i]; };
-  return AddChosen(flag, std::move(words), *value, what, choose);
+  return AddChosen(flag, words, *value, what, choose);
 }
 
-CLI::Option* App::AddChosen(const std::string& flag, std::vector<std::string> words,
+CLI::Option* App::AddChosen(const std::string& flag, const std::vector<std::string>& words,
                             const std::string& start, std::string_view what,
-                            std::function<void(std::size_t)> choose) {
+                            const std::function<void(std::size_t)>& choose) {
   const std::string name = LongName(flag);
   const std::string all = Joined(words);
   CLI::Option* option = cli().add_option_function<std::string>(

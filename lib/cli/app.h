@@ -18,7 +18,7 @@
 #include "cli/table.h"
 #include "comm/comm.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): theirs
 class App;
 class Option;
 }  // namespace CLI
@@ -111,7 +111,7 @@ class App {
   CLI::Option* AddSize(const std::string& flag, std::uint64_t* value, std::string_view what);
   /// One word of `words`.
   CLI::Option* AddChoice(const std::string& flag, std::string* value,
-                         std::vector<std::string> words, std::string_view what);
+                         const std::vector<std::string>& words, std::string_view what);
   /// --name or --name=VALUE; the next argument is never taken for the value.
   CLI::Option* AddOptionalValue(const std::string& flag, std::optional<std::string>* value,
                                 const std::string& when_bare, std::string_view what,
@@ -127,7 +127,7 @@ class App {
       names.push_back(name);
       if (word_value == *value) start = name;
     }
-    return AddChosen(flag, std::move(names), start, what,
+    return AddChosen(flag, names, start, what,
                      [value, words](std::size_t i) { *value = words[i].second; });
   }
 
@@ -147,9 +147,9 @@ class App {
   int Run(int argc, const char* const* argv, const Body& body);
 
  private:
-  CLI::Option* AddChosen(const std::string& flag, std::vector<std::string> words,
+  CLI::Option* AddChosen(const std::string& flag, const std::vector<std::string>& words,
                          const std::string& start, std::string_view what,
-                         std::function<void(std::size_t)> choose);
+                         const std::function<void(std::size_t)>& choose);
 
   std::unique_ptr<Parser> parser_;
 };

@@ -9,9 +9,9 @@
 namespace shardwright::cli {
 namespace {
 
-template <class E, std::size_t N>
+template <class E, std::size_t kCount>
 Result<E> ParseWord(std::string_view text,
-                    const std::array<std::pair<std::string_view, E>, N>& all) {
+                    const std::array<std::pair<std::string_view, E>, kCount>& all) {
   std::string words;
   for (const auto& [word, value] : all) {
     if (word == text) return value;

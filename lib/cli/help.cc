@@ -73,7 +73,7 @@ std::string Parser::HelpText() const {
   text += "\n" + Indented(about_, 0);
   for (const std::string group : {"Arguments", kOwnGroup, kSharedGroup}) {
     const std::string lines = OptionLines(group);
-    if (!lines.empty()) text += "\n" + group + ":\n" + lines;
+    if (!lines.empty()) text.append("\n").append(group).append(":\n").append(lines);
   }
   text += "\nEnvironment, where the flag is absent:\n";
   if (Uses(Shared::kThreads)) text += Entry("SHARDWRIGHT_THREADS", "value of --threads");

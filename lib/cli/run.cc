@@ -278,6 +278,7 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
   const CommonFlags& flags = parser_->flags();
   const SignalGuard signals;
   Result<std::unique_ptr<comm::Comm>> met = comm::MakeComm();
+  const Status meeting = met ? Status() : tl::unexpected<Error>(met.error());
   const std::unique_ptr<comm::Comm> comm = met ? *std::move(met) : comm::MakeSerialComm();
   Console console({parser_->name(), flags.verbosity, WantColor(flags.color), comm->rank()});
   RunSink sink({DecideProgress(flags), comm->rank(), comm->size()}, console, signals);
@@ -286,7 +287,7 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
   session.report.started = started;
 
   Context context(*comm, sink, flags);
-  Status status = met ? Prepare(session, action) : tl::unexpected<Error>(met.error());
+  Status status = meeting ? Prepare(session, action) : meeting;
   if (status) {
     bool threw = false;
     status = CallBody(body, context, threw);
