@@ -173,7 +173,7 @@ class Graft {
  private:
   bool HoldsTensor(const pickle::Node* node);
   Result<std::vector<const pickle::Node*>> TakeAll(const std::vector<const pickle::Node*>& nodes);
-  Result<const pickle::Node*> TakeTensor(const pickle::Tensor& tensor);
+  Result<const pickle::Node*> TakeTensor(const pickle::Tensor& source);
 
   Document& document_;
   const Passed& passed_;

@@ -49,7 +49,7 @@ class Model {
   }
 
   /// Adds a parameter of group `group` (-1: frozen, -2: buffer).
-  Param& Add(const std::string& name, Shape shape, int group = 0) {
+  Param& Add(const std::string& name, const Shape& shape, int group = 0) {
     Param param;
     param.name = name;
     param.shape = shape;
@@ -77,12 +77,12 @@ class Model {
     return source_.params.back();
   }
 
-  Param& AddExpert(std::uint32_t layer, std::uint32_t expert, const std::string& rest, Shape shape,
-                   int group) {
+  Param& AddExpert(std::uint32_t layer, std::uint32_t expert, const std::string& rest,
+                   const Shape& shape, int group) {
     Param& param =
         Add("blocks." + std::to_string(layer) + ".moe.deepspeed_moe.experts.deepspeed_experts." +
                 std::to_string(expert) + "." + rest,
-            std::move(shape), group);
+            shape, group);
     param.expert = ExpertId{layer, expert};
     source_.groups[static_cast<std::size_t>(group)].moe = true;
     return param;
