@@ -78,8 +78,8 @@ struct Totals {
 };
 
 /// The copy program of a conversion: source map → target map. Pure: same input, same plan. Programs
-/// are worked out unit by unit, so that a plan of any size is small. Source: DESIGN.md section 3 in
-/// our words: docs/architecture.md, "Plan and run".
+/// are worked out unit by unit, so that a plan of any size is small. Source: docs/architecture.md,
+/// "Plan and run".
 class Plan {
  public:
   /// Proves both maps (layout::Validate) and finds a source for every target tensor: the same

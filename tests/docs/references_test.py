@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Texts and code cite files and sections that exist: links in *.md, and "docs/..." in comments.
+
+A citation is a path below docs/, alone or followed by section titles in quotes:
+    docs/formats/deepspeed.md, "File names"
+    docs/formats/deepspeed.md sections "Files" and "Flattening"
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CODE = ("lib", "apps", "scripts", "tests", "cmake", "patterns")
+SUFFIXES = {".h", ".cc", ".in", ".py", ".sh", ".txt", ".cmake", ".json", ".sbatch", ""}
+
+CITED = re.compile(r'\bdocs/[\w./-]*\w\.(?:md|json)\b(?:,? (?:sections? )?"[A-Za-z][^"\n]*"(?: and "[^"\n]+")*)?')
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+COMMENT_BREAK = re.compile(r"\n[ \t]*(?:///?|#|\*)?[ \t]*")
+FENCE = re.compile(r"^```.*?^```", re.S | re.M)
+
+
+def titles(text):
+    """Headings of a Markdown text, without their numbers."""
+    found = re.findall(r"^#+ +(.*)$", FENCE.sub("", text), re.M)
+    return {re.sub(r"^[\d.]+ +", "", title).strip().lower() for title in found}
+
+
+def wrong_citations(root, text):
+    """What a source text cites that is not there."""
+    for match in CITED.finditer(COMMENT_BREAK.sub(" ", text)):
+        path, *rest = re.split(r'(?<=\.md)|(?<=\.json)', match.group(), maxsplit=1)
+        if not (root / path).is_file():
+            yield f"{path} does not exist"
+            continue
+        known = titles((root / path).read_text(encoding="utf-8"))
+        for title in re.findall(r'"([^"]+)"', "".join(rest)):
+            if title.lower() not in known:
+                yield f'{path} has no section "{title}"'
+
+
+def wrong_links(root, page, text):
+    """Relative links of a Markdown text that lead nowhere."""
+    for target in LINK.findall(FENCE.sub("", text)):
+        if re.match(r"[a-z]+:|#", target):
+            continue
+        if not (root / page).parent.joinpath(target.split("#")[0]).exists():
+            yield f"links to {target}, which does not exist"
+
+
+def tracked(root):
+    """Files that git knows; all files where there is no repository."""
+    done = subprocess.run(["git", "-c", f"safe.directory={root}", "ls-files", "-z"], cwd=root,
+                          capture_output=True, check=False)
+    if done.returncode == 0 and done.stdout:
+        return [pathlib.Path(name) for name in done.stdout.decode().split("\0") if name]
+    return [path.relative_to(root) for path in root.rglob("*") if "build" not in path.parts]
+
+
+class References(unittest.TestCase):
+    def test_code_cites_what_exists(self):
+        wrong = []
+        cited = 0
+        for path in tracked(ROOT):
+            if path.parts[0] not in CODE or path.suffix not in SUFFIXES or path.parts[1] == "docs":
+                continue
+            if path.parts[:2] == ("tests", "structure") or not (ROOT / path).is_file():
+                continue
+            text = (ROOT / path).read_bytes().decode("utf-8", "replace")
+            cited += len(CITED.findall(text))
+            wrong += [f"{path}: {what}" for what in wrong_citations(ROOT, text)]
+        self.assertGreater(cited, 20)
+        self.assertEqual(wrong, [])
+
+    def test_links_lead_somewhere(self):
+        wrong = []
+        for path in tracked(ROOT):
+            if path.suffix == ".md" and (ROOT / path).is_file():
+                text = (ROOT / path).read_text(encoding="utf-8")
+                wrong += [f"{path}: {what}" for what in wrong_links(ROOT, path, text)]
+        self.assertEqual(wrong, [])
+
+    def test_it_sees_what_is_wrong(self):
+        text = '/// See docs/limits.md, "No\n/// such section", and docs/nothing.md. docs/limits.md, "Memory".\n'
+        self.assertEqual(list(wrong_citations(ROOT, text)),
+                         ['docs/limits.md has no section "No such section"',
+                          "docs/nothing.md does not exist"])
+        self.assertEqual(list(wrong_links(ROOT, pathlib.Path("docs/limits.md"),
+                                          "[a](nowhere.md) [b](glossary.md#x) [c](https://d.e)")),
+                         ["links to nowhere.md, which does not exist"])
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
