@@ -129,7 +129,7 @@ Result<Node*> Machine::NewNode(Kind kind) {
 }
 
 Status Machine::ToNodes(Args values, std::vector<const Node*>& out) {
-  SW_TRY(Charge(values.size() * sizeof(const Node*)));
+  SW_TRY(Charge(values.size() * kItemBytes));
   const std::size_t needed = out.size() + values.size();
   if (needed > out.capacity()) out.reserve(std::max(needed, 2 * out.capacity()));
   for (const Value& value : values) {

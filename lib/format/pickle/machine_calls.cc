@@ -214,7 +214,7 @@ Result<Value> Machine::CallOrderedDict(Args args) {
   if (args.empty()) return OfNode(node);
   if (args.size() != 1 || !IsNode(args[0], Kind::kList)) return Bad("arguments of OrderedDict");
   const Node* pairs = args[0].node;
-  SW_TRY(Charge(2 * pairs->items.size() * sizeof(const Node*)));
+  SW_TRY(Charge(2 * pairs->items.size() * kItemBytes));
   for (const Node* pair : pairs->items) {
     const bool sequence = pair->kind == Kind::kList || pair->kind == Kind::kTuple;
     if (!sequence || pair->items.size() != 2) return Bad("OrderedDict of something but pairs");
@@ -238,7 +238,7 @@ Result<Value> Machine::CallSet(Kind kind, Args args) {
   SW_TRY_ASSIGN(Node * node, NewNode(kind));
   if (args.empty()) return OfNode(node);
   if (args.size() != 1 || !IsNode(args[0], Kind::kList)) return Bad("arguments of a set");
-  SW_TRY(Charge(args[0].node->items.size() * sizeof(const Node*)));
+  SW_TRY(Charge(args[0].node->items.size() * kItemBytes));
   node->items = args[0].node->items;
   return OfNode(node);
 }

@@ -14,6 +14,9 @@
 
 namespace shardwright::pickle {
 
+/// What an entry of a container takes: a pointer.
+inline constexpr std::uint64_t kItemBytes = sizeof(void*);
+
 /// What lies on the stack. Most values are arguments of rebuild calls that no node ever shows:
 /// strings, tuples and globals become nodes only when a container takes them.
 struct Value {
@@ -97,7 +100,7 @@ class Machine {
   std::string Describe(const Value& value) const;
   Status PushString(std::string_view text);
   Status PushText(Kind kind, std::string_view text);
-  Status PushInteger(std::string_view little_endian);
+  Status PushInteger(std::string_view digits);  // little-endian
   Status PushGlobal(std::string_view module, std::string_view name);
   Result<Node*> Nested(Value base, std::string_view path);
 

@@ -28,6 +28,14 @@ using shardwright::ItemSize;
 using shardwright::Result;
 using shardwright::Status;
 
+void Dump(const pickle::Node* node, const std::string& path);
+
+void DumpBelow(const pickle::Node* node, const std::string& path, const std::string& name) {
+  std::string below = path;
+  below.append("/").append(name);
+  Dump(node, below);
+}
+
 void Dump(const pickle::Node* node, const std::string& path) {
   std::cout << path << " " << pickle::Describe(node);
   if (node->kind == pickle::Kind::kInt || node->kind == pickle::Kind::kBool) {
@@ -42,17 +50,17 @@ void Dump(const pickle::Node* node, const std::string& path) {
     for (std::size_t i = 0; i < node->entry_count(); ++i) {
       const pickle::Node* key = node->key(i);
       const std::string name = key->is_string() ? key->text : std::to_string(key->integer);
-      Dump(node->value(i), path + "/" + name);
+      DumpBelow(node->value(i), path, name);
     }
   } else {
     for (std::size_t i = 0; i < node->items.size(); ++i) {
-      Dump(node->items[i], path + "/" + std::to_string(i));
+      DumpBelow(node->items[i], path, std::to_string(i));
     }
   }
-  if (node->args != nullptr) Dump(node->args, path + "/(args)");
-  if (node->state != nullptr) Dump(node->state, path + "/(state)");
+  if (node->args != nullptr) DumpBelow(node->args, path, "(args)");
+  if (node->state != nullptr) DumpBelow(node->state, path, "(state)");
   if (node->tensor && node->tensor->attributes != nullptr) {
-    Dump(node->tensor->attributes, path + "/(attributes)");
+    DumpBelow(node->tensor->attributes, path, "(attributes)");
   }
 }
 

@@ -18,7 +18,8 @@ namespace shardwright {
 /// A number as `bytes` little-endian bytes.
 inline std::string Le(std::uint64_t number, unsigned bytes) {
   std::string out;
-  for (unsigned i = 0; i < bytes; ++i) out.push_back(static_cast<char>(number >> (8 * i)));
+  for (unsigned i = 0; i < bytes; ++i)
+    out.push_back(i < 8 ? static_cast<char>(number >> (8 * i)) : '\0');
   return out;
 }
 

@@ -13,14 +13,14 @@ using pickle::Str;
 
 class LegacyStream : public FileTest {
  public:
-  std::string magic_ = Pickle("\x8A\x0A" + std::string("\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19"));
-  std::string version_ = Pickle("M\xE9\x03");
-  std::string machine_ =
+  std::string magic = Pickle("\x8A\x0A" + std::string("\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19"));
+  std::string version = Pickle("M\xE9\x03");
+  std::string machine =
       Pickle("}(" + Str("protocol_version") + "M\xE9\x03" + Str("little_endian") + "\x88u");
-  std::string object_ =
+  std::string object =
       Pickle("](" + Tensor("77", "FloatStorage", 3) + Tensor("5", "LongStorage", 2) + "e");
-  std::string keys_ = Pickle("](" + Str("5") + Str("77") + "e");
-  std::string data_ = Le(2, 8) + std::string(16, 'l') + Le(3, 8) + std::string(12, 'f');
+  std::string keys = Pickle("](" + Str("5") + Str("77") + "e");
+  std::string data = Le(2, 8) + std::string(16, 'l') + Le(3, 8) + std::string(12, 'f');
 
   static std::string Tensor(std::string_view key, std::string_view cls, std::int64_t elems,
                             std::string_view view = "N") {
@@ -29,30 +29,30 @@ class LegacyStream : public FileTest {
            Ints({elems}) + Ints({1}) + "\x89" + pickle::kHooks + "tR";
   }
   Result<Document> Read() {
-    Write(magic_ + version_ + machine_ + object_ + keys_ + data_);
+    Write(magic + version + machine + object + keys + data);
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path()));
-    SW_TRY_ASSIGN(skeleton_, ReadSkeleton(file));
-    return Parse(skeleton_);
+    SW_TRY_ASSIGN(skeleton, ReadSkeleton(file));
+    return Parse(skeleton);
   }
-  Skeleton skeleton_;
+  Skeleton skeleton;
 };
 
 TEST_F(LegacyStream, LocatesStorages) {
   const Result<Document> document = Read();
   ASSERT_TRUE(document.has_value()) << document.error().message;
-  const std::uint64_t data = skeleton_.file_bytes - data_.size();
+  const std::uint64_t first = skeleton.file_bytes - data.size();
   ASSERT_EQ(document->storages.size(), 2U);
   EXPECT_EQ(document->storages[0].dtype, DType::kF32);
-  EXPECT_EQ(document->storages[0].offset, data + 8 + 16 + 8);
+  EXPECT_EQ(document->storages[0].offset, first + 8 + 16 + 8);
   EXPECT_EQ(document->storages[0].bytes, 12U);
-  EXPECT_EQ(document->storages[1].offset, data + 8);
+  EXPECT_EQ(document->storages[1].offset, first + 8);
   EXPECT_EQ(document->storages[1].bytes, 16U);
   EXPECT_EQ(document->storages[1].crc32, std::nullopt);
 }
 
 TEST_F(LegacyStream, LargePickle) {
-  object_ = Pickle("](" + Tensor("77", "FloatStorage", 3) + Tensor("5", "LongStorage", 2) +
-                   Str(std::string(300'000, 's')) + "e");
+  object = Pickle("](" + Tensor("77", "FloatStorage", 3) + Tensor("5", "LongStorage", 2) +
+                  Str(std::string(300'000, 's')) + "e");
   const Result<Document> document = Read();
   ASSERT_TRUE(document.has_value()) << document.error().message;
   EXPECT_EQ(document->root->items[2]->text.size(), 300'000U);
@@ -66,25 +66,25 @@ TEST_F(LegacyStream, Refuses) {
     this->*part = std::move(old);
   };
   using L = LegacyStream;
-  refuse(&L::version_, Pickle("K\1"), Errc::kUnsupported, "version 1");
-  refuse(&L::machine_, Pickle("N"), Errc::kBadInput, "byte order");
-  refuse(&L::machine_, Pickle("}" + Str("little_endian") + "\x89s"), Errc::kUnsupported,
+  refuse(&L::version, Pickle("K\1"), Errc::kUnsupported, "version 1");
+  refuse(&L::machine, Pickle("N"), Errc::kBadInput, "byte order");
+  refuse(&L::machine, Pickle("}" + Str("little_endian") + "\x89s"), Errc::kUnsupported,
          "big-endian");
-  refuse(&L::keys_, Pickle("N"), Errc::kBadInput, "list of storage keys");
-  refuse(&L::keys_, Pickle("](" + Str("5") + Str("5") + "e"), Errc::kBadInput, "5 is twice");
-  refuse(&L::keys_, Pickle("](" + Str("5") + Str("6") + "e"), Errc::kBadInput,
+  refuse(&L::keys, Pickle("N"), Errc::kBadInput, "list of storage keys");
+  refuse(&L::keys, Pickle("](" + Str("5") + Str("5") + "e"), Errc::kBadInput, "5 is twice");
+  refuse(&L::keys, Pickle("](" + Str("5") + Str("6") + "e"), Errc::kBadInput,
          "6 is twice or in no tensor");
-  refuse(&L::keys_, Pickle("]" + Str("5") + "a"), Errc::kBadInput, "77 is missing");
-  refuse(&L::data_, data_ + "x", Errc::kBadInput, "1 bytes after the last storage");
-  refuse(&L::data_, Le(3, 8) + data_.substr(8), Errc::kBadInput,
+  refuse(&L::keys, Pickle("]" + Str("5") + "a"), Errc::kBadInput, "77 is missing");
+  refuse(&L::data, data + "x", Errc::kBadInput, "1 bytes after the last storage");
+  refuse(&L::data, Le(3, 8) + data.substr(8), Errc::kBadInput,
          "2 elements expected from the pickle, found 3");
-  refuse(&L::object_, Pickle(Tensor("5", "LongStorage", 2, ")")), Errc::kUnsupported,
+  refuse(&L::object, Pickle(Tensor("5", "LongStorage", 2, ")")), Errc::kUnsupported,
          "view of another");
-  refuse(&L::object_, Pickle(Glob("os", "system") + "K\1\x85R"), Errc::kBadInput, "refused");
+  refuse(&L::object, Pickle(Glob("os", "system") + "K\1\x85R"), Errc::kBadInput, "refused");
 }
 
 TEST_F(LegacyStream, Truncated) {
-  const std::string whole = magic_ + version_ + machine_ + object_ + keys_ + data_;
+  const std::string whole = magic + version + machine + object + keys + data;
   for (std::size_t bytes = 15; bytes < whole.size(); bytes += 5) {
     Write(whole.substr(0, bytes));
     const Result<os::File> file = os::File::OpenRead(path());
