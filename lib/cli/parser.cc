@@ -193,12 +193,13 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
   SW_TRY(CheckUnknown());
   if (quiet_ && verbose_ > 0) return Usage("-q and -v contradict each other");
   flags_.verbosity = quiet_ ? -1 : verbose_;
-  SW_TRY(CheckPositionals());
-  SW_TRY(CheckCombinations());
-  SW_TRY(ReadEnvironment());
+  // A rule may take the value of a positional from a flag.
   for (const auto& rule : rules_) {
     if (Status status = rule(); !status) return Usage(status.error().message);
   }
+  SW_TRY(CheckPositionals());
+  SW_TRY(CheckCombinations());
+  SW_TRY(ReadEnvironment());
   return Action::kRun;
 }
 

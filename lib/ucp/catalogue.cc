@@ -110,11 +110,15 @@ Result<dialect::SourceSet> ReadCatalogue(const std::string& folder) {
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
   Result<dialect::SourceSet> set = dialect::DeserializeSource(text);
   if (!set) return Within(path, std::move(set).error());
-  const std::string packed = json.value("packed", "none");
-  for (const Pack pack : {Pack::kCopy, Pack::kZstd}) {
-    if (packed == PackWord(pack)) SW_TRY(FindPacks(folder, pack, &*set));
+  if (json.contains("packed")) {
+    for (const Pack pack : {Pack::kNone, Pack::kCopy, Pack::kZstd}) {
+      if (json["packed"] != PackWord(pack)) continue;
+      if (pack != Pack::kNone) SW_TRY(FindPacks(folder, pack, &*set));
+      return set;
+    }
   }
-  return set;
+  return Fail(Errc::kBadInput,
+              folder + "/" + exec::kManifestName + ": \"packed\": none, copy or zstd expected");
 }
 
 bool IsCompressed(const dialect::SourceSet& set) {
