@@ -41,7 +41,11 @@ const Node* Child(const Node& node, std::size_t i, bool& end) {
   }
 }
 
-bool IsLeaf(Kind kind) { return kind <= Kind::kByteArray || kind == Kind::kGlobal; }
+// Most nodes have nothing below them; what is remembered of every other node costs time.
+bool IsLeaf(const Node& node) {
+  return node.kind <= Kind::kByteArray || node.kind == Kind::kGlobal ||
+         (node.kind == Kind::kTensor && node.tensor && node.tensor->attributes == nullptr);
+}
 
 bool IsHashable(const Node* node) {
   return node->kind != Kind::kList && node->kind != Kind::kDict && node->kind != Kind::kSet &&
@@ -62,6 +66,7 @@ tl::unexpected<Error> TwiceInDict(const Node* key) {
 Status CheckKeys(const Node& dict) {
   std::unordered_set<std::string_view> texts;
   std::unordered_set<std::int64_t> numbers;
+  texts.reserve(dict.entry_count());
   for (std::size_t i = 0; i < dict.entry_count(); ++i) {
     const Node* key = dict.key(i);
     if (!IsHashable(key)) return Fail(Errc::kBadInput, "key of a dict is " + Describe(key));
@@ -90,7 +95,7 @@ Status CheckGraph(const Node* root) {
   heights[root] = kOpen;
   while (!path.empty()) {
     Frame& frame = path.back();
-    bool end = IsLeaf(frame.node->kind);
+    bool end = IsLeaf(*frame.node);
     const Node* child = end ? nullptr : Child(*frame.node, frame.next++, end);
     if (end) {
       SW_TRY(CheckItems(*frame.node));
@@ -102,7 +107,7 @@ Status CheckGraph(const Node* root) {
     }
     if (child == nullptr) continue;
     std::uint16_t leaf = 1;
-    std::uint16_t& below = IsLeaf(child->kind) ? leaf : heights[child];
+    std::uint16_t& below = IsLeaf(*child) ? leaf : heights[child];
     if (below == kOpen) {
       return Fail(Errc::kUnsupported, "object graph contains itself: " + Describe(child));
     }
