@@ -19,18 +19,22 @@ Digest Canonical(XXH128_hash_t hash) {
   return digest;
 }
 
-/// A tensor that lies in a member, for messages.
-std::string TensorIn(const layout::ShardMap& map, std::uint32_t member) {
+/// The tensors that lie in a member, for messages: damage is in one of them, or in padding.
+std::string TensorsIn(const layout::ShardMap& map, std::uint32_t member) {
+  std::string first;
+  std::size_t count = 0;
   for (const layout::LogicalTensor& tensor : map.tensors) {
-    for (const layout::Fragment& fragment : tensor.fragments) {
-      const auto& regions = map.arrays[fragment.at.array].regions;
-      if (std::any_of(regions.begin(), regions.end(),
-                      [&](const auto& r) { return r.member == member; })) {
-        return " (tensor \"" + tensor.name + "\" " + tensor.state + ")";
-      }
-    }
+    const bool here = std::any_of(
+        tensor.fragments.begin(), tensor.fragments.end(), [&](const layout::Fragment& fragment) {
+          const auto& regions = map.arrays[fragment.at.array].regions;
+          return std::any_of(regions.begin(), regions.end(),
+                             [&](const auto& region) { return region.member == member; });
+        });
+    if (here && count++ == 0) first = "\"" + tensor.name + "\" " + tensor.state;
   }
-  return "";
+  if (count == 0) return "";
+  if (count == 1) return " (tensor " + first + ")";
+  return " (part of " + std::to_string(count) + " tensors, the first is " + first + ")";
 }
 
 constexpr std::size_t kPackedBytes = 12;
@@ -104,10 +108,10 @@ Error WrongChecksum(const plan::Plan& plan, std::uint32_t member, std::uint32_t 
   const layout::Member& at = plan.source().members[member];
   char text[64];
   std::snprintf(text, sizeof text, "CRC-32 %08x expected, %08x found", *at.crc32, found);
-  return {
-      Errc::kBadInput,
-      plan.source().files[at.file] + ": " + at.name + TensorIn(plan.source(), member) + ": " + text,
-      0, -1};
+  return {Errc::kBadInput,
+          plan.source().files[at.file] + ": " + at.name + TensorsIn(plan.source(), member) + ": " +
+              text,
+          0, -1};
 }
 
 Result<bool> VerifyMember(const plan::Plan& plan, const SourceSums& sums, std::uint32_t member,

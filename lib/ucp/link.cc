@@ -65,6 +65,11 @@ Result<plan::Totals> LinkCheckpoint(comm::Comm& comm, const Input& input,
           {{"path", input.checkpoint.tag + "/" + file.name}, {"bytes", file.identity.bytes}});
     }
     SW_TRY(os::WriteWholeFile(stage.path() + "/latest", input.checkpoint.tag));
+    const exec::Digest latest =
+        exec::FileDigest({}, exec::FrameDigest({{0, input.checkpoint.tag}}));
+    manifest["files"].push_back({{"path", "latest"},
+                                 {"bytes", input.checkpoint.tag.size()},
+                                 {"xxh3_128", exec::Hex(latest)}});
     os::CommitSteps steps;
     steps.write_manifest = [&](const std::string& path) {
       return os::ReplaceFile(path + "/" + exec::kManifestName, manifest.dump(1) + "\n");
