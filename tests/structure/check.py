@@ -18,7 +18,7 @@ ARROWS = {
     "format": ["os", "tensor"],
     "layout": ["tensor"],
     "plan": ["layout"],
-    "dialect": ["layout", "format"],
+    "dialect": ["plan", "format"],
     "exec": ["plan", "format", "comm"],
     "device": ["tensor", "comm"],
     "ucp": ["exec", "dialect"],
