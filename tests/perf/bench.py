@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Measures the ucp commands against their yardsticks and prints one Markdown table.
+
+    tests/perf/bench.py [--bin build/release/bin] [--peers VENV] [--work /dev/shm] [--disk DIR] [--checkpoint CKPT]
+                        [--runs 5] [--only ROW,...]
+
+Every ratio is of medians of paired runs: ours, the yardstick, ours, ... Checkpoints are made with make_checkpoint.py
+and make_sparse.py where they are not there yet. Needs 20 GB in --work (a tmpfs) and 15 GB in --disk, and strace.
+"""
+import argparse
+import glob
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+
+
+def timed(command, **options):
+    """Runs a command; wall seconds and the largest resident set of a process of it, in MiB."""
+    start = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options)
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{command}: status {status}\n{errors.decode()[-2000:]}")
+    return time.monotonic() - start, usage.ru_maxrss / 1024
+
+
+def clear(*paths):
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.work = os.path.join(args.work, "shardwright-bench")
+        self.disk = os.path.join(args.disk, "shardwright-bench")
+        os.makedirs(self.work, exist_ok=True)
+        os.makedirs(self.disk, exist_ok=True)
+        self.python = os.path.join(args.peers, "bin", "python")
+        self.rows = []
+
+    def command(self, name):
+        return os.path.join(self.args.bin, name)
+
+    def row(self, what, value, wanted):
+        self.rows.append((what, value, wanted))
+        print(f"| {what} | {value} | {wanted} |", flush=True)
+
+    def pairs(self, ours, theirs, outputs, runs):
+        """Medians of paired runs; outputs are removed before every run, out of the timing."""
+        mine, other = [], []
+        for run in range(runs + 1):
+            clear(*outputs)
+            a = timed(ours)[0]
+            clear(*outputs)
+            b = timed(theirs)[0]
+            if run > 0 or runs == 1:  # the first pair warms up
+                mine.append(a)
+                other.append(b)
+        clear(*outputs)
+        return mine, other
+
+    def ratio(self, what, ours, theirs, outputs, wanted, runs=None, invert=False):
+        mine, other = self.pairs(ours, theirs, outputs, runs or self.args.runs)
+        a, b = statistics.median(mine), statistics.median(other)
+        value = f"{b / a:.1f} times faster" if invert else f"{a / b:.2f}"
+        self.row(what, f"{value} ({a:.2f} s to {b:.2f} s; {min(mine):.2f}-{max(mine):.2f} to "
+                       f"{min(other):.2f}-{max(other):.2f})", wanted)
+
+    def checkpoint(self, name, *sizes):
+        """The save folder of a real checkpoint, made once."""
+        if self.args.checkpoint and not sizes:
+            return self.args.checkpoint
+        folder = os.path.join(self.work, name)
+        if not os.path.exists(os.path.join(folder, "latest")):
+            env = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
+            env["PATH"] = os.path.dirname(self.python) + ":" + env["PATH"]
+            subprocess.run([os.path.join(self.args.peers, "bin", "torchrun"), "--nproc-per-node", "2",
+                            os.path.join(HERE, "make_checkpoint.py"), folder, *sizes],
+                           check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return folder
+
+    def union(self, source, out):
+        return [self.command("ucp-union"), source, out, "--threads", "2", "--progress", "off"]
+
+    def load(self, source, out, *more):
+        return [self.command("ucp-load"), source, out, "--target", "zero=2,dp=3", "--threads", "2", "--progress", "off",
+                *more]
+
+    def upstream(self):
+        source = self.checkpoint("big")
+        tag = glob.glob(os.path.join(source, "global_step*"))[0]
+        out, theirs = os.path.join(self.work, "atoms"), os.path.join(self.work, "upstream", "universal")
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        peer = [self.python, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", tag, "--output_folder",
+                theirs, "--num_extract_workers", "2", "--num_merge_workers", "2", "--inject_missing_state"]
+        self.ratio("`ucp-union` against `ds_to_universal` (2 + 2 workers), tmpfs", self.union(source, out), peer,
+                   [out, os.path.dirname(theirs)], "≥ 15 times faster", runs=max(1, self.args.runs // 2), invert=True)
+
+    def tmpfs(self):
+        source = self.checkpoint("big")
+        out, copy = os.path.join(self.work, "out"), os.path.join(self.work, "copy")
+        peer = ["cp", "-r", source, copy]
+        self.ratio("`ucp-union` against `cp -r` of the source, tmpfs", self.union(source, out), peer, [out, copy],
+                   "≤ 0.8")
+        self.ratio("`ucp-load --target zero=2,dp=3` against `cp -r` of the source, tmpfs", self.load(source, out), peer,
+                   [out, copy], "≤ 0.8")
+
+    def on_disk(self):
+        source = os.path.join(self.disk, "source")
+        if not os.path.exists(source):
+            shutil.copytree(self.checkpoint("big"), source)
+            subprocess.run(["sync", "-f", source], check=True)
+        out, copy = os.path.join(self.disk, "out"), os.path.join(self.disk, "copy")
+        peer = ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', source, copy]
+        runs = max(1, self.args.runs // 2 + 1)
+        self.ratio("`ucp-union` with its syncs against `cp -r` and `sync -f`, disk", self.union(source, out), peer,
+                   [out, copy], "≤ 1.0", runs)
+        self.ratio("`ucp-load` with its syncs against `cp -r` and `sync -f`, disk", self.load(source, out), peer,
+                   [out, copy], "≤ 1.0", runs)
+        clear(source)
+
+    def memory(self):
+        out = os.path.join(self.work, "out")
+        peaks = []
+        for source in (self.checkpoint("big"), self.checkpoint("small", "--hidden", "512", "--layers", "4", "--vocab",
+                                                               "24000")):
+            for command in (self.load(source, out, "--memory", "256MiB"), self.union(source, out) + ["--memory", "256MiB"]):
+                clear(out)
+                peaks.append(timed(command)[1])
+        clear(out)
+        self.row("peak resident memory with `--memory 256MiB`: load, union; the same ten times smaller",
+                 ", ".join(f"{peak:.0f} MiB" for peak in peaks), "≤ 320 MiB, the same")
+
+    def moved(self):
+        """Payload bytes that cross the system call boundary, by file, from strace."""
+        source, out = self.checkpoint("big"), os.path.join(self.work, "out")
+        clear(out)
+        sums = {"read": 0, "write": 0}
+        with tempfile.TemporaryDirectory() as logs:
+            report = os.path.join(logs, "report.json")
+            # One log per thread, so that no call is split over lines.
+            subprocess.run(["strace", "-ff", "-y", "-qq", "-s", "0", "-e", "trace=read,pread64,write,pwrite64", "-o",
+                            os.path.join(logs, "thread"), *self.load(source, out, "--json=" + report)], check=True,
+                           stderr=subprocess.DEVNULL)
+            pattern = re.compile(r"p?(read|write)(?:64)?\(\d+<([^>]*)>.*= (\d+)$")
+            for log in glob.glob(os.path.join(logs, "thread.*")):
+                for found in map(pattern.match, open(log, encoding="utf-8", errors="replace")):
+                    if found and (os.path.realpath(source) in found[2] if found[1] == "read" else
+                                  "/out" in found[2] and ".journal" not in found[2]):
+                        sums[found[1]] += int(found[3])
+            plan = json.load(open(report, encoding="utf-8"))["result"]["plan"]
+        held = sum(os.path.getsize(p) for p in glob.glob(os.path.join(source, "*", "*.pt")))
+        made = sum(os.path.getsize(p) for p in glob.glob(os.path.join(out, "**"), recursive=True) if os.path.isfile(p))
+        clear(out)
+        self.row("bytes read, by strace; the plan's; size of the source's files",
+                 f"{sums['read']:,}; {plan['read_bytes']:,}; {held:,}", "each source byte needed once")
+        self.row("bytes written, by strace; the plan's; size of the output's files",
+                 f"{sums['write']:,}; {plan['output_bytes']:,}; {made:,}", "each target byte once")
+
+    def plan(self):
+        folder = os.path.join(self.work, "sparse")
+        if not os.path.exists(os.path.join(folder, "latest")):
+            clear(folder)
+            subprocess.run([self.python, os.path.join(HERE, "make_sparse.py"), folder], check=True)
+        catalogue = os.path.join(self.work, "catalogue")
+        clear(catalogue)
+        first, one = timed([self.command("ucp-extract"), folder, catalogue, "--progress", "off"])
+        second, two = timed([self.command("ucp-load"), catalogue, os.path.join(self.work, "out"), "--target", "dp=768",
+                             "-n", "--progress", "off"])
+        size = os.path.getsize(os.path.join(catalogue, "catalogue.swc"))
+        clear(catalogue)
+        self.row("catalogue, then plan from it: 1024 ranks × 1500 tensors, 10^12 parameters, to 768 ranks",
+                 f"{first:.1f} s + {second:.1f} s; {max(one, two):.0f} MiB; catalogue {size / 2**20:.1f} MiB",
+                 "≤ 10 s, ≤ 2 GiB, ≤ 64 MiB")
+
+    def help(self):
+        for name in ("ucp-extract", "ucp-union", "ucp-load"):
+            times = [timed([self.command(name), "--help"])[0] for _ in range(21)]
+            libraries = subprocess.run(["ldd", self.command(name)], check=True, capture_output=True, text=True).stdout
+            torch = "links LibTorch" if "libtorch" in libraries or "libc10" in libraries else "no LibTorch"
+            self.row(f"`{name} --help`", f"{statistics.median(times) * 1000:.0f} ms, {torch}", "≤ 20 ms, no LibTorch")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", default=os.path.join(ROOT, "build/release/bin"))
+    parser.add_argument("--peers", default=os.path.expanduser("~/.cache/shardwright/peers"))
+    parser.add_argument("--work", default="/dev/shm")
+    parser.add_argument("--disk", default="/var/tmp")
+    parser.add_argument("--checkpoint", help="save folder to use instead of making one")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--only", default="help,plan,tmpfs,memory,moved,upstream,on_disk")
+    bench = Bench(parser.parse_args())
+    print("| what | measured | must reach |\n|---|---|---|")
+    for name in bench.args.only.split(","):
+        getattr(bench, name)()
+
+
+main()
