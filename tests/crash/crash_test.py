@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Kills, faults, signals and rivals against the built commands.
+
+Usage: crash_test.py BIN_FOLDER [--night] [--mpirun PROGRAM] [--limit N] [--part PART]
+
+Parts: campaign (faults at counted calls), scenarios (signals, rivals, full disks), ranks (both
+under MPI, as far as they concern it); all of them unless told otherwise. Without --night a choice
+of the calls is disturbed, with it every call of every command.
+"""
+
+import argparse
+import collections
+import os
+import pathlib
+import sys
+import time
+
+sys.dont_write_bytecode = True
+
+import scenarios  # pylint: disable=wrong-import-position
+from campaign import Campaign, Case  # pylint: disable=wrong-import-position
+from harness import DEMO, Broken, expect, shared_checkpoints  # pylint: disable=wrong-import-position
+
+
+def cases(programs, night):
+    load, union, extract = (programs / f"ucp-{name}" for name in ("load", "union", "extract"))
+    target = ["--target", "zero=3,dp=3", "--threads", "1"]
+    found = [
+        Case("load", [load, DEMO], target),
+        Case("load-force", [load, DEMO], target, old=[load, "--target", "zero=1,dp=3", DEMO]),
+        Case("union", [union, DEMO], ["--threads", "2"]),
+        Case("extract", [extract, DEMO]),
+        Case("pack", [extract, DEMO], ["--pack=copy", "--threads", "1"]),
+        Case("link", [load, DEMO]),
+    ]
+    if night:
+        found += [
+            Case("load-readback", [load, DEMO], ["--target", "zero=1,dp=4", "--verify=readback"]),
+            Case("link-force", [load, DEMO], old=[load, "--target", "zero=1,dp=3", DEMO]),
+            Case("union-force", [union, DEMO], old=[load, DEMO]),
+        ]
+        wanted = {"zero1_w2": "zero=3,dp=2", "moe4_ep2_zero1_w2": "zero=2,dp=4,ep=4",
+                  "pp2_dp2_zero1": "zero=1,pp=4,dp=1"}
+        found += [Case(ckpt.parent.name, [load, ckpt], ["--target", wanted[ckpt.parent.name]])
+                  for ckpt in shared_checkpoints() if ckpt.parent.name in wanted]
+    return found
+
+
+def campaign(arguments, log):
+    limit = arguments.limit if arguments.limit else None if arguments.night else 14
+    total = collections.Counter()
+    for case in cases(arguments.bin, arguments.night):
+        total += Campaign(case, limit, log).go(os.cpu_count() or 1)
+    errors = total["eio"] + total["enospc"]
+    log(f"campaign: {total['kill'] + total['torn']} kills ({total['torn']} of them in the middle "
+        f"of a write), {errors} errors, {total['short']} short writes, {total['term']} stops over "
+        f"{total['calls']} calls; all completed to identical bytes "
+        f"({total['resumed']} resumed, {total['found done']} had committed)")
+    for kind in ("kill", "torn", "eio", "enospc", "short", "term", "resumed", "found done"):
+        expect(total[kind] > 0, f"the campaign had no {kind}")
+
+
+def ranks_part(arguments, log):
+    launcher = [arguments.mpirun, "--oversubscribe", "-n", "2"]
+    case = Case("load-2-ranks", [arguments.bin / "ucp-load", DEMO],
+                ["--target", "zero=3,dp=3", "--threads", "1"], launcher=launcher)
+    Campaign(case, 50 if arguments.night else 2, log).go(1)
+    scenarios.Scenarios(arguments.bin, arguments.mpirun, log, arguments.night).under_mpirun()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bin", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--night", action="store_true")
+    parser.add_argument("--mpirun")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--part", choices=["campaign", "scenarios", "ranks"])
+    arguments = parser.parse_args()
+    began = time.monotonic()
+
+    def log(text):
+        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
+
+    try:
+        if arguments.part in (None, "campaign"):
+            campaign(arguments, log)
+        if arguments.part in (None, "scenarios"):
+            scenarios.Scenarios(arguments.bin, None, log, arguments.night).go()
+        if arguments.mpirun and arguments.part in (None, "ranks"):
+            ranks_part(arguments, log)
+    except Broken as broken:
+        log(f"FAILED: {broken}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
