@@ -12,6 +12,14 @@
 
 namespace shardwright::exec {
 
+namespace {
+
+/// Above this number of files the file system is synced as a whole: 1197 atoms cost 3 s of single
+/// syncs on a disk that takes their 4 GB in 2 s.
+constexpr std::size_t kFilesSyncedOneByOne = 64;
+
+}  // namespace
+
 template <class Visit>
 Status Runner::ForMyFiles(Visit&& visit) {
   FirstError error;
@@ -37,6 +45,10 @@ Status Runner::CreateFiles() {
     for (const std::string& folder : folders) SW_TRY(os::MakeDirs(stage_path_ + "/" + folder));
     return {};
   }));
+  if (plan_.target().files.size() > kFilesSyncedOneByOne && os::FileSystem::TellsErrors()) {
+    SW_TRY_ASSIGN(os::FileSystem system, os::FileSystem::Of(stage_path_));
+    file_system_.emplace(std::move(system));
+  }
   return ForMyFiles([&](std::uint32_t index) -> Status {
     const std::uint64_t bytes = plan_.target().files[index].bytes;
     const std::string path = StagePath(index);
@@ -80,7 +92,7 @@ Status Runner::WriteFrame(std::uint32_t index) {
     SW_TRY(out->WriteAt(piece.offset, std::as_bytes(std::span(piece.bytes))));
   }
   file_digests_[index] = FileDigest(digests, FrameDigest(pieces));
-  return out->Sync();
+  return file_system_ ? Status() : out->Sync();
 }
 
 Status Runner::SyncWritten() {
@@ -106,9 +118,10 @@ Status Runner::SyncWritten() {
 
 Status Runner::WriteFrames() {
   sink_.Pass("finish");
-  if (comm_.size() > 1) SW_TRY(SyncWritten());
+  if (comm_.size() > 1 && !file_system_) SW_TRY(SyncWritten());
   file_digests_.resize(plan_.target().files.size());
-  return comm_.Agree(ForMyFiles([&](std::uint32_t file) { return WriteFrame(file); }));
+  SW_TRY(comm_.Agree(ForMyFiles([&](std::uint32_t file) { return WriteFrame(file); })));
+  return file_system_ ? comm_.Agree(file_system_->Sync()) : Status();
 }
 
 Status Runner::ReadBack(std::uint32_t index) const {

@@ -16,6 +16,7 @@
 #include "exec/manifest.h"
 #include "exec/run.h"
 #include "os/commit.h"
+#include "os/file_system.h"
 
 namespace shardwright::exec {
 
@@ -75,6 +76,7 @@ class Runner {
   std::map<std::uint64_t, UnitRecord> noted_;  // by unit
   std::optional<os::Journal> journal_;
   FilePool output_;
+  std::optional<os::FileSystem> file_system_;  // set when all files are synced at once
   std::optional<Exchange> exchange_;
 
   std::uint64_t first_ = 0;  // this rank's units

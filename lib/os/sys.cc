@@ -123,6 +123,10 @@ int Sync(int fd) {
   return Run(Op::kSync, [&] { return ::fsync(fd); });
 }
 
+int SyncFileSystem(int fd) {
+  return Run(Op::kSync, [&] { return ::syncfs(fd); });
+}
+
 int Rename(const std::string& from, const std::string& to) {
   return Run(Op::kRename, [&] { return ::rename(from.c_str(), to.c_str()); });
 }

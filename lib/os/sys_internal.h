@@ -53,6 +53,7 @@ ssize_t Write(int fd, const void* from, std::size_t bytes, off_t offset);
 int Allocate(int fd, off_t bytes);
 int Truncate(int fd, off_t bytes);
 int Sync(int fd);
+int SyncFileSystem(int fd);
 int Rename(const std::string& from, const std::string& to);
 /// flags: RENAME_NOREPLACE or RENAME_EXCHANGE.
 int Rename2(const std::string& from, const std::string& to, unsigned flags);
