@@ -1,6 +1,7 @@
 #include "dialect/source.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <set>
 #include <span>
@@ -8,6 +9,7 @@
 
 #include "base/limits.h"
 #include "dialect/file_name_internal.h"
+#include "format/zip/crc32.h"
 #include "os/dir.h"
 
 namespace shardwright::dialect {
@@ -239,6 +241,15 @@ bool IsNebulaStub(const os::File& file, const os::Identity& identity) {
           text.find(kShortEmptyText) != std::string::npos);
 }
 
+/// Scalars are used from here, so no later pass over the payloads compares them.
+Status CheckSum(const std::string& path, const torch_pt::Storage& storage, std::string_view bytes) {
+  const std::uint32_t crc = zip::Crc32(std::as_bytes(std::span(bytes)));
+  if (!storage.crc32 || *storage.crc32 == crc) return {};
+  char text[64];
+  std::snprintf(text, sizeof text, "CRC-32 %08x expected, %08x found", *storage.crc32, crc);
+  return Fail(Errc::kBadInput, path + ": data/" + storage.key + ": " + text);
+}
+
 Result<SourceFile> ReadFile(const Found& found) {
   SourceFile out;
   out.path = found.path;
@@ -256,6 +267,7 @@ Result<SourceFile> ReadFile(const Found& found) {
     if (storage.bytes == 0 || storage.bytes > kInlineBytes) continue;
     std::string bytes(static_cast<std::size_t>(storage.bytes), '\0');
     SW_TRY(file.ReadAt(storage.offset, std::as_writable_bytes(std::span(bytes))));
+    SW_TRY(CheckSum(found.path, storage, bytes));
     out.inlined.emplace(static_cast<std::uint32_t>(i), std::move(bytes));
   }
   return out;
