@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "same_checkpoint.h"
+#include "unit/dialect/same_checkpoint.h"
 
 // Folders that DeepSpeed's own ds_to_universal makes of real checkpoints, held against those
 // checkpoints.

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""The commands under mpirun: the same bytes for every number of ranks and threads, and sources that only some see.
+
+Usage: commands_test.py BIN MPIRUN
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+DEMO = pathlib.Path(__file__).resolve().parents[1] / "data" / "demo"
+TAG = "global_step5"
+BIN = pathlib.Path()
+MPIRUN = ""
+
+
+class Ranks(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.work = pathlib.Path(folder.name)
+
+    def run_in(self, ranks, *words, code=0):
+        launcher = [MPIRUN, "--oversubscribe", "-n", str(ranks)] if ranks > 1 else []
+        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        done = subprocess.run([*launcher, str(BIN / words[0]), *words[1:]], cwd=self.work, text=True,
+                              capture_output=True, check=False, stdin=subprocess.DEVNULL, env=environment)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done
+
+    def files(self, folder):
+        root = self.work / folder
+        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    def test_every_number_of_ranks_and_threads_writes_the_same_bytes(self):
+        for command in (["ucp-load", str(DEMO), "{}", "--target", "zero=3,dp=5"], ["ucp-union", str(DEMO), "{}"],
+                        ["ucp-extract", str(DEMO), "{}", "--pack"], ["ucp-extract", str(DEMO), "{}", "--pack=zstd"]):
+            wanted = None
+            for ranks, threads in ((1, 1), (1, 3), (2, 1), (3, 2)):
+                out = f"{command[0]}_{len(command)}{command[-1]}_{ranks}_{threads}"
+                self.run_in(ranks, *(word.format(out) for word in command), "--threads", str(threads))
+                made = self.files(out)
+                wanted = wanted or made
+                self.assertEqual(made, wanted, f"{command[0]}: {ranks} ranks, {threads} threads")
+
+    def test_files_that_one_rank_sees_reach_the_others(self):
+        for rank in (0, 1):
+            (self.work / f"node{rank}" / TAG).mkdir(parents=True)
+        shutil.copy2(DEMO / "latest", self.work / "node0")
+        for number, path in enumerate(sorted((DEMO / TAG).iterdir())):
+            shutil.copy2(path, self.work / f"node{number % 2}" / TAG)
+        self.run_in(1, "ucp-load", str(DEMO), "wanted", "--target", "zero=1,dp=3")
+        self.run_in(2, "ucp-load", "--node-local", "node{rank}", "out", "--target", "zero=1,dp=3")
+        self.assertEqual(self.files("out"), self.files("wanted"))
+        done = self.run_in(1, "ucp-load", "node0", "half", "--target", "zero=1,dp=3", code=3)
+        self.assertIn("optim_states.pt", done.stderr)
+        self.assertFalse((self.work / "half").exists())
+
+    def test_the_check_finds_a_difference_on_any_rank(self):
+        self.run_in(1, "ucp-load", str(DEMO), "out", "--target", "zero=1,dp=3")
+        self.run_in(3, "ucp-load", "--check", str(DEMO), "out")
+        self.run_in(1, "ucp-load", str(DEMO), "other", "--target", "dtype=fp32")
+        done = self.run_in(2, "ucp-load", "--check", str(DEMO), "other", code=5)
+        self.assertIn("bfloat16 and float32", done.stdout)
+
+    def test_what_is_predicted_happens(self):
+        for ranks in (1, 2):
+            words = ["ucp-load", str(DEMO), f"out{ranks}", "--target", "zero=2,dp=3", f"--json=report{ranks}"]
+            self.run_in(ranks, *words, "--dry-run")
+            plan = json.loads((self.work / f"report{ranks}").read_text())["result"]["plan"]
+            self.assertFalse((self.work / f"out{ranks}").exists())
+            self.run_in(ranks, *words)
+            run = json.loads((self.work / f"report{ranks}").read_text())["result"]["run"]
+            self.assertEqual(run["payload_bytes_read"], plan["read_bytes"])
+            made = self.files(f"out{ranks}")
+            del made["shardwright.json"]
+            self.assertEqual(sum(map(len, made.values())), plan["output_bytes"])
+            self.assertEqual(len(made), plan["output_files"])
+            self.assertEqual(run["bytes_written"], plan["output_bytes"])
+
+    def test_replicas_and_what_was_written_can_be_verified(self):
+        for mode in ("none", "sums", "replicas", "readback"):
+            self.run_in(2, "ucp-load", str(DEMO), mode, "--target", "zero=3,dp=2", f"--verify={mode}")
+            self.assertEqual(self.files(mode), self.files("none"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: commands_test.py BIN MPIRUN")
+    MPIRUN = sys.argv.pop()
+    BIN = pathlib.Path(sys.argv.pop()).resolve()
+    unittest.main()
