@@ -403,6 +403,14 @@ class Scenarios:
                 expect(tree(output) == wanted, "a fresh run after damage differs")
             shutil.rmtree(output)
 
+    def check_equal_layouts_are_linked(self, place):
+        done = run([self.load, DEMO, place / "out"])
+        expect(done.code == 0 and "linking its files" in done.stderr, f"equal layouts: {done}")
+        succeed([self.load, "--check", DEMO, place / "out"])
+        found, sound = tree(place / "out"), tree(DEMO)
+        found.pop("shardwright.json")
+        expect(found == sound, f"linked files differ: {difference(sound, found)}")
+
     def check_catalogue_of_a_source_that_changed(self, place):
         source = shutil.copytree(DEMO, place / "source")
         succeed([self.extract, source, place / "catalogue"])

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Broken and hostile checkpoints against the built commands, one per rule.
+
+Usage: hostile_test.py BIN_FOLDER [--thorough] [--group NAME]...
+
+Each case is made from the small checkpoint that the project carries. It must be refused with a
+documented exit code and a message that names the file, leaving no output and running nothing; or,
+for damage to bytes that carry nothing, give exactly the output of the sound checkpoint.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import sys
+import time
+
+sys.dont_write_bytecode = True
+
+import bench as at  # pylint: disable=wrong-import-position
+import broken_checkpoints  # pylint: disable=wrong-import-position
+import broken_files  # pylint: disable=wrong-import-position
+from harness import Broken, Scratch  # pylint: disable=wrong-import-position
+
+GROUPS = {
+    "truncated": broken_files.truncations,
+    "flips": broken_files.flips,
+    "shared": broken_files.shared_flips,
+    "archives": lambda bench, _: broken_files.archive_jobs(bench),
+    "pickles": lambda bench, _: broken_files.pickle_jobs(bench),
+    "checkpoints": lambda bench, _: broken_checkpoints.checkpoint_jobs(bench),
+    "folders": lambda bench, _: broken_checkpoints.folder_jobs(bench),
+    "names": lambda bench, _: broken_checkpoints.name_jobs(bench),
+    "others": lambda bench, _: broken_checkpoints.other_jobs(bench),
+}
+
+
+def perform(jobs, workers):
+    failures = []
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            try:
+                done.result()
+            except Broken as broken:
+                failures.append(str(broken))
+                print(f"FAILED: {broken}", flush=True)
+    return failures
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bin", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--thorough", action="store_true")
+    parser.add_argument("--sanitized", action="store_true", help="no limit on address space")
+    parser.add_argument("--group", action="append", choices=GROUPS)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    failures = []
+    with Scratch("hostile-") as folder:
+        bench = at.Bench(arguments.bin, folder, arguments.sanitized)
+        bench.prepare()
+        for name in arguments.group or GROUPS:
+            jobs = GROUPS[name](bench, arguments.thorough)
+            failures += perform(jobs, os.cpu_count() or 1)
+            print(f"[{time.monotonic() - began:6.1f} s] {name}: {len(jobs)} cases", flush=True)
+    for name, count in sorted(bench.counts.items()):
+        print(f"{count:6d}  {name}")
+    print(f"{sum(bench.counts.values()):6d}  in all, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
