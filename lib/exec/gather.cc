@@ -8,19 +8,23 @@
 namespace shardwright::exec {
 namespace {
 
-void NoteShare(const layout::ShardMap& map, const plan::Read& read,
-               std::span<const std::byte> bytes, std::vector<Share>* shares) {
-  if (shares == nullptr || !read.primary) return;
+/// Notes what a read contributes to its member's checksum.
+/// \returns the CRC-32 of `bytes`, if it was worked out
+std::optional<std::uint32_t> NoteShare(const layout::ShardMap& map, const plan::Read& read,
+                                       std::span<const std::byte> bytes,
+                                       std::vector<Share>* shares) {
+  if (shares == nullptr || !read.primary) return std::nullopt;
   const layout::Member& member = map.members[read.member];
-  if (!member.crc32) return;
-  const std::uint32_t share =
-      zip::Crc32Share(zip::Crc32(bytes), member.bytes - read.offset - read.bytes);
+  if (!member.crc32) return std::nullopt;
+  const std::uint32_t crc = zip::Crc32(bytes);
+  const std::uint32_t share = zip::Crc32Share(crc, member.bytes - read.offset - read.bytes);
   if (!shares->empty() && shares->back().member == read.member) {
     shares->back().crc_share ^= share;
     shares->back().bytes += read.bytes;
   } else {
     shares->push_back({read.member, share, read.bytes});
   }
+  return crc;
 }
 
 void Place(const plan::Copy& copy, std::span<const std::byte> from, DType to,
@@ -41,6 +45,7 @@ void Place(const plan::Copy& copy, std::span<const std::byte> from, DType to,
 Status GatherUnit(const plan::Plan& plan, const plan::Unit& unit, ByteSource& source,
                   Workspace* workspace, std::vector<Share>* shares) {
   workspace->unit.resize(unit.bytes);
+  workspace->crc32.reset();
   const plan::Payload& payload = plan.target().files[unit.file].payloads[unit.payload];
   if (payload.kind == plan::Payload::Kind::kInline) {
     std::memcpy(workspace->unit.data(), payload.bytes_inline.data() + unit.first, unit.bytes);
@@ -50,15 +55,21 @@ Status GatherUnit(const plan::Plan& plan, const plan::Unit& unit, ByteSource& so
   plan.Fill(unit, &program);
   if (program.covered_bytes < unit.bytes) std::memset(workspace->unit.data(), 0, unit.bytes);
   // -0.0 is what adding to leaves every value as it is, a negative zero too.
+  if (program.covered_bytes == unit.bytes && program.means.empty()) workspace->crc32 = 0;
   if (!program.means.empty()) workspace->sums.assign(unit.bytes / ItemSize(program.to), -0.0);
   for (const plan::Read& read : program.reads) {
     const plan::Copy& first = program.copies[read.first_copy];
     if (read.copy_count == 1 && first.from == program.to && !first.accumulate) {
       const std::span<std::byte> place = std::span(workspace->unit).subspan(first.at, read.bytes);
       SW_TRY(source.Read(read.member, read.offset, place));
-      NoteShare(plan.source(), read, place, shares);
+      const std::optional<std::uint32_t> crc = NoteShare(plan.source(), read, place, shares);
+      if (!crc) workspace->crc32.reset();
+      if (workspace->crc32) {
+        *workspace->crc32 ^= zip::Crc32Share(*crc, unit.bytes - first.at - read.bytes);
+      }
       continue;
     }
+    workspace->crc32.reset();
     workspace->scratch.resize(read.bytes);
     SW_TRY(source.Read(read.member, read.offset, workspace->scratch));
     NoteShare(plan.source(), read, workspace->scratch, shares);

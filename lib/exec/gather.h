@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct Workspace {
   std::vector<std::byte> unit;     ///< the unit's bytes
   std::vector<std::byte> scratch;  ///< a read that is scattered or converted
   std::vector<double> sums;        ///< accumulators of means, by element of the unit
+  /// The unit's CRC-32, where the checksums of the pieces read into it already tell it.
+  std::optional<std::uint32_t> crc32;
 };
 
 /// Upper bound of a workspace's bytes: a unit of 2-byte elements converted from 8-byte ones is the

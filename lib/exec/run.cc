@@ -209,7 +209,7 @@ Status Runner::WriteOne(std::uint64_t index, ByteSource& source, Workspace* work
   SW_TRY(GatherUnit(plan_, unit, source, workspace,
                     options_.verify == Verify::kNone ? nullptr : &record.shares));
   const std::span<const std::byte> bytes(workspace->unit);
-  record.crc32 = zip::Crc32(bytes);
+  record.crc32 = workspace->crc32 ? *workspace->crc32 : zip::Crc32(bytes);
   record.digest = DigestOf(bytes);
   SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
   SW_TRY(file->WriteAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
