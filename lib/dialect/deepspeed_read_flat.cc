@@ -343,7 +343,9 @@ Result<const Node*> OptionsOf(Reading* reading, std::size_t g, std::size_t group
       reading->out.warnings.push_back(
           reading->file_name(shard.file) +
           ": an elastic checkpoint holds no hyper-parameters of the optimizer: " +
-          (params != nullptr ? "taken from ds_config" : "the groups are written without"));
+          (params != nullptr ? "taken from ds_config"
+                             : "the groups are written without, and "
+                               "PyTorch cannot step before a script sets them"));
     }
     return params;
   }

@@ -1,0 +1,241 @@
+"""What the interop tests train: a small language model of odd sizes, and the engine of a case.
+
+A case is a dict; what it does not name has the value below. `layers` blocks of width `width` read
+`vocab` tokens; the names of the other keys are those of DeepSpeed's configuration where it has one.
+"""
+
+import os
+
+import deepspeed
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+CASE = {
+    "zero": 1,               # stage, 0 to 3
+    "dtype": "fp32",         # of the weights that are computed with: fp32, bf16 or fp16
+    "grad_accum": None,      # "fp32" with bf16 and stage 1 makes DeepSpeed use its BF16_Optimizer
+    "optimizer": "adamw",    # adamw, amsgrad, sgd or adagrad
+    "groups": 2,             # parameter groups, 1 to 3
+    "configured": False,     # the optimizer is AdamW, made by DeepSpeed as the configuration says; one group
+    "frozen": False,         # some parameters are not trained
+    "tied": False,           # the output weights are those of the embedding
+    "buffers": True,
+    "round_robin": False,    # round_robin_gradients of stages 1 and 2
+    "elastic": False,        # elastic_checkpoint of stages 1 and 2
+    "sub_group": None,       # sub_group_size of stage 3
+    "experts": 0, "ep": 1,   # MoE: experts of a layer, and ranks that share them out
+    "pp": 1, "pipe": False,  # pipeline stages; pipe makes it a PipelineModule even with one
+    "tp": 1,                 # AutoTP
+    "width": 24, "layers": 2, "vocab": 61, "batch": 24, "seed": 7,
+}
+HEADS = 4
+INPUTS = 8  # tokens of a sample
+STATES = {"adamw": ["exp_avg", "exp_avg_sq"], "amsgrad": ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
+          "sgd": ["momentum_buffer"], "adagrad": ["sum"]}
+# How AutoTP cuts a Block.
+TENSOR_PARALLEL = [
+    {"patterns": [r".*\.attend\.weight$"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0},
+    {"patterns": [r".*\.attended\.weight$"], "partition_type": "row"},
+    {"patterns": [r".*\.widen\.weight$"], "partition_type": "column"},
+    {"patterns": [r".*\.narrow\.weight$"], "partition_type": "row"},
+    {"patterns": [r".*"], "partition_type": "skip"},
+]
+
+
+def complete(case):
+    """The case with every key, refusing keys that mean nothing."""
+    unknown = set(case) - set(CASE)
+    if unknown:
+        raise ValueError(f"no such keys in a case: {sorted(unknown)}")
+    whole = CASE | case
+    whole["pipe"] = whole["pipe"] or whole["pp"] > 1
+    return whole
+
+
+class Block(nn.Module):
+    """Attention over several heads, an MLP whose width nothing divides, and experts if asked for."""
+
+    def __init__(self, case, index):
+        super().__init__()
+        width = case["width"]
+        self.head_width = width // HEADS
+        self.norm = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 3 * width)
+        self.attended = nn.Linear(width, width, bias=False)
+        self.widen = nn.Linear(width, 2 * width + 1)
+        self.narrow = nn.Linear(2 * width + 1, width)
+        if case["buffers"]:
+            self.register_buffer("scale", torch.full((3,), 1.0 + index / 4))
+        self.moe = None
+        if case["experts"]:
+            from deepspeed.moe.layer import MoE
+            expert = nn.Sequential(nn.Linear(width, width + 3), nn.ReLU(), nn.Linear(width + 3, width))
+            self.moe = MoE(width, expert=expert, num_experts=case["experts"], ep_size=case["ep"], k=1,
+                           capacity_factor=8.0, eval_capacity_factor=8.0, min_capacity=8, use_rts=False)
+
+    def forward(self, x):
+        # A tensor-parallel rank holds some of the heads: their number follows from the weights.
+        shape = (*x.shape[:-1], -1, self.head_width)
+        query, key, value = (part.reshape(shape).transpose(1, 2) for part in self.attend(self.norm(x)).chunk(3, -1))
+        heads = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attended(heads.transpose(1, 2).flatten(2))
+        wide = functional.gelu(self.widen(x))
+        if hasattr(self, "scale"):
+            wide = wide * self.scale[0].to(wide.dtype)
+        x = x + self.narrow(wide)
+        return x if self.moe is None else x + self.moe(x)[0]
+
+
+class Embed(nn.Module):
+    def __init__(self, case):
+        super().__init__()
+        self.emb = nn.Embedding(case["vocab"], case["width"])
+
+    def forward(self, x):
+        return self.emb(x)
+
+
+class Score(nn.Module):
+    def __init__(self, case):
+        super().__init__()
+        self.head = nn.Linear(case["width"], case["vocab"], bias=False)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+class Model(nn.Module):
+    def __init__(self, case):
+        super().__init__()
+        self.embed = Embed(case)
+        self.blocks = nn.ModuleList(Block(case, index) for index in range(case["layers"]))
+        self.score = Score(case)
+        if case["tied"]:
+            self.score.head.weight = self.embed.emb.weight
+        if case["frozen"]:
+            self.blocks[0].attended.weight.requires_grad_(False)
+            self.blocks[-1].widen.bias.requires_grad_(False)
+
+    def forward(self, x, y):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return loss_of(self.score(x), y)
+
+
+def loss_of(scores, y):
+    return functional.cross_entropy(scores.float().flatten(0, 1), y.flatten())
+
+
+def make_model(case):
+    torch.manual_seed(case["seed"])
+    if not case["pipe"]:
+        return Model(case)
+    from deepspeed.pipe import LayerSpec, PipelineModule
+    layers = [LayerSpec(Embed, case), *(LayerSpec(Block, case, i) for i in range(case["layers"])), LayerSpec(Score, case)]
+    return PipelineModule(layers, num_stages=case["pp"], loss_fn=loss_of, partition_method="uniform", base_seed=case["seed"])
+
+
+def make_groups(model, case):
+    """The parameter groups that the optimizer gets: each with hyper-parameters of its own."""
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    members = [[], [], []]
+    for name, weight in trained:
+        which = 0 if case["groups"] == 1 or weight.dim() > 1 else 1
+        if case["groups"] == 3 and "emb" in name:
+            which = 2
+        members[which].append(weight)
+    hyper = [{"weight_decay": 0.1, "name": "matrices"}, {"weight_decay": 0.0, "lr": 2e-3, "name": "vectors"},
+             {"weight_decay": 0.01, "lr": 5e-4, "name": "embedding"}]
+    groups = [{"params": weights, **values} for weights, values in zip(members, hyper) if weights]
+    if case["experts"]:
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+        groups = split_params_into_different_moe_groups_for_optimizer(groups)
+    return groups
+
+
+def make_optimizer(groups, case):
+    kinds = {
+        "adamw": lambda: torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95)),
+        "amsgrad": lambda: torch.optim.AdamW(groups, lr=1e-3, amsgrad=True),
+        "sgd": lambda: torch.optim.SGD(groups, lr=1e-2, momentum=0.9),
+        "adagrad": lambda: torch.optim.Adagrad(groups, lr=1e-2),
+    }
+    return kinds[case["optimizer"]]()
+
+
+def configuration(case, universal):
+    ranks = int(os.environ["WORLD_SIZE"])
+    accumulated = 2 if case["pipe"] else 1
+    zero = {"stage": case["zero"], "round_robin_gradients": case["round_robin"], "overlap_comm": False,
+            "elastic_checkpoint": case["elastic"]}
+    if case["zero"] == 3:
+        zero["stage3_param_persistence_threshold"] = 10
+        if case["sub_group"]:
+            zero["sub_group_size"] = case["sub_group"]
+    config = {
+        "gradient_accumulation_steps": accumulated,
+        "train_micro_batch_size_per_gpu": case["batch"] // (ranks // (case["pp"] * case["tp"])) // accumulated,
+        "gradient_clipping": 1.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-3, "warmup_max_lr": 2e-2, "warmup_num_steps": 10}},
+        "checkpoint": {"load_universal": universal},
+    }
+    if case["configured"]:
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8,
+                                                           "weight_decay": 0.1, "torch_adam": True}}
+    if case["dtype"] == "bf16":
+        config["bf16"] = {"enabled": True}
+    elif case["dtype"] == "fp16":
+        # The scale changes every other step: it is part of what a checkpoint has to keep.
+        config["fp16"] = {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}
+    if case["grad_accum"]:
+        config["data_types"] = {"grad_accum_dtype": case["grad_accum"]}
+    if case["tp"] > 1:
+        config["tensor_parallel"] = {
+            "autotp_size": case["tp"],
+            "partition_config": {"use_default_specs": False, "layer_specs": TENSOR_PARALLEL},
+        }
+    return config
+
+
+def make_engine(case, universal=False):
+    if case["dtype"] == "fp16":
+        # DeepSpeed asks whether the processor has fp16 instructions; PyTorch computes without too.
+        from deepspeed.accelerator import get_accelerator
+        get_accelerator().is_fp16_supported = lambda: True
+    model, config = make_model(case), configuration(case, universal)
+    if case["configured"]:
+        return deepspeed.initialize(model=model, config=config)[0]
+    optimizer = make_optimizer(make_groups(model, case), case)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def data_parallel(engine, case):
+    """(rank, ranks) among those that read different samples."""
+    if case["pipe"]:
+        return engine.grid.get_data_parallel_rank(), engine.grid.get_data_parallel_world_size()
+    if case["tp"] > 1:
+        from deepspeed.utils import groups
+        return groups.get_data_parallel_rank(), groups.get_data_parallel_world_size()
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def train_step(engine, case, step):
+    """One step on the samples that belong to its number; the mean loss over all ranks."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    x = torch.randint(0, case["vocab"], (case["batch"], INPUTS), generator=generator)
+    y = (5 * x + 2) % case["vocab"]  # can be learned, so that every piece of state matters
+    rank, ranks = data_parallel(engine, case)
+    x, y = x.chunk(ranks)[rank], y.chunk(ranks)[rank]
+    if case["pipe"]:
+        return float(engine.train_batch(iter(list(zip(x.chunk(2), y.chunk(2))))))
+    loss = engine(x, y)
+    engine.backward(loss)
+    engine.step()
+    total = loss.detach().double().clone()
+    torch.distributed.all_reduce(total)
+    return float(total / torch.distributed.get_world_size())

@@ -1,0 +1,109 @@
+"""Checkpoints of real DeepSpeed, converted to another layout, resume in real DeepSpeed.
+
+    round_trip_test.py BIN LAUNCHER SET
+"""
+
+import json
+import sys
+import unittest
+
+import commands
+import train
+
+TINY_GROUPS = {"groups": 3, "width": 20}
+BF16 = {"dtype": "bf16"}
+BF16_OPTIMIZER = {"dtype": "bf16", "grad_accum": "fp32"}
+FP16 = {"dtype": "fp16"}
+ODD = {"frozen": True, "tied": True, "groups": 1}
+MOE = {"experts": 4}
+ALL_AT_ONCE = {"groups": 1}
+# A stage that has no vectors makes DeepSpeed wait for ever where others have a group of them.
+PIPE = {"pipe": True, "groups": 1}
+CONFIGURED = {"configured": True, "groups": 1}
+ADAGRAD = {"optimizer": "adagrad", "groups": 1}  # DeepSpeed makes one group of several
+
+# How a Block is cut, for a source that no one has cut yet.
+RULES = {
+    "version": 1, "family": "interop_blocks", "note": "the model of the interop tests", "requires": [r"(.*\.)?attend\.weight"],
+    "rules": [
+        {"match": r"(.*\.)?attend\.(weight|bias)", "split": "sub", "dim": 0, "ratio": [1, 1, 1]},
+        {"match": r"(.*\.)?attended\.weight", "split": "dim", "dim": 1},
+        {"match": r"(.*\.)?widen\.(weight|bias)", "split": "dim", "dim": 0, "uneven": True},
+        {"match": r"(.*\.)?narrow\.weight", "split": "dim", "dim": 1, "uneven": True},
+        {"match": r"(.*\.)?(narrow\.bias|norm\.(weight|bias)|scale|emb\.weight|head\.weight)", "split": "replicated"},
+    ],
+}
+
+# set -> [(source case, its ranks, [(path, target, case to resume with, ranks)])]
+SETS = {
+    "dense": [
+        ({}, 2, [("direct", "zero=2,dp=3", {"zero": 2}, 3), ("atoms", "zero=3,dp=2", {"zero": 3}, 2),
+                 ("direct", "zero=0,dp=1", {"zero": 0}, 1)]),
+        (ODD | {"zero": 2}, 3, [("mpi", "zero=1,dp=2", ODD | {"zero": 1}, 2), ("direct", "zero=3,dp=4", ODD | {"zero": 3}, 4)]),
+        (TINY_GROUPS | {"zero": 3, "sub_group": 900}, 2,
+         [("atoms", "zero=2,dp=3", TINY_GROUPS | {"zero": 2}, 3),
+          ("mpi", "zero=3,dp=4,sub_group=500", TINY_GROUPS | {"zero": 3, "sub_group": 500}, 4)]),
+        ({"zero": 0}, 1, [("direct", "zero=1,dp=2", {"zero": 1}, 2)]),
+    ],
+    "precision": [
+        (BF16_OPTIMIZER, 4, [("mpi", "zero=3,dp=2", BF16 | {"zero": 3}, 2), ("atoms", "zero=2,dp=2", BF16 | {"zero": 2}, 2)]),
+        (BF16 | {"zero": 2}, 2, [("direct", "zero=1,dp=3", BF16_OPTIMIZER, 3), ("atoms", "zero=2,dp=1,dtype=fp32", {"zero": 2}, 1)]),
+        (BF16 | ALL_AT_ONCE | {"zero": 0}, 2, [("direct", "zero=0,dp=4", BF16 | ALL_AT_ONCE | {"zero": 0}, 4)]),
+        (FP16, 2, [("direct", "zero=2,dp=3", FP16 | {"zero": 2}, 3), ("mpi", "zero=3,dp=2", FP16 | {"zero": 3}, 2)]),
+    ],
+    "optimizers": [
+        ({"optimizer": "amsgrad", "zero": 2}, 2, [("atoms", "zero=3,dp=3", {"optimizer": "amsgrad", "zero": 3}, 3)]),
+        ({"optimizer": "sgd"}, 3, [("mpi", "zero=2,dp=2", {"optimizer": "sgd", "zero": 2}, 2)]),
+        (ADAGRAD | {"zero": 3}, 2, [("direct", "zero=1,dp=3", ADAGRAD, 3)]),
+        (CONFIGURED | {"elastic": True}, 2, [("atoms", "zero=2,dp=3", CONFIGURED | {"zero": 2}, 3)]),
+        (ALL_AT_ONCE | {"zero": 2, "round_robin": True}, 2,
+         [("direct", "zero=2,dp=3,round_robin=false", ALL_AT_ONCE | {"zero": 2}, 3),
+          ("atoms", "zero=1,dp=3,round_robin=true", ALL_AT_ONCE | {"zero": 1, "round_robin": True}, 3)]),
+    ],
+    "parallel": [
+        (MOE | {"ep": 2}, 2, [("direct", "zero=2,dp=4,ep=4", MOE | {"ep": 4, "zero": 2}, 4),
+                              ("atoms", "zero=1,dp=2,ep=1", MOE | {"ep": 1}, 2)]),
+        (MOE | BF16 | {"ep": 2, "zero": 2}, 4, [("mpi", "zero=2,dp=2,ep=1", MOE | BF16 | {"ep": 1, "zero": 2}, 2)]),
+        (PIPE | {"pp": 2}, 4, [("direct", "pp=1,dp=2", PIPE, 2), ("mpi", "pp=4,dp=1", PIPE | {"pp": 4}, 4)]),
+        ({"tp": 2}, 4, [("direct", "zero=1,tp=1,dp=3", {}, 3), ("atoms", "zero=2,tp=2,dp=1", {"tp": 2, "zero": 2}, 2),
+                        ("mpi", "zero=3,tp=1,dp=2", {"zero": 3}, 2)]),
+        ({"zero": 2}, 2, [("rules", "zero=1,tp=2,dp=2", {"tp": 2}, 4)]),
+    ],
+}
+
+
+class RoundTrip(unittest.TestCase):
+    ucp = None
+    rows = None
+
+    def setUp(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        self.folder = scratch.path
+
+    def test_every_row(self):
+        for number, (case, ranks, targets) in enumerate(self.rows):
+            made = self.folder / str(number)
+            train.make_case(made, case, ranks)
+            for path, target, resumed, world in targets:
+                with self.subTest(source=case, path=path, target=target):
+                    self.check(made, path, target, resumed, world)
+
+    def check(self, made, path, target, resumed, world):
+        if path == "mpi" and not self.ucp.launcher:
+            path = "direct"
+        output, flags = made / f"{path} {target}", []
+        if path == "rules":
+            rules = made / "rules.json"
+            rules.write_text(json.dumps(RULES))
+            path, flags = "direct", ["--patterns", rules]
+        self.ucp.convert(path, made / "ckpt", output, target, *flags)
+        report = train.resume_case(output, resumed, world, made)
+        self.assertEqual(report["wrong"], [])
+        self.assertGreater(report["tensors"], 40)
+
+
+if __name__ == "__main__":
+    RoundTrip.ucp = commands.from_arguments()
+    RoundTrip.rows = SETS[sys.argv.pop(1)]
+    unittest.main()
