@@ -42,6 +42,7 @@ Status Exchange::Round(std::span<const std::uint64_t> units) {
     return a.member != b.member ? a.member < b.member : a.offset < b.offset;
   });
   std::vector<std::span<const std::byte>> outgoing;
+  outgoing.reserve(ranks);
   for (const auto& list : asked) outgoing.push_back(std::as_bytes(std::span(list)));
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> wanted, comm_.AllToAll(outgoing));
 

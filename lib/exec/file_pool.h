@@ -18,7 +18,7 @@ class FilePool {
  public:
   using Open = std::function<Result<os::File>(std::uint32_t file)>;
 
-  FilePool(Open open, std::size_t limit = 256) : open_(std::move(open)), limit_(limit) {}
+  explicit FilePool(Open open, std::size_t limit = 256) : open_(std::move(open)), limit_(limit) {}
 
   /// The open file; it stays open at least as long as the caller holds it.
   /// \error what `open` returns

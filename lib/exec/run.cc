@@ -155,6 +155,7 @@ Status Runner::ReadJournals() {
   const std::string journals = stage_path_ + "/" + os::kJournalDir;
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(journals));
   std::vector<std::string> paths;
+  paths.reserve(entries.size());
   for (const os::Entry& entry : entries) paths.push_back(journals + "/" + entry.name);
   SW_TRY_ASSIGN(const os::JournalRecords found, os::ReadJournals(paths, options_.fingerprint));
   for (const std::vector<std::byte>& bytes : found.records) {

@@ -41,14 +41,14 @@ class Runner {
   Status CreateFiles();   // collective
   Status Recover();       // units that a stopped run has written; local
   Status WriteUnits();    // collective
-  Status WriteOne(std::uint64_t unit, ByteSource& source, Workspace* workspace);
+  Status WriteOne(std::uint64_t index, ByteSource& source, Workspace* workspace);
   Status WriteBatch(const std::vector<std::uint64_t>& units, ByteSource& source);
   Status ShareSums();      // collective
   Status VerifyMembers();  // collective
   Status SyncWritten();    // collective
   Status WriteFrames();    // collective
-  Status WriteFrame(std::uint32_t file);
-  Status ReadBack(std::uint32_t file) const;
+  Status WriteFrame(std::uint32_t index);
+  Status ReadBack(std::uint32_t index) const;
   Status ReadBackAll();  // collective
   Status Commit();       // collective
   Result<RunReport> Report();

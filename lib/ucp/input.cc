@@ -156,6 +156,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   std::memcpy(input->fingerprint.data(), sum.data(), sum.size());
   if (IsCompressed(input->set)) {
     std::vector<std::string> packs;
+    packs.reserve(paths.size());
     for (exec::SourcePath& path : paths) packs.push_back(std::move(path.path));
     input->bytes = std::make_unique<ZpackBytes>(input->checkpoint.map, std::move(packs));
   } else {

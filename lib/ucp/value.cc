@@ -108,7 +108,9 @@ std::vector<std::string> OptionDifferences(const pickle::Node* a, const pickle::
     if (key == "params" || (expert && key == "name")) continue;
     const std::string left = ValueText(a->Find(key));
     const std::string right = ValueText(b->Find(key));
-    if (left != right) lines.push_back(key + ": " + left + " and " + right);
+    if (left == right) continue;
+    std::string& line = lines.emplace_back(key);
+    line.append(": ").append(left).append(" and ").append(right);
   }
   return lines;
 }
