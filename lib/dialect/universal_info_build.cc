@@ -20,6 +20,7 @@ const Node* Number(Arena& arena, std::uint64_t value) {
 
 const Node* Numbers(Arena& arena, const std::vector<std::uint64_t>& values) {
   std::vector<const Node*> items;
+  items.reserve(values.size());
   for (std::uint64_t value : values) items.push_back(Number(arena, value));
   return arena.List(std::move(items));
 }
@@ -27,6 +28,7 @@ const Node* Numbers(Arena& arena, const std::vector<std::uint64_t>& values) {
 const Node* SortedStrings(Arena& arena, std::vector<std::string> texts) {
   std::sort(texts.begin(), texts.end());
   std::vector<const Node*> items;
+  items.reserve(texts.size());
   for (const std::string& text : texts) items.push_back(arena.String(text));
   return arena.List(std::move(items));
 }

@@ -73,9 +73,9 @@ Result<std::uint32_t> Folder::Need(const std::string& name) const {
 }
 
 const std::vector<std::string>& Folder::StatesOf(const std::string& param) const {
-  static const std::vector<std::string> none;
+  static const std::vector<std::string> kNone;
   const auto it = params_.find(param);
-  return it == params_.end() ? none : it->second;
+  return it == params_.end() ? kNone : it->second;
 }
 
 Result<Atom> OpenAtom(Reading* reading, const Folder& folder, const std::string& param,

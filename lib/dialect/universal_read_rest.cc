@@ -132,6 +132,7 @@ Status AddFrozenShares(Foreign* foreign, const Shares& shares, Param param) {
     SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(*shape));
     const std::vector<Place>& parts = shares[rank].at(param.name);
     std::vector<layout::Region> regions;
+    regions.reserve(parts.size());
     for (const Place& part : parts) regions.push_back(foreign->reading.map.RegionOf(part));
     param.dtype = parts.front().dtype;
     places.push_back({.array = foreign->reading.map.AddArray(param.dtype, std::move(regions)),
@@ -226,8 +227,9 @@ Status AddRest(Foreign* foreign) {
   for (auto& [name, holder] : aliases) {
     const auto at = foreign->by_name.find(holder);
     if (at == foreign->by_name.end()) {
-      return Fail(Errc::kBadInput, foreign->name_of(model) + ": \"" + name + "\" is tied to \"" +
-                                       holder + "\", which is not there");
+      std::string text = foreign->name_of(model);
+      text.append(": \"").append(name).append("\" is tied to \"").append(holder);
+      return Fail(Errc::kBadInput, text.append("\", which is not there"));
     }
     Param param = out.params[at->second];
     param.name = name;

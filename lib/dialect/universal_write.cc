@@ -2,6 +2,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "dialect/atoms_internal.h"
@@ -78,8 +79,7 @@ constexpr std::array<std::string_view, 15> kOptimizerKeys = {"base_optimizer_sta
                                                              "param_groups",
                                                              "ds_version"};
 
-template <std::size_t n>
-bool IsOneOf(const Node* key, const std::array<std::string_view, n>& keys) {
+bool IsOneOf(const Node* key, std::span<const std::string_view> keys) {
   return key->is_string() && std::find(keys.begin(), keys.end(), key->text) != keys.end();
 }
 
@@ -142,6 +142,7 @@ void AddSplitKeys(pickle::Arena& arena, const Param& param, Node* root) {
       continue;
     }
     std::vector<const Node*> parts;
+    parts.reserve(sizes.size());
     for (std::uint64_t size : sizes) parts.push_back(Number(arena, size));
     shape.push_back(arena.Tuple(std::move(parts)));
   }

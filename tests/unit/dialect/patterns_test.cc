@@ -24,12 +24,12 @@ struct Family {
 void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
 
 Known Same(const std::string& name, const Shape& shape) { return {name, shape, {shape, shape}}; }
-Known Rows(const std::string& name, Shape shape) {
+Known Rows(const std::string& name, const Shape& shape) {
   Shape half = shape;
   half[0] /= 2;
   return {name, shape, {half, half}};
 }
-Known Columns(const std::string& name, Shape shape) {
+Known Columns(const std::string& name, const Shape& shape) {
   Shape half = shape;
   half[1] /= 2;
   return {name, shape, {half, half}};

@@ -22,11 +22,13 @@ class Info : public testing::Test {
   }
   const Node* Strings(const std::vector<std::string>& texts) {
     std::vector<const Node*> items;
+    items.reserve(texts.size());
     for (const std::string& text : texts) items.push_back(arena_.String(text));
     return arena_.List(std::move(items));
   }
   const Node* Ints(const std::vector<std::int64_t>& values) {
     std::vector<const Node*> items;
+    items.reserve(values.size());
     for (std::int64_t value : values) items.push_back(arena_.Int(value));
     return arena_.List(std::move(items));
   }
