@@ -344,7 +344,10 @@ def unreadable(bench):
     program = bench.load
     if os.geteuid() == 0:
         options = {"user": 65534, "group": 65534, "extra_groups": []}
-        program = shutil.copy(bench.load, source.parent / "ucp-load")
+        # Copied by another process: a child that is forked here meanwhile would hold the file open for
+        # writing, and a file in writing cannot be run.
+        program = source.parent / "ucp-load"
+        run(["cp", bench.load, program])
         bench.folder.chmod(0o755)
         source.parent.chmod(0o777)
     done = run([program, source, source.parent / "out", *at.TARGET], **options)
