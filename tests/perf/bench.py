@@ -70,8 +70,8 @@ class Bench:
         clear(*outputs)
         return mine, other
 
-    def ratio(self, what, ours, theirs, outputs, wanted, runs=None, invert=False):
-        mine, other = self.pairs(ours, theirs, outputs, runs or self.args.runs)
+    def ratio(self, what, ours, theirs, outputs, wanted, invert=False):
+        mine, other = self.pairs(ours, theirs, outputs, self.args.runs)
         a, b = statistics.median(mine), statistics.median(other)
         value = f"{b / a:.1f} times faster" if invert else f"{a / b:.2f}"
         self.row(what, f"{value} ({a:.2f} s to {b:.2f} s; {min(mine):.2f}-{max(mine):.2f} to "
@@ -105,7 +105,7 @@ class Bench:
         peer = [self.python, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", tag, "--output_folder",
                 theirs, "--num_extract_workers", "2", "--num_merge_workers", "2", "--inject_missing_state"]
         self.ratio("`ucp-union` against `ds_to_universal` (2 + 2 workers), tmpfs", self.union(source, out), peer,
-                   [out, os.path.dirname(theirs)], "≥ 15 times faster", runs=max(1, self.args.runs // 2), invert=True)
+                   [out, os.path.dirname(theirs)], "≥ 15 times faster", invert=True)
 
     def tmpfs(self):
         source = self.checkpoint("big")
@@ -123,11 +123,10 @@ class Bench:
             subprocess.run(["sync", "-f", source], check=True)
         out, copy = os.path.join(self.disk, "out"), os.path.join(self.disk, "copy")
         peer = ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', source, copy]
-        runs = max(1, self.args.runs // 2 + 1)
         self.ratio("`ucp-union` with its syncs against `cp -r` and `sync -f`, disk", self.union(source, out), peer,
-                   [out, copy], "≤ 1.0", runs)
+                   [out, copy], "≤ 1.0")
         self.ratio("`ucp-load` with its syncs against `cp -r` and `sync -f`, disk", self.load(source, out), peer,
-                   [out, copy], "≤ 1.0", runs)
+                   [out, copy], "≤ 1.0")
         clear(source)
 
     def memory(self):
