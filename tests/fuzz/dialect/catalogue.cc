@@ -1,0 +1,56 @@
+// Any bytes as a fragment catalogue: as they are when they begin like one, else as what a catalogue
+// holds when unpacked, so that checksum and compression do not hide the rest. What is accepted is
+// written the same again, and read as a checkpoint or refused.
+
+#include <zstd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "dialect/dialect.h"
+#include "dialect/patterns.h"
+#include "dialect/source.h"
+#include "format/zip/crc32.h"
+
+namespace dialect = shardwright::dialect;
+using shardwright::Errc;
+using shardwright::Result;
+
+namespace {
+
+constexpr std::string_view kMagic("SWsource\0\0\0\1", 12);
+
+std::string Wrapped(std::string_view content) {
+  std::string frame(ZSTD_compressBound(content.size()), '\0');
+  const std::size_t size =
+      ZSTD_compress(frame.data(), frame.size(), content.data(), content.size(), 1);
+  SW_CHECK(!ZSTD_isError(size));
+  frame.resize(size);
+  const std::uint32_t sum = shardwright::zip::Crc32(std::as_bytes(std::span(frame)));
+  std::string out(kMagic);
+  for (unsigned b = 0; b < 4; ++b) out += static_cast<char>(sum >> (8 * b));
+  return out + frame;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size_bytes);
+  const Result<dialect::SourceSet> set =
+      dialect::DeserializeSource(bytes.starts_with(kMagic) ? std::string(bytes) : Wrapped(bytes));
+  if (!set) {
+    SW_CHECK(set.error().code != Errc::kInternal);
+    return 0;
+  }
+  const std::string first = dialect::Serialize(*set);
+  const Result<dialect::SourceSet> again = dialect::DeserializeSource(first);
+  SW_CHECK(again);
+  SW_CHECK(dialect::Serialize(*again) == first);
+  const Result<dialect::Checkpoint> read = dialect::ReadCheckpoint(*set, dialect::Patterns());
+  SW_CHECK(read || read.error().code != Errc::kInternal);
+  return 0;
+}
