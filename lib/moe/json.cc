@@ -15,7 +15,8 @@ namespace {
 std::string PlaceOf(std::string_view text, std::size_t byte) {
   const std::string_view before = text.substr(0, std::min(byte, text.size()));
   const auto lines = std::count(before.begin(), before.end(), '\n');
-  const std::size_t start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+  const std::size_t start =
+      before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
   return "line " + std::to_string(lines + 1) + ", column " +
          std::to_string(before.size() - start + 1);
 }
@@ -41,8 +42,8 @@ Status CheckSize(std::string_view text, const std::string& where) {
     if ((c == ']' || c == '}') && depth > 0) --depth;
   }
   if (values > limits::kMoeJsonValues) {
-    return Fail(Errc::kLimit, where + ": more than " + std::to_string(limits::kMoeJsonValues) +
-                                  " values");
+    return Fail(Errc::kLimit,
+                where + ": more than " + std::to_string(limits::kMoeJsonValues) + " values");
   }
   return {};
 }
@@ -81,8 +82,7 @@ Result<Json> ParseJson(std::string_view text, const std::string& where) {
     return json;
   } catch (const Json::parse_error& error) {
     const std::size_t byte = error.byte > 0 ? error.byte - 1 : 0;
-    return Fail(Errc::kBadInput,
-                where + ": " + PlaceOf(text, byte) + ": " + WordAt(text, byte));
+    return Fail(Errc::kBadInput, where + ": " + PlaceOf(text, byte) + ": " + WordAt(text, byte));
   } catch (const Json::exception& error) {
     return Fail(Errc::kBadInput, where + ": " + error.what());
   }
