@@ -45,7 +45,7 @@ std::string_view Name(RecoveryMethod method);
 struct Recovery {
   std::uint32_t units = 0;
   RecoveryMethod method = RecoveryMethod::kProduct;
-  std::vector<double> survived;  ///< P(k), k = 0 .. units
+  std::vector<double> survived;  ///< P(k), k = 0 .. min(units, RecoveryOptions::failures_max)
   std::vector<double> lost;      ///< 1 - P(k), without cancellation where the method is exact
   /// Number of survived failure sets of size k, where 64 bits hold them all and the method is
   /// exact.
@@ -58,9 +58,10 @@ struct Recovery {
 };
 
 struct RecoveryOptions {
-  std::uint64_t enumeration_max = 5'000'000;  ///< failure sets of one size that are looked at
-  std::uint64_t frontier_max = 20'000;        ///< states kept by kFrontier
-  std::uint64_t samples = 100'000;            ///< of Monte Carlo, per k
+  std::uint32_t failures_max = 512;           ///< greatest k that is looked at
+  std::uint64_t enumeration_max = 1'000'000;  ///< failure sets of one size that are looked at
+  std::uint64_t frontier_max = 4096;          ///< states kept by kFrontier
+  std::uint64_t samples = 20'000;             ///< of Monte Carlo, per k
   std::uint64_t seed = 0;
   /// Force a method; for tests and for --recovery. kInclusionExclusion, kFrontier, kEnumeration and
   /// kMonteCarlo only; what does not fit their limits falls to the automatic choice.
@@ -83,7 +84,8 @@ Recovery LayerRecovery(const Placement& placement, const Cluster& cluster, std::
 Recovery ModelRecovery(const Placement& placement, const Cluster& cluster,
                        FailureUnit unit = FailureUnit::kNode, const RecoveryOptions& options = {});
 
-/// Probability to survive when every unit fails with probability q, independently.
+/// Probability to survive when every unit fails with probability q, independently. More than
+/// RecoveryOptions::failures_max failures count as not survived.
 double SurvivalAt(const Recovery& recovery, double q);
 
 }  // namespace shardwright::moe
