@@ -124,7 +124,9 @@ const Json* Find(const Json& object, const char* name) {
 
 Result<std::uint64_t> WholeOf(const Json& value, std::uint64_t first, std::uint64_t last,
                               const std::string& where) {
-  if (value.is_number_unsigned()) {
+  const bool negative =
+      value.is_number_integer() && !value.is_number_unsigned() && value.get<std::int64_t>() < 0;
+  if (value.is_number_integer() && !negative) {
     const auto number = value.get<std::uint64_t>();
     if (number >= first && number <= last) return number;
   }
