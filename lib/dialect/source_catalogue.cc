@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <memory>
 #include <span>
 #include <utility>
@@ -20,16 +21,22 @@ constexpr std::string_view kMagic("SWsource\0\0\0\1", 12);
 constexpr std::size_t kHeaderBytes = kMagic.size() + 4;
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
 constexpr int kLevel = 3;
-constexpr int kWindowLog = 27;  // a skeleton is 200 KiB and much like the one 100 files before
+// The window covers the whole content up to this: a skeleton is 200 KiB and much like the one 100
+// files before.
+constexpr int kWindowLog = 27;
+constexpr int kWindowLogMin = 17;
 
 /// Compresses what is written to it.
 class Packer {
  public:
-  Packer() : context_(ZSTD_createCCtx()), buffer_(ZSTD_CStreamOutSize()) {
+  /// \param content_bytes  about how much will be written: no larger a window is made
+  explicit Packer(std::uint64_t content_bytes)
+      : context_(ZSTD_createCCtx()), buffer_(ZSTD_CStreamOutSize()) {
     SW_CHECK(context_ != nullptr);
     Set(ZSTD_c_compressionLevel, kLevel);
     Set(ZSTD_c_enableLongDistanceMatching, 1);
-    Set(ZSTD_c_windowLog, kWindowLog);
+    Set(ZSTD_c_windowLog,
+        std::clamp(static_cast<int>(std::bit_width(content_bytes)), kWindowLogMin, kWindowLog));
     Set(ZSTD_c_checksumFlag, 1);
   }
 
@@ -299,7 +306,12 @@ std::uint32_t Sum(std::string_view bytes) { return zip::Crc32(std::as_bytes(std:
 }  // namespace
 
 std::string Serialize(const SourceSet& source) {
-  Packer packer;
+  constexpr std::uint64_t kStorageBytes = 16;  // a usual storage, packed
+  std::uint64_t content_bytes = 0;
+  for (const SourceFile& file : source.files) {
+    content_bytes += file.skeleton.pickle.size() + kStorageBytes * file.skeleton.storages.size();
+  }
+  Packer packer(content_bytes);
   packer.Number(static_cast<std::uint64_t>(source.kind));
   packer.Text(source.tag);
   packer.Number(source.warnings.size());
