@@ -186,9 +186,12 @@ Status CheckLayers(const Reading& reading) {
       const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
       if (error != std::errc() || *end != '.' || reading.grid.layers.contains(layer)) continue;
       const std::string number = std::to_string(layer);
+      const std::string stem = (number.size() < 2 ? "layer_0" : "layer_") + number + "-";
       for (const auto& [axes, file] : reading.grid.layers.begin()->second) {
-        missing.insert("layer_" + std::string(number.size() < 2 ? "0" : "") + number + "-" + axes +
-                       (axes.empty() ? "" : "-") + "model_states.pt");
+        missing.insert(std::string(stem)
+                           .append(axes)
+                           .append(axes.empty() ? "" : "-")
+                           .append("model_states.pt"));
       }
     }
     if (!missing.empty()) {

@@ -41,8 +41,8 @@ Result<Place> MapBuilder::PlaceOf(std::uint32_t file, const Document& document, 
     const std::vector<std::uint64_t> dense = ContiguousStrides(tensor.shape);
     for (std::size_t dim = 0; dim < dense.size(); ++dim) {
       if (tensor.shape[dim] > 1 && tensor.strides[dim] != dense[dim]) {
-        return Fail(Errc::kUnsupported,
-                    name + ": " + what + ": its elements are not stored in row-major order");
+        return Fail(Errc::kUnsupported, std::string(name).append(": ").append(what).append(
+                                            ": its elements are not stored in row-major order"));
       }
     }
     SW_TRY_ASSIGN(out.offset, CheckedMul(tensor.offset, ItemSize(tensor.dtype)));

@@ -51,7 +51,7 @@ Status ReadDegrees(Reading* reading) {
   to.tp = mp;
   if (!reading->grid.layers.empty()) {
     SW_TRY_ASSIGN(to.tp, LayerWidth(*reading));
-    if (mp % to.tp != 0) {
+    if (to.tp == 0 || mp % to.tp != 0) {
       return Fail(Errc::kBadInput, reading->source.tag + ": " + std::to_string(mp) +
                                        " model-parallel ranks do not divide into the " +
                                        std::to_string(to.tp) + " files of each layer");

@@ -216,7 +216,7 @@ Result<PatternFile> ParseFile(const json& root, const std::string& origin) {
     const std::string number = "rule " + std::to_string(file.rules.size() + 1);
     Result<PatternRule> rule = ParseRule(item);
     if (!rule) return Within(number, rule.error());
-    rule->rule.origin = origin + " " + number;
+    rule->rule.origin.append(origin).append(" ").append(number);
     file.rules.push_back(*std::move(rule));
   }
   return file;

@@ -160,12 +160,15 @@ Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& root
 /// Atoms below `zero`: one folder per parameter with one file per state, and optimizer_state.pt.
 Status ListAtoms(const std::string& folder, std::vector<Found>* found,
                  std::vector<std::string>* skipped) {
-  const std::string top = folder + "/" + std::string(kAtomFolder);
+  const auto under = [&](std::string_view name) {
+    return std::string(folder).append("/").append(name);
+  };
+  const std::string top = under(kAtomFolder);
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(top));
   for (const os::Entry& entry : entries) {
     const std::string name = std::string(kAtomFolder) + "/" + entry.name;
     if (IsFile(entry) && entry.name.ends_with(".pt")) {
-      found->push_back({folder + "/" + name, name});
+      found->push_back({under(name), name});
       continue;
     }
     if (entry.type != os::EntryType::kDir) {
@@ -178,7 +181,7 @@ Status ListAtoms(const std::string& folder, std::vector<Found>* found,
       state_name += '/';
       state_name += state.name;
       if (IsFile(state) && state.name.ends_with(".pt")) {
-        found->push_back({folder + "/" + state_name, state_name});
+        found->push_back({under(state_name), state_name});
       } else {
         skipped->push_back(state_name);
       }
