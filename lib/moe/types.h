@@ -160,7 +160,7 @@ struct Options {
   /// What to do when copies_min does not fit: false refuses, true takes the largest that fits.
   bool copies_may_fall = false;
   FailureUnit failure_unit = FailureUnit::kNode;
-  Objective objective = Objective::kBalance;
+  std::optional<Objective> objective;  ///< absent: what the strategy was made for
   double recovery_loss = 0.02;  ///< kMixed: absolute loss of mean recovery probability that is fine
   NodeMap node_map = NodeMap::kJoint;
   bool distinct = false;  ///< lazarus: no more replicas of an expert than nodes
