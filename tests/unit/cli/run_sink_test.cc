@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <thread>
-#include <vector>
 
 namespace shardwright::cli {
 namespace {
@@ -31,9 +31,9 @@ TEST_F(RunSinkTest, AddsUpPassesOfOneName) {
 TEST_F(RunSinkTest, CountsFromManyThreads) {
   RunSink sink({}, console_, signals_);
   sink.Pass("write");
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&sink] {
+  std::array<std::thread, 8> threads;
+  for (std::thread& thread : threads) {
+    thread = std::thread([&sink] {
       for (std::uint64_t i = 0; i < 1000; ++i) {
         sink.AddRead(3, 1);
         sink.AddWritten(5, 2);

@@ -79,6 +79,7 @@ void WritePlain(const fs::path& folder, const Plain& plain) {
     }
   }
   std::vector<std::uint32_t> storages;
+  storages.reserve(flat.size());
   for (const auto& values : flat) storages.push_back(file.Storage(values));
   for (std::size_t i = 0; i < plain.module.size(); ++i) {
     const auto& [name, shape] = plain.module[i];

@@ -64,6 +64,7 @@ class PtFile {
   }
   const Node* Counts(const std::vector<std::uint64_t>& values) {
     std::vector<const Node*> items;
+    items.reserve(values.size());
     for (const std::uint64_t value : values) {
       items.push_back(arena.Int(static_cast<std::int64_t>(value)));
     }

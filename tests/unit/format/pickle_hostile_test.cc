@@ -267,11 +267,8 @@ TEST(PickleHostile, Nesting) {
   ExpectFails(Load(Pickle(tuples(2'000'000))), Errc::kLimit, "deeper");
   // Depth that only shows when a shared list is filled after it was put in place.
   std::string body = "]r" + Le(5000, 4);
-  for (int i = 0; i < 1500; ++i) body += "]r" + Le(static_cast<std::uint64_t>(i), 4) + "a";
-  for (int i = 0; i < 1499; ++i) {
-    body += "j" + Le(static_cast<std::uint64_t>(i), 4) + "j" +
-            Le(static_cast<std::uint64_t>(i + 1), 4) + "a0";
-  }
+  for (std::uint64_t i = 0; i < 1500; ++i) body += "]r" + Le(i, 4) + "a";
+  for (std::uint64_t i = 0; i < 1499; ++i) body += "j" + Le(i, 4) + "j" + Le(i + 1, 4) + "a0";
   ExpectFails(Load(Pickle(body)), Errc::kLimit, "deeper");
 }
 
