@@ -61,16 +61,18 @@ Result<Migration> PlanMigration(const Placement& current, const Placement& next,
 Status CheckNothingLost(const Migration& migration, const Loads& loads);
 
 /// A node for every node of the plan: physical node of plan node p. Only nodes with equal slots of
-/// their devices change places. cost: distinct experts that the physical node lacks.
-/// \pre map is kJoint or kGreedy; both placements have the same shape
+/// their devices change places, inside their rack if that is the failure unit. cost: distinct
+/// experts that the physical node lacks. \pre map is kJoint or kGreedy; both placements have the
+/// same shape
 std::vector<std::uint32_t> MapNodes(const Placement& current, const Placement& plan,
-                                    const Cluster& cluster, NodeMap map);
+                                    const Cluster& cluster, NodeMap map,
+                                    FailureUnit unit = FailureUnit::kNode);
 
 /// Renames the nodes, then the devices inside each node, then orders slots so that `plan` needs the
 /// fewest transfers from `current`: what a device keeps stays in its slot.
 /// Local, pure.
 Placement Relabel(const Placement& current, const Placement& plan, const Cluster& cluster,
-                  NodeMap map);
+                  NodeMap map, FailureUnit unit = FailureUnit::kNode);
 
 /// Renames devices of the whole cluster, layer by layer, for strategies that know no nodes.
 Placement RelabelDevices(const Placement& current, const Placement& plan, const Cluster& cluster);
