@@ -15,7 +15,7 @@ struct Need {
   std::uint32_t layer = 0;
   std::uint32_t expert = 0;
   std::uint32_t node = 0;
-  std::uint32_t first = 0;   // devices of the node that need it: [first, last) of `devices`
+  std::uint32_t first = 0;  // devices of the node that need it: [first, last) of `devices`
   std::uint32_t last = 0;
   std::uint32_t owners = 0;  // live nodes that hold it now
 };
@@ -190,7 +190,8 @@ double Seconds(const Migration& migration, const Cluster& cluster) {
 }
 
 Status CountBytes(const Cluster& cluster, Migration* migration) {
-  // Transfers are fewer than slots over all layers, which are capped: only the product may overflow.
+  // Transfers are fewer than slots over all layers, which are capped: only the product may
+  // overflow.
   SW_TRY(CheckedMul(migration->transfers.size(), cluster.expert_bytes));
   migration->node_in_bytes.assign(cluster.node_count(), 0);
   migration->node_out_bytes.assign(cluster.node_count(), 0);
@@ -213,12 +214,12 @@ Result<Migration> PlanMigration(const Placement& current, const Placement& next,
   if (current.layers != next.layers || current.experts != next.experts ||
       current.device_count() != next.device_count() ||
       next.device_count() != cluster.device_count()) {
-    return Fail(Errc::kMismatch,
-                "migration: " + std::to_string(next.layers) + " layers of " +
-                    std::to_string(next.experts) + " experts on " +
-                    std::to_string(next.device_count()) + " gpus expected, found " +
-                    std::to_string(current.layers) + " of " + std::to_string(current.experts) +
-                    " on " + std::to_string(current.device_count()));
+    return Fail(Errc::kMismatch, "migration: " + std::to_string(next.layers) + " layers of " +
+                                     std::to_string(next.experts) + " experts on " +
+                                     std::to_string(next.device_count()) +
+                                     " gpus expected, found " + std::to_string(current.layers) +
+                                     " of " + std::to_string(current.experts) + " on " +
+                                     std::to_string(current.device_count()));
   }
   Migration migration;
   Planner(current, next, cluster).Run(&migration);
@@ -242,8 +243,9 @@ Status CheckNothingLost(const Migration& migration, const Loads& loads) {
   constexpr std::size_t kNamed = 10;
   std::string names;
   for (std::size_t i = 0; i < std::min(kNamed, migration.lost.size()); ++i) {
-    names += (i == 0 ? "" : ", ") + ("layer " + std::to_string(loads.layer_id[migration.lost[i].layer])) +
-             " expert " + std::to_string(migration.lost[i].expert);
+    names += (i == 0 ? "" : ", ") +
+             ("layer " + std::to_string(loads.layer_id[migration.lost[i].layer])) + " expert " +
+             std::to_string(migration.lost[i].expert);
   }
   if (migration.lost.size() > kNamed) {
     names += " and " + std::to_string(migration.lost.size() - kNamed) + " more";

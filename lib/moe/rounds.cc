@@ -88,8 +88,8 @@ class Coloring {
 using Arrivals = std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::uint32_t>;
 
 // Transfers inside nodes: the first round from `ready` on in which both devices are free.
-void PlaceInside(const Cluster& cluster, const std::vector<std::size_t>& inside,
-                 Arrivals* arrivals, Migration* migration) {
+void PlaceInside(const Cluster& cluster, const std::vector<std::size_t>& inside, Arrivals* arrivals,
+                 Migration* migration) {
   std::vector<std::set<std::uint32_t>> sends(cluster.device_count());
   std::vector<std::set<std::uint32_t>> receives(cluster.device_count());
   for (const std::size_t i : inside) {
@@ -183,8 +183,7 @@ void ForwardInRounds(const Placement& current, const Cluster& cluster, Migration
       }
       transfer.from = best;
       transfer.round = round;
-      const bool near =
-          cluster.nodes[node(best)].rack == cluster.nodes[node(transfer.to)].rack;
+      const bool near = cluster.nodes[node(best)].rack == cluster.nodes[node(transfer.to)].rack;
       transfer.reach = near ? Reach::kRack : Reach::kCluster;
       ++sent[node(best)];
       send_round[node(best)] = round;

@@ -289,20 +289,41 @@ Placement LayersOf(const Placement& placement, std::uint32_t first, std::uint32_
 
 namespace {
 
-void Append(Placement* whole, const Placement& part) {
-  whole->layers += part.layers;
-  whole->slot_expert.insert(whole->slot_expert.end(), part.slot_expert.begin(),
-                            part.slot_expert.end());
+// Parts may have made room for their own layers only: each device gets the widest of all parts.
+Placement Together(const std::vector<const Placement*>& parts) {
+  Placement whole;
+  whole.experts = parts.front()->experts;
+  whole.slot_begin.assign(1, 0);
+  for (std::uint32_t d = 0; d < parts.front()->device_count(); ++d) {
+    std::uint32_t widest = 0;
+    for (const Placement* part : parts) {
+      widest = std::max(widest, part->slot_begin[d + 1] - part->slot_begin[d]);
+    }
+    whole.slot_begin.push_back(whole.slot_begin.back() + widest);
+  }
+  for (const Placement* part : parts) whole.layers += part->layers;
+  whole.slot_expert.assign(std::size_t{whole.layers} * whole.slot_count(), kNoExpert);
+  std::uint32_t layer = 0;
+  for (const Placement* part : parts) {
+    for (std::uint32_t l = 0; l < part->layers; ++l, ++layer) {
+      for (std::uint32_t d = 0; d < whole.device_count(); ++d) {
+        const auto slots = part->slots(l, d);
+        std::copy(slots.begin(), slots.end(), whole.slots(layer, d).begin());
+      }
+    }
+  }
+  return whole;
 }
 
 }  // namespace
 
 StrategyResult Join(std::vector<StrategyResult> parts) {
-  StrategyResult whole = std::move(parts.front());
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    StrategyResult& part = parts[i];
-    Append(&whole.placement, part.placement);
-    if (whole.owners && part.owners) Append(&*whole.owners, *part.owners);
+  StrategyResult whole;
+  std::vector<const Placement*> placements;
+  std::vector<const Placement*> owners;
+  for (StrategyResult& part : parts) {
+    placements.push_back(&part.placement);
+    if (part.owners) owners.push_back(&*part.owners);
     whole.notes.insert(whole.notes.end(), part.notes.begin(), part.notes.end());
     for (std::string& warning : part.warnings) {
       if (std::find(whole.warnings.begin(), whole.warnings.end(), warning) ==
@@ -311,6 +332,8 @@ StrategyResult Join(std::vector<StrategyResult> parts) {
       }
     }
   }
+  whole.placement = Together(placements);
+  if (owners.size() == parts.size()) whole.owners = Together(owners);
   return whole;
 }
 
