@@ -1,0 +1,10 @@
+# cmake -DOUT=FILE.cc -DFOLDER=page -P embed.cmake: puts the page's parts into a source file.
+set(text "#include \"moe/page/parts_internal.h\"\n\nnamespace shardwright::moe {\n\n")
+foreach(part css html js)
+  file(READ "${FOLDER}/page.${part}" content)
+  string(TOUPPER "${part}" upper)
+  string(SUBSTRING "${upper}" 0 1 first)
+  string(SUBSTRING "${part}" 1 -1 rest)
+  string(APPEND text "const char* const kPage${first}${rest} = R\"page(${content})page\";\n")
+endforeach()
+file(WRITE "${OUT}" "${text}\n}  // namespace shardwright::moe\n")

@@ -1,0 +1,10 @@
+#pragma once
+
+namespace shardwright::moe {
+
+// page.css, page.html and page.js, made part of the program by embed.cmake.
+extern const char* const kPageCss;
+extern const char* const kPageHtml;
+extern const char* const kPageJs;
+
+}  // namespace shardwright::moe
