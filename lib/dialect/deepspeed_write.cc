@@ -232,16 +232,9 @@ Status Planner::AddFile(const FileId& id) {
   for (const std::uint32_t i : laid_out_.order) {
     const Fill& fill = laid_out_.fills[i];
     const torch_pt::StorageSpec& spec = laid_out_.storages[i];
-    plan::Payload payload;
-    payload.offset = laid_out_.offsets[i];
-    payload.bytes = spec.elems * (spec.untyped ? 1 : ItemSize(spec.dtype));
-    if (fill.kind == Fill::Kind::kInline) {
-      payload.kind = plan::Payload::Kind::kInline;
-      payload.bytes_inline = fill.bytes;
-    } else if (fill.kind == Fill::Kind::kMember) {
-      payload.kind = plan::Payload::Kind::kMember;
-      payload.member = fill.member;
-    } else {
+    plan::Payload payload = PayloadOf(fill, laid_out_.offsets[i],
+                                      spec.elems * (spec.untyped ? 1 : ItemSize(spec.dtype)));
+    if (fill.kind != Fill::Kind::kInline && fill.kind != Fill::Kind::kMember) {
       const Slot slot = SlotOf(id, fill, spec);
       payload.array = slot.array;
       payload.holder = slot.holder;

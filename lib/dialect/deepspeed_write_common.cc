@@ -38,6 +38,24 @@ bool IsTrue(const Node* node) {
 
 }  // namespace
 
+plan::Payload PayloadOf(const Fill& fill, std::uint64_t offset, std::uint64_t bytes) {
+  plan::Payload payload;
+  payload.offset = offset;
+  payload.bytes = bytes;
+  if (fill.kind == Fill::Kind::kInline) {
+    payload.kind = plan::Payload::Kind::kInline;
+    payload.bytes_inline = fill.bytes;
+  } else if (fill.kind == Fill::Kind::kMember) {
+    payload.kind = plan::Payload::Kind::kMember;
+    payload.member = fill.member;
+  }
+  return payload;
+}
+
+bool IsOneOf(const Node* key, std::span<const std::string_view> keys) {
+  return key->is_string() && std::find(keys.begin(), keys.end(), key->text) != keys.end();
+}
+
 const Node* Document::Add(Fill fill, DType dtype, Shape shape, bool requires_grad) {
   pickle::Tensor tensor;
   tensor.storage = static_cast<std::uint32_t>(storages.size());

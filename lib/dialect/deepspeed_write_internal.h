@@ -1,10 +1,13 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -15,6 +18,7 @@
 #include "format/torch_pt/writer.h"
 #include "layout/cut.h"
 #include "layout/shard_map.h"
+#include "plan/target.h"
 
 namespace shardwright::dialect::deepspeed {
 
@@ -145,6 +149,29 @@ struct Fill {
   std::uint32_t member = 0;     ///< kMember: index into the source map
   std::string bytes;            ///< kInline
 };
+
+/// Where a storage of a file comes from, as the plan says it; `array` and `holder` are left to the
+/// caller for what is cut from tensors.
+plan::Payload PayloadOf(const Fill& fill, std::uint64_t offset, std::uint64_t bytes);
+
+/// Keys of a model file that depend on the layout or hold what the writer builds anew.
+inline constexpr std::array<std::string_view, 13> kModelKeys = {
+    "module",
+    "model",
+    "buffer_names",
+    "optimizer",
+    "param_shapes",
+    "frozen_param_shapes",
+    "shared_params",
+    "frozen_param_fragments",
+    "dp_world_size",
+    "mp_world_size",
+    "checkpoint_parallel_dimensions",
+    "ds_version",
+    "universal_checkpoint_info",
+};
+
+bool IsOneOf(const pickle::Node* key, std::span<const std::string_view> keys);
 
 /// One file's object graph. Nodes passed through stay the geometry's.
 struct Document {

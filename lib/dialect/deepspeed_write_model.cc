@@ -10,23 +10,7 @@ using pickle::Node;
 
 namespace {
 
-// Keys of a model file that depend on the layout; every other one is passed through.
-constexpr std::array<std::string_view, 14> kOurs = {
-    "module",
-    "model",
-    "buffer_names",
-    "optimizer",
-    "param_shapes",
-    "frozen_param_shapes",
-    "shared_params",
-    "frozen_param_fragments",
-    "dp_world_size",
-    "mp_world_size",
-    "checkpoint_parallel_dimensions",
-    "ds_config",
-    "ds_version",
-    "universal_checkpoint_info",
-};
+constexpr std::array<std::string_view, 1> kConfigKey = {"ds_config"};
 
 std::uint32_t WeightState(const Geometry& geometry, const Param& param) {
   if (param.kind == ParamKind::kBuffer) return kBuffer;
@@ -225,9 +209,7 @@ const Node* Dimensions(Arena& arena, const Topology& to) {
 Status PassThrough(Graft& graft, const Node* source, Node* root) {
   for (std::size_t i = 0; i < source->entry_count(); ++i) {
     const Node* key = source->key(i);
-    if (key->is_string() && std::find(kOurs.begin(), kOurs.end(), key->text) != kOurs.end()) {
-      continue;
-    }
+    if (IsOneOf(key, kModelKeys) || IsOneOf(key, kConfigKey)) continue;
     auto value = graft.Take(source->value(i));
     if (!value) {
       return Within(key->is_string() ? key->text : "client state", std::move(value).error());

@@ -244,6 +244,21 @@ bool IsNebulaStub(const os::File& file, const os::Identity& identity) {
           text.find(kShortEmptyText) != std::string::npos);
 }
 
+/// DataStates puts the length of a JSON header first, whose last key is its own.
+bool IsDataStates(const os::File& file, const os::Identity& identity) {
+  constexpr std::uint64_t kTailBytes = 128;
+  std::uint64_t header = 0;  // little-endian
+  if (identity.bytes < sizeof header ||
+      !file.ReadAt(0, std::as_writable_bytes(std::span(&header, 1))) ||
+      header > identity.bytes - sizeof header) {
+    return false;
+  }
+  std::string tail(static_cast<std::size_t>(std::min(header, kTailBytes)), '\0');
+  const std::uint64_t begin = sizeof header + header - tail.size();
+  if (!file.ReadAt(begin, std::as_writable_bytes(std::span(tail)))) return false;
+  return tail.find("\"datastates_metadata\"") != std::string::npos;
+}
+
 /// Scalars are used from here, so no later pass over the payloads compares them.
 Status CheckSum(const std::string& path, const torch_pt::Storage& storage, std::string_view bytes) {
   const std::uint32_t crc = zip::Crc32(std::as_bytes(std::span(bytes)));
@@ -264,7 +279,13 @@ Result<SourceFile> ReadFile(const Found& found) {
                                         ": a Nebula placeholder, its data is elsewhere: "
                                         "load and save the checkpoint without Nebula");
   }
-  SW_TRY_ASSIGN(out.skeleton, torch_pt::ReadSkeleton(file));
+  Result<torch_pt::Skeleton> skeleton = torch_pt::ReadSkeleton(file);
+  if (!skeleton && IsDataStates(file, out.identity)) {
+    return Fail(Errc::kUnsupported, found.path +
+                                        ": a DataStates container: load and save the "
+                                        "checkpoint without DataStates");
+  }
+  SW_TRY_ASSIGN(out.skeleton, std::move(skeleton));
   for (std::size_t i = 0; i < out.skeleton.storages.size(); ++i) {
     const torch_pt::Storage& storage = out.skeleton.storages[i];
     if (storage.bytes == 0 || storage.bytes > kInlineBytes) continue;

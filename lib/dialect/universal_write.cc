@@ -22,6 +22,8 @@ namespace {
 using deepspeed::Document;
 using deepspeed::Fill;
 using deepspeed::Graft;
+using deepspeed::IsOneOf;
+using deepspeed::kModelKeys;
 using layout::Cut;
 using layout::Split;
 using pickle::Node;
@@ -48,21 +50,6 @@ struct FileId {
   bool stage3 = false;      // kModel: under the name that stage 3 looks for
 };
 
-// Keys of a model file that depend on the layout or hold what atoms hold.
-constexpr std::array<std::string_view, 13> kModelKeys = {"model",
-                                                         "buffer_names",
-                                                         "optimizer",
-                                                         "param_shapes",
-                                                         "frozen_param_shapes",
-                                                         "shared_params",
-                                                         "frozen_param_fragments",
-                                                         "dp_world_size",
-                                                         "mp_world_size",
-                                                         "checkpoint_parallel_dimensions",
-                                                         "ds_version",
-                                                         "universal_checkpoint_info",
-                                                         "module"};
-
 constexpr std::array<std::string_view, 15> kOptimizerKeys = {"base_optimizer_state",
                                                              "base_optimizer_state_step",
                                                              "optimizer_state_dict",
@@ -78,10 +65,6 @@ constexpr std::array<std::string_view, 15> kOptimizerKeys = {"base_optimizer_sta
                                                              "state",
                                                              "param_groups",
                                                              "ds_version"};
-
-bool IsOneOf(const Node* key, std::span<const std::string_view> keys) {
-  return key->is_string() && std::find(keys.begin(), keys.end(), key->text) != keys.end();
-}
 
 const Node* Number(pickle::Arena& arena, std::uint64_t value) {
   return arena.Int(static_cast<std::int64_t>(value));
@@ -477,16 +460,9 @@ Status Planner::AddFile(const FileId& id) {
   file.bytes = layout->file_bytes();
   for (std::size_t i = 0; i < document->fills.size(); ++i) {
     const Fill& fill = document->fills[i];
-    plan::Payload payload;
-    payload.offset = layout->payload_offset(i);
-    payload.bytes = layout->payload_bytes(i);
-    if (fill.kind == Fill::Kind::kInline) {
-      payload.kind = plan::Payload::Kind::kInline;
-      payload.bytes_inline = fill.bytes;
-    } else if (fill.kind == Fill::Kind::kMember) {
-      payload.kind = plan::Payload::Kind::kMember;
-      payload.member = fill.member;
-    } else {
+    plan::Payload payload =
+        deepspeed::PayloadOf(fill, layout->payload_offset(i), layout->payload_bytes(i));
+    if (fill.kind != Fill::Kind::kInline && fill.kind != Fill::Kind::kMember) {
       payload.array = AddArray(fill, document->storages[i], payload);
     }
     file.payloads.push_back(std::move(payload));

@@ -389,6 +389,11 @@ TEST_F(FlatLayout, WhatIsNotSupportedIsSaid) {
 
   std::ofstream(Shard(1), std::ios::binary) << std::string("\x80\x02X\0\0\0\0q\0.", 10);
   ExpectRefused(Errc::kUnsupported, {"Nebula"});
+
+  const std::string header = R"({"module": {"dtype": "F32"}, "datastates_metadata": {}})";
+  std::ofstream(Shard(1), std::ios::binary)
+      << static_cast<char>(header.size()) << std::string(7, '\0') << header << "tensors";
+  ExpectRefused(Errc::kUnsupported, {"DataStates", "rank_1"});
 }
 
 TEST_F(FlatLayout, AStateWithAReservedNameIsRefused) {
