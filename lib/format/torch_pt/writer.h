@@ -22,7 +22,9 @@ struct StorageSpec {
 class Layout {
  public:
   /// Lays out a file whose object graph is `root`; kTensor nodes refer to `storages` by index.
-  /// \error kBadInput  a value that the format cannot hold, or nesting beyond limits::kPickleDepth
+  /// \error kBadInput     a value that the format cannot hold
+  ///        kUnsupported  a graph that contains itself
+  ///        kLimit        nesting beyond limits::kPickleDepth
   /// Pure: same input, same bytes.
   static Result<Layout> Make(const pickle::Node* root, std::span<const StorageSpec> storages);
 
