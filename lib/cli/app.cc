@@ -45,8 +45,8 @@ void App::Use(std::initializer_list<Shared> flags) {
   for (const Shared flag : flags) parser_->Use(flag);
 }
 
-void App::AddInput(std::string* input, std::string_view what) {
-  parser_->AddPositional("INPUT", input, what, false);
+void App::AddInput(std::string* input, std::string_view what, const std::string& name) {
+  parser_->AddPositional(name, input, what, false);
 }
 
 void App::AddOutput(std::string* output, std::string_view what) {

@@ -81,8 +81,8 @@ class App {
   /// Names the shared flags that the command has besides those that all have.
   void Use(std::initializer_list<Shared> flags);
 
-  /// The positional INPUT.
-  void AddInput(std::string* input, std::string_view what);
+  /// The positional INPUT, or of another name.
+  void AddInput(std::string* input, std::string_view what, const std::string& name = "INPUT");
   /// The positional OUTPUT, needed unless --list or --explain is given, and refused with them.
   void AddOutput(std::string* output, std::string_view what);
   /// INPUT and OUTPUT.

@@ -26,7 +26,7 @@ Status OnlyKnown(const Json& object, std::initializer_list<std::string_view> kno
   for (const auto& [name, value] : object.items()) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     std::string all;
-    for (const std::string_view one : known) all += (all.empty() ? "" : ", ") + std::string(one);
+    for (const std::string_view one : known) all.append(all.empty() ? "" : ", ").append(one);
     return Fail(Errc::kBadInput, where + ": unknown member \"" + name + "\", known are " + all);
   }
   return {};

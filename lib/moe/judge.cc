@@ -28,6 +28,29 @@ Status Prove(const StrategyResult& result, const Loads& loads, const Cluster& cl
   return Fail(Errc::kInternal, "the plan breaks a rule: " + proved.error().message);
 }
 
+/// What the sparse collectives of a layer carry: parameters from the owner to the other holders.
+SparseVolumes LayerVolumes(const StrategyResult& result, const Cluster& cluster,
+                           std::uint32_t layer) {
+  const std::uint32_t experts = result.placement.experts;
+  std::vector<std::uint32_t> owner(experts, 0);
+  std::vector<std::vector<std::uint32_t>> holders(experts);
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    for (const std::int32_t e : result.owners->slots(layer, d)) {
+      if (e != kNoExpert) owner[static_cast<std::size_t>(e)] = d;
+    }
+    for (const std::int32_t e : result.placement.slots(layer, d)) {
+      if (e != kNoExpert) holders[static_cast<std::size_t>(e)].push_back(d);
+    }
+  }
+  for (std::uint32_t e = 0; e < experts; ++e) {
+    std::vector<std::uint32_t>& held = holders[e];
+    held.push_back(owner[e]);
+    std::sort(held.begin(), held.end());
+    held.erase(std::unique(held.begin(), held.end()), held.end());
+  }
+  return VolumesOf(owner, holders, cluster.device_count(), cluster.param_bytes);
+}
+
 }  // namespace
 
 Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const Loads& loads,
@@ -43,6 +66,9 @@ Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const
   tbb::parallel_for(std::uint32_t{0}, loads.layers, [&](std::uint32_t l) {
     plan.layer_recovery[l] = LayerRecovery(state, cluster, l, options.unit, options.recovery);
   });
+  for (std::uint32_t l = 0; result.owners && l < loads.layers; ++l) {
+    plan.volumes.push_back(LayerVolumes(result, cluster, l));
+  }
   plan.model_recovery = ModelRecovery(state, cluster, options.unit, options.recovery);
   if (current != nullptr) {
     MigrationOptions migration;
@@ -83,14 +109,16 @@ Status CheckFaults(std::uint64_t faults, const Loads& loads, const Cluster& clus
                   std::to_string(largest));
 }
 
-Status CheckSurvives(const JudgedPlan& plan, std::uint64_t faults, FailureUnit unit) {
+Status CheckSurvives(const JudgedPlan& plan, std::uint64_t faults, const Loads& loads,
+                     const Cluster& cluster, FailureUnit unit) {
+  const std::int64_t certain = std::max<std::int64_t>(plan.model_recovery.certain, 0);
   if (plan.model_recovery.certain >= static_cast<std::int64_t>(faults)) return {};
-  return Fail(
-      Errc::kInfeasible,
-      "strategy " + plan.strategy + ": its plan survives any " +
-          Plural(static_cast<std::uint64_t>(std::max<std::int64_t>(plan.model_recovery.certain, 0)),
-                 UnitName(unit) + " failure") +
-          ", " + std::to_string(faults) + " asked: best, lazarus and spread keep copies apart");
+  return Fail(Errc::kInfeasible,
+              "strategy " + plan.strategy + ": its plan survives any " +
+                  Plural(static_cast<std::uint64_t>(certain), UnitName(unit) + " failure") + ", " +
+                  std::to_string(faults) +
+                  " asked: best and lazarus keep copies apart, for --faults of at most " +
+                  std::to_string(LargestFaults(loads, cluster, unit)));
 }
 
 }  // namespace shardwright::moe

@@ -38,8 +38,9 @@ Status CheckFaults(std::uint64_t faults, const Loads& loads, const Cluster& clus
                    FailureUnit unit);
 
 /// Refuses a plan that survives fewer failures than asked.
-/// \error kInfeasible
+/// \error kInfeasible  says how many it survives, and how many another plan could
 /// Local, pure.
-Status CheckSurvives(const JudgedPlan& plan, std::uint64_t faults, FailureUnit unit);
+Status CheckSurvives(const JudgedPlan& plan, std::uint64_t faults, const Loads& loads,
+                     const Cluster& cluster, FailureUnit unit);
 
 }  // namespace shardwright::moe

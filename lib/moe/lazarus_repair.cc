@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -13,9 +14,9 @@ namespace {
 
 using internal::Holders;
 
-constexpr std::uint32_t kTableUnits = 16;          // 2^16 failure sets are compared at once
-constexpr std::uint64_t kTableSwaps = 40'000;      // looked at per plan, about 50 ms at 16 units
-constexpr std::uint64_t kSmallestSwaps = 200'000;  // looked at per plan with more units
+constexpr std::uint32_t kTableUnits = 16;         // 2^16 failure sets are compared at once
+constexpr std::uint64_t kTableSwaps = 40'000;     // looked at per plan with few units
+constexpr std::uint64_t kSmallestSwaps = 50'000;  // looked at per plan with more units
 
 void Swap(UnitPlan* plan, std::uint32_t a, std::size_t i, std::uint32_t b, std::size_t j) {
   std::swap(plan->experts[a][i], plan->experts[b][j]);
@@ -48,15 +49,20 @@ class FailureTable {
   std::size_t layer_begin(std::size_t k) const { return begin_[k]; }
   std::size_t layer_count() const { return begin_.size() - 1; }
 
-  void Lost(const UnitSet& set, std::vector<std::uint64_t>* lost) const {
-    lost->assign(words(), ~std::uint64_t{0});
-    bool empty = true;
+  std::vector<std::uint32_t> Members(const UnitSet& set) const {
+    std::vector<std::uint32_t> members;
     for (std::uint32_t u = 0; u < units_; ++u) {
-      if (!set.Has(u)) continue;
-      empty = false;
-      for (std::size_t w = 0; w < lost->size(); ++w) (*lost)[w] &= variables_[u][w];
+      if (set.Has(u)) members.push_back(u);
     }
-    SW_CHECK(!empty);
+    SW_CHECK(!members.empty());
+    return members;
+  }
+
+  // Failure sets of word `w` that lose all of these units.
+  std::uint64_t Lost(const std::vector<std::uint32_t>& members, std::size_t w) const {
+    std::uint64_t lost = ~std::uint64_t{0};
+    for (const std::uint32_t u : members) lost &= variables_[u][w];
+    return lost;
   }
 
  private:
@@ -97,8 +103,10 @@ class TableSearch {
     lost_.resize(expert_count_);
     for (auto& layer : planes_) layer.assign(table_.words(), 0);
     for (std::uint32_t e = 0; e < expert_count_; ++e) {
-      table_.Lost(holders.sets[e], &lost_[e]);
+      const std::vector<std::uint32_t> members = table_.Members(holders.sets[e]);
+      lost_[e].resize(table_.words());
       for (std::size_t w = 0; w < table_.words(); ++w) {
+        lost_[e][w] = table_.Lost(members, w);
         planes_[2][w] |= planes_[1][w] & lost_[e][w];
         planes_[1][w] |= planes_[0][w] & lost_[e][w];
         planes_[0][w] |= lost_[e][w];
@@ -141,8 +149,8 @@ class TableSearch {
       return false;
     }
     ++looked_;
-    table_.Lost(holders.Moved(x, a, b), &x_lost_);
-    table_.Lost(holders.Moved(y, b, a), &y_lost_);
+    const std::vector<std::uint32_t> x_units = table_.Members(holders.Moved(x, a, b));
+    const std::vector<std::uint32_t> y_units = table_.Members(holders.Moved(y, b, a));
     std::vector<std::uint64_t>& counts = counts_;
     counts.assign(table_.layer_count(), 0);
     bool ahead = false;
@@ -152,7 +160,8 @@ class TableSearch {
         const std::uint64_t either = lost_[x][w] | lost_[y][w];
         const std::uint64_t others =
             planes_[2][w] | (planes_[1][w] & ~both) | (planes_[0][w] & ~either);
-        counts[k] += static_cast<std::uint64_t>(std::popcount(others | x_lost_[w] | y_lost_[w]));
+        counts[k] += static_cast<std::uint64_t>(
+            std::popcount(others | table_.Lost(x_units, w) | table_.Lost(y_units, w)));
       }
       if (!ahead && counts[k] > best_[k]) return false;
       ahead = ahead || counts[k] < best_[k];
@@ -168,7 +177,7 @@ class TableSearch {
   std::vector<std::vector<std::uint64_t>> lost_;  // [expert][word]
   std::vector<std::uint64_t> planes_[3];
   std::vector<std::uint64_t> best_;  // lost failure sets by size, best found
-  std::vector<std::uint64_t> counts_, x_lost_, y_lost_;
+  std::vector<std::uint64_t> counts_;
 };
 
 // With many units: how large the smallest sets are and how many different ones there are, which
@@ -201,6 +210,16 @@ class SmallestSets {
 
   std::uint32_t smallest() const { return families_.begin()->first; }
 
+  // False if a set of the smallest size that gives way to `next`, and one of size `other` to one of
+  // size `other_next`, cannot raise the score.
+  bool MayRaise(const UnitSet& next, std::uint32_t other, std::uint32_t other_next) const {
+    const auto second = std::next(families_.begin());
+    const std::uint32_t bound = second == families_.end() ? ~0U : second->first;
+    if (next.size() != smallest() || other <= bound || other_next <= bound) return true;
+    const auto& family = families_.begin()->second;
+    return family.contains({next.words().begin(), next.words().end()});
+  }
+
  private:
   std::map<std::uint32_t, std::map<std::vector<std::uint64_t>, int>> families_;
 };
@@ -227,6 +246,7 @@ void ImproveSmallest(UnitPlan* plan, std::uint32_t expert_count) {
             const UnitSet new_x = holders.Moved(x, a, b);
             const UnitSet new_y = holders.Moved(y, b, a);
             if (new_x.size() < sets.smallest() || new_y.size() < sets.smallest()) continue;
+            if (!sets.MayRaise(new_x, holders.sets[y].size(), new_y.size())) continue;
             sets.Add(holders.sets[x], -1);
             sets.Add(holders.sets[y], -1);
             sets.Add(new_x, 1);

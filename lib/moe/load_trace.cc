@@ -134,17 +134,16 @@ Status Finish(LoadTrace* trace, const std::string& where) {
                    [](const auto& a, const auto& b) { return a.iteration < b.iteration; });
   for (std::size_t r = 0; r < trace->records.size(); ++r) {
     const LoadTrace::Record& record = trace->records[r];
-    const std::string iteration = "iteration " + std::to_string(record.iteration);
+    const std::string place = where + ": iteration " + std::to_string(record.iteration);
     if (r > 0 && trace->records[r - 1].iteration == record.iteration) {
-      return Fail(Errc::kBadInput, where + ": " + iteration + " twice");
+      return Fail(Errc::kBadInput, place + " twice");
     }
     for (std::size_t row = 0; row < trace->layer_id.size(); ++row) {
       std::uint64_t sum = 0;
       for (std::size_t e = 0; e < trace->experts; ++e) {
         const std::uint64_t tokens = record.tokens[row * trace->experts + e];
         if (tokens > limits::kMoeTokens || (sum += tokens) > limits::kMoeTokens) {
-          return Fail(Errc::kBadInput, where + ": " + iteration + ": " +
-                                           CellName(trace->layer_id[row], e) +
+          return Fail(Errc::kBadInput, place + ": " + CellName(trace->layer_id[row], e) +
                                            ": the layer has more than " +
                                            std::to_string(limits::kMoeTokens) + " tokens");
         }

@@ -259,8 +259,9 @@ Status Combine(const Found& found, const std::string& where, std::map<std::uint6
                RecordBuilder* record, bool* summed) {
   for (const auto& [layer, counts] : found) {
     Found& earlier = (*seen)[layer];
-    const bool repeats = std::any_of(earlier.begin(), earlier.end(),
-                                     [&](const auto& other) { return other.second == counts; });
+    const bool repeats =
+        std::any_of(earlier.begin(), earlier.end(),
+                    [&counts = counts](const auto& other) { return other.second == counts; });
     if (repeats) continue;
     *summed = *summed || !earlier.empty();
     earlier.emplace(earlier.size(), counts);

@@ -12,30 +12,49 @@
 namespace shardwright::moe {
 namespace {
 
-/// Slots of a layer out of our record: by GPU where it has them, else by node.
+/// Slots of a list of GPUs or nodes, and how many each has, which all layers have alike.
+Result<std::vector<std::int32_t>> ListedSlots(const Json& devices, const std::string& where,
+                                              bool first, std::vector<std::uint32_t>* sizes) {
+  if (!devices.is_array()) return Fail(Errc::kBadInput, where + ": a list of gpus expected");
+  std::vector<std::int32_t> slots;
+  std::vector<std::uint32_t> found;
+  for (const Json& device : devices) {
+    SW_TRY_ASSIGN(const auto held, SlotsOf(device, where));
+    slots.insert(slots.end(), held.begin(), held.end());
+    found.push_back(static_cast<std::uint32_t>(held.size()));
+  }
+  if (first) *sizes = found;
+  if (found != *sizes) {
+    return Fail(Errc::kBadInput, where + ": other slots per gpu than the first layer");
+  }
+  return slots;
+}
+
+/// A layer out of our record: by GPU where it has them, else by node.
 Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* plan) {
   const Json* number = Find(layer, "layer");
   const Json* devices = Find(layer, "devices");
   if (devices == nullptr) devices = Find(layer, "placement");
-  if (number == nullptr || devices == nullptr || !devices->is_array()) {
+  if (number == nullptr || devices == nullptr) {
     return Fail(Errc::kBadInput, where + ": objects with layer and placement expected");
   }
   SW_TRY_ASSIGN(const std::uint64_t id,
                 WholeOf(*number, 0, limits::kMoeLayers - 1, where + ": layer"));
   const std::string place = where + ": layer " + std::to_string(id);
-  std::vector<std::int32_t> slots;
-  std::vector<std::uint32_t> sizes;
-  for (const Json& device : *devices) {
-    SW_TRY_ASSIGN(const auto held, SlotsOf(device, place));
-    slots.insert(slots.end(), held.begin(), held.end());
-    sizes.push_back(static_cast<std::uint32_t>(held.size()));
+  const Json* owners = Find(layer, "owners");
+  const bool first = plan->layer_id.empty();
+  if (!first && (owners != nullptr) != !plan->owner_slots.empty()) {
+    return Fail(Errc::kBadInput, place + ": owners in some layers only");
   }
-  if (plan->layer_id.empty()) plan->device_slots = sizes;
-  if (sizes != plan->device_slots) {
-    return Fail(Errc::kBadInput, place + ": other slots per gpu than layer " +
-                                     std::to_string(plan->layer_id.front()));
-  }
-  return AddLayer(plan, id, std::move(slots), place);
+  SW_TRY_ASSIGN(auto slots, ListedSlots(*devices, place, first, &plan->device_slots));
+  SW_TRY(AddLayer(plan, id, std::move(slots), place));
+  if (owners == nullptr) return {};
+  SW_TRY_ASSIGN(auto owned,
+                ListedSlots(*owners, place + ": owners", first, &plan->owner_device_slots));
+  const auto at = std::lower_bound(plan->layer_id.begin(), plan->layer_id.end(), id);
+  plan->owner_slots.insert(plan->owner_slots.begin() + (at - plan->layer_id.begin()),
+                           std::move(owned));
+  return {};
 }
 
 Result<PlanFile> ParseRecord(const Json& root, const std::string& where) {
@@ -228,8 +247,10 @@ Status Finish(PlanFile* plan, const std::string& where) {
                                      std::string(plan->slots.empty() ? "layers" : "slots"));
   }
   std::int32_t largest = kNoExpert;
-  for (const auto& layer : plan->slots) {
-    largest = std::max(largest, *std::max_element(layer.begin(), layer.end()));
+  for (const auto* const layers : {&plan->slots, &plan->owner_slots}) {
+    for (const auto& layer : *layers) {
+      for (const std::int32_t expert : layer) largest = std::max(largest, expert);
+    }
   }
   if (plan->experts == 0) plan->experts = static_cast<std::uint32_t>(largest + 1);
   if (largest >= static_cast<std::int32_t>(plan->experts) || plan->experts == 0) {
@@ -287,6 +308,13 @@ Result<Placement> PlacedOn(const PlanFile& plan, const Loads& loads, const Clust
     }
   }
   return placement;
+}
+
+PlanFile StateOf(PlanFile plan) {
+  if (plan.owner_slots.empty()) return plan;
+  plan.slots = std::exchange(plan.owner_slots, {});
+  plan.device_slots = std::exchange(plan.owner_device_slots, {});
+  return plan;
 }
 
 Result<Cluster> ClusterOf(const PlanFile& plan) {

@@ -24,6 +24,10 @@ struct PlanFile {
   /// GPUs.
   std::vector<std::uint32_t> device_slots;
   std::optional<Cluster> cluster;  ///< where the file tells it
+  /// Our record of a strategy that copies experts for an iteration: where state lies, as `slots`
+  /// and `device_slots`. Empty for all others.
+  std::vector<std::vector<std::int32_t>> owner_slots;
+  std::vector<std::uint32_t> owner_device_slots;
 };
 
 /// Reads a plan; its format is told by its content (docs/formats/plan.md).
@@ -40,6 +44,10 @@ Result<PlanFile> ParsePlan(std::string_view text, const std::string& where);
 /// \error kBadInput  another shape: layers that the plan lacks, other experts, other GPUs
 /// Pure.
 Result<Placement> PlacedOn(const PlanFile& plan, const Loads& loads, const Cluster& cluster);
+
+/// The part of a plan that stays: its owners where it has them, else all of it.
+/// Pure.
+PlanFile StateOf(PlanFile plan);
 
 /// The cluster that a plan itself tells.
 /// \error kUsage  if it tells none

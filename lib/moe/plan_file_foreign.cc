@@ -214,8 +214,9 @@ Result<PlanFile> ParseVllmPlan(const Json& root, const std::string& where) {
   plan.positions = true;
   for (const auto& [name, row] : map->items()) {
     const auto layer = Number(name);
-    if (!layer) return Fail(Errc::kBadInput, where + ": \"" + name + "\" is no layer");
-    const std::string place = where + ": layer " + name;
+    std::string place = where;
+    place.append(": layer ").append(name);
+    if (!layer) return Fail(Errc::kBadInput, place.append(": a number expected"));
     SW_TRY_ASSIGN(auto slots, SlotsOf(row, place));
     SW_TRY(AddLayer(&plan, *layer, std::move(slots), place));
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "moe/hecate.h"
 #include "moe/metrics.h"
 #include "moe/migration.h"
 #include "moe/recovery.h"
@@ -22,6 +23,8 @@ struct JudgedPlan {
   std::vector<Recovery> layer_recovery;  ///< by layer
   Recovery model_recovery;
   std::optional<Migration> migration;  ///< from the old plan, if there was one
+  /// What the copies of one iteration carry, by layer; empty for strategies without such copies.
+  std::vector<SparseVolumes> volumes;
 };
 
 /// Survival probabilities that a record lists: k = 1 up to the first 0, but no more than this.

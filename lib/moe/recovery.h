@@ -16,6 +16,7 @@ class UnitSet {
   UnitSet() = default;
   explicit UnitSet(std::uint32_t units) : words_((units + 63) / 64, 0) {}
   void Add(std::uint32_t unit) { words_[unit / 64] |= std::uint64_t{1} << (unit % 64); }
+  void Remove(std::uint32_t unit) { words_[unit / 64] &= ~(std::uint64_t{1} << (unit % 64)); }
   bool Has(std::uint32_t unit) const { return (words_[unit / 64] >> (unit % 64) & 1) != 0; }
   std::uint32_t size() const;
   bool Contains(const UnitSet& other) const;

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "moe/migration.h"
+#include "moe/strategies_internal.h"
 
 namespace shardwright::moe {
 namespace {
@@ -256,6 +257,18 @@ Placement Relabel(const Placement& current, const Placement& plan, const Cluster
   MatchAll(current, cluster, false, &renamed);
   return renamed;
 }
+
+namespace internal {
+
+void KeepSlots(const Placement& current, const Cluster& cluster, Placement* plan) {
+  for (std::uint32_t l = 0; l < plan->layers; ++l) {
+    for (std::uint32_t d = 0; d < plan->device_count(); ++d) {
+      if (cluster.alive(d)) moe::KeepSlots(current, l, d, plan);
+    }
+  }
+}
+
+}  // namespace internal
 
 Placement RelabelDevices(const Placement& current, const Placement& plan, const Cluster& cluster) {
   Placement renamed = plan;

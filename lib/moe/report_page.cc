@@ -65,6 +65,7 @@ Json Rounds(const Migration& migration, std::uint32_t step) {
 
 Json Row(const PageRow& row, std::size_t failures) {
   Json json = {{"strategy", row.strategy}};
+  if (const auto found = FindStrategy(row.strategy)) json["summary"] = (*found)->summary;
   if (row.plan == nullptr) {
     json["reason"] = row.reason;
     return json;
@@ -75,7 +76,7 @@ Json Row(const PageRow& row, std::size_t failures) {
   json["worst"] = metrics.imbalance_max;
   json["bound"] = metrics.bound_mean;
   json["split"] = metrics.lp_bound_mean;
-  json["leave"] = metrics.inter_node_share;
+  json["leave"] = metrics.inter_node_share_least;
   json["certain"] = recovery.certain;
   json["p"] = failures < recovery.survived.size() ? Json(recovery.survived[failures]) : Json();
   json["ms"] = row.seconds * 1e3;
@@ -200,6 +201,9 @@ std::string PageText(const ReportPage& page) {
   data["before_begin"] = page.before == nullptr ? Json() : Json(page.before->slot_begin);
   std::string text =
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      // The browser itself refuses whatever would reach for a network.
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+      "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<title>Expert placement</title>\n<style>\n";
   text += kPageCss;

@@ -23,11 +23,9 @@ struct Holders {
 
   /// The units of `expert` after one replica went from `from` to `to`.
   UnitSet Moved(std::uint32_t expert, std::uint32_t from, std::uint32_t to) const {
-    const auto units = static_cast<std::uint32_t>(count.size());
-    UnitSet set(units);
-    for (std::uint32_t u = 0; u < units; ++u) {
-      if (u == to || (count[u][expert] > (u == from ? 1U : 0U))) set.Add(u);
-    }
+    UnitSet set = sets[expert];
+    if (count[from][expert] == 1) set.Remove(from);
+    set.Add(to);
     return set;
   }
 

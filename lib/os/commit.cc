@@ -82,6 +82,19 @@ Status RefuseOddOutput(const std::string& output, bool force) {
   return {};
 }
 
+Status RefuseOddFile(const std::string& file, bool force) {
+  struct stat info {};
+  if (sys::StatAt(AT_FDCWD, file.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return {};
+    return SysFail(Errc::kNotFound, file, "cannot stat", errno);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return Fail(Errc::kBusy, file + ": exists and is no regular file, which is never replaced");
+  }
+  if (!force) return Fail(Errc::kBusy, file + ": exists (--force replaces it)");
+  return {};
+}
+
 }  // namespace
 
 Result<std::string> MakeRunId() {
@@ -279,6 +292,27 @@ Status Stage::Abandon(bool keep) {
   if (!keep && !committed_) status = RemoveTree(path_, parent_);
   Status released = lock_.Release();
   if (!status) return status;
+  return released;
+}
+
+Status CommitFile(const std::string& file, std::string_view text, bool force) {
+  SW_TRY_ASSIGN(const ParentName split, SplitOutput(file));
+  const std::string output = split.Path();
+  const std::string partial = output + ".partial";
+  SW_TRY_ASSIGN(Lock lock, Lock::Take(output + ".lock", "writes " + split.name));
+  const auto commit = [&]() -> Status {
+    SW_TRY(RefuseOddFile(output, force));
+    SW_TRY_ASSIGN(const bool stale, Exists(partial));  // of a run that was killed here
+    if (stale) SW_TRY(RemoveFile(partial));
+    SW_TRY(WriteWholeFile(partial, text));
+    const Status named = force ? Rename(partial, output) : RenameNew(partial, output);
+    if (named) return SyncDir(split.parent);
+    sys::UnlinkAt(AT_FDCWD, partial.c_str());
+    return named;
+  };
+  Status committed = commit();
+  Status released = lock.Release();
+  if (!committed) return committed;
   return released;
 }
 

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -95,5 +96,12 @@ class Stage {
   std::vector<std::string> notes_;
   Lock lock_;
 };
+
+/// The same promise for an output that is one file: made beside its name as FILE.partial under the
+/// lock FILE.lock, synced, and then given its name in one step.
+/// \error kBusy if FILE exists and force is off, is no regular file, or another run holds the lock;
+///        kNotFound if the parent is missing; kUsage for a bad name; kIo
+/// Local.
+Status CommitFile(const std::string& file, std::string_view text, bool force);
 
 }  // namespace shardwright::os

@@ -106,6 +106,7 @@ Result<std::vector<Entry>> ReadHeader(const os::File& file) {
     entries.push_back(*std::move(entry));
   }
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
+  ranges.reserve(entries.size());
   for (const Entry& entry : entries) ranges.emplace_back(entry.offset, entry.offset + entry.bytes);
   std::sort(ranges.begin(), ranges.end());
   for (std::size_t i = 1; i < ranges.size(); ++i) {

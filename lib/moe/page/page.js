@@ -5,6 +5,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const fixed = (x, digits) => x.toFixed(digits);
 const percent = (p) => (p < 1 && p > 0.9995 ? "<100 %" : fixed(100 * p, p > 0 && p < 1 ? 1 : 0) + " %");
 const count = (n) => n.toLocaleString("en-US");
+const plural = (n) => `${n} ${D.unit}${n === 1 ? "" : "s"}`;
 
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -182,7 +183,6 @@ function drawBars() {
   });
   shape(svg, "text", { x: left, y: height - 6 }, "gpu 0");
   shape(svg, "text", { x: width, y: height - 6, "text-anchor": "end" }, "gpu " + (device.length - 1));
-  svg.onpointermove = null;
   barsTip.text = (event) => {
     const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) / box.width * width - left;
     const d = Math.floor(x / (width - left) * device.length);
@@ -211,10 +211,12 @@ function drawLayers() {
     shape(svg, "circle", { cx: x(l), cy: y(m.after), r: D.shown[current] === l ? 6 : 4, fill: css("--after"),
       stroke: css("--ink"), "stroke-width": D.shown[current] === l ? 2 : 0 });
   });
-  for (const l of [0, D.metrics.length - 1]) {
-    shape(svg, "text", { x: x(l), y: height - 6, "text-anchor": "middle" }, "layer " + D.metrics[l].layer);
-    if (D.metrics.length === 1) break;
-  }
+  // As many numbers as fit; the axis is named once, at its left end.
+  const every = Math.ceil(D.metrics.length * 30 / Math.max(width - left, 30));
+  shape(svg, "text", { x: left - 6, y: height - 6, "text-anchor": "end" }, "layer");
+  D.metrics.forEach((m, l) => {
+    if (l % every === 0) shape(svg, "text", { x: x(l), y: height - 6, "text-anchor": "middle" }, m.layer);
+  });
   const nearest = (event) => {
     const box = svg.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * width;
     let best = 0;
@@ -241,26 +243,46 @@ function drawSurvival() {
   const every = Math.ceil(most / 10);
   for (let k = 0; k <= most; k += every) shape(svg, "text", { x: x(k), y: bottom + 18, "text-anchor": "middle" }, k);
   shape(svg, "text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, `${D.unit}s failed`);
-  // The chosen one last, on top. Names end on lines of their own.
-  const curves = [...D.survival].reverse();
-  const labels = [];
-  for (const curve of curves) {
-    const chosen = curve === D.survival[0];
+  // Strategies with the same curve share a line and a label; the chosen one is drawn last, on top.
+  const groups = new Map();
+  for (const curve of D.survival) {
+    const key = curve.p.join();
+    if (!groups.has(key)) groups.set(key, { p: curve.p, names: [], chosen: false });
+    groups.get(key).names.push(curve.name);
+    groups.get(key).chosen ||= curve === D.survival[0];
+  }
+  const curves = [...groups.values()].sort((a, b) => a.chosen - b.chosen);
+  for (const { p, chosen } of curves) {
     shape(svg, "polyline", {
-      points: curve.p.map((p, k) => `${x(k)},${y(p)}`).join(" "), fill: "none",
+      points: p.map((value, k) => `${x(k)},${y(value)}`).join(" "), fill: "none",
       stroke: css(chosen ? "--after" : "--before"), "stroke-width": chosen ? 3 : 1.5, "stroke-linejoin": "round",
     });
-    if (chosen) curve.p.forEach((p, k) => shape(svg, "circle", { cx: x(k), cy: y(p), r: 4, fill: css("--after") }));
-    const half = curve.p.findIndex((p) => p < 0.5);
-    labels.push({ curve, chosen, x: x(half < 0 ? most : half), y: y(curve.p[half < 0 ? curve.p.length - 1 : half]) });
+    if (chosen) p.forEach((value, k) => shape(svg, "circle", { cx: x(k), cy: y(value), r: 4, fill: css("--after") }));
   }
-  const chosen = labels.find((label) => label.chosen);
-  shape(svg, "text", { x: chosen.x + 8, y: chosen.y - 6, style: `fill:${css("--after")};font-weight:600` }, chosen.curve.name);
+  // Labels stand where a curve falls below a half, the chosen one first; one that would cover another moves down.
+  const taken = [];
+  for (const { p, names, chosen } of curves.reverse()) {
+    const found = p.findIndex((value) => value < 0.5), k = found < 0 ? p.length - 1 : found;
+    const text = names.length > 2 ? `${names[0]} and ${names.length - 1} more` : names.join(", ");
+    const at = k > 0 && found > 0 ? k - (0.5 - p[k]) / (p[k - 1] - p[k]) : k;
+    const label = shape(svg, "text", { x: x(at) + 8, y: y(Math.max(p[k], 0.5)) - 6,
+      class: "name", style: chosen ? `fill:${css("--after")};font-weight:600` : "" }, text);
+    let box = label.getBBox();
+    if (box.x + box.width > width) label.setAttribute("x", width - box.width);
+    for (let tries = 0; tries < 12; ++tries) {
+      box = label.getBBox();
+      const covers = taken.some((o) => box.x < o.x + o.width + 8 && o.x < box.x + box.width + 8 &&
+        box.y < o.y + o.height && o.y < box.y + box.height);
+      if (!covers) break;
+      label.setAttribute("y", Number(label.getAttribute("y")) + 15);
+    }
+    taken.push(label.getBBox());
+  }
   survivalTip.text = (event) => {
     const box = svg.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * width;
     const k = Math.round((at - left) / (right - left) * most);
     if (k < 0 || k > most) return "";
-    return `${k} ${D.unit}s failed\n` + D.survival.filter((s) => s.p[k] !== undefined)
+    return `${plural(k)} failed\n` + D.survival.filter((s) => s.p[k] !== undefined)
       .map((s) => `${s.name}: ${percent(s.p[k])}${s.exact ? "" : " (estimate)"}`).join("\n");
   };
 }
@@ -280,7 +302,7 @@ function drawRounds() {
     round.forEach((value, reach) => {
       if (value === 0) return;
       shape(svg, "rect", {
-        x: left + i * slot + 0.5, width: Math.max(slot - Math.min(2, slot * 0.3), 0.8), y: y(base + value) + (base > 0 ? 0 : 0),
+        x: left + i * slot + 0.5, width: Math.max(slot - Math.min(2, slot * 0.3), 0.8), y: y(base + value),
         height: Math.max(y(base) - y(base + value) - (base > 0 ? 1 : 0), 0.5), fill: colors[reach],
       });
       base += value;
@@ -302,13 +324,13 @@ const roundsTip = { text: () => "" };
 function fillTable() {
   const table = $("table");
   const head = make("tr");
-  const names = ["strategy", "balance", "worst layer", "bound", "any split", "tokens leaving their node",
+  const names = ["strategy", "balance", "worst layer", "bound", "any split", "leave node",
     "survives any", `survives ${D.failures}`, "moves", "bytes", "rounds", "plan time"];
   for (const name of names) head.append(make("th", {}, name));
   table.append(head);
   for (const r of D.rows) {
     const row = make("tr", r.strategy === D.strategy ? { class: "chosen" } : {});
-    row.append(make("td", {}, r.strategy));
+    row.append(make("td", r.summary ? { title: r.summary } : {}, r.strategy));
     if (r.reason !== undefined) {
       row.append(make("td", { class: "reason", colspan: names.length - 1 }, r.reason));
     } else {
@@ -334,8 +356,8 @@ function fillTexts() {
   tile("Balance, busiest GPU / mean", fixed(D.total.after, 3),
     (D.total.before === null ? "" : `${D.before_name}: ${fixed(D.total.before, 3)}; `) + `bound ${fixed(D.total.bound, 3)}`);
   const p = D.survival[0].p, certain = D.total.certain;
-  tile("Survives any", certain < 0 ? "nothing" : `${certain} ${D.unit}${certain === 1 ? "" : "s"}`,
-    p[certain + 1] === undefined ? "all that were looked at" : `${certain + 1}: ${percent(p[certain + 1])}`);
+  tile("Survives any", certain < 0 ? "nothing" : plural(certain),
+    p[certain + 1] === undefined ? "all that were looked at" : `${plural(certain + 1)}: ${percent(p[certain + 1])}`);
   tile("Tokens that leave their node", percent(D.total.leave), `${percent(D.total.leave_least)} if near replicas come first`);
   if (D.migration) {
     tile("Moves from the old plan", count(D.migration.transfers),
@@ -345,6 +367,7 @@ function fillTexts() {
     ? "Replicas copied in each round. A node sends and receives at most one expert of another node per round."
     : "No old plan was given: nothing is copied.";
   $("rounds-key").hidden = !D.rounds;
+  $("rounds").style.display = D.rounds ? "" : "none";
   if (D.shown.length < D.metrics.length) {
     $("shown").textContent = `Maps of ${D.shown.length} of ${D.metrics.length} layers, the least balanced ones, to keep the page small.`;
   }

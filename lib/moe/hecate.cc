@@ -1,0 +1,307 @@
+#include "moe/hecate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "base/checked.h"
+
+namespace shardwright::moe {
+namespace {
+
+__extension__ using Wide = unsigned __int128;
+
+// Slots for foreign experts while a layer is materialized.
+class Spare {
+ public:
+  Spare(const LiveDevices& devices, std::vector<std::uint32_t> on_device)
+      : devices_(devices),
+        on_device_(std::move(on_device)),
+        on_node_(devices.nodes, 0),
+        copies_(devices.nodes, 0) {
+    for (std::uint32_t d = 0; d < devices.size(); ++d) on_node_[devices.node[d]] += on_device_[d];
+  }
+
+  std::uint64_t slots() const {
+    return std::accumulate(on_node_.begin(), on_node_.end(), std::uint64_t{0});
+  }
+
+  // Copies expert e, held by `holders` so far, to up to `count` further devices.
+  std::uint64_t Copy(std::uint64_t count, std::vector<std::uint32_t>* holders) {
+    std::fill(copies_.begin(), copies_.end(), 0U);
+    for (const std::uint32_t d : *holders) ++copies_[devices_.node[d]];
+    std::uint64_t done = 0;
+    while (done < count) {
+      const std::uint32_t best = Best(*holders);
+      if (best == devices_.size()) break;
+      holders->push_back(best);
+      --on_device_[best];
+      --on_node_[devices_.node[best]];
+      ++copies_[devices_.node[best]];
+      ++done;
+    }
+    std::sort(holders->begin(), holders->end());
+    return done;
+  }
+
+ private:
+  // Fewest copies on the node, most free slots on the node, most on the device, lowest id.
+  std::uint32_t Best(const std::vector<std::uint32_t>& holders) const {
+    std::uint32_t best = devices_.size();
+    const auto key = [&](std::uint32_t d) {
+      const std::uint32_t node = devices_.node[d];
+      return std::tuple(copies_[node], ~on_node_[node], ~on_device_[d], d);
+    };
+    for (std::uint32_t d = 0; d < devices_.size(); ++d) {
+      if (on_device_[d] == 0 || std::find(holders.begin(), holders.end(), d) != holders.end()) {
+        continue;
+      }
+      if (best == devices_.size() || key(d) < key(best)) best = d;
+    }
+    return best;
+  }
+
+  const LiveDevices& devices_;
+  std::vector<std::uint32_t> on_device_;
+  std::vector<std::uint64_t> on_node_;
+  std::vector<std::uint32_t> copies_;  // of the current expert, by node
+};
+
+// Copies the `count` hottest experts in proportion to their tokens. Where every device has room for
+// all of them this puts all of them everywhere.
+void CopyHottest(std::span<const std::uint64_t> tokens, std::uint32_t count, Spare places,
+                 std::uint32_t devices, std::vector<std::vector<std::uint32_t>>* holders) {
+  const std::vector<std::uint32_t> hot = HottestExperts(tokens, count);
+  std::uint64_t slots = places.slots();
+  std::uint64_t left = 0;
+  for (const std::uint32_t e : hot) left += tokens[e];
+  for (std::size_t i = 0; i < hot.size(); ++i) {
+    const std::uint64_t mine = tokens[hot[i]];
+    const std::uint64_t share =
+        left > 0 ? static_cast<std::uint64_t>(Wide{slots} * mine / left) : slots / (hot.size() - i);
+    slots -= places.Copy(std::min<std::uint64_t>(share, devices - 1), &(*holders)[hot[i]]);
+    left -= mine;
+  }
+}
+
+// Free places of all layers, and the load of the layer at hand.
+class Shelves {
+ public:
+  Shelves(const LiveDevices& devices, std::uint64_t per_device)
+      : devices_(devices), free_(devices.size(), per_device), node_free_(devices.nodes, 0) {
+    for (const std::uint32_t node : devices.node) node_free_[node] += per_device;
+    first_.assign(devices.nodes + std::size_t{1}, 0);
+    for (const std::uint32_t node : devices.node) ++first_[node + std::size_t{1}];
+    std::partial_sum(first_.begin(), first_.end(), first_.begin());
+  }
+
+  void NextLayer() {
+    load_.assign(devices_.size(), 0);
+    node_load_.assign(devices_.nodes, 0);
+    hot_.assign(devices_.size(), 0);
+  }
+
+  std::uint32_t PutCold(std::uint64_t tokens) {
+    const auto node_key = [&](std::uint32_t n) {
+      return std::tuple(node_load_[n], node_free_[n], n);
+    };
+    std::uint32_t node = devices_.nodes;
+    for (std::uint32_t n = 0; n < devices_.nodes; ++n) {
+      if (node_free_[n] > 0 && (node == devices_.nodes || node_key(n) < node_key(node))) node = n;
+    }
+    const auto key = [&](std::uint32_t d) { return std::tuple(load_[d], free_[d], d); };
+    std::uint32_t best = devices_.size();
+    for (std::uint32_t d = first_[node]; d < first_[node + std::size_t{1}]; ++d) {
+      if (free_[d] > 0 && (best == devices_.size() || key(d) < key(best))) best = d;
+    }
+    Take(best, tokens);
+    return best;
+  }
+
+  std::uint32_t PutHot(std::uint64_t tokens) {
+    const auto key = [&](std::uint32_t d) { return std::tuple(hot_[d], ~free_[d], d); };
+    std::uint32_t best = devices_.size();
+    for (std::uint32_t d = 0; d < devices_.size(); ++d) {
+      if (free_[d] > 0 && (best == devices_.size() || key(d) < key(best))) best = d;
+    }
+    Take(best, tokens);
+    ++hot_[best];
+    return best;
+  }
+
+ private:
+  void Take(std::uint32_t d, std::uint64_t tokens) {
+    --free_[d];
+    --node_free_[devices_.node[d]];
+    load_[d] += tokens;
+    node_load_[devices_.node[d]] += tokens;
+  }
+
+  const LiveDevices& devices_;
+  std::vector<std::uint64_t> free_, node_free_;
+  std::vector<std::uint32_t> first_;  // device of a node
+  std::vector<std::uint64_t> load_, node_load_;
+  std::vector<std::uint32_t> hot_;
+};
+
+// Seconds of a layer: the busiest device, and what crosses nodes when near holders come first and
+// every device feeds an even share.
+double LayerSeconds(const std::vector<std::vector<std::uint32_t>>& holders,
+                    std::span<const std::uint64_t> tokens, const LiveDevices& devices,
+                    const CalibrationCost& cost) {
+  std::vector<double> load(devices.size(), 0);
+  std::vector<std::uint32_t> width(devices.nodes, 0);
+  for (const std::uint32_t node : devices.node) ++width[node];
+  double crossing = 0;
+  for (std::size_t e = 0; e < holders.size(); ++e) {
+    const auto t = static_cast<double>(tokens[e]);
+    std::uint32_t near = 0;
+    std::uint32_t last = devices.nodes;
+    for (const std::uint32_t d : holders[e]) {
+      load[d] += t / static_cast<double>(holders[e].size());
+      if (devices.node[d] != last) near += width[devices.node[d]];
+      last = devices.node[d];
+    }
+    crossing += t * (devices.size() - near) / devices.size();
+  }
+  const double busiest = *std::max_element(load.begin(), load.end());
+  const double traffic =
+      cost.bytes_per_s > 0 ? crossing * cost.bytes_per_token / cost.bytes_per_s : 0;
+  return busiest * cost.seconds_per_token + traffic;
+}
+
+}  // namespace
+
+std::uint32_t OverlapDegree(double nonmoe_seconds, double bytes_per_s, std::uint64_t expert_bytes) {
+  if (!(nonmoe_seconds > 0) || !(bytes_per_s > 0) || expert_bytes == 0) return 0;
+  const double degree =
+      std::floor(nonmoe_seconds * bytes_per_s / static_cast<double>(expert_bytes));
+  constexpr double kMost = std::numeric_limits<std::uint32_t>::max();
+  return static_cast<std::uint32_t>(std::min(degree, kMost));
+}
+
+LiveDevices::LiveDevices(const Cluster& cluster) {
+  std::uint32_t last = cluster.node_count();
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    if (!cluster.alive(d)) continue;
+    if (cluster.devices[d].node != last) ++nodes;
+    last = cluster.devices[d].node;
+    device.push_back(d);
+    node.push_back(nodes - 1);
+  }
+}
+
+std::vector<std::uint32_t> HottestExperts(std::span<const std::uint64_t> tokens,
+                                          std::uint32_t count) {
+  std::vector<std::uint32_t> order(tokens.size());
+  std::iota(order.begin(), order.end(), 0U);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return tokens[a] > tokens[b]; });
+  order.resize(std::min<std::size_t>(count, order.size()));
+  return order;
+}
+
+std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const LiveDevices& devices,
+                                                    std::uint32_t overlap) {
+  const std::uint64_t all = std::uint64_t{loads.layers} * loads.experts;
+  Shelves shelves(devices, CeilDiv(all, devices.size()));
+  std::vector<std::vector<std::uint32_t>> ranked;  // by layer: hottest first
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    ranked.push_back(HottestExperts(loads.layer(l), loads.experts));
+  }
+  const std::uint32_t hot = std::min(overlap, loads.experts);
+  std::vector<std::uint32_t> layers(loads.layers);
+  std::iota(layers.begin(), layers.end(), 0U);
+  const auto hottest_cold = [&](std::uint32_t l) {
+    return hot < loads.experts ? loads.layer(l)[ranked[l][hot]] : 0;
+  };
+  std::stable_sort(layers.begin(), layers.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return hottest_cold(a) > hottest_cold(b);
+  });
+  std::vector<std::vector<std::uint32_t>> owner(loads.layers,
+                                                std::vector<std::uint32_t>(loads.experts, 0));
+  for (const std::uint32_t l : layers) {
+    shelves.NextLayer();
+    for (std::uint32_t i = hot; i < loads.experts; ++i) {
+      owner[l][ranked[l][i]] = shelves.PutCold(loads.layer(l)[ranked[l][i]]);
+    }
+  }
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    shelves.NextLayer();
+    for (std::uint32_t i = 0; i < hot; ++i) {
+      owner[l][ranked[l][i]] = shelves.PutHot(loads.layer(l)[ranked[l][i]]);
+    }
+  }
+  return owner;
+}
+
+std::vector<std::vector<std::uint32_t>> Materialize(std::span<const std::uint32_t> owner,
+                                                    std::span<const std::uint64_t> tokens,
+                                                    const LiveDevices& devices,
+                                                    std::uint32_t overlap, std::uint32_t spare) {
+  const auto experts = static_cast<std::uint32_t>(owner.size());
+  const std::uint32_t t = std::min(overlap, experts);
+  std::vector<std::vector<std::uint32_t>> holders(experts);
+  for (std::uint32_t e = 0; e < experts; ++e) holders[e] = {owner[e]};
+  CopyHottest(tokens, t, Spare(devices, std::vector(devices.size(), std::min(spare, t))),
+              devices.size(), &holders);
+  return holders;
+}
+
+SparseVolumes VolumesOf(std::span<const std::uint32_t> owner,
+                        const std::vector<std::vector<std::uint32_t>>& holders,
+                        std::uint32_t device_count, std::uint64_t expert_bytes) {
+  SparseVolumes volumes;
+  volumes.in_bytes.assign(device_count, 0);
+  volumes.out_bytes.assign(device_count, 0);
+  std::uint64_t copied = 0;
+  for (std::size_t e = 0; e < owner.size(); ++e) {
+    const auto count = static_cast<double>(holders[e].size());
+    if (holders[e].size() > 1) ++copied;
+    volumes.all_reduce_bytes += 2 * (count - 1) / count * static_cast<double>(expert_bytes);
+    for (const std::uint32_t d : holders[e]) {
+      if (d == owner[e]) continue;
+      volumes.in_bytes[d] += expert_bytes;
+      volumes.out_bytes[owner[e]] += expert_bytes;
+    }
+  }
+  volumes.copied_share = static_cast<double>(copied) / static_cast<double>(owner.size());
+  volumes.bound_bytes = copied * expert_bytes;
+  return volumes;
+}
+
+Calibrated Calibrate(std::span<const std::uint32_t> owner,
+                     const std::vector<std::vector<std::uint32_t>>& planned,
+                     std::span<const std::uint64_t> true_tokens, const LiveDevices& devices,
+                     std::uint32_t overlap, std::uint32_t spare, const CalibrationCost& cost) {
+  std::vector<std::uint32_t> free(devices.size(), spare);  // what is left beside the planned copies
+  for (std::size_t e = 0; e < planned.size(); ++e) {
+    for (const std::uint32_t d : planned[e]) {
+      if (d != owner[e] && free[d] > 0) --free[d];
+    }
+  }
+  auto again = planned;
+  const auto experts = static_cast<std::uint32_t>(planned.size());
+  CopyHottest(true_tokens, std::min(overlap, experts), Spare(devices, std::move(free)),
+              devices.size(), &again);
+  std::vector<std::uint64_t> extra(devices.size(), 0);  // bytes that a device still has to receive
+  for (std::size_t e = 0; e < again.size(); ++e) {
+    for (const std::uint32_t d : again[e]) {
+      if (!std::binary_search(planned[e].begin(), planned[e].end(), d)) {
+        extra[d] += cost.expert_bytes;
+      }
+    }
+  }
+  const std::uint64_t most = *std::max_element(extra.begin(), extra.end());
+  const double copying = cost.bytes_per_s > 0 ? static_cast<double>(most) / cost.bytes_per_s : 0;
+  const double before = LayerSeconds(planned, true_tokens, devices, cost);
+  if (LayerSeconds(again, true_tokens, devices, cost) + copying < before) {
+    return {std::move(again), true};
+  }
+  return {planned, false};
+}
+
+}  // namespace shardwright::moe
