@@ -1,0 +1,329 @@
+#!/usr/bin/env python3
+"""moe-replace: plan, compare, replay and measure, by exit code, by what is printed, and on disk.
+
+Usage: modes_test.py BIN MPIRUN
+"""
+
+import json
+import re
+
+from command import CLUSTER, EXPERTS, FORMATS, LAYERS, NODES, STRATEGIES, Case, jsonl, main, trace
+
+
+class Plans(Case):
+    def test_a_plan_holds_every_expert_on_distinct_nodes(self):
+        self.plan("--strategy", "lazarus", "--faults", "1", "-o", "p.json")
+        plan = self.read("p.json")
+        self.assertEqual((plan["nodes"], plan["slots_per_node"], plan["fault_threshold"], plan["survives"]),
+                         (4, 8, 2, 1))
+        self.assertEqual(len(plan["layers"]), LAYERS)
+        for layer in plan["layers"]:
+            for expert in range(EXPERTS):
+                self.assertGreaterEqual(sum(expert in node for node in layer["placement"]), 2)
+            self.assertTrue(all(len(node) <= 8 for node in layer["placement"]))
+            self.assertEqual(layer["replicas"], [sum(node.count(e) for node in layer["placement"])
+                                                 for e in range(EXPERTS)])
+            self.assertEqual(layer["recovery"]["1"], 1)
+
+    def test_every_strategy_places_every_expert(self):
+        for strategy in STRATEGIES:
+            self.plan("--strategy", strategy, "-o", strategy)
+            for layer in self.read(strategy)["layers"]:
+                self.assertEqual({e for node in layer["placement"] for e in node}, set(range(EXPERTS)), strategy)
+
+    def test_the_loads_that_count_are_chosen(self):
+        records = trace()
+        self.plan("--strategy", "eplb", "--at", "250", "--window", "2", "--layers", "1,3-4", "-o", "p.json")
+        plan = self.read("p.json")
+        self.assertEqual(plan["iteration"], 200)
+        self.assertEqual([layer["layer"] for layer in plan["layers"]], [1, 3, 4])
+        for layer in plan["layers"]:
+            pairs = zip(records[1][layer["layer"]], records[2][layer["layer"]])
+            self.assertEqual(layer["loads"], [(a + b + 1) // 2 for a, b in pairs])
+
+    def test_balance_is_measured_on_later_loads(self):
+        now = self.result("loads.jsonl", *CLUSTER, "--strategy", "eplb", "--at", "0")
+        later = self.result("loads.jsonl", *CLUSTER, "--strategy", "eplb", "--at", "0", "--measured-at", "300")
+        self.assertEqual(later["plan"]["metrics"], now["plan"]["metrics"])
+        self.assertEqual((later["iteration"], later["measured_at"]), (0, 300))
+        self.assertGreater(later["plan"]["measured"]["imbalance_mean"], now["plan"]["metrics"]["imbalance_mean"])
+
+    def test_objectives_trade_balance_for_recovery(self):
+        def judged(objective):
+            # Twelve experts on four nodes of six slots: the rare ones decide what is survived.
+            self.write("few.jsonl", jsonl(trace(experts=12)))
+            plan = self.result("few.jsonl", "--nodes", "4", "--gpus", "1", "--slots", "6", "--strategy", "lazarus",
+                               "--objective", objective)["plan"]
+            return plan["metrics"]["node_imbalance_mean"], sum(plan["recovery"]["survived"])
+        balance, recovery, mixed = judged("balance"), judged("recovery"), judged("mixed")
+        self.assertLessEqual(balance[0], mixed[0])
+        self.assertLessEqual(mixed[0], recovery[0])
+        self.assertLess(balance[0], recovery[0])
+        self.assertGreaterEqual(recovery[1], mixed[1])
+
+    def test_the_same_plan_needs_no_moves(self):
+        for strategy in ("best", "lazarus", "eplb", "eplb+", "spread"):
+            self.plan("--strategy", strategy, "-o", "p.json", "--force")
+            plan = self.result("loads.jsonl", *CLUSTER, "--strategy", strategy, "--old", "p.json")["plan"]
+            moves = plan["migration"]
+            self.assertEqual((moves["transfers"], moves["bytes"], moves["lost"]), (0, 0, []), strategy)
+
+    def test_moves_are_counted(self):
+        self.plan("--strategy", "lazarus", "--at", "0", "-o", "old.json")
+        self.plan("--strategy", "lazarus", "--old", "old.json", "-o", "new.json")
+        old, new = self.read("old.json"), self.read("new.json")
+        moves = new["migration"]
+        self.assertEqual(moves["transfer_count"], len(moves["transfers"]))
+        self.assertGreater(moves["transfer_count"], 0)
+        self.assertEqual(moves["bytes"], moves["transfer_count"] * 14_000_000)
+        arrived = {(layer, expert, to) for layer, expert, _, to, _ in moves["transfers"]}
+        wanted = set()
+        for before, after in zip(old["layers"], new["layers"]):
+            for gpu, (had, has) in enumerate(zip(before["devices"], after["devices"])):
+                wanted |= {(after["layer"], e, gpu) for e in set(has) - set(had) if e >= 0}
+        self.assertEqual(arrived, wanted)
+        for _, _, start, to, number in moves["transfers"]:
+            self.assertNotEqual(start, to)
+            self.assertLess(number, moves["rounds"])
+
+    def test_what_lay_on_dead_nodes_is_lost_or_copied(self):
+        self.plan("--strategy", "vanilla", "-o", "old.json")
+        nodes = [{"name": f"node{n}", "alive": n != 2} for n in range(4)]
+        self.write("c.json", {"nodes": nodes, "gpus": 2, "slots": 4, "expert_bytes": "14MB"})
+        done = self.run_in("loads.jsonl", "--cluster", "c.json", "--strategy", "lazarus", "--old", "old.json",
+                           "-o", "new.json")
+        plan = self.read("new.json")
+        for layer in plan["layers"]:
+            self.assertEqual(layer["placement"][2], [])
+        self.assertTrue(all(start // 2 != 2 and to // 2 != 2 for _, _, start, to, _ in plan["migration"]["transfers"]))
+        held = {(layer["layer"], e) for layer in self.read("old.json")["layers"]
+                for n, node in enumerate(layer["placement"]) if n != 2 for e in node}
+        every = {(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)}
+        self.assertEqual({tuple(one) for one in plan["migration"]["lost"]}, every - held)
+        if every - held:
+            self.assertIn("restore from a checkpoint", done.stdout)
+
+    def test_racks_fail_at_once(self):
+        self.write("c.json", {"nodes": 6, "gpus": 1, "slots": 8, "nodes_per_rack": 2, "expert_bytes": 14})
+        self.run_in("loads.jsonl", "--cluster", "c.json", "--unit", "rack", "--faults", "1", "-o", "p.json")
+        plan = self.read("p.json")
+        self.assertEqual((plan["failure_unit"], plan["survives"]), ("rack", 1))
+        for layer in plan["layers"]:
+            for expert in range(EXPERTS):
+                racks = {n // 2 for n, node in enumerate(layer["placement"]) if expert in node}
+                self.assertGreaterEqual(len(racks), 2)
+        self.refused(10, "the largest --faults is 2", "loads.jsonl", "--cluster", "c.json", "--unit", "rack",
+                     "--faults", "3", "-o", "q.json")
+
+    def test_unequal_gpus_keep_their_slots(self):
+        nodes = [{"gpus": [3, 5]}, {"gpus": [{"slots": 7}]}, {"gpus": 2, "memory": "1GB"}]
+        self.write("c.json", {"nodes": nodes, "slots": 1, "expert_bytes": "40MB"})
+        for strategy in ("best", "lazarus", "eplb+", "spread"):
+            self.run_in("loads.jsonl", "--cluster", "c.json", "--strategy", strategy, "-o", strategy)
+            for layer in self.read(strategy)["layers"]:
+                # 1 GB hold 25 experts of 40 MB, 4 of each of the 6 layers.
+                self.assertEqual([len(gpu) for gpu in layer["devices"]], [3, 5, 7, 4, 4], strategy)
+
+    def test_an_output_is_replaced_only_when_told(self):
+        self.plan("--strategy", "eplb", "-o", "p.json")
+        before = (self.work / "p.json").read_bytes()
+        for words in (["-o", "p.json"], ["--report", "p.json"], ["--report", "p.json", "--compare"]):
+            done = self.refused(6, "--force", "loads.jsonl", *CLUSTER, *words)
+            self.assertIn("p.json: exists", done.stderr)
+        self.assertEqual((self.work / "p.json").read_bytes(), before)
+        self.plan("--strategy", "lazarus", "-o", "p.json", "--force")
+        self.assertNotEqual((self.work / "p.json").read_bytes(), before)
+        self.refused(3, "gone", "loads.jsonl", *CLUSTER, "-o", "gone/p.json")
+        self.refused(6, "no regular file", "loads.jsonl", *CLUSTER, "-o", "/dev/null", "--force")
+
+    def test_copies_of_an_iteration_are_told_apart_from_state(self):
+        self.plan("--strategy", "hecate", "--overlap", "4", "--spare", "2", "-o", "p.json")
+        layer = self.read("p.json")["layers"][0]
+        owners = [e for gpu in layer["owners"] for e in gpu if e >= 0]
+        self.assertEqual(sorted(owners), list(range(EXPERTS)))
+        hot = sorted(range(EXPERTS), key=lambda e: (-layer["loads"][e], e))[:4]
+        for gpu, own in zip(layer["devices"], layer["owners"]):
+            foreign = [e for e in gpu if e >= 0 and e not in own]
+            self.assertLessEqual(len(foreign), 2)
+            self.assertLessEqual(set(foreign), set(hot))
+        plan = self.result("loads.jsonl", *CLUSTER, "--strategy", "hecate", "--overlap", "4", "--spare", "2")["plan"]
+        for volumes, made in zip(plan["volumes"], self.read("p.json")["layers"]):
+            copies = sum(len([e for e in gpu if e >= 0]) for gpu in made["devices"]) - EXPERTS
+            self.assertEqual(sum(volumes["gather_in_bytes"]), copies * 2_000_000)
+            self.assertEqual(sum(volumes["gather_out_bytes"]), copies * 2_000_000)
+        # What survives, and what a next plan finds in place, are the owners.
+        self.assertEqual(plan["recovery"]["certain"], 0)
+        again = self.result("loads.jsonl", *CLUSTER, "--strategy", "hecate", "--overlap", "4", "--spare", "2",
+                            "--old", "p.json")["plan"]
+        self.assertEqual(again["migration"]["transfers"], 0)
+        theirs = self.result("--evaluate", "p.json", "loads.jsonl")["plan"]
+        self.assertEqual(theirs["recovery"], plan["recovery"])
+        self.assertAlmostEqual(theirs["metrics"]["imbalance_mean"], plan["metrics"]["imbalance_mean"])
+
+
+class Asked(Case):
+    """What is asked is kept or refused, never passed over."""
+
+    def test_failures_that_the_plan_does_not_survive(self):
+        done = self.refused(10, "1 asked", "loads.jsonl", *CLUSTER, "--strategy", "compact", "--faults", "1", "-o", "p")
+        self.assertIn("--faults of at most 1", done.stderr)
+        self.refused(10, "--faults of at most 1", "loads.jsonl", *CLUSTER, "--strategy", "eplb", "--faults", "1")
+        done = self.plan("--compare", "--faults", "1")
+        self.assertRegex(done.stdout, r"(?m)^eplb .* 0 ! ")
+        for strategy in ("best", "lazarus"):
+            self.assertNotRegex(done.stdout, rf"(?m)^{strategy} .*!")
+
+    def test_a_plan_of_others_is_checked(self):
+        self.plan("--strategy", "lazarus", "--faults", "1", "-o", "p.json")
+        done = self.run_in("--evaluate", "p.json", "loads.jsonl", "--faults", "1")
+        self.assertIn("plan      p.json, format plan", done.stdout)
+        done = self.run_in("--evaluate", "p.json", "loads.jsonl", "--faults", "2", code=5)
+        self.assertIn("survives any 1 failures, 2 asked", done.stderr)
+        self.assertIn("survives  any 1 node", done.stdout)
+
+    def test_flags_that_would_do_nothing(self):
+        base = ["loads.jsonl", *CLUSTER]
+        self.write("nodes.csv", NODES)
+        events = ["--events", "nodes.csv"]
+        for part, words in (
+                ("--distinct means nothing with --strategy eplb", ["--strategy", "eplb", "--distinct"]),
+                ("--policy means nothing with --strategy best", ["--policy", "global"]),
+                ("--effort means nothing with --strategy lazarus", ["--strategy", "lazarus", "--effort", "1"]),
+                ("--effort means nothing with --strategy best --objective recovery",
+                 ["--objective", "recovery", "--effort", "1"]),
+                ("--objective means nothing with --strategy spread", ["--strategy", "spread", "--objective", "mixed"]),
+                ("--overlap means nothing", ["--overlap", "2"]), ("--spare means nothing", ["--spare", "2"]),
+                ("--overlap and --nonmoe-seconds exclude", ["--strategy", "hecate", "--overlap", "2",
+                                                            "--nonmoe-seconds", "1"]),
+                ("needs a --cluster with bandwidth", ["--strategy", "hecate", "--nonmoe-seconds", "1"]),
+                ("--recovery-loss needs --objective mixed", ["--strategy", "lazarus", "--recovery-loss", "0.1"]),
+                ("--forward needs --old", ["--forward"]), ("--map needs --old", ["--map", "greedy"]),
+                ("--format needs --output", ["--format", "vllm"]), ("--force needs --output", ["--force"]),
+                ("--iteration-seconds and --rebalance-every need --events", ["--rebalance-every", "5"]),
+                ("--output means nothing with --compare", ["--compare", "-o", "p"]),
+                ("--strategy means nothing with --compare", ["--compare", "--strategy", "best"]),
+                ("--at means nothing with --events", [*events, "--at", "5"]),
+                ("--report means nothing with --events", [*events, "--report", "r.html"]),
+                ("--failures means nothing with --events", [*events, "--failures", "5"]),
+                ("--faults means nothing with --strategy eplb in --events",
+                 [*events, "--strategy", "eplb", "--faults", "1"]),
+                ("--strategy means nothing with --evaluate", ["--evaluate", "p", "--strategy", "best"]),
+                ("--effort means nothing with --evaluate", ["--evaluate", "p", "--effort", "2"]),
+                ("--nodes and --cluster exclude each other", ["--cluster", "c.json"])):
+            with self.subTest(part):
+                self.refused(2, part, *base, *words)
+
+    def test_groups_are_known_to_eplb_and_its_format(self):
+        self.plan("--strategy", "lazarus", "--format", "eplb", "--groups", "4", "-o", "p.json")
+        self.assertEqual(self.read("p.json")["groups"], 4)
+        self.refused(2, "--groups means nothing", "loads.jsonl", *CLUSTER, "--groups", "4")
+
+
+class Shown(Case):
+    def test_tables_fit_a_hundred_columns(self):
+        self.plan("--strategy", "eplb", "--at", "0", "-o", "p.json")
+        self.write("nodes.csv", NODES + "9000,remove,n1\n9000,remove,n2\n9900,add,m1\n")
+        self.write("wide.jsonl", jsonl([[[value * 10**10 for value in layer] for layer in record] for record in trace()]))
+        huge = ["--nodes", "4", "--gpus", "2", "--slots", "4", "--expert-bytes", "900GiB"]
+        for words in (["loads.jsonl", *CLUSTER, "--compare", "--old", "p.json", "--faults", "1"],
+                      ["wide.jsonl", *huge, "--compare", "--old", "p.json", "--node-failure", "0.01"],
+                      ["wide.jsonl", *huge, "--strategy", "lazarus", "--old", "p.json", "--node-failure", "0.01"],
+                      ["loads.jsonl", *CLUSTER, "--strategy", "hecate", "--old", "p.json"],
+                      ["loads.jsonl", "--nodes", "40", "--gpus", "1", "--slots", "16", "--strategy", "spread"],
+                      ["wide.jsonl", *huge, "--events", "nodes.csv", "--compare"],
+                      ["loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy", "vanilla"],
+                      ["--evaluate", "p.json", "loads.jsonl"]):
+            lines = self.run_in(*words).stdout.splitlines()
+            self.assertLessEqual(max(map(len, lines)), 100, max(lines, key=len))
+            self.assertFalse([line for line in lines if line != line.rstrip()])
+
+    def test_a_comparison_has_every_strategy(self):
+        done = self.plan("--compare", "--faults", "1")
+        rows = re.findall(r"^(\S+) +\d+\.\d{3} ", done.stdout, re.M)
+        self.assertEqual(tuple(rows), STRATEGIES)
+
+    def test_help_says_what_there_is(self):
+        text = self.run_in("--help").stdout
+        self.assertTrue(text.startswith("Examples:"))
+        for flag in ("--cluster", "--nodes", "--gpus", "--slots", "--strategy", "--old", "-o, --output", "--format",
+                     "--compare", "--events", "--evaluate", "--faults", "--at", "--window", "--layers", "--objective",
+                     "--report", "--json"):
+            self.assertRegex(text, rf"(?m)^  {re.escape(flag)}\b")
+        for name in STRATEGIES + FORMATS:
+            self.assertIn(name, text)
+        self.assertLessEqual(max(map(len, text.splitlines())), 100)
+
+    def test_the_examples_of_the_help_run(self):
+        text = self.run_in("--help").stdout.split("Usage:")[0]
+        self.plan("-o", "plan.json")
+        self.plan("-o", "theirs.json")
+        self.write("cluster.json", {"nodes": 4, "gpus": 2, "slots": 4})
+        self.write("nodes.csv", NODES)
+        examples = re.findall(r"^  moe-replace (.*)$", text, re.M)
+        self.assertGreaterEqual(len(examples), 5)
+        for example in examples:
+            self.run_in(*example.split(), *(["--force"] if "-o" in example else []))
+
+
+class Replays(Case):
+    def test_failures_are_replayed(self):
+        self.write("nodes.csv", NODES + "5000,remove,n2\n6000,remove,n0\n6000,remove,n1\n7000,add,a\n7000,add,b\n"
+                                        "8000,add,c\n")
+        done = self.plan("--events", "nodes.csv", "--strategy", "lazarus", "--faults", "1", "--json")
+        result = json.loads(done.stdout)["result"]["strategies"][0]
+        self.assertEqual([step["nodes_live"] for step in result["steps"]], [4, 3, 1, 3, 4])
+        self.assertEqual([step["state"] for step in result["steps"]],
+                         ["started", "migrated", "stalled", "restored", "migrated"])
+        self.assertEqual((result["failures"], result["survived"], result["restores"]), (2, 1, 1))
+        self.assertEqual(result["stalled_milliseconds"], 1000)
+        self.assertEqual(result["bytes"], result["transfers"] * 14_000_000)
+        text = self.plan("--events", "nodes.csv", "--strategy", "lazarus", "--faults", "1").stdout
+        self.assertIn("1 moment with something lost or no plan", text)
+
+    def test_one_table_tells_the_trouble_of_all_strategies(self):
+        self.write("nodes.csv", NODES + "5000,remove,n2\n6000,add,m\n7000,remove,n1\n")
+        text = self.plan("--events", "nodes.csv", "--compare").stdout
+        self.assertEqual(text.count("WHAT HAPPENED"), 1)
+        self.assertEqual(tuple(re.findall(r"^(\S+) +2 +\d ", text, re.M)), STRATEGIES)
+
+    def test_quiet_runs_are_told_so(self):
+        self.write("nodes.csv", NODES)
+        text = self.plan("--events", "nodes.csv", "--strategy", "lazarus").stdout
+        self.assertIn("Nothing was lost", text)
+
+    def test_plans_follow_the_loads(self):
+        self.write("nodes.csv", NODES + "3000,add,n0\n".replace("n0", "m") + "")
+        self.write("nodes.csv", NODES + "2000,remove,n3\n3000,add,m\n")
+        result = self.result("loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy", "lazarus",
+                             "--iteration-seconds", "0.01", "--rebalance-every", "100")["strategies"][0]
+        self.assertEqual([step["iteration"] for step in result["steps"]], [0, 100, 200, 300])
+        self.assertEqual([step["milliseconds"] for step in result["steps"]], [0, 1000, 2000, 3000])
+
+    def test_what_no_cluster_could_hold_is_refused(self):
+        self.write("nodes.csv", NODES)
+        self.refused(10, "the largest --faults is 1", "loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy",
+                     "lazarus", "--faults", "2")
+        self.refused(10, "experts do not fit", "loads.jsonl", "--nodes", "4", "--gpus", "1", "--slots", "2",
+                     "--events", "nodes.csv")
+
+    def test_nodes_must_be_known(self):
+        self.write("c.json", {"nodes": [{"name": "a"}, {"name": "b"}], "gpus": 2, "slots": 8})
+        self.write("nodes.csv", "0,add,a\n0,add,b\n5,remove,zebra\n")
+        self.refused(4, 'node "zebra" is unknown to the cluster', "loads.jsonl", "--cluster", "c.json", "--events",
+                     "nodes.csv", "--strategy", "eplb")
+        self.write("nodes.csv", NODES + "0,add,n4\n")
+        self.refused(4, 'node "n4": all 4 nodes', "loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy",
+                     "eplb")
+
+    def test_bad_lines_are_named(self):
+        for text, part in (("0,add\n", "nodes.csv:1: milliseconds,add|remove,node expected"),
+                           ("0,add,a\nx,add,b\n", 'nodes.csv:2: "x" is no number'),
+                           ("0,join,a\n", '"join" is neither add nor remove'),
+                           ("5,add,a\n4,add,b\n", "time runs backward"),
+                           ("0,add,a\n1,add,a\n", 'node "a"'), ("", "nodes.csv")):
+            self.write("nodes.csv", text)
+            self.refused(4, part, "loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy", "eplb")
+
+
+if __name__ == "__main__":
+    main(__name__)
