@@ -142,7 +142,9 @@ def check_include(root, path, included, quoted):
         return f"{included}: {target} is no module that this check knows"
     if module is not None and module in ARROWS and target not in allowed(module):
         return f"lib/{module} may not include {included}: no arrow leads from {module} to {target}"
-    is_test_of_it = path.startswith(os.path.join("tests", "unit", target) + os.sep)
+    is_test_of_it = any(
+        path.startswith(os.path.join("tests", kind, target) + os.sep) for kind in ("unit", "property")
+    )
     if included.endswith("_internal.h") and module != target and not is_test_of_it:
         return f"{included} is private to lib/{target}"
     return None

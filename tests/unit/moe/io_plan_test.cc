@@ -72,6 +72,30 @@ TEST(IoPlanTest, OurRecordReadsBack) {
   EXPECT_NE(text.find("\"placement\":[[0,2],[1]],\"devices\":[[0,2],[1,-1]]"), std::string::npos);
 }
 
+TEST(IoPlanTest, OwnersOfARecordAreItsState) {
+  const PlanFile file = Read(
+      "{\"experts\":2,\"cluster\":{\"nodes\":2,\"gpus\":1,\"slots\":1},\"layers\":["
+      "{\"layer\":1,\"devices\":[[0,1],[1,0]],\"owners\":[[1],[0]]},"
+      "{\"layer\":0,\"devices\":[[0,1],[1,-1]],\"owners\":[[0],[1]]}]}");
+  EXPECT_EQ(file.slots, (std::vector<std::vector<std::int32_t>>{{0, 1, 1, -1}, {0, 1, 1, 0}}));
+  const PlanFile state = StateOf(file);
+  EXPECT_EQ(state.slots, (std::vector<std::vector<std::int32_t>>{{0, 1}, {1, 0}}));
+  EXPECT_EQ(state.device_slots, (std::vector<std::uint32_t>{1, 1}));
+  // A record without owners is its own state.
+  EXPECT_EQ(StateOf(state).slots, state.slots);
+  for (const char* const text :
+       {"{\"layers\":[{\"layer\":0,\"devices\":[[0]],\"owners\":[[0]]},"
+        "{\"layer\":1,\"devices\":[[0]]}]}",
+        "{\"layers\":[{\"layer\":0,\"devices\":[[0]]},"
+        "{\"layer\":1,\"devices\":[[0]],\"owners\":[[0]]}]}",
+        "{\"experts\":1,\"layers\":[{\"layer\":0,\"devices\":[[0]],\"owners\":[[5]]}]}",
+        "{\"layers\":[{\"layer\":0,\"devices\":[[0]],\"owners\":7}]}"}) {
+    const auto plan = ParsePlan(text, "p");
+    ASSERT_FALSE(plan) << text;
+    EXPECT_EQ(plan.error().code, Errc::kBadInput) << text;
+  }
+}
+
 TEST(IoPlanTest, ARecordWithNodesAloneIsRead) {
   const PlanFile file = Read(
       "{\"nodes\":2,\"slots_per_node\":2,\"fault_threshold\":1,\"layers\":[{\"layer\":0,"
@@ -250,7 +274,7 @@ INSTANTIATE_TEST_SUITE_P(
                    "2 redundant experts"),
         std::tuple("{\"record_type\":\"eplb_initial_mapping\","
                    "\"initial_global_assignments\":{\"a\":[0]}}",
-                   "\"a\" is no layer"),
+                   "layer a: a number expected"),
         std::tuple("{\"layer_list\":[{\"layer_id\":0}]}", "device_list"),
         std::tuple("{\"gpus\":3,\"physical_to_logical\":[[0,1]]}", "do not divide"),
         std::tuple("num_slots: 4\n", "no initial_global_assignments"),

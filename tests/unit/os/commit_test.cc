@@ -261,6 +261,39 @@ TEST_F(CommitTest, FailedManifestOrVerifyKeepsTheStage) {
   }
 }
 
+TEST_F(CommitTest, AFileIsWholeOrNotThere) {
+  ASSERT_TRUE(CommitFile(At("plan"), "one", false));
+  EXPECT_EQ(Contents(), (Files{{"plan", "one"}}));
+  EXPECT_EQ(CommitFile(At("plan"), "two", false).error().code, Errc::kBusy);
+  EXPECT_EQ(Get("plan"), "one");
+  Put("plan.partial", "of a killed run");
+  ASSERT_TRUE(CommitFile(At("plan"), "two", true));
+  EXPECT_EQ(Contents(), (Files{{"plan", "two"}}));
+}
+
+TEST_F(CommitTest, AFileIsNotWrittenOverSomethingElse) {
+  ASSERT_TRUE(MakeDir(At("folder")));
+  EXPECT_EQ(CommitFile(At("folder"), "x", true).error().code, Errc::kBusy);
+  ASSERT_EQ(::symlink("elsewhere", At("link").c_str()), 0);
+  EXPECT_EQ(CommitFile(At("link"), "x", true).error().code, Errc::kBusy);
+  EXPECT_EQ(CommitFile(At("no/plan"), "x", true).error().code, Errc::kNotFound);
+  const auto held = Lock::Take(At("plan.lock"), "other");
+  ASSERT_TRUE(held);
+  EXPECT_EQ(CommitFile(At("plan"), "x", true).error().code, Errc::kBusy);
+  EXPECT_EQ(Contents().count("plan"), 0U);
+  EXPECT_EQ(Contents().count("plan.partial"), 0U);
+}
+
+TEST_F(CommitTest, AFailedFileLeavesTheOldOne) {
+  ASSERT_TRUE(CommitFile(At("plan"), "one", false));
+  for (const char* const what : {"write:2:enospc", "sync:1:eio", "rename:1:eio"}) {
+    const ScopedFault fault(*ParseFault(what));
+    EXPECT_EQ(CommitFile(At("plan"), "two", true).error().code, Errc::kIo) << what;
+    EXPECT_EQ(Get("plan"), "one") << what;
+    EXPECT_EQ(Contents().count("plan.partial"), 0U) << what;
+  }
+}
+
 TEST_F(CommitTest, RunIdsDiffer) {
   const auto a = MakeRunId();
   const auto b = MakeRunId();

@@ -1,0 +1,28 @@
+// Any bytes as a cluster description, and as node events. What is accepted proves itself and is
+// written so that it reads back as the same.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/result.h"
+#include "moe/cluster_text.h"
+#include "moe/node_events.h"
+#include "moe/plan_text.h"
+
+namespace moe = shardwright::moe;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size_bytes);
+  const auto events = moe::ParseNodeEvents(text, "input");
+  for (std::size_t i = 1; events && i < events->size(); ++i) {
+    SW_CHECK((*events)[i - 1].time_ms <= (*events)[i].time_ms && !(*events)[i].node.empty());
+  }
+  const auto cluster = moe::ParseCluster(text, 3, "input");
+  if (!cluster) return 0;
+  SW_CHECK(moe::Validate(*cluster).has_value());
+  const auto written = moe::ClusterText(*cluster);
+  const auto again = moe::ParseCluster(written, 3, "again");
+  SW_CHECK(again && moe::ClusterText(*again) == written);
+  return 0;
+}

@@ -1,0 +1,231 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "moe/metrics.h"
+#include "moe/migration.h"
+#include "moe/random_internal.h"
+#include "support.h"
+
+namespace shardwright::moe {
+namespace {
+
+StrategyResult Planned(std::string_view strategy, const Loads& loads, const Cluster& cluster,
+                       const Placement* current = nullptr, const Options& options = {}) {
+  auto plan = (*FindStrategy(strategy))->plan(loads, cluster, current, options);
+  EXPECT_TRUE(plan.has_value()) << plan.error().message;
+  return plan ? *std::move(plan) : StrategyResult();
+}
+
+double Peak(const Placement& plan, const Loads& loads, const Cluster& cluster, std::uint32_t l) {
+  const auto load = DeviceLoads(plan, loads, cluster, l);
+  return *std::max_element(load.begin(), load.end());
+}
+
+std::size_t Moves(const Placement& current, const Placement& next, const Cluster& cluster) {
+  return PlanMigration(current, next, cluster)->transfers.size();
+}
+
+// Loads that fall off like those of real routers, hottest experts anywhere.
+Loads Skewed(internal::Random* random, std::uint32_t layers, std::uint32_t experts) {
+  std::vector<std::uint64_t> tokens(std::size_t{layers} * experts);
+  for (auto& t : tokens) {
+    const double u = random->Unit();
+    t = static_cast<std::uint64_t>(1000 * u * u * u / (1.0001 - u * 0.9));
+  }
+  return LoadsOf(experts, tokens);
+}
+
+// Every way to fill the slots of equal devices, duplicates and empty slots included: the least
+// peak.
+double LeastPeak(const Loads& loads, std::uint32_t devices, std::uint32_t slots) {
+  std::vector<std::vector<std::uint32_t>> contents;  // `experts` stands for an empty slot
+  std::vector<std::uint32_t> content;
+  const std::function<void(std::uint32_t)> grow = [&](std::uint32_t from) {
+    if (content.size() == slots) {
+      contents.push_back(content);
+      return;
+    }
+    for (std::uint32_t e = from; e <= loads.experts; ++e) {
+      content.push_back(e);
+      grow(e);
+      content.pop_back();
+    }
+  };
+  grow(0);
+  std::vector<std::size_t> chosen(devices);
+  double least = 1e300;
+  const auto judge = [&] {
+    std::vector<double> count(loads.experts + std::size_t{1}, 0);
+    for (const std::size_t i : chosen) {
+      for (const std::uint32_t e : contents[i]) ++count[e];
+    }
+    if (std::find(count.begin(), count.end() - 1, 0) != count.end() - 1) return;
+    double peak = 0;
+    for (const std::size_t i : chosen) {
+      double load = 0;
+      for (const std::uint32_t e : contents[i]) {
+        if (e < loads.experts) load += static_cast<double>(loads.tokens[e]) / count[e];
+      }
+      peak = std::max(peak, load);
+    }
+    least = std::min(least, peak);
+  };
+  const std::function<void(std::uint32_t, std::size_t)> fill = [&](std::uint32_t d,
+                                                                   std::size_t from) {
+    if (d == devices) return judge();
+    for (std::size_t i = from; i < contents.size(); ++i) {
+      chosen[d] = i;
+      fill(d + 1, i);
+    }
+  };
+  fill(0, 0);
+  return least;
+}
+
+TEST(BestTest, FindsTheOptimumOfMostSmallProblems) {
+  internal::Random random(31);
+  int problems = 0;
+  int optimal = 0;
+  double excess = 0;
+  for (; problems < 200; ++problems) {
+    const auto slots = static_cast<std::uint32_t>(2 + random.Below(2));
+    const auto devices = static_cast<std::uint32_t>(2 + random.Below(4 - slots + 1));
+    const auto experts = static_cast<std::uint32_t>(slots + random.Below(slots == 2 ? 3 : 2));
+    const Loads loads = Skewed(&random, 1, experts);
+    const Cluster cluster = UniformCluster(devices, 1, slots);
+    const Placement plan = Planned("best", loads, cluster).placement;
+    ASSERT_TRUE(Validate(plan, loads, cluster, Rules{}).has_value());
+    const double peak = Peak(plan, loads, cluster, 0);
+    const double least = LeastPeak(loads, devices, slots);
+    ASSERT_GE(peak, least * (1 - 1e-9));
+    optimal += peak <= least * (1 + 1e-9) ? 1 : 0;
+    excess += least > 0 ? peak / least - 1 : 0;
+  }
+  RecordProperty("optimal", optimal);
+  EXPECT_GE(optimal, problems * 7 / 10);
+  EXPECT_LE(excess / problems, 0.02);
+}
+
+TEST(BestTest, AsEvenAsEplbOnEveryLayer) {
+  internal::Random random(32);
+  const Loads loads = Skewed(&random, 12, 64);
+  const Cluster cluster = UniformCluster(2, 8, 5);
+  const Placement best = Planned("best", loads, cluster).placement;
+  const Placement eplb = Planned("eplb", loads, cluster).placement;
+  EXPECT_TRUE(Validate(best, loads, cluster, Rules{true, true, 1, true}).has_value());
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    EXPECT_LE(Peak(best, loads, cluster, l), Peak(eplb, loads, cluster, l) * (1 + 1e-9)) << l;
+  }
+}
+
+TEST(BestTest, MovesLittleFromAnOldPlan) {
+  internal::Random random(33);
+  const Cluster cluster = UniformCluster(4, 4, 5);
+  const Loads before = Skewed(&random, 12, 64);
+  Loads after = before;
+  for (auto& t : after.tokens) t = t * (80 + random.Below(41)) / 100;
+  const Placement old = Planned("eplb+", before, cluster).placement;
+  const Placement best = Planned("best", after, cluster, &old).placement;
+  const Placement plus = Planned("eplb+", after, cluster, &old).placement;
+  const Placement eplb = Planned("eplb", after, cluster).placement;
+  EXPECT_LE(2 * Moves(old, best, cluster), Moves(old, plus, cluster));
+  for (std::uint32_t l = 0; l < after.layers; ++l) {
+    EXPECT_LE(Peak(best, after, cluster, l), Peak(eplb, after, cluster, l) * (1 + 1e-9)) << l;
+  }
+  // From its own plan with the same loads nothing moves.
+  const Placement again = Planned("best", after, cluster, &best).placement;
+  EXPECT_EQ(again.slot_expert, best.slot_expert);
+}
+
+TEST(BestTest, KeepsTheAskedCopiesApart) {
+  internal::Random random(34);
+  const Loads loads = Skewed(&random, 6, 24);
+  Cluster cluster = UniformCluster(6, 2, 6);
+  Options options;
+  for (std::uint32_t copies = 1; copies <= 3; ++copies) {
+    options.copies_min = copies;
+    const StrategyResult plan = Planned("best", loads, cluster, nullptr, options);
+    EXPECT_TRUE(Validate(plan.placement, loads, cluster, Rules{true, true, copies, true}));
+    EXPECT_GE(ModelRecovery(plan.placement, cluster).certain, copies - 1);
+    EXPECT_EQ(plan.notes[0].copies_min, copies);
+  }
+  options.copies_min = 4;
+  const auto refused = (*FindStrategy("best"))->plan(loads, cluster, nullptr, options);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kInfeasible);
+  cluster.racks = {"a", "b", "c"};
+  for (std::uint32_t n = 0; n < 6; ++n) cluster.nodes[n].rack = n / 2;
+  options.copies_min = 3;
+  options.failure_unit = FailureUnit::kRack;
+  const StrategyResult racks = Planned("best", loads, cluster, nullptr, options);
+  EXPECT_EQ(ModelRecovery(racks.placement, cluster, FailureUnit::kRack).certain, 2);
+}
+
+TEST(BestTest, ADeadNodeIsLeftAndTheRestStays) {
+  internal::Random random(35);
+  const Loads loads = Skewed(&random, 6, 24);
+  Cluster cluster = UniformCluster(6, 2, 6);
+  Options options;
+  options.copies_min = 2;
+  const Placement old = Planned("best", loads, cluster, nullptr, options).placement;
+  cluster.nodes[3].alive = false;
+  const Placement next = Planned("best", loads, cluster, &old, options).placement;
+  EXPECT_TRUE(Validate(next, loads, cluster, Rules{true, true, 2, true}));
+  const auto migration = PlanMigration(old, next, cluster);
+  ASSERT_TRUE(migration.has_value());
+  EXPECT_TRUE(migration->lost.empty());
+  const Placement fresh = Planned("best", loads, cluster, nullptr, options).placement;
+  EXPECT_LT(3 * migration->transfers.size(), 2 * Moves(old, fresh, cluster));
+}
+
+TEST(BestTest, UnequalDevicesAreFilled) {
+  internal::Random random(36);
+  const Loads loads = Skewed(&random, 4, 30);
+  Cluster cluster = UniformCluster(3, 4, 3);
+  cluster.devices[0].slots = 7;
+  cluster.devices[5].slots = 1;
+  cluster.devices[11].slots = 0;
+  const Placement plan = Planned("best", loads, cluster).placement;
+  EXPECT_TRUE(Validate(plan, loads, cluster, Rules{true, true, 1, true}));
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const LayerMetrics m = Measure(plan, loads, cluster, l);
+    EXPECT_GE(m.imbalance, m.lp_bound - 1e-9);
+    EXPECT_GE(m.lp_bound, 1 - 1e-9);
+  }
+}
+
+// What it costs to survive is told: recovery and balance pull in different directions.
+TEST(BestTest, ObjectivesTradeRecoveryForBalance) {
+  internal::Random random(37);
+  const Loads loads = Skewed(&random, 4, 16);
+  const Cluster cluster = UniformCluster(10, 1, 6);
+  Options options;
+  options.copies_min = 2;
+  const auto judged = [&](Objective objective) {
+    options.objective = objective;
+    const Placement plan = Planned("best", loads, cluster, nullptr, options).placement;
+    return std::pair(Measure(plan, loads, cluster).imbalance_mean,
+                     ModelRecovery(plan, cluster).survived[4]);
+  };
+  const auto balance = judged(Objective::kBalance);
+  const auto mixed = judged(Objective::kMixed);
+  const auto recovery = judged(Objective::kRecovery);
+  EXPECT_LE(balance.first, mixed.first + 1e-9);
+  EXPECT_LE(mixed.first, recovery.first + 1e-9);
+  EXPECT_LE(balance.second, recovery.second);
+}
+
+TEST(BestTest, TheSameInputGivesTheSamePlan) {
+  internal::Random random(38);
+  const Loads loads = Skewed(&random, 16, 48);
+  const Cluster cluster = UniformCluster(4, 4, 4);
+  const Placement first = Planned("best", loads, cluster).placement;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Planned("best", loads, cluster).placement.slot_expert, first.slot_expert);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::moe

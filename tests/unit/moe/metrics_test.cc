@@ -1,0 +1,127 @@
+#include "moe/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "moe/random_internal.h"
+#include "support.h"
+
+namespace shardwright::moe {
+namespace {
+
+Placement Placed(const Loads& loads, const Cluster& cluster, std::vector<std::int32_t> slots) {
+  Placement placement = EmptyPlacement(loads, cluster);
+  EXPECT_EQ(placement.slot_expert.size(), slots.size());
+  placement.slot_expert = std::move(slots);
+  return placement;
+}
+
+// The densest set of experts by looking at all sets: their tokens over the devices they live on.
+double LeastMaxLoadByLooking(const std::vector<std::uint64_t>& tokens,
+                             const std::vector<std::vector<std::uint32_t>>& holders) {
+  double least = 0;
+  for (std::uint32_t set = 1; set < (1U << tokens.size()); ++set) {
+    std::uint64_t sum = 0;
+    std::uint64_t devices = 0;
+    for (std::size_t e = 0; e < tokens.size(); ++e) {
+      if ((set >> e & 1U) == 0 || tokens[e] == 0) continue;
+      sum += tokens[e];
+      for (const std::uint32_t d : holders[e]) devices |= std::uint64_t{1} << d;
+    }
+    if (sum == 0) continue;
+    least = std::max(least, static_cast<double>(sum) / __builtin_popcountll(devices));
+  }
+  return least;
+}
+
+// Two nodes of two GPUs of two slots; expert 0 everywhere, the others once.
+TEST(MetricsTest, WorkedExample) {
+  const Loads loads = LoadsOf(5, {80, 10, 20, 30, 20});
+  const Cluster cluster = UniformCluster(2, 2, 2);
+  const Placement placement = Placed(loads, cluster, {0, 1, 0, 2, 0, 3, 0, 4});
+  EXPECT_EQ(DeviceLoads(placement, loads, cluster, 0), (std::vector<double>{30, 40, 50, 40}));
+  const LayerMetrics m = Measure(placement, loads, cluster, 0);
+  EXPECT_EQ(m.tokens, 160U);
+  EXPECT_DOUBLE_EQ(m.mean_load, 40);
+  EXPECT_DOUBLE_EQ(m.max_load, 50);
+  EXPECT_DOUBLE_EQ(m.imbalance, 1.25);
+  EXPECT_DOUBLE_EQ(m.node_imbalance, 45.0 / 40);
+  EXPECT_DOUBLE_EQ(m.lp_bound, 1);  // expert 0 evens everything out
+  EXPECT_DOUBLE_EQ(m.bound, 1);
+  EXPECT_EQ(m.replicas, 8U);
+  EXPECT_EQ(m.device_duplicates, 0U);
+  // Half of the tokens of experts 1 to 4 come from the other node. Of expert 0 half leave by an
+  // even split, none if near replicas come first.
+  EXPECT_DOUBLE_EQ(m.inter_node_tokens, 80 * 0.5 + 80 * 0.5);
+  EXPECT_DOUBLE_EQ(m.inter_node_tokens_least, 80 * 0.5);
+}
+
+TEST(MetricsTest, BoundIsTheHottestReplicaOfTheBestCounts) {
+  const Loads loads = LoadsOf(2, {90, 10});
+  const Cluster cluster = UniformCluster(1, 5, 1);
+  const LayerMetrics m = Measure(Placed(loads, cluster, {0, 0, 1, 1, 1}), loads, cluster, 0);
+  EXPECT_DOUBLE_EQ(m.imbalance, 45.0 / 20);
+  EXPECT_DOUBLE_EQ(m.lp_bound, 45.0 / 20);
+  EXPECT_DOUBLE_EQ(m.bound, 90.0 / 4 / 20);  // four replicas of the hot one, one of the other
+}
+
+TEST(MetricsTest, DeadDevicesAndLostExpertsAreLeftOut) {
+  const Loads loads = LoadsOf(3, {30, 30, 60});
+  Cluster cluster = UniformCluster(3, 1, 1);
+  const Placement placement = Placed(loads, cluster, {0, 1, 2});
+  cluster.nodes[2].alive = false;
+  const LayerMetrics m = Measure(placement, loads, cluster, 0);
+  EXPECT_EQ(m.tokens_lost, 60U);
+  EXPECT_DOUBLE_EQ(m.imbalance, 1);
+  EXPECT_EQ(m.replicas, 2U);
+}
+
+TEST(MetricsTest, NoTokensAreBalanced) {
+  const Loads loads = LoadsOf(2, {0, 0});
+  const Cluster cluster = UniformCluster(2, 1, 1);
+  const LayerMetrics m = Measure(Placed(loads, cluster, {0, 1}), loads, cluster, 0);
+  EXPECT_EQ(m.imbalance, 1);
+  EXPECT_EQ(m.bound, 1);
+  EXPECT_EQ(m.lp_bound, 1);
+}
+
+TEST(MetricsTest, DuplicatesOfADeviceAreCounted) {
+  const Loads loads = LoadsOf(2, {4, 2});
+  const Cluster cluster = UniformCluster(2, 1, 3);
+  const LayerMetrics m = Measure(Placed(loads, cluster, {0, 0, 0, 1, -1, -1}), loads, cluster, 0);
+  EXPECT_EQ(m.device_duplicates, 2U);
+  EXPECT_EQ(m.replicas, 4U);
+  EXPECT_DOUBLE_EQ(m.imbalance, 4.0 / 3);
+}
+
+TEST(MetricsTest, ModelsAreMeansOfLayers) {
+  const Loads loads = LoadsOf(2, {10, 10, 30, 10});
+  const Cluster cluster = UniformCluster(2, 1, 1);
+  const ModelMetrics m = Measure(Placed(loads, cluster, {0, 1, 0, 1}), loads, cluster);
+  EXPECT_DOUBLE_EQ(m.imbalance_mean, 1.25);
+  EXPECT_DOUBLE_EQ(m.imbalance_max, 1.5);
+  EXPECT_DOUBLE_EQ(m.inter_node_share, 0.5);
+}
+
+TEST(LeastMaxLoadTest, IsTheDensestSetOfExperts) {
+  internal::Random random(21);
+  for (int round = 0; round < 5000; ++round) {
+    const auto devices = static_cast<std::uint32_t>(1 + random.Below(6));
+    const auto experts = static_cast<std::uint32_t>(1 + random.Below(7));
+    std::vector<std::uint64_t> tokens(experts);
+    std::vector<std::vector<std::uint32_t>> holders(experts);
+    for (std::uint32_t e = 0; e < experts; ++e) {
+      tokens[e] = random.Below(30);
+      for (std::uint32_t d = 0; d < devices; ++d) {
+        if (random.Below(3) == 0) holders[e].push_back(d);
+      }
+      if (holders[e].empty()) holders[e].push_back(0);
+    }
+    ASSERT_DOUBLE_EQ(LeastMaxLoad(tokens, holders, devices), LeastMaxLoadByLooking(tokens, holders))
+        << round;
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::moe
