@@ -51,7 +51,8 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::
     for (std::size_t s = 0; s < twin.skeleton.storages.size(); ++s) {
       const torch_pt::Storage& from = set.files[f].skeleton.storages[s];
       torch_pt::Storage& to = twin.skeleton.storages[s];
-      to.offset = RoundUp(out.bytes, kPackAlign);
+      // An empty storage lies nowhere, and rounded up its place could be beyond the file's end.
+      to.offset = from.bytes == 0 ? out.bytes : RoundUp(out.bytes, kPackAlign);
       if (from.bytes == 0) continue;
       plan::Payload payload;
       payload.kind = plan::Payload::Kind::kMember;

@@ -127,6 +127,16 @@ Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& optio
   return dialect::DeserializeSource(TextOf(bytes));
 }
 
+Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files) {
+  dialect::Patterns patterns;
+  for (const std::string& file : files) {
+    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
+    SW_TRY(patterns.AddFile(text, file));
+  }
+  SW_TRY(patterns.AddBuiltIn());
+  return patterns;
+}
+
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options,
                                          Sink& sink) {
   sink.Pass("scan");
@@ -134,10 +144,9 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   exec::DigestStream digest;
   for (const std::string& file : options.pattern_files) {
     SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
-    SW_TRY(input->patterns.AddFile(text, file));
     digest.Add(BytesOf(text));
   }
-  SW_TRY(input->patterns.AddBuiltIn());
+  SW_TRY_ASSIGN(input->patterns, ReadPatterns(options.pattern_files));
   SW_TRY_ASSIGN(input->set, ScanInput(comm, options, &input->file_owner));
   sink.Pass("map");
   Result<dialect::Checkpoint> checkpoint = dialect::ReadCheckpoint(input->set, input->patterns);

@@ -37,6 +37,11 @@ struct Input {
   os::Fingerprint fingerprint{};
 };
 
+/// The patterns of files, before those that are built in.
+/// \error kNotFound, kBadInput  a file
+/// Local.
+Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files);
+
 /// Finds, scans and understands a source. Rank 0 looks and tells the others; with node_local every
 /// rank looks at its own files and the parts are united. \error kNotFound, kBadInput, kUnsupported
 /// as dialect::ScanSource and dialect::ReadCheckpoint Collective.

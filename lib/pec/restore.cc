@@ -1,0 +1,137 @@
+#include "pec/restore.h"
+
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "os/dir.h"
+#include "pec/restore_internal.h"
+#include "pec/save_tokens.h"
+
+namespace shardwright::pec {
+namespace restore {
+namespace {
+
+/// The memory level has nothing that storage has not: it goes on from what was restored. Its
+/// cursors stay, so that the rotation goes on.
+void TakePersisted(SelectionState* state) {
+  std::vector<std::uint64_t> cursor = std::move(state->snapshot.cursor);
+  state->snapshot = state->persist;
+  state->snapshot.cursor = std::move(cursor);
+}
+
+}  // namespace
+
+/// Tokens that are lost, and the counters from which selection goes on.
+Status Restoring::TakeLoss() {
+  if (model_.experts.empty()) return {};
+  SW_TRY_ASSIGN(const std::optional<Recovery> last, store_->LastRecovery());
+  state_ = at_->state;
+  if (last && last->manifest == at_->sequence) state_ = last->state;
+  SW_TRY(Validate(state_.persist, model_.experts));
+  SW_TRY_ASSIGN(const Counts versions, ExpertVersions(plan_, model_.experts));
+  std::optional<TokenHistory> history;
+  if (state_.counted_to) {
+    SW_TRY_ASSIGN(history, ReadHistory(*store_, at_->sequence));
+  }
+  for (std::size_t m = 0; m < versions.size(); ++m) {
+    for (std::size_t e = 0; e < versions[m].size(); ++e) {
+      std::uint64_t& held = state_.persist.version[m][e];
+      if (versions[m][e] >= held) continue;
+      // An older version than the level thinks: what came between is unsaved again.
+      const std::uint64_t between = history ? history->Between(m, e, versions[m][e], held) : 0;
+      state_.persist.covered[m][e] -= std::min(between, state_.persist.covered[m][e]);
+      held = versions[m][e];
+    }
+  }
+  TakePersisted(&state_);
+  if (last) ledger_ = last->ledger;
+  if (!history) return {};
+  if (!ledger_) ledger_ = LossLedger::Make(model_.experts);
+  RestoreLoss loss;
+  SW_TRY_ASSIGN(loss.fault, ledger_->Charge(*history, versions, plan_.resume));
+  SW_TRY_ASSIGN(loss.run,
+                SummarizeLoss(ledger_->layer_lost, ObservedTokens(*history, plan_.resume)));
+  loss.faults = ledger_->resumes.size();
+  SW_TRY(ForgetLost(&state_.persist, loss.fault.lost));
+  SW_TRY(ForgetLost(&state_.snapshot, loss.fault.lost));
+  report_.loss = std::move(loss);
+  return {};
+}
+
+Status Restoring::Write() {
+  const bool universal = options_.format == RestoreFormat::kUniversal;
+  SW_TRY_ASSIGN(const dialect::Topology topology,
+                dialect::ResolveTarget(options_.target, input_.checkpoint));
+  SW_TRY_ASSIGN(plan::Target target, universal
+                                         ? dialect::WriteUniversal(input_.checkpoint, topology)
+                                         : dialect::WriteDeepSpeed(input_.checkpoint, topology));
+  nlohmann::ordered_json head =
+      ucp::ManifestHead("pec-restore", universal ? "universal" : "deepspeed", input_);
+  head["layout"] = ucp::ToJson(topology);
+  head["iteration"] = report_.iteration;
+  // What an output of stale experts is must not be forgotten with the report.
+  head["versions"] = nlohmann::ordered_json::object();
+  for (const RestoredModule& module : report_.modules) {
+    if (module.version != report_.iteration) head["versions"][module.name] = module.version;
+  }
+  SW_TRY_ASSIGN(report_.convert,
+                ucp::RunPlan(comm_, input_, input_.checkpoint.map, target, *input_.bytes,
+                             head.dump(), "pec " + head["layout"].dump(), options_.write, sink_));
+  report_.convert.source = input_.checkpoint.topology;
+  report_.convert.target = topology;
+  report_.wrote = !options_.write.dry_run;
+  return {};
+}
+
+Status Restoring::Record() {
+  if (options_.read_only || options_.write.dry_run) return {};
+  return comm_.OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(const std::optional<Recovery> last, store_->LastRecovery());
+    Recovery recovery;
+    recovery.sequence = last ? last->sequence + 1 : 1;
+    recovery.manifest = at_->sequence;
+    recovery.resume = plan_.resume;
+    for (const StoredCheckpoint& one : Newer()) recovery.abandoned.push_back(one.sequence);
+    recovery.state = state_;
+    recovery.ledger = ledger_;
+    SW_TRY(store_->AddRecovery(recovery));
+    return lock_.Release();
+  });
+}
+
+Result<RestoreReport> Restoring::Go() {
+  sink_.Pass("choose");
+  if (!options_.write.dry_run && !options_.read_only) {
+    // Nothing may be collected or saved between the choice and its record.
+    SW_TRY(comm_.OnRoot([&]() -> Status {
+      SW_TRY_ASSIGN(const Store store, Store::Open(options_.store));
+      SW_TRY_ASSIGN(lock_, store.LockForWriting("pec-restore"));
+      return {};
+    }));
+  }
+  if (!options_.restart_missing.empty()) {
+    ucp::InputOptions other{{options_.restart_missing}, options_.pattern_files, false};
+    SW_TRY_ASSIGN(other_, ucp::OpenInput(comm_, other, sink_));
+    SW_TRY_ASSIGN(other_iteration_, IterationOf(other_->checkpoint));
+  }
+  const auto choose = [&]() -> Status {
+    SW_TRY(OpenStore());
+    SW_TRY(Choose());
+    SW_TRY(TakeLoss());
+    return BuildSource();
+  };
+  SW_TRY(comm_.Agree(choose()));
+  for (const std::string& damage : report_.damaged) sink_.Warn(damage);
+  if (options_.format != RestoreFormat::kNone) SW_TRY(Write());
+  SW_TRY(Record());
+  return std::move(report_);
+}
+
+}  // namespace restore
+
+Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink) {
+  return restore::Restoring(comm, options, sink).Go();
+}
+
+}  // namespace shardwright::pec

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "comm/comm.h"
+#include "dialect/target_spec.h"
+#include "pec/lost_tokens.h"
+#include "pec/manifest.h"
+#include "pec/recovery.h"
+#include "ucp/convert.h"
+
+namespace shardwright::pec {
+
+/// What a restore writes.
+enum class RestoreFormat : std::uint8_t {
+  kDeepSpeed,
+  kUniversal,
+  kNone,  ///< no checkpoint: the store is told that training goes on from X
+};
+
+/// How a store is restored; the fields are the flags of pec-restore.
+struct RestoreOptions {
+  std::string store;
+  std::optional<std::uint64_t> at;  ///< no resume point above this iteration
+  bool require_complete = false;    ///< refuse modules that are older than X
+  bool allow_older = false;         ///< go back to older versions where blobs are damaged
+  bool read_only = false;           ///< leave the store as it is: a look at an old checkpoint
+  /// Checkpoint from which experts without any version are taken; empty: they are an error.
+  std::string restart_missing;
+  dialect::TargetSpec target;
+  RestoreFormat format = RestoreFormat::kDeepSpeed;
+  std::vector<std::string> pattern_files;
+  ucp::ConvertOptions write;
+};
+
+/// A component of a module as it was restored.
+struct RestoredPart {
+  std::uint64_t version = 0;
+  std::uint64_t bytes = 0;
+  bool rounded_from_master = false;  ///< weights that a newer kept master replaces
+};
+
+/// A module as it was restored.
+struct RestoredModule {
+  std::string name;
+  ModuleId id;
+  std::uint64_t version = 0;  ///< the oldest of its parts
+  Source source = Source::kStorage;
+  std::array<std::optional<RestoredPart>, kComponents> parts;
+};
+
+/// Tokens that the recovery loses.
+struct RestoreLoss {
+  FaultLoss fault;  ///< of this recovery
+  LossSummary run;  ///< of all recoveries of the store's run so far, this one included
+  std::uint64_t faults = 0;
+};
+
+/// What a restore did, or with dry_run what it would do.
+struct RestoreReport {
+  std::uint64_t iteration = 0;  ///< X
+  std::uint64_t sequence = 0;   ///< of the checkpoint whose non-expert part is restored
+  std::string tag;
+  std::vector<RestoredModule> modules;
+  std::vector<std::uint32_t> layer_id;  ///< by MoE layer: its number in checkpoint files
+  std::uint64_t stale_modules = 0;      ///< older than X
+  std::uint64_t storage_bytes = 0;      ///< of the versions that are restored
+  std::uint64_t restarted_modules = 0;
+  std::vector<std::uint64_t> abandoned;  ///< iterations that are given up now
+  std::vector<std::string> damaged;      ///< blobs that were passed over
+  std::optional<RestoreLoss> loss;       ///< absent where tokens were not counted
+  bool wrote = false;
+  ucp::ConvertReport convert;
+};
+
+/// Restores the newest usable state of a store, or the newest up to `at`, into any layout, and
+/// marks newer checkpoints abandoned.
+/// \error kNotFound  no store, nothing in it up to `at`; kInfeasible  experts without any version:
+///        named; kMismatch  require_complete and stale modules: named; kBadInput  a damaged blob
+///        (without allow_older); as ucp::Convert
+/// Collective. Source: MoC-System section 4.3; algorithm section 6.3; docs/formats/store.md.
+Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink);
+
+}  // namespace shardwright::pec

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "dialect/dialect.h"
+#include "os/lock.h"
+#include "pec/modules.h"
+#include "pec/read_blobs.h"
+#include "pec/recovery.h"
+#include "pec/restore.h"
+#include "pec/store.h"
+#include "ucp/input.h"
+
+namespace shardwright::pec::restore {
+
+/// The components that belong to a part of a module.
+using Mask = std::array<bool, kComponents>;
+
+/// One restore: its passes in order, and what they hand to each other.
+class Restoring {
+ public:
+  Restoring(comm::Comm& comm, const RestoreOptions& options, Sink& sink)
+      : comm_(comm), options_(options), sink_(sink) {}
+  Result<RestoreReport> Go();
+
+ private:
+  // restore_plan.cc: which version of every module. Every rank reads for itself.
+  Status OpenStore();
+  Status ReadManifests();
+  Status Understand(const Manifest& manifest);
+  Status Choose();
+  Result<RecoveryPlan> Plan() const;
+  void ListCopies(const Manifest& manifest, RecoveryInput* input) const;
+  std::vector<std::pair<Part, Mask>> PartsOf(const Module& module) const;
+  const HeldModule* CopyOf(ModuleId id, std::uint64_t version) const;
+  Status TakeChosen(const RecoveryPlan& plan);
+  Status CheckChosen(bool* again);
+  Status CheckBlob(std::uint32_t module, Component component, const BlobRef& ref);
+  Status CheckRest(const Manifest& manifest);
+  bool IsDamaged(const BlobRef& ref) const { return damaged_.contains(ref.digest); }
+  void NoteDamage(const Error& error);
+  void DescribeModules(const RecoveryPlan& plan);
+  Status RefuseStale() const;
+
+  // restore_source.cc: a source whose tensors come from blobs of different versions.
+  Status BuildSource();
+  void AddTensor(const layout::LogicalTensor& tensor, const layout::Array& array,
+                 layout::ShardMap* map) const;
+  Status AddBlobs(layout::ShardMap* map, std::vector<BlobSource>* files);
+  Status AddPassed(layout::ShardMap* map, std::vector<BlobSource>* files);
+  Status AddRestarted(layout::ShardMap* map);
+
+  // restore.cc
+  Status TakeLoss();
+  Status Write();   // collective
+  Status Record();  // collective
+  std::vector<StoredCheckpoint> Newer() const;
+
+  comm::Comm& comm_;
+  const RestoreOptions& options_;
+  Sink& sink_;
+  os::Lock lock_;  // root only
+  std::optional<Store> store_;
+  std::vector<StoredCheckpoint> all_;  // every checkpoint of the store
+  std::vector<Manifest> manifests_;    // usable ones, ascending sequence
+  std::set<exec::Digest> damaged_;     // blobs that cannot be used
+  std::set<exec::Digest> good_;        // blobs that were looked at
+  std::unique_ptr<ucp::Input> other_;  // --restart-missing
+  std::uint64_t other_iteration_ = 0;
+  ucp::Input input_;  // the source as it will be read
+  Model model_;
+  const Manifest* at_ = nullptr;  // the manifest of X
+  RecoveryPlan plan_;
+  std::vector<HeldModule> chosen_;                      // by module
+  std::vector<bool> restarted_;                         // by module
+  std::vector<std::array<bool, kComponents>> dropped_;  // weights that the master replaces
+  SelectionState state_;                                // for the next save
+  std::optional<LossLedger> ledger_;
+  RestoreReport report_;
+};
+
+}  // namespace shardwright::pec::restore

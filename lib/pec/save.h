@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "comm/comm.h"
+#include "exec/run.h"
+#include "moe/load_trace.h"
+#include "pec/lost_tokens.h"
+#include "pec/manifest.h"
+#include "pec/selection.h"
+#include "ucp/input.h"
+
+namespace shardwright::pec {
+
+/// "master,weights", or "nothing".
+std::string KeepText(const KeptComponents& keep);
+
+/// How a checkpoint is saved; the fields are the flags of pec-save.
+struct SaveRequest {
+  std::string store;
+  Policy policy = Policy::kSequential;
+  std::uint32_t k_snapshot = 1;
+  std::optional<std::uint32_t> k_persist;  ///< absent: k_snapshot
+  std::optional<std::uint64_t> max_age;
+  /// Budget policies: bytes of a checkpoint, of which the non-expert part is taken first; absent:
+  /// k_snapshot experts per layer on average.
+  std::optional<std::uint64_t> budget_bytes;
+  std::optional<KeptComponents> keep;  ///< absent: as the store says, nothing for a new one
+  const moe::LoadTrace* tokens = nullptr;
+  std::string tokens_path;  ///< for messages
+  bool zstd = false;
+  bool partial_start = false;  ///< the first checkpoint is a selection too
+  /// Training went on from this iteration without pec-restore: what is newer is abandoned.
+  std::optional<std::uint64_t> resumed_from;
+  std::optional<std::uint64_t> iteration;  ///< absent: the checkpoint's own
+  bool dry_run = false;
+  exec::Verify verify = exec::Verify::kSums;
+  unsigned threads = 1;
+  std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+};
+
+/// What a save did, or with dry_run what it would do.
+struct SaveReport {
+  std::uint64_t iteration = 0;
+  std::uint64_t sequence = 0;
+  bool first = false;  ///< of its store: every expert is saved
+  std::uint64_t modules = 0;
+  std::uint64_t nonexpert_modules = 0;
+  LayerExperts experts;
+  std::vector<std::uint32_t> layer_id;
+  TwoLevelSelection selection;
+  std::uint64_t full_bytes = 0;     ///< C_full: every component of every module
+  std::uint64_t bytes = 0;          ///< C: what this checkpoint covers (algorithm section 1)
+  std::uint64_t written_bytes = 0;  ///< of blobs, as they lie on disk
+  std::uint64_t blobs = 0;
+  std::uint64_t blobs_written = 0;
+  std::uint64_t blobs_unchanged = 0;
+  std::uint64_t text_bytes = 0;  ///< manifest and catalogue
+  std::vector<std::uint64_t> rank_bytes;
+  std::uint64_t bottleneck_bytes = 0;
+  std::uint64_t bound_bytes = 0;
+  /// Tokens that the experts left out would lose at a fault now, and of all since their last save.
+  std::optional<TokensAtRisk> at_risk;
+  std::uint64_t members_verified = 0;
+  std::uint64_t members_in_part = 0;  ///< read in part, so that their checksum tells nothing
+};
+
+/// Saves a checkpoint into a store: the non-expert modules, the selected experts, and of the others
+/// what the store keeps of all. The first checkpoint of a store holds every expert unless
+/// partial_start. Under several ranks each writes its own share of the blobs and rank 0 the
+/// manifest.
+/// \error kMismatch  a store of another model, or of other kept components: both sides named; a
+///        store that is ahead of the checkpoint; kBusy  another process writes; kUsage  a policy
+///        without what it needs; kBadInput  source, tokens; kIo; kLimit  memory; kStopped
+/// Collective. Source: MoC-System section 3; docs/formats/store.md.
+Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& options,
+                        Sink& sink);
+
+}  // namespace shardwright::pec

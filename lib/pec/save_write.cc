@@ -1,0 +1,353 @@
+// The second half of a save: which blobs, who writes them, and the commit.
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include "exec/first_error.h"
+#include "layout/cut.h"
+#include "os/commit.h"
+#include "os/dir.h"
+#include "pec/read_blobs.h"
+#include "pec/save_internal.h"
+#include "pec/sharding.h"
+#include "ucp/replicas.h"
+
+namespace shardwright::pec::save {
+namespace {
+
+/// A member is verified although a save needs a part of it only, if the rest is at most one part in
+/// this many: reading a whole partition for one expert would cost more than the save.
+constexpr std::uint64_t kGapShare = 8;
+
+plan::OutputFile EmptyFile(std::string path) {
+  plan::OutputFile file;
+  file.path = std::move(path);
+  file.frame = [](std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
+    return std::vector<plan::FramePiece>();
+  };
+  return file;
+}
+
+/// A result on its way to the root.
+struct Line {
+  std::uint32_t file = 0;
+  BlobResult result;
+};
+
+}  // namespace
+
+void Saving::AddBlob(std::uint32_t module, Component component) {
+  const ModulePart& part = model_.modules[module].part(component);
+  const auto index = static_cast<std::uint32_t>(target_.files.size());
+  plan::OutputFile file =
+      EmptyFile(model_.modules[module].name + " " + std::string(Name(component)));
+  for (const ModuleTensor& one : part.tensors) {
+    const layout::LogicalTensor& source = input_.checkpoint.map.tensors[one.tensor];
+    if (one.bytes == 0) continue;
+    plan::Payload payload;
+    payload.offset = one.offset;
+    payload.bytes = one.bytes;
+    payload.array = static_cast<std::uint32_t>(target_.map.arrays.size());
+    const auto member = static_cast<std::uint32_t>(target_.map.members.size());
+    target_.map.members.push_back({index, one.offset, one.bytes, std::nullopt, source.name});
+    target_.map.arrays.push_back({source.dtype, {{member, 0, Elems(source.shape)}}});
+    layout::LogicalTensor tensor{source.name, source.state, source.dtype, source.shape, {}};
+    layout::Fragment whole;
+    whole.cut = std::make_shared<const layout::Cut>(layout::Cut::Whole(source.shape));
+    whole.at.array = payload.array;
+    tensor.fragments.push_back(std::move(whole));
+    target_.map.tensors.push_back(std::move(tensor));
+    file.payloads.push_back(std::move(payload));
+  }
+  file.bytes = part.bytes;
+  target_.map.files.push_back(file.path);
+  target_.files.push_back(std::move(file));
+  wanted_.push_back({module, component, index, 0});
+}
+
+void Saving::AddPassed() {
+  const std::vector<std::uint32_t> members = PassedMembers(input_.checkpoint);
+  if (members.empty()) return;
+  plan::OutputFile file = EmptyFile("passed");
+  for (const std::uint32_t member : members) {
+    plan::Payload payload;
+    payload.kind = plan::Payload::Kind::kMember;
+    payload.offset = file.bytes;
+    payload.bytes = input_.checkpoint.map.members[member].bytes;
+    payload.member = member;
+    file.bytes += payload.bytes;
+    file.payloads.push_back(std::move(payload));
+  }
+  passed_file_ = static_cast<std::uint32_t>(target_.files.size());
+  target_.map.files.push_back(file.path);
+  target_.files.push_back(std::move(file));
+}
+
+void Saving::ListJobs() {
+  std::vector<bool> selected(model_.modules.size(), false);
+  for (std::size_t m = 0; m < report_.selection.persist.size(); ++m) {
+    for (const std::uint32_t e : report_.selection.persist[m]) {
+      selected[model_.expert_module(m, e)] = true;
+    }
+  }
+  for (std::uint32_t i = 0; i < model_.modules.size(); ++i) {
+    for (const Component component : kAllComponents) {
+      const std::uint64_t bytes = model_.modules[i].part(component).bytes;
+      report_.full_bytes += bytes;
+      const bool wanted = !model_.modules[i].id.is_expert() || selected[i] || Keeps(component);
+      if (wanted && bytes > 0) {
+        report_.bytes += bytes;
+        AddBlob(i, component);
+      }
+    }
+  }
+  AddPassed();
+}
+
+Status Saving::ShareJobs() {
+  // A module stays together: its components are read from the same files.
+  std::vector<std::uint64_t> bytes(model_.modules.size(), 0);
+  for (const Wanted& one : wanted_) bytes[one.module] += target_.files[one.file].bytes;
+  const std::vector<std::uint64_t> start(static_cast<std::size_t>(comm_.size()), 0);
+  SW_TRY_ASSIGN(const ShardPlan plan, ShardModules(bytes, start, 0, {}));
+  std::vector<int> rank(model_.modules.size(), 0);
+  for (const ShardPiece& piece : plan.pieces) rank[piece.module] = static_cast<int>(piece.rank);
+  for (Wanted& one : wanted_) one.rank = rank[one.module];
+  report_.rank_bytes = plan.rank_bytes;
+  report_.bottleneck_bytes = plan.bottleneck;
+  report_.bound_bytes = plan.bound;
+  return {};
+}
+
+void Saving::FillReport() {
+  report_.modules = model_.modules.size();
+  report_.nonexpert_modules = model_.nonexpert_count;
+  report_.experts = model_.experts;
+  report_.layer_id = model_.layer_id;
+  report_.blobs = wanted_.size() + (passed_file_ ? 1 : 0);
+}
+
+Status Saving::OpenIncoming() {
+  const auto make = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
+    const std::string path = store_->IncomingPath(run_id);
+    SW_TRY(os::MakeDir(path));
+    for (int rank = 0; rank < comm_.size(); ++rank) {
+      SW_TRY(os::MakeDir(path + "/" + std::to_string(rank)));
+    }
+    return path;
+  };
+  SW_TRY_ASSIGN(incoming_, comm_.OnRootText(make));
+  return {};
+}
+
+/// What the newest checkpoint holds of a module.
+Result<HeldModule> Saving::BaseModule(std::uint32_t module) const {
+  if (!base_) return HeldModule();
+  return ParseModule(base_->lines[module], model_.modules[module].name,
+                     store_->ManifestPath({base_->head.sequence, base_->head.iteration, false}));
+}
+
+/// The blobs that this rank writes.
+Result<std::vector<BlobJob>> Saving::MyJobs() const {
+  std::vector<BlobJob> jobs;
+  std::uint32_t module = ~std::uint32_t{0};
+  HeldModule held;
+  for (const Wanted& one : wanted_) {
+    if (one.rank != comm_.rank()) continue;
+    if (one.module != module) {
+      SW_TRY_ASSIGN(held, BaseModule(one.module));
+    }
+    module = one.module;
+    BlobJob job{one.file, std::nullopt};
+    const auto& known = held[static_cast<std::size_t>(one.component)];
+    if (known) job.known = known->blob;
+    jobs.push_back(std::move(job));
+  }
+  if (passed_file_ && comm_.rank() == 0) {
+    jobs.push_back({*passed_file_, base_ ? base_->head.passed : std::nullopt});
+  }
+  return jobs;
+}
+
+Status Saving::Write() {
+  sink_.Pass("write");
+  SW_TRY(OpenIncoming());
+  Result<plan::Plan> made = plan::Plan::Make(input_.checkpoint.map, target_);
+  SW_TRY(comm_.Agree(made ? Status() : Status(tl::unexpected<Error>(made.error()))));
+  if (options_.verify == exec::Verify::kReplicas) {
+    sink_.Pass("replicas");
+    SW_TRY(
+        ucp::CompareReplicas(comm_, input_.checkpoint.map, *input_.bytes, options_.threads, sink_));
+    sink_.Pass("write");
+  }
+  Result<std::vector<BlobJob>> listed = MyJobs();
+  SW_TRY(comm_.Agree(listed ? Status() : Status(tl::unexpected<Error>(listed.error()))));
+  const std::vector<BlobJob>& jobs = *listed;
+  BlobOptions blobs;
+  blobs.incoming = incoming_ + "/" + std::to_string(comm_.rank());
+  blobs.zstd = options_.zstd;
+  blobs.note_sums = options_.verify != exec::Verify::kNone;
+  blobs.threads = options_.threads;
+  exec::SourceSums sums(input_.checkpoint.map.members.size());
+  Result<std::vector<BlobResult>> results =
+      WriteBlobs(*store_, *made, *input_.bytes, jobs, blobs, &sums, sink_);
+  SW_TRY(comm_.Agree(results ? Status() : Status(tl::unexpected<Error>(results.error()))));
+  if (blobs.note_sums) {
+    SW_TRY(ShareSums(&sums));
+    SW_TRY(VerifyMembers(*made, sums));
+  }
+  if (options_.verify == exec::Verify::kReadback) {
+    sink_.Pass("readback");
+    SW_TRY(comm_.Agree(ReadBack(jobs, *results)));
+  }
+  sink_.AddRead(input_.bytes->bytes_read(), input_.bytes->files_read());
+  sink_.Pass("commit");
+  return CommitOnRoot(*results);
+}
+
+/// Reads every blob again that this rank has written.
+Status Saving::ReadBack(const std::vector<BlobJob>& jobs,
+                        const std::vector<BlobResult>& results) const {
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    if (results[i].written_bytes == 0) continue;
+    std::vector<std::uint64_t> payloads;
+    for (const plan::Payload& payload : target_.files[jobs[i].file].payloads) {
+      payloads.push_back(payload.bytes);
+    }
+    Status same = VerifyBlob(store_->BlobPath(results[i].ref), results[i].ref, payloads);
+    if (same) continue;
+    same.error().code = Errc::kIo;
+    return same;
+  }
+  return {};
+}
+
+Status Saving::ShareSums(exec::SourceSums* sums) {
+  if (comm_.size() == 1) return {};
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> packed, comm_.AllGather(sums->Pack()));
+  for (std::size_t rank = 0; rank < packed.size(); ++rank) {
+    if (rank != static_cast<std::size_t>(comm_.rank())) sums->Combine(packed[rank]);
+  }
+  return {};
+}
+
+Status Saving::VerifyMembers(const plan::Plan& plan, const exec::SourceSums& sums) {
+  sink_.Pass("verify");
+  std::atomic<std::uint64_t> verified = 0;
+  std::atomic<std::uint64_t> in_part = 0;
+  exec::FirstError error;
+  tbb::task_arena arena(static_cast<int>(options_.threads));
+  arena.execute([&] {
+    tbb::parallel_for(std::size_t{0}, input_.checkpoint.map.members.size(), [&](std::size_t m) {
+      const auto member = static_cast<std::uint32_t>(m);
+      const std::uint64_t used = plan.primary_bytes(member);
+      const std::uint64_t bytes = input_.checkpoint.map.members[m].bytes;
+      const bool mine =
+          m % static_cast<std::size_t>(comm_.size()) == static_cast<std::size_t>(comm_.rank());
+      if (!mine || used == 0 || error.failed()) return;
+      if ((bytes - used) > bytes / kGapShare) {
+        in_part.fetch_add(1, std::memory_order_relaxed);
+        return;
+      }
+      const Result<bool> ok = exec::VerifyMember(plan, sums, member, *input_.bytes);
+      if (!ok) return error.Set(m, ok.error());
+      if (*ok) verified.fetch_add(1, std::memory_order_relaxed);
+    });
+  });
+  SW_TRY(comm_.Agree(error.Take()));
+  SW_TRY_ASSIGN(report_.members_verified, comm_.AllReduceSum(verified.load()));
+  SW_TRY_ASSIGN(report_.members_in_part, comm_.AllReduceSum(in_part.load()));
+  return {};
+}
+
+Status Saving::CommitOnRoot(const std::vector<BlobResult>& mine) {
+  std::vector<Line> lines;
+  std::size_t next = 0;
+  for (const Wanted& one : wanted_) {
+    if (one.rank == comm_.rank()) lines.push_back({one.file, mine[next++]});
+  }
+  if (passed_file_ && comm_.rank() == 0) lines.push_back({*passed_file_, mine[next++]});
+  SW_CHECK(next == mine.size());
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,
+                comm_.Gather(std::as_bytes(std::span(lines))));
+  return comm_.OnRoot([&]() -> Status {
+    std::vector<BlobResult> results(target_.files.size());
+    for (const comm::Bytes& part : parts) {
+      for (std::size_t at = 0; at + sizeof(Line) <= part.size(); at += sizeof(Line)) {
+        Line line;
+        std::memcpy(&line, part.data() + at, sizeof line);
+        results[line.file] = line.result;
+      }
+    }
+    return Commit(results);
+  });
+}
+
+/// The new manifest: lines of the newest one as they are, but for the modules that were saved.
+Result<std::string> Saving::ManifestText(const Manifest& manifest,
+                                         const std::vector<BlobResult>& results) const {
+  std::vector<std::string_view> lines;
+  std::vector<std::string> made;
+  if (base_) {
+    lines = base_->lines;
+  } else {
+    made.reserve(model_.modules.size());
+    for (const Module& module : model_.modules) made.push_back(ModuleLine(module.name, {}));
+    lines.assign(made.begin(), made.end());
+  }
+  std::deque<std::string> saved;
+  for (std::size_t i = 0; i < wanted_.size();) {
+    const std::uint32_t module = wanted_[i].module;
+    SW_TRY_ASSIGN(HeldModule held, BaseModule(module));
+    for (; i < wanted_.size() && wanted_[i].module == module; ++i) {
+      held[static_cast<std::size_t>(wanted_[i].component)] =
+          Held{manifest.iteration, results[wanted_[i].file].ref};
+    }
+    saved.push_back(ModuleLine(model_.modules[module].name, held));
+    lines[module] = saved.back();
+  }
+  return ToText(manifest, lines);
+}
+
+Status Saving::Commit(const std::vector<BlobResult>& results) {
+  Manifest manifest;
+  manifest.sequence = report_.sequence;
+  manifest.parent = parent_ == nullptr ? 0 : parent_->sequence;
+  manifest.iteration = report_.iteration;
+  manifest.tag = input_.checkpoint.tag;
+  manifest.policy = std::string(Name(options_.policy));
+  manifest.k_snapshot = options_.k_snapshot;
+  manifest.k_persist = options_.k_persist.value_or(options_.k_snapshot);
+  for (const BlobResult& result : results) {
+    report_.written_bytes += result.written_bytes;
+    report_.blobs_written += result.written_bytes > 0 ? 1 : 0;
+    report_.blobs_unchanged += result.unchanged ? 1 : 0;
+  }
+  if (passed_file_) manifest.passed = results[*passed_file_].ref;
+  if (!model_.experts.empty()) {
+    SW_TRY(CompleteSave(&state_.snapshot,
+                        BeginSave(state_.snapshot, report_.selection.snapshot, report_.iteration)));
+    SW_TRY(CompleteSave(&state_.persist,
+                        BeginSave(state_.persist, report_.selection.persist, report_.iteration)));
+  }
+  manifest.state = state_;
+  const std::string catalogue = dialect::Serialize(input_.set);
+  manifest.catalogue = exec::DigestOf(std::as_bytes(std::span(catalogue)));
+  SW_TRY_ASSIGN(const std::string text, ManifestText(manifest, results));
+  report_.text_bytes = catalogue.size() + text.size();
+  SW_TRY(store_->Commit({manifest.sequence, manifest.iteration, false}, text, catalogue, tokens_));
+  sink_.AddWritten(report_.written_bytes + report_.text_bytes, report_.blobs_written + 2);
+  // The checkpoint is part of the store: what fails now is no failure of the save.
+  Status clean = os::RemoveTree(incoming_, store_->path());
+  if (Status released = lock_.Release(); clean) clean = std::move(released);
+  if (!clean) sink_.Warn(clean.error().message);
+  return {};
+}
+
+}  // namespace shardwright::pec::save

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/source.h"
+#include "os/lock.h"
+#include "pec/manifest.h"
+
+namespace shardwright::pec {
+
+/// A checkpoint of a store, by its file name.
+struct StoredCheckpoint {
+  std::uint64_t sequence = 0;
+  std::uint64_t iteration = 0;
+  bool abandoned = false;  ///< training went on from an older one
+  friend bool operator==(const StoredCheckpoint&, const StoredCheckpoint&) = default;
+};
+
+/// A file of the store that somebody refers to, or its remains.
+struct BlobFile {
+  exec::Digest digest{};
+  bool zstd = false;
+  auto operator<=>(const BlobFile&) const = default;
+};
+
+/// The folder of a store (docs/formats/store.md):
+///
+///   store.json                     what it is for
+///   lock                           while a process writes
+///   manifests/<sequence>-<iteration>.json
+///   catalogues/<sequence>.swc      the source's skeletons (docs/formats/catalogue.md)
+///   tokens/<sequence>.json         tokens since the checkpoint before
+///   recoveries/<sequence>.json     what training has gone on from
+///   blobs/<2 digits>/<digest>[.zst]
+///   incoming-<run>/                blobs of a save under way
+///
+/// All calls are local. Reading needs no lock; what a reader has listed may be gone when it comes
+/// to read if garbage is collected meanwhile.
+class Store {
+ public:
+  /// True if the folder holds a store. \error kNotFound if it cannot be asked
+  static Result<bool> IsStore(const std::string& path);
+
+  /// \error kNotFound  no store there; kBadInput, kUnsupported  its texts
+  static Result<Store> Open(const std::string& path);
+
+  /// Opens a store, or makes one for `head`. A folder that exists must be empty or a store.
+  /// \error kBusy  another folder is there; kIo; as Open
+  static Result<Store> OpenOrCreate(const std::string& path, const StoreHead& head);
+
+  const std::string& path() const { return path_; }
+  const StoreHead& head() const { return head_; }
+
+  /// Keeps other writers out until the lock goes. Removes what killed saves have left.
+  /// \error kBusy  names who holds it
+  Result<os::Lock> LockForWriting(const std::string& note) const;
+
+  /// All checkpoints, ascending sequence.
+  /// \error kBadInput  a recovery that cannot be read
+  Result<std::vector<StoredCheckpoint>> List() const;
+
+  /// Sequence for the next checkpoint: above all that were ever used and still show.
+  Result<std::uint64_t> NextSequence() const;
+
+  Result<Manifest> ReadManifest(const StoredCheckpoint& checkpoint) const;
+  /// The same with the modules left as text.
+  Result<ManifestLines> ReadManifestLines(const StoredCheckpoint& checkpoint) const;
+  /// The source that a checkpoint was saved from, without its payloads.
+  /// \error kBadInput  damaged: not the digest that the manifest says
+  Result<dialect::SourceSet> ReadCatalogue(const Manifest& manifest) const;
+  Result<TokenRecord> ReadTokens(std::uint64_t sequence) const;
+  Result<bool> HasTokens(std::uint64_t sequence) const;
+  /// The last recovery, if there is one.
+  Result<std::optional<Recovery>> LastRecovery() const;
+
+  /// Makes a checkpoint part of the store: catalogue and tokens first, then the manifest. The blobs
+  /// must be in place. \error kIo
+  /// \param manifest  its text
+  Status Commit(const StoredCheckpoint& checkpoint, const std::string& manifest,
+                const std::string& catalogue, const std::optional<TokenRecord>& tokens) const;
+  /// \error kIo
+  Status AddRecovery(const Recovery& recovery) const;
+
+  std::string ManifestPath(const StoredCheckpoint& checkpoint) const;
+  std::string CataloguePath(std::uint64_t sequence) const;
+  std::string TokensPath(std::uint64_t sequence) const;
+  std::string BlobPath(const BlobFile& blob) const;
+  std::string BlobPath(const BlobRef& blob) const {
+    return BlobPath(BlobFile{blob.digest, blob.zstd});
+  }
+
+  /// A name for blobs under way.
+  std::string IncomingPath(const std::string& run_id) const {
+    return path_ + "/incoming-" + run_id;
+  }
+
+  /// The form in which content lies here already, if it does and has a fitting size.
+  std::optional<BlobFile> Find(const exec::Digest& digest, std::uint64_t bytes) const;
+
+  /// Every blob file that is there.
+  /// \error kBadInput  a name that is no blob's
+  Result<std::vector<BlobFile>> ListBlobs() const;
+
+  /// Removes checkpoints (manifest first) and then blobs, catalogues, tokens and folders that
+  /// nothing refers to. \error kIo
+  Status Remove(const std::vector<StoredCheckpoint>& checkpoints,
+                const std::vector<BlobFile>& blobs) const;
+
+ private:
+  Store(std::string path, StoreHead head) : path_(std::move(path)), head_(std::move(head)) {}
+  Result<std::set<std::uint64_t>> Abandoned() const;
+  Result<std::string> ReadManifestText(const StoredCheckpoint& checkpoint) const;
+  Status CheckManifest(const StoredCheckpoint& checkpoint, const Manifest& manifest,
+                       std::size_t modules) const;
+
+  std::string path_;
+  StoreHead head_;
+};
+
+}  // namespace shardwright::pec
