@@ -157,6 +157,11 @@ std::string ReportText(const Report& report, const nlohmann::json& result) {
     json["warnings"].push_back({{"message", warning.message}, {"ranks", warning.ranks}});
   }
   json["warnings_omitted"] = total.warnings_omitted;
+  // A trainer's resume script looks for these two at the top, as in a plain file of versions.
+  if (result.is_object() && result.contains("iteration") && result.contains("versions")) {
+    json["iteration"] = Json(result["iteration"]);
+    json["versions"] = Json(result["versions"]);
+  }
   json["result"] = Json(result);
   return Dump(json, 2) + "\n";
 }

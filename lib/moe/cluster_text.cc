@@ -25,9 +25,14 @@ Status OnlyKnown(const Json& object, std::initializer_list<std::string_view> kno
   }
   for (const auto& [name, value] : object.items()) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    std::string all;
-    for (const std::string_view one : known) all.append(all.empty() ? "" : ", ").append(one);
-    return Fail(Errc::kBadInput, where + ": unknown member \"" + name + "\", known are " + all);
+    std::string message = where;
+    message.append(": unknown member \"").append(name).append("\", known are ");
+    const char* separator = "";
+    for (const std::string_view one : known) {
+      message.append(separator).append(one);
+      separator = ", ";
+    }
+    return Fail(Errc::kBadInput, std::move(message));
   }
   return {};
 }

@@ -31,25 +31,33 @@ std::vector<std::uint32_t> Members(const UnitSet& set) {
 }
 
 // Drops every set that contains another one: saving the smaller saves the larger.
-std::vector<std::vector<std::uint32_t>> Minimal(std::vector<UnitSet> sets, std::uint32_t units) {
-  std::sort(sets.begin(), sets.end(), [](const UnitSet& a, const UnitSet& b) {
-    const std::uint32_t size_a = a.size();
-    const std::uint32_t size_b = b.size();
-    if (size_a != size_b) return size_a < size_b;
-    return std::lexicographical_compare(a.words().begin(), a.words().end(), b.words().begin(),
-                                        b.words().end());
+std::vector<std::vector<std::uint32_t>> Minimal(const std::vector<UnitSet>& sets,
+                                                std::uint32_t units) {
+  struct Sized {
+    std::uint32_t size;
+    const UnitSet* set;
+  };
+  std::vector<Sized> order;
+  order.reserve(sets.size());
+  for (const UnitSet& set : sets) order.push_back({set.size(), &set});
+  std::sort(order.begin(), order.end(), [](const Sized& a, const Sized& b) {
+    if (a.size != b.size) return a.size < b.size;
+    return std::lexicographical_compare(a.set->words().begin(), a.set->words().end(),
+                                        b.set->words().begin(), b.set->words().end());
   });
-  sets.erase(std::unique(sets.begin(), sets.end()), sets.end());
+  const auto same = [](const Sized& a, const Sized& b) { return *a.set == *b.set; };
+  order.erase(std::unique(order.begin(), order.end(), same), order.end());
   std::vector<std::vector<std::uint32_t>> kept;
   std::vector<std::vector<const UnitSet*>> by_lowest(units);  // kept sets by their lowest unit
-  for (const UnitSet& set : sets) {
-    std::vector<std::uint32_t> members = Members(set);
+  for (const Sized& sized : order) {
+    const UnitSet* const set = sized.set;
+    std::vector<std::uint32_t> members = Members(*set);
     const bool covers = std::any_of(members.begin(), members.end(), [&](std::uint32_t unit) {
       return std::any_of(by_lowest[unit].begin(), by_lowest[unit].end(),
-                         [&](const UnitSet* small) { return set.Contains(*small); });
+                         [&](const UnitSet* small) { return set->Contains(*small); });
     });
     if (covers) continue;
-    if (!members.empty()) by_lowest[members.front()].push_back(&set);
+    if (!members.empty()) by_lowest[members.front()].push_back(set);
     kept.push_back(std::move(members));
   }
   return kept;
@@ -248,13 +256,13 @@ std::string_view Name(RecoveryMethod method) {
   return "unknown";
 }
 
-Recovery SolveRecovery(std::vector<UnitSet> sets, std::uint32_t units,
+Recovery SolveRecovery(const std::vector<UnitSet>& sets, std::uint32_t units,
                        const RecoveryOptions& options) {
   Recovery recovery;
   recovery.units = units;
   Component all;
   all.units = units;
-  all.sets = Minimal(std::move(sets), units);
+  all.sets = Minimal(sets, units);
   if (!all.sets.empty() && all.sets.front().empty()) {  // lost before anything fails
     const std::size_t sizes = std::min(units, options.failures_max) + std::size_t{1};
     recovery.certain = -1;
@@ -296,7 +304,7 @@ Recovery ModelRecovery(const Placement& placement, const Cluster& cluster, Failu
       sets.push_back(std::move(set));
     }
   }
-  return SolveRecovery(std::move(sets), units, options);
+  return SolveRecovery(sets, units, options);
 }
 
 double SurvivalAt(const Recovery& recovery, double q) {

@@ -73,7 +73,7 @@ struct RecoveryOptions {
 /// \param sets  an empty set means that something is lost already
 /// \pre units >= 1
 /// Local, pure. Source: algorithm notes on recovery: minimal sets, then the methods in order.
-Recovery SolveRecovery(std::vector<UnitSet> sets, std::uint32_t units,
+Recovery SolveRecovery(const std::vector<UnitSet>& sets, std::uint32_t units,
                        const RecoveryOptions& options = {});
 
 /// Recovery of one layer; units are live nodes, or racks that have one.

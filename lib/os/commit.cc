@@ -305,7 +305,7 @@ Status CommitFile(const std::string& file, std::string_view text, bool force) {
     SW_TRY_ASSIGN(const bool stale, Exists(partial));  // of a run that was killed here
     if (stale) SW_TRY(RemoveFile(partial));
     SW_TRY(WriteWholeFile(partial, text));
-    const Status named = force ? Rename(partial, output) : RenameNew(partial, output);
+    Status named = force ? Rename(partial, output) : RenameNew(partial, output);
     if (named) return SyncDir(split.parent);
     sys::UnlinkAt(AT_FDCWD, partial.c_str());
     return named;
