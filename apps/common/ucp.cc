@@ -87,7 +87,7 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
   return {};
 }
 
-void ShowConversion(cli::Context& context, const ucp::ConvertReport& report) {
+nlohmann::json ConversionJson(const ucp::ConvertReport& report) {
   nlohmann::json result = {{"dry_run", report.dry_run},
                            {"found_done", report.found_done},
                            {"linked", report.linked},
@@ -104,7 +104,11 @@ void ShowConversion(cli::Context& context, const ucp::ConvertReport& report) {
                      {"members_verified", report.run.members_verified},
                      {"members_without_sum", report.run.members_without_sum}};
   }
-  context.SetResult(std::move(result));
+  return result;
+}
+
+void ShowConversion(cli::Context& context, const ucp::ConvertReport& report) {
+  context.SetResult(ConversionJson(report));
   if (!report.dry_run) return;
   const plan::Totals& totals = report.totals;
   context.out() << "source   " << ucp::Explain(report.source) << "\n"

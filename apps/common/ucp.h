@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
 /// Answers --list or --explain.
 /// Collective.
 Status Describe(cli::Context& context, const SourceFlags& source);
+
+/// What a conversion did, for programs.
+nlohmann::json ConversionJson(const ucp::ConvertReport& report);
 
 /// Shows what was done, or with --dry-run what would be done.
 void ShowConversion(cli::Context& context, const ucp::ConvertReport& report);

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "cli/app.h"
+#include "pec/check_store.h"
+#include "pec/collect.h"
+#include "pec/manifest.h"
+#include "pec/restore.h"
+#include "pec/save.h"
+
+namespace shardwright::apps {
+
+/// Parses --keep: components, each once, separated by commas or given several times.
+/// \error kUsage
+Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words);
+
+/// What a save did, or with --dry-run what it would do.
+void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run);
+
+/// Answers pec-save --list: the checkpoints of a store and the versions of the newest.
+Status ShowStore(cli::Context& context, const std::string& path);
+
+/// Answers pec-save --check.
+/// \error kMismatch  something is damaged
+Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check);
+
+/// Answers pec-save --gc.
+void ShowCollected(cli::Context& context, const pec::Collected& collected, bool dry_run);
+
+/// What a restore chose: module, version, source; tokens lost; what is abandoned.
+void ShowRestore(cli::Context& context, const pec::RestoreReport& report);
+
+}  // namespace shardwright::apps

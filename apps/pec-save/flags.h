@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cli/app.h"
+#include "common/ucp.h"
+#include "pec/collect.h"
+#include "pec/save.h"
+
+namespace shardwright::apps {
+
+/// The flags of pec-save.
+struct SaveFlags {
+  static constexpr std::uint64_t kUnset = std::numeric_limits<std::uint64_t>::max();
+
+  SourceFlags source;
+  std::string store;
+  pec::Policy policy = pec::Policy::kSequential;
+  std::uint64_t k = 1;
+  std::uint64_t k_persist = kUnset;
+  std::uint64_t max_age = kUnset;
+  std::uint64_t budget = 0;
+  std::uint64_t resumed_from = kUnset;
+  std::uint64_t iteration = kUnset;
+  std::uint64_t keep_last = 1;
+  std::uint64_t keep_every = kUnset;
+  std::string tokens;
+  std::string compress = "none";
+  std::vector<std::string> keep;
+  bool partial_start = false;
+  bool check = false;
+  bool gc = false;
+
+  void AddTo(cli::App& app);
+  /// Rules that join several flags; INPUT alone is the store for --check and --gc.
+  /// \error kUsage
+  Status CheckRules(const cli::App& app);
+  /// As the library takes them, but for the tokens.
+  /// \error kUsage
+  Result<pec::SaveRequest> Options(const cli::App& app, const cli::CommonFlags& common) const;
+  pec::Retention Rules() const;
+};
+
+}  // namespace shardwright::apps
