@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the ucp commands against their yardsticks and prints one Markdown table.
+"""Measures the commands against their yardsticks and prints one Markdown table.
 
     tests/perf/bench.py [--bin build/release/bin] [--peers VENV] [--work /dev/shm] [--disk DIR] [--checkpoint CKPT]
                         [--runs 5] [--only ROW,...]
@@ -32,6 +32,15 @@ def timed(command, **options):
     if status != 0:
         sys.exit(f"{command}: status {status}\n{errors.decode()[-2000:]}")
     return time.monotonic() - start, usage.ru_maxrss / 1024
+
+
+def processor_seconds(command):
+    """What a command takes of the processors, which other work on them changes less than the wall time."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{command}: status {status}")
+    return usage.ru_utime + usage.ru_stime
 
 
 def clear(*paths):
@@ -183,8 +192,89 @@ class Bench:
                  f"{first:.1f} s + {second:.1f} s; {max(one, two):.0f} MiB; catalogue {size / 2**20:.1f} MiB",
                  "≤ 10 s, ≤ 2 GiB, ≤ 64 MiB")
 
+    def experts(self):
+        """The save folder of a real mixture-of-experts checkpoint, made once: 16 experts in 4 layers."""
+        folder = os.path.join(self.work, "experts")
+        if not os.path.exists(os.path.join(folder, "ckpt", "latest")):
+            env = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
+            env["PATH"] = os.path.dirname(self.python) + ":" + env["PATH"]
+            shared = os.environ.get("SHARDWRIGHT_SHARED", os.path.join(os.path.dirname(ROOT), "shared"))
+            case = {"h": 1024, "layers": 4, "vocab": 2000, "dtype": "bf16", "zero": 2, "batch": 4, "moe": 16, "ep": 2,
+                    "groups": 1, "buffers": False}
+            subprocess.run([os.path.join(self.args.peers, "bin", "torchrun"), "--nproc-per-node", "2",
+                            os.path.join(shared, "fixtures", "train_deepspeed.py"), "bench", folder, json.dumps(case)],
+                           check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return os.path.join(folder, "ckpt")
+
+    def pec(self):
+        """Partial saves and restores, in --work and in --disk."""
+        source = self.experts()
+        quiet = ["--threads", "2", "--progress", "off"]
+        for where, folder in (("tmpfs", self.work), ("disk", self.disk)):
+            at = {name: os.path.join(folder, "pec-" + name) for name in ("store", "copy", "out", "saved", "kept", "ckpt")}
+            clear(*at.values())
+            shutil.copytree(source, at["ckpt"])
+            full = [self.command("pec-save"), at["ckpt"], at["store"], "--policy", "full", *quiet]
+            copy = ["cp", "-r", at["ckpt"], at["copy"]]
+            if where == "disk":
+                subprocess.run(["sync", "-f", at["ckpt"]], check=True)
+                copy = ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', at["ckpt"], at["copy"]]
+            self.ratio(f"full `pec-save` against `cp -r` of the checkpoint, {where}", full, copy,
+                       [at["store"], at["copy"]], "≤ 0.8")
+            # The same number of bytes in files of a store, which is what cp of just these bytes is.
+            one = [self.command("pec-save"), at["ckpt"], at["store"], "--k", "1", "--partial-start", *quiet]
+            subprocess.run([*one[:2], at["kept"], *one[3:]], check=True, stderr=subprocess.DEVNULL,
+                           stdout=subprocess.DEVNULL)
+            blobs = os.path.join(at["kept"], "blobs")
+            copy = ["cp", "-r", blobs, at["saved"]]
+            if where == "disk":
+                copy = ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', blobs, at["saved"]]
+            self.ratio(f"`pec-save --k 1` of 16 experts against `cp` of just the bytes saved, {where}", one, copy,
+                       [at["store"], at["saved"]], "≤ 1.1")
+            subprocess.run(full, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            restore = [self.command("pec-restore"), at["store"], at["out"], "--target", "ep=4,dp=4", "--read-only", *quiet]
+            clear(at["kept"])
+            subprocess.run([*restore[:2], at["kept"], *restore[3:]], check=True, stderr=subprocess.DEVNULL,
+                           stdout=subprocess.DEVNULL)
+            copy = ["cp", "-r", at["kept"], at["copy"]]
+            if where == "disk":
+                copy = ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', at["kept"], at["copy"]]
+            self.ratio(f"`pec-restore` to ep=4, dp=4 against `cp -r` of the result, {where}", restore, copy,
+                       [at["out"], at["copy"]], "≤ 0.9")
+            if where == "tmpfs":
+                peaks = [timed([*full, "--memory", "256MiB"])[1], timed([*restore, "--memory", "256MiB"])[1]]
+                self.row("peak resident memory with `--memory 256MiB`: full `pec-save`, `pec-restore`",
+                         ", ".join(f"{peak:.0f} MiB" for peak in peaks), "≤ 320 MiB")
+            clear(*at.values())
+
+    def pec_unchanged(self):
+        """What a module costs that a save only carries on: stores of many tiny experts, two sizes of them."""
+        times = {}
+        for experts in (256, 4096):
+            folder = os.path.join(self.work, f"tiny-{experts}")
+            if not os.path.exists(os.path.join(folder, "latest")):
+                sys.path.insert(0, os.path.join(ROOT, "tests", "crash"))
+                import moe_checkpoint, pathlib  # pylint: disable=import-outside-toplevel,multiple-imports
+                model = moe_checkpoint.Model(layers=1, experts=experts, ep=2, ranks=2, hidden=2)
+                moe_checkpoint.write(pathlib.Path(folder), model, 1)
+            store = os.path.join(self.work, "pec-store")
+            clear(store)
+            words = [self.command("pec-save"), folder, store, "--progress", "off", "--threads", "1", "--iteration"]
+            subprocess.run([*words, "1"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            load = [self.command("pec-save"), folder, os.path.join(self.work, "none"), "--progress", "off", "-n",
+                    "--k", "1", "--partial-start"]
+            runs = []
+            for number in range(2, 9):
+                save = processor_seconds([*words, str(number), "--k", "1"])
+                runs.append(save - processor_seconds(load))
+            times[experts] = statistics.median(runs)
+            clear(store)
+        each = (times[4096] - times[256]) / (4096 - 256) * 1e6
+        self.row("a module that a save carries on unchanged, processor time beyond a dry run (plan and catalogue included)",
+                 f"{each:.2f} µs", "≤ 1 µs beyond hashing")
+
     def help(self):
-        for name in ("ucp-extract", "ucp-union", "ucp-load"):
+        for name in ("ucp-extract", "ucp-union", "ucp-load", "pec-save", "pec-restore"):
             times = [timed([self.command(name), "--help"])[0] for _ in range(21)]
             libraries = subprocess.run(["ldd", self.command(name)], check=True, capture_output=True, text=True).stdout
             torch = "links LibTorch" if "libtorch" in libraries or "libc10" in libraries else "no LibTorch"
@@ -199,7 +289,7 @@ def main():
     parser.add_argument("--disk", default="/var/tmp")
     parser.add_argument("--checkpoint", help="save folder to use instead of making one")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", default="help,plan,tmpfs,memory,moved,upstream,on_disk")
+    parser.add_argument("--only", default="help,plan,tmpfs,memory,moved,upstream,on_disk,pec,pec_unchanged")
     bench = Bench(parser.parse_args())
     print("| what | measured | must reach |\n|---|---|---|")
     for name in bench.args.only.split(","):

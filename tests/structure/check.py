@@ -22,7 +22,7 @@ ARROWS = {
     "exec": ["plan", "format", "comm"],
     "device": ["tensor", "comm"],
     "ucp": ["exec", "dialect"],
-    "pec": ["exec", "dialect"],
+    "pec": ["exec", "ucp", "moe"],
     "moe": ["exec"],
     "cli": ["base", "comm"],
 }

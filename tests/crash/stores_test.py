@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Kills, faults and full disks against stores of partial checkpoints: at every call that changes
+something on disk, of a save, a collection and a restore. Whatever happens, what was saved before
+can be restored, nothing is half there, and doing it again ends well.
+
+Usage: stores_test.py BIN_FOLDER [--night] [--limit N]
+Without --night a choice of the calls is disturbed.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import pathlib
+import shutil
+import sys
+import time
+
+sys.dont_write_bytecode = True
+
+import moe_checkpoint  # pylint: disable=wrong-import-position
+from campaign import ACTIONS  # pylint: disable=wrong-import-position
+from harness import (Broken, Scratch, difference, expect, run,  # pylint: disable=wrong-import-position
+                     succeed, tree)
+
+MODEL = moe_checkpoint.Model(layers=1, experts=4)
+
+
+class Case:
+    """A command on a store, and what the store may hold after it was disturbed."""
+
+    def __init__(self, name, before, command, allowed, after):
+        self.name = name
+        self.before = before    # iterations that are saved first
+        self.command = command  # (folder of the trial) -> argv
+        self.allowed = allowed  # iterations that a restore may give after the disturbance
+        self.after = after      # the one that it gives once the command was repeated
+
+
+class Stores:
+    def __init__(self, programs, folder, limit, log):
+        self.save, self.restore = programs / "pec-save", programs / "pec-restore"
+        self.folder, self.limit, self.log = folder, limit, log
+        self.counts = collections.Counter()
+        self.run = folder / "run"
+        moe_checkpoint.series(self.run, MODEL, range(1, 5))
+        self.wanted = {}
+
+    def step(self, iteration):
+        return self.run / f"global_step{iteration}"
+
+    def fill(self, store, iterations):
+        for iteration in iterations:
+            succeed([self.save, self.step(iteration), store, "--k", "1", "--threads", "1"])
+
+    def look(self, where, allowed, what):
+        """The store is whole and gives one of the allowed iterations, bit for bit."""
+        store = where / "store"
+        done = run([self.save, "--check", store])
+        expect(done.code == 0, f"the store is damaged: {done}\n{what}")
+        out, report = where / "seen", where / "report"
+        done = run([self.restore, store, out, "--read-only", f"--json={report}"])
+        expect(done.code == 0, f"no restore: {done}\n{what}")
+        iteration = json.loads(report.read_text())["iteration"]
+        expect(iteration in allowed, f"iteration {iteration} of {sorted(allowed)}: {what}")
+        found = tree(out)
+        wanted = self.wanted.setdefault(iteration, found)
+        expect(found == wanted, f"iteration {iteration} differs in "
+               f"{difference(wanted, found)}: {what}")
+        shutil.rmtree(out)
+
+    def numbers(self, count):
+        if self.limit is None or count <= self.limit:
+            return range(1, count + 1)
+        tail = self.limit // 2
+        step = max(1, (count - tail) // max(1, self.limit - tail))
+        return [*range(1, count - tail + 1, step), *range(count - tail + 1, count + 1)]
+
+    def go(self, case):
+        base = self.folder / case.name
+        base.mkdir()
+        self.fill(base / "store", case.before)
+        # The states that may be seen, from undisturbed runs.
+        self.look(base, case.allowed, f"{case.name} before")
+        counted, counts = base / "counted", base / "counts"
+        shutil.copytree(base / "store", counted / "store")
+        succeed(case.command(counted), fault=f"count:{counts}")
+        self.look(counted, {case.after}, f"{case.name} after")
+        calls = collections.Counter()
+        for word in counts.read_text().split():
+            name, number = word.rsplit("=", 1)
+            calls[name] += int(number)
+        trials = [(action, number) for action, (target, _) in ACTIONS.items()
+                  for number in self.numbers(calls[target])]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for done in [pool.submit(self.trial, base, case, *trial) for trial in trials]:
+                done.result()
+        self.counts["calls"] += calls["any"]
+        self.log(f"{case.name}: {calls['any']} calls, {len(trials)} trials")
+
+    def trial(self, base, case, action, number):
+        target, codes = ACTIONS[action]
+        where = base / f"{action}-{number}"
+        shutil.copytree(base / "store", where / "store")
+        before = self.texts(where)
+        done = run(case.command(where), fault=f"{target}:{number}:{action}")
+        what = f"{case.name} with {target}:{number}:{action}: {done}"
+        expect(done.code in codes, f"exit code not among {sorted(codes)}: {what}")
+        self.counts[action] += 1
+        # A run that is killed or fails at its very end may have done its work.
+        self.look(where, {case.after} if done.code == 0 else case.allowed | {case.after}, what)
+        if not case.name.startswith("gc"):
+            kept = {name: self.texts(where).get(name) for name in before}
+            expect(kept == before, f"an older text has changed: {what}")
+        again = run([*case.command(where), *(["--force"] if case.name == "restore" else [])])
+        expect(again.code == 0, f"cannot be repeated: {again}\nafter {what}")
+        self.look(where, {case.after}, f"repeated after {what}")
+        stray = [name for name in os.listdir(where / "store")
+                 if name.startswith("incoming-") or name.endswith(".tmp") or name == "lock"]
+        expect(not stray, f"left in the store: {stray}: {what}")
+        self.counts["repeated"] += 1
+        shutil.rmtree(where)
+
+    def texts(self, where):
+        """Texts that no later save may touch."""
+        return {name: digest for name, digest in tree(where / "store").items()
+                if digest and name.split("/")[0] in ("manifests", "catalogues", "store.json")}
+
+    def full_disk(self):
+        """Every write fails from some call on: exit 7, and nothing is lost."""
+        base = self.folder / "full"
+        base.mkdir()
+        self.fill(base / "store", (1, 2))
+        for number in (1, 2, 5, 9, 14, 20):
+            where = base / str(number)
+            shutil.copytree(base / "store", where / "store")
+            argv = [self.save, self.step(3), where / "store", "--k", "1", "--threads", "1"]
+            done = run(argv, fault=f"write:{number}+:enospc")
+            expect(done.code == 7, f"a full disk is no failure: {done}")
+            self.look(where, {2}, f"full disk: {done}")
+            succeed(argv)
+            self.look(where, {3}, "after the full disk")
+            self.counts["full disks"] += 1
+            shutil.rmtree(where)
+
+
+    def first(self):
+        """A store whose first save is killed at any call: it is made by the next one."""
+        base = self.folder / "first"
+        base.mkdir()
+        argv = [self.save, self.step(1), base / "store", "--threads", "1"]
+        counts = base / "counts"
+        succeed(argv, fault=f"count:{counts}")
+        calls = {k: int(v) for k, v in (w.split("=") for w in counts.read_text().split())}
+        for number in self.numbers(calls["any"]):
+            where = base / str(number)
+            where.mkdir()
+            argv = [self.save, self.step(1), where / "store", "--threads", "1"]
+            done = run(argv, fault=f"any:{number}:kill")
+            expect(done.code == 137, f"not killed: {done}")
+            succeed(argv)
+            self.look(where, {1}, f"first save killed at call {number}")
+            self.counts["kill"] += 1
+            shutil.rmtree(where)
+
+
+def cases(stores):
+    def save(where):
+        return [stores.save, stores.step(3), where / "store", "--k", "1", "--threads", "1"]
+
+    def packed(where):
+        return [*save(where), "--compress", "zstd"]
+
+    def collect(where):
+        return [stores.save, "--gc", where / "store", "--keep-last", "1"]
+
+    def restore(where):
+        return [stores.restore, where / "store", where / "out", "--at", "2", "--threads", "1",
+                "--target", "ep=1"]
+
+    return [Case("save", (1, 2), save, {2}, 3), Case("save-zstd", (1, 2), packed, {2}, 3),
+            Case("gc", (1, 2, 3), collect, {3}, 3), Case("restore", (1, 2, 3), restore, {2, 3}, 2)]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bin", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--night", action="store_true")
+    parser.add_argument("--limit", type=int)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+
+    def log(text):
+        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
+
+    limit = arguments.limit or (None if arguments.night else 10)
+    try:
+        with Scratch("crash-stores-") as folder:
+            stores = Stores(arguments.bin, folder, limit, log)
+            for case in cases(stores):
+                stores.go(case)
+            stores.full_disk()
+            stores.first()
+            counts = stores.counts
+            log(f"stores: {counts['kill'] + counts['torn']} kills ({counts['torn']} of them in the "
+                f"middle of a write), {counts['eio'] + counts['enospc']} errors, "
+                f"{counts['short']} short writes, {counts['term']} stops, "
+                f"{counts['full disks']} full disks over {counts['calls']} calls; all could be "
+                f"restored and repeated")
+            for kind in ("kill", "torn", "eio", "enospc", "short", "term", "full disks"):
+                expect(counts[kind] > 0, f"the campaign had no {kind}")
+    except Broken as broken:
+        log(f"FAILED: {broken}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "pec/auto_config.h"
+#include "pec/dynamic_k.h"
+#include "pec/lost_tokens.h"
+
+namespace shardwright::pec {
+namespace {
+
+// 8 experts; K of them are 100 + 10 * K bytes on the bottleneck rank.
+AutoInput Input() {
+  AutoInput input;
+  for (std::uint64_t k = 1; k <= 8; ++k) input.snapshot.bytes.push_back(100 + 10 * k);
+  input.persist = input.snapshot;
+  input.snapshot_bytes_per_s = 100;
+  input.persist_bytes_per_s = 10;
+  input.forward_backward_s = 1.35;
+  input.iteration_s = 2;
+  input.iterations = 10'000;
+  input.lost_share = 0.5;
+  return input;
+}
+
+TEST(AutoConfig, LargestKThatHides) {
+  const auto config = ChooseConfig(Input());
+  ASSERT_TRUE(config) << config.error().message;
+  EXPECT_EQ(config->k_snapshot, 3U);  // 130 bytes in 1.3 s
+  EXPECT_EQ(config->stall_s, 0);
+  EXPECT_EQ(config->k_persist, 1U);
+  EXPECT_EQ(config->interval, 6U);  // 110 bytes in 11 s
+  EXPECT_EQ(config->expected_plt, 0);
+  EXPECT_TRUE(config->plt_in_limit);
+}
+
+TEST(AutoConfig, NothingHides) {
+  AutoInput input = Input();
+  input.forward_backward_s = 0.5;
+  input.fault_rate = 1.0 / 1100;
+  const auto config = ChooseConfig(input);
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->k_snapshot, 1U);
+  EXPECT_NEAR(config->stall_s, 0.6, 1e-12);
+  EXPECT_EQ(config->interval, 26U);  // sqrt(2 * 0.6 * 1100 / 2)
+  EXPECT_GT(config->overhead_s, 0);
+  EXPECT_LT(config->ettr, 1);
+}
+
+TEST(AutoConfig, KPersistRisesWithTheExpectedLoss) {
+  AutoInput input = Input();
+  input.interval = 8;  // 16 s: room for 160 bytes, K up to 6
+  input.fault_rate = 1.0 / 400;
+  auto config = ChooseConfig(input);
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->interval, 8U);
+  const auto plt = [&](std::uint32_t k) {
+    return *ExpectedPlt(25, *SteadyLossTwoLevels(8, 3, k, 8, 0.5), 10'000);
+  };
+  EXPECT_GT(plt(1), 0.0375);
+  EXPECT_LE(plt(2), 0.0375);
+  EXPECT_EQ(config->k_persist, 2U);
+  EXPECT_DOUBLE_EQ(config->expected_plt, plt(2));
+  EXPECT_TRUE(config->plt_in_limit);
+  input.fault_rate = 1.0 / 50;  // nothing is enough
+  config = ChooseConfig(input);
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->k_persist, 3U);  // no more than K_snapshot
+  EXPECT_FALSE(config->plt_in_limit);
+}
+
+TEST(AutoConfig, AWantedIntervalIsNoShorterThanAPersist) {
+  AutoInput input = Input();
+  input.interval = 1;
+  EXPECT_EQ(ChooseConfig(input)->interval, 6U);
+}
+
+TEST(AutoConfig, IdleRanksAreUsed) {
+  AutoInput input = Input();
+  input.snapshot.bytes = {110, 110, 110, 140, 140, 140, 140, 140};
+  input.persist.bytes = input.snapshot.bytes;
+  auto config = ChooseConfig(input);
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->k_snapshot, 3U);
+  EXPECT_EQ(config->k_persist, 3U);
+  input.forward_backward_s = 0.5;  // K = 1 stalls as long as K = 3
+  EXPECT_EQ(ChooseConfig(input)->k_snapshot, 3U);
+}
+
+TEST(AutoConfig, Refusals) {
+  AutoInput input = Input();
+  input.persist.bytes.pop_back();
+  EXPECT_EQ(ChooseConfig(input).error().code, Errc::kUsage);
+  input = Input();
+  input.persist_bytes_per_s = 0;
+  EXPECT_EQ(ChooseConfig(input).error().message,
+            "the persist bandwidth in bytes per second is 0.000000, expected a positive number");
+}
+
+TEST(AutoConfig, BottlenecksComeFromThePlan) {
+  SavedModel model;
+  model.map = *EvenExpertMap({4, 4, 4}, 4);
+  model.expert_bytes.assign(3, std::vector<ExpertBytes>(4, ExpertBytes{10, 0}));
+  model.ranks = {4, {}};
+  auto table = BottleneckByK(model, 4, 1);
+  ASSERT_TRUE(table) << table.error().message;
+  EXPECT_EQ(table->bytes, (std::vector<std::uint64_t>{10, 20, 30, 30}));  // ceil(3 K / 4) experts
+  table = BottleneckByK(model, 4, 2);                                     // two ranks share a link
+  ASSERT_TRUE(table);
+  EXPECT_EQ(table->bytes, (std::vector<std::uint64_t>{20, 40, 50, 60}));
+  EXPECT_FALSE(BottleneckByK(model, 0, 1));
+}
+
+double Cost(std::uint32_t k) { return 0.0025 * (16.0 / k - 1) / 15; }
+
+// How many faults each level lasts, until K = N.
+std::vector<int> FaultsPerLevel(DynamicK state) {
+  std::vector<int> faults;
+  RaiseAhead(&state, Cost);
+  while (state.k < state.experts) {
+    const std::uint32_t before = state.k;
+    int count = 0;
+    while (state.k == before) {
+      EXPECT_TRUE(EnterRecovery(&state, Cost(state.k)));
+      ++count;
+      RaiseAhead(&state, Cost);
+    }
+    faults.push_back(count);
+  }
+  return faults;
+}
+
+TEST(DynamicK, TheWorkedExample) {
+  const auto state = MakeDynamicK(16, 1, 0.0375, false);
+  ASSERT_TRUE(state);
+  EXPECT_EQ(state->levels, 4U);
+  EXPECT_DOUBLE_EQ(state->share(), 0.009375);
+  EXPECT_EQ(FaultsPerLevel(*state), (std::vector<int>{4, 9, 19, 57}));
+  EXPECT_EQ(FaultsCovered(*state, Cost), 4U + 9 + 19 + 57);
+}
+
+TEST(DynamicK, PredictStaysBelowTheLimit) {
+  auto state = MakeDynamicK(16, 1, 0.0375, true);
+  ASSERT_TRUE(state);
+  EXPECT_EQ(FaultsPerLevel(*state), (std::vector<int>{3, 8, 18, 56}));
+  EXPECT_EQ(FaultsCovered(*state, Cost), 3U + 8 + 18 + 56);
+  for (int fault = 0; fault < 1000; ++fault) {
+    RaiseAhead(&*state, Cost);
+    ASSERT_TRUE(EnterRecovery(&*state, Cost(state->k)));
+    EXPECT_LE(state->total, 0.0375);
+  }
+  EXPECT_EQ(state->k, 16U);
+}
+
+TEST(DynamicK, TheTotalExceedsTheLimitByAFaultPerLevelAtMost) {
+  auto state = MakeDynamicK(16, 1, 0.0375, false);
+  ASSERT_TRUE(state);
+  for (int fault = 0; fault < 1000; ++fault) {
+    ASSERT_TRUE(EnterRecovery(&*state, Cost(state->k)));
+  }
+  EXPECT_EQ(state->k, 16U);
+  EXPECT_GT(state->total, 0.0375);
+  EXPECT_LE(state->total, 0.0375 + Cost(1) + Cost(2) + Cost(4) + Cost(8));
+}
+
+TEST(DynamicK, OtherStarts) {
+  EXPECT_EQ(MakeDynamicK(12, 1, 0.1, false)->levels, 4U);  // 1, 2, 4, 8, 12
+  EXPECT_EQ(MakeDynamicK(12, 12, 0.1, false)->levels, 0U);
+  auto state = MakeDynamicK(12, 8, 0.1, false);
+  ASSERT_TRUE(EnterRecovery(&*state, 0.2));
+  EXPECT_EQ(state->k, 12U);
+  EXPECT_EQ(FaultsCovered(*state, Cost), 0U);
+  EXPECT_FALSE(FaultsCovered(*MakeDynamicK(4, 1, 0.1, false), [](std::uint32_t) { return 0.0; }));
+  EXPECT_FALSE(MakeDynamicK(4, 0, 0.1, false));
+  EXPECT_FALSE(MakeDynamicK(4, 5, 0.1, false));
+  EXPECT_FALSE(MakeDynamicK(4, 1, 0, false));
+  EXPECT_FALSE(EnterRecovery(&*state, -1));
+}
+
+TEST(DynamicK, StatesThatCannotBe) {
+  const DynamicK good = *MakeDynamicK(16, 2, 0.1, false);
+  EXPECT_TRUE(Validate(good));
+  DynamicK bad = good;
+  bad.k = 17;
+  EXPECT_EQ(Validate(bad).error().message, "dynamic K: k is 17, expected 1 to 16");
+  bad = good;
+  bad.levels = 2;
+  EXPECT_FALSE(Validate(bad));
+  bad = good;
+  bad.spent = 0.05;
+  EXPECT_FALSE(Validate(bad));
+  bad = good;
+  bad.limit = std::nan("");
+  EXPECT_FALSE(Validate(bad));
+}
+
+}  // namespace
+}  // namespace shardwright::pec

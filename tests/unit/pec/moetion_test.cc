@@ -1,0 +1,213 @@
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "pec/boost.h"
+#include "pec/bubbles.h"
+#include "pec/gradient_plan.h"
+#include "pec/replicas.h"
+
+namespace shardwright::pec {
+namespace {
+
+using Workers = std::vector<std::uint32_t>;
+
+TEST(Replicas, RotationLoadsEveryWorkerEqually) {
+  for (const auto& [dp, pp, r] :
+       {std::tuple(2U, 3U, 2U), std::tuple(8U, 8U, 2U), std::tuple(4U, 1U, 3U),
+        std::tuple(1U, 4U, 2U), std::tuple(3U, 2U, 5U)}) {
+    const auto plan = PlaceReplicas(*StageMajorGrid(dp, pp, 1), r);
+    ASSERT_TRUE(plan) << plan.error().message;
+    EXPECT_EQ(plan->load, Workers(dp * pp, r));
+    EXPECT_EQ(plan->cheap, std::uint64_t{dp} * pp * std::min(r, dp - 1));  // the most there can be
+    EXPECT_EQ(plan->cheap + plan->costly, std::uint64_t{dp} * pp * r);
+    EXPECT_TRUE(plan->incomplete.empty());
+    for (std::uint32_t i = 0; i < dp * pp; ++i) {
+      const std::set<std::uint32_t> holders(plan->holders[i].begin(), plan->holders[i].end());
+      EXPECT_EQ(holders.size(), r);
+      EXPECT_FALSE(holders.contains(i));
+    }
+  }
+}
+
+// The printed algorithm gives loads 3, 4, 2, 2, 1, 0 here.
+TEST(Replicas, OrderOfTheRotation) {
+  const auto plan = PlaceReplicas(*StageMajorGrid(2, 3, 1), 3);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->holders[0], (Workers{1, 2, 4}));  // its peer, then the same d of other stages
+  EXPECT_EQ(plan->holders[3], (Workers{2, 5, 1}));
+}
+
+TEST(Replicas, NoCopyOnTheOwnNode) {
+  const WorkerGrid grid = *StageMajorGrid(4, 2, 2);  // two peers share a node
+  const auto plan = PlaceReplicas(grid, 2);
+  ASSERT_TRUE(plan);
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    ASSERT_EQ(plan->holders[i].size(), 2U);
+    for (std::uint32_t holder : plan->holders[i]) {
+      EXPECT_NE(grid.node[holder], grid.node[i]);
+      EXPECT_EQ(grid.stage[holder], grid.stage[i]);
+    }
+  }
+  EXPECT_EQ(plan->load, Workers(8, 2));
+}
+
+TEST(Replicas, TooFewNodes) {
+  const auto plan = PlaceReplicas(*StageMajorGrid(2, 2, 3), 2);  // nodes 0, 0, 0, 1
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->holders[0], (Workers{3}));
+  EXPECT_EQ(plan->incomplete, (Workers{0, 1, 2}));
+  const auto clamped = PlaceReplicas(*StageMajorGrid(2, 1, 1), 5);
+  ASSERT_TRUE(clamped);
+  EXPECT_TRUE(clamped->clamped);
+  EXPECT_EQ(clamped->replicas, 1U);
+  const auto alone = PlaceReplicas(*StageMajorGrid(1, 1, 1), 1);
+  ASSERT_TRUE(alone);
+  EXPECT_TRUE(alone->holders[0].empty());
+}
+
+TEST(Replicas, GridsThatAreNone) {
+  WorkerGrid grid = *StageMajorGrid(2, 2, 1);
+  grid.peer[3] = 0;
+  EXPECT_EQ(PlaceReplicas(grid, 1).error().message,
+            "worker 3: place 0 of stage 1 is taken already");
+  grid.peer[3] = 2;
+  EXPECT_EQ(PlaceReplicas(grid, 1).error().message, "worker 3: place 2 of stage 1 does not exist");
+  EXPECT_FALSE(StageMajorGrid(0, 1, 1));
+}
+
+TEST(Replicas, WhatNeedsToBeSent) {
+  const ComponentBytes rest{2, 4, 8};
+  const ComponentBytes experts{20, 40, 80};
+  EXPECT_EQ(*ReplicaBytes(0, rest, experts, false), 140U);
+  EXPECT_EQ(*ReplicaBytes(0, rest, experts, true), 0U);
+  EXPECT_EQ(*ReplicaBytes(1, rest, experts, true), 12U + 120);
+  EXPECT_EQ(*ReplicaBytes(2, rest, experts, false), 12U + 140);
+  EXPECT_EQ(*ReplicaBytes(3, rest, experts, true), 154U);
+  EXPECT_FALSE(ReplicaBytes(4, rest, experts, true));
+}
+
+TEST(Gradients, FiveTimesSmaller) {
+  GradientChains chains = GradientChains::Make({4});
+  const Counts params = {{1000, 1000, 1000, 1000}};
+  const auto first = PlanTransfers(chains, params, {{0, 1}}, 1, {});
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->full, (Selection{{0, 1}}));
+  EXPECT_EQ(first->full_bytes, 20'000U);
+  ASSERT_TRUE(EnterTransfers(&chains, *first));
+  // 2 P |cur and prev| + 10 P |cur without prev|
+  const auto second = PlanTransfers(chains, params, {{1, 2}}, 2, {});
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->gradients, (Selection{{1}}));
+  EXPECT_EQ(second->full, (Selection{{2}}));
+  EXPECT_EQ(second->gradient_bytes, 2000U);
+  EXPECT_EQ(second->full_bytes, 10'000U);
+}
+
+TEST(Gradients, AGapAnIntervalAndABreakNeedFullCopies) {
+  GradientChains chains = GradientChains::Make({3});
+  const Counts params = {{1, 1, 1}};
+  ASSERT_TRUE(EnterTransfers(&chains, *PlanTransfers(chains, params, {{0, 1, 2}}, 5, {})));
+  EXPECT_EQ(PlanTransfers(chains, params, {{0}}, 7, {})->full, (Selection{{0}}));
+  GradientOptions options;
+  options.interval = 2;
+  EXPECT_EQ(PlanTransfers(chains, params, {{0}}, 6, options)->full, (Selection{{0}}));
+  ASSERT_TRUE(BreakChain(&chains, {0, 1}));
+  const auto plan = PlanTransfers(chains, params, {{0, 1}}, 6, {});
+  EXPECT_EQ(plan->gradients, (Selection{{0}}));
+  EXPECT_EQ(plan->full, (Selection{{1}}));
+  EXPECT_FALSE(BreakChain(&chains, {0, 3}));
+  ASSERT_TRUE(EnterTransfers(&chains, *plan));
+  const Status again = EnterTransfers(&chains, *plan);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().message,
+            "expert 0 of MoE layer 0: a message of iteration 6 after that of 6");
+}
+
+TEST(Gradients, AFullCopyBoundsDrift) {
+  GradientChains chains = GradientChains::Make({1});
+  GradientOptions options;
+  options.full_every = 3;
+  std::vector<std::uint64_t> full;
+  for (std::uint64_t it = 1; it <= 10; ++it) {
+    const auto plan = PlanTransfers(chains, {{1}}, {{0}}, it, options);
+    ASSERT_TRUE(plan);
+    if (!plan->full[0].empty()) full.push_back(it);
+    ASSERT_TRUE(EnterTransfers(&chains, *plan));
+  }
+  EXPECT_EQ(full, (std::vector<std::uint64_t>{1, 5, 9}));
+}
+
+TEST(Bubbles, TheWorkedExample) {
+  const PipelineTimes pipeline{4, 8, 1, 1, 2};
+  const auto times = BubblesOf(pipeline, 3);
+  ASSERT_TRUE(times);
+  EXPECT_DOUBLE_EQ(times->iteration_s, 33);
+  EXPECT_DOUBLE_EQ(times->bubble_s, 9);
+  EXPECT_DOUBLE_EQ(times->before_s, 3);
+  EXPECT_DOUBLE_EQ(times->after_s, 6);
+  EXPECT_DOUBLE_EQ(times->between_s, 0);
+  EXPECT_DOUBLE_EQ(BubblesOf(pipeline, 1)->between_s, 6);
+  const auto plan = FillBubble({1000}, 12, 1000, 9);  // t_ss = 12 s
+  ASSERT_TRUE(plan);
+  EXPECT_DOUBLE_EQ(plan->snapshot_s, 12);
+  EXPECT_EQ(plan->in_bubble, 750U);
+  EXPECT_EQ(plan->beside, 250U);
+}
+
+TEST(Bubbles, Edges) {
+  EXPECT_EQ(BubblesOf({1, 8, 1, 1, 2}, 0)->bubble_s, 0);
+  EXPECT_DOUBLE_EQ(BubblesOf({4, 8, 3, 1, 2}, 0)->bubble_s, 3);  // interleaved chunks
+  EXPECT_EQ(FillBubble({}, 4, 1, 0)->in_bubble, 0U);
+  EXPECT_EQ(FillBubble({5}, 0, 1, 0)->in_bubble, 5U);  // nothing to move takes no time
+  EXPECT_EQ(FillBubble({5}, 1, 1, 0)->in_bubble, 0U);
+  EXPECT_EQ(FillBubble({5, 6}, 1, 1, 100)->in_bubble, 11U);
+  EXPECT_FALSE(FillBubble({5}, 1, 0, 1));
+  EXPECT_FALSE(BubblesOf({4, 8, 1, 1, 2}, 4));
+}
+
+TEST(Bubbles, WholeModulesOnOneSide) {
+  const auto plan = FillBubble({30, 50, 20, 40}, 1, 1, 90);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->in_bubble, 90U);
+  EXPECT_EQ(plan->module[1].in_bubble, 50U);
+  EXPECT_EQ(plan->module[3].in_bubble, 40U);
+  EXPECT_EQ(plan->module[0].beside, 30U);
+  const auto cut = FillBubble({30, 50}, 1, 1, 60);
+  ASSERT_TRUE(cut);
+  EXPECT_EQ(cut->module[1].beside, 0U);
+  EXPECT_EQ(cut->module[0].in_bubble, 10U);
+  EXPECT_EQ(cut->module[0].beside, 20U);
+}
+
+TEST(Boost, TheWorkedExample) {
+  EXPECT_EQ(*BoostIterations(2000, 512), 40U);
+  EXPECT_FALSE(BoostIterations(2000, 9));
+  EXPECT_EQ(*CapacityOf(1.25, 4096, 10), 512U);
+  EXPECT_FALSE(CapacityOf(1.25, 4096, 0));
+}
+
+TEST(Boost, OnlyUnusedCapacityIsUsed) {
+  // Expert 0 recovers; 1 has 30 to spare; 2 is full.
+  EXPECT_EQ(*BoostStep({{100, 200, 500}, {100, 70, 0}, {100, 150, 0}}),
+            (std::vector<std::uint64_t>{10, 0, 0}));  // a tenth of its capacity
+  EXPECT_EQ(*BoostStep({{100, 104, 500}, {100, 70, 0}}), (std::vector<std::uint64_t>{4, 0}));
+  EXPECT_EQ(*BoostStep({{100, 200, 3}, {100, 70, 0}}), (std::vector<std::uint64_t>{3, 0}));
+  EXPECT_EQ(*BoostStep({{100, 200, 500}, {100, 100, 0}}), (std::vector<std::uint64_t>{0, 0}));
+  EXPECT_EQ(*BoostStep({{100, 200, 9}, {100, 200, 9}, {100, 95, 0}}),
+            (std::vector<std::uint64_t>{3, 2, 0}));  // equal shares of 5
+}
+
+TEST(Boost, ADebtIsPaidInTheLeastTime) {
+  std::uint64_t debt = 2000;
+  std::uint64_t iterations = 0;
+  for (; debt > 0; ++iterations) {
+    debt -= (*BoostStep({{500, 1000, debt}, {500, 0, 0}}))[0];
+  }
+  EXPECT_EQ(iterations, *BoostIterations(2000, 500));
+}
+
+}  // namespace
+}  // namespace shardwright::pec

@@ -1,0 +1,244 @@
+#include "pec/simulate.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "moe/load_trace.h"
+
+namespace shardwright::pec {
+namespace {
+
+// Even routing: `experts` experts of `layers` layers get 10 tokens in each iteration.
+SimulationInput EvenRun(std::uint32_t layers, std::uint32_t experts, std::uint64_t iterations) {
+  SimulationInput input;
+  const LayerExperts shape(layers, experts);
+  input.tokens.assign(iterations, MakeCounts(shape, 10));
+  input.map = *EvenExpertMap(shape, experts);
+  input.ranks = {experts, {}};
+  input.model.nonexpert = {{100, 200, 400}};
+  input.model.expert.assign(layers, std::vector<ComponentBytes>(experts, {10, 20, 40}));
+  return input;
+}
+
+SimulationRow Row(const SimulationInput& input, const SimulatedPolicy& policy) {
+  auto row = Simulate(input, policy);
+  EXPECT_TRUE(row) << row.error().message;
+  return row ? *std::move(row) : SimulationRow();
+}
+
+// Section 2.3: N = 8, K = 2, I = 32, one fault at a checkpoint of a run of 1280: 3.75 %.
+TEST(Simulate, ThePublishedPlt) {
+  SimulationInput input = EvenRun(2, 8, 1280);
+  input.interval = 32;
+  input.faults = {{640, {}}};
+  const SimulationRow row = Row(input, {Policy::kSequential, 2, 2, {}});
+  EXPECT_DOUBLE_EQ(row.loss.plt, 0.0375);
+  EXPECT_TRUE(row.loss.observed);
+  EXPECT_EQ(row.checkpoints, 40U);
+  EXPECT_EQ(row.replayed_iterations, 0U);
+  EXPECT_EQ(row.run.faults.at(0).resume, 640U);
+}
+
+// Section 2.3, two levels: one of two nodes loses its memory; the mean over where in a round of 16
+// checkpoints the fault comes.
+TEST(Simulate, TwoLevelsAsTheClosedForm) {
+  for (const auto& [k_snapshot, loss] : {std::pair(1U, 7.5), std::pair(2U, 5.5), std::pair(4U, 4.5),
+                                         std::pair(8U, 4.0), std::pair(16U, 3.75)}) {
+    double sum = 0;
+    for (std::uint64_t phase = 0; phase < 16; ++phase) {
+      SimulationInput input = EvenRun(1, 16, 640);
+      input.interval = 1;
+      input.ranks_per_node = 8;
+      input.faults = {{320 + phase, {1}}};
+      sum += Row(input, {Policy::kSequential, k_snapshot, 1, {}}).loss.plt * 640;
+    }
+    EXPECT_NEAR(sum / 16, loss, 1e-9) << k_snapshot;
+  }
+}
+
+TEST(Simulate, BytesAreThoseOfTheFormula) {
+  SimulationInput input = EvenRun(2, 8, 40);
+  input.interval = 4;
+  input.first_full = false;
+  input.keep.master = true;
+  const SimulationRow row = Row(input, {Policy::kSequential, 2, 1, {}});
+  // 700 non-expert bytes, 16 kept masters of 20, K weights and moments of 50 in two layers.
+  EXPECT_EQ(row.persist_bytes, 10U * (700 + 16 * 20 + 2 * 50));
+  EXPECT_EQ(row.snapshot_bytes, 10U * (700 + 16 * 20 + 2 * 2 * 50));
+  EXPECT_GE(row.bottleneck_bytes, row.bound_bytes);
+  EXPECT_EQ(row.bottleneck_bytes, 700U + 16 * 20 / 8);
+}
+
+TEST(Simulate, FullSavingLosesNothing) {
+  SimulationInput input = EvenRun(2, 8, 50);
+  input.interval = 5;
+  input.faults = {{13, {0}}, {29, {3}}, {29, {}}};
+  input.iteration_s = 2;
+  input.restart_s = 10;
+  const SimulationRow row = Row(input, {Policy::kFull, 8, 8, {}});
+  EXPECT_EQ(row.loss.plt, 0);
+  EXPECT_EQ(row.risk_max, 0);
+  EXPECT_EQ(row.replayed_iterations, 3U + 4 + 4);
+  EXPECT_DOUBLE_EQ(row.overhead_s, 30 + 2 * 11);
+}
+
+TEST(Simulate, AFaultBeforeTheFirstCheckpoint) {
+  SimulationInput input = EvenRun(1, 4, 20);
+  input.interval = 10;
+  input.faults = {{3, {0}}};
+  const SimulationRow row = Row(input, {Policy::kSequential, 1, 1, {}});
+  EXPECT_EQ(row.run.faults.at(0).resume, 0U);
+  EXPECT_EQ(row.loss.plt, 0);
+  EXPECT_EQ(row.replayed_iterations, 3U);
+}
+
+TEST(Simulate, Refusals) {
+  SimulationInput input = EvenRun(1, 4, 20);
+  input.faults = {{21, {}}};
+  EXPECT_EQ(Simulate(input, {}).error().message, "fault at iteration 21, expected 1 to 20");
+  input.faults = {{5, {4}}};
+  EXPECT_EQ(Simulate(input, {}).error().message,
+            "fault at iteration 5: node 4 does not exist, there are 4");
+  input.faults.clear();
+  input.tokens[7][0].pop_back();
+  const std::vector<SimulatedPolicy> policies = {{}};
+  EXPECT_EQ(SimulateAll(input, policies).error().message,
+            "sequential: tokens of iteration 8: MoE layer 0: 3 experts, expected 4");
+  input.tokens.clear();
+  EXPECT_FALSE(Simulate(input, {}));
+  EXPECT_FALSE(MakeFaults(1.5, 1, 10, 1, 0, 0));
+  EXPECT_FALSE(MakeFaults(0.5, 1, 10, 0, 0, 0));
+}
+
+TEST(Simulate, FaultsComeFromTheSeed) {
+  const auto some = MakeFaults(0.1, 1, 1000, 4, 0.5, 7);
+  const auto same = MakeFaults(0.1, 1, 1000, 4, 0.5, 7);
+  const auto other = MakeFaults(0.1, 1, 1000, 4, 0.5, 8);
+  ASSERT_TRUE(some && same && other);
+  EXPECT_GT(some->size(), 60U);
+  EXPECT_LT(some->size(), 140U);
+  ASSERT_EQ(some->size(), same->size());
+  bool differ = some->size() != other->size();
+  for (std::size_t i = 0; i < some->size(); ++i) {
+    EXPECT_EQ((*some)[i].iteration, (*same)[i].iteration);
+    EXPECT_EQ((*some)[i].nodes, (*same)[i].nodes);
+    differ = differ || (*some)[i].iteration != (*other)[i].iteration;
+  }
+  EXPECT_TRUE(differ);
+  EXPECT_EQ(MakeFaults(1, 1, 10, 4, 1, 0)->size(), 10U);
+  EXPECT_TRUE(MakeFaults(0, 1, 10, 4, 1, 0)->empty());
+}
+
+std::filesystem::path Shared() {
+  const char* folder = std::getenv("SHARDWRIGHT_SHARED");
+  if (folder != nullptr) return folder;
+  return std::filesystem::path(SW_SOURCE_DIR).parent_path() / "shared";
+}
+
+// What the record of a run says, counted again from the record alone.
+std::uint64_t LostBy(const nlohmann::json& record, std::size_t layer, std::size_t fault) {
+  const std::size_t experts = record["tokens"][0][layer].size();
+  std::uint64_t lost = 0;
+  for (std::uint64_t e = 0; e < experts; ++e) {
+    // Replay: what training holds of the expert, and what memory and storage hold.
+    std::set<std::uint64_t> live;
+    std::set<std::uint64_t> memory;
+    std::set<std::uint64_t> storage;
+    std::uint64_t it = 0;
+    for (std::size_t j = 0; j <= fault; ++j) {
+      const std::uint64_t at = record["faults"][j]["it"];
+      const std::uint64_t resume = record["resume"][j];
+      for (++it; it <= at; ++it) {
+        live.insert(it);
+        for (const auto& checkpoint : record["checkpoints"]) {
+          if (checkpoint["it"] != it || it > resume) continue;
+          const auto has = [&](const char* level) {
+            const auto& ids = checkpoint["saved"][level][std::to_string(layer)];
+            return std::find(ids.begin(), ids.end(), e) != ids.end();
+          };
+          if (has("memory")) memory = live;
+          if (has("storage")) storage = live;
+        }
+      }
+      const auto& gone = record["faults"][j]["lost"];
+      const auto ids = gone.find(std::to_string(layer));
+      const bool from_storage =
+          ids != gone.end() && std::find(ids->begin(), ids->end(), e) != ids->end();
+      if (from_storage) memory = storage;
+      std::erase_if(live, [&](std::uint64_t i) { return i > resume; });
+      for (std::uint64_t i : live) {
+        if (j == fault && !memory.contains(i))
+          lost += record["tokens"][i][layer][e].get<std::uint64_t>();
+      }
+      live = memory;
+      it = resume;
+    }
+  }
+  return lost;
+}
+
+TEST(Simulate, RealRoutingAgainstAnIndependentCount) {
+  const auto trace = moe::ReadLoads(Shared() / "fixtures" / "routing" / "gpt_moe_24x32.jsonl");
+  if (!trace) GTEST_SKIP() << "no routing series: " << trace.error().message;
+  auto counts = CountsOfTrace(*trace);
+  ASSERT_TRUE(counts) << counts.error().message;
+  SimulationInput input =
+      EvenRun(static_cast<std::uint32_t>(trace->layer_id.size()), trace->experts, 1);
+  input.tokens = *std::move(counts);
+  input.map = *EvenExpertMap(input.map.experts(), 16);
+  input.ranks = {32, {}};
+  input.ranks_per_node = 8;
+  input.interval = 2;
+  const std::uint64_t length = input.tokens.size();
+  input.faults = *MakeFaults(0.15, 3, length, 4, 0.6, 11);
+  ASSERT_FALSE(input.faults.empty());
+  double best = 1;
+  double sequential = 0;
+  for (const SimulatedPolicy& policy : AllPolicies(8)) {
+    if (policy.k_persist == 2 || policy.k_persist == 8) {
+      const SimulationRow row = Row(input, policy);
+      const auto text = LostTokensRecord(input.tokens, row.run);
+      ASSERT_TRUE(text) << text.error().message;
+      const auto record = nlohmann::json::parse(*text);
+      for (std::size_t j = 0; j < row.run.faults.size(); ++j) {
+        for (std::size_t m = 0; m < 24; m += 11) {
+          ASSERT_EQ(row.run.faults[j].layer[m], LostBy(record, m, j))
+              << Name(policy.policy) << " fault " << j << " layer " << m;
+        }
+      }
+      if (policy.policy == Policy::kSequential && policy.k_persist == 2) sequential = row.loss.plt;
+      if (policy.k_persist == 2) best = std::min(best, row.loss.plt);
+    }
+  }
+  EXPECT_GT(sequential, 0);
+  EXPECT_LE(best, sequential);
+}
+
+TEST(Simulate, EveryPolicyAndK) {
+  const std::vector<SimulatedPolicy> policies = AllPolicies(8);
+  EXPECT_EQ(policies.size(), 4U * 3 + 1);
+  SimulationInput input = EvenRun(2, 8, 64);
+  input.interval = 2;
+  input.faults = {{17, {2}}, {40, {}}};
+  input.snapshot_bytes_per_s = 100;
+  input.forward_backward_s = 0.5;
+  const auto rows = SimulateAll(input, policies);
+  ASSERT_TRUE(rows) << rows.error().message;
+  // More experts per checkpoint: more bytes, fewer lost tokens.
+  for (std::size_t i = 0; i + 1 < 3; ++i) {
+    EXPECT_LT((*rows)[i].persist_bytes, (*rows)[i + 1].persist_bytes);
+    EXPECT_GT((*rows)[i].loss.plt, (*rows)[i + 1].loss.plt);
+    EXPECT_GT((*rows)[i].risk_mean, (*rows)[i + 1].risk_mean);
+  }
+  EXPECT_EQ(rows->back().loss.plt, 0);
+  EXPECT_GT(rows->front().stall_s, 0);
+}
+
+}  // namespace
+}  // namespace shardwright::pec
