@@ -25,7 +25,7 @@ Result<EplbShape> ShapeOf(const Loads& loads, const Cluster& cluster, const Opti
     ++shape.nodes;
     shape.gpus += last - first;
   }
-  if (slots.size() != 1 || widths.size() != 1) {
+  if (shape.nodes == 0 || slots.size() != 1 || widths.size() != 1) {
     return Fail(Errc::kInfeasible,
                 "eplb needs nodes of equal gpus and gpus of equal slots, use eplb+");
   }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -100,7 +101,7 @@ Result<nlohmann::json> Run(const Task& task) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc < 7 || argc > 8) {
     std::fprintf(stderr, "usage: moe_bench STRATEGY LOADS NODES GPUS SLOTS RUNS [OLD_LOADS]\n");
     return 2;
@@ -117,4 +118,7 @@ int main(int argc, char** argv) {
   }
   std::printf("%s\n", report->dump().c_str());
   return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "moe_bench: %s\n", error.what());
+  return 1;
 }

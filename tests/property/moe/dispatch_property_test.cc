@@ -67,7 +67,7 @@ TEST(DispatchProperty, CapacitiesAreKeptAndTokensConserved) {
     Tokens tokens = RandomTokens(&random, experts * ranks);
     Counts replicas(std::size_t{experts} * ranks);
     for (auto& r : replicas) r = random.Below(2) == 0 ? 0 : Between(&random, 1, 3);
-    for (std::uint32_t e = 0; e < experts; ++e) replicas[e * ranks + random.Below(ranks)] += 1;
+    for (std::size_t e = 0; e < experts; ++e) replicas[e * ranks + random.Below(ranks)] += 1;
     for (const Split split : {Split::kExact, Split::kProportional}) {
       const auto table = DispatchByCapacity(replicas, tokens, experts, ranks, split);
       ASSERT_TRUE(table.has_value());

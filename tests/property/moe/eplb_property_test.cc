@@ -78,6 +78,7 @@ struct Plain {
       std::vector<std::uint32_t> count;
       const auto replicas = Replicate(load, shape.slots / shape.nodes, &count);
       std::vector<float> share;
+      share.reserve(replicas.size());
       for (const std::uint32_t e : replicas) {
         share.push_back(load[e] / static_cast<float>(count[e]));
       }
@@ -102,8 +103,7 @@ TEST(EplbProperty, IsTheAlgorithmOfItsDescription) {
     const std::uint32_t per_gpu = (experts + shape.gpus - 1) / shape.gpus;
     shape.slots = shape.gpus * (per_gpu + Between(&random, 0, 3));
     const auto tokens = RandomTokens(&random, experts);
-    std::vector<float> weights;
-    for (const std::uint64_t t : tokens) weights.push_back(static_cast<float>(t));
+    const std::vector<float> weights(tokens.begin(), tokens.end());
     ASSERT_EQ(EplbLayer(tokens, shape, true), Plain::Hierarchical(weights, shape)) << i;
     EplbShape global{shape.slots, 1, 1, shape.gpus};
     ASSERT_EQ(EplbLayer(tokens, shape, false), Plain::Hierarchical(weights, global)) << i;

@@ -44,7 +44,7 @@ TEST(ReplicaCountsProperty, FillTheSlotsAndFollowTheLoad) {
     const auto tokens = RandomTokens(&random, Between(&random, 1, 12));
     const auto experts = static_cast<std::uint32_t>(tokens.size());
     const std::uint32_t copies = Between(&random, 1, 4);
-    const std::uint64_t slots = experts * copies + random.Below(60);
+    const std::uint64_t slots = std::uint64_t{experts} * copies + random.Below(60);
     Counts counts = ReplicaCounts(tokens, slots, copies);
     Counts order(experts);
     std::iota(order.begin(), order.end(), 0U);

@@ -36,7 +36,7 @@ TEST(StrategiesTest, UnknownNamesListTheKnownOnes) {
 TEST(StrategiesTest, PartsJoinToTheWhole) {
   std::vector<std::uint64_t> tokens;
   std::vector<std::uint64_t> before;
-  for (std::uint64_t i = 0; i < 5 * 12; ++i) {
+  for (std::uint64_t i = 0; i < 60; ++i) {
     tokens.push_back(i * i * 7919 % 101 + (i % 12 == 3 ? 150 : 0));
     before.push_back(i * 104729 % 97);
   }
