@@ -330,11 +330,10 @@ void ShowComparison(cli::Context& context, const MoeFlags& flags, const MoeInput
   std::string legend =
       "BALANCE, WORST: busiest gpu / mean, mean and worst layer. BOUND: least possible in as many "
       "slots. SPLIT: least possible with these replicas. LEAVE: tokens that leave their node if "
-      "near "
-      "replicas come first. FAULTS: any so many " +
+      "near replicas come first. FAULTS: any so many " +
       unit + " failures are survived. " + chance + ": chance to survive ";
   legend += by_chance ? "when each " + unit + " fails with " + Percent(flags.node_failure)
-                      : std::to_string(failures) + " failures";
+                      : std::to_string(failures) + (failures == 1 ? " failure" : " failures");
   if (flags.faults > 0) legend += "; !: fewer failures than asked are survived";
   legend += ". MOVES: replicas copied from the old plan. TIME: of planning.";
   Legend(context, legend);

@@ -46,7 +46,7 @@ UnitPlan RingPlan(std::span<const std::uint32_t> counts, std::span<const std::ui
 UnitPlan RecoveryPlan(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
                       std::span<const std::uint64_t> slots, std::uint32_t copies_min);
 
-/// Swaps replicas between units to lower the largest unit load while every expert keeps
+/// Swaps replicas between units to lower the largest load per slot while every expert keeps
 /// `copies_min` units (as far as it had them) and the mean recovery probability over all numbers of
 /// failures falls by at most `loss` (absolute; 1 or more: no limit).
 void BalanceUnits(std::span<const std::uint64_t> tokens, std::uint32_t copies_min, double loss,

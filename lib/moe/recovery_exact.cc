@@ -203,6 +203,7 @@ std::uint64_t CountLost(const Component& component, std::uint32_t k) {
   std::vector<std::uint64_t> masks;
   for (const auto& set : component.sets) masks.push_back(MaskOf(set));
   const std::uint32_t n = component.units;
+  SW_CHECK(k <= n && n <= 64);
   const std::uint64_t last = k == 0 ? 0 : ((~std::uint64_t{0} >> (64 - k)) << (n - k));
   std::uint64_t failed = k == 0 ? 0 : ~std::uint64_t{0} >> (64 - k);
   std::uint64_t lost = 0;

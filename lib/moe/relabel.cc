@@ -55,6 +55,7 @@ std::vector<std::vector<std::uint32_t>> Classes(const Placement& plan, const Clu
     classes[key].push_back(n);
   }
   std::vector<std::vector<std::uint32_t>> result;
+  result.reserve(classes.size());
   for (auto& [key, nodes] : classes) result.push_back(std::move(nodes));
   return result;
 }
@@ -209,6 +210,7 @@ std::vector<std::vector<std::uint32_t>> DeviceClasses(const Placement& plan, con
     classes[{node, plan.slot_begin[d + 1] - plan.slot_begin[d]}].push_back(d);
   }
   std::vector<std::vector<std::uint32_t>> result;
+  result.reserve(classes.size());
   for (auto& [key, devices] : classes) result.push_back(std::move(devices));
   return result;
 }

@@ -84,6 +84,23 @@ Instance RandomInstance(internal::Random* random) {
   return in;
 }
 
+// The same with nodes of unequal slots now and then: any threshold that some plan can keep.
+Instance RandomUneven(internal::Random* random) {
+  Instance in = RandomInstance(random);
+  if (random->Below(2) == 0) return in;
+  std::uint64_t total = 0;
+  for (auto& slots : in.all_slots) total += slots = Between(random, 1, 6);
+  in.experts = Between(random, 1, static_cast<std::uint32_t>(std::min<std::uint64_t>(total, 10)));
+  in.tokens = RandomTokens(random, in.experts);
+  std::uint64_t distinct = 0;
+  for (const std::uint64_t slots : in.all_slots) {
+    distinct += std::min<std::uint64_t>(slots, in.experts);
+  }
+  in.copies = Between(random, 1, static_cast<std::uint32_t>(distinct / in.experts));
+  in.counts = ReplicaCounts(in.tokens, total, in.copies);
+  return in;
+}
+
 // Every replica is placed once, and no node holds more than it can.
 void ExpectAllPlaced(const UnitPlan& plan, const Instance& in) {
   Counts placed(in.experts, 0);
@@ -137,12 +154,14 @@ TEST(OverlapPlanProperty, SegmentsFitAndFillingLosesNothing) {
 TEST(RingPlanProperty, ExpertsAreOnDistinctNodes) {
   internal::Random random(303);
   for (int i = 0; i < kInstances; ++i) {
-    const Instance in = RandomInstance(&random);
+    const Instance in = RandomUneven(&random);
     const UnitPlan plan = RingPlan(in.counts, in.all_slots, in.copies);
     ASSERT_NO_FATAL_FAILURE(ExpectAllPlaced(plan, in));
     const auto sets = SetsOf(plan, in.experts);
-    const bool sane = std::all_of(in.counts.begin(), in.counts.end(),
-                                  [&](std::uint32_t c) { return c <= in.units; });
+    const bool even = std::all_of(in.all_slots.begin(), in.all_slots.end(),
+                                  [&](std::uint64_t s) { return s == in.slots; });
+    const bool sane = even && std::all_of(in.counts.begin(), in.counts.end(),
+                                          [&](std::uint32_t c) { return c <= in.units; });
     for (std::uint32_t e = 0; e < in.experts; ++e) {
       ASSERT_GE(sets[e].size(), in.copies) << i;
       if (sane) {
@@ -155,7 +174,7 @@ TEST(RingPlanProperty, ExpertsAreOnDistinctNodes) {
 TEST(RecoveryPlanProperty, KeepsTheThresholdAndIsNoWorseThanPublished) {
   internal::Random random(304);
   for (int i = 0; i < kInstances; ++i) {
-    const Instance in = RandomInstance(&random);
+    const Instance in = RandomUneven(&random);
     const UnitPlan plan = RecoveryPlan(in.tokens, in.counts, in.all_slots, in.copies);
     ASSERT_NO_FATAL_FAILURE(ExpectAllPlaced(plan, in));
     const auto sets = SetsOf(plan, in.experts);
@@ -173,16 +192,16 @@ TEST(RecoveryPlanProperty, KeepsTheThresholdAndIsNoWorseThanPublished) {
 TEST(BalanceUnitsProperty, PeakFallsCopiesStay) {
   internal::Random random(305);
   for (int i = 0; i < kInstances; ++i) {
-    const Instance in = RandomInstance(&random);
+    const Instance in = RandomUneven(&random);
     UnitPlan plan = RecoveryPlan(in.tokens, in.counts, in.all_slots, in.copies);
-    const auto peak = [&] {
+    const auto peak = [&] {  // tokens per slot of the busiest node
       double most = 0;
       for (const auto& experts : plan.experts) {
         double load = 0;
         for (const std::uint32_t e : experts) {
           load += static_cast<double>(in.tokens[e]) / in.counts[e];
         }
-        most = std::max(most, load);
+        most = std::max(most, load / static_cast<double>(experts.size()));
       }
       return most;
     };
