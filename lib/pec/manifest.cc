@@ -423,8 +423,7 @@ Result<HeldModule> ParseModule(std::string_view line, const std::string& name,
   Fields in(line, where);
   const std::string found = in.Text(in.root(), "module");
   if (found != name) in.Wrong("module " + name + " expected, found " + found);
-  HeldModule held = in.Module(in.root(), name);
-  return in.Done(std::move(held));
+  return in.Done(in.Module(in.root(), name));
 }
 
 Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where) {

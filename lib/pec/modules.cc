@@ -183,7 +183,8 @@ Result<Model> DescribeModel(const dialect::Checkpoint& checkpoint) {
   }
   SW_TRY(NumberExperts(&model));
   for (const auto& [what, how] : Describe(checkpoint)) {
-    const std::string text = what + "\n" + how + "\n";
+    std::string text = what;
+    text.append("\n").append(how).append("\n");
     digest.Add(std::as_bytes(std::span(text)));
   }
   model.fingerprint = digest.Finish();

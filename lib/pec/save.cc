@@ -28,7 +28,6 @@ std::string Pack(const Base& base) {
 }
 
 Base Unpack(const std::string& text) {
-  Base base;
   unsigned long long a = 0;
   unsigned long long b = 0;
   unsigned long long c = 0;
@@ -91,7 +90,10 @@ Status Saving::FindBase() {
     if (!options_.dry_run) {
       SW_TRY_ASSIGN(lock_, store.LockForWriting("pec-save"));
     }
-    if (options_.resumed_from) SW_TRY(AbandonNewer(store));
+    // Another model's store is refused below, and must not be touched before.
+    if (options_.resumed_from && store.head().fingerprint == model_.fingerprint) {
+      SW_TRY(AbandonNewer(store));
+    }
     SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
     for (const StoredCheckpoint& one : checkpoints) {
       if (one.abandoned || Dropped(one)) continue;

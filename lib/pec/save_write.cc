@@ -167,7 +167,7 @@ Result<std::vector<BlobJob>> Saving::MyJobs() const {
     BlobJob job{one.file, std::nullopt};
     const auto& known = held[static_cast<std::size_t>(one.component)];
     if (known) job.known = known->blob;
-    jobs.push_back(std::move(job));
+    jobs.push_back(job);
   }
   if (passed_file_ && comm_.rank() == 0) {
     jobs.push_back({*passed_file_, base_ ? base_->head.passed : std::nullopt});

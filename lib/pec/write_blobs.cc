@@ -189,6 +189,8 @@ class Writer {
       if (folders.insert(folder).second) SW_TRY(os::MakeDirs(folder));
       SW_TRY(os::Rename(Incoming(job) + (ref.zstd ? ".zst" : ""), name));
     }
+    // One call for names in many folders: each folder by itself waits for the device.
+    if (file_system_) return file_system_->Sync();
     for (const std::string& folder : folders) SW_TRY(os::SyncDir(folder));
     return folders.empty() ? Status() : os::SyncDir(store_.path() + "/blobs");
   }
