@@ -17,10 +17,12 @@ from harness import tree
 
 class Refusing(Stores):
     def test_another_model(self):
-        self.save(3)
+        self.save_series((3, 4), "--k", 1)
         other = moe_checkpoint.Model(extra={"blocks.0.more.weight": (3, 5)})
         moe_checkpoint.series(self.work / "run", other, [4])
-        self.save(4, source=self.work / "run", code=5)
+        before = tree(self.store)
+        self.save(4, "--resumed-from", 3, source=self.work / "run", code=5)
+        self.assertEqual(tree(self.store), before)
         self.assertIn('"blocks.0.more.weight" exp_avg: absent and float32 [3, 5]', self.stderr)
         wide = moe_checkpoint.Model(hidden=8)
         moe_checkpoint.series(self.work / "wide", wide, [4])

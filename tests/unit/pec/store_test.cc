@@ -197,16 +197,16 @@ TEST_F(StoreTest, CollectionKeepsWhatIsNamed) {
 /// Members of a source in memory.
 class Memory final : public exec::ByteSource {
  public:
-  explicit Memory(std::vector<std::string> members) : members_(std::move(members)) {}
+  explicit Memory(std::vector<std::string> texts) : members(std::move(texts)) {}
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
-    std::memcpy(out.data(), members_[member].data() + offset, out.size());
+    std::memcpy(out.data(), members[member].data() + offset, out.size());
     reads += out.size();
     return {};
   }
   std::uint64_t bytes_read() const override { return reads; }
   std::uint64_t files_read() const override { return 1; }
   std::atomic<std::uint64_t> reads = 0;
-  std::vector<std::string> members_;
+  std::vector<std::string> members;
 };
 
 /// Two blobs: one of three units, one small, each a copy of a member.
@@ -217,7 +217,7 @@ class WriteBlobsTest : public StoreTest {
     for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * 7 + i / 999);
     bytes_ = std::make_unique<Memory>(std::vector<std::string>{large, "small"});
     map_.files = {"source"};
-    for (const std::string& member : bytes_->members_) {
+    for (const std::string& member : bytes_->members) {
       map_.members.push_back({.file = 0,
                               .offset = 0,
                               .bytes = member.size(),
@@ -264,7 +264,7 @@ TEST_F(WriteBlobsTest, NamesContentByItsTreeDigest) {
     std::filesystem::create_directories(At("store/blobs"));
     const auto done = Write(store, {{0, {}}, {1, {}}}, zstd);
     ASSERT_TRUE(done) << done.error().message;
-    const std::string& large = bytes_->members_[0];
+    const std::string& large = bytes_->members[0];
     std::vector<exec::Digest> units;
     for (std::size_t at = 0; at < large.size(); at += plan::kUnitBytes) {
       units.push_back(exec::DigestOf(os::AsBytes(large.substr(at, plan::kUnitBytes))));
@@ -291,7 +291,7 @@ TEST_F(WriteBlobsTest, UnchangedContentIsHashedOnce) {
   ASSERT_TRUE(again);
   EXPECT_TRUE((*again)[0].unchanged);
   EXPECT_EQ((*again)[0].written_bytes, 0U);
-  EXPECT_EQ(bytes_->reads, bytes_->members_[0].size() + bytes_->members_[1].size());
+  EXPECT_EQ(bytes_->reads, bytes_->members[0].size() + bytes_->members[1].size());
   EXPECT_EQ(Contents("store/blobs"), before);
 }
 
@@ -299,14 +299,14 @@ TEST_F(WriteBlobsTest, AChangeBehindTheFirstUnitIsSeen) {
   const Store store = Make();
   const auto first = Write(store, {{0, {}}});
   ASSERT_TRUE(first);
-  bytes_->members_[0].back() = static_cast<char>(bytes_->members_[0].back() ^ 1);
-  map_.members[0].crc32 = zip::Crc32(os::AsBytes(bytes_->members_[0]));
+  bytes_->members[0].back() = static_cast<char>(bytes_->members[0].back() ^ 1);
+  map_.members[0].crc32 = zip::Crc32(os::AsBytes(bytes_->members[0]));
   const auto again = Write(store, {{0, (*first)[0].ref}});
   ASSERT_TRUE(again);
   EXPECT_FALSE((*again)[0].unchanged);
   EXPECT_NE((*again)[0].ref.digest, (*first)[0].ref.digest);
   EXPECT_EQ(Get("store" + store.BlobPath((*again)[0].ref).substr(At("store").size())),
-            bytes_->members_[0]);
+            bytes_->members[0]);
 }
 
 TEST_F(WriteBlobsTest, KnownContentThatIsGoneIsWrittenAgain) {
