@@ -143,10 +143,11 @@ TEST(ShardingProperty, ExpertsGoToRanksThatHoldThemEvenly) {
     const ExpertMap map = *EvenExpertMap(experts, ep);
     const std::uint32_t k = random.Small(1, experts[0]);
     const Selection selection = SelectSequential(map, MakeLevelState(experts, k), k);
-    const auto owners = CutExperts(map, selection, {ep * groups, {}});
+    const std::uint32_t ranks = ep * groups;
+    const auto owners = CutExperts(map, selection, {ranks, {}});
     ASSERT_TRUE(owners);
     ASSERT_EQ(owners->size(), SizeOf(selection));
-    List count(ep * groups, 0);
+    List count(ranks, 0);
     List of_ep(ep, 0);
     for (const ExpertOwner& owner : *owners) {
       const std::uint32_t r = map.rank[static_cast<std::size_t>(owner.module.layer)]
@@ -155,12 +156,12 @@ TEST(ShardingProperty, ExpertsGoToRanksThatHoldThemEvenly) {
       ++count[owner.rank];
       ++of_ep[r];
     }
-    for (std::uint32_t d = 0; d < ep * groups; ++d) {
+    for (std::uint32_t d = 0; d < ranks; ++d) {
       ASSERT_LE(count[d], (of_ep[d % ep] + groups - 1) / groups);
       ASSERT_GE(count[d], of_ep[d % ep] / groups);
     }
     const auto [least, most] = std::minmax_element(count.begin(), count.end());
-    ASSERT_EQ(*least != *most, IsUneven(k, experts.size(), ep * groups));
+    ASSERT_EQ(*least != *most, IsUneven(k, experts.size(), ranks));
   }
 }
 
