@@ -168,9 +168,9 @@ TEST(ClosedForm, TwoLevels) {
 TEST(ClosedForm, IsTheMeanAge) {
   for (std::uint32_t n = 1; n <= 20; ++n) {
     for (std::uint32_t k = 1; k <= n + 2; ++k) {
-      double ages = 0;
+      std::uint32_t ages = 0;
       for (std::uint32_t e = 0; e < n; ++e) ages += e / k;  // K of age 0, K of age 1, ..., the rest
-      EXPECT_NEAR(*SteadyLoss(n, k, 10), 10 * ages / n, 1e-9) << n << " " << k;
+      EXPECT_NEAR(*SteadyLoss(n, k, 10), 10.0 * ages / n, 1e-9) << n << " " << k;
     }
   }
 }

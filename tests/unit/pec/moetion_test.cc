@@ -20,7 +20,7 @@ TEST(Replicas, RotationLoadsEveryWorkerEqually) {
         std::tuple(1U, 4U, 2U), std::tuple(3U, 2U, 5U)}) {
     const auto plan = PlaceReplicas(*StageMajorGrid(dp, pp, 1), r);
     ASSERT_TRUE(plan) << plan.error().message;
-    EXPECT_EQ(plan->load, Workers(dp * pp, r));
+    EXPECT_EQ(plan->load, Workers(std::size_t{dp} * pp, r));
     EXPECT_EQ(plan->cheap, std::uint64_t{dp} * pp * std::min(r, dp - 1));  // the most there can be
     EXPECT_EQ(plan->cheap + plan->costly, std::uint64_t{dp} * pp * r);
     EXPECT_TRUE(plan->incomplete.empty());

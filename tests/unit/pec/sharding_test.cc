@@ -184,7 +184,7 @@ Loads LoadsOf(const Case& c, std::uint32_t k) {
   }
   const double expert = static_cast<double>(testing::ExpertParams(testing::kHidden));
   const double most = static_cast<double>(of_ep_rank[0]);
-  const double groups = c.dp / c.ep;
+  const std::uint32_t groups = c.dp / c.ep;
   const double of_all = expert * testing::kMoeLayers * testing::kExperts;
   loads.baseline = total + most * expert * 2 + optimizer +
                    most * expert * (partial ? 8 : 12) / groups + (partial ? of_all * 4 / c.dp : 0);
