@@ -59,6 +59,10 @@ void App::AddInputOutput(std::string* input, std::string* output, std::string_vi
   AddOutput(output, what_output);
 }
 
+void App::MayLack(const std::string* value) { parser_->MayLack(value); }
+
+void App::Group(const std::string& heading) { parser_->Group(heading); }
+
 CLI::Option* App::AddFlag(const std::string& flag, bool* value, std::string_view what) {
   return cli().add_flag(flag, *value, std::string(what))->disable_flag_override();
 }
@@ -95,7 +99,7 @@ CLI::Option* App::AddReal(const std::string& flag, double* value, double first, 
       flag,
       [=](const std::string& text) { *value = ValueOrThrow(ParseReal(text, first, last), name); },
       std::string(what));
-  parser_->ShowDefault(option, RealText(*value));
+  if (*value >= first && *value <= last) parser_->ShowDefault(option, RealText(*value));
   return option->type_name("X");
 }
 

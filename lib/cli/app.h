@@ -90,6 +90,9 @@ class App {
                       std::string_view what_input = "checkpoint to read",
                       std::string_view what_output = "folder to make");
 
+  /// Puts the flags added from now on under a heading of --help.
+  void Group(const std::string& heading);
+
   // Flags of the command. `flag` is "--name" or "-x,--name", `what` one sentence without its stop.
   // The variable keeps its value when the flag is absent; that value is the default in --help.
 
@@ -104,7 +107,7 @@ class App {
   /// A whole number in [first, last]. A *value outside stands for "not given" and is not shown.
   CLI::Option* AddCount(const std::string& flag, std::uint64_t* value, std::uint64_t first,
                         std::uint64_t last, std::string_view what);
-  /// A finite number in [first, last].
+  /// A finite number in [first, last]; outside as AddCount.
   CLI::Option* AddReal(const std::string& flag, double* value, double first, double last,
                        std::string_view what);
   /// A size as ParseBytes takes it.
@@ -134,6 +137,9 @@ class App {
   /// A rule that joins several flags: called after they are parsed, before anything starts. Its
   /// error is a usage error.
   void Check(std::function<Status()> rule);
+
+  /// Within a rule: the positional that fills *value may be absent in this run.
+  void MayLack(const std::string* value);
 
   /// True once Run has parsed `flag` ("--name") among the arguments.
   bool Given(const std::string& flag) const;

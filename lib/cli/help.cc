@@ -71,7 +71,10 @@ std::string Parser::HelpText() const {
     text += optional ? " [" + name + "]" : " " + name;
   }
   text += "\n" + Indented(about_, 0);
-  for (const std::string group : {"Arguments", kOwnGroup, kSharedGroup}) {
+  std::vector<std::string> groups = {"Arguments"};
+  groups.insert(groups.end(), groups_.begin(), groups_.end());
+  groups.emplace_back(kSharedGroup);
+  for (const std::string& group : groups) {
     const std::string lines = OptionLines(group);
     if (!lines.empty()) text.append("\n").append(group).append(":\n").append(lines);
   }

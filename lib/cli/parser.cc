@@ -46,7 +46,12 @@ Parser::Parser(std::string name, std::string about, std::vector<Example> example
   // Leftovers are judged here, where a hint can be given.
   cli_.allow_extras();
   cli_.set_help_flag();
-  cli_.option_defaults()->group(kOwnGroup);
+  Group(kOwnGroup);
+}
+
+void Parser::Group(const std::string& heading) {
+  groups_.push_back(heading);
+  cli_.option_defaults()->group(heading);
 }
 
 void Parser::AddPositional(const std::string& name, std::string* value, std::string_view what,
@@ -238,7 +243,7 @@ Status Parser::CheckPositionals() const {
     const bool given = positional.option->count() > 0;
     const std::string name = positional.option->get_name(true);
     // A flag of the command may give the value too.
-    if (wanted && positional.value->empty()) {
+    if (wanted && positional.value->empty() && (given || !lackable_.contains(positional.value))) {
       return Usage(given ? name + " is empty" : name + " is missing");
     }
     if (!wanted && given) {

@@ -33,6 +33,9 @@ class Parser {
   /// A positional; those that are written are needed and allowed only without --list, --explain.
   void AddPositional(const std::string& name, std::string* value, std::string_view what,
                      bool is_written);
+  void MayLack(const std::string* value) { lackable_.insert(value); }
+  /// Own options from now on stand under this heading of --help.
+  void Group(const std::string& heading);
   /// How --help writes an option when its own name and kind do not say it.
   void ShowAs(const CLI::Option* option, std::string text) { shown_[option] = std::move(text); }
   /// The default that --help shows.
@@ -77,6 +80,8 @@ class Parser {
   CommonFlags flags_;
   std::set<Shared> used_;
   std::vector<Positional> positionals_;
+  std::set<const std::string*> lackable_;
+  std::vector<std::string> groups_;  // own ones, in the order of --help
   std::map<const CLI::Option*, std::string> shown_;
   std::map<const CLI::Option*, std::string> defaults_;
   std::vector<std::function<Status()>> rules_;
@@ -85,7 +90,6 @@ class Parser {
   int verbose_ = 0;
 };
 
-/// Help groups, in the order of --help.
 inline constexpr const char* kOwnGroup = "Flags";
 inline constexpr const char* kSharedGroup = "Shared flags";
 
