@@ -3,7 +3,7 @@
 #include <numeric>
 #include <utility>
 
-#include "moe/random_internal.h"
+#include "moe/random.h"
 #include "moe/recovery_internal.h"
 
 namespace shardwright::moe::internal {

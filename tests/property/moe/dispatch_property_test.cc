@@ -60,7 +60,7 @@ void ExpectCapacities(const DispatchTable& table, const Counts& replicas, const 
 }
 
 TEST(DispatchProperty, CapacitiesAreKeptAndTokensConserved) {
-  internal::Random random(101);
+  Random random(101);
   for (int i = 0; i < kInstances; ++i) {
     const std::uint32_t ranks = Between(&random, 1, 6);
     const std::uint32_t experts = Between(&random, 1, 3);
@@ -85,7 +85,7 @@ TEST(DispatchProperty, CapacitiesAreKeptAndTokensConserved) {
 }
 
 TEST(DispatchProperty, NearestHoldersTakeEvenShares) {
-  internal::Random random(102);
+  Random random(102);
   for (int i = 0; i < kInstances; ++i) {
     const std::uint32_t ranks = Between(&random, 1, 6);
     const std::uint32_t width = Between(&random, 1, 3);

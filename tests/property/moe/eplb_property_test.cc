@@ -93,7 +93,7 @@ struct Plain {
 };
 
 TEST(EplbProperty, IsTheAlgorithmOfItsDescription) {
-  internal::Random random(201);
+  Random random(201);
   for (int i = 0; i < kInstances; ++i) {
     EplbShape shape;
     shape.nodes = Between(&random, 1, 3);
@@ -113,7 +113,7 @@ TEST(EplbProperty, IsTheAlgorithmOfItsDescription) {
 // No other counts have a lower hottest replica: with one slot less for the hottest replica's share
 // the experts would need more slots than there are.
 TEST(EplbProperty, CountsMinimizeTheHottestReplica) {
-  internal::Random random(202);
+  Random random(202);
   for (int i = 0; i < kInstances; ++i) {
     const std::uint32_t experts = Between(&random, 1, 8);
     const std::uint32_t slots = experts + Between(&random, 0, 20);
@@ -138,7 +138,7 @@ TEST(EplbProperty, CountsMinimizeTheHottestReplica) {
 }
 
 TEST(EplbProperty, PlusIsAsEvenAndHasNoAvoidableDuplicates) {
-  internal::Random random(203);
+  Random random(203);
   int more_even = 0;
   for (int i = 0; i < kInstances; ++i) {
     const Cluster cluster = UniformCluster(1, Between(&random, 1, 5), Between(&random, 1, 4));

@@ -90,7 +90,7 @@ void ExpectSound(const Migration& migration, const Placement& current, const Pla
 }
 
 TEST(MigrationProperty, WhatIsMissingArrivesOnce) {
-  internal::Random random(501);
+  Random random(501);
   for (int i = 0; i < kInstances; ++i) {
     Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
@@ -125,7 +125,7 @@ std::size_t NodeMoves(const Placement& current, const Placement& next, const Clu
 // Renaming changes no set of experts that a node holds together; the best names need no more moves
 // than greedy ones or none, and names of each layer's own no more than names of all layers.
 TEST(RelabelProperty, BestNamesMoveLeast) {
-  internal::Random random(502);
+  Random random(502);
   for (int i = 0; i < kInstances; ++i) {
     const Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());

@@ -16,7 +16,7 @@ bool IsRefusal(const Error& error) {
 // Whatever the loads, the cluster and the plan before: a strategy gives a plan that keeps the rules
 // and the asked threshold, the same one again, or says why there is none.
 TEST(StrategyProperty, PlansKeepTheRules) {
-  internal::Random random(601);
+  Random random(601);
   int planned = 0;
   const auto strategies = Strategies();
   for (int i = 0; i < kInstances; ++i) {
@@ -55,7 +55,7 @@ TEST(StrategyProperty, PlansKeepTheRules) {
 // Bounds bound: nothing is more even than the bound of its slots, nor than the best split of its
 // tokens; that is no less even than the mean.
 TEST(MetricsProperty, BoundsBound) {
-  internal::Random random(602);
+  Random random(602);
   for (int i = 0; i < kInstances; ++i) {
     const Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
@@ -78,7 +78,7 @@ TEST(MetricsProperty, BoundsBound) {
 
 // Our search is never less even than EPLB with as many slots.
 TEST(BestProperty, NoLessEvenThanEplb) {
-  internal::Random random(603);
+  Random random(603);
   Options options;
   options.best_effort = 2;
   for (int i = 0; i < kInstances; ++i) {
@@ -99,7 +99,7 @@ TEST(BestProperty, NoLessEvenThanEplb) {
 
 // Exchanging experts never makes the busiest device busier.
 TEST(SmartMoeProperty, ThePeakNeverRises) {
-  internal::Random random(604);
+  Random random(604);
   for (int i = 0; i < kInstances; ++i) {
     const std::uint32_t devices = Between(&random, 1, 5);
     const std::uint32_t each = Between(&random, 1, 4);

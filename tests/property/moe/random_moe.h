@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "moe/random_internal.h"
+#include "moe/random.h"
 #include "moe/types.h"
 
 namespace shardwright::moe {
@@ -16,12 +16,12 @@ inline constexpr int kInstances = 5'000;
 inline constexpr int kInstances = 100'000;
 #endif
 
-inline std::uint32_t Between(internal::Random* random, std::uint32_t least, std::uint32_t most) {
+inline std::uint32_t Between(Random* random, std::uint32_t least, std::uint32_t most) {
   return least + static_cast<std::uint32_t>(random->Below(std::uint64_t{most} - least + 1));
 }
 
 /// Loads of one kind: equal, none, few values (many ties), skewed, or huge.
-inline std::vector<std::uint64_t> RandomTokens(internal::Random* random, std::uint32_t count) {
+inline std::vector<std::uint64_t> RandomTokens(Random* random, std::uint32_t count) {
   std::vector<std::uint64_t> tokens(count);
   const std::uint64_t kind = random->Below(5);
   for (auto& t : tokens) {
@@ -35,7 +35,7 @@ inline std::vector<std::uint64_t> RandomTokens(internal::Random* random, std::ui
   return tokens;
 }
 
-inline Loads RandomLoads(internal::Random* random, std::uint32_t layers, std::uint32_t experts) {
+inline Loads RandomLoads(Random* random, std::uint32_t layers, std::uint32_t experts) {
   Loads loads;
   loads.layers = layers;
   loads.experts = experts;
@@ -48,7 +48,7 @@ inline Loads RandomLoads(internal::Random* random, std::uint32_t layers, std::ui
 }
 
 /// One to four nodes of one to three GPUs, of unequal slots now and then, at most one node dead.
-inline Cluster RandomCluster(internal::Random* random) {
+inline Cluster RandomCluster(Random* random) {
   const std::uint32_t nodes = Between(random, 1, 4);
   Cluster cluster = UniformCluster(nodes, Between(random, 1, 3), Between(random, 1, 4));
   if (random->Below(4) == 0) {
@@ -61,8 +61,7 @@ inline Cluster RandomCluster(internal::Random* random) {
 }
 
 /// Any replicas on live devices, each expert at least once where the slots allow it.
-inline Placement RandomPlacement(internal::Random* random, const Loads& loads,
-                                 const Cluster& cluster) {
+inline Placement RandomPlacement(Random* random, const Loads& loads, const Cluster& cluster) {
   Placement placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
     std::vector<std::int32_t*> slots;

@@ -39,7 +39,7 @@ std::vector<std::uint64_t> Survived(const std::vector<UnitSet>& sets, std::uint3
 }
 
 TEST(ReplicaCountsProperty, FillTheSlotsAndFollowTheLoad) {
-  internal::Random random(301);
+  Random random(301);
   for (int i = 0; i < kInstances; ++i) {
     const auto tokens = RandomTokens(&random, Between(&random, 1, 12));
     const auto experts = static_cast<std::uint32_t>(tokens.size());
@@ -72,7 +72,7 @@ struct Instance {
   std::vector<std::uint64_t> all_slots;
 };
 
-Instance RandomInstance(internal::Random* random) {
+Instance RandomInstance(Random* random) {
   Instance in;
   in.units = Between(random, 1, 6);
   in.slots = Between(random, 1, 4);
@@ -85,7 +85,7 @@ Instance RandomInstance(internal::Random* random) {
 }
 
 // The same with nodes of unequal slots now and then: any threshold that some plan can keep.
-Instance RandomUneven(internal::Random* random) {
+Instance RandomUneven(Random* random) {
   Instance in = RandomInstance(random);
   if (random->Below(2) == 0) return in;
   std::uint64_t total = 0;
@@ -113,7 +113,7 @@ void ExpectAllPlaced(const UnitPlan& plan, const Instance& in) {
 
 // Segments of whole groups fit, the product over them is the recovery, and filling loses nothing.
 TEST(OverlapPlanProperty, SegmentsFitAndFillingLosesNothing) {
-  internal::Random random(302);
+  Random random(302);
   int cut = 0;
   for (int i = 0; i < kInstances; ++i) {
     const Instance in = RandomInstance(&random);
@@ -152,7 +152,7 @@ TEST(OverlapPlanProperty, SegmentsFitAndFillingLosesNothing) {
 
 // The ring keeps every expert on as many nodes as it has replicas, so that the threshold holds.
 TEST(RingPlanProperty, ExpertsAreOnDistinctNodes) {
-  internal::Random random(303);
+  Random random(303);
   for (int i = 0; i < kInstances; ++i) {
     const Instance in = RandomUneven(&random);
     const UnitPlan plan = RingPlan(in.counts, in.all_slots, in.copies);
@@ -172,7 +172,7 @@ TEST(RingPlanProperty, ExpertsAreOnDistinctNodes) {
 }
 
 TEST(RecoveryPlanProperty, KeepsTheThresholdAndIsNoWorseThanPublished) {
-  internal::Random random(304);
+  Random random(304);
   for (int i = 0; i < kInstances; ++i) {
     const Instance in = RandomUneven(&random);
     const UnitPlan plan = RecoveryPlan(in.tokens, in.counts, in.all_slots, in.copies);
@@ -190,7 +190,7 @@ TEST(RecoveryPlanProperty, KeepsTheThresholdAndIsNoWorseThanPublished) {
 }
 
 TEST(BalanceUnitsProperty, PeakFallsCopiesStay) {
-  internal::Random random(305);
+  Random random(305);
   for (int i = 0; i < kInstances; ++i) {
     const Instance in = RandomUneven(&random);
     UnitPlan plan = RecoveryPlan(in.tokens, in.counts, in.all_slots, in.copies);
@@ -216,7 +216,7 @@ TEST(BalanceUnitsProperty, PeakFallsCopiesStay) {
 // Exact counts by whatever method fits; recovery falls with every further failure, and a model
 // survives no more than its layers do.
 TEST(RecoveryProperty, CountsAreExactAndModelsNoBetterThanLayers) {
-  internal::Random random(306);
+  Random random(306);
   for (int i = 0; i < kInstances; ++i) {
     const std::uint32_t units = Between(&random, 1, 8);
     const std::uint32_t layers = Between(&random, 1, 2);

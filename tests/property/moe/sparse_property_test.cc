@@ -29,7 +29,7 @@ std::vector<std::uint32_t> Foreign(const Owners& owner, const Holders& holders,
 // Owners keep their experts; only hot ones are copied, at most m to a device; volumes are what is
 // copied, within the published bounds; calibration adds in what is left.
 TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
-  internal::Random random(401);
+  Random random(401);
   int calibrated = 0;
   for (int i = 0; i < kInstances; ++i) {
     const LiveDevices devices(UniformCluster(Between(&random, 1, 3), Between(&random, 1, 3), 1));
@@ -86,7 +86,7 @@ TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
 }
 
 TEST(ShardOwnersProperty, EveryExpertOnceAndNoDeviceOverTheMean) {
-  internal::Random random(402);
+  Random random(402);
   for (int i = 0; i < kInstances; ++i) {
     const LiveDevices devices(UniformCluster(Between(&random, 1, 3), Between(&random, 1, 3), 1));
     const Loads loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));

@@ -5,7 +5,7 @@
 
 #include "moe/metrics.h"
 #include "moe/migration.h"
-#include "moe/random_internal.h"
+#include "moe/random.h"
 #include "support.h"
 
 namespace shardwright::moe {
@@ -28,7 +28,7 @@ std::size_t Moves(const Placement& current, const Placement& next, const Cluster
 }
 
 // Loads that fall off like those of real routers, hottest experts anywhere.
-Loads Skewed(internal::Random* random, std::uint32_t layers, std::uint32_t experts) {
+Loads Skewed(Random* random, std::uint32_t layers, std::uint32_t experts) {
   std::vector<std::uint64_t> tokens(std::size_t{layers} * experts);
   for (auto& t : tokens) {
     const double u = random->Unit();
@@ -85,7 +85,7 @@ double LeastPeak(const Loads& loads, std::uint32_t devices, std::uint32_t slots)
 }
 
 TEST(BestTest, FindsTheOptimumOfMostSmallProblems) {
-  internal::Random random(31);
+  Random random(31);
   int problems = 0;
   int optimal = 0;
   double excess = 0;
@@ -109,7 +109,7 @@ TEST(BestTest, FindsTheOptimumOfMostSmallProblems) {
 }
 
 TEST(BestTest, AsEvenAsEplbOnEveryLayer) {
-  internal::Random random(32);
+  Random random(32);
   const Loads loads = Skewed(&random, 12, 64);
   const Cluster cluster = UniformCluster(2, 8, 5);
   const Placement best = Planned("best", loads, cluster).placement;
@@ -121,7 +121,7 @@ TEST(BestTest, AsEvenAsEplbOnEveryLayer) {
 }
 
 TEST(BestTest, MovesLittleFromAnOldPlan) {
-  internal::Random random(33);
+  Random random(33);
   const Cluster cluster = UniformCluster(4, 4, 5);
   const Loads before = Skewed(&random, 12, 64);
   Loads after = before;
@@ -140,7 +140,7 @@ TEST(BestTest, MovesLittleFromAnOldPlan) {
 }
 
 TEST(BestTest, KeepsTheAskedCopiesApart) {
-  internal::Random random(34);
+  Random random(34);
   const Loads loads = Skewed(&random, 6, 24);
   Cluster cluster = UniformCluster(6, 2, 6);
   Options options;
@@ -164,7 +164,7 @@ TEST(BestTest, KeepsTheAskedCopiesApart) {
 }
 
 TEST(BestTest, ADeadNodeIsLeftAndTheRestStays) {
-  internal::Random random(35);
+  Random random(35);
   const Loads loads = Skewed(&random, 6, 24);
   Cluster cluster = UniformCluster(6, 2, 6);
   Options options;
@@ -181,7 +181,7 @@ TEST(BestTest, ADeadNodeIsLeftAndTheRestStays) {
 }
 
 TEST(BestTest, UnequalDevicesAreFilled) {
-  internal::Random random(36);
+  Random random(36);
   const Loads loads = Skewed(&random, 4, 30);
   Cluster cluster = UniformCluster(3, 4, 3);
   cluster.devices[0].slots = 7;
@@ -198,7 +198,7 @@ TEST(BestTest, UnequalDevicesAreFilled) {
 
 // What it costs to survive is told: recovery and balance pull in different directions.
 TEST(BestTest, ObjectivesTradeRecoveryForBalance) {
-  internal::Random random(37);
+  Random random(37);
   const Loads loads = Skewed(&random, 4, 16);
   const Cluster cluster = UniformCluster(10, 1, 6);
   Options options;
@@ -218,7 +218,7 @@ TEST(BestTest, ObjectivesTradeRecoveryForBalance) {
 }
 
 TEST(BestTest, TheSameInputGivesTheSamePlan) {
-  internal::Random random(38);
+  Random random(38);
   const Loads loads = Skewed(&random, 16, 48);
   const Cluster cluster = UniformCluster(4, 4, 4);
   const Placement first = Planned("best", loads, cluster).placement;

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "moe/random_internal.h"
+#include "moe/random.h"
 #include "support.h"
 
 namespace shardwright::moe {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "moe/random_internal.h"
+#include "moe/random.h"
 #include "support.h"
 
 namespace shardwright::moe {
@@ -105,7 +105,7 @@ TEST(MetricsTest, ModelsAreMeansOfLayers) {
 }
 
 TEST(LeastMaxLoadTest, IsTheDensestSetOfExperts) {
-  internal::Random random(21);
+  Random random(21);
   for (int round = 0; round < 5000; ++round) {
     const auto devices = static_cast<std::uint32_t>(1 + random.Below(6));
     const auto experts = static_cast<std::uint32_t>(1 + random.Below(7));

@@ -8,7 +8,7 @@
 #include <set>
 #include <tuple>
 
-#include "moe/random_internal.h"
+#include "moe/random.h"
 #include "moe/rounds_internal.h"
 #include "plan/plan.h"
 #include "support.h"
@@ -71,7 +71,7 @@ TEST(AssignTest, GreedyFailsWhereTheOptimumIsFree) {
 }
 
 TEST(AssignTest, FindsWhatLookingAtAllFinds) {
-  internal::Random random(5);
+  Random random(5);
   for (int round = 0; round < 4000; ++round) {
     const auto n = static_cast<std::uint32_t>(1 + random.Below(6));
     std::vector<std::int64_t> cost(std::size_t{n} * n);
@@ -89,7 +89,7 @@ TEST(AssignTest, FindsWhatLookingAtAllFinds) {
 }
 
 TEST(ColorEdgesTest, AsManyColorsAsTheLargestDegree) {
-  internal::Random random(6);
+  Random random(6);
   for (int round = 0; round < 2000; ++round) {
     const auto nodes = static_cast<std::uint32_t>(1 + random.Below(7));
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges(random.Below(30));

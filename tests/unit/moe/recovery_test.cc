@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "moe/random_internal.h"
+#include "moe/random.h"
 
 namespace shardwright::moe {
 namespace {
@@ -37,8 +37,7 @@ std::vector<std::uint64_t> BruteForce(const Sets& sets, std::uint32_t units) {
   return survived;
 }
 
-Sets Random(internal::Random* random, std::uint32_t units, std::uint32_t count,
-            std::uint32_t largest) {
+Sets RandomSets(Random* random, std::uint32_t units, std::uint32_t count, std::uint32_t largest) {
   Sets sets(count);
   for (auto& set : sets) {
     const std::uint64_t size = 1 + random->Below(largest);
@@ -85,13 +84,13 @@ TEST(RecoveryTest, NothingToLoseAndNothingLeft) {
 }
 
 TEST(RecoveryTest, EveryMethodCountsWhatBruteForceCounts) {
-  internal::Random random(7);
+  Random random(7);
   std::vector<int> used(8, 0);
   for (int round = 0; round < 3000; ++round) {
     const auto units = static_cast<std::uint32_t>(1 + random.Below(11));
     const auto count = static_cast<std::uint32_t>(random.Below(9));
     const Sets sets =
-        Random(&random, units, count, 1 + static_cast<std::uint32_t>(random.Below(4)));
+        RandomSets(&random, units, count, 1 + static_cast<std::uint32_t>(random.Below(4)));
     const auto expected = BruteForce(sets, units);
     for (const std::optional<RecoveryMethod> force :
          {std::optional<RecoveryMethod>{}, std::optional{RecoveryMethod::kInclusionExclusion},
@@ -115,7 +114,7 @@ TEST(RecoveryTest, EveryMethodCountsWhatBruteForceCounts) {
 
 // Runs of consecutive units are found even when somebody renamed the units.
 TEST(RecoveryTest, RunsAreFoundInAnyOrder) {
-  internal::Random random(11);
+  Random random(11);
   for (int round = 0; round < 2000; ++round) {
     const auto units = static_cast<std::uint32_t>(2 + random.Below(11));
     std::vector<std::uint32_t> name(units);
@@ -157,11 +156,11 @@ TEST(RecoveryTest, ManyUnitsAgreeWithFewerMethods) {
 }
 
 TEST(RecoveryTest, MonteCarloSaysHowFarItIsOff) {
-  internal::Random random(3);
+  Random random(3);
   int outside = 0;
   int looked = 0;
   for (int round = 0; round < 20; ++round) {
-    const Sets sets = Random(&random, 16, 12, 4);
+    const Sets sets = RandomSets(&random, 16, 12, 4);
     const Recovery exact = SolveRecovery(Of(sets, 16), 16);
     RecoveryOptions options;
     options.force = RecoveryMethod::kMonteCarlo;

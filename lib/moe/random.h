@@ -2,13 +2,14 @@
 
 #include <cstdint>
 
-namespace shardwright::moe::internal {
+namespace shardwright::moe {
 
 /// Numbers from a seed, the same on every machine and with every library.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
 
+  /// Any 64 bits. Source: splitmix64.
   std::uint64_t Next() {
     std::uint64_t z = (state_ += 0x9e3779b97f4a7c15);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -29,4 +30,4 @@ class Random {
   std::uint64_t state_;
 };
 
-}  // namespace shardwright::moe::internal
+}  // namespace shardwright::moe
