@@ -1,0 +1,149 @@
+#include "os/socket.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "scratch.h"
+
+namespace shardwright::os {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Address, ReadsBothKinds) {
+  EXPECT_EQ(*ParseAddress("unix:/tmp/a.sock"), (Address{"/tmp/a.sock", "", 0}));
+  EXPECT_EQ(*ParseAddress("node7:0"), (Address{"", "node7", 0}));
+  EXPECT_EQ(*ParseAddress("[::1]:65535"), (Address{"", "::1", 65535}));
+  for (const char* text : {"unix:/a", "localhost:80", "[fe80::2]:1"}) {
+    EXPECT_EQ(ToText(*ParseAddress(text)), text);
+  }
+}
+
+TEST(Address, RefusesOthers) {
+  const std::string long_path = "unix:/" + std::string(200, 'x');
+  for (const std::string& text :
+       std::initializer_list<std::string>{"", "unix:", ":1", "host", "host:", "host:65536",
+                                          "host:-1", "host:1x", "::1:80", "[]:1", long_path}) {
+    const auto address = ParseAddress(text);
+    ASSERT_FALSE(address) << text;
+    EXPECT_EQ(address.error().code, Errc::kUsage) << text;
+  }
+}
+
+class SocketTest : public Scratch, public ::testing::WithParamInterface<const char*> {
+ protected:
+  Address Where() const {
+    const std::string kind = GetParam();
+    return *ParseAddress(kind == "unix" ? "unix:" + At("s") : "127.0.0.1:0");
+  }
+  /// Both ends of a connection.
+  std::pair<Connection, Connection> Pair(const Listener& listener, milliseconds timeout) {
+    auto client = Connection::Open(listener.address(), timeout);
+    EXPECT_TRUE(client) << client.error().message;
+    auto server = listener.Accept(milliseconds(5000), timeout);
+    EXPECT_TRUE(server && *server);
+    return {*std::move(client), std::move(**server)};
+  }
+};
+
+TEST_P(SocketTest, CarriesLinesAndBytes) {
+  const auto listener = Listener::Open(Where());
+  ASSERT_TRUE(listener) << listener.error().message;
+  auto [client, server] = Pair(*listener, milliseconds(5000));
+  std::vector<std::byte> big(8 << 20);
+  for (std::size_t i = 0; i < big.size(); ++i) big[i] = static_cast<std::byte>(i * 7 >> 8);
+  std::thread sender([&client = client, &big] {
+    EXPECT_TRUE(client.Send("one\n"));
+    EXPECT_TRUE(client.Send("two\n"));
+    EXPECT_TRUE(client.Send(big));
+    EXPECT_TRUE(client.Send("three\n"));
+  });
+  EXPECT_EQ(**server.ReceiveLine(16), "one");
+  EXPECT_EQ(**server.ReceiveLine(16), "two");
+  std::vector<std::byte> got(big.size());
+  EXPECT_TRUE(server.Receive(got));
+  EXPECT_EQ(got, big);
+  EXPECT_EQ(**server.ReceiveLine(16), "three");
+  sender.join();
+  client = Connection();
+  const auto end = server.ReceiveLine(16);
+  ASSERT_TRUE(end);
+  EXPECT_FALSE(end->has_value());
+  EXPECT_EQ(server.is_local(), std::string(GetParam()) == "unix");
+}
+
+TEST_P(SocketTest, TellsOfCutsSilenceAndLongLines) {
+  const auto listener = Listener::Open(Where());
+  ASSERT_TRUE(listener);
+  {
+    auto [client, server] = Pair(*listener, milliseconds(5000));
+    ASSERT_TRUE(client.Send("abc"));
+    client = Connection();
+    std::vector<std::byte> ten(10);
+    const Status cut = server.Receive(ten);
+    ASSERT_FALSE(cut);
+    EXPECT_EQ(cut.error().code, Errc::kIo);
+    EXPECT_NE(cut.error().message.find("after 3 of 10 bytes"), std::string::npos);
+  }
+  {
+    auto [client, server] = Pair(*listener, milliseconds(50));
+    EXPECT_FALSE(server.Readable(milliseconds(1)));
+    const auto line = server.ReceiveLine(10);
+    ASSERT_FALSE(line);
+    EXPECT_EQ(line.error().code, Errc::kIo);
+    // Nobody reads: the buffers fill up, and then it takes nothing any more.
+    const std::vector<std::byte> much(64 << 20);
+    EXPECT_EQ(client.Send(much).error().code, Errc::kIo);
+  }
+  auto [client, server] = Pair(*listener, milliseconds(5000));
+  ASSERT_TRUE(client.Send(std::string(5000, 'x') + "\n"));
+  EXPECT_EQ(server.ReceiveLine(4096).error().code, Errc::kLimit);
+  auto [other, end] = Pair(*listener, milliseconds(5000));
+  ASSERT_TRUE(other.Send("half a line"));
+  other = Connection();
+  EXPECT_EQ(end.ReceiveLine(4096).error().code, Errc::kIo);
+}
+
+TEST_P(SocketTest, IsTakenOnce) {
+  Address taken;
+  {
+    const auto listener = Listener::Open(Where());
+    ASSERT_TRUE(listener);
+    taken = listener->address();
+    EXPECT_EQ(Listener::Open(taken).error().code, Errc::kBusy);
+  }
+  EXPECT_EQ(Connection::Open(taken, milliseconds(1000)).error().code, Errc::kNotFound);
+  EXPECT_TRUE(Listener::Open(taken));
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, SocketTest, ::testing::Values("unix", "tcp"));
+
+class SocketFile : public Scratch {};
+
+TEST_F(SocketFile, ReplacesARemnantAndNothingElse) {
+  const Address address = *ParseAddress("unix:" + At("s"));
+  // A killed process leaves its file behind.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto listener = Listener::Open(address);
+    ::_exit(listener ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_EQ(status, 0);
+  EXPECT_TRUE(std::filesystem::exists(At("s")));
+  {
+    const auto listener = Listener::Open(address);
+    ASSERT_TRUE(listener) << listener.error().message;
+    EXPECT_EQ(std::filesystem::status(At("s")).permissions() & std::filesystem::perms::all,
+              std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  }
+  EXPECT_FALSE(std::filesystem::exists(At("s")));
+  Put("s", "precious");
+  EXPECT_EQ(Listener::Open(address).error().code, Errc::kBusy);
+  EXPECT_EQ(Get("s"), "precious");
+}
+
+}  // namespace
+}  // namespace shardwright::os
