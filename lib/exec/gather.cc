@@ -28,7 +28,7 @@ std::optional<std::uint32_t> NoteShare(const layout::ShardMap& map, const plan::
 }
 
 void Place(const plan::Copy& copy, std::span<const std::byte> from, DType to,
-           Workspace* workspace) {
+           std::span<std::byte> unit_bytes, Workspace* workspace) {
   const std::span<const std::byte> elements =
       from.subspan(copy.skip, copy.elems * ItemSize(copy.from));
   if (copy.accumulate) {
@@ -36,8 +36,7 @@ void Place(const plan::Copy& copy, std::span<const std::byte> from, DType to,
     Accumulate(copy.from, elements, std::span(workspace->sums).subspan(first, copy.elems));
     return;
   }
-  Convert(copy.from, elements, to,
-          std::span(workspace->unit).subspan(copy.at, copy.elems * ItemSize(to)));
+  Convert(copy.from, elements, to, unit_bytes.subspan(copy.at, copy.elems * ItemSize(to)));
 }
 
 }  // namespace
@@ -45,22 +44,28 @@ void Place(const plan::Copy& copy, std::span<const std::byte> from, DType to,
 Status GatherUnit(const plan::Plan& plan, const plan::Unit& unit, ByteSource& source,
                   Workspace* workspace, std::vector<Share>* shares) {
   workspace->unit.resize(unit.bytes);
+  return GatherUnitInto(plan, unit, source, workspace->unit, workspace, shares);
+}
+
+Status GatherUnitInto(const plan::Plan& plan, const plan::Unit& unit, ByteSource& source,
+                      std::span<std::byte> unit_bytes, Workspace* workspace,
+                      std::vector<Share>* shares) {
   workspace->crc32.reset();
   const plan::Payload& payload = plan.target().files[unit.file].payloads[unit.payload];
   if (payload.kind == plan::Payload::Kind::kInline) {
-    std::memcpy(workspace->unit.data(), payload.bytes_inline.data() + unit.first, unit.bytes);
+    std::memcpy(unit_bytes.data(), payload.bytes_inline.data() + unit.first, unit.bytes);
     return {};
   }
   plan::Program& program = workspace->program;
   plan.Fill(unit, &program);
-  if (program.covered_bytes < unit.bytes) std::memset(workspace->unit.data(), 0, unit.bytes);
+  if (program.covered_bytes < unit.bytes) std::memset(unit_bytes.data(), 0, unit.bytes);
   // -0.0 is what adding to leaves every value as it is, a negative zero too.
   if (program.covered_bytes == unit.bytes && program.means.empty()) workspace->crc32 = 0;
   if (!program.means.empty()) workspace->sums.assign(unit.bytes / ItemSize(program.to), -0.0);
   for (const plan::Read& read : program.reads) {
     const plan::Copy& first = program.copies[read.first_copy];
     if (read.copy_count == 1 && first.from == program.to && !first.accumulate) {
-      const std::span<std::byte> place = std::span(workspace->unit).subspan(first.at, read.bytes);
+      const std::span<std::byte> place = unit_bytes.subspan(first.at, read.bytes);
       SW_TRY(source.Read(read.member, read.offset, place));
       const std::optional<std::uint32_t> crc = NoteShare(plan.source(), read, place, shares);
       if (!crc) workspace->crc32.reset();
@@ -74,13 +79,14 @@ Status GatherUnit(const plan::Plan& plan, const plan::Unit& unit, ByteSource& so
     SW_TRY(source.Read(read.member, read.offset, workspace->scratch));
     NoteShare(plan.source(), read, workspace->scratch, shares);
     for (std::uint32_t c = 0; c < read.copy_count; ++c) {
-      Place(program.copies[read.first_copy + c], workspace->scratch, program.to, workspace);
+      Place(program.copies[read.first_copy + c], workspace->scratch, program.to, unit_bytes,
+            workspace);
     }
   }
   for (const plan::Mean& mean : program.means) {
     const std::uint64_t item = ItemSize(program.to);
     StoreMean(std::span(workspace->sums).subspan(mean.at / item, mean.elems), mean.count,
-              program.to, std::span(workspace->unit).subspan(mean.at, mean.elems * item));
+              program.to, unit_bytes.subspan(mean.at, mean.elems * item));
   }
   return {};
 }

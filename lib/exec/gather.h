@@ -34,4 +34,9 @@ inline constexpr std::uint64_t kWorkspaceBytes = 9 * plan::kUnitBytes;
 Status GatherUnit(const plan::Plan& plan, const plan::Unit& unit, ByteSource& source,
                   Workspace* workspace, std::vector<Share>* shares);
 
+/// Same, into `unit_bytes` instead of workspace->unit. \pre unit_bytes.size() == unit.bytes
+Status GatherUnitInto(const plan::Plan& plan, const plan::Unit& unit, ByteSource& source,
+                      std::span<std::byte> unit_bytes, Workspace* workspace,
+                      std::vector<Share>* shares);
+
 }  // namespace shardwright::exec

@@ -143,6 +143,21 @@ Component ComponentOf(std::string_view state) {
   return state == "fp32" ? Component::kMaster : Component::kMoments;
 }
 
+std::vector<std::pair<Part, Mask>> PartsOf(const Module& module, const Mask& keep) {
+  const bool in_parts = std::find(keep.begin(), keep.end(), true) != keep.end();
+  Mask all;
+  for (std::size_t c = 0; c < kComponents; ++c) all[c] = module.parts[c].bytes > 0;
+  if (!module.id.is_expert() || !in_parts) return {{Part::kWhole, all}};
+  Mask kept{};
+  Mask selected{};
+  for (std::size_t c = 0; c < kComponents; ++c) (keep[c] ? kept : selected)[c] = all[c];
+  std::vector<std::pair<Part, Mask>> parts;
+  for (const auto& [part, mask] : {std::pair(Part::kKept, kept), {Part::kSelected, selected}}) {
+    if (std::find(mask.begin(), mask.end(), true) != mask.end()) parts.emplace_back(part, mask);
+  }
+  return parts;
+}
+
 Result<Model> DescribeModel(const dialect::Checkpoint& checkpoint) {
   std::map<std::string_view, Key> keys;  // by parameter
   for (const dialect::Param& param : checkpoint.params) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -74,6 +75,15 @@ struct Model {
   }
   std::vector<std::uint32_t> first_of_layer;  ///< by MoE layer: index of its expert 0
 };
+
+/// The components that belong to a part of a module.
+using Mask = std::array<bool, kComponents>;
+
+/// The parts of a module that have versions of their own, with their components that the module
+/// has: the whole of it, or of an expert in a store that keeps components what is kept and what is
+/// selected.
+/// Pure.
+std::vector<std::pair<Part, Mask>> PartsOf(const Module& module, const Mask& keep);
 
 /// Groups the logical tensors of a checkpoint into modules. An expert of a MoE layer is a module;
 /// of the rest, what has the same name up to the component after the first number ("blocks.0.qkv")

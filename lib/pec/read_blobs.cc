@@ -39,19 +39,26 @@ StoreBytes::StoreBytes(const layout::ShardMap& map, const std::vector<BlobSource
       packed_(map, Names(files)),
       other_(other) {
   zstd_.reserve(files.size());
-  for (const BlobSource& file : files) zstd_.push_back(file.zstd);
+  for (const BlobSource& file : files) {
+    zstd_.push_back(file.zstd);
+    remote_.push_back(file.remote);
+  }
 }
 
 Status StoreBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) {
   if (member >= first_other_ && other_ != nullptr) {
     return other_->Read(member - first_other_, offset, out);
   }
+  if (const ReadRemote& remote = remote_[map_.members[member].file]) {
+    remote_bytes_.fetch_add(out.size(), std::memory_order_relaxed);
+    return remote(map_.members[member].offset + offset, out);
+  }
   if (zstd_[map_.members[member].file]) return packed_.Read(member, offset, out);
   return plain_.Read(member, offset, out);
 }
 
 std::uint64_t StoreBytes::bytes_read() const {
-  return plain_.bytes_read() + packed_.bytes_read() +
+  return plain_.bytes_read() + packed_.bytes_read() + remote_bytes_.load() +
          (other_ == nullptr ? 0 : other_->bytes_read());
 }
 
@@ -71,7 +78,7 @@ Result<BlobSource> FindBlob(const std::string& path, const BlobRef& ref) {
   if (ref.zstd && !ucp::IsZpack(path, ref.bytes)) {
     return BadBlob(path, "not a compressed blob of " + std::to_string(ref.bytes) + " bytes");
   }
-  return BlobSource{path, identity, ref.zstd};
+  return BlobSource{path, identity, ref.zstd, {}};
 }
 
 Status VerifyBlob(const std::string& path, const BlobRef& ref,

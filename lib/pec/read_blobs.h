@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,11 +17,15 @@
 
 namespace shardwright::pec {
 
+/// Fills `out` from a blob that is not in the store. Thread-safe.
+using ReadRemote = std::function<Status(std::uint64_t offset, std::span<std::byte> out)>;
+
 /// A file that a map's members lie in.
 struct BlobSource {
   std::string path;
   os::Identity identity;
   bool zstd = false;
+  ReadRemote remote;  ///< empty: a file of the store
 };
 
 /// Reads members out of the blobs of a store, compressed or not, and members from `first_other` on
@@ -37,7 +43,9 @@ class StoreBytes final : public exec::ByteSource {
 
  private:
   const layout::ShardMap& map_;
-  std::vector<bool> zstd_;  // by file
+  std::vector<bool> zstd_;          // by file
+  std::vector<ReadRemote> remote_;  // by file
+  std::atomic<std::uint64_t> remote_bytes_ = 0;
   std::uint32_t first_other_;
   exec::FileBytes plain_;
   ucp::ZpackBytes packed_;

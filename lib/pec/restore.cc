@@ -27,7 +27,7 @@ Status Restoring::TakeLoss() {
   if (model_.experts.empty()) return {};
   SW_TRY_ASSIGN(const std::optional<Recovery> last, store_->LastRecovery());
   state_ = at_->state;
-  if (last && last->manifest == at_->sequence) state_ = last->state;
+  if (last && at_->sequence != 0 && last->manifest == at_->sequence) state_ = last->state;
   SW_TRY(Validate(state_.persist, model_.experts));
   SW_TRY_ASSIGN(const Counts versions, ExpertVersions(plan_, model_.experts));
   std::optional<TokenHistory> history;
@@ -101,6 +101,7 @@ Status Restoring::Record() {
 }
 
 Result<RestoreReport> Restoring::Go() {
+  SW_TRY(AskAgents());
   sink_.Pass("choose");
   if (!options_.write.dry_run && !options_.read_only) {
     // Nothing may be collected or saved between the choice and its record.

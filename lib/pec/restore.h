@@ -35,6 +35,8 @@ struct RestoreOptions {
   dialect::TargetSpec target;
   RestoreFormat format = RestoreFormat::kDeepSpeed;
   std::vector<std::string> pattern_files;
+  /// Addresses of agents whose memory is read too; those over a socket file are this node's.
+  std::vector<std::string> agents;
   ucp::ConvertOptions write;
 };
 
@@ -67,9 +69,12 @@ struct RestoreReport {
   std::uint64_t sequence = 0;   ///< of the checkpoint whose non-expert part is restored
   std::string tag;
   std::vector<RestoredModule> modules;
-  std::vector<std::uint32_t> layer_id;  ///< by MoE layer: its number in checkpoint files
-  std::uint64_t stale_modules = 0;      ///< older than X
-  std::uint64_t storage_bytes = 0;      ///< of the versions that are restored
+  std::vector<std::uint32_t> layer_id;   ///< by MoE layer: its number in checkpoint files
+  std::uint64_t stale_modules = 0;       ///< older than X
+  std::uint64_t storage_bytes = 0;       ///< of the versions that are restored, from the store
+  std::uint64_t memory_bytes = 0;        ///< from agents of this node
+  std::uint64_t peer_bytes = 0;          ///< from agents of other nodes
+  std::vector<std::string> lost_agents;  ///< that could not be reached
   std::uint64_t restarted_modules = 0;
   std::vector<std::uint64_t> abandoned;  ///< iterations that are given up now
   std::vector<std::string> damaged;      ///< blobs that were passed over

@@ -12,6 +12,7 @@
 #include "comm/comm.h"
 #include "dialect/dialect.h"
 #include "os/lock.h"
+#include "pec/agent_client.h"
 #include "pec/modules.h"
 #include "pec/read_blobs.h"
 #include "pec/recovery.h"
@@ -21,8 +22,12 @@
 
 namespace shardwright::pec::restore {
 
-/// The components that belong to a part of a module.
-using Mask = std::array<bool, kComponents>;
+/// A checkpoint in the memory of an agent.
+struct AgentCopy {
+  std::size_t agent = 0;
+  std::uint32_t node = 0;  ///< of the recovery plan: 0 is this one
+  Manifest manifest;
+};
 
 /// One restore: its passes in order, and what they hand to each other.
 class Restoring {
@@ -38,9 +43,14 @@ class Restoring {
   Status Understand(const Manifest& manifest);
   Status Choose();
   Result<RecoveryPlan> Plan() const;
-  void ListCopies(const Manifest& manifest, RecoveryInput* input) const;
+  void ListCopies(const Manifest& manifest, std::optional<std::uint32_t> node,
+                  RecoveryInput* input) const;
   std::vector<std::pair<Part, Mask>> PartsOf(const Module& module) const;
-  const HeldModule* CopyOf(ModuleId id, std::uint64_t version) const;
+  bool Holds(const Manifest& manifest, std::size_t index, const Mask& mask,
+             std::uint64_t version) const;
+  const HeldModule* CopyOf(std::size_t index, const Mask& mask, std::uint64_t version) const;
+  const AgentCopy* AgentCopyOf(std::size_t index, const Mask& mask, const Restore& restore) const;
+  Status TakeOne(const ModuleVersion& one, const Restore& restore);
   Status TakeChosen(const RecoveryPlan& plan);
   Status CheckChosen(bool* again);
   Status CheckBlob(std::uint32_t module, Component component, const BlobRef& ref);
@@ -49,6 +59,13 @@ class Restoring {
   void NoteDamage(const Error& error);
   void DescribeModules(const RecoveryPlan& plan);
   Status RefuseStale() const;
+
+  // restore_agents.cc: what agents hold.
+  Status AskAgents();  // collective
+  Result<std::string> FlushAndList() const;
+  Status TakeLists(const std::string& text);
+  Result<dialect::SourceSet> CatalogueOf(const Manifest& manifest) const;
+  ReadRemote ReaderOf(std::size_t agent, const exec::Digest& digest) const;
 
   // restore_source.cc: a source whose tensors come from blobs of different versions.
   Status BuildSource();
@@ -71,6 +88,8 @@ class Restoring {
   std::optional<Store> store_;
   std::vector<StoredCheckpoint> all_;  // every checkpoint of the store
   std::vector<Manifest> manifests_;    // usable ones, ascending sequence
+  std::vector<std::shared_ptr<AgentClient>> agents_;
+  std::vector<AgentCopy> copies_;
   std::set<exec::Digest> damaged_;     // blobs that cannot be used
   std::set<exec::Digest> good_;        // blobs that were looked at
   std::unique_ptr<ucp::Input> other_;  // --restart-missing
@@ -79,8 +98,11 @@ class Restoring {
   Model model_;
   const Manifest* at_ = nullptr;  // the manifest of X
   RecoveryPlan plan_;
-  std::vector<HeldModule> chosen_;                      // by module
-  std::vector<bool> restarted_;                         // by module
+  std::vector<HeldModule> chosen_;  // by module
+  /// By module: the agent that a component is read from; absent: the store.
+  std::vector<std::array<std::optional<std::size_t>, kComponents>> from_agent_;
+  std::vector<Source> source_;   // by module: the farthest that any part comes from
+  std::vector<bool> restarted_;  // by module
   std::vector<std::array<bool, kComponents>> dropped_;  // weights that the master replaces
   SelectionState state_;                                // for the next save
   std::optional<LossLedger> ledger_;

@@ -71,7 +71,7 @@ void Restoring::NoteDamage(const Error& error) {
 
 /// Reads what a checkpoint says of itself: logical tensors, groups, client state.
 Status Restoring::Understand(const Manifest& manifest) {
-  SW_TRY_ASSIGN(input_.set, store_->ReadCatalogue(manifest));
+  SW_TRY_ASSIGN(input_.set, CatalogueOf(manifest));
   SW_TRY_ASSIGN(input_.patterns, ucp::ReadPatterns(options_.pattern_files));
   SW_TRY_ASSIGN(input_.checkpoint, dialect::ReadCheckpoint(input_.set, input_.patterns));
   SW_TRY_ASSIGN(model_, DescribeModel(input_.checkpoint));
@@ -91,50 +91,63 @@ Status Restoring::Understand(const Manifest& manifest) {
 }
 
 std::vector<std::pair<Part, Mask>> Restoring::PartsOf(const Module& module) const {
-  const KeptComponents& keep = store_->head().keep;
-  const bool in_parts = std::find(keep.begin(), keep.end(), true) != keep.end();
-  Mask all;
-  for (std::size_t c = 0; c < kComponents; ++c) all[c] = module.parts[c].bytes > 0;
-  if (!module.id.is_expert() || !in_parts) return {{Part::kWhole, all}};
-  Mask kept{};
-  Mask selected{};
-  for (std::size_t c = 0; c < kComponents; ++c) (keep[c] ? kept : selected)[c] = all[c];
-  std::vector<std::pair<Part, Mask>> parts;
-  for (const auto& [part, mask] : {std::pair(Part::kKept, kept), {Part::kSelected, selected}}) {
-    if (std::find(mask.begin(), mask.end(), true) != mask.end()) parts.emplace_back(part, mask);
+  return pec::PartsOf(module, store_->head().keep);
+}
+
+/// Whether a manifest has these components of a module, all of one version and in good state.
+bool Restoring::Holds(const Manifest& manifest, std::size_t index, const Mask& mask,
+                      std::uint64_t version) const {
+  for (std::size_t c = 0; c < kComponents; ++c) {
+    const std::optional<Held>& held = manifest.modules[index][c];
+    if (!mask[c]) continue;
+    if (!held || held->version != version || IsDamaged(held->blob) ||
+        held->blob.bytes != model_.modules[index].parts[c].bytes) {
+      return false;
+    }
   }
-  return parts;
+  return true;
 }
 
 /// The versions that a manifest offers: those whose blobs are all there and good.
-void Restoring::ListCopies(const Manifest& manifest, RecoveryInput* input) const {
+/// \param node  whose memory; absent: the store
+void Restoring::ListCopies(const Manifest& manifest, std::optional<std::uint32_t> node,
+                           RecoveryInput* input) const {
   for (std::size_t i = 0; i < model_.modules.size(); ++i) {
     for (const auto& [part, mask] : PartsOf(model_.modules[i])) {
-      std::optional<std::uint64_t> version;
-      bool whole = true;
-      for (std::size_t c = 0; c < kComponents; ++c) {
-        if (!mask[c]) continue;
-        const std::optional<Held>& held = manifest.modules[i][c];
-        whole = whole && held && !IsDamaged(held->blob) &&
-                held->blob.bytes == model_.modules[i].parts[c].bytes &&
-                (!version || *version == held->version);
-        if (held) version = held->version;
-      }
-      if (!whole || !version) continue;
+      const auto first = std::find(mask.begin(), mask.end(), true) - mask.begin();
+      if (first == static_cast<std::ptrdiff_t>(kComponents)) continue;
+      const auto& held = manifest.modules[i][static_cast<std::size_t>(first)];
+      if (!held || !Holds(manifest, i, mask, held->version)) continue;
       ModuleId id = model_.modules[i].id;
       id.part = part;
-      input->storage.push_back({id, *version});
+      if (node) {
+        input->memory.push_back({*node, id, held->version});
+      } else {
+        input->storage.push_back({id, held->version});
+      }
     }
   }
 }
 
 Result<RecoveryPlan> Restoring::Plan() const {
   RecoveryInput input;
-  for (const Manifest& manifest : manifests_) ListCopies(manifest, &input);
+  for (const Manifest& manifest : manifests_) ListCopies(manifest, std::nullopt, &input);
+  for (const AgentCopy& copy : copies_) {
+    if (copy.manifest.names != manifests_.back().names) {
+      return Fail(Errc::kMismatch, os::ToText(agents_[copy.agent]->address()) +
+                                       ": holds iteration " +
+                                       std::to_string(copy.manifest.iteration) +
+                                       " of another model than " + options_.store);
+    }
+    ListCopies(copy.manifest, copy.node, &input);
+    input.nodes = std::max(input.nodes, copy.node + 1);
+  }
   std::sort(input.storage.begin(), input.storage.end());
   input.storage.erase(std::unique(input.storage.begin(), input.storage.end()), input.storage.end());
   RecoveryOptions recovery;
   recovery.at = options_.at;
+  // Agents have made durable what they hold; only a dry run looks at what is in memory alone.
+  if (!copies_.empty() && !options_.write.dry_run) recovery.at = manifests_.back().iteration;
   for (const Module& module : model_.modules) {
     for (const auto& [part, mask] : PartsOf(module)) {
       Need need;
@@ -151,53 +164,70 @@ Result<RecoveryPlan> Restoring::Plan() const {
   return PlanRecovery(input, recovery);
 }
 
-/// The blobs of a version, of the newest checkpoint that has it in good state.
-const HeldModule* Restoring::CopyOf(ModuleId id, std::uint64_t version) const {
-  const std::size_t index = id.is_expert()
-                                ? model_.expert_module(static_cast<std::size_t>(id.layer),
-                                                       static_cast<std::size_t>(id.expert))
-                                : static_cast<std::size_t>(id.layer);
-  for (const auto& [part, mask] : PartsOf(model_.modules[index])) {
-    if (part != id.part) continue;
-    for (auto manifest = manifests_.rbegin(); manifest != manifests_.rend(); ++manifest) {
-      bool fits = true;
-      for (std::size_t c = 0; c < kComponents; ++c) {
-        const std::optional<Held>& held = manifest->modules[index][c];
-        fits = fits && (!mask[c] || (held && held->version == version && !IsDamaged(held->blob)));
-      }
-      if (fits) return &manifest->modules[index];
-    }
+/// The blobs of a version, of the newest checkpoint of the store that has it in good state.
+const HeldModule* Restoring::CopyOf(std::size_t index, const Mask& mask,
+                                    std::uint64_t version) const {
+  for (auto manifest = manifests_.rbegin(); manifest != manifests_.rend(); ++manifest) {
+    if (Holds(*manifest, index, mask, version)) return &manifest->modules[index];
   }
   return nullptr;
 }
 
-Status Restoring::TakeChosen(const RecoveryPlan& plan) {
-  chosen_.assign(model_.modules.size(), {});
-  restarted_.assign(model_.modules.size(), false);
-  for (const ModuleVersion& one : plan.versions) {
-    const std::size_t index =
-        one.module.is_expert() ? model_.expert_module(static_cast<std::size_t>(one.module.layer),
-                                                      static_cast<std::size_t>(one.module.expert))
-                               : static_cast<std::size_t>(one.module.layer);
-    if (std::binary_search(plan.restarted.begin(), plan.restarted.end(), one.module)) {
-      restarted_[index] = true;
-      continue;
-    }
-    const HeldModule* copy = CopyOf(one.module, one.version);
-    if (copy == nullptr) {
+const AgentCopy* Restoring::AgentCopyOf(std::size_t index, const Mask& mask,
+                                        const Restore& restore) const {
+  const std::uint32_t node = restore.source == Source::kLocalMemory ? 0 : restore.from;
+  for (const AgentCopy& copy : copies_) {
+    if (copy.node == node && Holds(copy.manifest, index, mask, restore.version)) return &copy;
+  }
+  return nullptr;
+}
+
+/// Takes a module, or a part of it, from where the plan says.
+Status Restoring::TakeOne(const ModuleVersion& one, const Restore& restore) {
+  const std::size_t index = one.module.is_expert()
+                                ? model_.expert_module(static_cast<std::size_t>(one.module.layer),
+                                                       static_cast<std::size_t>(one.module.expert))
+                                : static_cast<std::size_t>(one.module.layer);
+  if (restore.source == Source::kRestart) {
+    restarted_[index] = true;
+    return {};
+  }
+  for (const auto& [part, mask] : PartsOf(model_.modules[index])) {
+    if (part != one.module.part) continue;
+    const AgentCopy* agent =
+        restore.source == Source::kStorage ? nullptr : AgentCopyOf(index, mask, restore);
+    const HeldModule* held =
+        agent != nullptr ? &agent->manifest.modules[index] : CopyOf(index, mask, one.version);
+    if (held == nullptr) {
       return Fail(Errc::kInternal, Name(one.module) + ": version " + std::to_string(one.version) +
                                        " was planned and is not there");
     }
-    for (const auto& [part, mask] : PartsOf(model_.modules[index])) {
-      if (part != one.module.part) continue;
-      for (std::size_t c = 0; c < kComponents; ++c) {
-        if (mask[c]) chosen_[index][c] = (*copy)[c];
-      }
+    source_[index] = std::max(source_[index], restore.source);
+    for (std::size_t c = 0; c < kComponents; ++c) {
+      if (!mask[c]) continue;
+      chosen_[index][c] = (*held)[c];
+      if (agent != nullptr) from_agent_[index][c] = agent->agent;
     }
+  }
+  return {};
+}
+
+Status Restoring::TakeChosen(const RecoveryPlan& plan) {
+  chosen_.assign(model_.modules.size(), {});
+  from_agent_.assign(model_.modules.size(), {});
+  source_.assign(model_.modules.size(), Source::kLocalMemory);
+  restarted_.assign(model_.modules.size(), false);
+  // One node needs everything, so that versions and restores are the same list.
+  SW_CHECK(plan.versions.size() == plan.restores.size());
+  for (std::size_t i = 0; i < plan.versions.size(); ++i) {
+    SW_CHECK(plan.versions[i].module == plan.restores[i].module);
+    SW_TRY(TakeOne(plan.versions[i], plan.restores[i]));
   }
   // An expert that starts again does so as a whole.
   for (std::size_t i = 0; i < chosen_.size(); ++i) {
-    if (restarted_[i]) chosen_[i] = {};
+    if (!restarted_[i]) continue;
+    chosen_[i] = {};
+    source_[i] = Source::kRestart;
   }
   return {};
 }
@@ -226,7 +256,7 @@ Status Restoring::CheckBlob(std::uint32_t module, Component component, const Blo
 
 /// What belongs to no module: the blob of passed tensors.
 Status Restoring::CheckRest(const Manifest& manifest) {
-  if (!manifest.passed) return {};
+  if (!manifest.passed || manifest.sequence == 0) return {};
   const std::string path = store_->BlobPath(*manifest.passed);
   if (!options_.allow_older) {
     SW_TRY(FindBlob(path, *manifest.passed));
@@ -244,7 +274,7 @@ Status Restoring::CheckChosen(bool* again) {
   for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
     for (const Component component : kAllComponents) {
       const auto& held = chosen_[i][static_cast<std::size_t>(component)];
-      if (!held) continue;
+      if (!held || from_agent_[i][static_cast<std::size_t>(component)]) continue;
       Status status = CheckBlob(i, component, held->blob);
       if (status) continue;
       if (!options_.allow_older) {
@@ -286,6 +316,9 @@ Status Restoring::Choose() {
     for (const Manifest& manifest : manifests_) {
       if (manifest.iteration == plan_.resume) at_ = &manifest;
     }
+    for (const AgentCopy& copy : copies_) {
+      if (at_ == nullptr && copy.manifest.iteration == plan_.resume) at_ = &copy.manifest;
+    }
     if (at_ == nullptr) {
       return Fail(Errc::kBadInput, options_.store + ": no manifest of iteration " +
                                        std::to_string(plan_.resume) + " although modules have it");
@@ -311,10 +344,8 @@ void Restoring::DescribeModules(const RecoveryPlan& plan) {
     out.name = model_.modules[i].name;
     out.id = model_.modules[i].id;
     out.version = plan.resume;
-    if (restarted_[i]) {
-      out.source = Source::kRestart;
-      out.version = other_iteration_;
-    }
+    out.source = source_[i];
+    if (restarted_[i]) out.version = other_iteration_;
     const auto& weights = chosen_[i][static_cast<std::size_t>(Component::kWeights)];
     const auto& master = chosen_[i][static_cast<std::size_t>(Component::kMaster)];
     // A kept master is newer than the weights: rounded it gives the weights of its own version.
@@ -327,7 +358,13 @@ void Restoring::DescribeModules(const RecoveryPlan& plan) {
         part = {master->version, 0, true};
       }
       out.version = std::min(out.version, part.version);
-      report_.storage_bytes += part.bytes;
+      if (!from_agent_[i][c]) {
+        report_.storage_bytes += part.bytes;
+      } else if (agents_[*from_agent_[i][c]]->address().is_local()) {
+        report_.memory_bytes += part.bytes;
+      } else {
+        report_.peer_bytes += part.bytes;
+      }
       out.parts[c] = part;
     }
     report_.stale_modules += out.version < plan.resume ? 1 : 0;
@@ -353,7 +390,9 @@ Status Restoring::RefuseStale() const {
 std::vector<StoredCheckpoint> Restoring::Newer() const {
   std::vector<StoredCheckpoint> newer;
   for (const StoredCheckpoint& one : all_) {
-    if (!one.abandoned && one.sequence > report_.sequence) newer.push_back(one);
+    const bool after =
+        report_.sequence == 0 ? one.iteration > report_.iteration : one.sequence > report_.sequence;
+    if (!one.abandoned && after) newer.push_back(one);
   }
   return newer;
 }

@@ -40,7 +40,13 @@ Status Restoring::AddBlobs(layout::ShardMap* map, std::vector<BlobSource>* files
       std::uint32_t member = 0;
       if (stored) {
         const Held& held = *chosen_[i][c];
-        SW_TRY_ASSIGN(BlobSource file, FindBlob(store_->BlobPath(held.blob), held.blob));
+        BlobSource file;
+        if (const auto agent = from_agent_[i][c]) {
+          file.path = os::ToText(agents_[*agent]->address());
+          file.remote = ReaderOf(*agent, held.blob.digest);
+        } else {
+          SW_TRY_ASSIGN(file, FindBlob(store_->BlobPath(held.blob), held.blob));
+        }
         member = static_cast<std::uint32_t>(map->members.size());
         map->members.push_back({static_cast<std::uint32_t>(files->size()), 0, held.blob.bytes,
                                 held.blob.crc32,
@@ -79,12 +85,11 @@ Status Restoring::AddPassed(layout::ShardMap* map, std::vector<BlobSource>* file
   // A place for every number: those without a blob are never read.
   map->members.assign(input_.checkpoint.map.members.size(), layout::Member{});
   for (layout::Member& member : map->members) member.name = "not stored";
-  if (members.empty()) {
-    map->files.emplace_back("none");
-    files->push_back({"none", {}, false});
-    return {};
+  BlobSource file{"none", {}, false, {}};
+  // Of a checkpoint in memory there are only dry runs.
+  if (!members.empty() && at_->sequence != 0) {
+    SW_TRY_ASSIGN(file, FindBlob(store_->BlobPath(*at_->passed), *at_->passed));
   }
-  SW_TRY_ASSIGN(BlobSource file, FindBlob(store_->BlobPath(*at_->passed), *at_->passed));
   map->files.push_back(file.path);
   files->push_back(std::move(file));
   std::uint64_t offset = 0;

@@ -90,6 +90,7 @@ Status Saving::FindBase() {
     if (!options_.dry_run) {
       SW_TRY_ASSIGN(lock_, store.LockForWriting("pec-save"));
     }
+    if (options_.snapshotted != nullptr) SW_TRY(CheckRecovery(store));
     // Another model's store is refused below, and must not be touched before.
     if (options_.resumed_from && store.head().fingerprint == model_.fingerprint) {
       SW_TRY(AbandonNewer(store));
@@ -130,6 +131,16 @@ Status Saving::FindBase() {
   SW_TRY(comm_.Agree(read()));
   report_.first = parent_ == nullptr;
   return {};
+}
+
+/// A restore since the snapshot: what the agent holds may be of a past that training has given up.
+Status Saving::CheckRecovery(const Store& store) const {
+  SW_TRY_ASSIGN(const std::optional<Recovery> last, store.LastRecovery());
+  const std::uint64_t found = last ? last->sequence : 0;
+  if (found == options_.snapshotted->recovery) return {};
+  return Fail(Errc::kMismatch, options_.store + ": recovery " + std::to_string(found) +
+                                   " came after the snapshot, which knows of recovery " +
+                                   std::to_string(options_.snapshotted->recovery));
 }
 
 /// An iteration that is saved again repeats its selection: a job script may not know that a save
@@ -229,7 +240,18 @@ Status Saving::Select() {
   }
   SW_TRY_ASSIGN(select.budget, BudgetExperts());
   if (all) select.policy = Policy::kFull;
-  SW_TRY_ASSIGN(report_.selection, SelectTwoLevels(map_, state_.snapshot, state_.persist, select));
+  if (options_.snapshotted != nullptr) {
+    SW_TRY(Validate(options_.snapshotted->selection, model_.experts));
+    report_.selection.snapshot = options_.snapshotted->selection;
+    const bool some = select.policy == Policy::kSequential || select.policy == Policy::kLoadAware;
+    report_.selection.persist =
+        some ? SelectPersist(map_, state_.persist, report_.selection.snapshot, select.k_persist)
+             : report_.selection.snapshot;
+    state_.snapshot = options_.snapshotted->level;
+  } else {
+    SW_TRY_ASSIGN(report_.selection,
+                  SelectTwoLevels(map_, state_.snapshot, state_.persist, select));
+  }
   if (options_.tokens != nullptr) {
     SW_TRY_ASSIGN(report_.at_risk, RiskOf(Unsaved(state_.persist), report_.selection.persist));
   }
@@ -262,7 +284,7 @@ bool Saving::Keeps(Component component) const {
   return options_.keep && (*options_.keep)[at];
 }
 
-Result<SaveReport> Saving::Go() {
+Status Saving::Understand() {
   if (options_.memory_bytes < options_.threads * exec::kWorkspaceBytes) {
     return Fail(Errc::kLimit, "--memory " + FormatBytes(options_.memory_bytes) + ": " +
                                   std::to_string(options_.threads) + " threads need " +
@@ -284,7 +306,47 @@ Result<SaveReport> Saving::Go() {
     }
     return CheckKeep();
   };
-  SW_TRY(comm_.Agree(understand()));
+  return comm_.Agree(understand());
+}
+
+Result<SnapshotChoice> Saving::Choose(const SelectionState* level) {
+  SW_TRY(Understand());
+  SW_TRY(FindBase());
+  const auto choose = [&]() -> Status {
+    SW_TRY(TakeState());
+    if (level != nullptr && !model_.experts.empty()) {
+      SelectionState own = *level;
+      if (options_.tokens == nullptr) {
+        own.counted_to.reset();
+      } else {
+        SW_TRY(CountUpTo(*options_.tokens, options_.tokens_path, report_.iteration, model_.experts,
+                         &own));
+      }
+      SW_TRY(Validate(own.snapshot, model_.experts));
+      state_.snapshot = std::move(own.snapshot);
+    }
+    return Select();
+  };
+  SW_TRY(comm_.Agree(choose()));
+  SnapshotChoice choice;
+  choice.iteration = report_.iteration;
+  for (const Component component : kAllComponents) {
+    choice.keep[static_cast<std::size_t>(component)] = Keeps(component);
+  }
+  choice.model = std::move(model_);
+  choice.selection = std::move(report_.selection.snapshot);
+  choice.state = std::move(state_);
+  return choice;
+}
+
+Result<SaveReport> Saving::Go() {
+  if (options_.memory_bytes < options_.threads * exec::kWorkspaceBytes) {
+    return Fail(Errc::kLimit, "--memory " + FormatBytes(options_.memory_bytes) + ": " +
+                                  std::to_string(options_.threads) + " threads need " +
+                                  FormatBytes(options_.threads * exec::kWorkspaceBytes) +
+                                  " of buffers");
+  }
+  SW_TRY(Understand());
   SW_TRY(FindBase());
   SW_TRY(comm_.Agree(TakeState()));
   SW_TRY(comm_.Agree(Select()));
@@ -315,6 +377,14 @@ std::string KeepText(const KeptComponents& keep) {
 Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& options,
                         Sink& sink) {
   return save::Saving(comm, input, options, sink).Go();
+}
+
+Result<SnapshotChoice> ChooseSnapshot(comm::Comm& comm, ucp::Input& input,
+                                      const SaveRequest& options, const SelectionState* level,
+                                      Sink& sink) {
+  SaveRequest look = options;
+  look.dry_run = true;
+  return save::Saving(comm, input, look, sink).Choose(level);
 }
 
 }  // namespace shardwright::pec

@@ -12,6 +12,7 @@
 #include "moe/load_trace.h"
 #include "pec/lost_tokens.h"
 #include "pec/manifest.h"
+#include "pec/modules.h"
 #include "pec/selection.h"
 #include "ucp/input.h"
 
@@ -19,6 +20,13 @@ namespace shardwright::pec {
 
 /// "master,weights", or "nothing".
 std::string KeepText(const KeptComponents& keep);
+
+/// A snapshot that an agent has taken: of its experts, those that go to storage are left to choose.
+struct Snapshotted {
+  Selection selection;
+  LevelState level;            ///< of the snapshots, this one included
+  std::uint64_t recovery = 0;  ///< the last one of the store that the agent knew, 0: none
+};
 
 /// How a checkpoint is saved; the fields are the flags of pec-save.
 struct SaveRequest {
@@ -38,6 +46,7 @@ struct SaveRequest {
   /// Training went on from this iteration without pec-restore: what is newer is abandoned.
   std::optional<std::uint64_t> resumed_from;
   std::optional<std::uint64_t> iteration;  ///< absent: the checkpoint's own
+  const Snapshotted* snapshotted = nullptr;
   bool dry_run = false;
   exec::Verify verify = exec::Verify::kSums;
   unsigned threads = 1;
@@ -80,5 +89,23 @@ struct SaveReport {
 /// Collective. Source: MoC-System section 3; docs/formats/store.md.
 Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& options,
                         Sink& sink);
+
+/// What a snapshot of a checkpoint takes.
+struct SnapshotChoice {
+  std::uint64_t iteration = 0;
+  Model model;
+  KeptComponents keep{};
+  Selection selection;   ///< every expert as long as the store has no checkpoint
+  SelectionState state;  ///< both levels before the snapshot, tokens counted up to `iteration`
+};
+
+/// Chooses what a snapshot takes, as Save does for a checkpoint, and writes nothing.
+/// \param level  the snapshot level after the last snapshot, with what it has counted; null: as
+///               the store says
+/// \error as Save
+/// Collective. Source: algorithm section 6.1.
+Result<SnapshotChoice> ChooseSnapshot(comm::Comm& comm, ucp::Input& input,
+                                      const SaveRequest& options, const SelectionState* level,
+                                      Sink& sink);
 
 }  // namespace shardwright::pec

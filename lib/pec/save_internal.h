@@ -31,12 +31,15 @@ class Saving {
   Saving(comm::Comm& comm, ucp::Input& input, const SaveRequest& options, Sink& sink)
       : comm_(comm), input_(input), options_(options), sink_(sink) {}
   Result<SaveReport> Go();
+  Result<SnapshotChoice> Choose(const SelectionState* level);  // collective
 
  private:
-  Status FindBase();  // collective: store, lock, the checkpoint to continue
+  Status Understand();  // collective
+  Status FindBase();    // collective: store, lock, the checkpoint to continue
   Status CheckKeep() const;
   Status CheckModel();
   Status FindParent();
+  Status CheckRecovery(const Store& store) const;
   bool Dropped(const StoredCheckpoint& checkpoint) const;
   Status AbandonNewer(const Store& store) const;
   Status TakeState();
@@ -48,9 +51,8 @@ class Saving {
   void AddPassed();
   Status ShareJobs();
   void FillReport();
-  Status Write();                                                              // collective
-  Status OpenIncoming();                                                       // collective
-  Status VerifyMembers(const plan::Plan& plan, const exec::SourceSums& sums);  // collective
+  Status Write();         // collective
+  Status OpenIncoming();  // collective
   Status ReadBack(const std::vector<BlobJob>& jobs, const std::vector<BlobResult>& results) const;
   Status ShareSums(exec::SourceSums* sums);                  // collective
   Status CommitOnRoot(const std::vector<BlobResult>& mine);  // collective

@@ -1,17 +1,11 @@
 // The second half of a save: which blobs, who writes them, and the commit.
 
-#include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <deque>
 
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
-
-#include "exec/first_error.h"
-#include "layout/cut.h"
 #include "os/commit.h"
 #include "os/dir.h"
+#include "pec/module_reads.h"
 #include "pec/read_blobs.h"
 #include "pec/save_internal.h"
 #include "pec/sharding.h"
@@ -19,19 +13,6 @@
 
 namespace shardwright::pec::save {
 namespace {
-
-/// A member is verified although a save needs a part of it only, if the rest is at most one part in
-/// this many: reading a whole partition for one expert would cost more than the save.
-constexpr std::uint64_t kGapShare = 8;
-
-plan::OutputFile EmptyFile(std::string path) {
-  plan::OutputFile file;
-  file.path = std::move(path);
-  file.frame = [](std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
-    return std::vector<plan::FramePiece>();
-  };
-  return file;
-}
 
 /// A result on its way to the root.
 struct Line {
@@ -42,50 +23,14 @@ struct Line {
 }  // namespace
 
 void Saving::AddBlob(std::uint32_t module, Component component) {
-  const ModulePart& part = model_.modules[module].part(component);
-  const auto index = static_cast<std::uint32_t>(target_.files.size());
-  plan::OutputFile file =
-      EmptyFile(model_.modules[module].name + " " + std::string(Name(component)));
-  for (const ModuleTensor& one : part.tensors) {
-    const layout::LogicalTensor& source = input_.checkpoint.map.tensors[one.tensor];
-    if (one.bytes == 0) continue;
-    plan::Payload payload;
-    payload.offset = one.offset;
-    payload.bytes = one.bytes;
-    payload.array = static_cast<std::uint32_t>(target_.map.arrays.size());
-    const auto member = static_cast<std::uint32_t>(target_.map.members.size());
-    target_.map.members.push_back({index, one.offset, one.bytes, std::nullopt, source.name});
-    target_.map.arrays.push_back({source.dtype, {{member, 0, Elems(source.shape)}}});
-    layout::LogicalTensor tensor{source.name, source.state, source.dtype, source.shape, {}};
-    layout::Fragment whole;
-    whole.cut = std::make_shared<const layout::Cut>(layout::Cut::Whole(source.shape));
-    whole.at.array = payload.array;
-    tensor.fragments.push_back(std::move(whole));
-    target_.map.tensors.push_back(std::move(tensor));
-    file.payloads.push_back(std::move(payload));
-  }
-  file.bytes = part.bytes;
-  target_.map.files.push_back(file.path);
-  target_.files.push_back(std::move(file));
-  wanted_.push_back({module, component, index, 0});
+  const std::uint32_t file =
+      AddModuleFile(input_.checkpoint.map, model_.modules[module], component, &target_);
+  wanted_.push_back({module, component, file, 0});
 }
 
 void Saving::AddPassed() {
   const std::vector<std::uint32_t> members = PassedMembers(input_.checkpoint);
-  if (members.empty()) return;
-  plan::OutputFile file = EmptyFile("passed");
-  for (const std::uint32_t member : members) {
-    plan::Payload payload;
-    payload.kind = plan::Payload::Kind::kMember;
-    payload.offset = file.bytes;
-    payload.bytes = input_.checkpoint.map.members[member].bytes;
-    payload.member = member;
-    file.bytes += payload.bytes;
-    file.payloads.push_back(std::move(payload));
-  }
-  passed_file_ = static_cast<std::uint32_t>(target_.files.size());
-  target_.map.files.push_back(file.path);
-  target_.files.push_back(std::move(file));
+  if (!members.empty()) passed_file_ = AddPassedFile(input_.checkpoint.map, members, &target_);
 }
 
 void Saving::ListJobs() {
@@ -200,7 +145,11 @@ Status Saving::Write() {
   SW_TRY(comm_.Agree(results ? Status() : Status(tl::unexpected<Error>(results.error()))));
   if (blobs.note_sums) {
     SW_TRY(ShareSums(&sums));
-    SW_TRY(VerifyMembers(*made, sums));
+    sink_.Pass("verify");
+    SW_TRY_ASSIGN(const VerifiedMembers members,
+                  VerifyMembers(comm_, *made, sums, *input_.bytes, options_.threads));
+    report_.members_verified = members.verified;
+    report_.members_in_part = members.in_part;
   }
   if (options_.verify == exec::Verify::kReadback) {
     sink_.Pass("readback");
@@ -216,11 +165,8 @@ Status Saving::ReadBack(const std::vector<BlobJob>& jobs,
                         const std::vector<BlobResult>& results) const {
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     if (results[i].written_bytes == 0) continue;
-    std::vector<std::uint64_t> payloads;
-    for (const plan::Payload& payload : target_.files[jobs[i].file].payloads) {
-      payloads.push_back(payload.bytes);
-    }
-    Status same = VerifyBlob(store_->BlobPath(results[i].ref), results[i].ref, payloads);
+    Status same = VerifyBlob(store_->BlobPath(results[i].ref), results[i].ref,
+                             PayloadsOf(target_.files[jobs[i].file]));
     if (same) continue;
     same.error().code = Errc::kIo;
     return same;
@@ -234,35 +180,6 @@ Status Saving::ShareSums(exec::SourceSums* sums) {
   for (std::size_t rank = 0; rank < packed.size(); ++rank) {
     if (rank != static_cast<std::size_t>(comm_.rank())) sums->Combine(packed[rank]);
   }
-  return {};
-}
-
-Status Saving::VerifyMembers(const plan::Plan& plan, const exec::SourceSums& sums) {
-  sink_.Pass("verify");
-  std::atomic<std::uint64_t> verified = 0;
-  std::atomic<std::uint64_t> in_part = 0;
-  exec::FirstError error;
-  tbb::task_arena arena(static_cast<int>(options_.threads));
-  arena.execute([&] {
-    tbb::parallel_for(std::size_t{0}, input_.checkpoint.map.members.size(), [&](std::size_t m) {
-      const auto member = static_cast<std::uint32_t>(m);
-      const std::uint64_t used = plan.primary_bytes(member);
-      const std::uint64_t bytes = input_.checkpoint.map.members[m].bytes;
-      const bool mine =
-          m % static_cast<std::size_t>(comm_.size()) == static_cast<std::size_t>(comm_.rank());
-      if (!mine || used == 0 || error.failed()) return;
-      if ((bytes - used) > bytes / kGapShare) {
-        in_part.fetch_add(1, std::memory_order_relaxed);
-        return;
-      }
-      const Result<bool> ok = exec::VerifyMember(plan, sums, member, *input_.bytes);
-      if (!ok) return error.Set(m, ok.error());
-      if (*ok) verified.fetch_add(1, std::memory_order_relaxed);
-    });
-  });
-  SW_TRY(comm_.Agree(error.Take()));
-  SW_TRY_ASSIGN(report_.members_verified, comm_.AllReduceSum(verified.load()));
-  SW_TRY_ASSIGN(report_.members_in_part, comm_.AllReduceSum(in_part.load()));
   return {};
 }
 
@@ -331,8 +248,10 @@ Status Saving::Commit(const std::vector<BlobResult>& results) {
   }
   if (passed_file_) manifest.passed = results[*passed_file_].ref;
   if (!model_.experts.empty()) {
-    SW_TRY(CompleteSave(&state_.snapshot,
-                        BeginSave(state_.snapshot, report_.selection.snapshot, report_.iteration)));
+    if (options_.snapshotted == nullptr) {
+      SW_TRY(CompleteSave(&state_.snapshot, BeginSave(state_.snapshot, report_.selection.snapshot,
+                                                      report_.iteration)));
+    }
     SW_TRY(CompleteSave(&state_.persist,
                         BeginSave(state_.persist, report_.selection.persist, report_.iteration)));
   }

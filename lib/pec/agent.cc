@@ -1,0 +1,378 @@
+#include "pec/agent.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "comm/comm.h"
+#include "dialect/dialect.h"
+#include "pec/modules.h"
+#include "pec/quiet_sink.h"
+#include "pec/store.h"
+
+namespace shardwright::pec {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The trace may be written to while it is read: a torn line is whole a moment later.
+constexpr int kTokenReads = 5;
+constexpr std::chrono::milliseconds kTokenWait(100);
+
+class ThrottledBytes final : public exec::ByteSource {
+ public:
+  ThrottledBytes(std::unique_ptr<exec::ByteSource> source, Limiter& limiter)
+      : source_(std::move(source)), limiter_(limiter) {}
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
+    limiter_.Spend(out.size());
+    return source_->Read(member, offset, out);
+  }
+  std::uint64_t bytes_read() const override { return source_->bytes_read(); }
+  std::uint64_t files_read() const override { return source_->files_read(); }
+
+ private:
+  std::unique_ptr<exec::ByteSource> source_;
+  Limiter& limiter_;
+};
+
+std::size_t IndexOf(const Model& model, const ModuleId& id) {
+  if (!id.is_expert()) return static_cast<std::size_t>(id.layer);
+  return model.expert_module(static_cast<std::size_t>(id.layer),
+                             static_cast<std::size_t>(id.expert));
+}
+
+/// The experts that a snapshot took: those that its level holds in its own version.
+Snapshotted SnapshottedOf(const Manifest& manifest) {
+  Snapshotted out;
+  out.level = manifest.state.snapshot;
+  for (const auto& layer : out.level.version) {
+    std::vector<std::uint32_t>& ids = out.selection.emplace_back();
+    for (std::uint32_t e = 0; e < layer.size(); ++e) {
+      if (layer[e] == manifest.iteration) ids.push_back(e);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Agent::Agent(AgentOptions options)
+    : options_(std::move(options)),
+      pool_(std::make_shared<MemoryPool>(options_.memory_bytes)),
+      limiter_(options_.bandwidth) {
+  status_.memory_limit_bytes = options_.memory_bytes;
+}
+
+Result<std::shared_ptr<const moe::LoadTrace>> Agent::ReadTokens() const {
+  if (options_.tokens_path.empty()) return std::shared_ptr<const moe::LoadTrace>();
+  for (int i = 1;; ++i) {
+    Result<moe::LoadTrace> trace = moe::ReadLoads(options_.tokens_path);
+    if (trace) return std::make_shared<const moe::LoadTrace>(*std::move(trace));
+    if (trace.error().code != Errc::kBadInput || i == kTokenReads) {
+      return tl::unexpected<Error>(trace.error());
+    }
+    std::this_thread::sleep_for(kTokenWait);
+  }
+}
+
+Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink) {
+  const std::lock_guard one(snapshot_mutex_);
+  const Clock::time_point start = Clock::now();
+  const auto take = [&]() -> Result<std::uint64_t> {
+    SW_TRY(CatchUp());
+    SW_TRY_ASSIGN(auto tokens, ReadTokens());
+    SaveRequest options = options_.save;
+    options.tokens = tokens.get();
+    options.tokens_path = options_.tokens_path;
+    std::optional<SelectionState> level;
+    {
+      const std::lock_guard lock(mutex_);
+      level = level_;
+    }
+    const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
+    SW_TRY_ASSIGN(const SnapshotChoice choice,
+                  ChooseSnapshot(*comm, input, options, level ? &*level : nullptr, sink));
+    {
+      const std::lock_guard lock(mutex_);
+      // A hook may ask for what `latest` has told already.
+      const std::optional<std::size_t> newest = buffers_.NewestComplete();
+      if (newest && buffers_.iteration(*newest) == choice.iteration) return choice.iteration;
+      SW_TRY(buffers_.Begin(choice.iteration));
+      DropIdle();
+    }
+    const std::uint64_t iteration = choice.iteration;
+    Status filled = Fill(input, choice, options, std::move(tokens), sink);
+    if (filled) return iteration;
+    const std::lock_guard lock(mutex_);
+    buffers_.AbandonFilling();
+    return tl::unexpected<Error>(std::move(filled).error());
+  };
+  Result<std::uint64_t> iteration = take();
+  const std::lock_guard lock(mutex_);
+  if (iteration) {
+    ++status_.snapshots;
+    status_.snapshot_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  } else {
+    ++status_.snapshots_failed;
+    status_.last_error = iteration.error().message;
+  }
+  return iteration;
+}
+
+Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
+                   std::shared_ptr<const moe::LoadTrace> tokens, Sink& sink) {
+  SW_TRY_ASSIGN(Taken taken, TakeModules(input, choice, pool_, options, sink));
+  auto record = std::make_shared<MemoryCheckpoint>();
+  record->catalogue = dialect::Serialize(input.set);
+  record->tokens = std::move(tokens);
+  Manifest& manifest = record->manifest;
+  manifest.iteration = choice.iteration;
+  manifest.tag = input.checkpoint.tag;
+  manifest.policy = std::string(Name(options.policy));
+  manifest.k_snapshot = options.k_snapshot;
+  manifest.k_persist = options.k_persist.value_or(options.k_snapshot);
+  manifest.catalogue = exec::DigestOf(std::as_bytes(std::span(record->catalogue)));
+  for (const Module& module : choice.model.modules) manifest.names.push_back(module.name);
+  manifest.modules.resize(choice.model.modules.size());
+  if (taken.passed) {
+    manifest.passed = taken.passed->ref();
+    record->blobs.emplace(taken.passed->ref().digest, taken.passed);
+  }
+  SelectionState after = choice.state;
+  if (!choice.model.experts.empty()) {
+    SW_TRY(CompleteSave(&after.snapshot,
+                        BeginSave(after.snapshot, choice.selection, choice.iteration)));
+  }
+  manifest.state = after;
+  const std::uint64_t bytes = taken.bytes;
+  const std::lock_guard lock(mutex_);
+  SW_TRY(Put(choice, std::move(taken)));
+  const std::optional<std::size_t> filling = buffers_.Find(BufferState::kFilling);
+  SW_CHECK(filling.has_value());
+  for (const auto& [id, blob] : buffers_.content(*filling)) {
+    const auto* copy = static_cast<const ModuleCopy*>(blob.data.get());
+    HeldModule& held = manifest.modules[IndexOf(choice.model, id)];
+    for (std::size_t c = 0; c < kComponents; ++c) {
+      if (!copy->parts[c]) continue;
+      held[c] = Held{blob.version, copy->parts[c]->ref()};
+      record->blobs.emplace(copy->parts[c]->ref().digest, copy->parts[c]);
+    }
+  }
+  SW_TRY(buffers_.End());
+  records_[*filling] = std::move(record);
+  level_ = std::move(after);
+  status_.snapshot_bytes += bytes;
+  return {};
+}
+
+/// Hands what was taken to the buffer that is being filled. Content that is in memory already is
+/// kept once. \pre mutex_ is held
+Status Agent::Put(const SnapshotChoice& choice, Taken taken) {
+  const std::optional<std::size_t> newest = buffers_.NewestComplete();
+  const MemoryCheckpoint* before = newest ? records_[*newest].get() : nullptr;
+  for (std::size_t i = 0; i < choice.model.modules.size(); ++i) {
+    for (const auto& [part, mask] : PartsOf(choice.model.modules[i], choice.keep)) {
+      auto copy = std::make_shared<ModuleCopy>();
+      bool any = false;
+      for (std::size_t c = 0; c < kComponents; ++c) {
+        if (!mask[c] || !taken.modules[i][c]) continue;
+        any = true;
+        copy->parts[c] = std::move(taken.modules[i][c]);
+        if (before == nullptr) continue;
+        const auto known = before->blobs.find(copy->parts[c]->ref().digest);
+        if (known != before->blobs.end()) copy->parts[c] = known->second;
+      }
+      if (!any && choice.model.modules[i].bytes() > 0) continue;
+      ModuleId id = choice.model.modules[i].id;
+      id.part = part;
+      SW_TRY(buffers_.Put(id, std::move(copy)));
+    }
+  }
+  return {};
+}
+
+/// Records of buffers that hold nothing any more. \pre mutex_ is held
+void Agent::DropIdle() {
+  for (std::size_t i = 0; i < SnapshotBuffers::kBuffers; ++i) {
+    const BufferState state = buffers_.state(i);
+    if (state == BufferState::kIdle || state == BufferState::kFilling) records_[i].reset();
+  }
+}
+
+bool Agent::wants_persist() const {
+  const std::lock_guard lock(mutex_);
+  return buffers_.Find(BufferState::kFilled).has_value();
+}
+
+Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Sink& sink) {
+  SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> input,
+                OpenMemory(checkpoint, options_.pattern_files));
+  input->bytes = std::make_unique<ThrottledBytes>(std::move(input->bytes), limiter_);
+  std::shared_ptr<const moe::LoadTrace> tokens = checkpoint.tokens;
+  if (!tokens) {
+    SW_TRY_ASSIGN(tokens, ReadTokens());
+  }
+  Snapshotted snapshotted = SnapshottedOf(checkpoint.manifest);
+  {
+    const std::lock_guard lock(mutex_);
+    snapshotted.recovery = recovery_;
+  }
+  SaveRequest options = options_.save;
+  options.iteration = checkpoint.manifest.iteration;
+  options.snapshotted = &snapshotted;
+  options.tokens = tokens.get();
+  options.tokens_path = options_.tokens_path;
+  // Not stopped with the process: a stop waits for the newest snapshot to be durable.
+  QuietSink own(sink, &stop_persist_);
+  const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
+  return Save(*comm, *input, options, own);
+}
+
+Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
+  SW_TRY(CatchUp());
+  const std::lock_guard one(persist_mutex_);
+  std::shared_ptr<const MemoryCheckpoint> checkpoint;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::optional<std::size_t> buffer = buffers_.StartPersist();
+    if (!buffer) return std::optional<std::uint64_t>();
+    DropIdle();
+    checkpoint = records_[*buffer];
+    stop_persist_.store(false);
+  }
+  const Result<SaveReport> report = Write(*checkpoint, sink);
+  const std::lock_guard lock(mutex_);
+  if (!report) {
+    ++status_.persists_failed;
+    status_.last_error = report.error().message;
+    SW_TRY(buffers_.FailPersist());
+    DropIdle();
+    return tl::unexpected<Error>(report.error());
+  }
+  SW_TRY(buffers_.EndPersist());
+  DropIdle();
+  ++status_.persists;
+  status_.persisted = report->iteration;
+  return std::optional(report->iteration);
+}
+
+Result<std::optional<std::uint64_t>> Agent::StoredIteration() const {
+  std::optional<std::uint64_t> newest;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
+  if (!there) return newest;
+  SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> all, store.List());
+  for (const StoredCheckpoint& one : all) {
+    if (!one.abandoned) newest = one.iteration;
+  }
+  return newest;
+}
+
+Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
+  { const std::lock_guard under_way(snapshot_mutex_); }
+  for (;;) {
+    SW_TRY_ASSIGN(const std::optional<std::uint64_t> done, Persist(sink));
+    if (!done) break;
+  }
+  for (const AgentEntry& entry : Entries()) {
+    if (entry.state != "copy") continue;
+    const std::lock_guard one(persist_mutex_);
+    SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, StoredIteration());
+    if (stored && *stored >= entry.checkpoint->manifest.iteration) continue;
+    stop_persist_.store(false);
+    SW_TRY(Write(*entry.checkpoint, sink));
+  }
+  return StoredIteration();
+}
+
+Status Agent::CatchUp() {
+  const std::lock_guard one(catch_up_mutex_);
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
+  if (!there) return {};
+  SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
+  SW_TRY_ASSIGN(const std::optional<Recovery> last, store.LastRecovery());
+  if (!last) return {};
+  bool news = false;
+  {
+    const std::lock_guard lock(mutex_);
+    news = last->sequence != recovery_;
+    recovery_ = last->sequence;
+  }
+  if (news) Rollback(last->resume);
+  return {};
+}
+
+void Agent::Rollback(std::uint64_t resume) {
+  stop_persist_.store(true);
+  const std::lock_guard one(persist_mutex_);
+  const std::lock_guard lock(mutex_);
+  buffers_.Rollback(resume);
+  DropIdle();
+  std::erase_if(copies_,
+                [&](const auto& copy) { return copy.second->manifest.iteration > resume; });
+  level_.reset();
+}
+
+std::vector<AgentEntry> Agent::Entries() const {
+  std::vector<AgentEntry> entries;
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < SnapshotBuffers::kBuffers; ++i) {
+    if (records_[i]) entries.push_back({Name(buffers_.state(i)), "", records_[i]});
+  }
+  std::sort(entries.begin(), entries.end(), [](const AgentEntry& a, const AgentEntry& b) {
+    return a.checkpoint->manifest.iteration > b.checkpoint->manifest.iteration;
+  });
+  for (const auto& [origin, checkpoint] : copies_) entries.push_back({"copy", origin, checkpoint});
+  return entries;
+}
+
+std::shared_ptr<const MemoryCheckpoint> Agent::Newest() const {
+  const std::lock_guard lock(mutex_);
+  const std::optional<std::size_t> newest = buffers_.NewestComplete();
+  return newest ? records_[*newest] : nullptr;
+}
+
+BlobPtr Agent::Find(const exec::Digest& digest) const {
+  for (const AgentEntry& entry : Entries()) {
+    const auto found = entry.checkpoint->blobs.find(digest);
+    if (found != entry.checkpoint->blobs.end()) return found->second;
+  }
+  return nullptr;
+}
+
+Status Agent::Accept(const std::string& origin, MemoryCheckpoint checkpoint) {
+  SW_TRY(CatchUp());
+  SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> input,
+                OpenMemory(checkpoint, options_.pattern_files));
+  SW_TRY_ASSIGN(const Model model, DescribeModel(input->checkpoint));
+  SW_TRY(Validate(checkpoint.manifest.state.snapshot, model.experts));
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
+  if (there) {
+    SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
+    if (store.head().fingerprint != model.fingerprint) {
+      return Fail(Errc::kMismatch, "copy of " + origin + ": fingerprint " +
+                                       exec::Hex(store.head().fingerprint) + " of " +
+                                       options_.save.store + " expected, found " +
+                                       exec::Hex(model.fingerprint));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  copies_[origin] = std::make_shared<const MemoryCheckpoint>(std::move(checkpoint));
+  return {};
+}
+
+AgentStatus Agent::status() const {
+  const std::lock_guard lock(mutex_);
+  AgentStatus out = status_;
+  for (std::size_t i = 0; i < SnapshotBuffers::kBuffers; ++i) {
+    out.states[i] = buffers_.state(i);
+    out.iterations[i] = out.states[i] == BufferState::kIdle ? 0 : buffers_.iteration(i);
+  }
+  if (const auto newest = buffers_.NewestComplete()) out.newest = buffers_.iteration(*newest);
+  out.snapshots_skipped = buffers_.skipped();
+  out.memory_bytes = pool_->used_bytes();
+  return out;
+}
+
+}  // namespace shardwright::pec

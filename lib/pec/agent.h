@@ -1,0 +1,135 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "pec/buffers.h"
+#include "pec/limiter.h"
+#include "pec/memory.h"
+#include "pec/save.h"
+#include "ucp/input.h"
+
+namespace shardwright::pec {
+
+/// How an agent works; the fields are flags of pec-save.
+struct AgentOptions {
+  SaveRequest save;                        ///< how checkpoints are chosen and stored
+  std::vector<std::string> pattern_files;  ///< of the source
+  std::string tokens_path;                 ///< read anew for every snapshot; empty: not counted
+  std::uint64_t memory_bytes = 0;          ///< of all blobs in memory
+  std::uint64_t bandwidth = 0;  ///< bytes per second that persists and copies take; 0: any
+};
+
+/// A complete checkpoint in an agent's memory.
+struct AgentEntry {
+  std::string state;   ///< "filled", "persisting", "recovery", "copy"
+  std::string origin;  ///< of a copy: the agent that it is of
+  std::shared_ptr<const MemoryCheckpoint> checkpoint;
+};
+
+/// Numbers of an agent.
+struct AgentStatus {
+  std::array<BufferState, SnapshotBuffers::kBuffers> states{};
+  std::array<std::uint64_t, SnapshotBuffers::kBuffers> iterations{};  ///< of buffers not idle
+  std::uint64_t snapshots = 0;
+  std::uint64_t snapshots_failed = 0;
+  std::uint64_t snapshots_skipped = 0;  ///< given up without being persisted
+  std::uint64_t persists = 0;
+  std::uint64_t persists_failed = 0;
+  std::optional<std::uint64_t> newest;     ///< iteration of the newest complete snapshot
+  std::optional<std::uint64_t> persisted;  ///< iteration of the last durable one
+  std::uint64_t snapshot_bytes = 0;        ///< of all snapshots
+  double snapshot_seconds = 0;
+  std::uint64_t memory_bytes = 0;
+  std::uint64_t memory_limit_bytes = 0;
+  std::string last_error;
+};
+
+/// Keeps snapshots of checkpoints in memory and persists them, as it is told. It has no threads and
+/// no sockets; every call may come from any thread, and none waits for a persist but Persist,
+/// Flush, and CatchUp when there was a restore.
+/// Source: MoC-System section 5; algorithm section 6.2; docs/formats/agent.md.
+class Agent {
+ public:
+  explicit Agent(AgentOptions options);
+
+  /// Reads the selected modules of a checkpoint into memory.
+  /// \returns its iteration
+  /// \error kUsage  not newer than the newest snapshot; kLimit  memory; kMismatch  another model;
+  ///        as Save. The buffer is given up; older snapshots stay.
+  Result<std::uint64_t> Snapshot(ucp::Input& input, Sink& sink);
+
+  /// Whether a snapshot waits to be persisted.
+  bool wants_persist() const;
+
+  /// Writes the newest snapshot that is not persisted into the store.
+  /// \returns its iteration; nothing if there is none
+  /// \error as Save; the snapshot stays and can be persisted later
+  Result<std::optional<std::uint64_t>> Persist(Sink& sink);
+
+  /// Makes everything durable that is newer than the store: own snapshots, and copies of agents
+  /// that may be gone. \returns the store's newest iteration; nothing if it has none
+  Result<std::optional<std::uint64_t>> Flush(Sink& sink);
+
+  /// Forgets what training has given up, if the store tells of a restore that is news: a persist of
+  /// it is stopped. Snapshot, Persist, Flush and Accept look by themselves.
+  /// \error as Store::LastRecovery
+  Status CatchUp();
+
+  /// Complete checkpoints, newest first; then copies.
+  std::vector<AgentEntry> Entries() const;
+  /// The newest complete own snapshot; null: none.
+  std::shared_ptr<const MemoryCheckpoint> Newest() const;
+  /// A blob of any entry. Null: not in memory
+  BlobPtr Find(const exec::Digest& digest) const;
+
+  /// Keeps another agent's checkpoint in place of the one before.
+  /// \error kBadInput  it contradicts itself; kMismatch  of another model than the store
+  Status Accept(const std::string& origin, MemoryCheckpoint checkpoint);
+
+  AgentStatus status() const;
+  const std::shared_ptr<MemoryPool>& pool() const { return pool_; }
+  const AgentOptions& options() const { return options_; }
+  Limiter& limiter() { return limiter_; }
+
+ private:
+  /// What buffers hold of a module, or of a part of it.
+  struct ModuleCopy {
+    std::array<BlobPtr, kComponents> parts;
+  };
+
+  Status Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
+              std::shared_ptr<const moe::LoadTrace> tokens, Sink& sink);
+  Status Put(const SnapshotChoice& choice, Taken taken);
+  void Rollback(std::uint64_t resume);
+  Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Sink& sink);
+  Result<std::shared_ptr<const moe::LoadTrace>> ReadTokens() const;
+  Result<std::optional<std::uint64_t>> StoredIteration() const;
+  void DropIdle();
+
+  const AgentOptions options_;
+  const std::shared_ptr<MemoryPool> pool_;
+  Limiter limiter_;
+  std::mutex snapshot_mutex_;  // one snapshot at a time; before mutex_
+  std::mutex catch_up_mutex_;  // before persist_mutex_
+  std::mutex persist_mutex_;   // one persist at a time; before mutex_
+  std::atomic<bool> stop_persist_ = false;
+  mutable std::mutex mutex_;
+  SnapshotBuffers buffers_;
+  std::array<std::shared_ptr<const MemoryCheckpoint>, SnapshotBuffers::kBuffers> records_;
+  std::map<std::string, std::shared_ptr<const MemoryCheckpoint>> copies_;
+  std::uint64_t recovery_ = 0;           // the last one of the store that is known here
+  std::optional<SelectionState> level_;  // of the snapshots; absent: as the store says
+  AgentStatus status_;
+};
+
+}  // namespace shardwright::pec

@@ -1,0 +1,141 @@
+#include "pec/agent_client.h"
+
+#include <chrono>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "format/zip/crc32.h"
+#include "pec/agent_protocol.h"
+
+namespace shardwright::pec {
+namespace {
+
+using nlohmann::json;
+
+/// A flush may write for long before it answers.
+constexpr std::chrono::milliseconds kTimeout(600'000);
+
+Result<std::string> TextBehind(os::Connection& connection, const std::string& rest) {
+  SW_TRY_ASSIGN(const std::uint64_t bytes,
+                ParseNumber(rest, kAgentTextBytes, connection.name() + ": length"));
+  return ReceiveText(connection, bytes);
+}
+
+}  // namespace
+
+Result<os::Connection> AgentClient::Borrow() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      os::Connection connection = std::move(idle_.back());
+      idle_.pop_back();
+      return connection;
+    }
+  }
+  return os::Connection::Open(address_, kTimeout);
+}
+
+void AgentClient::Return(os::Connection connection) {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(connection));
+}
+
+Result<std::string> AgentClient::Ask(const std::string& request) {
+  SW_TRY_ASSIGN(os::Connection connection, Borrow());
+  SW_TRY(connection.Send(request + "\n"));
+  SW_TRY_ASSIGN(std::string rest, ReceiveAnswer(connection));
+  Return(std::move(connection));
+  return rest;
+}
+
+Result<std::string> AgentClient::AskText(const std::string& request) {
+  SW_TRY_ASSIGN(os::Connection connection, Borrow());
+  SW_TRY(connection.Send(request + "\n"));
+  SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
+  SW_TRY_ASSIGN(std::string text, TextBehind(connection, rest));
+  Return(std::move(connection));
+  return text;
+}
+
+Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
+                                                        const std::string& where) {
+  const json list = json::parse(text, nullptr, false);
+  if (!list.is_array()) return Fail(Errc::kBadInput, where + ": no list of checkpoints");
+  std::vector<AgentClient::Listed> out;
+  for (const json& one : list) {
+    const auto state = one.is_object() ? one.find("state") : one.end();
+    const auto manifest = one.is_object() ? one.find("manifest") : one.end();
+    if (!one.is_object() || state == one.end() || manifest == one.end() || !state->is_string() ||
+        !manifest->is_string()) {
+      return Fail(Errc::kBadInput, where + ": a checkpoint without \"state\" and \"manifest\"");
+    }
+    AgentClient::Listed& listed = out.emplace_back();
+    listed.state = state->get<std::string>();
+    SW_TRY_ASSIGN(listed.manifest, ParseManifest(manifest->get<std::string>(), where));
+  }
+  return out;
+}
+
+Result<std::vector<AgentClient::Listed>> AgentClient::List() {
+  SW_TRY_ASSIGN(const std::string text, AskText("list"));
+  return ParseAgentList(text, os::ToText(address_));
+}
+
+Status AgentClient::Read(const exec::Digest& digest, std::uint64_t offset,
+                         std::span<std::byte> out) {
+  SW_TRY_ASSIGN(os::Connection connection, Borrow());
+  while (!out.empty()) {
+    const std::span<std::byte> part = out.first(std::min<std::size_t>(out.size(), kAgentReadBytes));
+    SW_TRY(connection.Send("read " + exec::Hex(digest) + " " + std::to_string(offset) + " " +
+                           std::to_string(part.size()) + "\n"));
+    SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
+    const std::vector<std::string_view> words = WordsOf(rest);
+    const std::string where = connection.name() + ": blob " + exec::Hex(digest);
+    if (words.size() != 2 || words[0] != std::to_string(part.size())) {
+      std::string message = where + ": " + std::to_string(part.size());
+      message += " bytes expected, answered \"" + rest + "\"";
+      return Fail(Errc::kBadInput, std::move(message));
+    }
+    SW_TRY_ASSIGN(const std::uint64_t crc, ParseNumber(words[1], 0xffffffff, where));
+    SW_TRY(connection.Receive(part));
+    if (const std::uint32_t found = zip::Crc32(part); found != crc) {
+      return Fail(Errc::kBadInput, where + ": CRC-32 " + std::to_string(crc) + " expected, found " +
+                                       std::to_string(found));
+    }
+    offset += part.size();
+    out = out.subspan(part.size());
+  }
+  Return(std::move(connection));
+  return {};
+}
+
+Result<std::uint64_t> AgentClient::Push(const std::string& name, const MemoryCheckpoint& checkpoint,
+                                        Limiter& limiter) {
+  SW_TRY_ASSIGN(os::Connection connection, Borrow());
+  const std::string manifest = ToText(checkpoint.manifest);
+  SW_TRY(connection.Send("push " + name + " " + std::to_string(manifest.size()) + " " +
+                         std::to_string(checkpoint.catalogue.size()) + "\n"));
+  SW_TRY(connection.Send(manifest));
+  SW_TRY(connection.Send(checkpoint.catalogue));
+  SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
+  SW_TRY_ASSIGN(const std::string need, TextBehind(connection, rest));
+  std::uint64_t sent = 0;
+  for (std::size_t at = 0; at < need.size();) {
+    const std::size_t end = std::min(need.find('\n', at), need.size());
+    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(need.substr(at, end - at)));
+    const auto found = checkpoint.blobs.find(digest);
+    if (found == checkpoint.blobs.end()) {
+      return Fail(Errc::kBadInput, connection.name() + ": asks for blob " + exec::Hex(digest) +
+                                       ", which the copy does not name");
+    }
+    SW_TRY(SendBlob(connection, *found->second, limiter));
+    sent += found->second->ref().bytes;
+    at = end + 1;
+  }
+  SW_TRY(ReceiveAnswer(connection));
+  Return(std::move(connection));
+  return sent;
+}
+
+}  // namespace shardwright::pec

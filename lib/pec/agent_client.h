@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "os/socket.h"
+#include "pec/limiter.h"
+#include "pec/manifest.h"
+#include "pec/memory.h"
+
+namespace shardwright::pec {
+
+/// Speaks to an agent. Thread-safe: threads that ask at once have connections of their own.
+class AgentClient {
+ public:
+  explicit AgentClient(os::Address address) : address_(std::move(address)) {}
+
+  const os::Address& address() const { return address_; }
+
+  /// Sends a request. \returns what follows "ok", and where that is a length, the text behind it
+  /// \error what the agent answers; kNotFound  nobody listens; kIo
+  Result<std::string> Ask(const std::string& request);
+  Result<std::string> AskText(const std::string& request);
+
+  /// Checkpoints in its memory.
+  struct Listed {
+    std::string state;
+    Manifest manifest;
+  };
+  /// \error kBadInput  no such list; as Ask
+  Result<std::vector<Listed>> List();
+
+  /// A part of a blob, its checksum compared.
+  /// \error kBadInput  another length or checksum; as Ask
+  Status Read(const exec::Digest& digest, std::uint64_t offset, std::span<std::byte> out);
+
+  /// Brings the agent a copy of a checkpoint: only what it has not yet.
+  /// \returns bytes of blobs sent
+  /// \error as Ask
+  Result<std::uint64_t> Push(const std::string& name, const MemoryCheckpoint& checkpoint,
+                             Limiter& limiter);
+
+ private:
+  Result<os::Connection> Borrow();
+  void Return(os::Connection connection);
+
+  os::Address address_;
+  std::mutex mutex_;
+  std::vector<os::Connection> idle_;
+};
+
+/// Parses the answer to "list". \error kBadInput
+/// Pure.
+Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
+                                                        const std::string& where);
+
+}  // namespace shardwright::pec

@@ -1,0 +1,203 @@
+#include "pec/agent_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/limits.h"
+#include "comm/comm.h"
+#include "os/dir.h"
+#include "os/file.h"
+#include "pec/agent_client.h"
+#include "pec/agent_server.h"
+#include "pec/quiet_sink.h"
+
+namespace shardwright::pec {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kTick(50);
+constexpr std::chrono::milliseconds kRetry(1000);
+/// How long a checkpoint may take to be whole after its `latest`.
+constexpr std::chrono::seconds kSettle(30);
+/// How long the last persist waits for a restore to let go of the store.
+constexpr std::chrono::seconds kPatience(120);
+
+class Runner {
+ public:
+  Runner(const AgentRunOptions& options, Sink& sink)
+      : options_(options), sink_(sink), agent_(options.agent), seen_(Latest()) {
+    commands_.snapshot = [this](const std::string& tag) { return Snapshot(tag, 0); };
+    commands_.flush = [this] {
+      Watch(true);
+      return agent_.Flush(sink_);
+    };
+    commands_.stop = [this] { asked_to_stop_.store(true); };
+  }
+
+  Result<AgentStatus> Go() {
+    std::list<AgentServer> servers;
+    std::vector<os::Address> peers;
+    for (const std::string& text : options_.peers) {
+      SW_TRY_ASSIGN(peers.emplace_back(), os::ParseAddress(text));
+    }
+    for (const std::string& text : options_.listen) {
+      SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
+      SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(address));
+      servers.emplace_back(agent_, commands_, std::move(listener), sink_);
+      sink_.Note("listening on " + os::ToText(servers.back().address()), 0);
+    }
+    std::vector<std::thread> threads;
+    threads.emplace_back([this] { PersistLoop(); });
+    for (const os::Address& peer : peers) {
+      threads.emplace_back([this, peer] { PushLoop(peer); });
+    }
+    while (!stopping()) {
+      Watch(false);
+      std::this_thread::sleep_for(kTick);
+    }
+    done_.store(true);
+    for (std::thread& thread : threads) thread.join();
+    // Requests are answered to the end: who asks learns that the agent is there.
+    SW_TRY(PersistLast());
+    return agent_.status();
+  }
+
+ private:
+  bool stopping() const { return sink_.stop_requested() || asked_to_stop_.load(); }
+
+  /// Who `latest` is; nothing where it is absent or not written yet.
+  std::optional<os::Identity> Latest() const {
+    const auto file = os::File::OpenRead(options_.input.roots.front() + "/latest");
+    if (!file) return std::nullopt;
+    const auto identity = file->Stat();
+    if (!identity || identity->bytes == 0) return std::nullopt;
+    return *identity;
+  }
+
+  /// Takes a snapshot if `latest` has been written since the last look. The rank that writes it
+  /// does not wait for the others: what is not whole yet is tried again for a while. \param
+  /// last_try  nobody writes any more
+  void Watch(bool last_try) {
+    if (options_.copies_only) return;
+    const std::lock_guard one(watch_mutex_);
+    const std::optional<os::Identity> now = Latest();
+    if (!now || now == seen_) return;
+    if (now != tried_) {
+      tried_ = now;
+      next_try_ = Clock::now();
+      give_up_ = Clock::now() + kSettle;
+    }
+    if (!last_try && Clock::now() < next_try_) return;
+    // A file that is older than the `latest` before is of a checkpoint that once had the same tag.
+    auto iteration = Snapshot("", seen_ ? seen_->mtime_ns : 0);
+    if (iteration) {
+      seen_ = now;
+      return sink_.Note("snapshot of iteration " + std::to_string(*iteration), 0);
+    }
+    const Errc code = iteration.error().code;
+    const bool unfinished = code == Errc::kBadInput || code == Errc::kNotFound;
+    next_try_ = Clock::now() + kRetry;
+    if (unfinished && !last_try && next_try_ < give_up_) return;
+    seen_ = now;
+    sink_.Warn("snapshot: " + iteration.error().message);
+  }
+
+  Result<std::uint64_t> Snapshot(const std::string& tag, std::int64_t not_before_ns) {
+    if (done_.load()) return Fail(Errc::kStopped, "the agent is about to end");
+    if (options_.copies_only) {
+      return Fail(Errc::kUsage, "this agent keeps copies only: it takes no snapshots");
+    }
+    ucp::InputOptions input = options_.input;
+    if (!tag.empty()) {
+      for (std::string& root : input.roots) {
+        SW_TRY_ASSIGN(root, os::JoinSafe(root, tag));
+      }
+    }
+    const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
+    SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> opened, ucp::OpenInput(*comm, input, sink_));
+    for (const dialect::SourceFile& file : opened->set.files) {
+      if (file.identity.mtime_ns >= not_before_ns) continue;
+      return Fail(Errc::kBadInput, file.name + ": older than the checkpoint before, so not of " +
+                                       opened->checkpoint.tag + " as it was saved now");
+    }
+    return agent_.Snapshot(*opened, sink_);
+  }
+
+  void PersistLoop() {
+    Clock::time_point next{};
+    while (!done_.load()) {
+      if (agent_.wants_persist() && Clock::now() >= next) {
+        const auto persisted = agent_.Persist(sink_);
+        if (!persisted) {
+          sink_.Warn("persist: " + persisted.error().message);
+          next = Clock::now() + kRetry;
+        } else if (*persisted) {
+          sink_.Note("persisted iteration " + std::to_string(**persisted), 0);
+        }
+      }
+      std::this_thread::sleep_for(kTick);
+    }
+  }
+
+  void PushLoop(const os::Address& peer) {
+    AgentClient client(peer);
+    std::shared_ptr<const MemoryCheckpoint> last;
+    Clock::time_point next{};
+    while (!done_.load()) {
+      std::this_thread::sleep_for(kTick);
+      std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
+      if (!newest || newest == last || Clock::now() < next) continue;
+      const auto sent = client.Push(options_.name, *newest, agent_.limiter());
+      if (!sent) {
+        sink_.Warn("copy to " + os::ToText(peer) + ": " + sent.error().message);
+        next = Clock::now() + kRetry;
+        continue;
+      }
+      sink_.Note("copied iteration " + std::to_string(newest->manifest.iteration) + " to " +
+                     os::ToText(peer) + ": " + std::to_string(*sent) + " bytes",
+                 0);
+      last = std::move(newest);
+    }
+  }
+
+  /// Nothing complete is lost: a store that somebody else writes to is waited for.
+  Status PersistLast() {
+    const Clock::time_point end = Clock::now() + kPatience;
+    while (agent_.wants_persist()) {
+      const auto persisted = agent_.Persist(sink_);
+      if (persisted) continue;
+      if (persisted.error().code != Errc::kBusy || Clock::now() >= end) {
+        return tl::unexpected<Error>(persisted.error());
+      }
+      std::this_thread::sleep_for(kRetry);
+    }
+    return {};
+  }
+
+  const AgentRunOptions& options_;
+  QuietSink sink_;
+  Agent agent_;
+  AgentCommands commands_;
+  std::mutex watch_mutex_;
+  /// What was there before the agent may be of a past that training has given up.
+  std::optional<os::Identity> seen_;
+  std::optional<os::Identity> tried_;  // not whole so far
+  Clock::time_point next_try_{};
+  Clock::time_point give_up_{};
+  std::atomic<bool> asked_to_stop_ = false;
+  std::atomic<bool> done_ = false;
+};
+
+}  // namespace
+
+Result<AgentStatus> RunAgent(const AgentRunOptions& options, Sink& sink) {
+  return Runner(options, sink).Go();
+}
+
+}  // namespace shardwright::pec

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "exec/byte_source.h"
+#include "exec/integrity.h"
+#include "moe/load_trace.h"
+#include "pec/manifest.h"
+#include "pec/save.h"
+#include "ucp/input.h"
+
+// Checkpoints in memory: what an agent holds (docs/formats/agent.md).
+
+namespace shardwright::pec {
+
+/// Memory for blobs, up to a limit. Buffers that are given back are kept for blobs of the same
+/// size, since the kernel takes longer to clear new pages than a copy into old ones does.
+/// Thread-safe.
+class MemoryPool {
+ public:
+  explicit MemoryPool(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+
+  /// \error kLimit  more than the limit would be in use, or the machine has no more: both sides
+  Result<std::unique_ptr<std::byte[]>> Take(std::uint64_t bytes);
+  void Give(std::unique_ptr<std::byte[]> buffer, std::uint64_t bytes);
+
+  /// \error kLimit  as Take, for so many bytes in all
+  Status CheckRoom(std::uint64_t bytes, const std::string& what) const;
+
+  std::uint64_t limit_bytes() const { return limit_bytes_; }
+  std::uint64_t used_bytes() const;
+
+ private:
+  const std::uint64_t limit_bytes_;
+  mutable std::mutex mutex_;
+  std::uint64_t used_bytes_ = 0;
+  std::uint64_t free_bytes_ = 0;
+  std::multimap<std::uint64_t, std::unique_ptr<std::byte[]>> free_;  // by size
+};
+
+/// A blob in memory, as a store would hold it. Nobody changes it any more.
+class MemoryBlob {
+ public:
+  /// \param unit_bytes  of the units that its digest is over, in order
+  MemoryBlob(std::shared_ptr<MemoryPool> pool, std::unique_ptr<std::byte[]> buffer, BlobRef ref,
+             std::vector<std::uint32_t> unit_bytes)
+      : pool_(std::move(pool)),
+        buffer_(std::move(buffer)),
+        ref_(ref),
+        unit_bytes_(std::move(unit_bytes)) {}
+  MemoryBlob(const MemoryBlob&) = delete;
+  MemoryBlob& operator=(const MemoryBlob&) = delete;
+  ~MemoryBlob() { pool_->Give(std::move(buffer_), ref_.bytes); }
+
+  const BlobRef& ref() const { return ref_; }
+  std::span<const std::byte> bytes() const { return {buffer_.get(), ref_.bytes}; }
+  const std::vector<std::uint32_t>& unit_bytes() const { return unit_bytes_; }
+
+ private:
+  std::shared_ptr<MemoryPool> pool_;
+  std::unique_ptr<std::byte[]> buffer_;
+  BlobRef ref_;
+  std::vector<std::uint32_t> unit_bytes_;
+};
+
+using BlobPtr = std::shared_ptr<const MemoryBlob>;
+using BlobMap = std::map<exec::Digest, BlobPtr>;
+
+/// A checkpoint in memory. Its manifest is that of a store with sequence 0, and names only modules
+/// that are in `blobs`.
+struct MemoryCheckpoint {
+  Manifest manifest;
+  std::string catalogue;  ///< dialect::Serialize of the source
+  BlobMap blobs;
+  /// Tokens per expert when it was taken; null: not counted, or a copy of another node's.
+  std::shared_ptr<const moe::LoadTrace> tokens;
+};
+
+/// The checkpoint as a source of what is of its own iteration: modules that are older are not in
+/// it. \error kBadInput  catalogue and manifest do not fit each other or the blobs: both sides
+/// named Local.
+Result<std::unique_ptr<ucp::Input>> OpenMemory(const MemoryCheckpoint& checkpoint,
+                                               const std::vector<std::string>& pattern_files);
+
+/// Reads what a snapshot takes of a checkpoint into memory: non-expert modules, selected experts,
+/// kept components, passed members, and nothing else.
+struct Taken {
+  std::vector<std::array<BlobPtr, kComponents>> modules;  ///< by module; null: not taken
+  BlobPtr passed;                                         ///< null: there is nothing
+  std::uint64_t bytes = 0;
+};
+/// \error kLimit  the pool is too small: both sides named; kBadInput  a checksum; what the source
+///        returns; kStopped
+/// Local. Source: algorithm section 6.2.
+Result<Taken> TakeModules(ucp::Input& input, const SnapshotChoice& choice,
+                          const std::shared_ptr<MemoryPool>& pool, const SaveRequest& options,
+                          Sink& sink);
+
+/// Bytes that TakeModules will read.
+std::uint64_t BytesToTake(const ucp::Input& input, const SnapshotChoice& choice);
+
+}  // namespace shardwright::pec

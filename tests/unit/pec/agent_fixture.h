@@ -1,0 +1,74 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "comm/comm.h"
+#include "pec/agent.h"
+#include "pec/store.h"
+#include "ucp/input.h"
+#include "unit/os/scratch.h"
+
+namespace shardwright::pec::test {
+
+/// Agents over a series of small checkpoints, global_step1 to global_step<kLast>.
+class AgentTest : public os::Scratch {
+ protected:
+  static constexpr std::uint64_t kLast = 24;
+
+  static void SetUpTestSuite() {
+    series = (std::filesystem::temp_directory_path() / "sw-agent-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(series.data()), nullptr);
+    const std::string code =
+        "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, '" SW_SOURCE_DIR
+        "/tests/crash'); import pathlib, moe_checkpoint as m; m.series(pathlib.Path('" +
+        series + "'), m.Model(), range(1, " + std::to_string(kLast + 1) + "))";
+    ASSERT_EQ(std::system((SW_PYTHON " -c \"" + code + "\"").c_str()), 0);
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(series); }
+
+  AgentOptions Options() const {
+    AgentOptions options;
+    options.save.store = At("store");
+    options.save.k_snapshot = 2;
+    options.save.k_persist = 1;
+    options.memory_bytes = std::uint64_t{64} << 20;
+    return options;
+  }
+
+  static std::unique_ptr<ucp::Input> Open(std::uint64_t iteration) {
+    NullSink sink;
+    const auto comm = comm::MakeSerialComm();
+    auto input = ucp::OpenInput(
+        *comm, {{series + "/global_step" + std::to_string(iteration)}, {}, false}, sink);
+    EXPECT_TRUE(input) << input.error().message;
+    return *std::move(input);
+  }
+
+  Result<std::uint64_t> Snapshot(Agent& agent, std::uint64_t iteration) {
+    return agent.Snapshot(*Open(iteration), sink_);
+  }
+
+  /// The newest usable checkpoint of the store.
+  std::optional<Manifest> Stored() const {
+    if (!std::filesystem::exists(At("store/store.json"))) return std::nullopt;
+    const auto store = Store::Open(At("store"));
+    EXPECT_TRUE(store) << store.error().message;
+    std::optional<Manifest> newest;
+    const auto list = store->List();
+    for (const StoredCheckpoint& one : *list) {
+      if (!one.abandoned) newest = *store->ReadManifest(one);
+    }
+    return newest;
+  }
+
+  static inline std::string series;
+  NullSink sink_;
+};
+
+}  // namespace shardwright::pec::test

@@ -1,0 +1,277 @@
+#include "pec/agent_protocol.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "pec/agent_client.h"
+#include "pec/agent_server.h"
+#include "unit/pec/agent_fixture.h"
+
+namespace shardwright::pec {
+namespace {
+
+using std::chrono::milliseconds;
+using test::AgentTest;
+
+/// An agent with two snapshots behind a socket file and a port.
+class ProtocolTest : public AgentTest {
+ protected:
+  void SetUp() override {
+    AgentTest::SetUp();
+    agent_.emplace(Options());
+    ASSERT_TRUE(Snapshot(*agent_, 1));
+    ASSERT_TRUE(agent_->Persist(sink_));
+    ASSERT_TRUE(Snapshot(*agent_, 2));
+    commands_.snapshot = [this](const std::string& tag) {
+      return Snapshot(*agent_, std::stoull(tag.substr(tag.find_first_of("0123456789"))));
+    };
+    commands_.flush = [this] { return agent_->Flush(sink_); };
+    commands_.stop = [this] { stopped_ = true; };
+    for (const std::string& text : {"unix:" + At("s"), std::string("127.0.0.1:0")}) {
+      auto listener = os::Listener::Open(*os::ParseAddress(text));
+      ASSERT_TRUE(listener) << listener.error().message;
+      servers_.push_back(
+          std::make_unique<AgentServer>(*agent_, commands_, *std::move(listener), sink_));
+    }
+  }
+  void TearDown() override {
+    servers_.clear();
+    agent_.reset();
+    AgentTest::TearDown();
+  }
+
+  os::Connection Connect(std::size_t server = 1) {
+    auto connection = os::Connection::Open(servers_[server]->address(), milliseconds(10'000));
+    EXPECT_TRUE(connection) << connection.error().message;
+    return *std::move(connection);
+  }
+
+  /// The answer to one line on a connection of its own.
+  std::string Say(const std::string& line, std::size_t server = 1) {
+    os::Connection connection = Connect(server);
+    EXPECT_TRUE(connection.Send(line + "\n"));
+    const auto answer = connection.ReceiveLine(kAgentLineBytes);
+    return answer && *answer ? **answer : "closed";
+  }
+
+  /// Whether the agent still answers.
+  bool Alive() { return Say("status").starts_with("ok "); }
+
+  BlobRef AnyBlob() const { return agent_->Newest()->blobs.begin()->second->ref(); }
+
+  std::optional<Agent> agent_;
+  AgentCommands commands_;
+  std::vector<std::unique_ptr<AgentServer>> servers_;
+  std::atomic<bool> stopped_ = false;
+};
+
+TEST_F(ProtocolTest, GivesBlobsAndTheirParts) {
+  AgentClient client(servers_[1]->address());
+  const auto list = client.List();
+  ASSERT_TRUE(list) << list.error().message;
+  ASSERT_EQ(list->size(), 2U);
+  EXPECT_EQ((*list)[0].manifest.iteration, 2U);
+  EXPECT_EQ((*list)[1].state, "recovery");
+  const auto pool = std::make_shared<MemoryPool>(std::uint64_t{1} << 30);
+  os::Connection connection = Connect();
+  for (const auto& [digest, blob] : agent_->Newest()->blobs) {
+    ASSERT_TRUE(connection.Send("get " + exec::Hex(digest) + "\n"));
+    const auto got = ReceiveBlob(connection, blob->ref(), pool);
+    ASSERT_TRUE(got) << got.error().message;
+    EXPECT_EQ((*got)->ref(), blob->ref());
+    const std::uint64_t bytes = blob->ref().bytes;
+    std::vector<std::byte> part(bytes - bytes / 3);
+    ASSERT_TRUE(client.Read(digest, bytes / 3, part));
+    EXPECT_EQ(std::memcmp(part.data(), blob->bytes().data() + bytes / 3, part.size()), 0);
+  }
+  const exec::Digest catalogue = agent_->Newest()->manifest.catalogue;
+  EXPECT_EQ(*client.AskText("catalogue " + exec::Hex(catalogue)), agent_->Newest()->catalogue);
+}
+
+TEST_F(ProtocolTest, RefusesWhatIsNoRequest) {
+  const std::string digest = exec::Hex(AnyBlob().digest);
+  const std::uint64_t bytes = AnyBlob().bytes;
+  for (const std::string& line :
+       std::initializer_list<std::string>{"",
+                                          " ",
+                                          "status now",
+                                          "GET / HTTP/1.1",
+                                          "get",
+                                          "get 00",
+                                          "get " + std::string(32, 'g'),
+                                          "get ../../etc/passwd",
+                                          "read " + digest,
+                                          "read " + digest + " -1 1",
+                                          "read " + digest + " 0 99999999999999999999",
+                                          "read " + digest + " 0 16777217",
+                                          "read " + digest + " " + std::to_string(bytes) + " 1",
+                                          "read " + digest + " 18446744073709551615 2",
+                                          "catalogue " + std::string(32, '0'),
+                                          "get " + std::string(32, '0'),
+                                          "push a 1",
+                                          "push a -1 1",
+                                          "push a 999999999999 1",
+                                          "push " + std::string(200, 'n') + " 1 1"}) {
+    EXPECT_TRUE(Say(line).starts_with("error ")) << line << ": " << Say(line);
+  }
+  EXPECT_TRUE(Say(std::string(kAgentLineBytes + 100, 'x')).starts_with("error 8"));
+  // What changes the agent comes over the socket file only.
+  EXPECT_TRUE(Say("stop").starts_with("error 2"));
+  EXPECT_TRUE(Say("snapshot global_step3").starts_with("error 2"));
+  EXPECT_FALSE(stopped_);
+  EXPECT_EQ(Say("snapshot global_step3", 0), "ok 3");
+  EXPECT_EQ(Say("snapshot global_step3", 0), "ok 3") << "it is there";
+  EXPECT_TRUE(Say("snapshot global_step2", 0).starts_with("error 2")) << "no older one";
+  EXPECT_EQ(Say("flush"), "ok 3");
+  EXPECT_EQ(Stored()->iteration, 3U);
+  EXPECT_EQ(Say("stop", 0), "ok");
+  EXPECT_TRUE(stopped_);
+}
+
+TEST_F(ProtocolTest, SurvivesCutConnections) {
+  const std::string manifest = ToText(agent_->Newest()->manifest);
+  const std::string head = "push other " + std::to_string(manifest.size()) + " 100\n";
+  for (const std::string& part : {std::string("stat"), head, head + manifest.substr(0, 50),
+                                  head + manifest + std::string(100, 'x')}) {
+    os::Connection connection = Connect();
+    ASSERT_TRUE(connection.Send(part));
+    connection = os::Connection();
+    EXPECT_TRUE(Alive()) << part;
+  }
+  {
+    // Asks for much, reads nothing and goes.
+    os::Connection connection = Connect();
+    ASSERT_TRUE(connection.Send("get " + exec::Hex(AnyBlob().digest) + "\n"));
+  }
+  EXPECT_TRUE(Alive());
+  for (const AgentEntry& entry : agent_->Entries()) {
+    EXPECT_NE(entry.state, "copy");
+  }
+}
+
+/// A checkpoint as a peer would send it, through a hostile hand.
+class PushTest : public ProtocolTest {
+ protected:
+  void SetUp() override {
+    ProtocolTest::SetUp();
+    AgentOptions options = Options();
+    options.save.store = At("other-store");
+    other_.emplace(options);
+    ASSERT_TRUE(Snapshot(*other_, 3));
+    checkpoint_ = other_->Newest();
+  }
+  void TearDown() override {
+    checkpoint_.reset();
+    other_.reset();
+    ProtocolTest::TearDown();
+  }
+
+  /// Sends manifest and catalogue; then `change` may spoil every blob that is asked for.
+  std::string Push(const std::string& manifest, const std::string& catalogue,
+                   const std::function<void(std::string*)>& change) {
+    os::Connection connection = Connect();
+    EXPECT_TRUE(connection.Send("push peer " + std::to_string(manifest.size()) + " " +
+                                std::to_string(catalogue.size()) + "\n" + manifest + catalogue));
+    auto answer = ReceiveAnswer(connection);
+    if (!answer) return answer.error().message;
+    const auto need = ReceiveText(connection, std::stoull(*answer));
+    EXPECT_TRUE(need);
+    for (std::size_t at = 0; at < need->size(); at += 33) {
+      const BlobPtr blob = other_->Find(*ParseDigest(need->substr(at, 32)));
+      const std::vector<std::uint32_t>& units = blob->unit_bytes();
+      std::string text =
+          "ok " + std::to_string(blob->ref().bytes) + " " + std::to_string(units.size()) + "\n";
+      text.append(reinterpret_cast<const char*>(units.data()), 4 * units.size());
+      text.append(reinterpret_cast<const char*>(blob->bytes().data()), blob->ref().bytes);
+      change(&text);
+      if (!connection.Send(text)) break;
+    }
+    answer = ReceiveAnswer(connection);
+    return answer ? "ok" : answer.error().message;
+  }
+
+  std::size_t Copies() const {
+    std::size_t count = 0;
+    for (const AgentEntry& entry : agent_->Entries()) count += entry.state == "copy" ? 1 : 0;
+    return count;
+  }
+
+  std::optional<Agent> other_;
+  std::shared_ptr<const MemoryCheckpoint> checkpoint_;
+};
+
+TEST_F(PushTest, TakesACopyAndOnlyWhatIsNew) {
+  AgentClient client(servers_[1]->address());
+  Limiter limiter(0);
+  const auto sent = client.Push("peer", *checkpoint_, limiter);
+  ASSERT_TRUE(sent) << sent.error().message;
+  EXPECT_GT(*sent, 0U);
+  EXPECT_EQ(*client.Push("peer", *checkpoint_, limiter), 0U);
+  ASSERT_EQ(Copies(), 1U);
+  // The other node is lost: what it held is made durable, and can be restored.
+  EXPECT_EQ(*client.Ask("flush"), "3");
+  EXPECT_EQ(Stored()->iteration, 3U);
+}
+
+TEST_F(PushTest, RefusesSpoiledBlobs) {
+  const std::string manifest = ToText(checkpoint_->manifest);
+  const std::string& catalogue = checkpoint_->catalogue;
+  const std::uint64_t used = agent_->status().memory_bytes;
+  const auto refused = [&](const std::string& what, const std::function<void(std::string*)>& how) {
+    const std::string answer = Push(manifest, catalogue, how);
+    EXPECT_NE(answer.find(what), std::string::npos) << answer;
+    EXPECT_EQ(Copies(), 0U);
+    EXPECT_EQ(agent_->status().memory_bytes, used) << answer;
+    EXPECT_TRUE(Alive());
+  };
+  refused("found digest", [](std::string* text) { text->back() ^= 1; });
+  refused("bytes expected", [](std::string* text) { text->insert(3, "1"); });
+  refused("units", [](std::string* text) {
+    text->replace(text->find(' ', 3), text->find('\n') - text->find(' ', 3), " 0");
+  });
+  refused("a unit of",
+          [](std::string* text) { std::memset(&(*text)[text->find('\n') + 1], 0, 4); });
+  refused("a unit of",
+          [](std::string* text) { std::memset(&(*text)[text->find('\n') + 1], 0xff, 4); });
+  refused("no answer", [](std::string* text) { text->insert(0, "what\n"); });
+}
+
+TEST_F(PushTest, RefusesContradictions) {
+  const auto none = [](std::string*) {};
+  const std::string manifest = ToText(checkpoint_->manifest);
+  EXPECT_NE(Push("{}", checkpoint_->catalogue, none), "ok");
+  EXPECT_NE(Push(manifest, "no catalogue", none), "ok");
+  Manifest renamed = checkpoint_->manifest;
+  renamed.names[0] = "../../../etc/passwd";
+  EXPECT_NE(Push(ToText(renamed), checkpoint_->catalogue, none), "ok");
+  Manifest fewer = checkpoint_->manifest;
+  fewer.names.pop_back();
+  fewer.modules.pop_back();
+  EXPECT_NE(Push(ToText(fewer), checkpoint_->catalogue, none), "ok");
+  Manifest swapped = checkpoint_->manifest;
+  std::swap(swapped.modules.front(), swapped.modules.back());
+  EXPECT_NE(Push(ToText(swapped), checkpoint_->catalogue, none), "ok");
+  Manifest huge = checkpoint_->manifest;
+  huge.modules[0][0]->blob.digest[0] ^= 1;
+  huge.modules[0][0]->blob.bytes = std::uint64_t{1} << 60;
+  EXPECT_NE(Push(ToText(huge), checkpoint_->catalogue, none).find("the limit is"),
+            std::string::npos);
+  EXPECT_EQ(Copies(), 0U);
+  EXPECT_TRUE(Alive());
+}
+
+TEST(AgentList, RefusesOtherTexts) {
+  for (const char* text : {"", "{}", "[1]", "[{}]", "[{\"state\": 1, \"manifest\": \"\"}]",
+                           "[{\"state\": \"filled\", \"manifest\": \"{}\"}]"}) {
+    const auto list = ParseAgentList(text, "agent");
+    ASSERT_FALSE(list) << text;
+    EXPECT_EQ(list.error().code, Errc::kBadInput) << text;
+  }
+  EXPECT_TRUE(ParseAgentList("[]", "agent")->empty());
+}
+
+}  // namespace
+}  // namespace shardwright::pec

@@ -1,0 +1,255 @@
+#include "pec/agent.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "exec/byte_source.h"
+#include "os/fault.h"
+#include "pec/check_store.h"
+#include "unit/pec/agent_fixture.h"
+
+namespace shardwright::pec {
+namespace {
+
+using test::AgentTest;
+
+/// Counts what is read.
+class CountedBytes final : public exec::ByteSource {
+ public:
+  CountedBytes(std::unique_ptr<exec::ByteSource> source, std::atomic<std::uint64_t>* bytes)
+      : source_(std::move(source)), bytes_(bytes) {}
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
+    bytes_->fetch_add(out.size());
+    return source_->Read(member, offset, out);
+  }
+  std::uint64_t bytes_read() const override { return source_->bytes_read(); }
+  std::uint64_t files_read() const override { return source_->files_read(); }
+
+ private:
+  std::unique_ptr<exec::ByteSource> source_;
+  std::atomic<std::uint64_t>* bytes_;
+};
+
+os::FaultRule Always(const std::string& target, int error) {
+  os::FaultRule rule;
+  rule.target = target;
+  rule.onward = true;
+  rule.error = error;
+  return rule;
+}
+
+TEST_F(AgentTest, SnapshotsAllThenASelection) {
+  Agent agent(Options());
+  ASSERT_EQ(*Snapshot(agent, 1), 1U);
+  const auto first = agent.Newest();
+  for (const HeldModule& module : first->manifest.modules) {
+    for (const auto& held : module) {
+      EXPECT_TRUE(!held || held->version == 1);
+    }
+  }
+  EXPECT_FALSE(Stored());
+  EXPECT_EQ(**agent.Persist(sink_), 1U);
+  EXPECT_EQ(Stored()->iteration, 1U);
+  EXPECT_FALSE(agent.Persist(sink_)->has_value()) << "there is nothing left";
+  ASSERT_EQ(*Snapshot(agent, 2), 2U);
+  // Two of four experts of each of two layers are new, the others are still there.
+  const auto second = agent.Newest();
+  std::size_t fresh = 0;
+  std::size_t old = 0;
+  for (std::size_t i = 0; i < second->manifest.modules.size(); ++i) {
+    const HeldModule& held = second->manifest.modules[i];
+    const bool expert = second->manifest.names[i].find("deepspeed_experts") != std::string::npos;
+    ASSERT_TRUE(held[0]);
+    if (!expert) {
+      EXPECT_EQ(held[0]->version, 2U);
+    }
+    if (expert) ++(held[0]->version == 2 ? fresh : old);
+  }
+  EXPECT_EQ(fresh, 4U);
+  EXPECT_EQ(old, 4U);
+  // One of the two is persisted.
+  EXPECT_EQ(**agent.Persist(sink_), 2U);
+  const auto stored = Stored();
+  std::size_t persisted = 0;
+  for (std::size_t i = 0; i < stored->modules.size(); ++i) {
+    const auto& held = stored->modules[i][0];
+    if (stored->names[i].find("deepspeed_experts") == std::string::npos) continue;
+    persisted += held->version == 2 ? 1 : 0;
+    if (held->version == 2) {
+      EXPECT_EQ(held->blob.digest, second->manifest.modules[i][0]->blob.digest);
+    }
+  }
+  EXPECT_EQ(persisted, 2U);
+}
+
+TEST_F(AgentTest, ReadsNoByteOfUnselectedModules) {
+  Agent agent(Options());
+  ASSERT_TRUE(Snapshot(agent, 1));
+  ASSERT_TRUE(agent.Persist(sink_));
+  const auto input = Open(2);
+  std::atomic<std::uint64_t> read = 0;
+  input->bytes = std::make_unique<CountedBytes>(std::move(input->bytes), &read);
+  const std::uint64_t before = agent.status().snapshot_bytes;
+  ASSERT_TRUE(agent.Snapshot(*input, sink_));
+  const std::uint64_t taken = agent.status().snapshot_bytes - before;
+  // Members that are needed almost whole are read to their end, to compare their checksums.
+  std::uint64_t whole = 0;
+  for (const layout::Member& member : input->checkpoint.map.members) whole += member.bytes;
+  EXPECT_GE(read.load(), taken);
+  EXPECT_LE(read.load(), taken + taken / 8);
+  EXPECT_LT(read.load(), whole * 3 / 4);
+}
+
+TEST_F(AgentTest, RefusesWhatMemoryDoesNotHold) {
+  AgentOptions options = Options();
+  options.memory_bytes = 1000;
+  Agent agent(options);
+  const auto refused = Snapshot(agent, 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kLimit);
+  EXPECT_NE(refused.error().message.find("the limit is 1000 B"), std::string::npos)
+      << refused.error().message;
+  EXPECT_EQ(agent.status().memory_bytes, 0U);
+  EXPECT_EQ(agent.status().snapshots_failed, 1U);
+  EXPECT_FALSE(agent.Newest());
+}
+
+TEST_F(AgentTest, GivesMemoryBack) {
+  Agent agent(Options());
+  std::uint64_t most = 0;
+  for (std::uint64_t i = 1; i <= kLast; ++i) {
+    ASSERT_TRUE(Snapshot(agent, i));
+    if (i % 3 == 0) {
+      ASSERT_TRUE(agent.Persist(sink_));
+    }
+    if (i <= 6) most = std::max(most, agent.status().memory_bytes);
+  }
+  EXPECT_LE(agent.status().memory_bytes, most);
+}
+
+TEST_F(AgentTest, ForgetsWhatARestoreHasGivenUp) {
+  Agent agent(Options());
+  for (const std::uint64_t i : {1U, 2U, 3U}) {
+    ASSERT_TRUE(Snapshot(agent, i));
+    ASSERT_TRUE(agent.Persist(sink_));
+  }
+  ASSERT_TRUE(Snapshot(agent, 4));
+  const auto store = Store::Open(At("store"));
+  Recovery recovery;
+  recovery.sequence = 1;
+  recovery.manifest = 2;
+  recovery.resume = 2;
+  recovery.abandoned = {3};
+  recovery.state = (*store->ReadManifest({2, 2, false})).state;
+  ASSERT_TRUE(store->AddRecovery(recovery));
+  EXPECT_FALSE(agent.Persist(sink_)->has_value()) << "a snapshot of a past that is given up";
+  EXPECT_EQ(Stored()->iteration, 2U);
+  EXPECT_FALSE(agent.Newest() && agent.Newest()->manifest.iteration > 2);
+  ASSERT_EQ(*Snapshot(agent, 3), 3U);
+  EXPECT_EQ(**agent.Persist(sink_), 3U);
+  EXPECT_EQ(Stored()->iteration, 3U);
+}
+
+TEST_F(AgentTest, AStopOfThePersistLosesNothing) {
+  AgentOptions options = Options();
+  options.bandwidth = 20'000;  // the checkpoint has about 30 KiB
+  Agent agent(options);
+  ASSERT_TRUE(Snapshot(agent, 1));
+  std::thread persist([&] { EXPECT_EQ(**agent.Persist(sink_), 1U); });
+  while (agent.status().states[0] != BufferState::kPersisting) std::this_thread::yield();
+  // Training goes on meanwhile: the snapshots wait for nobody.
+  for (const std::uint64_t i : {2U, 3U, 4U, 5U}) {
+    EXPECT_TRUE(Snapshot(agent, i));
+  }
+  EXPECT_EQ(agent.status().snapshots_skipped, 2U);
+  persist.join();
+  EXPECT_EQ(**agent.Persist(sink_), 5U);
+  EXPECT_EQ(Stored()->iteration, 5U);
+}
+
+class RandomEvents : public AgentTest, public ::testing::WithParamInterface<unsigned> {};
+
+/// What must hold after every event.
+void CheckInvariants(const Agent& agent, const std::optional<Manifest>& stored,
+                     std::optional<std::uint64_t> durable) {
+  const AgentStatus status = agent.status();
+  std::array<int, 5> count{};
+  for (const BufferState state : status.states) ++count[static_cast<std::size_t>(state)];
+  EXPECT_LE(count[static_cast<std::size_t>(BufferState::kFilling)], 0) << "between events";
+  EXPECT_LE(count[static_cast<std::size_t>(BufferState::kPersisting)], 0);
+  EXPECT_EQ(count[static_cast<std::size_t>(BufferState::kRecovery)], durable ? 1 : 0);
+  ASSERT_EQ(stored.has_value(), durable.has_value());
+  if (durable) {
+    EXPECT_EQ(stored->iteration, *durable);
+  }
+  if (durable) {
+    EXPECT_GE(*status.newest, *durable) << "memory is never older than the store";
+  }
+  for (const AgentEntry& entry : agent.Entries()) {
+    for (std::size_t i = 0; i < entry.checkpoint->manifest.modules.size(); ++i) {
+      for (const auto& held : entry.checkpoint->manifest.modules[i]) {
+        if (!held) continue;
+        const BlobPtr blob = agent.Find(held->blob.digest);
+        ASSERT_TRUE(blob);
+        EXPECT_EQ(blob->ref().digest, held->blob.digest);
+        // What the store has of the same version is the same.
+        if (!stored) continue;
+        for (const auto& other : stored->modules[i]) {
+          if (other && other->version == held->version && other->blob.head == held->blob.head) {
+            EXPECT_EQ(other->blob.digest, held->blob.digest);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RandomEvents, KeepTheInvariants) {
+  std::mt19937 random(GetParam());
+  Agent agent(Options());
+  std::uint64_t next = 1;
+  std::optional<std::uint64_t> durable;
+  std::uint64_t failures = 0;
+  while (next <= kLast) {
+    switch (random() % 6) {
+      case 0:
+      case 1:
+        ASSERT_EQ(*Snapshot(agent, next), next);
+        ++next;
+        break;
+      case 2: {  // the checkpoint cannot be read
+        const auto input = Open(next);
+        const os::ScopedFault fault(Always("read", EIO));
+        EXPECT_FALSE(agent.Snapshot(*input, sink_));
+        ++failures;
+        break;
+      }
+      case 3: {  // the disk is full
+        if (!agent.wants_persist()) break;
+        const os::ScopedFault fault(Always(random() % 2 == 0 ? "write" : "rename", ENOSPC));
+        EXPECT_FALSE(agent.Persist(sink_));
+        EXPECT_TRUE(agent.wants_persist());
+        break;
+      }
+      default:
+        if (const auto done = agent.Persist(sink_); *done) durable = **done;
+    }
+    CheckInvariants(agent, Stored(), durable);
+  }
+  EXPECT_EQ(agent.status().snapshots_failed, failures);
+  ASSERT_TRUE(agent.Flush(sink_));
+  EXPECT_EQ(Stored()->iteration, kLast);
+  const auto comm = comm::MakeSerialComm();
+  const auto check = CheckStore(*comm, At("store"), *ucp::ReadPatterns({}), 1, sink_);
+  ASSERT_TRUE(check) << check.error().message;
+  EXPECT_TRUE(check->damaged.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomEvents, ::testing::Range(0U, 4U));
+
+}  // namespace
+}  // namespace shardwright::pec
