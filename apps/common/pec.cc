@@ -267,7 +267,11 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
                      {"modules", std::move(modules)},
                      {"stale_modules", report.stale_modules},
                      {"restarted_modules", report.restarted_modules},
-                     {"bytes", {{"storage", report.storage_bytes}}},
+                     {"bytes",
+                      {{"memory", report.memory_bytes},
+                       {"peer", report.peer_bytes},
+                       {"storage", report.storage_bytes}}},
+                     {"lost_agents", report.lost_agents},
                      {"abandoned", report.abandoned},
                      {"damaged", report.damaged},
                      {"loss", report.loss ? LossJson(*report.loss) : Json(nullptr)},
@@ -275,7 +279,8 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
                      {"conversion", std::move(convert)}});
   std::ostream& out = context.out();
   out << "iteration " << report.iteration << ", checkpoint " << report.sequence << " of the store, "
-      << FormatBytes(report.storage_bytes) << " from storage\n"
+      << FormatBytes(report.storage_bytes) << " from storage, " << FormatBytes(report.memory_bytes)
+      << " from memory, " << FormatBytes(report.peer_bytes) << " from peers\n"
       << "modules   " << report.modules.size() - experts << " non-expert, " << experts
       << " experts, " << report.stale_modules << " older than iteration " << report.iteration
       << "\n";

@@ -5,6 +5,7 @@
 #include "common/pec.h"
 #include "common/ucp.h"
 #include "dialect/target_spec.h"
+#include "os/socket.h"
 #include "pec/restore.h"
 
 namespace apps = shardwright::apps;
@@ -70,11 +71,16 @@ int main(int argc, char** argv) {
               "checkpoint from which experts start again that have no version", "CHECKPOINT");
   app.AddFlag("--read-only", &options.read_only,
               "leave the store as it is: newer checkpoints are not abandoned");
+  app.AddList("--agents", &options.agents,
+              "agent whose memory is read too, where it has newer versions or the same ones; first "
+              "it saves what is not in the store yet; may be given several times",
+              "unix:PATH|HOST:PORT");
   app.AddList("--patterns", &options.pattern_files,
               "file of rules that say how tensor parallelism cuts parameters", "FILE");
   app.Check([&]() -> Status {
     SW_TRY_ASSIGN(options.target, shardwright::dialect::ParseTargetSpec(target));
     if (at != kUnset) options.at = at;
+    for (const std::string& agent : options.agents) SW_TRY(shardwright::os::ParseAddress(agent));
     return CheckRules(app, options, &output);
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {

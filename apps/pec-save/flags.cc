@@ -19,6 +19,8 @@ void SaveFlags::AddTo(cli::App& app) {
   app.AddInputOutput(&source.input, &store,
                      "checkpoint to save; with --check, --gc or --list a store",
                      "store to save into, made if it is not there");
+  modes.AddTo(app);
+  app.Group("What is saved");
   source.AddTo(app);
   app.AddCount("--k", &k, 1, 65536, "experts of each MoE layer that are selected");
   app.AddCount("--k-persist", &k_persist, 1, 65536,
@@ -49,24 +51,26 @@ void SaveFlags::AddTo(cli::App& app) {
                "the store are abandoned");
   app.AddCount("--iteration", &iteration, 0, kMany,
                "iteration of the checkpoint, where it does not say");
-  app.AddFlag("--check", &check, "verify every blob of the store INPUT; exit 5 if one is bad");
-  app.AddFlag("--gc", &gc, "remove what no rule keeps from the store INPUT");
-  app.AddCount("--keep-last", &keep_last, 1, kMany, "--gc: newest checkpoints to keep");
+  app.Group("--gc");
+  app.AddCount("--keep-last", &keep_last, 1, kMany, "newest checkpoints to keep");
   app.AddCount("--keep-every", &keep_every, 1, kMany,
-               "--gc: also checkpoints whose iteration is a multiple of this");
+               "also checkpoints whose iteration is a multiple of this");
+  planning.AddTo(app);
 }
 
-Status SaveFlags::CheckRules(const cli::App& app) {
-  const auto refuse = [&](const char* mode, std::initializer_list<const char*> flags) -> Status {
+Status SaveFlags::CheckRules(cli::App& app) {
+  SW_TRY_ASSIGN(mode, modes.Choose(app));
+  SW_TRY(CheckArguments(app, mode, source.input, store));
+  const auto refuse = [&](const char* why, std::initializer_list<const char*> flags) -> Status {
     for (const char* flag : flags) {
       if (app.Given(flag)) {
-        return Fail(Errc::kUsage, std::string(flag) + " means nothing " + mode);
+        return Fail(Errc::kUsage, std::string(flag) + " means nothing " + why);
       }
     }
     return {};
   };
-  if (!gc) SW_TRY(refuse("without --gc", {"--keep-last", "--keep-every"}));
-  if (policy != pec::Policy::kLoadAware) {
+  // A simulation without --policy plays all of them.
+  if (policy != pec::Policy::kLoadAware && (mode != Mode::kSimulate || app.Given("--policy"))) {
     SW_TRY(refuse("without --policy load-aware", {"--max-age"}));
   }
   if (policy != pec::Policy::kBudget && policy != pec::Policy::kBudgetGlobal) {
@@ -77,18 +81,7 @@ Status SaveFlags::CheckRules(const cli::App& app) {
     return Fail(Errc::kUsage,
                 "--k-persist " + std::to_string(k_persist) + " is above --k " + std::to_string(k));
   }
-  if (!check && !gc) return {};
-  const char* mode = check ? "with --check" : "with --gc";
-  SW_TRY(refuse(mode, {"--k", "--k-persist", "--policy", "--tokens", "--budget", "--max-age",
-                       "--keep", "--compress", "--partial-start", "--resumed-from", "--iteration",
-                       "--also", "--node-local", "--verify"}));
-  if (check && gc) return Fail(Errc::kUsage, "--check and --gc exclude each other");
-  if (!store.empty()) {
-    return Fail(Errc::kUsage, std::string(mode) + " there is one argument, the store: \"" + store +
-                                  "\" is one too many");
-  }
-  store = source.input;
-  return {};
+  return planning.CheckRules(app, mode, mode == Mode::kSimulate ? store : source.input);
 }
 
 Result<pec::SaveRequest> SaveFlags::Options(const cli::App& app,

@@ -7,6 +7,8 @@
 
 #include "cli/app.h"
 #include "common/ucp.h"
+#include "pec-save/modes.h"
+#include "pec-save/planning.h"
 #include "pec/collect.h"
 #include "pec/save.h"
 
@@ -17,6 +19,9 @@ struct SaveFlags {
   static constexpr std::uint64_t kUnset = std::numeric_limits<std::uint64_t>::max();
 
   SourceFlags source;
+  ModeFlags modes;
+  Mode mode = Mode::kSave;  ///< set by CheckRules
+  PlanningFlags planning;
   std::string store;
   pec::Policy policy = pec::Policy::kSequential;
   std::uint64_t k = 1;
@@ -31,13 +36,11 @@ struct SaveFlags {
   std::string compress = "none";
   std::vector<std::string> keep;
   bool partial_start = false;
-  bool check = false;
-  bool gc = false;
 
   void AddTo(cli::App& app);
-  /// Rules that join several flags; INPUT alone is the store for --check and --gc.
+  /// Chooses the mode; rules that join several flags.
   /// \error kUsage
-  Status CheckRules(const cli::App& app);
+  Status CheckRules(cli::App& app);
   /// As the library takes them, but for the tokens.
   /// \error kUsage
   Result<pec::SaveRequest> Options(const cli::App& app, const cli::CommonFlags& common) const;
