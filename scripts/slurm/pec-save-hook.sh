@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# For a training script, after each checkpoint and on one rank: hands the checkpoint that `latest`
+# names to partial expert checkpointing.
+#   scripts/slurm/pec-save-hook.sh SOCKET CHECKPOINT STORE [FLAG...]
+# With an agent at SOCKET (pec-agent.sh) it returns as soon as the snapshot is in memory; the agent
+# saves it beside the training. Without one it saves into STORE itself. FLAGs are those of pec-save.
+# Exit codes: those of pec-save.
+set -euo pipefail
+
+if [[ $# -lt 3 ]]; then
+  echo "usage: pec-save-hook.sh SOCKET CHECKPOINT STORE [FLAG...]" >&2
+  exit 2
+fi
+socket=$1 checkpoint=$2 store=$3
+if pec-save "unix:$socket" --status -q >/dev/null 2>&1; then
+  exec pec-save "unix:$socket" --tell snapshot -q >/dev/null
+fi
+echo "pec-save-hook: no agent at $socket: saving into $store" >&2
+exec pec-save "$checkpoint" "$store" -q "${@:4}" >/dev/null
