@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""pec-save --simulate and --auto: figures that follow from closed forms or from the papers, what is
+written, and what is refused.
+
+Usage: planning_test.py BIN
+"""
+
+import csv
+import json
+import math
+
+import stores
+from stores import ITERATIONS, Stores
+
+# 700 bytes beside the experts, 70 each: weights 1, master 2, moments 4 bytes.
+SMALL = ["--nonexpert-params", "60,20x2", "--expert-params", "10", "--param-bytes", "1,2,4"]
+
+
+class Planning(Stores):
+    def trace(self, layers, experts, iterations, tokens=lambda i, m, e: 10):
+        path = self.work / "trace.jsonl"
+        with path.open("w", encoding="utf-8") as out:
+            for i in range(1, iterations + 1):
+                table = [[tokens(i, m, e) for e in range(experts)] for m in range(layers)]
+                out.write(json.dumps({"iteration": i, "tokens": table}) + "\n")
+        return path
+
+    def faults(self, text):
+        path = self.work / "faults.txt"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def simulate(self, *words, **options):
+        return self.run_tool("pec-save", "--simulate", *words, **options)
+
+    def test_the_published_plt(self):
+        result = self.simulate(self.trace(2, 8, 1280), "--faults", self.faults("640 # one\n"),
+                               "--interval", 32, "--policy", "sequential", "--k", 2)
+        self.assertEqual(len(result["rows"]), 1)
+        self.assertAlmostEqual(result["rows"][0]["plt"], 0.0375, 12)
+        self.assertEqual(result["rows"][0]["checkpoints"], 40)
+        self.assertEqual(result["best"], 0)
+
+    def test_every_policy_and_k(self):
+        trace = self.trace(2, 8, 40, lambda i, m, e: 1 + (e * e + 3 * i + m) % 17)
+        result = self.simulate(trace, *SMALL, "--interval", 5, "--faults", self.faults("23 1\n37"),
+                               "--ranks-per-node", 2)
+        self.assertEqual([(r["policy"], r["k"]) for r in result["rows"]],
+                         [(p, k) for p in ("sequential", "load-aware", "budget", "budget-global")
+                          for k in (1, 2, 4)] + [("full", 8)])
+        full = 700 + 16 * 70
+        self.assertEqual(result["full_bytes"], full)
+        for row in result["rows"]:
+            # The first checkpoint has all; iterations 21 to 23 and 36 to 37 are run again.
+            self.assertEqual(row["checkpoints"], 8)
+            self.assertEqual(row["bytes"], full + 7 * (700 + 2 * row["k"] * 70))
+            self.assertEqual(row["repeated_iterations"], 5)
+            self.assertGreaterEqual(row["bottleneck_bytes"], row["bound_bytes"])
+            self.assertAlmostEqual(row["mlt_sum"], 2 * row["plt"])
+            self.assertAlmostEqual(row["overhead_s"], 2 * 300 + 5 * 1.5, 6)
+        last = result["rows"][-1]
+        self.assertEqual((last["plt"], last["risk_max"]), (0, 0))
+        for row in result["rows"][:-1]:
+            self.assertGreater(row["plt"], 0)
+        lines = self.stdout.splitlines()
+        self.assertLessEqual(max(map(len, lines)), 100)
+        self.assertTrue(any(line.split()[:2] == ["budget-global", "4"] for line in lines))
+
+    def test_kept_components_and_two_levels(self):
+        words = [self.trace(2, 8, 40), *SMALL, "--interval", 5, "--faults", 0, "--partial-start",
+                 "--keep", "master", "--k", 4, "--k-persist", 2, "--policy", "sequential"]
+        row = self.simulate(*words)["rows"][0]
+        self.assertEqual(row["bytes"], 8 * (700 + 16 * 20 + 2 * 2 * 50))
+        self.assertEqual(row["snapshot_bytes"], 8 * (700 + 16 * 20 + 2 * 4 * 50))
+        self.assertEqual(row["plt"], 0)
+
+    def test_csv_holds_the_rows(self):
+        trace, out = self.trace(1, 4, 30), self.work / "rows.csv"
+        words = [trace, "--faults", 0.1, "--csv", out]
+        result = self.simulate(*words)
+        with out.open(encoding="utf-8") as text:
+            rows = list(csv.DictReader(text))
+        self.assertEqual(len(rows), len(result["rows"]))
+        for line, row in zip(rows, result["rows"]):
+            for key in ("k", "bytes", "bottleneck_bytes", "checkpoints", "repeated_iterations"):
+                self.assertEqual(int(line[key]), row[key])
+            for key in ("plt", "mlt_avg", "risk_mean", "stall_s", "overhead_s"):
+                self.assertAlmostEqual(float(line[key]), row[key], 5)
+            self.assertEqual(line["policy"], row["policy"])
+        before = out.read_bytes()
+        self.simulate(*words, "--seed", 3, code=6)
+        self.assertEqual(out.read_bytes(), before)
+        self.simulate(*words, "--seed", 3, "--interval", 3, "--force")
+        self.assertNotEqual(out.read_bytes(), before)
+
+    def test_faults_follow_the_seed(self):
+        trace = self.trace(1, 4, 60)
+        runs = [self.simulate(trace, "--faults", 0.2, "--seed", seed)["faults"]
+                for seed in (1, 1, 2)]
+        self.assertEqual(runs[0], runs[1])
+        self.assertNotEqual(runs[0], runs[2])
+        self.assertEqual(self.simulate(trace, "--faults", 0)["faults"], [])
+        every = self.simulate(trace, "--faults", 1, "--node-share", 0)["faults"]
+        self.assertEqual(every, [{"iteration": i, "nodes": []} for i in range(1, 61)])
+
+    def test_sizes_of_a_store(self):
+        saved = self.save_series(ITERATIONS, "--tokens", self.tokens_path)
+        self.assertTrue(saved)
+        full = self.save(8, "--policy", "full", "--tokens", self.tokens_path)["full_bytes"]
+        result = self.simulate(self.tokens_path, self.store, "--interval", 1, "--faults", 0)
+        self.assertEqual(result["full_bytes"], full)
+        self.assertEqual(result["moe_layers"], [0, 1])
+        numbers = self.run_tool("pec-save", "--auto", self.store)
+        self.assertEqual(numbers["full"]["full_bytes"], full)
+        self.simulate(self.trace(2, 8, 10), self.store, code=5)
+        self.assertIn("layers of 8 experts", self.stderr)
+        self.run_tool("pec-save", "--auto", self.store, "--experts", 4, code=2)
+        self.run_tool("pec-save", "--auto", self.work / "nothing", code=3)
+
+    def test_auto_prints_the_model(self):
+        rate, total, iteration_s, restart_s = 1e-3, 50000, 2.0, 100.0
+        result = self.run_tool(
+            "pec-save", "--auto", "--fault-rate", rate, "--iterations", total, "--iteration-time",
+            iteration_s, "--restart-time", restart_s, "--forward-backward", 1.25)
+        for numbers in (result["chosen"], result["full"]):
+            stall = max(0, numbers["snapshot_s"] - 1.25)
+            interval = numbers["interval"]
+            self.assertAlmostEqual(numbers["snapshot_s"],
+                                   numbers["snapshot_bottleneck_bytes"] / 2**31, 9)
+            self.assertAlmostEqual(numbers["persist_s"], numbers["bottleneck_bytes"] / 2**29, 9)
+            self.assertAlmostEqual(numbers["stall_s"], stall, 9)
+            self.assertGreaterEqual(interval * iteration_s, numbers["persist_s"])
+            overhead = (stall * total / interval
+                        + rate * total * (restart_s + interval * iteration_s / 2))
+            self.assertAlmostEqual(numbers["overhead_s"], overhead, 6)
+            self.assertAlmostEqual(
+                numbers["stalls_s"] + numbers["restarts_s"] + numbers["repeated_s"], overhead, 6)
+            self.assertAlmostEqual(numbers["overhead_per_iteration_s"],
+                                   stall / interval + rate * interval * iteration_s / 2, 9)
+            ettr = (1 / (1 + stall / (interval * iteration_s))
+                    / (1 + (restart_s + interval * iteration_s / 2) * rate / iteration_s))
+            self.assertAlmostEqual(numbers["ettr"], ettr, 9)
+        self.assertEqual(result["full"]["k"], 16)
+        self.assertEqual(result["full"]["expected_plt"], 0)
+        by_k = result["bottleneck_bytes_by_k"]
+        hides = [k for k in range(1, 17) if by_k[k - 1] <= 1.25 * 2**31]
+        self.assertGreaterEqual(result["chosen"]["k"], max(hides, default=1))
+
+    def test_the_published_share(self):
+        # One of 16 experts with all master weights: 42 % of GPT-350M-16E.
+        chosen = self.run_tool("pec-save", "--auto", "--keep", "master", "--snapshot-bandwidth",
+                               "1MB", "--ep", 8)["chosen"]
+        self.assertEqual((chosen["k"], chosen["k_persist"]), (1, 1))
+        self.assertEqual(round(100 * chosen["bytes"] / chosen["full_bytes"]), 42)
+        self.assertGreater(chosen["stall_s"], 0)
+
+    def test_auto_warns_when_nothing_is_enough(self):
+        result = self.run_tool("pec-save", "--auto", "--fault-rate", 0.01, "--interval", 5000,
+                               "--iterations", 100000, "--snapshot-bandwidth", "100MB")["chosen"]
+        k, interval = result["k"], result["interval"]
+        self.assertFalse(result["plt_in_limit"])
+        phases = math.ceil(16 / result["k_persist"])
+        loss = interval * (phases - 1) * (1 - result["k_persist"] * phases / 32)
+        self.assertEqual(k, result["k_persist"])
+        self.assertAlmostEqual(result["expected_plt"], 0.01 * loss, 9)
+        self.assertIn("expected PLT is above", self.stderr)
+
+    def test_refusals(self):
+        trace = self.trace(1, 4, 10)
+        for words, said in (
+                (["--tokens", trace], "--tokens"), (["--dry-run"], "--dry-run"),
+                (["--experts", 4], "--experts"), (["--k-persist", 1], "--k-persist"),
+                (["--fault-rate", 0.1], "--fault-rate"), (["--force"], "--csv"),
+                (["--auto"], "exclude"), (["--policy", "full", "--k", 2], "--k"),
+                (["--policy", "sequential", "--max-age", 3], "--max-age"),
+                (["--faults", "1.5"], "1.5"), (["--nonexpert-params", "3y2"], "3y2"),
+                (["--param-bytes", "1,2"], "--param-bytes"), (["--ep", 3], "3")):
+            with self.subTest(words=words):
+                self.simulate(trace, *words, code=2)
+                self.assertIn(said, self.stderr)
+        self.run_tool("pec-save", "--auto", "--k", 2, code=2)
+        self.run_tool("pec-save", "--auto", self.store, "more", code=2)
+        self.run_tool("pec-save", self.store, self.store, "--interval", 2, code=2)
+        self.assertIn("without --simulate or --auto", self.stderr)
+        self.simulate(self.work / "nothing.jsonl", code=3)
+
+    def test_bad_faults(self):
+        trace = self.trace(1, 4, 10)
+        for text, line in (("3\nx\n", 2), ("5\n4\n", 2), ("# a\n\n3 0,0\n", 3), ("3 1,\n", 1),
+                           ("-1\n", 1), ("3 4 5\n", 1)):
+            with self.subTest(text=text):
+                self.simulate(trace, "--faults", self.faults(text), code=4)
+                self.assertIn(f"faults.txt: line {line}:", self.stderr)
+        for text in ("11\n", "0\n", "3 7\n"):  # outside the run, no such node
+            self.simulate(trace, "--faults", self.faults(text), code=2)
+        self.simulate(trace, "--faults", self.faults("3\n"), "--seed", 1, code=2)
+
+
+if __name__ == "__main__":
+    stores.main()
