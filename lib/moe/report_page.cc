@@ -8,6 +8,7 @@
 #include "moe/json_internal.h"
 #include "moe/metrics.h"
 #include "moe/page/parts_internal.h"
+#include "page/page.h"
 
 namespace shardwright::moe {
 namespace {
@@ -159,60 +160,39 @@ void AddMigration(const ReportPage& page, Json* data) {
   (*data)["round_step"] = step;
 }
 
-/// JSON that may stand inside a script element: no text in it can end the element.
-std::string ScriptSafe(const Json& json) {
-  const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
-  std::string safe;
-  safe.reserve(text.size());
-  for (const char c : text) {
-    if (c == '<') {
-      safe += "\\u003c";
-    } else {
-      safe += c;
-    }
-  }
-  return safe;
-}
-
 }  // namespace
 
-std::string PageText(const ReportPage& page) {
+std::string PageText(const ReportPage& report) {
   Json data;
-  data["strategy"] = page.plan->strategy;
-  data["loads_name"] = page.loads_name;
-  data["before_name"] = page.before_name;
-  data["experts"] = page.loads->experts;
-  data["iteration"] = page.loads->iteration ? Json(*page.loads->iteration) : Json();
-  AddCluster(page, &data);
-  AddMetrics(page, &data);
-  AddSurvival(page, &data);
-  AddMigration(page, &data);
-  const std::vector<std::uint32_t> shown = ShownLayers(page);
+  data["strategy"] = report.plan->strategy;
+  data["loads_name"] = report.loads_name;
+  data["before_name"] = report.before_name;
+  data["experts"] = report.loads->experts;
+  data["iteration"] = report.loads->iteration ? Json(*report.loads->iteration) : Json();
+  AddCluster(report, &data);
+  AddMetrics(report, &data);
+  AddSurvival(report, &data);
+  AddMigration(report, &data);
+  const std::vector<std::uint32_t> shown = ShownLayers(report);
   data["shown"] = shown;
   Json loads = Json::array();
   for (const std::uint32_t l : shown) {
-    const auto counts = page.loads->layer(l);
+    const auto counts = report.loads->layer(l);
     loads.push_back(std::vector<std::uint64_t>(counts.begin(), counts.end()));
   }
   data["loads"] = std::move(loads);
-  data["after"] = Slots(page.plan->result.placement, shown);
-  data["after_begin"] = page.plan->result.placement.slot_begin;
-  data["before"] = page.before == nullptr ? Json() : Slots(*page.before, shown);
-  data["before_begin"] = page.before == nullptr ? Json() : Json(page.before->slot_begin);
-  std::string text =
-      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      // The browser itself refuses whatever would reach for a network.
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
-      "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<title>Expert placement</title>\n<style>\n";
-  text += kPageCss;
-  text += "</style>\n</head>\n<body>\n";
-  text += kPageHtml;
-  text += "<script type=\"application/json\" id=\"data\">" + ScriptSafe(data) + "</script>\n";
-  text += "<script>\n";
-  text += kPageJs;
-  return text + "</script>\n</body>\n</html>\n";
+  data["after"] = Slots(report.plan->result.placement, shown);
+  data["after_begin"] = report.plan->result.placement.slot_begin;
+  data["before"] = report.before == nullptr ? Json() : Slots(*report.before, shown);
+  data["before_begin"] = report.before == nullptr ? Json() : Json(report.before->slot_begin);
+  page::Document document;
+  document.title = "Expert placement";
+  document.css = kPageCss;
+  const std::string json = data.dump(-1, ' ', false, Json::error_handler_t::replace);
+  document.body = std::string(kPageHtml) + "<script type=\"application/json\" id=\"data\">" +
+                  page::ScriptSafe(json) + "</script>\n";
+  document.script = kPageJs;
+  return page::Render(document);
 }
 
 }  // namespace shardwright::moe

@@ -33,6 +33,6 @@ struct ReportPage {
 /// follows the reader's choice of light or dark.
 /// \pre loads, cluster and plan are set
 /// Pure.
-std::string PageText(const ReportPage& page);
+std::string PageText(const ReportPage& report);
 
 }  // namespace shardwright::moe

@@ -2,7 +2,7 @@
 
 namespace shardwright::moe {
 
-// page.css, page.html and page.js, made part of the program by embed.cmake.
+// page.css, page.html and page.js, made part of the program by lib/page/embed.cmake.
 extern const char* const kPageCss;
 extern const char* const kPageHtml;
 extern const char* const kPageJs;
