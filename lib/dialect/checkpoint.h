@@ -93,6 +93,7 @@ struct Checkpoint {
   std::string tag;
   Topology topology;
   layout::ShardMap map;
+  bool proved = false;  ///< the map has passed layout::Validate and is as it was then
   std::vector<Param>
       params;  ///< in the order of the module's state dict, stages one after the other
   std::vector<Group> groups;

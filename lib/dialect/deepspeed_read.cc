@@ -51,7 +51,9 @@ Status Run(Reading* reading) {
     }
   }
   reading->out.states = StatesOf(*reading);
-  return layout::Validate(reading->out.map);
+  SW_TRY(layout::Validate(reading->out.map));
+  reading->out.proved = true;
+  return {};
 }
 
 }  // namespace

@@ -31,13 +31,13 @@ struct Plan::Piece {
   std::uint64_t elems;
 };
 
-Result<Plan> Plan::Make(const ShardMap& source, const Target& target) {
+Result<Plan> Plan::Make(const ShardMap& source, const Target& target, const KnownSource& known) {
   Plan plan;
   plan.source_ = &source;
   plan.target_ = &target;
-  SW_TRY(layout::Validate(source));
+  if (!known.proved) SW_TRY(layout::Validate(source));
   SW_TRY(layout::Validate(target.map));
-  SW_TRY(plan.FindFeeds());
+  SW_TRY(plan.FindFeeds(known.tensors));
   plan.target_index_ = std::make_shared<layout::ArrayIndex>(target.map);
   plan.source_index_ = std::make_shared<layout::ArrayIndex>(source);
   for (std::size_t a = 0; a < source.arrays.size(); ++a) {
@@ -66,10 +66,18 @@ Result<Plan> Plan::Make(const ShardMap& source, const Target& target) {
   return plan;
 }
 
-Status Plan::FindFeeds() {
-  const layout::TensorIndex index(*source_);
+Status Plan::FindFeeds(std::span<const std::uint32_t> known) {
   primary_tensors_.assign(source_->tensors.size(), false);
   feeds_.reserve(target_->map.tensors.size());
+  if (!known.empty()) {
+    SW_CHECK(known.size() == target_->map.tensors.size());
+    for (const std::uint32_t tensor : known) {
+      feeds_.push_back({tensor, !primary_tensors_[tensor]});
+      primary_tensors_[tensor] = true;
+    }
+    return {};
+  }
+  const layout::TensorIndex index(*source_);
   for (const LogicalTensor& tensor : target_->map.tensors) {
     std::optional<std::uint32_t> found = index.Find(tensor.name, tensor.state);
     const bool weight = tensor.state == "weight";

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,14 @@ struct Totals {
   std::uint64_t members_unread = 0;
 };
 
+/// What is known of a plan's source, and need not be found out again.
+struct KnownSource {
+  bool proved = false;  ///< layout::Validate was passed
+  /// By target tensor: the source tensor that it is, of the same state, type and shape; empty: to
+  /// be found by name. \pre they exist
+  std::span<const std::uint32_t> tensors;
+};
+
 /// The copy program of a conversion: source map → target map. Pure: same input, same plan. Programs
 /// are worked out unit by unit, so that a plan of any size is small. Source: docs/architecture.md,
 /// "Plan and run".
@@ -87,7 +96,8 @@ class Plan {
   /// where they differ. \pre both outlive the plan \error kBadInput  what Validate says; a target
   /// tensor without a source, or shapes that differ, both named;
   ///        kUnsupported  a conversion of dtype that does not exist
-  static Result<Plan> Make(const layout::ShardMap& source, const Target& target);
+  static Result<Plan> Make(const layout::ShardMap& source, const Target& target,
+                           const KnownSource& known = {});
 
   const layout::ShardMap& source() const { return *source_; }
   const Target& target() const { return *target_; }
@@ -124,7 +134,7 @@ class Plan {
   };
   void AddRun(std::uint32_t target_tensor, bool owner, std::uint64_t logical, std::uint64_t elems,
               std::uint64_t at, std::vector<Piece>* pieces, Program* program) const;
-  Status FindFeeds();
+  Status FindFeeds(std::span<const std::uint32_t> known);
   Status CountReads();
 
   const layout::ShardMap* source_ = nullptr;
