@@ -76,9 +76,16 @@ Result<std::shared_ptr<const moe::LoadTrace>> Agent::ReadTokens() const {
   }
 }
 
-Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink) {
+Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink, const Copied& copied) {
   const std::lock_guard one(snapshot_mutex_);
   const Clock::time_point start = Clock::now();
+  const auto note_copied = [&](std::uint64_t iteration) {
+    {
+      const std::lock_guard lock(mutex_);
+      status_.snapshot_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    }
+    if (copied) copied(iteration);
+  };
   const auto take = [&]() -> Result<std::uint64_t> {
     SW_TRY(CatchUp());
     SW_TRY_ASSIGN(auto tokens, ReadTokens());
@@ -102,7 +109,7 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink) {
       DropIdle();
     }
     const std::uint64_t iteration = choice.iteration;
-    Status filled = Fill(input, choice, options, std::move(tokens), sink);
+    Status filled = Fill(input, choice, options, std::move(tokens), sink, note_copied);
     if (filled) return iteration;
     const std::lock_guard lock(mutex_);
     buffers_.AbandonFilling();
@@ -112,7 +119,6 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink) {
   const std::lock_guard lock(mutex_);
   if (iteration) {
     ++status_.snapshots;
-    status_.snapshot_seconds += std::chrono::duration<double>(Clock::now() - start).count();
   } else {
     ++status_.snapshots_failed;
     status_.last_error = iteration.error().message;
@@ -121,8 +127,10 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink) {
 }
 
 Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
-                   std::shared_ptr<const moe::LoadTrace> tokens, Sink& sink) {
-  SW_TRY_ASSIGN(Taken taken, TakeModules(input, choice, pool_, options, sink));
+                   std::shared_ptr<const moe::LoadTrace> tokens, Sink& sink, const Copied& copied) {
+  SW_TRY_ASSIGN(const auto taking, Taking::Copy(input, choice, pool_, options, sink));
+  copied(choice.iteration);
+  SW_TRY_ASSIGN(Taken taken, taking->Seal());
   auto record = std::make_shared<MemoryCheckpoint>();
   record->catalogue = dialect::Serialize(input.set);
   record->tokens = std::move(tokens);
@@ -130,8 +138,8 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
   manifest.iteration = choice.iteration;
   manifest.tag = input.checkpoint.tag;
   manifest.policy = std::string(Name(options.policy));
-  manifest.k_snapshot = options.k_snapshot;
-  manifest.k_persist = options.k_persist.value_or(options.k_snapshot);
+  manifest.k_snapshot = choice.k_snapshot;
+  manifest.k_persist = choice.k_persist;
   manifest.catalogue = exec::DigestOf(std::as_bytes(std::span(record->catalogue)));
   for (const Module& module : choice.model.modules) manifest.names.push_back(module.name);
   manifest.modules.resize(choice.model.modules.size());
@@ -199,6 +207,8 @@ void Agent::DropIdle() {
     if (state == BufferState::kIdle || state == BufferState::kFilling) records_[i].reset();
   }
 }
+
+void Agent::WaitForSnapshot() { const std::lock_guard under_way(snapshot_mutex_); }
 
 bool Agent::wants_persist() const {
   const std::lock_guard lock(mutex_);
@@ -270,7 +280,7 @@ Result<std::optional<std::uint64_t>> Agent::StoredIteration() const {
 }
 
 Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
-  { const std::lock_guard under_way(snapshot_mutex_); }
+  WaitForSnapshot();
   for (;;) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> done, Persist(sink));
     if (!done) break;

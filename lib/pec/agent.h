@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -48,7 +49,7 @@ struct AgentStatus {
   std::optional<std::uint64_t> newest;     ///< iteration of the newest complete snapshot
   std::optional<std::uint64_t> persisted;  ///< iteration of the last durable one
   std::uint64_t snapshot_bytes = 0;        ///< of all snapshots
-  double snapshot_seconds = 0;
+  double snapshot_seconds = 0;             ///< until they were copied
   std::uint64_t memory_bytes = 0;
   std::uint64_t memory_limit_bytes = 0;
   std::string last_error;
@@ -62,11 +63,18 @@ class Agent {
  public:
   explicit Agent(AgentOptions options);
 
-  /// Reads the selected modules of a checkpoint into memory.
+  /// Called when all bytes of a snapshot are in memory: training may go on.
+  using Copied = std::function<void(std::uint64_t iteration)>;
+
+  /// Reads the selected modules of a checkpoint into memory, and then works out their sums.
+  /// \param copied  not called for a checkpoint that is in memory already
   /// \returns its iteration
   /// \error kUsage  not newer than the newest snapshot; kLimit  memory; kMismatch  another model;
   ///        as Save. The buffer is given up; older snapshots stay.
-  Result<std::uint64_t> Snapshot(ucp::Input& input, Sink& sink);
+  Result<std::uint64_t> Snapshot(ucp::Input& input, Sink& sink, const Copied& copied = {});
+
+  /// Until no snapshot is under way.
+  void WaitForSnapshot();
 
   /// Whether a snapshot waits to be persisted.
   bool wants_persist() const;
@@ -108,7 +116,7 @@ class Agent {
   };
 
   Status Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
-              std::shared_ptr<const moe::LoadTrace> tokens, Sink& sink);
+              std::shared_ptr<const moe::LoadTrace> tokens, Sink& sink, const Copied& copied);
   Status Put(const SnapshotChoice& choice, Taken taken);
   void Rollback(std::uint64_t resume);
   Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Sink& sink);

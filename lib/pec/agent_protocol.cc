@@ -158,7 +158,7 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
     units.push_back(length);
   }
   SW_TRY(CheckUnits(units, expected, where));
-  SW_TRY_ASSIGN(std::unique_ptr<std::byte[]> buffer, pool->Take(bytes));
+  SW_TRY_ASSIGN(os::Buffer buffer, pool->Take(bytes));
   const auto receive = [&]() -> Result<BlobRef> {
     std::vector<UnitSum> sums;
     std::uint64_t at = 0;

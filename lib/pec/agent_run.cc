@@ -32,7 +32,9 @@ class Runner {
  public:
   Runner(const AgentRunOptions& options, Sink& sink)
       : options_(options), sink_(sink), agent_(options.agent), seen_(Latest()) {
-    commands_.snapshot = [this](const std::string& tag) { return Snapshot(tag, 0); };
+    commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied) {
+      return Snapshot(tag, 0, copied);
+    };
     commands_.flush = [this] {
       Watch(true);
       return agent_.Flush(sink_);
@@ -94,8 +96,10 @@ class Runner {
       give_up_ = Clock::now() + kSettle;
     }
     if (!last_try && Clock::now() < next_try_) return;
-    // A file that is older than the `latest` before is of a checkpoint that once had the same tag.
-    auto iteration = Snapshot("", seen_ ? seen_->mtime_ns : 0);
+    // A file that is older than the `latest` before is of a checkpoint that once had the same tag,
+    // unless the clock was set back in between.
+    const bool tells = seen_ && seen_->mtime_ns <= now->mtime_ns;
+    auto iteration = Snapshot("", tells ? seen_->mtime_ns : 0, {});
     if (iteration) {
       seen_ = now;
       return sink_.Note("snapshot of iteration " + std::to_string(*iteration), 0);
@@ -108,7 +112,8 @@ class Runner {
     sink_.Warn("snapshot: " + iteration.error().message);
   }
 
-  Result<std::uint64_t> Snapshot(const std::string& tag, std::int64_t not_before_ns) {
+  Result<std::uint64_t> Snapshot(const std::string& tag, std::int64_t not_before_ns,
+                                 const Agent::Copied& copied) {
     if (done_.load()) return Fail(Errc::kStopped, "the agent is about to end");
     if (options_.copies_only) {
       return Fail(Errc::kUsage, "this agent keeps copies only: it takes no snapshots");
@@ -126,7 +131,7 @@ class Runner {
       return Fail(Errc::kBadInput, file.name + ": older than the checkpoint before, so not of " +
                                        opened->checkpoint.tag + " as it was saved now");
     }
-    return agent_.Snapshot(*opened, sink_);
+    return agent_.Snapshot(*opened, sink_, copied);
   }
 
   void PersistLoop() {
@@ -169,6 +174,7 @@ class Runner {
   /// Nothing complete is lost: a store that somebody else writes to is waited for.
   Status PersistLast() {
     const Clock::time_point end = Clock::now() + kPatience;
+    agent_.WaitForSnapshot();
     while (agent_.wants_persist()) {
       const auto persisted = agent_.Persist(sink_);
       if (persisted) continue;

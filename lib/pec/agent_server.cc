@@ -177,13 +177,26 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
       commands_.stop();
       return SendAnswer(connection, {});
     }
-    SW_TRY_ASSIGN(const std::uint64_t iteration,
-                  commands_.snapshot(words.size() > 1 ? std::string(words[1]) : std::string()));
-    return SendAnswer(connection, {}, std::to_string(iteration));
+    return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
   }
   return Fail(Errc::kUsage,
               "no such request; there are status, list, get DIGEST, read DIGEST OFFSET BYTES, "
               "catalogue DIGEST, push NAME BYTES BYTES, flush, snapshot [TAG] and stop");
+}
+
+/// Answers as soon as training may go on.
+Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag) {
+  std::optional<Status> sent;
+  const auto answer = [&](std::uint64_t iteration) {
+    sent = SendAnswer(connection, {}, std::to_string(iteration));
+  };
+  const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer);
+  if (iteration && !sent) answer(*iteration);
+  if (sent) {
+    if (!iteration) sink_.Warn("snapshot: " + iteration.error().message);
+    return *std::move(sent);
+  }
+  return tl::unexpected<Error>(iteration.error());
 }
 
 Status AgentServer::List(os::Connection& connection) const {

@@ -17,7 +17,8 @@ namespace shardwright::pec {
 /// What a server asks of who runs the agent.
 struct AgentCommands {
   /// Takes a snapshot of a checkpoint folder's tag; empty: of the one that `latest` names.
-  std::function<Result<std::uint64_t>(const std::string& tag)> snapshot;
+  std::function<Result<std::uint64_t>(const std::string& tag, const Agent::Copied& copied)>
+      snapshot;
   /// Makes everything durable, a checkpoint too that has not been noticed yet.
   /// \returns the store's newest iteration
   std::function<Result<std::optional<std::uint64_t>>()> flush;
@@ -46,6 +47,7 @@ class AgentServer {
 
   void Accept();
   void Serve(os::Connection connection);
+  Status Snapshot(os::Connection& connection, const std::string& tag);
   Status Answer(os::Connection& connection, const std::string& line);
   Status Take(os::Connection& connection, const std::string& origin, std::uint64_t manifest_bytes,
               std::uint64_t catalogue_bytes);

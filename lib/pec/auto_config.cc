@@ -126,9 +126,7 @@ Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t che
     std::uint64_t largest = 0;
     for (std::uint32_t t = 0; t < checkpoints; ++t) {
       const Selection selection = SelectSequential(model.map, state, k);
-      SW_TRY_ASSIGN(const SavePlan plan,
-                    PlanSave(model.map, selection, model.expert_bytes, model.kept_bytes,
-                             model.nonexpert_bytes, model.ranks, model.options));
+      SW_TRY_ASSIGN(const SavePlan plan, PlanSave(model, selection));
       SW_TRY_ASSIGN(const std::uint64_t bytes, LargestLink(plan.rank_bytes, ranks_per_node));
       largest = std::max(largest, bytes);
       SW_TRY(CompleteSave(&state, BeginSave(state, selection, t)));

@@ -18,16 +18,6 @@ struct BottleneckTable {
   std::vector<std::uint64_t> bytes;  ///< [K - 1], K = 1 .. N
 };
 
-/// The model and how it is saved: what BottleneckByK cuts.
-struct SavedModel {
-  ExpertMap map;
-  PerExpert<ExpertBytes> expert_bytes;
-  Counts kept_bytes;  ///< empty: nothing is kept
-  std::vector<std::uint64_t> nonexpert_bytes;
-  SaveRanks ranks;
-  SaveOptions options;
-};
-
 /// Bottlenecks from real shard plans of sequential selections: for each K the largest of the first
 /// `checkpoints` checkpoints (with equal experts PhaseCount(K, ep) of them show everything).
 /// \param ranks_per_node  consecutive data-parallel ranks that share a link; 1: a link for each

@@ -136,6 +136,25 @@ Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, std::uint64_t expert_b
   return budget;
 }
 
+Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, const ModelBytes& model,
+                              const Keep& keep) {
+  std::uint64_t always = 0;
+  std::uint64_t largest = 0;
+  for (const ComponentBytes& module : model.nonexpert) {
+    SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(module));
+    SW_TRY_ASSIGN(always, CheckedAdd(always, bytes));
+  }
+  for (const auto& layer : model.expert) {
+    for (const ComponentBytes& expert : layer) {
+      SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(expert));
+      const std::uint64_t kept = KeptBytes(expert, keep);
+      SW_TRY_ASSIGN(always, CheckedAdd(always, kept));
+      largest = std::max(largest, bytes - kept);
+    }
+  }
+  return BudgetOf(budget_bytes, largest, always);
+}
+
 Result<std::vector<std::uint64_t>> LayerShares(const Counts& popularity, std::uint64_t total) {
   const LayerExperts experts = ShapeOf(popularity);
   SW_TRY(ValidateExperts(experts));

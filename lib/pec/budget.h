@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "pec/sizes.h"
 #include "pec/types.h"
 
 namespace shardwright::pec {
@@ -25,6 +26,13 @@ Result<std::uint64_t> IterationBytes(double bytes_per_s, double iteration_s);
 /// Pure. Source: docs/pec-planning.md section 9.1.
 Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, std::uint64_t expert_bytes,
                               std::uint64_t nonexpert_bytes);
+
+/// The same for a model: of experts of different sizes the largest counts, and the kept components
+/// of all of them belong to the non-expert part.
+/// \error kUsage  nothing of an expert is selected; kBadInput  overflow
+/// Pure. Source: docs/pec-planning.md section 9.1.
+Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, const ModelBytes& model,
+                              const Keep& keep);
 
 /// Experts per layer, S: `total` shared in proportion to the layers' tokens; what rounding leaves
 /// goes to the largest remainders (ties: lower layer). A layer above its expert count is capped and

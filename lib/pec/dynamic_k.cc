@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
+
+#include "pec/lost_tokens.h"
 
 namespace shardwright::pec {
 namespace {
@@ -31,7 +34,7 @@ Result<DynamicK> MakeDynamicK(std::uint32_t experts, std::uint32_t k, double lim
     return Fail(Errc::kUsage, "the limit of lost tokens is " + std::to_string(limit) +
                                   ", expected a positive number");
   }
-  return DynamicK{experts, k, LevelsFrom(k, experts), limit, 0, 0, predict};
+  return DynamicK{experts, k, LevelsFrom(k, experts), limit, 0, 0, predict, 0};
 }
 
 Status Validate(const DynamicK& state) {
@@ -54,6 +57,26 @@ Status Validate(const DynamicK& state) {
   return {};
 }
 
+Status CheckExperts(const DynamicK& state, const LayerExperts& experts) {
+  const std::uint32_t most =
+      experts.empty() ? 0 : *std::max_element(experts.begin(), experts.end());
+  if (state.experts == most) return {};
+  return Fail(Errc::kBadInput, "dynamic K of " + std::to_string(state.experts) +
+                                   " experts, the largest layer has " + std::to_string(most));
+}
+
+FaultCost EvenFaultCost(LayerExperts experts, std::uint64_t interval, std::uint64_t iterations) {
+  return [experts = std::move(experts), interval, iterations](std::uint32_t k) {
+    double sum = 0;
+    for (const std::uint32_t n : experts) {
+      const auto loss = SteadyLoss(n, k, static_cast<double>(interval));
+      SW_CHECK(loss.has_value());
+      sum += *loss;
+    }
+    return sum / static_cast<double>(experts.size()) / static_cast<double>(iterations);
+  };
+}
+
 void RaiseAhead(DynamicK* state, const FaultCost& cost) {
   if (!state->predict) return;
   while (state->k < state->experts && state->spent + cost(state->k) > state->share()) Raise(state);
@@ -69,18 +92,25 @@ Status EnterRecovery(DynamicK* state, double plt) {
   return {};
 }
 
-std::optional<std::uint64_t> FaultsCovered(const DynamicK& state, const FaultCost& cost) {
-  DynamicK level = state;
-  double faults = 0;
-  while (level.k < level.experts) {
+std::optional<std::vector<KLevel>> LevelsAhead(const DynamicK& state, const FaultCost& cost) {
+  std::vector<KLevel> levels;
+  for (DynamicK level = state; level.k < level.experts; Raise(&level)) {
     const double each = cost(level.k);
     const double whole = std::floor((level.share() - level.spent) / each);
     // The fault that exceeds the share is the level's last one, unless it is foreseen.
-    faults += std::max(0.0, whole) + (level.predict ? 0 : 1);
+    const double faults = std::max(0.0, whole) + (level.predict ? 0 : 1);
     if (!(faults < 0x1p53)) return std::nullopt;
-    Raise(&level);
+    levels.push_back({level.k, each, static_cast<std::uint64_t>(faults)});
   }
-  return static_cast<std::uint64_t>(faults);
+  return levels;
+}
+
+std::optional<std::uint64_t> FaultsCovered(const DynamicK& state, const FaultCost& cost) {
+  const std::optional<std::vector<KLevel>> levels = LevelsAhead(state, cost);
+  if (!levels) return std::nullopt;
+  std::uint64_t faults = 0;
+  for (const KLevel& level : *levels) faults += level.faults;
+  return faults < (std::uint64_t{1} << 53) ? std::optional(faults) : std::nullopt;
 }
 
 }  // namespace shardwright::pec

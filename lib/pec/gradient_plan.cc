@@ -6,14 +6,15 @@
 
 namespace shardwright::pec {
 
-Result<TransferPlan> PlanTransfers(const GradientChains& chains, const Counts& params,
+Result<TransferPlan> PlanTransfers(const GradientChains& chains,
+                                   const PerExpert<ComponentBytes>& bytes,
                                    const Selection& selected, std::uint64_t iteration,
                                    const GradientOptions& options) {
   if (iteration == 0 || options.interval == 0) {
     return Fail(Errc::kUsage, "transfers of iteration " + std::to_string(iteration) + ", every " +
                                   std::to_string(options.interval) + ": both count from 1");
   }
-  const LayerExperts experts = ShapeOf(params);
+  const LayerExperts experts = ShapeOf(bytes);
   SW_TRY(Validate(selected, experts));
   SW_TRY(ValidateShape(chains.last, experts, "last messages"));
   SW_TRY(ValidateShape(chains.steps, experts, "gradients since full copies"));
@@ -29,10 +30,8 @@ Result<TransferPlan> PlanTransfers(const GradientChains& chains, const Counts& p
           options.interval == 1 && follows && chains.steps[m][e] < options.full_every;
       (gradient ? plan.gradients : plan.full)[m].push_back(e);
       std::uint64_t& sum = gradient ? plan.gradient_bytes : plan.full_bytes;
-      SW_TRY_ASSIGN(
-          const std::uint64_t bytes,
-          CheckedMul(params[m][e], gradient ? options.gradient_bytes : options.full_bytes));
-      SW_TRY_ASSIGN(sum, CheckedAdd(sum, bytes));
+      SW_TRY_ASSIGN(const std::uint64_t full, TotalBytes(bytes[m][e]));
+      SW_TRY_ASSIGN(sum, CheckedAdd(sum, gradient ? bytes[m][e].weights : full));
     }
   }
   return plan;

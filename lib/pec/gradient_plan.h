@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/result.h"
+#include "pec/sizes.h"
 #include "pec/types.h"
 
 namespace shardwright::pec {
@@ -20,8 +21,6 @@ struct GradientChains {
 struct GradientOptions {
   std::uint64_t interval = 1;      ///< iterations between transfers; gradients need 1
   std::uint64_t full_every = 500;  ///< gradients in a row, after which a full copy bounds rounding
-  std::uint64_t gradient_bytes = 2;  ///< per parameter
-  std::uint64_t full_bytes = 10;     ///< per parameter: weights and optimizer state
 };
 
 /// What is sent for an iteration.
@@ -36,11 +35,12 @@ struct TransferPlan {
 /// Decides for every selected expert whether its gradient is enough: it is when every iteration is
 /// sent, the receiver's last message of it is that of the iteration before (it was selected then,
 /// and nothing was lost since), and fewer than `full_every` gradients followed its last full copy.
-/// \param params  [layer][expert]: parameters
+/// \param bytes  [layer][expert]: a gradient has the size of the weights
 /// \error kUsage  iteration or interval 0; kMismatch, kBadInput  a selection or tables that do not
 ///        fit each other, bytes that overflow
 /// Pure. Source: MoEtion Algorithm 3; docs/pec-planning.md section 9.4.
-Result<TransferPlan> PlanTransfers(const GradientChains& chains, const Counts& params,
+Result<TransferPlan> PlanTransfers(const GradientChains& chains,
+                                   const PerExpert<ComponentBytes>& bytes,
                                    const Selection& selected, std::uint64_t iteration,
                                    const GradientOptions& options);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,8 @@
 
 namespace shardwright::pec {
 namespace {
+
+__extension__ using Wide = unsigned __int128;
 
 /// Tokens of after+1 .. resume that `charged` lacks; afterwards it has them, and nothing above
 /// `resume`.
@@ -97,6 +100,25 @@ LayerTokens ObservedTokens(const TokenHistory& history, std::uint64_t last) {
   processed.observed = true;
   for (std::size_t m = 0; m < history.experts().size(); ++m) {
     processed.tokens.push_back(history.LayerBetween(m, 0, last));
+  }
+  return processed;
+}
+
+Result<LayerTokens> TokensOfRun(const TokenHistory& history, std::uint64_t last,
+                                std::uint64_t run) {
+  LayerTokens processed = ObservedTokens(history, last);
+  if (history.iterations().empty() || history.iterations().front() > last) return processed;
+  const std::uint64_t counted = last - history.iterations().front() + 1;
+  if (run <= counted) return processed;
+  processed.observed = false;
+  for (std::uint64_t& tokens : processed.tokens) {
+    const Wide scaled = Wide{tokens} * run / counted;
+    if (scaled > std::numeric_limits<std::uint64_t>::max()) {
+      return Fail(Errc::kBadInput, std::to_string(tokens) + " tokens in " +
+                                       std::to_string(counted) + " iterations: those of " +
+                                       std::to_string(run) + " overflow 64 bits");
+    }
+    tokens = static_cast<std::uint64_t>(scaled);
   }
   return processed;
 }

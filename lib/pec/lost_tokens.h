@@ -100,6 +100,11 @@ Result<LayerTokens> KnownTokens(const std::vector<std::uint64_t>& layer_tokens,
 /// Pure.
 LayerTokens ObservedTokens(const TokenHistory& history, std::uint64_t last);
 
+/// The counts of a history up to and with an iteration, as they will be after `run` iterations if
+/// the others have as many tokens on average. A run that is over, or of 0 iterations (not known):
+/// as ObservedTokens. \error kBadInput  overflow Pure.
+Result<LayerTokens> TokensOfRun(const TokenHistory& history, std::uint64_t last, std::uint64_t run);
+
 /// Lost tokens as fractions.
 struct LossSummary {
   double plt = 0;      ///< mean over the layers that had tokens (eq 7)

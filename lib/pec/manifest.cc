@@ -34,12 +34,6 @@ json BlobJson(const BlobRef& blob) {
   return out;
 }
 
-json HeldJson(const Held& held) {
-  json out = BlobJson(held.blob);
-  out.insert(out.begin(), held.version);
-  return out;
-}
-
 json LevelJson(const LevelState& level) {
   return {{"checkpoints", level.checkpoints}, {"cursor", level.cursor},
           {"tokens", level.tokens},           {"covered", level.covered},
@@ -47,9 +41,16 @@ json LevelJson(const LevelState& level) {
 }
 
 json StateJson(const SelectionState& state) {
-  return {{"snapshot", LevelJson(state.snapshot)},
-          {"persist", LevelJson(state.persist)},
-          {"counted_to", state.counted_to ? json(*state.counted_to) : json(nullptr)}};
+  json out = {{"snapshot", LevelJson(state.snapshot)},
+              {"persist", LevelJson(state.persist)},
+              {"counted_to", state.counted_to ? json(*state.counted_to) : json(nullptr)}};
+  if (!state.dynamic_k) return out;
+  const DynamicK& dynamic = *state.dynamic_k;
+  out["dynamic_k"] = {{"experts", dynamic.experts}, {"k", dynamic.k},
+                      {"levels", dynamic.levels},   {"limit", dynamic.limit},
+                      {"spent", dynamic.spent},     {"total", dynamic.total},
+                      {"predict", dynamic.predict}, {"iterations", dynamic.iterations}};
+  return out;
 }
 
 json LedgerJson(const LossLedger& ledger) {
@@ -124,6 +125,19 @@ class Fields {
   }
   std::uint64_t Number(const json& object, const char* key) {
     return Number(At(object, key), "\"" + std::string(key) + "\"", true);
+  }
+  std::uint32_t Number32(const json& object, const char* key) {
+    const std::uint64_t number = Number(object, key);
+    if (number > std::numeric_limits<std::uint32_t>::max()) {
+      Wrong("\"" + std::string(key) + "\": " + std::to_string(number) + " is too large");
+    }
+    return static_cast<std::uint32_t>(number);
+  }
+  double Real(const json& object, const char* key) {
+    const json& value = At(object, key);
+    if (value.is_number()) return value.get<double>();
+    Wrong("\"" + std::string(key) + "\": a number expected");
+    return 0;
   }
   std::string Text(const json& object, const char* key) {
     const json& value = At(object, key);
@@ -216,6 +230,22 @@ class Fields {
     return held;
   }
 
+  DynamicK Dynamic(const json& from) {
+    DynamicK dynamic;
+    dynamic.experts = Number32(from, "experts");
+    dynamic.k = Number32(from, "k");
+    dynamic.levels = Number32(from, "levels");
+    dynamic.limit = Real(from, "limit");
+    dynamic.spent = Real(from, "spent");
+    dynamic.total = Real(from, "total");
+    const json& predict = At(from, "predict");
+    if (!predict.is_boolean()) Wrong("\"predict\": true or false expected");
+    dynamic.predict = predict.is_boolean() && predict.get<bool>();
+    dynamic.iterations = Number(from, "iterations");
+    if (const Status possible = Validate(dynamic); !possible) Wrong(possible.error().message);
+    return dynamic;
+  }
+
   SelectionState State(const json& object) {
     const json& from = At(object, "state");
     SelectionState state;
@@ -223,6 +253,9 @@ class Fields {
     state.persist = Level(from, "persist");
     if (const json& counted = At(from, "counted_to"); !counted.is_null()) {
       state.counted_to = Number(counted, "counted_to", true);
+    }
+    if (const auto found = from.find("dynamic_k"); from.is_object() && found != from.end()) {
+      state.dynamic_k = Dynamic(*found);
     }
     return state;
   }
@@ -271,12 +304,19 @@ std::string ToText(const StoreHead& head) {
 }
 
 std::string ModuleLine(const std::string& name, const HeldModule& module) {
-  json line = {{"module", name}};
+  // By hand: a save of many small modules spends much of its time here.
+  std::string line = "{\"module\":" + json(name).dump();
   for (const Component component : kAllComponents) {
     const auto& held = module[static_cast<std::size_t>(component)];
-    if (held) line[std::string(Name(component))] = HeldJson(*held);
+    if (!held) continue;
+    const BlobRef& blob = held->blob;
+    line.append(",\"").append(Name(component)).append("\":[");
+    line.append(std::to_string(held->version)).append(",\"").append(exec::Hex(blob.digest));
+    line.append("\",").append(std::to_string(blob.bytes)).append(",");
+    line.append(std::to_string(blob.crc32)).append(",\"").append(exec::Hex(blob.head));
+    line.append(blob.zstd ? "\",\"zstd\"]" : "\"]");
   }
-  return line.dump();
+  return line + "}";
 }
 
 std::string ToText(const Manifest& manifest, std::span<const std::string_view> lines) {

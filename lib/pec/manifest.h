@@ -11,6 +11,7 @@
 
 #include "base/result.h"
 #include "exec/integrity.h"
+#include "pec/dynamic_k.h"
 #include "pec/lost_tokens.h"
 #include "pec/modules.h"
 #include "pec/selection.h"
@@ -62,6 +63,7 @@ struct SelectionState {
   LevelState persist;
   /// Last iteration whose tokens are counted; absent: tokens were not counted.
   std::optional<std::uint64_t> counted_to;
+  std::optional<DynamicK> dynamic_k;  ///< absent: no save was made with it
 };
 
 /// One checkpoint of a store: for every module the newest version at that moment.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "base/bytes.h"
@@ -133,7 +132,7 @@ class MapBuilder {
 
 }  // namespace
 
-Result<std::unique_ptr<std::byte[]>> MemoryPool::Take(std::uint64_t bytes) {
+Result<os::Buffer> MemoryPool::Take(std::uint64_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     if (bytes > limit_bytes_ || used_bytes_ > limit_bytes_ - bytes) {
@@ -142,7 +141,7 @@ Result<std::unique_ptr<std::byte[]>> MemoryPool::Take(std::uint64_t bytes) {
     }
     used_bytes_ += bytes;
     if (const auto found = free_.find(bytes); found != free_.end()) {
-      std::unique_ptr<std::byte[]> buffer = std::move(found->second);
+      os::Buffer buffer = std::move(found->second);
       free_.erase(found);
       free_bytes_ -= bytes;
       return buffer;
@@ -152,14 +151,14 @@ Result<std::unique_ptr<std::byte[]>> MemoryPool::Take(std::uint64_t bytes) {
       free_.erase(free_.begin());
     }
   }
-  std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[bytes]);
+  os::Buffer buffer = os::MakeBuffer(bytes);
   if (buffer) return buffer;
   const std::lock_guard lock(mutex_);
   used_bytes_ -= bytes;
   return Fail(Errc::kLimit, "the machine has no " + FormatBytes(bytes) + " of memory left");
 }
 
-void MemoryPool::Give(std::unique_ptr<std::byte[]> buffer, std::uint64_t bytes) {
+void MemoryPool::Give(os::Buffer buffer, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   used_bytes_ -= bytes;
   free_bytes_ += bytes;
@@ -205,6 +204,7 @@ Result<std::unique_ptr<ucp::Input>> OpenMemory(const MemoryCheckpoint& checkpoin
   layout::ShardMap map;
   SW_TRY_ASSIGN(input->bytes, MapBuilder(checkpoint, input->checkpoint).Build(model, &map));
   input->checkpoint.map = std::move(map);
+  input->checkpoint.proved = false;
   std::memcpy(input->fingerprint.data(), manifest.catalogue.data(), manifest.catalogue.size());
   return input;
 }

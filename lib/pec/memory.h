@@ -13,6 +13,7 @@
 #include "exec/byte_source.h"
 #include "exec/integrity.h"
 #include "moe/load_trace.h"
+#include "os/buffer.h"
 #include "pec/manifest.h"
 #include "pec/save.h"
 #include "ucp/input.h"
@@ -29,8 +30,8 @@ class MemoryPool {
   explicit MemoryPool(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
   /// \error kLimit  more than the limit would be in use, or the machine has no more: both sides
-  Result<std::unique_ptr<std::byte[]>> Take(std::uint64_t bytes);
-  void Give(std::unique_ptr<std::byte[]> buffer, std::uint64_t bytes);
+  Result<os::Buffer> Take(std::uint64_t bytes);
+  void Give(os::Buffer buffer, std::uint64_t bytes);
 
   /// \error kLimit  as Take, for so many bytes in all
   Status CheckRoom(std::uint64_t bytes, const std::string& what) const;
@@ -43,14 +44,14 @@ class MemoryPool {
   mutable std::mutex mutex_;
   std::uint64_t used_bytes_ = 0;
   std::uint64_t free_bytes_ = 0;
-  std::multimap<std::uint64_t, std::unique_ptr<std::byte[]>> free_;  // by size
+  std::multimap<std::uint64_t, os::Buffer> free_;  // by size
 };
 
 /// A blob in memory, as a store would hold it. Nobody changes it any more.
 class MemoryBlob {
  public:
   /// \param unit_bytes  of the units that its digest is over, in order
-  MemoryBlob(std::shared_ptr<MemoryPool> pool, std::unique_ptr<std::byte[]> buffer, BlobRef ref,
+  MemoryBlob(std::shared_ptr<MemoryPool> pool, os::Buffer buffer, BlobRef ref,
              std::vector<std::uint32_t> unit_bytes)
       : pool_(std::move(pool)),
         buffer_(std::move(buffer)),
@@ -66,7 +67,7 @@ class MemoryBlob {
 
  private:
   std::shared_ptr<MemoryPool> pool_;
-  std::unique_ptr<std::byte[]> buffer_;
+  os::Buffer buffer_;
   BlobRef ref_;
   std::vector<std::uint32_t> unit_bytes_;
 };
@@ -90,21 +91,34 @@ struct MemoryCheckpoint {
 Result<std::unique_ptr<ucp::Input>> OpenMemory(const MemoryCheckpoint& checkpoint,
                                                const std::vector<std::string>& pattern_files);
 
-/// Reads what a snapshot takes of a checkpoint into memory: non-expert modules, selected experts,
-/// kept components, passed members, and nothing else.
+/// What a snapshot took.
 struct Taken {
   std::vector<std::array<BlobPtr, kComponents>> modules;  ///< by module; null: not taken
   BlobPtr passed;                                         ///< null: there is nothing
   std::uint64_t bytes = 0;
 };
-/// \error kLimit  the pool is too small: both sides named; kBadInput  a checksum; what the source
-///        returns; kStopped
-/// Local. Source: algorithm section 6.2.
-Result<Taken> TakeModules(ucp::Input& input, const SnapshotChoice& choice,
-                          const std::shared_ptr<MemoryPool>& pool, const SaveRequest& options,
-                          Sink& sink);
 
-/// Bytes that TakeModules will read.
+/// A snapshot in two steps, so that training waits for the copy only. Source: algorithm
+/// section 6.2.
+class Taking {
+ public:
+  /// Copies what a snapshot takes of a checkpoint into memory: non-expert modules, selected
+  /// experts, kept components, passed members, and nothing else. \pre input outlives the copy
+  /// \error kLimit  the pool is too small: both sides named; what the source returns; kStopped
+  /// Local.
+  static Result<std::unique_ptr<Taking>> Copy(ucp::Input& input, const SnapshotChoice& choice,
+                                              const std::shared_ptr<MemoryPool>& pool,
+                                              const SaveRequest& options, Sink& sink);
+  virtual ~Taking() = default;
+
+  /// Works out the sums of what was copied, and compares them with those of the source, which is
+  /// not read any more: a member that was copied in part proves nothing. Once.
+  /// \error kBadInput  a checksum
+  /// Local.
+  virtual Result<Taken> Seal() = 0;
+};
+
+/// Bytes that Taking::Copy will read.
 std::uint64_t BytesToTake(const ucp::Input& input, const SnapshotChoice& choice);
 
 }  // namespace shardwright::pec

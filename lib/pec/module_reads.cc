@@ -36,7 +36,8 @@ std::uint32_t AddFile(plan::OutputFile file, plan::Target* target) {
 }  // namespace
 
 std::uint32_t AddModuleFile(const layout::ShardMap& source, const Module& module,
-                            Component component, plan::Target* target) {
+                            Component component, plan::Target* target,
+                            std::vector<std::uint32_t>* tensors) {
   const ModulePart& part = module.part(component);
   const auto index = static_cast<std::uint32_t>(target->files.size());
   plan::OutputFile file = EmptyFile(module.name + " " + std::string(Name(component)));
@@ -56,6 +57,7 @@ std::uint32_t AddModuleFile(const layout::ShardMap& source, const Module& module
     whole.at.array = payload.array;
     tensor.fragments.push_back(std::move(whole));
     target->map.tensors.push_back(std::move(tensor));
+    tensors->push_back(one.tensor);
     file.payloads.push_back(std::move(payload));
   }
   file.bytes = part.bytes;

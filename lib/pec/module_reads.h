@@ -16,10 +16,12 @@
 
 namespace shardwright::pec {
 
-/// Adds the blob of a module's component to a target. \returns its file
+/// Adds the blob of a module's component to a target, and to `tensors` the source tensors that its
+/// tensors are (plan::KnownSource). \returns its file
 /// Pure.
 std::uint32_t AddModuleFile(const layout::ShardMap& source, const Module& module,
-                            Component component, plan::Target* target);
+                            Component component, plan::Target* target,
+                            std::vector<std::uint32_t>* tensors);
 
 /// Adds the blob of the members that are passed through (PassedMembers). \pre not empty
 /// \returns its file

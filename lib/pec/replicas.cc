@@ -101,6 +101,52 @@ void PlaceByLoad(const WorkerGrid& grid, const std::vector<std::uint32_t>& worke
   }
 }
 
+/// Part `index` of `parts` equal ones; lower ones are larger.
+ComponentBytes PartOf(const ComponentBytes& bytes, std::uint64_t index, std::uint64_t parts) {
+  const auto part = [&](std::uint64_t all) { return all / parts + (index < all % parts ? 1 : 0); };
+  return {part(bytes.weights), part(bytes.master), part(bytes.moments)};
+}
+
+Status AddTo(ComponentBytes* sum, const ComponentBytes& more) {
+  SW_TRY_ASSIGN(sum->weights, CheckedAdd(sum->weights, more.weights));
+  SW_TRY_ASSIGN(sum->master, CheckedAdd(sum->master, more.master));
+  SW_TRY_ASSIGN(sum->moments, CheckedAdd(sum->moments, more.moments));
+  return {};
+}
+
+/// What a checkpoint has of the experts of each expert-parallel rank.
+Result<std::vector<ComponentBytes>> ExpertsOfRanks(const ExpertMap& map, const ModelBytes& model,
+                                                   const Selection& selection, const Keep& keep) {
+  const LayerExperts experts = map.experts();
+  if (ShapeOf(model.expert) != experts) {
+    return Fail(Errc::kMismatch,
+                "bytes of experts: another number of MoE layers or experts than "
+                "the expert map has");
+  }
+  SW_TRY(Validate(selection, experts));
+  std::vector<ComponentBytes> of_rank(map.ep);
+  for (std::size_t m = 0; m < experts.size(); ++m) {
+    std::vector<bool> selected(experts[m], false);
+    for (const std::uint32_t e : selection[m]) selected[e] = true;
+    for (std::size_t e = 0; e < experts[m]; ++e) {
+      SW_TRY(AddTo(&of_rank[map.rank[m][e]], SavedBytes(model.expert[m][e], selected[e], keep)));
+    }
+  }
+  return of_rank;
+}
+
+/// Whether the peers first, first + step, ... of a stage are on several nodes.
+bool Spreads(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
+             std::uint32_t stage, std::uint32_t first, std::uint32_t step) {
+  const auto node = [&](std::uint32_t peer) {
+    return grid.node[worker_at[stage * grid.dp + peer]];
+  };
+  for (std::uint32_t peer = first; peer < grid.dp; peer += step) {
+    if (node(peer) != node(first)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Result<WorkerGrid> StageMajorGrid(std::uint32_t dp, std::uint32_t pp,
@@ -150,6 +196,35 @@ Result<std::uint64_t> ReplicaBytes(std::uint32_t zero_stage, const ComponentByte
   SW_TRY_ASSIGN(const std::uint64_t experts,
                 experts_shared ? unshared(expert) : TotalBytes(expert));
   return CheckedAdd(rest, experts);
+}
+
+Result<std::vector<std::uint64_t>> CopyBytes(const WorkerGrid& grid, const ExpertMap& map,
+                                             const ModelBytes& model, const Selection& selection,
+                                             const Keep& keep, std::uint32_t zero_stage) {
+  SW_TRY_ASSIGN(const std::vector<std::uint32_t> worker_at, WorkersByPlace(grid));
+  if (map.ep == 0 || grid.dp % map.ep != 0) {
+    return Fail(Errc::kUsage, std::to_string(grid.dp) + " workers of a stage are no multiple of " +
+                                  std::to_string(map.ep) + " expert-parallel ranks");
+  }
+  ComponentBytes rest;
+  for (const ComponentBytes& module : model.nonexpert) SW_TRY(AddTo(&rest, module));
+  SW_TRY_ASSIGN(const std::vector<ComponentBytes> experts,
+                ExpertsOfRanks(map, model, selection, keep));
+  std::vector<std::uint64_t> bytes(Workers(grid));
+  for (std::uint32_t stage = 0; stage < grid.pp; ++stage) {
+    const bool rest_survives = Spreads(grid, worker_at, stage, 0, 1);
+    for (std::uint32_t d = 0; d < grid.dp; ++d) {
+      const std::uint32_t r = d % map.ep;
+      const bool experts_survive = Spreads(grid, worker_at, stage, r, map.ep);
+      SW_TRY_ASSIGN(const std::uint64_t of_rest, ReplicaBytes(rest_survives ? zero_stage : 3,
+                                                              PartOf(rest, d, grid.dp), {}, true));
+      SW_TRY_ASSIGN(const std::uint64_t of_experts,
+                    ReplicaBytes(zero_stage, {}, PartOf(experts[r], d / map.ep, grid.dp / map.ep),
+                                 experts_survive));
+      SW_TRY_ASSIGN(bytes[worker_at[stage * grid.dp + d]], CheckedAdd(of_rest, of_experts));
+    }
+  }
+  return bytes;
 }
 
 }  // namespace shardwright::pec

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "pec/selection.h"
 #include "pec/sizes.h"
 
 namespace shardwright::pec {
@@ -52,5 +53,17 @@ Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas
 /// Pure. Source: docs/pec-planning.md section 9.3.
 Result<std::uint64_t> ReplicaBytes(std::uint32_t zero_stage, const ComponentBytes& nonexpert,
                                    const ComponentBytes& expert, bool experts_shared);
+
+/// Bytes that each worker sends for one copy of its part of a checkpoint: its share of what does
+/// not survive the loss of its node anyway. ReplicaBytes with equal shares; where all workers that
+/// hold the same bytes are on one node, those bytes are sent, too.
+/// \param map, model, selection, keep  of one pipeline stage; all stages are alike
+/// \returns [worker]
+/// \error kUsage  another ZeRO stage, a grid that is none, dp that is no multiple of the map's ep;
+///        kMismatch, kBadInput  a selection that does not fit; kBadInput  overflow
+/// Pure. Source: docs/pec-planning.md section 9.3.
+Result<std::vector<std::uint64_t>> CopyBytes(const WorkerGrid& grid, const ExpertMap& map,
+                                             const ModelBytes& model, const Selection& selection,
+                                             const Keep& keep, std::uint32_t zero_stage);
 
 }  // namespace shardwright::pec

@@ -29,6 +29,8 @@ Status Restoring::TakeLoss() {
   state_ = at_->state;
   if (last && at_->sequence != 0 && last->manifest == at_->sequence) state_ = last->state;
   SW_TRY(Validate(state_.persist, model_.experts));
+  // What was spent since the checkpoint that is restored stays spent.
+  SW_TRY_ASSIGN(state_.dynamic_k, NewestDynamicK(*store_, all_, last));
   SW_TRY_ASSIGN(const Counts versions, ExpertVersions(plan_, model_.experts));
   std::optional<TokenHistory> history;
   if (state_.counted_to) {
@@ -46,16 +48,34 @@ Status Restoring::TakeLoss() {
   }
   TakePersisted(&state_);
   if (last) ledger_ = last->ledger;
-  if (!history) return {};
+  if (!history) return EnterLoss(std::nullopt);
   if (!ledger_) ledger_ = LossLedger::Make(model_.experts);
   RestoreLoss loss;
   SW_TRY_ASSIGN(loss.fault, ledger_->Charge(*history, versions, plan_.resume));
-  SW_TRY_ASSIGN(loss.run,
-                SummarizeLoss(ledger_->layer_lost, ObservedTokens(*history, plan_.resume)));
+  const std::uint64_t run = state_.dynamic_k ? state_.dynamic_k->iterations : 0;
+  SW_TRY_ASSIGN(const LayerTokens tokens, TokensOfRun(*history, plan_.resume, run));
+  SW_TRY_ASSIGN(loss.run, SummarizeLoss(ledger_->layer_lost, tokens));
+  SW_TRY_ASSIGN(const LossSummary now, SummarizeLoss(loss.fault.layer, tokens));
+  loss.plt = now.plt;
   loss.faults = ledger_->resumes.size();
   SW_TRY(ForgetLost(&state_.persist, loss.fault.lost));
   SW_TRY(ForgetLost(&state_.snapshot, loss.fault.lost));
   report_.loss = std::move(loss);
+  return EnterLoss(report_.loss->plt);
+}
+
+/// The recovery's share of the budget of dynamic K. The record of this recovery holds the state, so
+/// that it is entered when training goes on from here, and once.
+Status Restoring::EnterLoss(std::optional<double> plt) {
+  if (!state_.dynamic_k) return {};
+  SW_TRY(CheckExperts(*state_.dynamic_k, model_.experts));
+  if (plt) {
+    SW_TRY(EnterRecovery(&*state_.dynamic_k, *plt));
+  } else {
+    report_.unknown_spent = true;
+  }
+  const std::uint64_t interval = IntervalBefore(all_, at_->iteration);
+  report_.dynamic_k = ReportOf(*state_.dynamic_k, model_.experts, interval, at_->iteration);
   return {};
 }
 
@@ -124,6 +144,11 @@ Result<RestoreReport> Restoring::Go() {
   };
   SW_TRY(comm_.Agree(choose()));
   for (const std::string& damage : report_.damaged) sink_.Warn(damage);
+  if (report_.unknown_spent) {
+    sink_.Warn(options_.store +
+               ": the tokens were not counted: what this recovery loses is not entered into the "
+               "budget of dynamic K");
+  }
   if (options_.format != RestoreFormat::kNone) SW_TRY(Write());
   SW_TRY(Record());
   return std::move(report_);

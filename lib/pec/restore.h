@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "base/sink.h"
 #include "comm/comm.h"
 #include "dialect/target_spec.h"
+#include "pec/dynamic_run.h"
 #include "pec/lost_tokens.h"
 #include "pec/manifest.h"
 #include "pec/recovery.h"
@@ -37,6 +39,9 @@ struct RestoreOptions {
   std::vector<std::string> pattern_files;
   /// Addresses of agents whose memory is read too; those over a socket file are this node's.
   std::vector<std::string> agents;
+  /// Agents that are gone, by position in `agents`: their memory is lost, and they are not asked.
+  std::set<std::size_t> lost_nodes;
+  bool lost_unreachable = false;  ///< so are those that cannot be reached; else they are an error
   ucp::ConvertOptions write;
 };
 
@@ -59,6 +64,7 @@ struct RestoredModule {
 /// Tokens that the recovery loses.
 struct RestoreLoss {
   FaultLoss fault;  ///< of this recovery
+  double plt = 0;   ///< of this recovery
   LossSummary run;  ///< of all recoveries of the store's run so far, this one included
   std::uint64_t faults = 0;
 };
@@ -74,20 +80,24 @@ struct RestoreReport {
   std::uint64_t storage_bytes = 0;       ///< of the versions that are restored, from the store
   std::uint64_t memory_bytes = 0;        ///< from agents of this node
   std::uint64_t peer_bytes = 0;          ///< from agents of other nodes
-  std::vector<std::string> lost_agents;  ///< that could not be reached
+  std::vector<std::size_t> lost_nodes;   ///< by position in RestoreOptions::agents, ascending
+  std::vector<std::string> lost_agents;  ///< their addresses
   std::uint64_t restarted_modules = 0;
-  std::vector<std::uint64_t> abandoned;  ///< iterations that are given up now
-  std::vector<std::string> damaged;      ///< blobs that were passed over
-  std::optional<RestoreLoss> loss;       ///< absent where tokens were not counted
+  std::vector<std::uint64_t> abandoned;     ///< iterations that are given up now
+  std::vector<std::string> damaged;         ///< blobs that were passed over
+  std::optional<RestoreLoss> loss;          ///< absent where tokens were not counted
+  std::optional<DynamicKReport> dynamic_k;  ///< the recovery's loss entered; absent: not in use
+  bool unknown_spent = false;               ///< tokens were not counted: dynamic K was not charged
   bool wrote = false;
   ucp::ConvertReport convert;
 };
 
 /// Restores the newest usable state of a store, or the newest up to `at`, into any layout, and
 /// marks newer checkpoints abandoned.
-/// \error kNotFound  no store, nothing in it up to `at`; kInfeasible  experts without any version:
-///        named; kMismatch  require_complete and stale modules: named; kBadInput  a damaged blob
-///        (without allow_older); as ucp::Convert
+/// \error kNotFound  no store, nothing in it up to `at`; an agent that is not named lost and cannot
+///        be reached: nothing is written, by no agent either; kInfeasible  experts without any
+///        version: named; kMismatch  require_complete and stale modules: named; kBadInput  a
+///        damaged blob (without allow_older); as ucp::Convert
 /// Collective. Source: MoC-System section 4.3; algorithm section 6.3; docs/formats/store.md.
 Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink);
 

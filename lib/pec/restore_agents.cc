@@ -31,19 +31,41 @@ Status Flush(AgentClient& client) {
 
 }  // namespace
 
-/// Root: makes durable what agents hold, and asks what that is. An agent that cannot be reached is
-/// lost with its memory.
+/// Root: the agents that live. All are looked for before one is told to write anything.
+Result<std::vector<bool>> Restoring::FindAgents() const {
+  std::vector<bool> lives(options_.agents.size(), false);
+  for (std::size_t node = 0; node < lives.size(); ++node) {
+    if (options_.lost_nodes.contains(node)) continue;
+    SW_TRY_ASSIGN(os::Address address, os::ParseAddress(options_.agents[node]));
+    AgentClient client(std::move(address));
+    const Result<std::string> answer = client.AskText("status");
+    lives[node] = answer.has_value();
+    if (answer) continue;
+    const bool gone = answer.error().code == Errc::kNotFound || answer.error().code == Errc::kIo;
+    if (!gone) return tl::unexpected<Error>(answer.error());
+    if (options_.lost_unreachable) continue;
+    return Fail(Errc::kNotFound, "agent of node " + std::to_string(node) + ": " +
+                                     answer.error().message +
+                                     "; if the node is lost with its memory, say --lost-nodes " +
+                                     std::to_string(node));
+  }
+  return lives;
+}
+
+/// Root: makes durable what agents hold, and asks what that is.
 Result<std::string> Restoring::FlushAndList() const {
   json answers = json::array();
   const bool flush = !options_.write.dry_run && !options_.read_only;
-  for (const std::string& text : options_.agents) {
-    SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
-    AgentClient client(std::move(address));
-    const Status flushed = flush ? Flush(client) : Status();
-    const Result<std::string> list =
-        flushed ? client.AskText("list") : tl::unexpected<Error>(flushed.error());
-    if (!list && list.error().code != Errc::kNotFound) return tl::unexpected<Error>(list.error());
-    answers.push_back({{"address", text}, {"list", list ? json(*list) : json(nullptr)}});
+  SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents());
+  for (std::size_t node = 0; node < lives.size(); ++node) {
+    json answer = {{"address", options_.agents[node]}, {"list", nullptr}};
+    if (lives[node]) {
+      SW_TRY_ASSIGN(os::Address address, os::ParseAddress(options_.agents[node]));
+      AgentClient client(std::move(address));
+      if (flush) SW_TRY(Flush(client));
+      SW_TRY_ASSIGN(answer["list"], client.AskText("list"));
+    }
+    answers.push_back(std::move(answer));
   }
   return answers.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -52,9 +74,11 @@ Status Restoring::TakeLists(const std::string& text) {
   const json answers = json::parse(text, nullptr, false);
   SW_CHECK(answers.is_array());  // rank 0 has made it
   std::uint32_t remote = 0;
-  for (const json& answer : answers) {
+  for (std::size_t position = 0; position < answers.size(); ++position) {
+    const json& answer = answers[position];
     const auto name = answer["address"].get<std::string>();
     if (answer["list"].is_null()) {
+      report_.lost_nodes.push_back(position);
       report_.lost_agents.push_back(name);
       continue;
     }
@@ -75,8 +99,9 @@ Status Restoring::AskAgents() {
   sink_.Pass("agents");
   SW_TRY_ASSIGN(const std::string text, comm_.OnRootText([&] { return FlushAndList(); }));
   SW_TRY(comm_.Agree(TakeLists(text)));
-  for (const std::string& lost : report_.lost_agents) {
-    sink_.Warn("agent " + lost + ": not reached; what it held is lost");
+  for (std::size_t i = 0; i < report_.lost_nodes.size(); ++i) {
+    sink_.Warn("node " + std::to_string(report_.lost_nodes[i]) + " (" + report_.lost_agents[i] +
+               "): lost with what it held in memory");
   }
   return {};
 }

@@ -62,6 +62,7 @@ class Restoring {
 
   // restore_agents.cc: what agents hold.
   Status AskAgents();  // collective
+  Result<std::vector<bool>> FindAgents() const;
   Result<std::string> FlushAndList() const;
   Status TakeLists(const std::string& text);
   Result<dialect::SourceSet> CatalogueOf(const Manifest& manifest) const;
@@ -77,6 +78,7 @@ class Restoring {
 
   // restore.cc
   Status TakeLoss();
+  Status EnterLoss(std::optional<double> plt);
   Status Write();   // collective
   Status Record();  // collective
   std::vector<StoredCheckpoint> Newer() const;

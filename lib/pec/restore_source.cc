@@ -157,6 +157,7 @@ Status Restoring::BuildSource() {
   // The checkpoint's own files are gone or of another iteration: nothing may be linked to them.
   for (dialect::SourceFile& file : input_.set.files) file.path.clear();
   input_.checkpoint.map = std::move(map);
+  input_.checkpoint.proved = false;
   input_.bytes = std::make_unique<StoreBytes>(input_.checkpoint.map, files, first_other,
                                               other_ ? other_->bytes.get() : nullptr);
   return {};

@@ -194,24 +194,84 @@ Status Saving::AbandonNewer(const Store& store) const {
       SW_TRY_ASSIGN(const ManifestLines manifest, store.ReadManifestLines(*base));
       recovery.state = manifest.head.state;
     }
+    SW_TRY_ASSIGN(recovery.state.dynamic_k, NewestDynamicK(store, checkpoints, last));
   }
   return store.AddRecovery(recovery);
 }
 
+/// Iterations since the checkpoint that this one continues; 0 if there is none.
+std::uint64_t Saving::Interval() const {
+  return parent_ == nullptr ? 0 : report_.iteration - parent_->iteration;
+}
+
+std::uint32_t Saving::k_snapshot() const {
+  return options_.dynamic_k ? state_.dynamic_k->k : options_.k_snapshot;
+}
+
+std::uint32_t Saving::k_persist() const {
+  return options_.dynamic_k ? k_snapshot() : options_.k_persist.value_or(options_.k_snapshot);
+}
+
+/// The budget is the run's: what it has spent is not forgotten with a checkpoint that is given up.
+/// So it is that of the newest checkpoint or recovery, not that of the parent.
+Status Saving::TakeDynamicK(const std::optional<Recovery>& last) {
+  if (base_) {
+    const bool recovered = last && last->manifest >= base_->head.sequence;
+    state_.dynamic_k = recovered ? last->state.dynamic_k : base_->head.state.dynamic_k;
+  }
+  if (!options_.dynamic_k) return {};
+  const DynamicKOptions& asked = *options_.dynamic_k;
+  if (options_.tokens == nullptr) {
+    return Fail(
+        Errc::kUsage,
+        "--dynamic-k: lost tokens are known from the tokens per expert only: give --tokens");
+  }
+  if (!state_.dynamic_k) {
+    const std::uint32_t most = *std::max_element(model_.experts.begin(), model_.experts.end());
+    SW_TRY_ASSIGN(state_.dynamic_k,
+                  MakeDynamicK(most, options_.k_snapshot, asked.limit, asked.predict));
+  }
+  DynamicK& now = *state_.dynamic_k;
+  SW_TRY(CheckExperts(now, model_.experts));
+  if (now.limit != asked.limit || now.predict != asked.predict) {
+    const auto text = [](double limit, bool predict) {
+      return std::to_string(limit) + " in mode " + (predict ? "predict" : "react");
+    };
+    return Fail(Errc::kMismatch, options_.store + ": dynamic K with a limit of " +
+                                     text(now.limit, now.predict) + ", now " +
+                                     text(asked.limit, asked.predict));
+  }
+  if (asked.iterations > 0) now.iterations = asked.iterations;
+  if (Interval() > 0) {
+    const std::uint64_t run = now.iterations > 0 ? now.iterations : report_.iteration;
+    RaiseAhead(&now, EvenFaultCost(model_.experts, Interval(), run));
+  }
+  report_.dynamic_k = ReportOf(now, model_.experts, Interval(), report_.iteration);
+  return {};
+}
+
 Status Saving::TakeState() {
-  if (model_.experts.empty()) return {};
+  if (model_.experts.empty()) {
+    if (!options_.dynamic_k) return {};
+    return Fail(Errc::kUsage,
+                "--dynamic-k: " + input_.checkpoint.tag + " is of a model without experts");
+  }
   SW_TRY_ASSIGN(map_, EvenExpertMap(model_.experts,
                                     static_cast<std::uint32_t>(input_.checkpoint.topology.ep)));
+  std::optional<Recovery> last;
+  if (base_) {
+    SW_TRY_ASSIGN(last, store_->LastRecovery());
+  }
   if (parent_ == nullptr) {
     state_.snapshot = MakeLevelState(model_.experts, options_.k_snapshot);
     state_.persist = MakeLevelState(model_.experts, options_.k_snapshot);
   } else {
     state_ = parent_->state;
-    SW_TRY_ASSIGN(const std::optional<Recovery> last, store_->LastRecovery());
     if (last && last->manifest == parent_->sequence) state_ = last->state;
     SW_TRY(Validate(state_.snapshot, model_.experts));
     SW_TRY(Validate(state_.persist, model_.experts));
   }
+  SW_TRY(TakeDynamicK(last));
   if (options_.tokens == nullptr) {
     state_.counted_to.reset();
     return {};
@@ -228,8 +288,8 @@ Status Saving::Select() {
   if (model_.experts.empty()) return {};
   SelectionOptions select;
   select.policy = options_.policy;
-  select.k_snapshot = options_.k_snapshot;
-  select.k_persist = options_.k_persist.value_or(options_.k_snapshot);
+  select.k_snapshot = k_snapshot();
+  select.k_persist = k_persist();
   select.max_age = options_.max_age;
   const bool counts = options_.policy == Policy::kLoadAware || options_.policy == Policy::kBudget ||
                       options_.policy == Policy::kBudgetGlobal;
@@ -260,17 +320,16 @@ Status Saving::Select() {
 
 Result<std::uint64_t> Saving::BudgetExperts() const {
   if (!options_.budget_bytes) return std::uint64_t{options_.k_snapshot} * model_.experts.size();
-  std::uint64_t nonexpert = 0;
-  std::uint64_t expert = 0;
+  ModelBytes bytes;
+  bytes.expert.resize(1);
   for (const Module& module : model_.modules) {
-    std::uint64_t selected = 0;
-    for (const Component component : kAllComponents) {
-      const bool always = !module.id.is_expert() || Keeps(component);
-      (always ? nonexpert : selected) += module.part(component).bytes;
-    }
-    expert = std::max(expert, selected);
+    (module.id.is_expert() ? bytes.expert[0] : bytes.nonexpert)
+        .push_back({module.part(Component::kWeights).bytes, module.part(Component::kMaster).bytes,
+                    module.part(Component::kMoments).bytes});
   }
-  SW_TRY_ASSIGN(const ExpertBudget budget, BudgetOf(*options_.budget_bytes, expert, nonexpert));
+  const Keep keep{Keeps(Component::kWeights), Keeps(Component::kMaster),
+                  Keeps(Component::kMoments)};
+  SW_TRY_ASSIGN(const ExpertBudget budget, BudgetOf(*options_.budget_bytes, bytes, keep));
   if (budget.stall_bytes > 0) {
     sink_.Warn("--budget " + FormatBytes(*options_.budget_bytes) + ": the non-expert part is " +
                FormatBytes(budget.stall_bytes) + " larger; it is saved, and no expert");
@@ -335,6 +394,8 @@ Result<SnapshotChoice> Saving::Choose(const SelectionState* level) {
   }
   choice.model = std::move(model_);
   choice.selection = std::move(report_.selection.snapshot);
+  choice.k_snapshot = k_snapshot();
+  choice.k_persist = k_persist();
   choice.state = std::move(state_);
   return choice;
 }

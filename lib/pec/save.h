@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 #include "exec/run.h"
 #include "moe/load_trace.h"
+#include "pec/dynamic_run.h"
 #include "pec/lost_tokens.h"
 #include "pec/manifest.h"
 #include "pec/modules.h"
@@ -28,12 +29,21 @@ struct Snapshotted {
   std::uint64_t recovery = 0;  ///< the last one of the store that the agent knew, 0: none
 };
 
+/// K that grows as lost tokens add up. The first save of a store with it fixes limit and mode.
+struct DynamicKOptions {
+  double limit = kPltLimit;      ///< PLT of the whole run
+  bool predict = false;          ///< raise K before a fault could exceed its share
+  std::uint64_t iterations = 0;  ///< length of the run; 0: as a save before said, or not known
+};
+
 /// How a checkpoint is saved; the fields are the flags of pec-save.
 struct SaveRequest {
   std::string store;
   Policy policy = Policy::kSequential;
   std::uint32_t k_snapshot = 1;
   std::optional<std::uint32_t> k_persist;  ///< absent: k_snapshot
+  /// K is what the store's state says, k_snapshot where it begins; k_persist must be absent.
+  std::optional<DynamicKOptions> dynamic_k;
   std::optional<std::uint64_t> max_age;
   /// Budget policies: bytes of a checkpoint, of which the non-expert part is taken first; absent:
   /// k_snapshot experts per layer on average.
@@ -69,12 +79,14 @@ struct SaveReport {
   std::uint64_t blobs = 0;
   std::uint64_t blobs_written = 0;
   std::uint64_t blobs_unchanged = 0;
-  std::uint64_t text_bytes = 0;  ///< manifest and catalogue
-  std::vector<std::uint64_t> rank_bytes;
-  std::uint64_t bottleneck_bytes = 0;
-  std::uint64_t bound_bytes = 0;
+  std::uint64_t text_bytes = 0;           ///< manifest and catalogue
+  std::vector<std::uint64_t> rank_bytes;  ///< [rank]: of `bytes`, what it hashes and writes
+  std::uint64_t bottleneck_bytes = 0;     ///< largest of rank_bytes
+  std::uint64_t bound_bytes = 0;          ///< no cut into whole blobs does better
+  std::uint32_t cut_ep = 0;               ///< as BlobShares::ep
   /// Tokens that the experts left out would lose at a fault now, and of all since their last save.
   std::optional<TokensAtRisk> at_risk;
+  std::optional<DynamicKReport> dynamic_k;  ///< as the checkpoint has it
   std::uint64_t members_verified = 0;
   std::uint64_t members_in_part = 0;  ///< read in part, so that their checksum tells nothing
 };
@@ -97,6 +109,8 @@ struct SnapshotChoice {
   KeptComponents keep{};
   Selection selection;   ///< every expert as long as the store has no checkpoint
   SelectionState state;  ///< both levels before the snapshot, tokens counted up to `iteration`
+  std::uint32_t k_snapshot = 1;  ///< K of this snapshot
+  std::uint32_t k_persist = 1;
 };
 
 /// Chooses what a snapshot takes, as Save does for a checkpoint, and writes nothing.

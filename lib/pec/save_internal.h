@@ -43,6 +43,10 @@ class Saving {
   bool Dropped(const StoredCheckpoint& checkpoint) const;
   Status AbandonNewer(const Store& store) const;
   Status TakeState();
+  Status TakeDynamicK(const std::optional<Recovery>& last);
+  std::uint64_t Interval() const;
+  std::uint32_t k_snapshot() const;
+  std::uint32_t k_persist() const;
   Status Select();
   Result<std::uint64_t> BudgetExperts() const;
   bool Keeps(Component component) const;
@@ -57,10 +61,10 @@ class Saving {
   Status ShareSums(exec::SourceSums* sums);                  // collective
   Status CommitOnRoot(const std::vector<BlobResult>& mine);  // collective
   Status Commit(const std::vector<BlobResult>& results);     // root
-  Result<std::vector<BlobJob>> MyJobs() const;
-  Result<HeldModule> BaseModule(std::uint32_t module) const;
+  Result<std::vector<BlobJob>> MyJobs();
+  Result<HeldModule> BaseModule(std::uint32_t module);
   Result<std::string> ManifestText(const Manifest& manifest,
-                                   const std::vector<BlobResult>& results) const;
+                                   const std::vector<BlobResult>& results);
 
   comm::Comm& comm_;
   ucp::Input& input_;
@@ -70,14 +74,16 @@ class Saving {
   os::Lock lock_;  // root only
   std::optional<Store> store_;
   std::optional<ManifestLines> base_;  // the newest checkpoint: what is unchanged is known from it
+  std::vector<std::optional<HeldModule>> base_modules_;  // by module, those read from its line
   std::optional<ManifestLines> before_;  // its parent, where the newest is of this iteration
   const Manifest* parent_ = nullptr;     // whose selection this one continues
   ExpertMap map_;
   SelectionState state_;
   std::optional<TokenRecord> tokens_;
   plan::Target target_;
-  std::vector<Wanted> wanted_;                // by file of the target but for the last
-  std::optional<std::uint32_t> passed_file_;  // in the target
+  std::vector<std::uint32_t> target_tensors_;  // by tensor of the target: the source tensor it is
+  std::vector<Wanted> wanted_;                 // by file of the target but for the last
+  std::optional<std::uint32_t> passed_file_;   // in the target
   std::string incoming_;
   SaveReport report_;
 };

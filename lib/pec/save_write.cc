@@ -8,7 +8,7 @@
 #include "pec/module_reads.h"
 #include "pec/read_blobs.h"
 #include "pec/save_internal.h"
-#include "pec/sharding.h"
+#include "pec/share.h"
 #include "ucp/replicas.h"
 
 namespace shardwright::pec::save {
@@ -23,8 +23,8 @@ struct Line {
 }  // namespace
 
 void Saving::AddBlob(std::uint32_t module, Component component) {
-  const std::uint32_t file =
-      AddModuleFile(input_.checkpoint.map, model_.modules[module], component, &target_);
+  const std::uint32_t file = AddModuleFile(input_.checkpoint.map, model_.modules[module], component,
+                                           &target_, &target_tensors_);
   wanted_.push_back({module, component, file, 0});
 }
 
@@ -55,17 +55,26 @@ void Saving::ListJobs() {
 }
 
 Status Saving::ShareJobs() {
-  // A module stays together: its components are read from the same files.
-  std::vector<std::uint64_t> bytes(model_.modules.size(), 0);
-  for (const Wanted& one : wanted_) bytes[one.module] += target_.files[one.file].bytes;
-  const std::vector<std::uint64_t> start(static_cast<std::size_t>(comm_.size()), 0);
-  SW_TRY_ASSIGN(const ShardPlan plan, ShardModules(bytes, start, 0, {}));
-  std::vector<int> rank(model_.modules.size(), 0);
-  for (const ShardPiece& piece : plan.pieces) rank[piece.module] = static_cast<int>(piece.rank);
-  for (Wanted& one : wanted_) one.rank = rank[one.module];
-  report_.rank_bytes = plan.rank_bytes;
-  report_.bottleneck_bytes = plan.bottleneck;
-  report_.bound_bytes = plan.bound;
+  std::vector<ModuleBlobs> modules(model_.modules.size());
+  for (std::size_t i = 0; i < modules.size(); ++i) modules[i].id = model_.modules[i].id;
+  for (std::size_t m = 0; m < report_.selection.persist.size(); ++m) {
+    for (const std::uint32_t e : report_.selection.persist[m]) {
+      modules[model_.expert_module(m, e)].selected = true;
+    }
+  }
+  for (const Wanted& one : wanted_) {
+    modules[one.module].bytes[static_cast<std::size_t>(one.component)] =
+        target_.files[one.file].bytes;
+  }
+  SW_TRY_ASSIGN(const BlobShares shares,
+                ShareBlobs(map_, modules, static_cast<std::uint32_t>(comm_.size())));
+  for (Wanted& one : wanted_) {
+    one.rank = static_cast<int>(shares.rank[one.module][static_cast<std::size_t>(one.component)]);
+  }
+  report_.rank_bytes = shares.rank_bytes;
+  report_.bottleneck_bytes = shares.bottleneck;
+  report_.bound_bytes = shares.bound;
+  report_.cut_ep = shares.ep;
   return {};
 }
 
@@ -92,14 +101,21 @@ Status Saving::OpenIncoming() {
 }
 
 /// What the newest checkpoint holds of a module.
-Result<HeldModule> Saving::BaseModule(std::uint32_t module) const {
+Result<HeldModule> Saving::BaseModule(std::uint32_t module) {
   if (!base_) return HeldModule();
-  return ParseModule(base_->lines[module], model_.modules[module].name,
-                     store_->ManifestPath({base_->head.sequence, base_->head.iteration, false}));
+  base_modules_.resize(model_.modules.size());
+  std::optional<HeldModule>& held = base_modules_[module];
+  if (!held) {
+    SW_TRY_ASSIGN(
+        held,
+        ParseModule(base_->lines[module], model_.modules[module].name,
+                    store_->ManifestPath({base_->head.sequence, base_->head.iteration, false})));
+  }
+  return *held;
 }
 
 /// The blobs that this rank writes.
-Result<std::vector<BlobJob>> Saving::MyJobs() const {
+Result<std::vector<BlobJob>> Saving::MyJobs() {
   std::vector<BlobJob> jobs;
   std::uint32_t module = ~std::uint32_t{0};
   HeldModule held;
@@ -123,7 +139,8 @@ Result<std::vector<BlobJob>> Saving::MyJobs() const {
 Status Saving::Write() {
   sink_.Pass("write");
   SW_TRY(OpenIncoming());
-  Result<plan::Plan> made = plan::Plan::Make(input_.checkpoint.map, target_);
+  Result<plan::Plan> made =
+      plan::Plan::Make(input_.checkpoint.map, target_, {input_.checkpoint.proved, target_tensors_});
   SW_TRY(comm_.Agree(made ? Status() : Status(tl::unexpected<Error>(made.error()))));
   if (options_.verify == exec::Verify::kReplicas) {
     sink_.Pass("replicas");
@@ -138,6 +155,7 @@ Status Saving::Write() {
   blobs.incoming = incoming_ + "/" + std::to_string(comm_.rank());
   blobs.zstd = options_.zstd;
   blobs.note_sums = options_.verify != exec::Verify::kNone;
+  blobs.look_for_known = options_.verify == exec::Verify::kReadback;
   blobs.threads = options_.threads;
   exec::SourceSums sums(input_.checkpoint.map.members.size());
   Result<std::vector<BlobResult>> results =
@@ -208,7 +226,7 @@ Status Saving::CommitOnRoot(const std::vector<BlobResult>& mine) {
 
 /// The new manifest: lines of the newest one as they are, but for the modules that were saved.
 Result<std::string> Saving::ManifestText(const Manifest& manifest,
-                                         const std::vector<BlobResult>& results) const {
+                                         const std::vector<BlobResult>& results) {
   std::vector<std::string_view> lines;
   std::vector<std::string> made;
   if (base_) {
@@ -239,8 +257,8 @@ Status Saving::Commit(const std::vector<BlobResult>& results) {
   manifest.iteration = report_.iteration;
   manifest.tag = input_.checkpoint.tag;
   manifest.policy = std::string(Name(options_.policy));
-  manifest.k_snapshot = options_.k_snapshot;
-  manifest.k_persist = options_.k_persist.value_or(options_.k_snapshot);
+  manifest.k_snapshot = k_snapshot();
+  manifest.k_persist = k_persist();
   for (const BlobResult& result : results) {
     report_.written_bytes += result.written_bytes;
     report_.blobs_written += result.written_bytes > 0 ? 1 : 0;

@@ -124,6 +124,30 @@ struct ExpertLoads {
   }
 };
 
+/// Adds equal parts of `bytes` to the live ranks; lower ones have the larger parts.
+Status AddEvenly(std::uint64_t bytes, const std::vector<bool>& live,
+                 std::vector<std::uint64_t>* loads) {
+  const auto ranks = static_cast<std::uint64_t>(std::count(live.begin(), live.end(), true));
+  std::uint64_t seen = 0;
+  for (std::size_t r = 0; r < live.size(); ++r) {
+    if (!live[r]) continue;
+    const std::uint64_t part = bytes / ranks + (seen++ < bytes % ranks ? 1 : 0);
+    SW_TRY_ASSIGN((*loads)[r], CheckedAdd((*loads)[r], part));
+  }
+  return {};
+}
+
+Status ValidateBytes(const ExpertMap& map, const PerExpert<ExpertBytes>& expert_bytes,
+                     const Counts& kept_bytes) {
+  if (ShapeOf(expert_bytes) != map.experts()) {
+    return Fail(Errc::kMismatch,
+                "bytes of experts: another number of MoE layers or experts than "
+                "the expert map has");
+  }
+  if (kept_bytes.empty()) return {};
+  return ValidateShape(kept_bytes, map.experts(), "kept bytes");
+}
+
 /// \pre the owners are those of a selection that fits the map
 Result<std::vector<std::uint64_t>> ExpertLoad(const ExpertMap& map,
                                               const std::vector<ExpertOwner>& owners,
@@ -228,40 +252,60 @@ Result<SavePlan> PlanSave(const ExpertMap& map, const Selection& selection,
                           const PerExpert<ExpertBytes>& expert_bytes, const Counts& kept_bytes,
                           std::span<const std::uint64_t> nonexpert_bytes, const SaveRanks& ranks,
                           const SaveOptions& options) {
-  if (ShapeOf(expert_bytes) != map.experts()) {
-    return Fail(Errc::kMismatch,
-                "bytes of experts: another number of MoE layers or experts than "
-                "the expert map has");
-  }
-  if (!kept_bytes.empty()) SW_TRY(ValidateShape(kept_bytes, map.experts(), "kept bytes"));
+  SW_TRY(ValidateBytes(map, expert_bytes, kept_bytes));
   SavePlan plan;
   SW_TRY_ASSIGN(plan.experts, CutExperts(map, selection, ranks));
   SW_TRY_ASSIGN(plan.expert_bytes, ExpertLoad(map, plan.experts, expert_bytes, kept_bytes, ranks));
 
-  std::vector<std::uint64_t> start = options.start;
+  SW_TRY_ASSIGN(const std::vector<bool> live, LiveRanks(ranks.dp, ranks.excluded));
+  plan.rank_bytes = plan.expert_bytes;
+  SW_TRY(AddEvenly(options.nonexpert_split, live, &plan.rank_bytes));
+
+  plan.start = options.start;
   if (!options.adaptive) {
-    start.assign(ranks.dp, 0);
-  } else if (start.empty()) {
-    start = plan.expert_bytes;
+    plan.start.assign(ranks.dp, 0);
+  } else if (plan.start.empty()) {
+    plan.start = plan.rank_bytes;
   }
-  if (start.size() != ranks.dp) {
-    return Fail(Errc::kMismatch, "start loads of " + std::to_string(start.size()) +
+  if (plan.start.size() != ranks.dp) {
+    return Fail(Errc::kMismatch, "start loads of " + std::to_string(plan.start.size()) +
                                      " ranks, expected " + std::to_string(ranks.dp));
   }
   SW_TRY_ASSIGN(plan.nonexpert,
-                ShardModules(nonexpert_bytes, start, options.split_above, ranks.excluded));
-  plan.rank_bytes = plan.expert_bytes;
+                ShardModules(nonexpert_bytes, plan.start, options.split_above, ranks.excluded));
+  const std::vector<std::uint64_t> fixed = plan.rank_bytes;
   for (const ShardPiece& piece : plan.nonexpert.pieces) {
     SW_TRY_ASSIGN(plan.rank_bytes[piece.rank],
                   CheckedAdd(plan.rank_bytes[piece.rank], piece.last - piece.first));
   }
   plan.bottleneck = *std::max_element(plan.rank_bytes.begin(), plan.rank_bytes.end());
   SW_TRY_ASSIGN(const std::uint64_t total, SumOf(plan.rank_bytes));
-  SW_TRY_ASSIGN(const std::vector<bool> live, LiveRanks(ranks.dp, ranks.excluded));
-  plan.bound = BoundOf(plan.nonexpert.pieces, plan.expert_bytes, live, total);
+  plan.bound = BoundOf(plan.nonexpert.pieces, fixed, live, total);
   plan.ideal =
       CeilDiv(total, static_cast<std::uint64_t>(std::count(live.begin(), live.end(), true)));
   return plan;
+}
+
+Result<SavePlan> PlanSave(const SavedModel& model, const Selection& selection) {
+  return PlanSave(model.map, selection, model.expert_bytes, model.kept_bytes, model.nonexpert_bytes,
+                  model.ranks, model.options);
+}
+
+Result<std::vector<std::uint64_t>> UnsharedBytes(const SavedModel& model,
+                                                 const Selection& selection) {
+  SW_TRY(ValidateBytes(model.map, model.expert_bytes, model.kept_bytes));
+  SW_TRY_ASSIGN(std::vector<ExpertOwner> owners, CutExperts(model.map, selection, model.ranks));
+  const std::vector<std::vector<std::uint32_t>> holders = HoldersOf(model.ranks, model.map.ep);
+  for (ExpertOwner& owner : owners) owner.rank = holders[owner.rank % model.map.ep].front();
+  SW_TRY_ASSIGN(std::vector<std::uint64_t> bytes,
+                ExpertLoad(model.map, owners, model.expert_bytes, model.kept_bytes, model.ranks));
+  SW_TRY_ASSIGN(const std::vector<bool> live, LiveRanks(model.ranks.dp, model.ranks.excluded));
+  SW_TRY(AddEvenly(model.options.nonexpert_split, live, &bytes));
+  const auto first = std::find(live.begin(), live.end(), true) - live.begin();
+  std::uint64_t& of_first = bytes[static_cast<std::size_t>(first)];
+  SW_TRY_ASSIGN(const std::uint64_t rest, SumOf(model.nonexpert_bytes));
+  SW_TRY_ASSIGN(of_first, CheckedAdd(of_first, rest));
+  return bytes;
 }
 
 bool IsUneven(std::uint64_t k, std::uint64_t moe_layers, std::uint64_t dp) {

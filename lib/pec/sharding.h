@@ -88,10 +88,13 @@ struct ExpertBytes {
 
 /// How a checkpoint is shared.
 struct SaveOptions {
+  /// Bytes of the non-expert part that a ZeRO run has split over all ranks already: live ranks save
+  /// equal parts of them, to the byte.
+  std::uint64_t nonexpert_split = 0;
   std::uint64_t split_above = 0;  ///< as ShardModules
   bool adaptive = true;           ///< false: the non-expert part is cut without a look at experts
-  /// Bytes of each rank to start from in place of this checkpoint's expert bytes (the plan of
-  /// phase 0 for the whole run); empty: this checkpoint's.
+  /// Bytes of each rank to start from in place of this checkpoint's expert and split bytes (the
+  /// plan of phase 0 for the whole run); empty: this checkpoint's.
   std::vector<std::uint64_t> start;
 };
 
@@ -100,6 +103,7 @@ struct SavePlan {
   std::vector<ExpertOwner> experts;         ///< ascending module
   ShardPlan nonexpert;                      ///< its rank_bytes start from what the cut looked at
   std::vector<std::uint64_t> expert_bytes;  ///< [rank]
+  std::vector<std::uint64_t> start;         ///< [rank], what the cut of the rest started from
   std::vector<std::uint64_t> rank_bytes;    ///< [rank], experts and non-expert part
   std::uint64_t bottleneck = 0;             ///< largest of rank_bytes
   std::uint64_t bound = 0;                  ///< no cut of the non-expert part does better
@@ -118,6 +122,27 @@ Result<SavePlan> PlanSave(const ExpertMap& map, const Selection& selection,
                           const PerExpert<ExpertBytes>& expert_bytes, const Counts& kept_bytes,
                           std::span<const std::uint64_t> nonexpert_bytes, const SaveRanks& ranks,
                           const SaveOptions& options);
+
+/// The model and how it is saved.
+struct SavedModel {
+  ExpertMap map;
+  PerExpert<ExpertBytes> expert_bytes;
+  Counts kept_bytes;  ///< empty: nothing is kept
+  std::vector<std::uint64_t> nonexpert_bytes;
+  SaveRanks ranks;
+  SaveOptions options;
+};
+
+/// PlanSave of a model.
+Result<SavePlan> PlanSave(const SavedModel& model, const Selection& selection);
+
+/// Bytes of each rank when copies do not share the work: of those that hold an expert the lowest
+/// rank saves it, and the lowest of all ranks the non-expert part; split bytes are saved where they
+/// are. What a plan is compared with.
+/// \error as PlanSave
+/// Pure. Source: MoC-System section 4 (baseline); docs/pec-planning.md section 7.
+Result<std::vector<std::uint64_t>> UnsharedBytes(const SavedModel& model,
+                                                 const Selection& selection);
 
 /// Whether a partial save of equal experts gives some ranks more than others: K*M mod D_dp != 0.
 /// \pre dp > 0

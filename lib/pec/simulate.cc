@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <random>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "base/checked.h"
 #include "base/limits.h"
 #include "pec/overhead.h"
+#include "pec/saved_model.h"
 
 namespace shardwright::pec {
 namespace {
@@ -68,16 +70,22 @@ class Run {
       : input_(input), experts_(input.map.experts()), history_(std::move(history)) {
     row_.policy = policy;
     ledger_ = LossLedger::Make(experts_);
-    levels_.memory = MakeLevelState(experts_, policy.k_snapshot);
-    levels_.storage = MakeLevelState(experts_, policy.k_persist);
+    k_snapshot_ = policy.k_snapshot;
+    k_persist_ = policy.dynamic_limit ? policy.k_snapshot : policy.k_persist;
+    levels_.memory = MakeLevelState(experts_, k_snapshot_);
+    levels_.storage = MakeLevelState(experts_, k_persist_);
     for (std::uint32_t n : experts_) levels_.node.emplace_back(n, kNoNode);
     newest_ = levels_;
   }
 
   Result<SimulationRow> Go() {
-    SW_TRY(MeasureExperts());
+    SW_TRY_ASSIGN(saved_, SavedModelOf(input_.model, input_.keep, input_.map, input_.ranks, 0));
+    saved_.options.split_above = input_.split_above;
+    whole_run_ = ObservedTokens(history_, input_.tokens.size());
+    if (row_.policy.dynamic_limit) SW_TRY(StartDynamicK(*row_.policy.dynamic_limit));
     std::size_t fault = 0;
     for (std::uint64_t i = 1; i <= input_.tokens.size(); ++i) {
+      ++step_;
       SW_TRY(CountTokens(&levels_.memory, input_.tokens[i - 1]));
       SW_TRY(CountTokens(&levels_.storage, input_.tokens[i - 1]));
       if (i % input_.interval == 0) SW_TRY(Checkpoint(i));
@@ -91,53 +99,27 @@ class Run {
   }
 
  private:
-  /// Bytes of experts and modules as the cut wants them.
-  Status MeasureExperts() {
-    for (const ComponentBytes& module : input_.model.nonexpert) {
-      SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(module));
-      nonexpert_bytes_.push_back(bytes);
-    }
-    for (const std::vector<ComponentBytes>& layer : input_.model.expert) {
-      std::vector<ExpertBytes>& cut = expert_bytes_.emplace_back();
-      std::vector<std::uint64_t>& kept = kept_bytes_.emplace_back();
-      for (const ComponentBytes& expert : layer) {
-        SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(expert));
-        kept.push_back(KeptBytes(expert, input_.keep));
-        cut.push_back({bytes - kept.back(), 0});
-      }
-    }
-    return {};
-  }
-
   Result<TwoLevelSelection> Select() const {
     if (levels_.iteration == 0 && input_.first_full) {
       return TwoLevelSelection{SelectAll(experts_), SelectAll(experts_)};
     }
-    SelectionOptions options{row_.policy.policy, row_.policy.k_snapshot, row_.policy.k_persist,
-                             row_.policy.max_age, 0};
-    options.budget = std::uint64_t{row_.policy.k_persist} * experts_.size();
+    SelectionOptions options{row_.policy.policy, k_snapshot_, k_persist_, row_.policy.max_age, 0};
+    options.budget = std::uint64_t{k_persist_} * experts_.size();
     return SelectTwoLevels(input_.map, levels_.memory, levels_.storage, options);
-  }
-
-  Result<SavePlan> Cut(const Selection& selection) const {
-    SaveOptions options;
-    options.split_above = input_.split_above;
-    return PlanSave(input_.map, selection, expert_bytes_, kept_bytes_, nonexpert_bytes_,
-                    input_.ranks, options);
   }
 
   Status Checkpoint(std::uint64_t iteration) {
     const bool whole = levels_.iteration == 0 && input_.first_full;
     SW_TRY_ASSIGN(const TwoLevelSelection chosen, Select());
-    SW_TRY(NoteRisk(chosen.persist));
+    SW_TRY(NoteRisk(chosen.persist, iteration));
     SW_TRY_ASSIGN(const CheckpointSize snapshot,
                   SizeOfCheckpoint(input_.model, chosen.snapshot, input_.keep));
     SW_TRY_ASSIGN(const CheckpointSize persist,
                   SizeOfCheckpoint(input_.model, chosen.persist, input_.keep));
     SW_TRY_ASSIGN(row_.snapshot_bytes, CheckedAdd(row_.snapshot_bytes, snapshot.bytes));
     SW_TRY_ASSIGN(row_.persist_bytes, CheckedAdd(row_.persist_bytes, persist.bytes));
-    SW_TRY_ASSIGN(const SavePlan memory, Cut(chosen.snapshot));
-    SW_TRY_ASSIGN(const SavePlan storage, Cut(chosen.persist));
+    SW_TRY_ASSIGN(const SavePlan memory, PlanSave(saved_, chosen.snapshot));
+    SW_TRY_ASSIGN(const SavePlan storage, PlanSave(saved_, chosen.persist));
     if (!whole && storage.bottleneck > row_.bottleneck_bytes) {
       row_.bottleneck_bytes = storage.bottleneck;
       row_.bound_bytes = storage.bound;
@@ -164,8 +146,9 @@ class Run {
   }
 
   /// What storage will not have after a checkpoint, of what it does not have before it.
-  Status NoteRisk(const Selection& persisted) {
+  Status NoteRisk(const Selection& persisted, std::uint64_t iteration) {
     SW_TRY_ASSIGN(const TokensAtRisk risk, RiskOf(Unsaved(levels_.storage), persisted));
+    row_.risk.push_back({step_, iteration, risk.fraction()});
     risk_sum_ += risk.fraction();
     row_.risk_max = std::max(row_.risk_max, risk.fraction());
     return {};
@@ -197,6 +180,7 @@ class Run {
     back.memory.tokens = back.storage.tokens;
     back.memory.covered = back.storage.tokens;
     back.memory.version = version;
+    SW_TRY(EnterFault(loss, entry));
     entry.layer = loss.layer;
     row_.run.faults.push_back(std::move(entry));
     levels_ = std::move(back);
@@ -204,9 +188,43 @@ class Run {
     return {};
   }
 
+  Status StartDynamicK(double limit) {
+    const std::uint32_t experts = *std::max_element(experts_.begin(), experts_.end());
+    DynamicRun& run = row_.dynamic.emplace();
+    SW_TRY_ASSIGN(run.state, MakeDynamicK(experts, k_snapshot_, limit, false));
+    run.k = {{0, 0, k_snapshot_}};
+    return {};
+  }
+
+  /// Faults outlive the training that goes back: what dynamic K has spent stays spent.
+  Status EnterFault(const FaultLoss& loss, const LostTokensRun::Fault& fault) {
+    if (!row_.dynamic) return {};
+    DynamicRun& run = *row_.dynamic;
+    SW_TRY_ASSIGN(const LossSummary cost, SummarizeLoss(loss.layer, whole_run_));
+    SW_TRY(EnterRecovery(&run.state, cost.plt));
+    if (run.state.k == k_snapshot_) return {};
+    k_snapshot_ = k_persist_ = run.state.k;
+    run.k.push_back({step_, fault.iteration, run.state.k});
+    return {};
+  }
+
+  Status FinishDynamicK() {
+    if (!row_.dynamic) return {};
+    DynamicRun& run = *row_.dynamic;
+    std::map<std::uint32_t, double> cost;  // by K, of those that can come yet
+    for (std::uint64_t k = run.state.k; k < run.state.experts; k *= 2) {
+      const auto level = static_cast<std::uint32_t>(k);
+      SW_TRY_ASSIGN(const double loss,
+                    SteadyLoss(run.state.experts, level, static_cast<double>(input_.interval)));
+      SW_TRY_ASSIGN(cost[level], ExpectedPlt(1, loss, static_cast<double>(input_.tokens.size())));
+    }
+    run.faults_covered = FaultsCovered(run.state, [&](std::uint32_t k) { return cost.at(k); });
+    return {};
+  }
+
   Status Finish() {
-    SW_TRY_ASSIGN(row_.loss, SummarizeLoss(ledger_.layer_lost,
-                                           ObservedTokens(history_, input_.tokens.size())));
+    SW_TRY(FinishDynamicK());
+    SW_TRY_ASSIGN(row_.loss, SummarizeLoss(ledger_.layer_lost, whole_run_));
     row_.run.plt = row_.loss.plt;
     if (row_.checkpoints > 0) {
       row_.risk_mean = risk_sum_ / static_cast<double>(row_.checkpoints);
@@ -217,12 +235,14 @@ class Run {
   const SimulationInput& input_;
   LayerExperts experts_;
   TokenHistory history_;
+  LayerTokens whole_run_;
   LossLedger ledger_;
+  std::uint32_t k_snapshot_ = 1;  // now: dynamic K raises both
+  std::uint32_t k_persist_ = 1;
+  std::uint64_t step_ = 0;  // iterations run
   Levels levels_;
   Levels newest_;  // as the newest checkpoint left it
-  std::vector<std::uint64_t> nonexpert_bytes_;
-  PerExpert<ExpertBytes> expert_bytes_;
-  Counts kept_bytes_;
+  SavedModel saved_;
   double risk_sum_ = 0;
   SimulationRow row_;
 };

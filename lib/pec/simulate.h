@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "moe/load_trace.h"
+#include "pec/dynamic_k.h"
 #include "pec/lost_tokens.h"
 #include "pec/records.h"
 #include "pec/selection.h"
@@ -37,6 +38,9 @@ struct SimulatedPolicy {
   std::uint32_t k_snapshot = 1;
   std::uint32_t k_persist = 1;           ///< budget policies take k_persist * M experts in total
   std::optional<std::uint64_t> max_age;  ///< load-aware
+  /// Dynamic K: the PLT that the run may lose. K starts at k_snapshot and doubles at both levels
+  /// after faults; k_persist is not looked at.
+  std::optional<double> dynamic_limit = std::nullopt;
 };
 
 /// Every policy with K = 1, 2, 4, ... up to N (one level: k_snapshot = k_persist), and `full`.
@@ -67,6 +71,29 @@ struct SimulationInput {
 /// Pure.
 Result<std::vector<Counts>> CountsOfTrace(const moe::LoadTrace& trace);
 
+/// Tokens at risk right after a checkpoint.
+struct RiskPoint {
+  std::uint64_t step = 0;       ///< iterations run so far, those run again included
+  std::uint64_t iteration = 0;  ///< of the checkpoint
+  double fraction = 0;
+};
+
+/// A K and the point from which it was used.
+struct KPoint {
+  std::uint64_t step = 0;       ///< as RiskPoint; 0: from the start
+  std::uint64_t iteration = 0;  ///< after which the fault came
+  std::uint32_t k = 0;
+};
+
+/// How dynamic K went.
+struct DynamicRun {
+  DynamicK state;         ///< at the end of the run
+  std::vector<KPoint> k;  ///< ascending step and K
+  /// Faults that the budget still covers at the end, each costing what even routing makes it cost;
+  /// absent as FaultsCovered.
+  std::optional<std::uint64_t> faults_covered;
+};
+
 /// What one policy did in the run.
 struct SimulationRow {
   SimulatedPolicy policy;
@@ -81,6 +108,8 @@ struct SimulationRow {
   std::uint64_t replayed_iterations = 0;  ///< run again after faults
   double stall_s = 0;                     ///< O_save of the slowest partial snapshot
   double overhead_s = 0;                  ///< eq 3: stalls, restarts, iterations run again
+  std::vector<RiskPoint> risk;            ///< by persist, those before faults included
+  std::optional<DynamicRun> dynamic;      ///< with dynamic_limit
   LostTokensRun run;                      ///< for LostTokensRecord
 };
 
@@ -88,10 +117,10 @@ struct SimulationRow {
 /// fault goes back to the newest one. Experts come from memory, or from storage where the node that
 /// saved them is lost. Before the first checkpoint training goes back to iteration 0: nothing
 /// counts as lost. Iterations that are run again route the same tokens, and their faults do not
-/// come back. \error kUsage  no tokens, an interval of 0, faults that descend or lie outside the
-/// run; kMismatch
-///        a map or a model of other experts; as SelectTwoLevels and PlanSave
-/// Pure. Source: docs/pec-planning.md sections 2 to 7.
+/// come back. Dynamic K is told each fault's share of the tokens of the whole run.
+/// \error kUsage  no tokens, an interval of 0, faults that descend or lie outside the run;
+///        kMismatch  a map or a model of other experts; as SelectTwoLevels, PlanSave, MakeDynamicK
+/// Pure. Source: docs/pec-planning.md sections 2 to 7 and 8.2.
 Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPolicy& policy);
 
 /// One row for each policy.

@@ -15,17 +15,16 @@ Status AddTo(ComponentBytes* sum, const ComponentBytes& more) {
   return {};
 }
 
-/// What a checkpoint has of an expert.
-ComponentBytes SavedOf(const ComponentBytes& bytes, bool selected, const Keep& keep) {
+}  // namespace
+
+ComponentBytes SavedBytes(const ComponentBytes& bytes, bool selected, const Keep& keep) {
   if (selected) return bytes;
   return {keep.weights ? bytes.weights : 0, keep.master ? bytes.master : 0,
           keep.moments ? bytes.moments : 0};
 }
 
-}  // namespace
-
 std::uint64_t KeptBytes(const ComponentBytes& bytes, const Keep& keep) {
-  const ComponentBytes kept = SavedOf(bytes, false, keep);
+  const ComponentBytes kept = SavedBytes(bytes, false, keep);
   return kept.weights + kept.master + kept.moments;
 }
 
@@ -54,7 +53,7 @@ Result<CheckpointSize> SizeOfCheckpoint(const ModelBytes& model, const Selection
     selected.assign(model.expert[m].size(), false);
     for (std::uint32_t e : selection[m]) selected[e] = true;
     for (std::size_t e = 0; e < selected.size(); ++e) {
-      SW_TRY(AddTo(&size.expert, SavedOf(model.expert[m][e], selected[e], keep)));
+      SW_TRY(AddTo(&size.expert, SavedBytes(model.expert[m][e], selected[e], keep)));
       SW_TRY(AddTo(&all_experts, model.expert[m][e]));
     }
   }

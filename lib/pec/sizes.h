@@ -25,6 +25,9 @@ struct Keep {
   bool moments = false;
 };
 
+/// What a checkpoint has of an expert: all of it, or only what `keep` names.
+ComponentBytes SavedBytes(const ComponentBytes& bytes, bool selected, const Keep& keep);
+
 /// Bytes of what `keep` names.
 std::uint64_t KeptBytes(const ComponentBytes& bytes, const Keep& keep);
 

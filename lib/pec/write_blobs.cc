@@ -140,12 +140,19 @@ class Writer {
       if (count > 1) SW_TRY(GatherRange(base, 1, count, options_.note_sums, nullptr, &sums));
       SW_TRY(CheckMembers(jobs_[job].file, sums));
       result.ref = Summarize(sums);
-      if (const auto found = store_.Find(result.ref.digest, file.bytes)) {
-        result.ref.zstd = found->zstd;
-        result.unchanged = result.ref.digest == known->digest;
+      result.unchanged = result.ref.digest == known->digest;
+      if (result.unchanged && !options_.look_for_known) {
+        // A manifest that is not collected names it, and the lock keeps collections out: it is
+        // there.
+        result.ref.zstd = known->zstd;
         return {};
       }
-      // Changed behind the first unit: read again, this time to be written.
+      if (const auto found = store_.Find(result.ref.digest, file.bytes)) {
+        result.ref.zstd = found->zstd;
+        return {};
+      }
+      result.unchanged = false;
+      // Changed behind the first unit, or gone: read again, this time to be written.
       SW_TRY_ASSIGN(const os::File out, os::File::Create(Incoming(job)));
       SW_TRY(GatherRange(base, 0, count, false, &out, &sums));
       return Finish(job, out, sums);

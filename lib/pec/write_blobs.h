@@ -18,7 +18,8 @@ namespace shardwright::pec {
 /// One blob to be stored: a file of the plan's target.
 struct BlobJob {
   std::uint32_t file = 0;
-  /// What the store holds of the same component; content that has not changed is only hashed.
+  /// What a manifest of the store that stays names of the same component: content that has not
+  /// changed is only hashed.
   std::optional<BlobRef> known;
 };
 
@@ -33,6 +34,9 @@ struct BlobOptions {
   std::string incoming;  ///< folder for blobs under way; it exists and is this rank's
   bool zstd = false;
   bool note_sums = true;  ///< note checksums of what is read
+  /// Look whether what is known and unchanged is there, and write it again if not. Otherwise a
+  /// manifest that stays is believed.
+  bool look_for_known = false;
   unsigned threads = 1;
 };
 
