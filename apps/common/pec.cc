@@ -25,18 +25,13 @@ std::string Percent(double fraction) {
   return text;
 }
 
-/// "0, 3-5"
-std::string Ranges(std::vector<std::uint32_t> ids) {
-  std::sort(ids.begin(), ids.end());
+/// Bytes of each rank; of many ranks their number.
+std::string Shares(const std::vector<std::uint64_t>& bytes) {
+  constexpr std::size_t kListed = 4;
+  if (bytes.size() > kListed) return std::to_string(bytes.size());
   std::string text;
-  for (std::size_t i = 0; i < ids.size();) {
-    std::size_t last = i;
-    while (last + 1 < ids.size() && ids[last + 1] == ids[last] + 1) ++last;
-    text += (text.empty() ? "" : ", ") + std::to_string(ids[i]);
-    if (last > i) text += "-" + std::to_string(ids[last]);
-    i = last + 1;
-  }
-  return text.empty() ? "none" : text;
+  for (const std::uint64_t one : bytes) text += (text.empty() ? "" : " + ") + FormatBytes(one);
+  return text;
 }
 
 Json LayersJson(const pec::Selection& selection) {
@@ -66,10 +61,42 @@ Json ModuleJson(const pec::RestoredModule& module) {
   return json;
 }
 
+Json DynamicKJson(const pec::DynamicKReport& report) {
+  const pec::DynamicK& now = report.state;
+  return {{"k", now.k},
+          {"experts", now.experts},
+          {"mode", now.predict ? "predict" : "react"},
+          {"levels", now.levels},
+          {"limit", now.limit},
+          {"share", now.share()},
+          {"spent", now.spent},
+          {"total", now.total},
+          {"iterations", now.iterations > 0 ? Json(now.iterations) : Json(nullptr)},
+          {"fault_plt", report.fault_plt ? Json(*report.fault_plt) : Json(nullptr)},
+          {"faults_covered", report.faults_covered ? Json(*report.faults_covered) : Json(nullptr)}};
+}
+
+/// K now, what it has spent of its share, all K of the limit, and faults that are left.
+void ShowDynamicK(cli::Context& context, const pec::DynamicKReport& report) {
+  const pec::DynamicK& now = report.state;
+  std::string covered = "unknown";
+  if (report.fault_plt) {
+    covered = report.faults_covered ? std::to_string(*report.faults_covered) : "any";
+  }
+  cli::Table table({Column{"DYNAMIC K", kRight}, Column{"SPENT", kRight}, Column{"SHARE", kRight},
+                    Column{"TOTAL", kRight}, Column{"LIMIT", kRight},
+                    Column{"FAULTS COVERED", kRight}});
+  table.AddRow({std::to_string(now.k) + " of " + std::to_string(now.experts), Percent(now.spent),
+                Percent(now.share()), Percent(now.total), Percent(now.limit), covered});
+  context.out() << "\n";
+  context.Print(table);
+}
+
 Json LossJson(const pec::RestoreLoss& loss) {
   return {{"lost", loss.fault.layer},
           {"lost_by_expert", loss.fault.lost},
           {"faults", loss.faults},
+          {"fault_plt", loss.plt},
           {"plt", loss.run.plt},
           {"plt_limit", pec::kPltLimit},
           {"mlt_sum", loss.run.mlt_sum},
@@ -79,6 +106,19 @@ Json LossJson(const pec::RestoreLoss& loss) {
 }
 
 }  // namespace
+
+std::string Ranges(std::vector<std::uint32_t> ids) {
+  std::sort(ids.begin(), ids.end());
+  std::string text;
+  for (std::size_t i = 0; i < ids.size();) {
+    std::size_t last = i;
+    while (last + 1 < ids.size() && ids[last + 1] == ids[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(ids[i]);
+    if (last > i) text += "-" + std::to_string(ids[last]);
+    i = last + 1;
+  }
+  return text.empty() ? "none" : text;
+}
 
 Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words) {
   pec::KeptComponents keep{};
@@ -115,6 +155,7 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
                  {"rank_bytes", report.rank_bytes},
                  {"bottleneck_bytes", report.bottleneck_bytes},
                  {"bound_bytes", report.bound_bytes},
+                 {"cut_ep", report.cut_ep == 0 ? Json(nullptr) : Json(report.cut_ep)},
                  {"members_verified", report.members_verified},
                  {"members_in_part", report.members_in_part}};
   if (report.at_risk) {
@@ -122,6 +163,7 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
                                 {"total", report.at_risk->total},
                                 {"fraction", report.at_risk->fraction()}};
   }
+  if (report.dynamic_k) result["dynamic_k"] = DynamicKJson(*report.dynamic_k);
   context.SetResult(std::move(result));
   std::ostream& out = context.out();
   const double share = report.full_bytes == 0 ? 0
@@ -140,13 +182,15 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
   }
   out << "\n";
   if (report.rank_bytes.size() > 1) {
-    out << "ranks     at most " << FormatBytes(report.bottleneck_bytes) << " each, bound "
+    out << "ranks     " << Shares(report.rank_bytes) << ", at most "
+        << FormatBytes(report.bottleneck_bytes) << " each, bound "
         << FormatBytes(report.bound_bytes) << "\n";
   }
   if (report.at_risk) {
     out << "at risk   " << report.at_risk->at_risk << " of " << report.at_risk->total
         << " unsaved tokens (" << Percent(report.at_risk->fraction()) << ")\n";
   }
+  if (report.dynamic_k) ShowDynamicK(context, *report.dynamic_k);
   if (selection.persist.empty()) return;
   cli::Table table({Column{"LAYER", kRight}, Column{"EXPERTS", kRight}, Column{"SAVED", kRight},
                     Column{"WHICH", cli::Table::Align::kLeft, true}});
@@ -187,6 +231,7 @@ Status ShowStore(cli::Context& context, const std::string& path) {
       oldest = std::min(oldest, version);
       versions[manifest.names[i]] = version;
     }
+    const auto& dynamic = manifest.state.dynamic_k;
     const std::string state = one.abandoned ? "abandoned" : "usable";
     table.AddRow(
         {std::to_string(one.sequence), std::to_string(one.iteration), manifest.policy,
@@ -200,6 +245,7 @@ Status ShowStore(cli::Context& context, const std::string& path) {
                     {"k_persist", manifest.k_persist},
                     {"stale_modules", stale},
                     {"missing_modules", missing},
+                    {"dynamic_k", dynamic ? DynamicKJson({*dynamic, {}, {}}) : Json(nullptr)},
                     {"modules", std::move(versions)}});
   }
   context.out() << "store of " << head.modules << " modules, " << head.experts.size()
@@ -211,6 +257,14 @@ Status ShowStore(cli::Context& context, const std::string& path) {
                  {"keep", pec::KeepText(head.keep)},
                  {"checkpoints", std::move(list)},
                  {"recoveries", last ? last->sequence : 0}};
+  SW_TRY_ASSIGN(const auto dynamic, pec::NewestDynamicK(store, checkpoints, last));
+  if (dynamic) {
+    const std::uint64_t newest = pec::NewestIteration(checkpoints);
+    const pec::DynamicKReport now =
+        pec::ReportOf(*dynamic, head.experts, pec::IntervalBefore(checkpoints, newest), newest);
+    ShowDynamicK(context, now);
+    result["dynamic_k"] = DynamicKJson(now);
+  }
   context.SetResult(std::move(result));
   return {};
 }
@@ -271,10 +325,12 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
                       {{"memory", report.memory_bytes},
                        {"peer", report.peer_bytes},
                        {"storage", report.storage_bytes}}},
+                     {"lost_nodes", report.lost_nodes},
                      {"lost_agents", report.lost_agents},
                      {"abandoned", report.abandoned},
                      {"damaged", report.damaged},
                      {"loss", report.loss ? LossJson(*report.loss) : Json(nullptr)},
+                     {"dynamic_k", report.dynamic_k ? DynamicKJson(*report.dynamic_k) : Json()},
                      {"wrote", report.wrote},
                      {"conversion", std::move(convert)}});
   std::ostream& out = context.out();
@@ -284,6 +340,10 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
       << "modules   " << report.modules.size() - experts << " non-expert, " << experts
       << " experts, " << report.stale_modules << " older than iteration " << report.iteration
       << "\n";
+  for (std::size_t i = 0; i < report.lost_nodes.size(); ++i) {
+    out << "lost node " << report.lost_nodes[i] << ": " << cli::Printable(report.lost_agents[i])
+        << "\n";
+  }
   if (report.restarted_modules > 0) {
     out << "restarted " << report.restarted_modules << " experts had no version\n";
   }
@@ -298,6 +358,7 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
   } else if (experts > 0) {
     out << "lost      unknown: the tokens were not counted\n";
   }
+  if (report.dynamic_k) ShowDynamicK(context, *report.dynamic_k);
   if (report.stale_modules == 0) return;
   cli::Table table({Column{"MODULE", cli::Table::Align::kLeft, true}, Column{"VERSION", kRight},
                     Column{"BEHIND", kRight}, Column{"LOST TOKENS", kRight}, Column{"SOURCE"}});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ namespace shardwright::apps {
 /// Parses --keep: components, each once, separated by commas or given several times.
 /// \error kUsage
 Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words);
+
+/// "0, 3-5"
+std::string Ranges(std::vector<std::uint32_t> ids);
 
 /// What a save did, or with --dry-run what it would do.
 void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run);

@@ -1,7 +1,6 @@
 #include "moe-replace/show.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/number.h"
 #include "cli/text.h"
 #include "moe-replace/show_json.h"
 
@@ -19,12 +19,6 @@ using Json = nlohmann::json;
 using Column = cli::Table::Column;
 constexpr auto kLeft = cli::Table::Align::kLeft;
 constexpr auto kRight = cli::Table::Align::kRight;
-
-std::string Fixed(double value, int digits) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
 
 std::string Percent(double share) {
   // What is short of certain is never shown as certain.

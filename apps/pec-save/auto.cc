@@ -1,15 +1,19 @@
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/number.h"
+#include "cli/text.h"
 #include "pec-save/simulate.h"
 #include "pec/auto_config.h"
+#include "pec/bandwidth.h"
 #include "pec/lost_tokens.h"
 #include "pec/overhead.h"
+#include "pec/saved_model.h"
 
 namespace shardwright::apps {
 namespace {
@@ -17,12 +21,6 @@ namespace {
 using Json = nlohmann::json;
 using Column = cli::Table::Column;
 constexpr auto kRight = cli::Table::Align::kRight;
-
-std::string Fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
 
 /// A configuration, what its checkpoints hold, and the terms of eq 4.
 struct Numbers {
@@ -36,26 +34,6 @@ struct Numbers {
   double repeated_s = 0;
   double rate_s = 0;  // eq 14 to 16
 };
-
-Result<pec::SavedModel> SavedModelOf(const Job& job) {
-  pec::SavedModel model;
-  model.map = job.map;
-  model.ranks = job.ranks;
-  for (const pec::ComponentBytes& module : job.model.nonexpert) {
-    SW_TRY_ASSIGN(const std::uint64_t bytes, pec::TotalBytes(module));
-    model.nonexpert_bytes.push_back(bytes);
-  }
-  for (const auto& layer : job.model.expert) {
-    auto& cut = model.expert_bytes.emplace_back();
-    auto& kept = model.kept_bytes.emplace_back();
-    for (const pec::ComponentBytes& expert : layer) {
-      SW_TRY_ASSIGN(const std::uint64_t bytes, pec::TotalBytes(expert));
-      kept.push_back(pec::KeptBytes(expert, job.keep));
-      cut.push_back({bytes - kept.back(), 0});
-    }
-  }
-  return model;
-}
 
 Result<Numbers> NumbersOf(const Job& job, const pec::AutoInput& input) {
   Numbers n;
@@ -106,6 +84,12 @@ Json NumbersJson(const Numbers& n) {
           {"ettr", n.config.ettr}};
 }
 
+Json MeasuredJson(const pec::Bandwidths& measured) {
+  return {{"bytes", pec::kMeasuredBytes},
+          {"persist_bytes_per_s", measured.persist_bytes_per_s},
+          {"snapshot_bytes_per_s", measured.snapshot_bytes_per_s}};
+}
+
 cli::Table NumbersTable(const Numbers& a, const Numbers& b) {
   cli::Table table(
       {Column{"NUMBER"}, Column{"EQ"}, Column{"CHOSEN", kRight}, Column{"FULL", kRight}});
@@ -136,27 +120,48 @@ cli::Table NumbersTable(const Numbers& a, const Numbers& b) {
   return table;
 }
 
+/// Both bandwidths of a rank, measured while all ranks do the same.
+Result<pec::Bandwidths> Measure(cli::Context& context, const std::string& folder) {
+  SW_TRY_ASSIGN(const pec::Bandwidths measured,
+                pec::MeasureBandwidths(context.comm(), folder, context.sink()));
+  const auto rate = [](double bytes_per_s) {
+    return FormatBytes(static_cast<std::uint64_t>(bytes_per_s)) + "/s";
+  };
+  const int ranks = context.comm().size();
+  context.out() << "measured  persist " << rate(measured.persist_bytes_per_s) << ", snapshot "
+                << rate(measured.snapshot_bytes_per_s) << " of a rank"
+                << (ranks > 1 ? ", the slowest of " + std::to_string(ranks) + " at once" : "")
+                << ": " << FormatBytes(pec::kMeasuredBytes) << " written to "
+                << cli::Printable(folder) << " and synced, and as much copied\n\n";
+  return measured;
+}
+
 }  // namespace
 
 Status Auto(cli::Context& context, const cli::App& app, const SaveFlags& save,
             const PlanningFlags& flags) {
   SW_TRY_ASSIGN(const Job job, flags.job.Read(app, save.keep, std::nullopt));
-  SW_TRY_ASSIGN(const pec::SavedModel model, SavedModelOf(job));
+  SW_TRY_ASSIGN(const pec::SavedModel model,
+                pec::SavedModelOf(job.model, job.keep, job.map, job.ranks, 0));
   pec::AutoInput input;
   // The loads of ranks repeat after ep checkpoints at most.
   SW_TRY_ASSIGN(input.snapshot, pec::BottleneckByK(model, job.map.ep, 1));
   input.persist = input.snapshot;
   input.snapshot_bytes_per_s = static_cast<double>(flags.job.snapshot_bandwidth);
   input.persist_bytes_per_s = static_cast<double>(flags.persist_bandwidth);
+  std::optional<pec::Bandwidths> measured;
+  if (!flags.measure.empty()) {
+    SW_TRY_ASSIGN(measured, Measure(context, flags.measure));
+    input.snapshot_bytes_per_s = measured->snapshot_bytes_per_s;
+    input.persist_bytes_per_s = measured->persist_bytes_per_s;
+  }
   input.forward_backward_s = flags.job.forward_backward_s;
   input.iteration_s = flags.job.iteration_s;
   input.fault_rate = flags.fault_rate;
   input.restart_s = flags.job.restart_s;
   input.iterations = static_cast<double>(flags.iterations);
   input.plt_limit = flags.plt_limit;
-  input.lost_share = flags.lost_share >= 0 ? flags.lost_share
-                                           : std::min(1.0, static_cast<double>(job.ranks_per_node) /
-                                                               static_cast<double>(job.ranks.dp));
+  input.lost_share = flags.LostShare(job);
   if (flags.interval != 0) input.interval = flags.interval;
   SW_TRY_ASSIGN(const Numbers chosen, NumbersOf(job, input));
   SW_TRY_ASSIGN(const Numbers full, FullNumbers(job, input));
@@ -165,11 +170,14 @@ Status Auto(cli::Context& context, const cli::App& app, const SaveFlags& save,
                      {"bottleneck_bytes_by_k", input.snapshot.bytes},
                      {"plt_limit", input.plt_limit},
                      {"lost_share", input.lost_share},
+                     {"measured", measured ? MeasuredJson(*measured) : Json(nullptr)},
                      {"faults", input.fault_rate * input.iterations}});
   context.Print(NumbersTable(chosen, full));
   std::ostream& out = context.out();
+  const std::uint64_t interval = chosen.config.interval;
   out << "\nuse --k " << chosen.config.k_snapshot << " --k-persist " << chosen.config.k_persist
-      << " every " << chosen.config.interval << " iterations\n";
+      << (interval == 1 ? " every iteration\n"
+                        : " every " + std::to_string(interval) + " iterations\n");
   if (!chosen.config.plt_in_limit) {
     context.sink().Warn("the expected PLT is above " + Fixed(100 * input.plt_limit, 2) +
                         " %: no K to persist that fits the interval is enough");

@@ -33,6 +33,11 @@ void SaveFlags::AddTo(cli::App& app) {
                             {"full", pec::Policy::kFull}},
                            "which experts: in turn, those with most unsaved tokens, within a "
                            "budget by layer or over all layers, or all");
+  app.AddReal("--dynamic-k", &dynamic_k, 1e-9, 1,
+              "share of lost tokens (PLT) that the run may have: K begins at --k and doubles when "
+              "its part of it is spent; a save needs --tokens");
+  app.AddChoice("--dynamic-k-mode", &dynamic_k_mode, {"react", "predict"},
+                "double K when its part is spent, or before a fault could exceed it");
   app.AddText("--tokens", &tokens, "tokens per expert and iteration (docs/formats/loads.md)",
               "FILE");
   app.AddSize("--budget", &budget,
@@ -76,12 +81,37 @@ Status SaveFlags::CheckRules(cli::App& app) {
   if (policy != pec::Policy::kBudget && policy != pec::Policy::kBudgetGlobal) {
     SW_TRY(refuse("without a budget policy", {"--budget"}));
   }
+  SW_TRY(CheckDynamicK(app));
   if (policy == pec::Policy::kFull) SW_TRY(refuse("with --policy full", {"--k", "--k-persist"}));
   if (k_persist != kUnset && k_persist > k) {
     return Fail(Errc::kUsage,
                 "--k-persist " + std::to_string(k_persist) + " is above --k " + std::to_string(k));
   }
-  return planning.CheckRules(app, mode, mode == Mode::kSimulate ? store : source.input);
+  return planning.CheckRules(app, mode, mode == Mode::kSimulate ? store : source.input,
+                             source.patterns);
+}
+
+Status SaveFlags::CheckDynamicK(const cli::App& app) const {
+  const bool saves = mode == Mode::kSave || mode == Mode::kAgent;
+  if (!app.Given("--dynamic-k")) {
+    for (const char* flag : {"--dynamic-k-mode", "--iterations"}) {
+      if (!saves || !app.Given(flag)) continue;
+      return Fail(Errc::kUsage, std::string(flag) + " means nothing without --dynamic-k");
+    }
+    return {};
+  }
+  if (!saves) return {};
+  if (policy != pec::Policy::kSequential && policy != pec::Policy::kLoadAware) {
+    return Fail(Errc::kUsage, "--dynamic-k means nothing with --policy " +
+                                  std::string(pec::Name(policy)) + ", which has no K");
+  }
+  if (app.Given("--k-persist")) {
+    return Fail(Errc::kUsage, "--dynamic-k and --k-persist exclude each other: both levels have K");
+  }
+  if (!tokens.empty()) return {};
+  return Fail(Errc::kUsage,
+              "--dynamic-k: lost tokens are known from the tokens per expert only: "
+              "give --tokens");
 }
 
 Result<pec::SaveRequest> SaveFlags::Options(const cli::App& app,
@@ -92,6 +122,10 @@ Result<pec::SaveRequest> SaveFlags::Options(const cli::App& app,
   options.policy = policy;
   options.k_snapshot = static_cast<std::uint32_t>(k);
   if (k_persist != kUnset) options.k_persist = static_cast<std::uint32_t>(k_persist);
+  if (app.Given("--dynamic-k")) {
+    options.dynamic_k = pec::DynamicKOptions{dynamic_k, dynamic_k_mode == "predict",
+                                             app.Given("--iterations") ? planning.iterations : 0};
+  }
   options.max_age = Given(max_age);
   if (budget > 0) options.budget_bytes = budget;
   if (app.Given("--keep")) {

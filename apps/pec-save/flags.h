@@ -26,6 +26,8 @@ struct SaveFlags {
   pec::Policy policy = pec::Policy::kSequential;
   std::uint64_t k = 1;
   std::uint64_t k_persist = kUnset;
+  double dynamic_k = 0;
+  std::string dynamic_k_mode = "react";
   std::uint64_t max_age = kUnset;
   std::uint64_t budget = 0;
   std::uint64_t resumed_from = kUnset;
@@ -45,6 +47,9 @@ struct SaveFlags {
   /// \error kUsage
   Result<pec::SaveRequest> Options(const cli::App& app, const cli::CommonFlags& common) const;
   pec::Retention Rules() const;
+
+ private:
+  Status CheckDynamicK(const cli::App& app) const;
 };
 
 }  // namespace shardwright::apps

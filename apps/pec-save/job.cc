@@ -7,7 +7,9 @@
 #include "base/limits.h"
 #include "cli/flags.h"
 #include "common/pec.h"
+#include "dialect/dialect.h"
 #include "pec/store.h"
+#include "ucp/input.h"
 
 namespace shardwright::apps {
 namespace {
@@ -70,6 +72,20 @@ pec::ComponentBytes BytesOf(const pec::HeldModule& module) {
           bytes(pec::Component::kMoments)};
 }
 
+/// Experts that were never saved are as large as others of their layer.
+void FillUnknown(std::vector<pec::ComponentBytes>* layer) {
+  pec::ComponentBytes most;
+  for (const pec::ComponentBytes& expert : *layer) {
+    most = {std::max(most.weights, expert.weights), std::max(most.master, expert.master),
+            std::max(most.moments, expert.moments)};
+  }
+  for (pec::ComponentBytes& expert : *layer) {
+    if (expert.weights == 0) expert.weights = most.weights;
+    if (expert.master == 0) expert.master = most.master;
+    if (expert.moments == 0) expert.moments = most.moments;
+  }
+}
+
 pec::Keep KeepOf(const pec::KeptComponents& keep) { return {keep[0], keep[1], keep[2]}; }
 
 std::vector<std::uint32_t> Numbers(std::size_t count) {
@@ -95,10 +111,13 @@ void JobFlags::AddTo(cli::App& app) {
               "LIST");
   app.AddText("--param-bytes", &param_bytes,
               "bytes of a parameter's weight, master weight and moments", "W,M,O");
-  app.AddCount("--ep", &ep, 1, kMostRanks,
-               "expert-parallel ranks, a divisor of the experts [default: as many as experts]");
+  app.AddCount(
+      "--ep", &ep, 1, kMostRanks,
+      "expert-parallel ranks, a divisor of the experts [default: those of the store's newest "
+      "checkpoint, or as many as experts]");
   app.AddCount("--dp", &dp, 1, kMostRanks,
-               "data-parallel ranks, a multiple of --ep [default: --ep]");
+               "data-parallel ranks, a multiple of --ep [default: those of the store's newest "
+               "checkpoint if they are one, or --ep]");
   app.AddCount("--ranks-per-node", &ranks_per_node, 1, kMostRanks,
                "consecutive ranks whose memory a fault of their node takes");
   app.AddSize("--snapshot-bandwidth", &snapshot_bandwidth,
@@ -137,7 +156,12 @@ Status JobFlags::ReadStore(Job* job) const {
   for (const std::uint32_t count : head.experts) {
     auto& layer = job->model.expert.emplace_back();
     for (std::uint32_t e = 0; e < count; ++e) layer.push_back(BytesOf(manifest.modules[next++]));
+    FillUnknown(&layer);
   }
+  SW_TRY_ASSIGN(const dialect::SourceSet source, from.ReadCatalogue(manifest));
+  SW_TRY_ASSIGN(const dialect::Patterns rules, ucp::ReadPatterns(patterns));
+  SW_TRY_ASSIGN(const dialect::Checkpoint checkpoint, dialect::ReadCheckpoint(source, rules));
+  job->topology = checkpoint.topology;
   job->keep = KeepOf(head.keep);
   job->layer_id = head.layer_id;
   job->newest = std::move(manifest);
@@ -194,13 +218,40 @@ Result<Job> JobFlags::Read(const cli::App& app, const std::vector<std::string>& 
     }
     job.layer_id = trace->layer_id;
   }
-  const auto ranks_ep = ep == kFromModel ? *std::min_element(shape.begin(), shape.end())
-                                         : static_cast<std::uint32_t>(ep);
-  SW_TRY_ASSIGN(job.map, pec::EvenExpertMap(shape, ranks_ep));
-  job.ranks.dp = dp == kFromModel ? ranks_ep : static_cast<std::uint32_t>(dp);
-  SW_TRY(pec::Validate(job.ranks, ranks_ep));
+  std::uint64_t ranks_ep = ep;
+  if (ep == kFromModel) {
+    ranks_ep = job.topology ? job.topology->ep : *std::min_element(shape.begin(), shape.end());
+  }
+  std::uint64_t ranks_dp = dp;
+  if (dp == kFromModel) {
+    // The store's ranks, if they hold what was asked for.
+    const bool fits = job.topology && job.topology->dp % ranks_ep == 0;
+    ranks_dp = fits ? job.topology->dp : ranks_ep;
+  }
+  SW_TRY_ASSIGN(job.map, pec::EvenExpertMap(shape, static_cast<std::uint32_t>(ranks_ep)));
+  job.ranks.dp = static_cast<std::uint32_t>(ranks_dp);
+  SW_TRY(pec::Validate(job.ranks, static_cast<std::uint32_t>(ranks_ep)));
   job.ranks_per_node = static_cast<std::uint32_t>(ranks_per_node);
   return job;
+}
+
+Result<std::vector<std::uint32_t>> ParseRanks(const std::string& text) {
+  std::vector<std::uint32_t> ranks;
+  for (const std::string& part : Split(text, ',')) {
+    const std::vector<std::string> ends = Split(part, '-');
+    if (ends.size() > 2) {
+      return Fail(Errc::kUsage, "\"" + part + "\": expected RANK or FIRST-LAST");
+    }
+    SW_TRY_ASSIGN(const std::uint64_t first, cli::ParseCount(ends.front(), 0, kMostRanks - 1));
+    SW_TRY_ASSIGN(const std::uint64_t last, cli::ParseCount(ends.back(), first, kMostRanks - 1));
+    if (last - first >= kMostRanks - ranks.size()) {
+      return Fail(Errc::kLimit, "more than " + std::to_string(kMostRanks) + " ranks");
+    }
+    for (std::uint64_t rank = first; rank <= last; ++rank) {
+      ranks.push_back(static_cast<std::uint32_t>(rank));
+    }
+  }
+  return ranks;
 }
 
 Result<std::uint64_t> FullBytes(const pec::ModelBytes& model) {

@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "cli/app.h"
+#include "dialect/checkpoint.h"
 #include "pec/manifest.h"
 #include "pec/selection.h"
 #include "pec/sharding.h"
@@ -21,10 +22,11 @@ struct Job {
   pec::SaveRanks ranks;
   pec::Keep keep;
   std::uint32_t ranks_per_node = 1;
-  std::vector<std::string> names;       ///< of the non-expert modules
-  std::vector<std::uint32_t> layer_id;  ///< by MoE layer: its number in the model
-  std::optional<pec::Manifest> newest;  ///< of the store that the sizes are from
-  pec::SelectionState state;            ///< of the store; empty tables without one
+  std::optional<dialect::Topology> topology;  ///< of the store's newest checkpoint
+  std::vector<std::string> names;             ///< of the non-expert modules
+  std::vector<std::uint32_t> layer_id;        ///< by MoE layer: its number in the model
+  std::optional<pec::Manifest> newest;        ///< of the store that the sizes are from
+  pec::SelectionState state;                  ///< of the store; empty tables without one
 
   pec::LayerExperts experts() const { return map.experts(); }
   std::uint32_t nodes() const;
@@ -40,6 +42,7 @@ struct Shape {
 struct JobFlags {
   static constexpr std::uint64_t kFromModel = 0;
 
+  std::vector<std::string> patterns;  ///< of the store's checkpoints
   std::string store;  ///< sizes are those of its newest checkpoint; empty: the flags below
   std::uint64_t experts = 16;
   std::uint64_t moe_layers = 12;
@@ -65,6 +68,9 @@ struct JobFlags {
   Status ReadStore(Job* job) const;
   Status ReadSizes(Job* job) const;
 };
+
+/// "0-3,7" as numbers. \error kUsage  not such a list; kLimit
+Result<std::vector<std::uint32_t>> ParseRanks(const std::string& text);
 
 /// Sum of all components of every module, and of every expert.
 /// \error kBadInput  overflow

@@ -6,6 +6,7 @@
 #include "moe/load_trace.h"
 #include "pec-save/agent_flags.h"
 #include "pec-save/flags.h"
+#include "pec-save/plan.h"
 #include "pec-save/simulate.h"
 #include "pec/check_store.h"
 #include "pec/collect.h"
@@ -62,7 +63,9 @@ int main(int argc, char** argv) {
                               "Saves all but the experts, and two of each MoE layer."},
                              {"--check store/", "Verifies every blob of a store."},
                              {"--simulate tokens.jsonl --faults 0.02 --interval 10",
-                              "Shows what each policy and K saves, loses and costs."}});
+                              "Shows what each policy and K saves, loses and costs."},
+                             {"--plan --k 2 --dp 16 --ep 8 --checkpoints 4",
+                              "Shows what the next checkpoints hold and who saves what."}});
   apps::SaveFlags flags;
   apps::AgentFlags agent;
   app.Use({Shared::kDryRun, Shared::kVerify, Shared::kThreads, Shared::kMemory, Shared::kList,
@@ -91,6 +94,8 @@ int main(int argc, char** argv) {
         return apps::Simulate(context, app, flags, flags.planning);
       case apps::Mode::kAuto:
         return apps::Auto(context, app, flags, flags.planning);
+      case apps::Mode::kPlan:
+        return apps::Plan(context, app, flags);
     }
     return {};
   });

@@ -11,6 +11,7 @@ constexpr unsigned kCollect = Bits(Mode::kCollect);
 constexpr unsigned kAgent = Bits(Mode::kAgent);
 constexpr unsigned kSimulate = Bits(Mode::kSimulate);
 constexpr unsigned kAuto = Bits(Mode::kAuto);
+constexpr unsigned kPlan = Bits(Mode::kPlan);
 
 struct Use {
   const char* flag;
@@ -24,22 +25,25 @@ constexpr Use kModes[] = {{"--list", kList},
                           {"--status", Bits(Mode::kAsk)},
                           {"--tell", Bits(Mode::kAsk)},
                           {"--simulate", kSimulate},
-                          {"--auto", kAuto}};
+                          {"--auto", kAuto},
+                          {"--plan", kPlan}};
 
 /// Where a flag means something.
-constexpr Use kUses[] = {{"--k", kSave | kAgent | kSimulate},
-                         {"--k-persist", kSave | kAgent | kSimulate},
-                         {"--policy", kSave | kAgent | kSimulate},
-                         {"--max-age", kSave | kAgent | kSimulate},
-                         {"--keep", kSave | kAgent | kSimulate | kAuto},
+constexpr Use kUses[] = {{"--k", kSave | kAgent | kSimulate | kPlan},
+                         {"--k-persist", kSave | kAgent | kSimulate | kPlan},
+                         {"--dynamic-k", kSave | kAgent | kSimulate | kPlan},
+                         {"--dynamic-k-mode", kSave | kAgent | kPlan},
+                         {"--policy", kSave | kAgent | kSimulate | kPlan},
+                         {"--max-age", kSave | kAgent | kSimulate | kPlan},
+                         {"--keep", kSave | kAgent | kSimulate | kAuto | kPlan},
                          {"--partial-start", kSave | kSimulate},
-                         {"--tokens", kSave | kAgent},
-                         {"--budget", kSave | kAgent},
+                         {"--tokens", kSave | kAgent | kPlan},
+                         {"--budget", kSave | kAgent | kPlan},
                          {"--compress", kSave | kAgent},
                          {"--resumed-from", kSave},
                          {"--iteration", kSave},
                          {"--also", kSave | kAgent},
-                         {"--patterns", kSave | kAgent | kCheck},
+                         {"--patterns", kSave | kAgent | kCheck | kSimulate | kAuto | kPlan},
                          {"--node-local", kSave | kAgent},
                          {"--dry-run", kSave | kCollect},
                          {"--verify", kSave | kAgent},
@@ -57,25 +61,44 @@ constexpr Use kUses[] = {{"--k", kSave | kAgent | kSimulate},
                          {"--node-share", kSimulate},
                          {"--seed", kSimulate},
                          {"--csv", kSimulate},
+                         {"--page", kSimulate},
                          {"--force", kSimulate},
                          {"--persist-bandwidth", kAuto},
+                         {"--measure", kAuto},
                          {"--fault-rate", kAuto},
-                         {"--iterations", kAuto},
+                         {"--iterations", kSave | kAgent | kAuto | kPlan},
                          {"--plt-limit", kSimulate | kAuto},
-                         {"--lost-share", kAuto},
-                         {"--interval", kSimulate | kAuto},
-                         {"--experts", kAuto},
-                         {"--moe-layers", kAuto},
-                         {"--expert-params", kSimulate | kAuto},
-                         {"--nonexpert-params", kSimulate | kAuto},
-                         {"--param-bytes", kSimulate | kAuto},
-                         {"--ep", kSimulate | kAuto},
-                         {"--dp", kSimulate | kAuto},
-                         {"--ranks-per-node", kSimulate | kAuto},
-                         {"--snapshot-bandwidth", kSimulate | kAuto},
+                         {"--lost-share", kAuto | kPlan},
+                         {"--interval", kSimulate | kAuto | kPlan},
+                         {"--experts", kAuto | kPlan},
+                         {"--moe-layers", kAuto | kPlan},
+                         {"--expert-params", kSimulate | kAuto | kPlan},
+                         {"--nonexpert-params", kSimulate | kAuto | kPlan},
+                         {"--param-bytes", kSimulate | kAuto | kPlan},
+                         {"--ep", kSimulate | kAuto | kPlan},
+                         {"--dp", kSimulate | kAuto | kPlan},
+                         {"--ranks-per-node", kSimulate | kAuto | kPlan},
+                         {"--snapshot-bandwidth", kSimulate | kAuto | kPlan},
                          {"--forward-backward", kSimulate | kAuto},
-                         {"--iteration-time", kSimulate | kAuto},
-                         {"--restart-time", kSimulate | kAuto}};
+                         {"--iteration-time", kSimulate | kAuto | kPlan},
+                         {"--restart-time", kSimulate | kAuto},
+                         {"--checkpoints", kPlan},
+                         {"--zero", kPlan},
+                         {"--split-above", kPlan},
+                         {"--dead-ranks", kPlan},
+                         {"--copies", kPlan},
+                         {"--pp", kPlan},
+                         {"--copy-bandwidth", kPlan},
+                         {"--gradients", kPlan},
+                         {"--full-every", kPlan},
+                         {"--micro-batches", kPlan},
+                         {"--forward-time", kPlan},
+                         {"--backward-time", kPlan},
+                         {"--chunks", kPlan},
+                         {"--capacity", kPlan},
+                         {"--lost-tokens", kPlan},
+                         {"--checkpoint-time", kPlan},
+                         {"--retrieval-time", kPlan}};
 
 /// "--simulate or --auto", without the save itself, which no flag names.
 std::string NamesOf(unsigned modes) {
@@ -107,6 +130,10 @@ void ModeFlags::AddTo(cli::App& app) {
   app.AddFlag("--auto", &choose,
               "choose K, K to persist and the interval for the store INPUT, if given, or for the "
               "sizes below");
+  app.AddFlag(
+      "--plan", &plan,
+      "show the next checkpoints of the store INPUT, if given, or of the sizes below: bytes, "
+      "experts, shares of ranks, and what the flags of --plan ask for");
 }
 
 Result<Mode> ModeFlags::Choose(const cli::App& app) const {
@@ -154,6 +181,9 @@ Status CheckArguments(cli::App& app, Mode mode, const std::string& input,
     case Mode::kAuto:
       app.MayLack(&input);
       return one("--auto", "a store or none");
+    case Mode::kPlan:
+      app.MayLack(&input);
+      return one("--plan", "a store or none");
   }
   return {};
 }

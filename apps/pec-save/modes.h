@@ -17,6 +17,7 @@ enum class Mode : unsigned {
   kAsk = 32,  ///< --status, --tell
   kSimulate = 64,
   kAuto = 128,
+  kPlan = 256,
 };
 
 /// The flags that name a mode; none: save.
@@ -28,6 +29,7 @@ struct ModeFlags {
   std::string tell;
   bool simulate = false;
   bool choose = false;  ///< --auto
+  bool plan = false;
 
   void AddTo(cli::App& app);
   /// The mode asked for.

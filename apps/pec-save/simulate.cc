@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
@@ -11,11 +10,14 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/number.h"
 #include "cli/text.h"
 #include "moe/load_trace.h"
 #include "os/commit.h"
+#include "os/dir.h"
 #include "pec/fault_list.h"
 #include "pec/simulate.h"
+#include "pec/simulate_page.h"
 
 namespace shardwright::apps {
 namespace {
@@ -24,12 +26,6 @@ using Json = nlohmann::json;
 using Column = cli::Table::Column;
 constexpr auto kRight = cli::Table::Align::kRight;
 constexpr std::uint64_t kInterval = 10;
-
-std::string Fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
 
 /// A number reads as a rate, anything else is a file.
 std::optional<double> AsRate(const std::string& text) {
@@ -87,6 +83,17 @@ Result<std::vector<pec::SimulatedPolicy>> PoliciesOf(const cli::App& app, const 
   if (policies.empty()) {
     return Fail(Errc::kUsage, "a layer of one expert leaves no choice: only --policy full");
   }
+  if (!app.Given("--dynamic-k")) return policies;
+  if (app.Given("--policy") && save.policy != pec::Policy::kSequential) {
+    return Fail(Errc::kUsage, "--dynamic-k goes with --policy sequential, not " +
+                                  std::string(pec::Name(save.policy)));
+  }
+  if (app.Given("--k-persist")) {
+    return Fail(Errc::kUsage,
+                "--k-persist means nothing with --dynamic-k, whose K is that of both levels");
+  }
+  const std::uint32_t start = one_k ? k : 1;
+  policies.push_back({pec::Policy::kSequential, start, start, std::nullopt, save.dynamic_k});
   return policies;
 }
 
@@ -103,30 +110,47 @@ std::optional<std::size_t> Best(const std::vector<pec::SimulationRow>& rows, dou
   return best;
 }
 
+Json DynamicJson(const pec::DynamicRun& dynamic) {
+  Json history = Json::array();
+  for (const pec::KPoint& point : dynamic.k) {
+    history.push_back({{"iteration", point.iteration}, {"step", point.step}, {"k", point.k}});
+  }
+  const auto& covered = dynamic.faults_covered;
+  return {{"limit", dynamic.state.limit},
+          {"levels", dynamic.state.levels},
+          {"spent", dynamic.state.total},
+          {"spent_of_level", dynamic.state.spent},
+          {"history", std::move(history)},
+          {"faults_covered", covered ? Json(*covered) : Json(nullptr)}};
+}
+
 Json RowJson(const pec::SimulationRow& row) {
-  return {{"policy", pec::Name(row.policy.policy)},
-          {"k", row.policy.k_snapshot},
-          {"k_persist", row.policy.k_persist},
-          {"checkpoints", row.checkpoints},
-          {"snapshot_bytes", row.snapshot_bytes},
-          {"bytes", row.persist_bytes},
-          {"bottleneck_bytes", row.bottleneck_bytes},
-          {"bound_bytes", row.bound_bytes},
-          {"plt", row.loss.plt},
-          {"mlt_sum", row.loss.mlt_sum},
-          {"mlt_avg", row.loss.mlt_avg},
-          {"plt_by_layer", row.loss.layer},
-          {"risk_mean", row.risk_mean},
-          {"risk_max", row.risk_max},
-          {"repeated_iterations", row.replayed_iterations},
-          {"stall_s", row.stall_s},
-          {"overhead_s", row.overhead_s}};
+  Json json = {{"policy", pec::Name(row.policy.policy)},
+               {"k", row.policy.k_snapshot},
+               {"k_persist", row.policy.k_persist},
+               {"checkpoints", row.checkpoints},
+               {"snapshot_bytes", row.snapshot_bytes},
+               {"bytes", row.persist_bytes},
+               {"bottleneck_bytes", row.bottleneck_bytes},
+               {"bound_bytes", row.bound_bytes},
+               {"plt", row.loss.plt},
+               {"mlt_sum", row.loss.mlt_sum},
+               {"mlt_avg", row.loss.mlt_avg},
+               {"plt_by_layer", row.loss.layer},
+               {"risk_mean", row.risk_mean},
+               {"risk_max", row.risk_max},
+               {"repeated_iterations", row.replayed_iterations},
+               {"stall_s", row.stall_s},
+               {"overhead_s", row.overhead_s}};
+  if (row.dynamic) json["dynamic"] = DynamicJson(*row.dynamic);
+  return json;
 }
 
 std::string RowsCsv(const std::vector<pec::SimulationRow>& rows) {
   std::string text =
       "policy,k,k_persist,checkpoints,snapshot_bytes,bytes,bottleneck_bytes,bound_bytes,plt,"
-      "mlt_sum,mlt_avg,risk_mean,risk_max,repeated_iterations,stall_s,overhead_s\n";
+      "mlt_sum,mlt_avg,risk_mean,risk_max,repeated_iterations,stall_s,overhead_s,dynamic_limit,"
+      "dynamic_k\n";
   for (const pec::SimulationRow& row : rows) {
     text += std::string(pec::Name(row.policy.policy));
     for (const std::uint64_t value :
@@ -140,14 +164,11 @@ std::string RowsCsv(const std::vector<pec::SimulationRow>& rows) {
       text += "," + Fixed(value, 9);
     }
     text += "," + std::to_string(row.replayed_iterations) + "," + Fixed(row.stall_s, 6) + "," +
-            Fixed(row.overhead_s, 6) + "\n";
+            Fixed(row.overhead_s, 6) + ",";
+    if (row.dynamic) text += Fixed(row.dynamic->state.limit, 9);
+    text += "," + (row.dynamic ? std::to_string(row.dynamic->k.back().k) : "") + "\n";
   }
   return text;
-}
-
-std::string LevelsText(const pec::SimulatedPolicy& policy) {
-  const std::string k = std::to_string(policy.k_snapshot);
-  return policy.k_persist == policy.k_snapshot ? k : k + "/" + std::to_string(policy.k_persist);
 }
 
 cli::Table RowsTable(const std::vector<pec::SimulationRow>& rows) {
@@ -156,13 +177,27 @@ cli::Table RowsTable(const std::vector<pec::SimulationRow>& rows) {
                     Column{"MLT %", kRight}, Column{"RISK %", kRight}, Column{"STALL s", kRight},
                     Column{"COST s", kRight}});
   for (const pec::SimulationRow& row : rows) {
-    table.AddRow({std::string(pec::Name(row.policy.policy)), LevelsText(row.policy),
-                  FormatBytes(row.persist_bytes), FormatBytes(row.bottleneck_bytes),
-                  FormatBytes(row.bound_bytes), Fixed(100 * row.loss.plt, 3),
-                  Fixed(100 * row.loss.mlt_sum, 2), Fixed(100 * row.risk_mean, 2),
-                  Fixed(row.stall_s, 3), Fixed(row.overhead_s, 1)});
+    table.AddRow({pec::PolicyText(row), pec::LevelsText(row), FormatBytes(row.persist_bytes),
+                  FormatBytes(row.bottleneck_bytes), FormatBytes(row.bound_bytes),
+                  Fixed(100 * row.loss.plt, 3), Fixed(100 * row.loss.mlt_sum, 2),
+                  Fixed(100 * row.risk_mean, 2), Fixed(row.stall_s, 3), Fixed(row.overhead_s, 1)});
   }
   return table;
+}
+
+void ShowDynamic(std::ostream& out, const pec::DynamicRun& dynamic) {
+  out << "dynamic K " << dynamic.k.front().k;
+  for (std::size_t i = 1; i < dynamic.k.size(); ++i) {
+    out << ", " << dynamic.k[i].k << " after iteration " << dynamic.k[i].iteration;
+  }
+  out << "; lost " << Fixed(100 * dynamic.state.total, 3) << " of "
+      << Fixed(100 * dynamic.state.limit, 3) << " %, covers ";
+  if (dynamic.faults_covered) {
+    out << *dynamic.faults_covered
+        << (*dynamic.faults_covered == 1 ? " more fault\n" : " more faults\n");
+  } else {
+    out << "any number of faults\n";
+  }
 }
 
 void ShowRows(cli::Context& context, const PlanningFlags& flags, const Job& job,
@@ -204,19 +239,41 @@ void ShowRows(cli::Context& context, const PlanningFlags& flags, const Job& job,
          "PLT, MLT  lost tokens, mean and sum of the layers; RISK  unsaved after a checkpoint, "
          "mean\n"
          "STALL  of the longest snapshot; COST  stalls, restarts and repeated work of the run\n\n";
+  for (const pec::SimulationRow& row : rows) {
+    if (row.dynamic) ShowDynamic(out, *row.dynamic);
+  }
   if (best) {
     const pec::SimulationRow& row = rows[*best];
     out << "least cost with PLT up to " << Fixed(100 * flags.plt_limit, 2)
-        << " %: " << pec::Name(row.policy.policy) << ", K " << LevelsText(row.policy) << "\n";
+        << " %: " << pec::RowText(row) << "\n";
   } else {
     out << "no row has a PLT up to " << Fixed(100 * flags.plt_limit, 2) << " %\n";
   }
+}
+
+/// Refuses outputs that exist before the run is played.
+Status CheckOutputs(cli::Context& context, const PlanningFlags& flags) {
+  return context.comm().OnRoot([&]() -> Status {
+    for (const std::string& path : {flags.csv, flags.page}) {
+      if (path.empty() || context.flags().force) continue;
+      SW_TRY_ASSIGN(const bool exists, os::Exists(path));
+      if (exists) return Fail(Errc::kBusy, path + ": exists (--force replaces it)");
+    }
+    return {};
+  });
+}
+
+Status WriteText(cli::Context& context, const std::string& path, const std::string& text) {
+  SW_TRY(os::CommitFile(path, text, context.flags().force));
+  context.sink().AddWritten(text.size(), 1);
+  return {};
 }
 
 }  // namespace
 
 Status Simulate(cli::Context& context, const cli::App& app, const SaveFlags& save,
                 const PlanningFlags& flags) {
+  SW_TRY(CheckOutputs(context, flags));
   SW_TRY_ASSIGN(const moe::LoadTrace trace, moe::ReadLoads(save.source.input));
   SW_TRY_ASSIGN(const Job job,
                 flags.job.Read(app, save.keep, Shape{trace.experts, trace.layer_id}));
@@ -238,11 +295,16 @@ Status Simulate(cli::Context& context, const cli::App& app, const SaveFlags& sav
   SW_TRY_ASSIGN(const auto rows, pec::SimulateAll(input, policies));
   SW_TRY_ASSIGN(const std::uint64_t full_bytes, FullBytes(job.model));
   ShowRows(context, flags, job, input, rows, full_bytes);
-  if (flags.csv.empty()) return {};
+  pec::SimulationPage page;
+  page.input = &input;
+  page.rows = rows;
+  page.best = Best(rows, flags.plt_limit);
+  page.plt_limit = flags.plt_limit;
+  page.full_bytes = full_bytes;
+  page.trace_name = cli::Printable(save.source.input);
   return context.comm().OnRoot([&]() -> Status {
-    const std::string text = RowsCsv(rows);
-    SW_TRY(os::CommitFile(flags.csv, text, context.flags().force));
-    context.sink().AddWritten(text.size(), 1);
+    if (!flags.csv.empty()) SW_TRY(WriteText(context, flags.csv, RowsCsv(rows)));
+    if (!flags.page.empty()) SW_TRY(WriteText(context, flags.page, pec::PageText(page)));
     return {};
   });
 }

@@ -18,8 +18,8 @@ Status Simulate(cli::Context& context, const cli::App& app, const SaveFlags& sav
 
 /// pec-save --auto: chooses K_snapshot, K_persist and the interval and shows the model's numbers,
 /// beside those of full checkpoints.
-/// \error as pec::ChooseConfig and pec::BottleneckByK
-/// Local.
+/// \error as pec::ChooseConfig, pec::BottleneckByK and pec::MeasureBandwidths
+/// Collective.
 Status Auto(cli::Context& context, const cli::App& app, const SaveFlags& save,
             const PlanningFlags& flags);
 

@@ -1,0 +1,103 @@
+#include "pec-restore/flags.h"
+
+#include <algorithm>
+
+#include "cli/flags.h"
+#include "dialect/target_spec.h"
+#include "os/socket.h"
+
+namespace shardwright::apps {
+namespace {
+
+using pec::RestoreFormat;
+
+/// What stands between commas, of all values of a flag.
+std::vector<std::string> Words(const std::vector<std::string>& values) {
+  std::vector<std::string> words;
+  for (const std::string& value : values) {
+    for (std::size_t first = 0; first <= value.size();) {
+      const std::size_t comma = std::min(value.find(',', first), value.size());
+      words.push_back(value.substr(first, comma - first));
+      first = comma + 1;
+    }
+  }
+  return words;
+}
+
+/// The values of --lost-nodes.
+Status ParseLost(const std::vector<std::string>& words, pec::RestoreOptions* options) {
+  if (words.empty()) return {};
+  if (options->agents.empty()) {
+    return Fail(Errc::kUsage,
+                "--lost-nodes means nothing without --agents, whose positions it names");
+  }
+  for (const std::string& word : words) {
+    if (word == "unreachable") {
+      options->lost_unreachable = true;
+      continue;
+    }
+    const auto node = cli::ParseCount(word, 0, options->agents.size() - 1);
+    if (!node) return Within("--lost-nodes", node.error());
+    options->lost_nodes.insert(static_cast<std::size_t>(*node));
+  }
+  return {};
+}
+
+}  // namespace
+
+void RestoreFlags::AddTo(cli::App& app) {
+  app.AddInputOutput(&options.store, &output, "store to restore", "folder to make");
+  app.AddCount("--at", &at, 0, std::uint64_t{1} << 53, "no iteration above this");
+  app.AddText("--target", &target,
+              "layout to write, as key=value,... of dp tp pp ep zero dtype sub_group round_robin "
+              "stages; what is not named stays as it was saved",
+              "SPEC");
+  app.AddEnum<RestoreFormat>("--format", &options.format,
+                             {{"deepspeed", RestoreFormat::kDeepSpeed},
+                              {"universal", RestoreFormat::kUniversal},
+                              {"none", RestoreFormat::kNone}},
+                             "files to write: native ones of the layout, atoms, or none: the store "
+                             "only notes what training goes on from");
+  app.AddFlag("--require-complete", &options.require_complete,
+              "refuse modules older than the iteration restored; exit 5");
+  app.AddFlag("--allow-older", &options.allow_older,
+              "where a blob is damaged, go back to the version before; reads and verifies all");
+  app.AddText("--restart-missing", &options.restart_missing,
+              "checkpoint from which experts start again that have no version", "CHECKPOINT");
+  app.AddFlag("--read-only", &options.read_only,
+              "leave the store as it is: newer checkpoints are not abandoned");
+  app.AddList(
+      "--agents", &agents,
+      "agents whose memory is read too, where it has newer versions or the same ones; first "
+      "they save what is not in the store yet; separated by commas",
+      "unix:PATH|HOST:PORT,...");
+  app.AddList(
+      "--lost-nodes", &lost,
+      "agents that are gone with their memory, by position in --agents from 0, separated by "
+      "commas, or \"unreachable\": all that do not answer, which else are an error; copies "
+      "that others keep of them are used",
+      "N,...");
+  app.AddList("--patterns", &options.pattern_files,
+              "file of rules that say how tensor parallelism cuts parameters", "FILE");
+}
+
+Status RestoreFlags::CheckRules(cli::App& app) {
+  SW_TRY_ASSIGN(options.target, dialect::ParseTargetSpec(target));
+  if (at != kUnset) options.at = at;
+  options.agents = Words(agents);
+  for (const std::string& agent : options.agents) SW_TRY(os::ParseAddress(agent));
+  SW_TRY(ParseLost(Words(lost), &options));
+  if (options.require_complete && !options.restart_missing.empty()) {
+    return Fail(Errc::kUsage, "--require-complete and --restart-missing exclude each other");
+  }
+  if (options.format != pec::RestoreFormat::kNone) return {};
+  // Nothing is written there.
+  app.MayLack(&output);
+  for (const char* flag : {"--target", "--force", "--resume", "--verify"}) {
+    if (!app.Given(flag)) continue;
+    return Fail(Errc::kUsage, std::string(flag) + " means nothing with --format none");
+  }
+  return {};
+}
+
+}  // namespace shardwright::apps
