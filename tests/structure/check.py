@@ -14,6 +14,7 @@ ARROWS = {
     "base": [],
     "os": ["base"],
     "comm": ["base"],
+    "page": ["base"],
     "tensor": ["base"],
     "format": ["os", "tensor"],
     "layout": ["tensor"],
@@ -22,8 +23,8 @@ ARROWS = {
     "exec": ["plan", "format", "comm"],
     "device": ["tensor", "comm"],
     "ucp": ["exec", "dialect"],
-    "pec": ["exec", "ucp", "moe"],
-    "moe": ["exec"],
+    "pec": ["exec", "ucp", "moe", "page"],
+    "moe": ["exec", "page"],
     "cli": ["base", "comm"],
 }
 

@@ -75,10 +75,13 @@ class Agents(stores.Stores):
     def tell(self, name, request, code=0):
         return self.run_tool("pec-save", self.address(name), "--tell", request, code=code)
 
-    def checkpoint(self, iteration):
-        """A checkpoint as DeepSpeed leaves it: `latest` last."""
+    def checkpoint(self, iteration, clock=None):
+        """A checkpoint as DeepSpeed leaves it: `latest` last; CLOCK is what the clock shows."""
         moe_checkpoint.write(self.run_folder / "new", MODEL, iteration)
         tag = f"global_step{iteration}"
+        if clock is not None:
+            for path in (self.run_folder / "new").rglob("*"):
+                os.utime(path, (clock, clock))
         shutil.rmtree(self.run_folder / tag, ignore_errors=True)
         (self.run_folder / "new" / tag).rename(self.run_folder / tag)
         (self.run_folder / "new" / "latest").rename(self.run_folder / "latest")
@@ -210,6 +213,19 @@ class Watching(Agents):
         self.assertEqual(self.tell("a", "flush"), {"answer": "4"})
         self.assertEqual(self.end(agent), 0)
         self.assertIn("older than the checkpoint before", agent.stderr.read())
+
+
+    def test_the_clock_may_be_set_back(self):
+        agent = self.start("a", "--k", 4)
+        self.checkpoint(3)
+        self.wait(lambda: self.status("a")["persisted"] == 3)
+        # An hour earlier, and the next one an hour later again.
+        for iteration, ahead in ((4, -3600), (5, 3600), (6, 0)):
+            self.checkpoint(iteration, time.time() + ahead)
+            self.wait(lambda i=iteration: self.status("a")["persisted"] == i)
+        self.assertEqual(self.end(agent), 0)
+        self.assertNotIn("older than", agent.stderr.read())
+        self.run_tool("pec-save", "--check", self.store)
 
 
 class Killed(Agents):
@@ -347,20 +363,89 @@ class Restoring(Agents):
         lost.wait()
         lock.close()
         self.assertEqual(self.newest(), 3)
-        self.restore("out", "--agents", self.address("a"), "--agents", self.address("b"))
+        agents = ["--agents", self.address("a"), "--agents", self.address("b")]
+        self.restore("out", *agents, code=3)
+        self.assertIn("say --lost-nodes 0", self.stderr)
+        self.assertEqual(self.newest(), 3, "the peer was not told to save either")
+        self.assertFalse((self.work / "out").exists())
+        self.restore("out", *agents, "--lost-nodes", 0)
         result = self.report["result"]
-        self.assertEqual(result["lost_agents"], [self.address("a")])
-        self.assertIn("what it held is lost", self.stderr)
+        self.assertEqual((result["lost_nodes"], result["lost_agents"]), ([0], [self.address("a")]))
+        self.assertIn("lost with what it held in memory", self.stderr)
+        self.assertIn("lost node 0", self.stdout)
         self.assertEqual(result["iteration"], 4)
         fresh = [m for m in result["modules"] if m["expert"] and m["version"] == 4]
         self.assertEqual(len(fresh), 6, "three of four experts of two layers were in memory")
         self.same("out", 4, self.report["versions"])
         self.assertEqual(self.end(peer), 0)
 
+    def tcp(self, agent):
+        line = agent.stderr.readline() + agent.stderr.readline()
+        return re.search(r"127\.0\.0\.1:\d+", line).group()
+
+    def test_a_lost_node_among_three(self):
+        self.save(3)
+        far = self.tcp(self.start("b", "--copies-only", "--listen", "127.0.0.1:0"))
+        self.start("c", "--copies-only")
+        lost = self.start("a", "--k", 3, "--k-persist", 1, "--name", "node-a", "--peer", far,
+                          "--peer", self.address("c"))
+        lock = self.hold_lock()
+        self.checkpoint(4)
+        for name in ("b", "c"):
+            self.wait(lambda n=name: [c["iteration"] for c in self.status(n)["copies"]] == [4])
+        lost.kill()
+        lost.wait()
+        lock.close()
+        three = ",".join([self.address("a"), far, self.address("c")])
+        self.restore("out", "--agents", three, "--lost-nodes", 1, code=3)
+        self.assertIn("agent of node 0", self.stderr)
+        self.assertEqual(self.newest(), 3)
+        # What the lost node held is at a peer, here behind TCP; its fourth expert in the store alone.
+        for agents, words, source in ((f"{self.address('a')},{far}", ["0"], "peer"),
+                                      (three, ["unreachable"], "memory"),
+                                      (three, ["0,2"], "peer"), (three, ["0,1,2"], "storage")):
+            lost_nodes = [w for word in words for w in ("--lost-nodes", word)]
+            self.restore("out", "--force", "--agents", agents, *lost_nodes)
+            result = self.report["result"]
+            self.assertEqual(result["iteration"], 4)
+            by_source = {"memory": 0, "peer": 0, "storage": 0}
+            count = dict.fromkeys(by_source, 0)
+            for module in result["modules"]:
+                count[module["source"]] += 1
+                by_source[module["source"]] += sum(
+                    module[part]["bytes"] for part in ("weights", "master", "moments")
+                    if part in module)
+            self.assertEqual(result["bytes"], by_source)
+            experts = [m for m in result["modules"] if m["expert"]]
+            if source == "storage":
+                # The persist level: one expert of each layer is of 4.
+                self.assertEqual(count["storage"], len(result["modules"]))
+                self.assertEqual(sum(m["version"] == 4 for m in experts), 2)
+            else:
+                self.assertEqual(count["storage"], 2)
+                self.assertEqual(count[source], len(result["modules"]) - 2)
+                self.assertEqual({(m["version"], m["source"]) for m in experts},
+                                 {(4, source), (3, "storage")})
+            self.same("out", 4, self.report["versions"])
+        self.assertEqual(result["lost_nodes"], [0, 1, 2])
+
+    def test_lost_nodes_are_not_asked(self):
+        self.start("a", "--k", 3, "--k-persist", 1)
+        self.checkpoint(3)
+        self.wait(lambda: self.status("a")["persisted"] == 3)
+        self.restore("out", "--agents", self.address("a"), "--lost-nodes", 0)
+        result = self.report["result"]
+        self.assertEqual((result["bytes"]["memory"], result["lost_nodes"]), (0, [0]))
+        for words, said in ((["--lost-nodes", 0], "without --agents"),
+                            (["--agents", self.address("a"), "--lost-nodes", 1], "0 to 0"),
+                            (["--agents", self.address("a"), "--lost-nodes", "all"], "all"),
+                            (["--agents", "unix:/x,,"], "address")):
+            self.restore("out2", *words, code=2)
+            self.assertIn(said, self.stderr)
+
     def test_over_tcp(self):
         peer = self.start("b", "--copies-only", "--listen", "127.0.0.1:0")
-        line = peer.stderr.readline() + peer.stderr.readline()
-        address = re.search(r"127\.0\.0\.1:\d+", line).group()
+        address = self.tcp(peer)
         self.start("a", "--k", 2, "--peer", address)
         self.checkpoint(3)
         self.wait(lambda: self.status("b")["copies"])

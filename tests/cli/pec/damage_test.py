@@ -220,6 +220,9 @@ class Ranks(Stores):
                 result = self.save(i, "--k", 1, "--threads", 1, "--tokens", self.tokens_path,
                                    launcher=launcher)
                 self.assertEqual(len(result["rank_bytes"]), ranks)
+                self.assertEqual(sum(result["rank_bytes"]), result["bytes"])
+                self.assertEqual(max(result["rank_bytes"]), result["bottleneck_bytes"])
+                self.assertEqual(" each, bound " in self.stdout, ranks > 1)
                 self.assertLessEqual(result["bottleneck_bytes"], 4 * result["bound_bytes"] / 3)
             stores.append(tree(self.store))
             self.run_tool("pec-save", "--check", self.store, launcher=launcher)
@@ -230,6 +233,16 @@ class Ranks(Stores):
         self.assertEqual(stores[0], stores[2])
         self.assertEqual(outputs[0], outputs[1])
         self.assertEqual(outputs[0], outputs[2])
+
+    def test_ranks_measure_at_once(self):
+        if Given.mpiexec is None:
+            self.skipTest("no MPI launcher given")
+        result = self.run_tool("pec-save", "--auto", "--measure", self.work,
+                               launcher=[Given.mpiexec, "--oversubscribe", "-n", 2])
+        self.assertIn("the slowest of 2 at once", self.stdout)
+        self.assertEqual(self.report["bytes_written"], 512 << 20)
+        self.assertGreater(result["measured"]["persist_bytes_per_s"], 1e6)
+        self.assertEqual([p for p in self.work.iterdir() if not p.name.startswith("report")], [])
 
 
 if __name__ == "__main__":

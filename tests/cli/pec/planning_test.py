@@ -8,9 +8,13 @@ Usage: planning_test.py BIN
 import csv
 import json
 import math
+import os
+import pathlib
+import subprocess
+import xml.etree.ElementTree as ElementTree
 
 import stores
-from stores import ITERATIONS, Stores
+from stores import ITERATIONS, Given, Stores, environment
 
 # 700 bytes beside the experts, 70 each: weights 1, master 2, moments 4 bytes.
 SMALL = ["--nonexpert-params", "60,20x2", "--expert-params", "10", "--param-bytes", "1,2,4"]
@@ -93,6 +97,118 @@ class Planning(Stores):
         self.simulate(*words, "--seed", 3, "--interval", 3, "--force")
         self.assertNotEqual(out.read_bytes(), before)
 
+    def page_of(self, path):
+        """The page as a tree: it is well-formed, runs nothing and asks for nothing."""
+        text = path.read_text(encoding="utf-8")
+        for word in ("http:", "https:", "//", "<script", "<link", "url(", "@import", "src="):
+            self.assertNotIn(word, text.lower())
+        self.assertIn("default-src 'none'", text)
+        return ElementTree.fromstring(text)
+
+    def check_page(self, page, result):
+        """The table has the numbers of the report, and every chart a mark for each of its rows."""
+        rows = page.findall(".//tbody/tr")
+        self.assertEqual(len(rows), len(result["rows"]))
+        for index, (cells, row) in enumerate(zip(rows, result["rows"])):
+            name, *numbers = cells.findall("td")
+            chosen = index == result["best"]
+            self.assertEqual(cells.get("class"), "chosen" if chosen else None)
+            policy = "dynamic K" if "dynamic" in row else row["policy"]
+            self.assertEqual(name.text, policy + (" (chosen)" if chosen else ""))
+            exact = [number.get("title") for number in numbers]
+            self.assertEqual(exact[:4], [str(row[key]) for key in (
+                "k", "bytes", "bottleneck_bytes", "bound_bytes")])
+            for text, key in zip(exact[4:], ("plt", "mlt_sum", "risk_mean", "risk_max", "stall_s",
+                                             "overhead_s")):
+                self.assertAlmostEqual(float(text), row[key], 5)
+        charts = page.findall(".//svg[@class='curves']")
+        self.assertEqual(len(charts), 6)
+        for chart in charts:
+            for curve in chart.iter("polyline"):
+                for pair in curve.get("points").split():
+                    x, y = map(float, pair.split(","))
+                    self.assertTrue(0 <= x <= 540 and 0 <= y <= 290, pair)
+        return charts
+
+    def test_page_shows_the_rows(self):
+        trace = self.trace(2, 8, 40, lambda i, m, e: 1 + (e * e + 3 * i + m) % 17)
+        out, table = self.work / "page.html", self.work / "rows.csv"
+        words = [trace, *SMALL, "--interval", 5, "--faults", self.faults("23 1\n37"),
+                 "--ranks-per-node", 2, "--page", out]
+        result = self.simulate(*words, "--dynamic-k", 0.02, "--plt-limit", 0.3)
+        self.assertNotIn("dynamic", result["rows"][result["best"]])
+        charts = self.check_page(self.page_of(out), result)
+        # Marks of the PLT chart: height is in proportion to the share, from the axis up.
+        marks = {mark.find("title").text: mark for mark in charts[2].iter()
+                 if mark.find("title") is not None and mark.tag in ("circle", "polygon")}
+        ticks = [line for line in charts[2].iter("line") if line.get("class") == "axis"]
+        zero = float(ticks[0].get("y1"))
+        heights = []
+        for row in result["rows"]:
+            for text, mark in marks.items():
+                name = f"{row['policy']}, K {row['k']}:"
+                if mark.tag == "circle" and "dynamic" not in row and text.startswith(name):
+                    heights.append((zero - float(mark.get("cy"))) / row["plt"])
+        self.assertEqual(len(heights), 3)
+        for height in heights:
+            self.assertAlmostEqual(height / heights[0], 1, 1)
+        # Two faults in the chart of tokens at risk, and the ring around the row that was chosen.
+        self.assertEqual(sum(line.get("class") == "event" for line in charts[4].iter("line")), 2)
+        self.assertEqual(sum(ring.get("class") == "ring" for chart in charts
+                             for ring in chart.iter("circle")), 5)
+        before = out.read_bytes()
+        self.simulate(*words, "--csv", table, code=6)
+        self.assertEqual(out.read_bytes(), before)
+        self.assertFalse(table.exists())
+        self.simulate(*words, "--csv", table, "--force", "--k", 2)
+        self.assertNotEqual(out.read_bytes(), before)
+        self.assertTrue(table.exists())
+
+    def test_page_escapes_names(self):
+        trace = self.trace(1, 4, 30)
+        named = trace.rename(self.work / "<b title='x'>&amp;\"\x1b.jsonl")
+        out = self.work / "page.html"
+        result = self.simulate(named, "--faults", 0, "--policy", "full", "--page", out)
+        page = self.page_of(out)
+        self.assertEqual(len(page.findall(".//tbody/tr")), len(result["rows"]))
+        self.assertIn("<b title='x'>&amp;\"\\x1b.jsonl", "".join(page.itertext()))
+
+    def test_page_of_a_real_trace(self):
+        shared = pathlib.Path(os.environ.get(
+            "SHARDWRIGHT_SHARED", pathlib.Path(__file__).resolve().parents[4] / "shared"))
+        trace = shared / "fixtures/routing/gpt_moe_24x32.jsonl"
+        if not trace.exists():
+            self.skipTest(f"no {trace}: set SHARDWRIGHT_SHARED")
+        out = self.work / "page.html"
+        result = self.simulate(trace, "--interval", 1, "--faults", 0.15, "--ranks-per-node", 8,
+                               "--dynamic-k", 0.05, "--page", out)
+        self.check_page(self.page_of(out), result)
+
+    def test_dynamic_k_doubles_as_faults_spend_its_share(self):
+        # 16 experts from K = 1: four levels of 1 %. Faults cost 75, 35, 15 and 5 iterations of
+        # 6400 (the closed form), so levels last 1, 2, 5 and 13 faults.
+        trace = self.trace(1, 16, 6400)
+        at = [400 + 250 * j for j in range(21)]
+        run = lambda faults: self.simulate(
+            trace, "--faults", self.faults("".join(f"{i}\n" for i in faults)), "--policy",
+            "sequential", "--dynamic-k", 0.04, "--k", 1)["rows"][-1]
+        row = run(at[:4])
+        self.assertEqual((row["policy"], row["k"]), ("sequential", 1))
+        dynamic = row["dynamic"]
+        self.assertEqual(dynamic["levels"], 4)
+        self.assertEqual([(p["iteration"], p["k"]) for p in dynamic["history"]],
+                         [(0, 1), (at[0], 2), (at[2], 4)])
+        self.assertAlmostEqual(dynamic["spent"], (75 + 2 * 35 + 15) / 6400, 9)
+        self.assertAlmostEqual(dynamic["spent_of_level"], 15 / 6400, 9)
+        self.assertAlmostEqual(row["plt"], dynamic["spent"], 12)
+        self.assertEqual(dynamic["faults_covered"], 4 + 13)
+        self.assertIn("dynamic K 1, 2 after iteration 400, 4 after iteration 900", self.stdout)
+        self.assertIn("covers 17 more faults", self.stdout)
+        dynamic = run(at)["dynamic"]
+        self.assertEqual((dynamic["history"][-1]["k"], dynamic["faults_covered"]), (16, 0))
+        # Below the limit and one fault for each level.
+        self.assertLess(dynamic["spent"], 0.04 + (75 + 35 + 15 + 5) / 6400)
+
     def test_faults_follow_the_seed(self):
         trace = self.trace(1, 4, 60)
         runs = [self.simulate(trace, "--faults", 0.2, "--seed", seed)["faults"]
@@ -165,12 +281,45 @@ class Planning(Stores):
         self.assertAlmostEqual(result["expected_plt"], 0.01 * loss, 9)
         self.assertIn("expected PLT is above", self.stderr)
 
+    def test_auto_measures(self):
+        folder = self.work / "where"
+        folder.mkdir()
+        result = self.run_tool("pec-save", "--auto", "--measure", folder)
+        measured, chosen = result["measured"], result["chosen"]
+        self.assertEqual(measured["bytes"], 256 << 20)
+        for level, bottleneck in (("persist", "bottleneck_bytes"),
+                                  ("snapshot", "snapshot_bottleneck_bytes")):
+            self.assertGreater(measured[f"{level}_bytes_per_s"], 1e6)
+            self.assertAlmostEqual(chosen[f"{level}_s"] * measured[f"{level}_bytes_per_s"],
+                                   chosen[bottleneck], delta=1)
+        self.assertRegex(self.stdout, r"measured  persist .*/s, snapshot .*/s of a rank")
+        self.assertEqual(self.report["bytes_written"], 256 << 20)
+        self.assertIsNone(self.run_tool("pec-save", "--auto")["measured"])
+        for fault, code in (("write:3:kill", -9), ("write:3:enospc", 7), ("sync:1:eio", 7),
+                            ("write:5:term", 75), ("unlink:1:kill", -9)):
+            done = subprocess.run([Given.bin / "pec-save", "--auto", "--measure", folder],
+                                  env=environment() | {"SHARDWRIGHT_FAULT": fault},
+                                  capture_output=True, timeout=120, check=False)
+            self.assertEqual(done.returncode, code, done.stderr)
+            left = [path.stat().st_size for path in folder.iterdir()]
+            # Only a kill before the file loses its name leaves it, with nothing in it.
+            self.assertEqual(left, [0] if fault == "unlink:1:kill" else [], fault)
+        self.run_tool("pec-save", "--auto", "--measure", self.work / "nowhere", code=3)
+        for flag in ("--persist-bandwidth", "--snapshot-bandwidth"):
+            self.run_tool("pec-save", "--auto", "--measure", folder, flag, "1GB", code=2)
+            self.assertIn("exclude each other", self.stderr)
+        self.run_tool("pec-save", "--simulate", self.work / "t.jsonl", "--measure", folder, code=2)
+
     def test_refusals(self):
         trace = self.trace(1, 4, 10)
         for words, said in (
                 (["--tokens", trace], "--tokens"), (["--dry-run"], "--dry-run"),
                 (["--experts", 4], "--experts"), (["--k-persist", 1], "--k-persist"),
-                (["--fault-rate", 0.1], "--fault-rate"), (["--force"], "--csv"),
+                (["--fault-rate", 0.1], "--fault-rate"), (["--force"], "--csv or --page"),
+                (["--csv", "x", "--page", "x"], "same file"),
+                (["--dynamic-k", 0.1, "--policy", "load-aware"], "load-aware"),
+                (["--dynamic-k", 0.1, "--k", 2, "--k-persist", 1], "--k-persist"),
+                (["--dynamic-k", 0], "--dynamic-k"),
                 (["--auto"], "exclude"), (["--policy", "full", "--k", 2], "--k"),
                 (["--policy", "sequential", "--max-age", 3], "--max-age"),
                 (["--faults", "1.5"], "1.5"), (["--nonexpert-params", "3y2"], "3y2"),
@@ -179,6 +328,9 @@ class Planning(Stores):
                 self.simulate(trace, *words, code=2)
                 self.assertIn(said, self.stderr)
         self.run_tool("pec-save", "--auto", "--k", 2, code=2)
+        self.run_tool("pec-save", "--auto", "--page", "x", code=2)
+        self.run_tool("pec-save", "--auto", "--interval", 1)
+        self.assertIn(" every iteration\n", self.stdout)
         self.run_tool("pec-save", "--auto", self.store, "more", code=2)
         self.run_tool("pec-save", self.store, self.store, "--interval", 2, code=2)
         self.assertIn("without --simulate or --auto", self.stderr)

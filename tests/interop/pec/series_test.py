@@ -95,11 +95,11 @@ def main():
             store = test.save("--policy", policy, "--k", k)
             for at in ITERATIONS if arguments.all else (6, 9):
                 test.restore(store, at, LAYOUTS[0])
-            for layout in LAYOUTS[1:]:
-                test.restore(store, 9, layout)
+            for layout, at in itertools.product(LAYOUTS[1:], ITERATIONS if arguments.all else (9,)):
+                test.restore(store, at, layout)
         full = test.save("--policy", "full")
-        for at in ITERATIONS:
-            test.restore(full, at, LAYOUTS[0])
+        for layout, at in itertools.product(LAYOUTS[:3 if arguments.all else 1], ITERATIONS):
+            test.restore(full, at, layout)
         # Nothing is stale: the losses that follow must be those of the uninterrupted run.
         for layout in LAYOUTS:
             test.restore(full, 9, layout, versions=False)

@@ -25,7 +25,7 @@ class ProtocolTest : public AgentTest {
     ASSERT_TRUE(Snapshot(*agent_, 1));
     ASSERT_TRUE(agent_->Persist(sink_));
     ASSERT_TRUE(Snapshot(*agent_, 2));
-    commands_.snapshot = [this](const std::string& tag) {
+    commands_.snapshot = [this](const std::string& tag, const Agent::Copied&) {
       return Snapshot(*agent_, std::stoull(tag.substr(tag.find_first_of("0123456789"))));
     };
     commands_.flush = [this] { return agent_->Flush(sink_); };

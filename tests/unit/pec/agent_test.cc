@@ -34,12 +34,65 @@ class CountedBytes final : public exec::ByteSource {
   std::atomic<std::uint64_t>* bytes_;
 };
 
+/// Changes a bit of a member.
+class FlippedBytes final : public exec::ByteSource {
+ public:
+  FlippedBytes(std::unique_ptr<exec::ByteSource> source, std::uint32_t member)
+      : source_(std::move(source)), member_(member) {}
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
+    SW_TRY(source_->Read(member, offset, out));
+    if (member == member_ && offset == 0 && !out.empty()) out[0] ^= std::byte{1};
+    return {};
+  }
+  std::uint64_t bytes_read() const override { return source_->bytes_read(); }
+  std::uint64_t files_read() const override { return source_->files_read(); }
+
+ private:
+  std::unique_ptr<exec::ByteSource> source_;
+  const std::uint32_t member_;
+};
+
 os::FaultRule Always(const std::string& target, int error) {
   os::FaultRule rule;
   rule.target = target;
   rule.onward = true;
   rule.error = error;
   return rule;
+}
+
+TEST_F(AgentTest, TrainingWaitsForTheCopyOnly) {
+  Agent agent(Options());
+  std::vector<std::uint64_t> copied;
+  const auto note = [&](std::uint64_t iteration) {
+    copied.push_back(iteration);
+    EXPECT_FALSE(agent.status().newest) << "sums are not known yet";
+  };
+  ASSERT_EQ(*agent.Snapshot(*Open(1), sink_, note), 1U);
+  EXPECT_EQ(copied, std::vector<std::uint64_t>{1});
+  EXPECT_EQ(agent.status().newest, 1U);
+  // It is in memory already: nothing is copied.
+  ASSERT_EQ(*agent.Snapshot(*Open(1), sink_, note), 1U);
+  EXPECT_EQ(copied.size(), 1U);
+}
+
+TEST_F(AgentTest, ComparesSumsAfterTheCopy) {
+  std::uint32_t damaged = 0;
+  for (std::uint32_t m = 0; m < Open(1)->checkpoint.map.members.size(); ++m) {
+    const auto input = Open(1);
+    if (!input->checkpoint.map.members[m].crc32) continue;
+    input->bytes = std::make_unique<FlippedBytes>(std::move(input->bytes), m);
+    bool copied = false;
+    Agent agent(Options());  // the first snapshot takes all, so that no member is read in part
+    const auto taken = agent.Snapshot(*input, sink_, [&](std::uint64_t) { copied = true; });
+    if (taken) continue;  // nobody reads the beginning of this one
+    ++damaged;
+    EXPECT_TRUE(copied);
+    EXPECT_EQ(taken.error().code, Errc::kBadInput);
+    EXPECT_FALSE(agent.wants_persist());
+    EXPECT_EQ(agent.pool()->used_bytes(), 0U);
+    EXPECT_EQ(agent.status().snapshots_failed, 1U);
+  }
+  EXPECT_GT(damaged, 4U);
 }
 
 TEST_F(AgentTest, SnapshotsAllThenASelection) {

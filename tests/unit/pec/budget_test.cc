@@ -81,6 +81,19 @@ TEST(Budget, Bytes) {
   EXPECT_FALSE(IterationBytes(1e300, 1e300));
 }
 
+TEST(Budget, OfAModel) {
+  const ModelBytes model{{{1, 2, 4}, {10, 0, 0}}, {{{20, 40, 80}, {2, 4, 8}}, {{20, 40, 80}}}};
+  auto budget = BudgetOf(17 + 2 * 140, model, {});
+  ASSERT_TRUE(budget) << budget.error().message;
+  EXPECT_EQ(budget->experts, 2U);
+  // The master copies of all three belong to the rest, and an expert is 100 bytes then.
+  budget = BudgetOf(17 + 84 + 199, model, {false, true, false});
+  ASSERT_TRUE(budget);
+  EXPECT_EQ(budget->experts, 1U);
+  EXPECT_EQ(BudgetOf(100, model, {false, true, false})->stall_bytes, 1U);
+  EXPECT_FALSE(BudgetOf(100, model, {true, true, true}));
+}
+
 TEST(Budget, VersionsOfAnotherShape) {
   const auto wrong = SelectGlobally({{1, 2}}, {{1}}, 1);
   ASSERT_FALSE(wrong);

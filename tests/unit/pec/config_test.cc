@@ -113,6 +113,17 @@ TEST(AutoConfig, BottlenecksComeFromThePlan) {
 
 double Cost(std::uint32_t k) { return 0.0025 * (16.0 / k - 1) / 15; }
 
+TEST(DynamicK, ExpectedCostsAreTheExamples) {
+  // N = 16, one iteration between checkpoints, 3000 in all: 7.5 iterations' worth are 0.25 %.
+  const FaultCost even = EvenFaultCost({16, 16}, 1, 3000);
+  for (const std::uint32_t k : {1U, 2U, 4U, 8U, 16U}) EXPECT_NEAR(even(k), Cost(k), 1e-15) << k;
+  // Layers of 16 and 4 experts: K above N of a layer loses nothing there.
+  EXPECT_NEAR(EvenFaultCost({16, 4}, 1, 3000)(4), Cost(4) / 2, 1e-15);
+  EXPECT_TRUE(CheckExperts(*MakeDynamicK(16, 1, 0.1, false), {4, 16}));
+  EXPECT_EQ(CheckExperts(*MakeDynamicK(16, 1, 0.1, false), {4, 8}).error().message,
+            "dynamic K of 16 experts, the largest layer has 8");
+}
+
 // How many faults each level lasts, until K = N.
 std::vector<int> FaultsPerLevel(DynamicK state) {
   std::vector<int> faults;
@@ -137,6 +148,17 @@ TEST(DynamicK, TheWorkedExample) {
   EXPECT_DOUBLE_EQ(state->share(), 0.009375);
   EXPECT_EQ(FaultsPerLevel(*state), (std::vector<int>{4, 9, 19, 57}));
   EXPECT_EQ(FaultsCovered(*state, Cost), 4U + 9 + 19 + 57);
+}
+
+TEST(DynamicK, LevelsAhead) {
+  const auto levels = LevelsAhead(*MakeDynamicK(16, 1, 0.0375, false), Cost);
+  ASSERT_TRUE(levels);
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> found;
+  for (const KLevel& level : *levels) found.emplace_back(level.k, level.faults);
+  EXPECT_EQ(found, (std::vector<std::pair<std::uint32_t, std::uint64_t>>{
+                       {1, 4}, {2, 9}, {4, 19}, {8, 57}}));
+  EXPECT_NEAR((*levels)[1].plt, 0.00117, 5e-6);
+  EXPECT_TRUE(LevelsAhead(*MakeDynamicK(16, 16, 0.1, false), Cost)->empty());
 }
 
 TEST(DynamicK, PredictStaysBelowTheLimit) {

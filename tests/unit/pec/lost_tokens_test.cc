@@ -129,6 +129,23 @@ TEST(Plt, MeanOverTheLayersThatHadTokens) {
   EXPECT_FALSE(KnownTokens({1}, 0));
 }
 
+TEST(Plt, TokensOfARunAreScaledToItsLength) {
+  const TokenHistory history = History(3, 20);
+  const LayerTokens seen = ObservedTokens(history, 10);
+  const auto same = TokensOfRun(history, 10, 0);
+  ASSERT_TRUE(same);
+  EXPECT_EQ(same->tokens, seen.tokens);
+  EXPECT_TRUE(same->observed);
+  const auto whole = TokensOfRun(history, 10, 40);
+  ASSERT_TRUE(whole);
+  EXPECT_FALSE(whole->observed);
+  for (std::size_t m = 0; m < seen.tokens.size(); ++m) {
+    EXPECT_EQ(whole->tokens[m], 4 * seen.tokens[m]);
+  }
+  EXPECT_EQ(TokensOfRun(history, 10, 5)->tokens, seen.tokens) << "a run that is over";
+  EXPECT_EQ(TokensOfRun(history, 10, ~std::uint64_t{0}).error().code, Errc::kBadInput);
+}
+
 TEST(Plt, MltAsPrintedExceedsOne) {
   const auto processed = KnownTokens(std::vector<std::uint64_t>(24, 100), 1);
   const auto summary = SummarizeLoss(std::vector<std::uint64_t>(24, 5), *processed);

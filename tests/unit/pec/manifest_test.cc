@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 namespace shardwright::pec {
 namespace {
@@ -35,6 +36,7 @@ Manifest Sample() {
   manifest.state.persist = MakeLevelState({2}, 1);
   manifest.state.persist.tokens = {{5, 1ULL << 60}};
   manifest.state.counted_to = 500;
+  manifest.state.dynamic_k = DynamicK{2, 1, 1, 0.0375, 0.1 / 3, 0.7 / 3, true, 3000};
   return manifest;
 }
 
@@ -63,6 +65,7 @@ TEST(Manifest, ReadsWhatItWrote) {
   EXPECT_EQ(found->names, wanted.names);
   EXPECT_EQ(found->modules, wanted.modules);
   EXPECT_EQ(found->state.counted_to, 500U);
+  EXPECT_EQ(found->state.dynamic_k, wanted.state.dynamic_k) << "to the last bit";
   ExpectSame(found->state.snapshot, wanted.state.snapshot);
   ExpectSame(found->state.persist, wanted.state.persist);
   EXPECT_EQ(ToText(*found), ToText(wanted));
@@ -137,6 +140,32 @@ TEST(Manifest, RefusesVersionsFromTheFuture) {
   const auto found = ParseManifest(ToText(manifest), "m");
   ASSERT_FALSE(found);
   EXPECT_NE(found.error().message.find("above the checkpoint's iteration"), std::string::npos);
+}
+
+TEST(Manifest, DynamicKIsOptionalAndMustBePossible) {
+  Manifest manifest = Sample();
+  manifest.state.dynamic_k.reset();
+  const std::string without = ToText(manifest);
+  EXPECT_EQ(without.find("dynamic_k"), std::string::npos) << "as older programs wrote it";
+  const auto older = ParseManifest(without, "m");
+  ASSERT_TRUE(older) << older.error().message;
+  EXPECT_FALSE(older->state.dynamic_k);
+  const auto json = nlohmann::ordered_json::parse(ToText(Sample()));
+  for (const auto& [field, wrong, said] : {std::tuple{"k", "3", "k is 3, expected 1 to 2"},
+                                           {"k", "4294967297", "is too large"},
+                                           {"levels", "0", "0 levels do not lead"},
+                                           {"spent", "0.9", "this level spent 0.9"},
+                                           {"limit", "0", "a limit of 0.0"},
+                                           {"limit", "-1", "a limit of -1"},
+                                           {"predict", "1", "true or false"},
+                                           {"iterations", "-1", "a number from 0"}}) {
+    auto broken = json;
+    broken["state"]["dynamic_k"][field] = nlohmann::ordered_json::parse(wrong);
+    const auto found = ParseManifest(broken.dump(), "m");
+    ASSERT_FALSE(found) << field;
+    EXPECT_EQ(found.error().code, Errc::kBadInput);
+    EXPECT_NE(found.error().message.find(said), std::string::npos) << found.error().message;
+  }
 }
 
 TEST(Schemas, NewerOnesAreNotRead) {

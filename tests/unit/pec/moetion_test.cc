@@ -89,16 +89,45 @@ TEST(Replicas, WhatNeedsToBeSent) {
   EXPECT_FALSE(ReplicaBytes(4, rest, experts, true));
 }
 
+// Four workers: experts 0 and 1 on two expert-parallel ranks, so each expert is on two workers.
+TEST(Replicas, BytesOfACopy) {
+  const ExpertMap map = *EvenExpertMap({2}, 2);
+  const ModelBytes model{{{4, 8, 16}}, {{{20, 40, 80}, {20, 40, 80}}}};
+  const auto bytes = [&](std::uint32_t per_node, std::uint32_t stage, const Selection& selection,
+                         const Keep& keep) {
+    const auto found =
+        CopyBytes(*StageMajorGrid(4, 1, per_node), map, model, selection, keep, stage);
+    EXPECT_TRUE(found);
+    return found.value_or(std::vector<std::uint64_t>());
+  };
+  using List = std::vector<std::uint64_t>;
+  // One worker per node: peers hold all that ZeRO has not split.
+  EXPECT_EQ(bytes(1, 0, {{0, 1}}, {}), (List{0, 0, 0, 0}));
+  EXPECT_EQ(bytes(1, 1, {{1}}, {}), (List{6, 6 + 60, 6, 6 + 60}));
+  EXPECT_EQ(bytes(1, 3, {{1}}, {false, true, false}), (List{27, 7 + 70, 27, 7 + 70}));
+  // Workers 0 and 1 share a node: each expert is on both nodes, so nothing changes.
+  EXPECT_EQ(bytes(2, 1, {{1}}, {}), (List{6, 66, 6, 66}));
+  // All on one node: nothing survives it.
+  EXPECT_EQ(bytes(4, 0, {{1}}, {}), (List{7, 7 + 70, 7, 7 + 70}));
+  // One group: nobody else has the experts.
+  const ExpertMap alone = *EvenExpertMap({4}, 4);
+  const ModelBytes four{{{4, 0, 0}}, {std::vector<ComponentBytes>(4, {20, 40, 80})}};
+  EXPECT_EQ(*CopyBytes(*StageMajorGrid(4, 2, 1), alone, four, {{2}}, {}, 1),
+            (List{0, 0, 140, 0, 0, 0, 140, 0}));
+  EXPECT_FALSE(CopyBytes(*StageMajorGrid(2, 1, 1), alone, four, {{2}}, {}, 1));
+  EXPECT_FALSE(CopyBytes(*StageMajorGrid(4, 1, 1), alone, model, {{0}}, {}, 1));
+}
+
 TEST(Gradients, FiveTimesSmaller) {
   GradientChains chains = GradientChains::Make({4});
-  const Counts params = {{1000, 1000, 1000, 1000}};
-  const auto first = PlanTransfers(chains, params, {{0, 1}}, 1, {});
+  const PerExpert<ComponentBytes> bytes(1, std::vector<ComponentBytes>(4, {2000, 0, 8000}));
+  const auto first = PlanTransfers(chains, bytes, {{0, 1}}, 1, {});
   ASSERT_TRUE(first);
   EXPECT_EQ(first->full, (Selection{{0, 1}}));
   EXPECT_EQ(first->full_bytes, 20'000U);
   ASSERT_TRUE(EnterTransfers(&chains, *first));
   // 2 P |cur and prev| + 10 P |cur without prev|
-  const auto second = PlanTransfers(chains, params, {{1, 2}}, 2, {});
+  const auto second = PlanTransfers(chains, bytes, {{1, 2}}, 2, {});
   ASSERT_TRUE(second);
   EXPECT_EQ(second->gradients, (Selection{{1}}));
   EXPECT_EQ(second->full, (Selection{{2}}));
@@ -108,14 +137,14 @@ TEST(Gradients, FiveTimesSmaller) {
 
 TEST(Gradients, AGapAnIntervalAndABreakNeedFullCopies) {
   GradientChains chains = GradientChains::Make({3});
-  const Counts params = {{1, 1, 1}};
-  ASSERT_TRUE(EnterTransfers(&chains, *PlanTransfers(chains, params, {{0, 1, 2}}, 5, {})));
-  EXPECT_EQ(PlanTransfers(chains, params, {{0}}, 7, {})->full, (Selection{{0}}));
+  const PerExpert<ComponentBytes> bytes(1, std::vector<ComponentBytes>(3, {2, 0, 8}));
+  ASSERT_TRUE(EnterTransfers(&chains, *PlanTransfers(chains, bytes, {{0, 1, 2}}, 5, {})));
+  EXPECT_EQ(PlanTransfers(chains, bytes, {{0}}, 7, {})->full, (Selection{{0}}));
   GradientOptions options;
   options.interval = 2;
-  EXPECT_EQ(PlanTransfers(chains, params, {{0}}, 6, options)->full, (Selection{{0}}));
+  EXPECT_EQ(PlanTransfers(chains, bytes, {{0}}, 6, options)->full, (Selection{{0}}));
   ASSERT_TRUE(BreakChain(&chains, {0, 1}));
-  const auto plan = PlanTransfers(chains, params, {{0, 1}}, 6, {});
+  const auto plan = PlanTransfers(chains, bytes, {{0, 1}}, 6, {});
   EXPECT_EQ(plan->gradients, (Selection{{0}}));
   EXPECT_EQ(plan->full, (Selection{{1}}));
   EXPECT_FALSE(BreakChain(&chains, {0, 3}));
@@ -132,7 +161,7 @@ TEST(Gradients, AFullCopyBoundsDrift) {
   options.full_every = 3;
   std::vector<std::uint64_t> full;
   for (std::uint64_t it = 1; it <= 10; ++it) {
-    const auto plan = PlanTransfers(chains, {{1}}, {{0}}, it, options);
+    const auto plan = PlanTransfers(chains, {{{2, 4, 8}}}, {{0}}, it, options);
     ASSERT_TRUE(plan);
     if (!plan->full[0].empty()) full.push_back(it);
     ASSERT_TRUE(EnterTransfers(&chains, *plan));

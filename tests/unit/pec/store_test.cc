@@ -14,6 +14,7 @@
 #include "format/zip/crc32.h"
 #include "os/fault.h"
 #include "pec/collect.h"
+#include "pec/dynamic_run.h"
 #include "pec/read_blobs.h"
 #include "pec/write_blobs.h"
 #include "plan/plan.h"
@@ -94,6 +95,40 @@ TEST_F(StoreTest, ListsCheckpointsAndWhatIsAbandoned) {
   ASSERT_TRUE(store.Remove({{2, 20, true}, {3, 30, true}}, {}));
   EXPECT_EQ(*store.NextSequence(), 4U);
   EXPECT_EQ(store.LastRecovery()->value().manifest, 1U);
+}
+
+TEST_F(StoreTest, TheNewestStateOfDynamicKIsTheRuns) {
+  const Store store = Make();
+  const auto put = [&](std::uint64_t sequence, std::uint64_t iteration, double total) {
+    Manifest manifest = Put(store, sequence, iteration, "a");
+    manifest.state.dynamic_k = DynamicK{4, 1, 2, 0.5, total, total, false, 0};
+    EXPECT_TRUE(store.Commit({sequence, iteration, false}, ToText(manifest), "", std::nullopt));
+  };
+  const auto total = [&] {
+    const auto now = NewestDynamicK(store, *store.List(), *store.LastRecovery());
+    EXPECT_TRUE(now) << now.error().message;
+    return now && *now ? (*now)->total : -1.0;
+  };
+  Put(store, 1, 10, "a");
+  EXPECT_EQ(total(), -1);
+  put(2, 20, 0);
+  put(3, 30, 0);
+  EXPECT_EQ(total(), 0);
+  Recovery recovery;
+  recovery.sequence = 1;
+  recovery.manifest = 2;
+  recovery.abandoned = {3};
+  recovery.state.dynamic_k = DynamicK{4, 1, 2, 0.5, 0.125, 0.125, false, 0};
+  ASSERT_TRUE(store.AddRecovery(recovery));
+  EXPECT_EQ(total(), 0.125) << "what is spent does not go with what is given up";
+  put(4, 30, 0.25);
+  EXPECT_EQ(total(), 0.25);
+  EXPECT_EQ(NewestIteration(*store.List()), 30U);
+  EXPECT_EQ(IntervalBefore(*store.List(), 30), 10U);
+  EXPECT_EQ(IntervalBefore(*store.List(), 10), 0U);
+  // A manifest that cannot be read does not hide what a recovery says.
+  std::ofstream(store.ManifestPath({4, 30, false})) << "{";
+  EXPECT_EQ(total(), 0.125);
 }
 
 TEST_F(StoreTest, OneWriterAtATime) {
@@ -236,7 +271,7 @@ class WriteBlobsTest : public StoreTest {
   }
 
   Result<std::vector<BlobResult>> Write(const Store& store, std::vector<BlobJob> jobs,
-                                        bool zstd = false) {
+                                        bool zstd = false, bool look = false) {
     const auto plan = plan::Plan::Make(map_, target_);
     EXPECT_TRUE(plan);
     std::filesystem::create_directories(At("store/incoming-x"));
@@ -246,6 +281,7 @@ class WriteBlobsTest : public StoreTest {
     BlobOptions options;
     options.incoming = At("store/incoming-x");
     options.zstd = zstd;
+    options.look_for_known = look;
     options.threads = 2;
     auto done = WriteBlobs(store, *plan, *bytes_, jobs, options, &sums, sink);
     std::filesystem::remove_all(At("store/incoming-x"));
@@ -309,13 +345,18 @@ TEST_F(WriteBlobsTest, AChangeBehindTheFirstUnitIsSeen) {
             bytes_->members[0]);
 }
 
-TEST_F(WriteBlobsTest, KnownContentThatIsGoneIsWrittenAgain) {
+TEST_F(WriteBlobsTest, KnownContentThatIsGoneIsWrittenAgainIfLookedFor) {
   const Store store = Make();
   const auto first = Write(store, {{0, {}}});
   ASSERT_TRUE(first);
   std::filesystem::remove(store.BlobPath((*first)[0].ref));
-  const auto again = Write(store, {{0, (*first)[0].ref}});
+  const auto trusted = Write(store, {{0, (*first)[0].ref}});
+  ASSERT_TRUE(trusted);
+  EXPECT_TRUE((*trusted)[0].unchanged);
+  EXPECT_FALSE(std::filesystem::exists(store.BlobPath((*first)[0].ref)));
+  const auto again = Write(store, {{0, (*first)[0].ref}}, false, true);
   ASSERT_TRUE(again);
+  EXPECT_FALSE((*again)[0].unchanged);
   EXPECT_EQ((*again)[0].ref.digest, (*first)[0].ref.digest);
   EXPECT_TRUE(std::filesystem::exists(store.BlobPath((*first)[0].ref)));
 }

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""The published figures: runs the commands of the table in docs/pec-planning.md, section 10, and
+compares what their reports say with what the table says.
+
+Usage: figures_test.py BIN
+"""
+
+import json
+import pathlib
+import re
+import shlex
+
+import stores
+from stores import Stores
+
+DOCUMENT = pathlib.Path(__file__).resolve().parents[3] / "docs" / "pec-planning.md"
+UNITS = {"": 1, "%": 100, "GB": 1e-9, "s": 1}
+
+
+def rows():
+    """Figure, command, field and value of each row."""
+    section = DOCUMENT.read_text(encoding="utf-8").split("\n## 10 ")[1].split("\n## ")[0]
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and cells[2:3] and cells[2].startswith("`pec-save "):
+            figure, _, command, field, value = cells
+            yield figure, command.strip("`"), field.strip("`"), value
+
+
+class Figures(Stores):
+    def test_the_table(self):
+        # What section 10 says of its two files.
+        with (self.work / "tokens.jsonl").open("w", encoding="utf-8") as out:
+            for i in range(1, 1281):
+                out.write(json.dumps({"iteration": i, "tokens": [[100] * 8]}) + "\n")
+        (self.work / "faults.txt").write_text("640\n", encoding="utf-8")
+        results, count = {}, 0
+        for figure, command, field, value in rows():
+            with self.subTest(figure=figure, command=command, field=field):
+                if command not in results:
+                    results[command] = self.run_tool(*shlex.split(command))
+                found = results[command]
+                for step in field.split("."):
+                    found = found[int(step) if isinstance(found, list) else step]
+                number, unit = re.fullmatch(r"([0-9.]+) ?(%|GB|s|)", value).groups()
+                digits = len(number.partition(".")[2])
+                self.assertEqual(f"{found * UNITS[unit]:.{digits}f}", number)
+            count += 1
+        self.assertGreaterEqual(count, 30, f"rows of {DOCUMENT}")
+
+
+if __name__ == "__main__":
+    stores.main()

@@ -1,0 +1,135 @@
+// Any bytes as each of the texts of a store: head, manifest, tokens, recovery. What is accepted is
+// written the same again, and can be used as a save or a restore uses it, or is refused.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "pec/dynamic_run.h"
+#include "pec/lost_tokens.h"
+#include "pec/manifest.h"
+#include "pec/selection.h"
+
+namespace pec = shardwright::pec;
+using shardwright::Errc;
+using shardwright::Result;
+
+namespace {
+
+constexpr std::size_t kCells = 1 << 12;  // larger tables are slow, not different
+
+template <class T>
+bool Refused(const Result<T>& result) {
+  if (result) return false;
+  const Errc code = result.error().code;
+  SW_CHECK(code == Errc::kBadInput || code == Errc::kUnsupported);
+  SW_CHECK(result.error().message.starts_with("input: "));
+  return true;
+}
+
+std::size_t CellsOf(const pec::Counts& table) {
+  std::size_t cells = 0;
+  for (const auto& layer : table) cells += layer.size();
+  return cells;
+}
+
+/// What a save does with what it reads of the rules.
+void UseState(const pec::SelectionState& state) {
+  const pec::LayerExperts experts = pec::ShapeOf(state.persist.tokens);
+  const bool fits = pec::Validate(state.persist, experts).has_value();
+  if (state.dynamic_k) {
+    SW_CHECK(pec::Validate(*state.dynamic_k));
+    pec::DynamicK next = *state.dynamic_k;
+    if (fits && pec::CheckExperts(next, experts)) {
+      pec::RaiseAhead(&next, pec::EvenFaultCost(experts, 10, 1000));
+      SW_CHECK(next.k <= next.experts);
+      const pec::DynamicKReport report = pec::ReportOf(next, experts, 10, 100);
+      SW_CHECK(report.fault_plt.has_value());
+    }
+    SW_CHECK(pec::EnterRecovery(&next, 0.01));
+    SW_CHECK(next.k >= state.dynamic_k->k && next.k <= next.experts);
+  }
+  if (!fits || CellsOf(state.persist.tokens) > kCells) return;
+  pec::LevelState after = state.persist;
+  const pec::Selection selection = pec::SelectLoadAware(after, 2);
+  SW_CHECK(pec::Validate(selection, experts));
+  // A version above the iteration is refused, whatever the text says.
+  (void)pec::CompleteSave(&after, pec::BeginSave(after, selection, 100));
+}
+
+void UseManifest(std::string_view text) {
+  const auto manifest = pec::ParseManifest(text, "input");
+  const auto split = pec::SplitManifest(std::string(text), "input");
+  (void)Refused(split);
+  if (Refused(manifest)) return;
+  UseState(manifest->state);
+  const std::string again = pec::ToText(*manifest);
+  const auto same = pec::ParseManifest(again, "again");
+  SW_CHECK(same.has_value());
+  SW_CHECK(pec::ToText(*same) == again);
+  if (manifest->modules.empty()) return;
+  const auto lines = pec::SplitManifest(again, "again");
+  SW_CHECK(lines.has_value());
+  SW_CHECK(lines->lines.size() == manifest->modules.size());
+  for (std::size_t i = 0; i < lines->lines.size(); ++i) {
+    const auto module = pec::ParseModule(lines->lines[i], manifest->names[i], "again");
+    SW_CHECK(module && *module == manifest->modules[i]);
+  }
+  SW_CHECK(pec::ToText(lines->head, lines->lines) == again);
+}
+
+void UseHead(std::string_view text) {
+  const auto head = pec::ParseHead(text, "input");
+  if (Refused(head)) return;
+  const std::string again = pec::ToText(*head);
+  const auto same = pec::ParseHead(again, "again");
+  SW_CHECK(same && pec::ToText(*same) == again);
+}
+
+void UseTokens(std::string_view text) {
+  const auto record = pec::ParseTokens(text, "input");
+  if (Refused(record)) return;
+  const std::string again = pec::ToText(*record);
+  const auto same = pec::ParseTokens(again, "again");
+  SW_CHECK(same && pec::ToText(*same) == again);
+  if (record->sums.empty() || CellsOf(record->sums.front().tokens) > kCells) return;
+  auto history = pec::TokenHistory::Make(pec::ShapeOf(record->sums.front().tokens));
+  if (!history) return;
+  std::uint64_t last = 0;
+  for (const pec::TokenSum& sum : record->sums) {
+    if (!history->Add(sum.iteration, sum.tokens)) break;
+    last = sum.iteration;
+  }
+  (void)pec::TokensOfRun(*history, last, 1000);
+}
+
+void UseRecovery(std::string_view text) {
+  const auto recovery = pec::ParseRecovery(text, "input");
+  if (Refused(recovery)) return;
+  UseState(recovery->state);
+  const std::string again = pec::ToText(*recovery);
+  const auto same = pec::ParseRecovery(again, "again");
+  SW_CHECK(same && pec::ToText(*same) == again);
+  const pec::Counts& tokens = recovery->state.persist.tokens;
+  if (!recovery->ledger || CellsOf(tokens) > kCells) return;
+  auto history = pec::TokenHistory::Make(pec::ShapeOf(tokens));
+  if (!history || !history->Add(3, tokens)) return;
+  pec::LossLedger ledger = *recovery->ledger;
+  // A ledger of another shape, or whose ranges overlap, is refused or counts: it never crashes.
+  (void)ledger.Charge(*history, pec::MakeCounts(pec::ShapeOf(tokens), 1), 4);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size_bytes);
+  UseHead(text);
+  UseManifest(text);
+  UseTokens(text);
+  UseRecovery(text);
+  return 0;
+}
