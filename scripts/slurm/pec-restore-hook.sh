@@ -5,7 +5,8 @@
 #   load=$(scripts/slurm/pec-restore-hook.sh STORE OUT [FLAG...]) || exit
 #   srun python train.py ${load:+--load "$load"}
 # OUT is replaced. FLAGs are those of pec-restore: --agents unix:SOCKET for the agent of this node, and
-# --agents HOST:PORT for those of others; an agent that is gone is passed over.
+# --agents HOST:PORT for those of others. An agent that does not answer counts as lost with its
+# node, unless --lost-nodes says which ones are.
 # PEC_TOKENS  file of tokens per expert, one JSON line for each iteration: lines after the iteration
 #             that training goes on from are removed, and so is a line that a kill has torn
 # PEC_REPORT  where to write the report of the restore; default OUT.report.json
@@ -47,7 +48,8 @@ has_checkpoint() {
 
 # Before the first save is complete an agent may hold the only checkpoint, or be about to save it.
 if ! has_checkpoint; then
-  for word in "${@:3}"; do
+  IFS=', ' read -r -a words <<<"${*:3}"
+  for word in "${words[@]#--agents=}"; do
     case $word in
       unix:* | *:*)
         code=0
@@ -63,8 +65,12 @@ if ! has_checkpoint; then
   exit 0
 fi
 rm -f "$report"
+lost=()
+if [[ " ${*:3}" == *" --agents"* && " ${*:3}" != *" --lost-nodes"* ]]; then
+  lost=(--lost-nodes unreachable)
+fi
 code=0
-pec-restore "$store" "$out" --force -q --json="$report" "${@:3}" >/dev/null || code=$?
+pec-restore "$store" "$out" --force -q --json="$report" "${lost[@]}" "${@:3}" >/dev/null || code=$?
 [[ $code -eq 0 ]] || exit "$code"
 forget "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["iteration"])' "$report")"
 echo "$out"
