@@ -82,7 +82,8 @@ struct Totals {
 struct KnownSource {
   bool proved = false;  ///< layout::Validate was passed
   /// By target tensor: the source tensor that it is, of the same state, type and shape; empty: to
-  /// be found by name. \pre they exist
+  /// be found by name. Who knows that has made the target of them: it is not proved either.
+  /// \pre they exist
   std::span<const std::uint32_t> tensors;
 };
 
