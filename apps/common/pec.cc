@@ -120,16 +120,24 @@ std::string Ranges(std::vector<std::uint32_t> ids) {
   return text.empty() ? "none" : text;
 }
 
+std::vector<std::string> Words(const std::vector<std::string>& values) {
+  std::vector<std::string> words;
+  for (const std::string& value : values) {
+    for (std::size_t first = 0; first <= value.size();) {
+      const std::size_t comma = std::min(value.find(',', first), value.size());
+      words.push_back(value.substr(first, comma - first));
+      first = comma + 1;
+    }
+  }
+  return words;
+}
+
 Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words) {
   pec::KeptComponents keep{};
-  for (const std::string& word : words) {
-    for (std::size_t at = 0; at <= word.size();) {
-      const std::size_t comma = std::min(word.find(',', at), word.size());
-      auto component = pec::ParseComponent(word.substr(at, comma - at));
-      if (!component) return Within("--keep", std::move(component).error());
-      keep[static_cast<std::size_t>(*component)] = true;
-      at = comma + 1;
-    }
+  for (const std::string& word : Words(words)) {
+    auto component = pec::ParseComponent(word);
+    if (!component) return Within("--keep", std::move(component).error());
+    keep[static_cast<std::size_t>(*component)] = true;
   }
   return keep;
 }

@@ -14,6 +14,9 @@
 
 namespace shardwright::apps {
 
+/// What stands between the commas of all values of a flag.
+std::vector<std::string> Words(const std::vector<std::string>& values);
+
 /// Parses --keep: components, each once, separated by commas or given several times.
 /// \error kUsage
 Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words);

@@ -1,8 +1,7 @@
 #include "pec-restore/flags.h"
 
-#include <algorithm>
-
 #include "cli/flags.h"
+#include "common/pec.h"
 #include "dialect/target_spec.h"
 #include "os/socket.h"
 
@@ -10,19 +9,6 @@ namespace shardwright::apps {
 namespace {
 
 using pec::RestoreFormat;
-
-/// What stands between commas, of all values of a flag.
-std::vector<std::string> Words(const std::vector<std::string>& values) {
-  std::vector<std::string> words;
-  for (const std::string& value : values) {
-    for (std::size_t first = 0; first <= value.size();) {
-      const std::size_t comma = std::min(value.find(',', first), value.size());
-      words.push_back(value.substr(first, comma - first));
-      first = comma + 1;
-    }
-  }
-  return words;
-}
 
 /// The values of --lost-nodes.
 Status ParseLost(const std::vector<std::string>& words, pec::RestoreOptions* options) {
