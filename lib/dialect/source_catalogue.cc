@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kMagic("SWsource\0\0\0\1", 12);
 constexpr std::size_t kHeaderBytes = kMagic.size() + 4;
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
-constexpr int kLevel = 3;
+constexpr int kLevel = 1;
 // The window covers the whole content up to this: a skeleton is 200 KiB and much like the one 100
 // files before.
 constexpr int kWindowLog = 27;
