@@ -6,14 +6,13 @@
 #include <chrono>
 #include <utility>
 
+#include "common/outputs.h"
 #include "moe-replace/show.h"
 #include "moe/node_events.h"
 #include "moe/parallel.h"
 #include "moe/plan_file.h"
 #include "moe/replay.h"
 #include "moe/report_page.h"
-#include "os/commit.h"
-#include "os/dir.h"
 
 namespace shardwright::apps {
 namespace {
@@ -76,25 +75,6 @@ Result<MoeInput> ReadLocal(cli::Context& context, const MoeFlags& flags) {
   if (!fits) return Within(flags.old_plan, fits.error());
   input.current = *std::move(current);
   return input;
-}
-
-/// Refuses outputs that exist, before anything is planned. Rank 0 looks.
-/// Collective.
-Status CheckOutputs(cli::Context& context, const MoeFlags& flags) {
-  return context.comm().OnRoot([&]() -> Status {
-    for (const std::string& path : {flags.output, flags.report}) {
-      if (path.empty() || context.flags().force) continue;
-      SW_TRY_ASSIGN(const bool exists, os::Exists(path));
-      if (exists) return Fail(Errc::kBusy, path + ": exists (--force replaces it)");
-    }
-    return {};
-  });
-}
-
-Status WriteText(cli::Context& context, const std::string& path, const std::string& text) {
-  SW_TRY(os::CommitFile(path, text, context.flags().force));
-  context.sink().AddWritten(text.size(), 1);
-  return {};
 }
 
 Result<std::string> PlanBytes(cli::Context& context, const MoeFlags& flags, const MoeInput& input,
@@ -206,7 +186,7 @@ Result<std::vector<MoeRow>> PlanWithAll(cli::Context& context, const MoeFlags& f
 }
 
 Status RunPlan(cli::Context& context, const MoeFlags& flags) {
-  SW_TRY(CheckOutputs(context, flags));
+  SW_TRY(CheckOutputs(context, {flags.output, flags.report}));
   SW_TRY_ASSIGN(const MoeInput input, ReadMoeInput(context, flags));
   SW_TRY_ASSIGN(const moe::Strategy* strategy, moe::FindStrategy(flags.strategy));
   SW_TRY_ASSIGN(const MoeRow row, PlanWith(context, flags, input, *strategy));
@@ -231,7 +211,7 @@ Status RunPlan(cli::Context& context, const MoeFlags& flags) {
 }
 
 Status RunCompare(cli::Context& context, const MoeFlags& flags) {
-  SW_TRY(CheckOutputs(context, flags));
+  SW_TRY(CheckOutputs(context, {flags.output, flags.report}));
   SW_TRY_ASSIGN(const MoeInput input, ReadMoeInput(context, flags));
   SW_TRY_ASSIGN(const std::vector<MoeRow> rows, PlanWithAll(context, flags, input));
   return context.comm().OnRoot([&]() -> Status {
@@ -322,7 +302,7 @@ Status Evaluate(cli::Context& context, const MoeFlags& flags, MoeInput* input, M
 }
 
 Status RunEvaluate(cli::Context& context, const MoeFlags& flags) {
-  SW_TRY(CheckOutputs(context, flags));
+  SW_TRY(CheckOutputs(context, {flags.output, flags.report}));
   return context.comm().OnRoot([&]() -> Status {
     MoeInput input;
     MoeRow row;

@@ -12,9 +12,8 @@
 #include "base/bytes.h"
 #include "base/number.h"
 #include "cli/text.h"
+#include "common/outputs.h"
 #include "moe/load_trace.h"
-#include "os/commit.h"
-#include "os/dir.h"
 #include "pec/fault_list.h"
 #include "pec/simulate.h"
 #include "pec/simulate_page.h"
@@ -251,29 +250,11 @@ void ShowRows(cli::Context& context, const PlanningFlags& flags, const Job& job,
   }
 }
 
-/// Refuses outputs that exist before the run is played.
-Status CheckOutputs(cli::Context& context, const PlanningFlags& flags) {
-  return context.comm().OnRoot([&]() -> Status {
-    for (const std::string& path : {flags.csv, flags.page}) {
-      if (path.empty() || context.flags().force) continue;
-      SW_TRY_ASSIGN(const bool exists, os::Exists(path));
-      if (exists) return Fail(Errc::kBusy, path + ": exists (--force replaces it)");
-    }
-    return {};
-  });
-}
-
-Status WriteText(cli::Context& context, const std::string& path, const std::string& text) {
-  SW_TRY(os::CommitFile(path, text, context.flags().force));
-  context.sink().AddWritten(text.size(), 1);
-  return {};
-}
-
 }  // namespace
 
 Status Simulate(cli::Context& context, const cli::App& app, const SaveFlags& save,
                 const PlanningFlags& flags) {
-  SW_TRY(CheckOutputs(context, flags));
+  SW_TRY(CheckOutputs(context, {flags.csv, flags.page}));
   SW_TRY_ASSIGN(const moe::LoadTrace trace, moe::ReadLoads(save.source.input));
   SW_TRY_ASSIGN(const Job job,
                 flags.job.Read(app, save.keep, Shape{trace.experts, trace.layer_id}));
