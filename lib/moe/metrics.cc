@@ -194,14 +194,19 @@ ModelMetrics Measure(const Placement& placement, const Loads& loads, const Clust
   double tokens = 0;
   model.imbalance_mean = model.bound_mean = model.lp_bound_mean = model.node_imbalance_mean = 0;
   for (const LayerMetrics& layer : model.layers) {
-    model.imbalance_mean += layer.imbalance / loads.layers;
+    model.imbalance_mean += layer.imbalance;
     model.imbalance_max = std::max(model.imbalance_max, layer.imbalance);
-    model.bound_mean += layer.bound / loads.layers;
-    model.lp_bound_mean += layer.lp_bound / loads.layers;
-    model.node_imbalance_mean += layer.node_imbalance / loads.layers;
+    model.bound_mean += layer.bound;
+    model.lp_bound_mean += layer.lp_bound;
+    model.node_imbalance_mean += layer.node_imbalance;
     model.inter_node_share += layer.inter_node_tokens;
     model.inter_node_share_least += layer.inter_node_tokens_least;
     tokens += static_cast<double>(layer.tokens);
+  }
+  // Once and at the end, so that the mean of ones is one.
+  for (double* mean : {&model.imbalance_mean, &model.bound_mean, &model.lp_bound_mean,
+                       &model.node_imbalance_mean}) {
+    *mean /= loads.layers;
   }
   if (tokens > 0) {
     model.inter_node_share /= tokens;
