@@ -36,12 +36,6 @@ class ThrottledBytes final : public exec::ByteSource {
   Limiter& limiter_;
 };
 
-std::size_t IndexOf(const Model& model, const ModuleId& id) {
-  if (!id.is_expert()) return static_cast<std::size_t>(id.layer);
-  return model.expert_module(static_cast<std::size_t>(id.layer),
-                             static_cast<std::size_t>(id.expert));
-}
-
 /// The experts that a snapshot took: those that its level holds in its own version.
 Snapshotted SnapshottedOf(const Manifest& manifest) {
   Snapshotted out;
@@ -160,7 +154,7 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
   SW_CHECK(filling.has_value());
   for (const auto& [id, blob] : buffers_.content(*filling)) {
     const auto* copy = static_cast<const ModuleCopy*>(blob.data.get());
-    HeldModule& held = manifest.modules[IndexOf(choice.model, id)];
+    HeldModule& held = manifest.modules[choice.model.index_of(id)];
     for (std::size_t c = 0; c < kComponents; ++c) {
       if (!copy->parts[c]) continue;
       held[c] = Held{blob.version, copy->parts[c]->ref()};

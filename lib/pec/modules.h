@@ -73,6 +73,11 @@ struct Model {
   std::uint32_t expert_module(std::size_t layer, std::size_t expert) const {
     return first_of_layer[layer] + static_cast<std::uint32_t>(expert);
   }
+  /// Index in `modules` of a module or of the part of one. \pre it exists
+  std::uint32_t index_of(const ModuleId& id) const {
+    if (!id.is_expert()) return static_cast<std::uint32_t>(id.layer);
+    return expert_module(static_cast<std::size_t>(id.layer), static_cast<std::size_t>(id.expert));
+  }
   std::vector<std::uint32_t> first_of_layer;  ///< by MoE layer: index of its expert 0
 };
 

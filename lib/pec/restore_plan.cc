@@ -184,10 +184,7 @@ const AgentCopy* Restoring::AgentCopyOf(std::size_t index, const Mask& mask,
 
 /// Takes a module, or a part of it, from where the plan says.
 Status Restoring::TakeOne(const ModuleVersion& one, const Restore& restore) {
-  const std::size_t index = one.module.is_expert()
-                                ? model_.expert_module(static_cast<std::size_t>(one.module.layer),
-                                                       static_cast<std::size_t>(one.module.expert))
-                                : static_cast<std::size_t>(one.module.layer);
+  const std::size_t index = model_.index_of(one.module);
   if (restore.source == Source::kRestart) {
     restarted_[index] = true;
     return {};
