@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <random>
 #include <string>
 #include <utility>
@@ -36,12 +35,6 @@ Status Check(const SimulationInput& input) {
     return Fail(Errc::kUsage, "a checkpoint every " + std::to_string(input.interval) +
                                   " iterations, " + std::to_string(input.ranks_per_node) +
                                   " ranks per node: expected at least 1");
-  }
-  if (ShapeOf(input.model.expert) != experts) {
-    return Fail(Errc::kMismatch, "bytes of the experts of " +
-                                     std::to_string(input.model.expert.size()) +
-                                     " MoE layers, expected those of " +
-                                     std::to_string(experts.size()) + " with as many experts");
   }
   const std::uint64_t nodes = CeilDiv(input.ranks.dp, input.ranks_per_node);
   std::uint64_t before = 0;
@@ -208,22 +201,14 @@ class Run {
     return {};
   }
 
-  Status FinishDynamicK() {
-    if (!row_.dynamic) return {};
-    DynamicRun& run = *row_.dynamic;
-    std::map<std::uint32_t, double> cost;  // by K, of those that can come yet
-    for (std::uint64_t k = run.state.k; k < run.state.experts; k *= 2) {
-      const auto level = static_cast<std::uint32_t>(k);
-      SW_TRY_ASSIGN(const double loss,
-                    SteadyLoss(run.state.experts, level, static_cast<double>(input_.interval)));
-      SW_TRY_ASSIGN(cost[level], ExpectedPlt(1, loss, static_cast<double>(input_.tokens.size())));
-    }
-    run.faults_covered = FaultsCovered(run.state, [&](std::uint32_t k) { return cost.at(k); });
-    return {};
+  void FinishDynamicK() {
+    if (!row_.dynamic) return;
+    row_.dynamic->faults_covered = FaultsCovered(
+        row_.dynamic->state, EvenFaultCost(experts_, input_.interval, input_.tokens.size()));
   }
 
   Status Finish() {
-    SW_TRY(FinishDynamicK());
+    FinishDynamicK();
     SW_TRY_ASSIGN(row_.loss, SummarizeLoss(ledger_.layer_lost, whole_run_));
     row_.run.plt = row_.loss.plt;
     if (row_.checkpoints > 0) {
