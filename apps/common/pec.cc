@@ -120,14 +120,20 @@ std::string Ranges(std::vector<std::uint32_t> ids) {
   return text.empty() ? "none" : text;
 }
 
+std::vector<std::string> Split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  for (std::size_t first = 0; first <= text.size();) {
+    const std::size_t last = std::min(text.find(at, first), text.size());
+    parts.push_back(text.substr(first, last - first));
+    first = last + 1;
+  }
+  return parts;
+}
+
 std::vector<std::string> Words(const std::vector<std::string>& values) {
   std::vector<std::string> words;
   for (const std::string& value : values) {
-    for (std::size_t first = 0; first <= value.size();) {
-      const std::size_t comma = std::min(value.find(',', first), value.size());
-      words.push_back(value.substr(first, comma - first));
-      first = comma + 1;
-    }
+    for (std::string& word : Split(value, ',')) words.push_back(std::move(word));
   }
   return words;
 }

@@ -14,6 +14,9 @@
 
 namespace shardwright::apps {
 
+/// What stands between the separators; empty parts too.
+std::vector<std::string> Split(const std::string& text, char at);
+
 /// What stands between the commas of all values of a flag.
 std::vector<std::string> Words(const std::vector<std::string>& values);
 

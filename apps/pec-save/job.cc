@@ -18,16 +18,6 @@ constexpr std::uint64_t kMostParams = std::uint64_t{1} << 48;
 constexpr std::uint64_t kMostModules = 1'000'000;
 constexpr std::uint64_t kMostRanks = 1'000'000;
 
-std::vector<std::string> Split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  for (std::size_t first = 0; first <= text.size();) {
-    const std::size_t last = std::min(text.find(at, first), text.size());
-    parts.push_back(text.substr(first, last - first));
-    first = last + 1;
-  }
-  return parts;
-}
-
 /// "PARAMS[xCOUNT],..." as parameters by module.
 Result<std::vector<std::uint64_t>> ParseModules(const std::string& text) {
   std::vector<std::uint64_t> params;
