@@ -2,6 +2,8 @@
 
 #include <ostream>
 
+#include <nlohmann/json.hpp>
+
 #include "base/bytes.h"
 #include "ucp/describe.h"
 

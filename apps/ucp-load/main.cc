@@ -1,6 +1,8 @@
 #include <ostream>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
 #include "base/bytes.h"
 #include "common/ucp.h"
 #include "ucp/check.h"

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include <nlohmann/json.hpp>
+
 #include "base/limits.h"
 #include "base/version.h"
 #include "dialect/dialect.h"

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include <nlohmann/json.hpp>
+
 #include "ucp/convert.h"
 
 namespace shardwright::ucp {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <nlohmann/json.hpp>
+
 #include "exec/manifest.h"
 #include "os/commit.h"
 #include "os/dir.h"
