@@ -7,8 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "base/checked.h"
-
 namespace shardwright::moe {
 namespace {
 
@@ -87,66 +85,6 @@ void CopyHottest(std::span<const std::uint64_t> tokens, std::uint32_t count, Spa
   }
 }
 
-// Free places of all layers, and the load of the layer at hand.
-class Shelves {
- public:
-  Shelves(const LiveDevices& devices, std::uint64_t per_device)
-      : devices_(devices), free_(devices.size(), per_device), node_free_(devices.nodes, 0) {
-    for (const std::uint32_t node : devices.node) node_free_[node] += per_device;
-    first_.assign(devices.nodes + std::size_t{1}, 0);
-    for (const std::uint32_t node : devices.node) ++first_[node + std::size_t{1}];
-    std::partial_sum(first_.begin(), first_.end(), first_.begin());
-  }
-
-  void NextLayer() {
-    load_.assign(devices_.size(), 0);
-    node_load_.assign(devices_.nodes, 0);
-    hot_.assign(devices_.size(), 0);
-  }
-
-  std::uint32_t PutCold(std::uint64_t tokens) {
-    const auto node_key = [&](std::uint32_t n) {
-      return std::tuple(node_load_[n], node_free_[n], n);
-    };
-    std::uint32_t node = devices_.nodes;
-    for (std::uint32_t n = 0; n < devices_.nodes; ++n) {
-      if (node_free_[n] > 0 && (node == devices_.nodes || node_key(n) < node_key(node))) node = n;
-    }
-    const auto key = [&](std::uint32_t d) { return std::tuple(load_[d], free_[d], d); };
-    std::uint32_t best = devices_.size();
-    for (std::uint32_t d = first_[node]; d < first_[node + std::size_t{1}]; ++d) {
-      if (free_[d] > 0 && (best == devices_.size() || key(d) < key(best))) best = d;
-    }
-    Take(best, tokens);
-    return best;
-  }
-
-  std::uint32_t PutHot(std::uint64_t tokens) {
-    const auto key = [&](std::uint32_t d) { return std::tuple(hot_[d], ~free_[d], d); };
-    std::uint32_t best = devices_.size();
-    for (std::uint32_t d = 0; d < devices_.size(); ++d) {
-      if (free_[d] > 0 && (best == devices_.size() || key(d) < key(best))) best = d;
-    }
-    Take(best, tokens);
-    ++hot_[best];
-    return best;
-  }
-
- private:
-  void Take(std::uint32_t d, std::uint64_t tokens) {
-    --free_[d];
-    --node_free_[devices_.node[d]];
-    load_[d] += tokens;
-    node_load_[devices_.node[d]] += tokens;
-  }
-
-  const LiveDevices& devices_;
-  std::vector<std::uint64_t> free_, node_free_;
-  std::vector<std::uint32_t> first_;  // device of a node
-  std::vector<std::uint64_t> load_, node_load_;
-  std::vector<std::uint32_t> hot_;
-};
-
 // Seconds of a layer: the busiest device, and what crosses nodes when near holders come first and
 // every device feeds an even share.
 double LayerSeconds(const std::vector<std::vector<std::uint32_t>>& holders,
@@ -191,6 +129,7 @@ LiveDevices::LiveDevices(const Cluster& cluster) {
     last = cluster.devices[d].node;
     device.push_back(d);
     node.push_back(nodes - 1);
+    slots.push_back(cluster.devices[d].slots);
   }
 }
 
@@ -202,40 +141,6 @@ std::vector<std::uint32_t> HottestExperts(std::span<const std::uint64_t> tokens,
                    [&](std::uint32_t a, std::uint32_t b) { return tokens[a] > tokens[b]; });
   order.resize(std::min<std::size_t>(count, order.size()));
   return order;
-}
-
-std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const LiveDevices& devices,
-                                                    std::uint32_t overlap) {
-  const std::uint64_t all = std::uint64_t{loads.layers} * loads.experts;
-  Shelves shelves(devices, CeilDiv(all, devices.size()));
-  std::vector<std::vector<std::uint32_t>> ranked;  // by layer: hottest first
-  for (std::uint32_t l = 0; l < loads.layers; ++l) {
-    ranked.push_back(HottestExperts(loads.layer(l), loads.experts));
-  }
-  const std::uint32_t hot = std::min(overlap, loads.experts);
-  std::vector<std::uint32_t> layers(loads.layers);
-  std::iota(layers.begin(), layers.end(), 0U);
-  const auto hottest_cold = [&](std::uint32_t l) {
-    return hot < loads.experts ? loads.layer(l)[ranked[l][hot]] : 0;
-  };
-  std::stable_sort(layers.begin(), layers.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return hottest_cold(a) > hottest_cold(b);
-  });
-  std::vector<std::vector<std::uint32_t>> owner(loads.layers,
-                                                std::vector<std::uint32_t>(loads.experts, 0));
-  for (const std::uint32_t l : layers) {
-    shelves.NextLayer();
-    for (std::uint32_t i = hot; i < loads.experts; ++i) {
-      owner[l][ranked[l][i]] = shelves.PutCold(loads.layer(l)[ranked[l][i]]);
-    }
-  }
-  for (std::uint32_t l = 0; l < loads.layers; ++l) {
-    shelves.NextLayer();
-    for (std::uint32_t i = 0; i < hot; ++i) {
-      owner[l][ranked[l][i]] = shelves.PutHot(loads.layer(l)[ranked[l][i]]);
-    }
-  }
-  return owner;
 }
 
 std::vector<std::vector<std::uint32_t>> Materialize(std::span<const std::uint32_t> owner,

@@ -19,6 +19,7 @@ struct LiveDevices {
 
   std::vector<std::uint32_t> device;  ///< in the cluster
   std::vector<std::uint32_t> node;    ///< numbered through from 0, ascending
+  std::vector<std::uint32_t> slots;   ///< experts of one layer that fit
   std::uint32_t nodes = 0;
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(device.size()); }
@@ -30,9 +31,12 @@ std::vector<std::uint32_t> HottestExperts(std::span<const std::uint64_t> tokens,
 
 /// Owners of every expert of every layer: cold experts by load to the least loaded node and device
 /// with a free slot, hot ones (the `overlap` hottest of a layer) where fewest hot experts of their
-/// layer are owned. A device owns at most ceil(layers * experts / devices) experts over all layers.
+/// layer are owned. A device owns at most ceil(layers * experts / devices) experts over all layers,
+/// and of no layer more than it has slots.
+/// \pre every device has ceil(experts / devices) slots or more
 /// \returns [layer][expert]: index into `devices`
-/// Local, pure. Source: Hecate, algorithm 2; loads are those of the layer alone.
+/// Local, pure. Source: Hecate, algorithm 2; loads are those of the layer alone. The paper has one
+/// pool of memory for all layers; here the slots of a layer are a limit of their own.
 std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const LiveDevices& devices,
                                                     std::uint32_t overlap);
 

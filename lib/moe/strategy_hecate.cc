@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include "base/checked.h"
 #include "moe/hecate.h"
@@ -8,7 +9,8 @@
 namespace shardwright::moe::internal {
 namespace {
 
-// Where experts live now if `current` holds every expert on a live device: its first holder.
+// Where experts live now: the first live holder in `current`, if there is one for every expert and
+// devices have slots for them; a plan from elsewhere may hold more.
 std::vector<std::vector<std::uint32_t>> OwnersOf(const Loads& loads, const LiveDevices& devices,
                                                  const Placement* current) {
   const auto contiguous = ContiguousOwners(loads.experts, devices.size());
@@ -21,9 +23,11 @@ std::vector<std::vector<std::uint32_t>> OwnersOf(const Loads& loads, const LiveD
         if (e != kNoExpert) found[static_cast<std::size_t>(e)] = i;
       }
     }
-    if (std::find(found.begin(), found.end(), devices.size()) == found.end()) {
-      owner[l] = std::move(found);
-    }
+    std::vector<std::uint32_t> owned(devices.size() + std::size_t{1}, 0);  // last: without a holder
+    for (const std::uint32_t i : found) ++owned[i];
+    const bool fits = std::equal(devices.slots.begin(), devices.slots.end(), owned.begin(),
+                                 std::greater_equal<>());
+    if (fits && owned.back() == 0) owner[l] = std::move(found);
   }
   return owner;
 }

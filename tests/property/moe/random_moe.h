@@ -20,17 +20,21 @@ inline std::uint32_t Between(Random* random, std::uint32_t least, std::uint32_t 
   return least + static_cast<std::uint32_t>(random->Below(std::uint64_t{most} - least + 1));
 }
 
-/// Loads of one kind: equal, none, few values (many ties), skewed, or huge.
+/// Loads of one kind: equal, few values (many ties), skewed, huge, or most of them on a few
+/// experts.
 inline std::vector<std::uint64_t> RandomTokens(Random* random, std::uint32_t count) {
   std::vector<std::uint64_t> tokens(count);
-  const std::uint64_t kind = random->Below(5);
+  const std::uint64_t kind = random->Below(6);
   for (auto& t : tokens) {
     const double u = random->Unit();
     t = kind == 0   ? 7
         : kind == 1 ? random->Below(3)
         : kind == 2 ? random->Below(100)
         : kind == 3 ? static_cast<std::uint64_t>(u * u * u * u * 1e4)
-                    : random->Below(std::uint64_t{1} << 40);
+        : kind == 4 ? random->Below(std::uint64_t{1} << 40)
+        : u < 0.6   ? 0
+        : u < 0.8   ? 1
+                    : 1'000'000;
   }
   return tokens;
 }

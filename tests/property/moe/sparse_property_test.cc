@@ -85,19 +85,26 @@ TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
   EXPECT_GT(calibrated, kInstances / 100);
 }
 
-TEST(ShardOwnersProperty, EveryExpertOnceAndNoDeviceOverTheMean) {
+TEST(ShardOwnersProperty, EveryExpertOnceAndNoDeviceOverTheMeanOrItsSlots) {
   Random random(402);
   for (int i = 0; i < kInstances; ++i) {
-    const LiveDevices devices(UniformCluster(Between(&random, 1, 3), Between(&random, 1, 3), 1));
     const Loads loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
+    const std::uint32_t nodes = Between(&random, 1, 3);
+    const std::uint32_t gpus = Between(&random, 1, 3);
+    const std::uint64_t least = CeilDiv(std::uint64_t{loads.experts}, nodes * gpus);
+    Cluster cluster = UniformCluster(nodes, gpus, static_cast<std::uint32_t>(least));
+    for (Device& device : cluster.devices) device.slots += Between(&random, 0, 2);
+    const LiveDevices devices(cluster);
     const auto owner = ShardOwners(loads, devices, Between(&random, 0, 9));
     ASSERT_EQ(owner.size(), loads.layers);
     std::vector<std::uint64_t> owned(devices.size(), 0);
     for (const auto& layer : owner) {
       ASSERT_EQ(layer.size(), loads.experts);
+      std::vector<std::uint32_t> here(devices.size(), 0);
       for (const std::uint32_t d : layer) {
         ASSERT_LT(d, devices.size());
         ++owned[d];
+        ASSERT_LE(++here[d], devices.slots[d]) << i;
       }
     }
     const std::uint64_t cap = CeilDiv(std::uint64_t{loads.layers} * loads.experts, devices.size());

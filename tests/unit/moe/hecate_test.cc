@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "moe/metrics.h"
 #include "support.h"
 
@@ -66,6 +68,18 @@ TEST(HecateTest, HotOwnersAreSpread) {
   const LiveDevices devices(UniformCluster(2, 2, 1));
   const auto owner = ShardOwners(LoadsOf(4, {9, 8, 7, 6}), devices, 4);
   EXPECT_EQ(owner, (Holders{{0, 1, 2, 3}}));
+}
+
+// The hot expert of the first layer fills device 0 with the others' owners: only device 1 has a
+// slot for the last one, and no place over both layers until one of the second layer has moved.
+TEST(HecateTest, OwnersKeepToTheSlotsOfEveryLayer) {
+  const LiveDevices devices(UniformCluster(2, 1, 4));
+  const Loads loads = LoadsOf(8, {0, 0, 1, 1, 0, 1000000, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0});
+  for (std::uint32_t overlap = 0; overlap <= 8; ++overlap) {
+    for (const Owners& layer : ShardOwners(loads, devices, overlap)) {
+      EXPECT_EQ(std::count(layer.begin(), layer.end(), 0U), 4) << overlap;
+    }
+  }
 }
 
 TEST(HecateTest, CalibrationPaysOrIsLeft) {
