@@ -18,6 +18,8 @@ namespace {
 constexpr std::string_view kAtomFolder = "zero";
 constexpr std::string_view kAtomManifest = "shardwright_atoms.json";
 constexpr std::uint64_t kTagBytes = 4096;
+/// Files that name a save folder's tag.
+constexpr const char* kPointers[] = {"latest", "latest_universal"};
 
 /// A file that belongs to the checkpoint, before it is opened.
 struct Found {
@@ -46,7 +48,7 @@ std::string_view Trimmed(std::string_view text) {
 
 /// The tag in a root's pointer file, if it has one.
 Status ReadPointer(Root* root) {
-  for (const char* name : {"latest", "latest_universal"}) {
+  for (const char* name : kPointers) {
     const std::string path = root->path + "/" + name;
     SW_TRY_ASSIGN(const bool there, os::Exists(path));
     if (!there) continue;
@@ -55,7 +57,7 @@ Status ReadPointer(Root* root) {
     if (tag.empty()) return Fail(Errc::kNotFound, path + ": the tag is empty");
     if (Status safe = os::SafeName(tag); !safe) return Within(path, std::move(safe).error());
     root->tag = std::string(tag);
-    root->universal_pointer = std::string_view(name) == "latest_universal";
+    root->universal_pointer = name == kPointers[1];
     return {};
   }
   return {};
@@ -81,6 +83,53 @@ Result<std::vector<std::string>> TagsIn(const std::string& root,
   return tags;
 }
 
+/// True if a folder is a save folder, as far as can be told: it has a pointer file, or tag folders.
+bool LooksLikeSave(const std::string& folder) {
+  const auto entries = os::ListDir(folder);
+  if (!entries) return false;
+  return std::any_of(entries->begin(), entries->end(), [&](const os::Entry& entry) {
+    if (IsFile(entry)) return entry.name == kPointers[0];
+    if (entry.type != os::EntryType::kDir) return false;
+    const auto below = os::ListDir(folder + "/" + entry.name);
+    return below && LooksLikeTag(*below);
+  });
+}
+
+/// "b and a", newest first as far as their numbers tell, the oldest of many left out.
+std::string NewestOf(std::vector<std::string> names) {
+  constexpr std::size_t kShown = 5;
+  std::sort(names.begin(), names.end(),
+            [](const auto& a, const auto& b) { return NaturalLess(b, a); });
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    const bool last = i + 1 == names.size();
+    text += (i == 0 ? "" : last ? " and " : ", ") + names[i];
+  }
+  if (names.size() > kShown)
+    text += " and " + std::to_string(names.size() - kShown) + " older ones";
+  return text;
+}
+
+/// Why a folder without a pointer file is no checkpoint, and which folders in it are: its tags, and
+/// save folders, as a Trainer makes one for every step.
+tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os::Entry>& entries,
+                                   std::vector<std::string> found) {
+  for (const os::Entry& entry : entries) {
+    const bool folder = entry.type == os::EntryType::kDir;
+    const bool known = std::find(found.begin(), found.end(), entry.name) != found.end();
+    if (folder && !known && LooksLikeSave(root + "/" + entry.name)) found.push_back(entry.name);
+  }
+  if (found.empty()) {
+    return Fail(Errc::kNotFound, root +
+                                     ": no checkpoint here: neither a \"latest\" file "
+                                     "nor files of a DeepSpeed checkpoint");
+  }
+  const bool one = found.size() == 1;
+  return Fail(Errc::kNotFound,
+              root + ": no \"latest\" here, but " + NewestOf(std::move(found)) +
+                  (one ? " is a checkpoint: name it" : " are checkpoints: name one of them"));
+}
+
 /// The folder's own name, also where the path ends in "." or a slash.
 Result<std::string> FolderName(const std::string& path) {
   // Only the parent of a name is made canonical, so the folder is asked for as one.
@@ -89,20 +138,13 @@ Result<std::string> FolderName(const std::string& path) {
   return slash == std::string::npos ? inside.parent : inside.parent.substr(slash + 1);
 }
 
-std::string Joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 /// Turns every root into the tag folder it stands for, and finds the one tag of all.
 Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& roots,
                                             std::string* tag) {
   std::vector<Root> looked;
   std::optional<std::string> pointed;
   for (const std::string& path : roots) {
-    SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
-    if (!folder) return Fail(Errc::kNotFound, path + ": no such folder");
+    SW_TRY(os::ExpectDir(path));
     Root root{path, std::nullopt, false};
     SW_TRY(ReadPointer(&root));
     if (root.tag && pointed && *pointed != *root.tag) {
@@ -131,13 +173,8 @@ Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& root
         chosen = *pointed;
       } else if (tags.size() == 1) {
         chosen = tags.front();
-      } else if (tags.empty()) {
-        return Fail(Errc::kNotFound, root.path +
-                                         ": no checkpoint here: neither a \"latest\" file "
-                                         "nor files of a DeepSpeed checkpoint");
       } else {
-        return Fail(Errc::kNotFound, root.path + ": no \"latest\" file and several checkpoints (" +
-                                         Joined(tags) + "): give one of those folders");
+        return NoCheckpoint(root.path, entries, tags);
       }
     }
     if (!tag->empty() && *tag != chosen) {

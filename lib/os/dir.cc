@@ -154,6 +154,14 @@ Result<bool> IsDir(const std::string& path) {
   return SysFail(Errc::kNotFound, path, "cannot stat", errno);
 }
 
+Status ExpectDir(const std::string& path) {
+  SW_TRY_ASSIGN(const bool is_dir, IsDir(path));
+  if (is_dir) return {};
+  SW_TRY_ASSIGN(const bool there, Exists(path));
+  return Fail(Errc::kNotFound,
+              path + (there ? ": a file, where a folder is expected" : ": no such folder"));
+}
+
 Result<bool> IsWritable(const std::string& path) {
   if (sys::Access(path, W_OK | X_OK) == 0) return true;
   if (errno == EACCES || errno == EROFS || errno == EPERM) return false;

@@ -75,6 +75,9 @@ Result<bool> Exists(const std::string& path);
 /// True for a directory or a link to one; false if absent. \error kNotFound if it cannot be asked
 Result<bool> IsDir(const std::string& path);
 
+/// Refuses what is no directory, and says whether it is absent or a file. \error kNotFound
+Status ExpectDir(const std::string& path);
+
 /// True if entries can be made in the directory. \error kNotFound if it cannot be asked
 Result<bool> IsWritable(const std::string& path);
 

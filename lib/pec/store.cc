@@ -77,7 +77,10 @@ Result<bool> Store::IsStore(const std::string& path) { return os::Exists(path + 
 
 Result<Store> Store::Open(const std::string& path) {
   SW_TRY_ASSIGN(const bool there, IsStore(path));
-  if (!there) return Fail(Errc::kNotFound, path + ": no store of partial checkpoints");
+  if (!there) {
+    SW_TRY(os::ExpectDir(path));
+    return Fail(Errc::kNotFound, path + ": no store of partial checkpoints");
+  }
   const std::string name = path + "/" + kHeadName;
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
   SW_TRY_ASSIGN(StoreHead head, ParseHead(text, name));

@@ -132,7 +132,35 @@ TEST_F(Sources, WithoutAPointerTheOnlyCheckpointIsTaken) {
   fs::remove(save_ / "latest");
   ASSERT_TRUE(ScanSource({save_.string()}));
   fs::copy(save_ / "global_step4", save_ / "global_step5");
-  ExpectRefused({save_.string()}, Errc::kNotFound, "global_step4, global_step5");
+  fs::copy(save_ / "global_step4", save_ / "global_step10");
+  ExpectRefused({save_.string()}, Errc::kNotFound,
+                "no \"latest\" here, but global_step10, global_step5 and global_step4 are "
+                "checkpoints: name one of them");
+  for (int step = 11; step < 20; ++step) {
+    fs::copy(save_ / "global_step4", save_ / ("global_step" + std::to_string(step)));
+  }
+  ExpectRefused({save_.string()}, Errc::kNotFound, "global_step19, global_step18, ");
+  ExpectRefused({save_.string()}, Errc::kNotFound, "global_step15 and 7 older ones are");
+}
+
+// A Trainer makes a save folder for every step and writes no pointer above them.
+TEST_F(Sources, SaveFoldersBelowAreNamedNewestFirst) {
+  TinyZero().Write(save_ / "checkpoint-10");
+  fs::create_directories(save_ / "runs");
+  ExpectRefused({save_.string()}, Errc::kNotFound,
+                "no \"latest\" here, but checkpoint-10 is a checkpoint: name it");
+  TinyZero().Write(save_ / "checkpoint-9");
+  TinyZero().Write(save_ / "checkpoint-14");
+  fs::remove(save_ / "checkpoint-14" / "latest");
+  ExpectRefused({save_.string()}, Errc::kNotFound,
+                "no \"latest\" here, but checkpoint-14, checkpoint-10 and checkpoint-9 are "
+                "checkpoints: name one of them");
+}
+
+TEST_F(Sources, FilesInPlaceOfFoldersAreSaid) {
+  TinyZero().Write(save_);
+  const auto latest = (save_ / "latest").string();
+  ExpectRefused({latest}, Errc::kNotFound, latest + ": a file, where a folder is expected");
 }
 
 TEST_F(Sources, BadPointersAreRefused) {
