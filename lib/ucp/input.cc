@@ -106,6 +106,21 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
   return all;
 }
 
+Result<std::string> ReadPatternFile(const std::string& path) {
+  return os::ReadWholeText(path, limits::kJsonBytes);
+}
+
+template <class Read>
+Result<dialect::Patterns> PatternsFrom(const std::vector<std::string>& files, const Read& read) {
+  dialect::Patterns patterns;
+  for (const std::string& file : files) {
+    SW_TRY_ASSIGN(const std::string text, read(file));
+    SW_TRY(patterns.AddFile(text, file));
+  }
+  SW_TRY(patterns.AddBuiltIn());
+  return patterns;
+}
+
 }  // namespace
 
 Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
@@ -128,13 +143,7 @@ Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& optio
 }
 
 Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files) {
-  dialect::Patterns patterns;
-  for (const std::string& file : files) {
-    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
-    SW_TRY(patterns.AddFile(text, file));
-  }
-  SW_TRY(patterns.AddBuiltIn());
-  return patterns;
+  return PatternsFrom(files, ReadPatternFile);
 }
 
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options,
@@ -142,11 +151,13 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   sink.Pass("scan");
   auto input = std::make_unique<Input>();
   exec::DigestStream digest;
-  for (const std::string& file : options.pattern_files) {
-    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
-    digest.Add(BytesOf(text));
-  }
-  SW_TRY_ASSIGN(input->patterns, ReadPatterns(options.pattern_files));
+  // Read once and by one rank: all go by the same rules, and the fingerprint is theirs.
+  const auto read_pattern_file = [&](const std::string& path) -> Result<std::string> {
+    Result<std::string> text = comm.OnRootText([&] { return ReadPatternFile(path); });
+    if (text) digest.Add(BytesOf(*text));
+    return text;
+  };
+  SW_TRY_ASSIGN(input->patterns, PatternsFrom(options.pattern_files, read_pattern_file));
   SW_TRY_ASSIGN(input->set, ScanInput(comm, options, &input->file_owner));
   sink.Pass("map");
   Result<dialect::Checkpoint> checkpoint = dialect::ReadCheckpoint(input->set, input->patterns);

@@ -43,8 +43,10 @@ struct Input {
 Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files);
 
 /// Finds, scans and understands a source. Rank 0 looks and tells the others; with node_local every
-/// rank looks at its own files and the parts are united. \error kNotFound, kBadInput, kUnsupported
-/// as dialect::ScanSource and dialect::ReadCheckpoint Collective.
+/// rank looks at its own files and the parts are united.
+/// Only rank 0 needs to see the pattern files.
+/// \error kNotFound, kBadInput, kUnsupported as dialect::ScanSource and dialect::ReadCheckpoint
+/// Collective.
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options, Sink& sink);
 
 /// Finds the skeletons of a source only, as OpenInput does first.
