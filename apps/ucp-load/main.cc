@@ -22,9 +22,10 @@ Status CheckBoth(shardwright::cli::Context& context, const shardwright::apps::So
   SW_TRY_ASSIGN(const auto a,
                 shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
   SW_TRY_ASSIGN(const auto b, shardwright::ucp::OpenInput(context.comm(), second, context.sink()));
-  SW_TRY_ASSIGN(
-      const auto report,
-      shardwright::ucp::Check(context.comm(), *a, *b, context.flags().threads, context.sink()));
+  const shardwright::ucp::CheckOptions options{context.flags().threads,
+                                               context.flags().memory_bytes};
+  SW_TRY_ASSIGN(const auto report,
+                shardwright::ucp::Check(context.comm(), *a, *b, options, context.sink()));
   context.SetResult({{"tensors_equal", report.tensors_equal},
                      {"tensors_different", report.tensors_different},
                      {"bytes_compared", report.bytes_compared},

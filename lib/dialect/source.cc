@@ -334,16 +334,6 @@ Result<SourceFile> ReadFile(const Found& found) {
   return out;
 }
 
-bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b) {
-  if (a.pickle != b.pickle || a.storages.size() != b.storages.size()) return false;
-  for (std::size_t i = 0; i < a.storages.size(); ++i) {
-    const torch_pt::Storage& x = a.storages[i];
-    const torch_pt::Storage& y = b.storages[i];
-    if (x.key != y.key || x.bytes != y.bytes || !x.crc32 || x.crc32 != y.crc32) return false;
-  }
-  return true;
-}
-
 Result<bool> SameBytes(const std::string& a, const std::string& b, std::uint64_t bytes) {
   constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
   SW_TRY_ASSIGN(const os::File x, os::File::OpenRead(a));
@@ -395,39 +385,76 @@ void WarnAboutSkipped(const Listing& listing, std::vector<std::string>* warnings
   warnings->push_back("not part of the checkpoint, ignored: " + text);
 }
 
+/// Reads what lies in the tag folders: nothing, if there is nothing in them.
+Status ScanFolders(const std::vector<std::string>& folders, SourceSet* out) {
+  Listing listing;
+  for (const std::string& folder : folders) SW_TRY(ListFolder(folder, &listing));
+
+  std::vector<Found> found = std::move(listing.files);
+  // The atoms that a manifest describes may be another rank's part.
+  if (!listing.manifest_path.empty() && !listing.shards) {
+    SW_TRY_ASSIGN(out->manifest, os::ReadWholeText(listing.manifest_path, limits::kJsonBytes));
+  }
+  if (!listing.atoms.empty() && !listing.shards) {
+    out->kind = SourceKind::kUniversal;
+    std::move(listing.atoms.begin(), listing.atoms.end(), std::back_inserter(found));
+  } else if (!listing.atoms.empty()) {
+    listing.skipped.push_back(std::string(kAtomFolder) + "/");
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Found& a, const Found& b) { return NaturalLess(a.name, b.name); });
+  for (const Found& file : found) {
+    if (!out->files.empty() && out->files.back().name == file.name) {
+      SW_TRY(CheckCopy(out->files.back(), file));
+      continue;
+    }
+    SW_TRY_ASSIGN(SourceFile read, ReadFile(file));
+    out->files.push_back(std::move(read));
+  }
+  WarnAboutSkipped(listing, &out->warnings);
+  return {};
+}
+
 }  // namespace
+
+bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b) {
+  if (a.pickle != b.pickle || a.storages.size() != b.storages.size()) return false;
+  for (std::size_t i = 0; i < a.storages.size(); ++i) {
+    const torch_pt::Storage& x = a.storages[i];
+    const torch_pt::Storage& y = b.storages[i];
+    if (x.key != y.key || x.bytes != y.bytes || !x.crc32 || x.crc32 != y.crc32) return false;
+  }
+  return true;
+}
 
 Result<SourceSet> ScanSource(const std::vector<std::string>& roots) {
   if (roots.empty()) return Fail(Errc::kUsage, "no source given");
   SourceSet out;
   SW_TRY_ASSIGN(const std::vector<std::string> folders, ResolveTag(roots, &out.tag));
-  Listing listing;
-  for (const std::string& folder : folders) SW_TRY(ListFolder(folder, &listing));
-
-  std::vector<Found> found = std::move(listing.files);
-  if (!listing.atoms.empty() && !listing.shards) {
-    out.kind = SourceKind::kUniversal;
-    std::move(listing.atoms.begin(), listing.atoms.end(), std::back_inserter(found));
-    if (!listing.manifest_path.empty()) {
-      SW_TRY_ASSIGN(out.manifest, os::ReadWholeText(listing.manifest_path, limits::kJsonBytes));
-    }
-  } else if (!listing.atoms.empty()) {
-    listing.skipped.push_back(std::string(kAtomFolder) + "/");
-  }
-  if (found.empty()) {
+  SW_TRY(ScanFolders(folders, &out));
+  if (out.files.empty()) {
     return Fail(Errc::kNotFound, folders.front() + ": no files of a DeepSpeed checkpoint here");
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Found& a, const Found& b) { return NaturalLess(a.name, b.name); });
-  for (const Found& file : found) {
-    if (!out.files.empty() && out.files.back().name == file.name) {
-      SW_TRY(CheckCopy(out.files.back(), file));
-      continue;
+  return out;
+}
+
+Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag) {
+  SourceSet out;
+  out.tag = tag;
+  std::vector<std::string> folders;
+  for (const std::string& root : roots) {
+    SW_TRY_ASSIGN(const bool there, os::Exists(root));
+    if (!there) continue;
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(root));
+    const std::string folder = root + "/" + tag;
+    SW_TRY_ASSIGN(const bool below, os::IsDir(folder));
+    if (LooksLikeTag(entries)) {
+      folders.push_back(root);
+    } else if (below) {
+      folders.push_back(folder);
     }
-    SW_TRY_ASSIGN(SourceFile read, ReadFile(file));
-    out.files.push_back(std::move(read));
   }
-  WarnAboutSkipped(listing, &out.warnings);
+  SW_TRY(ScanFolders(folders, &out));
   return out;
 }
 

@@ -48,6 +48,27 @@ struct SourceSet {
 /// Source: docs/formats/deepspeed.md, "Directory layout".
 Result<SourceSet> ScanSource(const std::vector<std::string>& roots);
 
+/// A part of checkpoint `tag`, where others hold the rest: what lies in the roots themselves or in
+/// their folder `tag`. A root that is absent, or has neither, holds nothing; one that cannot be
+/// looked at is an error. \returns the set without files if there is nothing
+/// \error as ScanSource
+/// Local.
+Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag);
+
+/// Unites what several ranks see of a checkpoint into what one would see that sees it all. Of a
+/// file that several see, the first one's is taken; optimizer shards must be the same file, by
+/// identity or checksums, and of others that differ (each node of DeepSpeed's node-local storage
+/// writes its own model states) a warning tells. \param parts  by rank; those without files hold
+/// nothing \param owner  gets the rank of every file \error kNotFound  no part has a file;
+/// kBadInput  parts of different checkpoints or kinds, two
+///        versions of a shard; both ranks are named
+/// Pure.
+Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* owner);
+
+/// True if two files' object graphs and the checksums of all their storages are equal; false where
+/// one carries no checksums. Pure.
+bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b);
+
 /// Order of SourceSet::files: runs of digits compare by value. Pure.
 bool NaturalLess(std::string_view a, std::string_view b);
 

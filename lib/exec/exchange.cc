@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-
-#include "base/checked.h"
+#include <limits>
+#include <utility>
 
 namespace shardwright::exec {
 namespace {
@@ -17,41 +17,70 @@ struct Request {
 
 }  // namespace
 
-Exchange::Exchange(comm::Comm& comm, const plan::Plan& plan, ByteSource& local,
+Exchange::Exchange(comm::Comm& comm, const layout::ShardMap& source, ByteSource& local,
                    std::vector<int> file_owner)
-    : comm_(comm), plan_(plan), local_(local), file_owner_(std::move(file_owner)) {}
+    : comm_(comm), source_(source), local_(local), file_owner_(std::move(file_owner)) {}
 
-Status Exchange::Round(std::span<const std::uint64_t> units) {
+bool Exchange::Local(std::uint32_t member) const {
+  return !sends() || file_owner_[source_.members[member].file] == comm_.rank();
+}
+
+bool Exchange::Mine(std::uint32_t member) const {
+  if (sends()) return Local(member);
+  return member % static_cast<std::uint32_t>(comm_.size()) ==
+         static_cast<std::uint32_t>(comm_.rank());
+}
+
+std::uint64_t Exchange::RoundUnits(std::uint64_t budget_bytes) const {
+  if (!sends()) return std::numeric_limits<std::uint64_t>::max();
+  // Each rank may be asked by all the others at once: its share of the memory is cut by their
+  // number.
+  const auto ranks = static_cast<std::uint64_t>(comm_.size());
+  return std::max<std::uint64_t>(1, budget_bytes / (2 * plan::kUnitBytes * 8 * ranks));
+}
+
+Status Exchange::Round(const plan::Plan& plan, std::span<const std::uint64_t> units) {
+  if (!sends()) return {};
+  std::vector<Stretch> wanted;
+  plan::Program program;
+  for (const std::uint64_t index : units) {
+    plan.Fill(plan.unit(index), &program);
+    for (const plan::Read& read : program.reads) {
+      wanted.push_back({read.member, read.offset, read.bytes});
+    }
+  }
+  return Round(wanted);
+}
+
+Status Exchange::Round(std::span<const Stretch> wanted) {
+  if (!sends()) return {};
   const auto ranks = static_cast<std::size_t>(comm_.size());
   std::vector<std::vector<Request>> asked(ranks);
   std::vector<std::uint64_t> at(ranks, 0);
   fetched_.clear();
-  plan::Program program;
-  for (const std::uint64_t index : units) {
-    plan_.Fill(plan_.unit(index), &program);
-    for (const plan::Read& read : program.reads) {
-      const int from = owner(read.member);
-      if (from == comm_.rank()) continue;
-      const auto rank = static_cast<std::size_t>(from);
-      asked[rank].push_back({read.member, read.offset, read.bytes});
-      fetched_.push_back({read.member, read.offset, read.bytes, from, at[rank]});
-      at[rank] += read.bytes;
-    }
+  for (const Stretch& stretch : wanted) {
+    if (Local(stretch.member)) continue;
+    const int from = file_owner_[source_.members[stretch.member].file];
+    const auto rank = static_cast<std::size_t>(from);
+    asked[rank].push_back({stretch.member, stretch.offset, stretch.bytes});
+    fetched_.push_back({stretch, from, at[rank]});
+    at[rank] += stretch.bytes;
   }
   std::sort(fetched_.begin(), fetched_.end(), [](const Fetched& a, const Fetched& b) {
-    return a.member != b.member ? a.member < b.member : a.offset < b.offset;
+    return std::pair(a.stretch.member, a.stretch.offset) <
+           std::pair(b.stretch.member, b.stretch.offset);
   });
   std::vector<std::span<const std::byte>> outgoing;
   outgoing.reserve(ranks);
   for (const auto& list : asked) outgoing.push_back(std::as_bytes(std::span(list)));
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> wanted, comm_.AllToAll(outgoing));
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> requests, comm_.AllToAll(outgoing));
 
   std::vector<comm::Bytes> served(ranks);
   const auto serve = [&]() -> Status {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      for (std::size_t i = 0; i + sizeof(Request) <= wanted[rank].size(); i += sizeof(Request)) {
+      for (std::size_t i = 0; i + sizeof(Request) <= requests[rank].size(); i += sizeof(Request)) {
         Request request;
-        std::memcpy(&request, wanted[rank].data() + i, sizeof request);
+        std::memcpy(&request, requests[rank].data() + i, sizeof request);
         const std::size_t end = served[rank].size();
         served[rank].resize(end + request.bytes);
         SW_TRY(local_.Read(static_cast<std::uint32_t>(request.member), request.offset,
@@ -66,29 +95,42 @@ Status Exchange::Round(std::span<const std::uint64_t> units) {
 }
 
 Status Exchange::Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) {
-  if (owner(member) == comm_.rank()) return local_.Read(member, offset, out);
-  const auto after = std::upper_bound(fetched_.begin(), fetched_.end(), std::pair(member, offset),
-                                      [](const auto& key, const Fetched& fetched) {
-                                        return key.first != fetched.member
-                                                   ? key.first < fetched.member
-                                                   : key.second < fetched.offset;
-                                      });
+  if (Local(member)) return local_.Read(member, offset, out);
+  const auto after =
+      std::upper_bound(fetched_.begin(), fetched_.end(), std::pair(member, offset),
+                       [](const auto& key, const Fetched& fetched) {
+                         return key < std::pair(fetched.stretch.member, fetched.stretch.offset);
+                       });
   // Reads of different units may start at one offset with different lengths; any that is long
   // enough will do.
   for (auto it = after; it != fetched_.begin();) {
     --it;
-    if (it->member != member) break;
-    if (it->offset <= offset && offset + out.size() <= it->offset + it->bytes) {
+    const Stretch& stretch = it->stretch;
+    if (stretch.member != member) break;
+    if (offset + out.size() <= stretch.offset + stretch.bytes) {
       const comm::Bytes& answer = answers_[static_cast<std::size_t>(it->rank)];
-      const std::uint64_t from = it->at + (offset - it->offset);
+      const std::uint64_t from = it->at + (offset - stretch.offset);
       if (from + out.size() > answer.size()) break;
       std::memcpy(out.data(), answer.data() + from, out.size());
       return {};
     }
-    if (it->offset + plan::kUnitBytes * 8 < offset) break;
+    if (stretch.offset + plan::kUnitBytes * 8 < offset) break;
   }
-  return Fail(Errc::kInternal, plan_.source().files[plan_.source().members[member].file] +
+  return Fail(Errc::kInternal, source_.files[source_.members[member].file] +
                                    ": bytes of another node that were not asked for");
+}
+
+Status InRounds(comm::Comm& comm, std::uint64_t count, std::uint64_t most,
+                const std::function<Status(std::uint64_t first, std::uint64_t last)>& act) {
+  const std::uint64_t mine = count / most + (count % most == 0 ? 0 : 1);
+  SW_TRY_ASSIGN(const std::uint64_t rounds, comm.AllReduceMax(mine));
+  std::uint64_t first = 0;
+  for (std::uint64_t round = 0; round < rounds; ++round) {
+    const std::uint64_t last = first + std::min(most, count - first);
+    SW_TRY(act(first, last));
+    first = last;
+  }
+  return {};
 }
 
 }  // namespace shardwright::exec

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -12,41 +12,69 @@
 
 namespace shardwright::exec {
 
-/// The source of a run whose files are each visible on one node only: before a round of units, the
-/// ranks send each other the fragments that they will need. One program, two transports: units are
-/// gathered the same way.
+/// A stretch of a source member.
+struct Stretch {
+  std::uint32_t member = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// A source whose files may each be visible on one node only: before a round of work the ranks send
+/// each other the stretches that they will need. One program, two transports: where every rank sees
+/// every file nothing is sent, and the work is the same.
 class Exchange final : public ByteSource {
  public:
   /// \param local       reads this rank's own files
-  /// \param file_owner  by source file: the rank that reads it
-  Exchange(comm::Comm& comm, const plan::Plan& plan, ByteSource& local,
+  /// \param file_owner  by source file: the rank that reads it; empty: every rank sees every file
+  /// \pre `source`, of which `local` reads, outlives it
+  Exchange(comm::Comm& comm, const layout::ShardMap& source, ByteSource& local,
            std::vector<int> file_owner);
 
-  /// Fetches what `units` of this rank need from other ranks, and serves theirs; forgets the round
-  /// before. Collective: ranks without units take part with none.
-  Status Round(std::span<const std::uint64_t> units);
+  /// False where every rank sees every file: rounds then do nothing.
+  bool sends() const { return !file_owner_.empty(); }
+
+  /// Fetches from other ranks what is theirs of `wanted`, and serves them; forgets the round
+  /// before. Collective: ranks without work take part with nothing.
+  Status Round(std::span<const Stretch> wanted);
+
+  /// The same for what units of a plan read. Collective.
+  Status Round(const plan::Plan& plan, std::span<const std::uint64_t> units);
+
+  /// Most units of work in a round when `budget_bytes` may be held; any number where nothing is
+  /// sent.
+  std::uint64_t RoundUnits(std::uint64_t budget_bytes) const;
 
   /// Local files directly, other ranks' bytes from the round. Thread-safe between rounds.
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
   std::uint64_t bytes_read() const override { return local_.bytes_read(); }
   std::uint64_t files_read() const override { return local_.files_read(); }
 
-  int owner(std::uint32_t member) const { return file_owner_[plan_.source().members[member].file]; }
+  /// True on the one rank that deals with a whole member, and sees it: to verify it.
+  bool Mine(std::uint32_t member) const;
+
+  const layout::ShardMap& source() const { return source_; }
 
  private:
   struct Fetched {
-    std::uint32_t member;
-    std::uint64_t offset;
-    std::uint64_t bytes;
+    Stretch stretch;
     int rank;
     std::uint64_t at;  // in that rank's answer
   };
+  bool Local(std::uint32_t member) const;
+
   comm::Comm& comm_;
-  const plan::Plan& plan_;
+  const layout::ShardMap& source_;
   ByteSource& local_;
   std::vector<int> file_owner_;
   std::vector<Fetched> fetched_;  // by member and offset
   std::vector<comm::Bytes> answers_;
 };
+
+/// Calls `act(first, last)` for consecutive parts of this rank's [0, count), none longer than
+/// `most`, and equally often on every rank: with empty parts at last where others have more to do.
+/// \pre most > 0; `act` is collective and ends with an agreement
+/// Collective.
+Status InRounds(comm::Comm& comm, std::uint64_t count, std::uint64_t most,
+                const std::function<Status(std::uint64_t first, std::uint64_t last)>& act);
 
 }  // namespace shardwright::exec

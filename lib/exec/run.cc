@@ -64,11 +64,22 @@ std::uint64_t BufferBytes(const RunOptions& options) {
   return options.file_owner.empty() ? workspaces : std::max(workspaces, options.memory_bytes);
 }
 
+Status CheckShared(comm::Comm& comm, const std::string& stage, const std::string& output) {
+  const auto look = [&]() -> Status {
+    SW_TRY_ASSIGN(const bool seen, os::IsDir(stage));
+    if (seen) return {};
+    return Fail(Errc::kIo, output + ": " + stage +
+                               ", which rank 0 has made, is not there: OUTPUT must lie where all "
+                               "ranks see it");
+  };
+  return comm.Agree(look());
+}
+
 Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
                const RunOptions& options, Sink& sink)
     : comm_(comm),
       plan_(plan),
-      source_(source),
+      source_(comm, plan.source(), source, options.file_owner),
       options_(options),
       sink_(sink),
       arena_(static_cast<int>(options.threads)),
@@ -108,7 +119,7 @@ Status Runner::Passes() {
   SW_TRY(comm_.Agree(Recover()));
   SW_TRY(WriteUnits());
   SW_TRY(ShareSums());
-  if (options_.verify != Verify::kNone) SW_TRY(VerifyMembers());
+  if (options_.verify != Verify::kNone) SW_TRY(VerifyRead());
   SW_TRY(WriteFrames());
   if (options_.verify == Verify::kReadback) SW_TRY(ReadBackAll());
   return Commit();
@@ -135,6 +146,7 @@ Status Runner::Begin() {
   SW_TRY(opened);
   resumed_ = opened->starts_with('r');
   stage_path_ = opened->substr(1);
+  SW_TRY(CheckShared(comm_, stage_path_, options_.output));
   const std::uint64_t total = plan_.totals().payload_bytes;
   const auto rank = static_cast<std::uint64_t>(comm_.rank());
   const auto size = static_cast<std::uint64_t>(comm_.size());
@@ -146,7 +158,6 @@ Status Runner::Begin() {
   last_ = cut(rank + 1);
   sums_.resize(plan_.unit_count());
   done_.assign(last_ - first_, false);
-  if (!options_.file_owner.empty()) exchange_.emplace(comm_, plan_, source_, options_.file_owner);
   return {};
 }
 
@@ -204,10 +215,10 @@ Status Runner::Recover() {
   return {};
 }
 
-Status Runner::WriteOne(std::uint64_t index, ByteSource& source, Workspace* workspace) {
+Status Runner::WriteOne(std::uint64_t index, Workspace* workspace) {
   const plan::Unit unit = plan_.unit(index);
   UnitRecord record;
-  SW_TRY(GatherUnit(plan_, unit, source, workspace,
+  SW_TRY(GatherUnit(plan_, unit, source_, workspace,
                     options_.verify == Verify::kNone ? nullptr : &record.shares));
   const std::span<const std::byte> bytes(workspace->unit);
   record.crc32 = workspace->crc32 ? *workspace->crc32 : zip::Crc32(bytes);
@@ -223,7 +234,7 @@ Status Runner::WriteOne(std::uint64_t index, ByteSource& source, Workspace* work
   return {};
 }
 
-Status Runner::WriteBatch(const std::vector<std::uint64_t>& units, ByteSource& source) {
+Status Runner::WriteBatch(std::span<const std::uint64_t> units) {
   FirstError error;
   tbb::enumerable_thread_specific<Workspace> workspaces;
   arena_.execute([&] {
@@ -235,7 +246,7 @@ Status Runner::WriteBatch(const std::vector<std::uint64_t>& units, ByteSource& s
                     {Errc::kStopped, "stopped on request; --resume continues", 0, -1});
           return;
         }
-        if (Status status = WriteOne(units[i], source, &workspaces.local()); !status) {
+        if (Status status = WriteOne(units[i], &workspaces.local()); !status) {
           error.Set(units[i], std::move(status).error());
         }
       }
@@ -252,22 +263,13 @@ Status Runner::WriteUnits() {
     todo.push_back(index);
     bytes_mine_ += plan_.unit(index).bytes;
   }
-  if (!exchange_) return comm_.Agree(WriteBatch(todo, source_));
-  // Each rank may be asked by all the others at once: its share of the memory is cut by their
-  // number.
-  const std::uint64_t budget = options_.memory_bytes - options_.threads * kWorkspaceBytes;
-  const std::uint64_t batch = std::max<std::uint64_t>(
-      1, budget / (2 * plan::kUnitBytes * 8 * static_cast<std::uint64_t>(comm_.size())));
-  SW_TRY_ASSIGN(const std::uint64_t rounds, comm_.AllReduceMax((todo.size() + batch - 1) / batch));
-  for (std::uint64_t round = 0; round < rounds; ++round) {
-    const std::size_t from = std::min<std::size_t>(todo.size(), round * batch);
-    const std::size_t to = std::min<std::size_t>(todo.size(), from + batch);
-    const std::vector<std::uint64_t> part(todo.begin() + static_cast<std::ptrdiff_t>(from),
-                                          todo.begin() + static_cast<std::ptrdiff_t>(to));
-    SW_TRY(exchange_->Round(part));
-    SW_TRY(comm_.Agree(WriteBatch(part, *exchange_)));
-  }
-  return {};
+  const std::uint64_t most =
+      source_.RoundUnits(options_.memory_bytes - options_.threads * kWorkspaceBytes);
+  return InRounds(comm_, todo.size(), most, [&](std::uint64_t first, std::uint64_t last) -> Status {
+    const auto part = std::span(todo).subspan(first, last - first);
+    SW_TRY(source_.Round(plan_, part));
+    return comm_.Agree(WriteBatch(part));
+  });
 }
 
 Status Runner::ShareSums() {
@@ -279,32 +281,16 @@ Status Runner::ShareSums() {
     if (!part.empty()) std::memcpy(at, part.data(), part.size());
     at += part.size();
   }
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> packed, comm_.AllGather(source_sums_.Pack()));
-  for (std::size_t rank = 0; rank < packed.size(); ++rank) {
-    if (rank != static_cast<std::size_t>(comm_.rank())) source_sums_.Combine(packed[rank]);
-  }
-  return {};
+  return CombineSums(comm_, &source_sums_);
 }
 
-Status Runner::VerifyMembers() {
+Status Runner::VerifyRead() {
   sink_.Pass("verify");
-  const std::size_t count = plan_.source().members.size();
-  std::atomic<std::uint64_t> verified = 0;
-  std::atomic<std::uint64_t> without = 0;
-  FirstError error;
-  arena_.execute([&] {
-    tbb::parallel_for(std::size_t{0}, count, [&](std::size_t m) {
-      const auto member = static_cast<std::uint32_t>(m);
-      const bool mine = exchange_ ? exchange_->owner(member) == comm_.rank() : Mine(m);
-      if (!mine || plan_.primary_bytes(member) == 0 || error.failed()) return;
-      Result<bool> ok = VerifyMember(plan_, source_sums_, member, source_);
-      if (!ok) return error.Set(m, std::move(ok).error());
-      (*ok ? verified : without).fetch_add(1, std::memory_order_relaxed);
-    });
-  });
-  report_.members_verified = verified.load();
-  report_.members_without_sum = without.load();
-  return comm_.Agree(error.Take());
+  SW_TRY_ASSIGN(const MembersVerified members,
+                VerifyMembers(comm_, plan_, source_sums_, source_, arena_));
+  report_.members_verified = members.verified;
+  report_.members_without_sum = members.without_sum;
+  return {};
 }
 
 Result<RunReport> Runner::Report() {

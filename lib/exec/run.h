@@ -52,6 +52,11 @@ struct RunReport {
 /// Bytes of buffers that Run uses on each rank, for --dry-run.
 std::uint64_t BufferBytes(const RunOptions& options);
 
+/// Refuses a stage, made by rank 0, that another rank does not see.
+/// \error kIo  names the output
+/// Collective.
+Status CheckShared(comm::Comm& comm, const std::string& stage, const std::string& output);
+
 /// Carries out a plan: writes every output file beside `output` and gives it its name when all of
 /// it is complete, synced and described by a manifest (os/commit.h). Units are cut over ranks by
 /// bytes, then over threads; the output is the same, byte for byte, for every number of ranks and

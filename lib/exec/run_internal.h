@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "exec/integrity.h"
 #include "exec/manifest.h"
 #include "exec/run.h"
+#include "exec/verify.h"
 #include "os/commit.h"
 #include "os/file_system.h"
 
@@ -41,12 +43,12 @@ class Runner {
   Status CreateFiles();   // collective
   Status Recover();       // units that a stopped run has written; local
   Status WriteUnits();    // collective
-  Status WriteOne(std::uint64_t index, ByteSource& source, Workspace* workspace);
-  Status WriteBatch(const std::vector<std::uint64_t>& units, ByteSource& source);
-  Status ShareSums();      // collective
-  Status VerifyMembers();  // collective
-  Status SyncWritten();    // collective
-  Status WriteFrames();    // collective
+  Status WriteOne(std::uint64_t index, Workspace* workspace);
+  Status WriteBatch(std::span<const std::uint64_t> units);
+  Status ShareSums();    // collective
+  Status VerifyRead();   // collective
+  Status SyncWritten();  // collective
+  Status WriteFrames();  // collective
   Status WriteFrame(std::uint32_t index);
   Status ReadBack(std::uint32_t index) const;
   Status ReadBackAll();  // collective
@@ -65,7 +67,7 @@ class Runner {
 
   comm::Comm& comm_;
   const plan::Plan& plan_;
-  ByteSource& source_;
+  Exchange source_;
   const RunOptions& options_;
   Sink& sink_;
 
@@ -77,7 +79,6 @@ class Runner {
   std::optional<os::Journal> journal_;
   FilePool output_;
   std::optional<os::FileSystem> file_system_;  // set when all files are synced at once
-  std::optional<Exchange> exchange_;
 
   std::uint64_t first_ = 0;  // this rank's units
   std::uint64_t last_ = 0;

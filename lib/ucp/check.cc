@@ -4,14 +4,17 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include <tbb/blocked_range.h>
 #include <tbb/enumerable_thread_specific.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include "exec/exchange.h"
 #include "exec/first_error.h"
 #include "exec/gather.h"
+#include "exec/verify.h"
 #include "plan/plan.h"
 #include "ucp/value.h"
 
@@ -65,8 +68,13 @@ class Common {
 
 class Checker {
  public:
-  Checker(comm::Comm& comm, Input& a, Input& b, unsigned threads, Sink& sink)
-      : comm_(comm), a_(a), b_(b), arena_(static_cast<int>(threads)), sink_(sink) {}
+  Checker(comm::Comm& comm, Input& a, Input& b, const CheckOptions& options, Sink& sink)
+      : comm_(comm),
+        a_(a),
+        b_(b),
+        options_(options),
+        arena_(static_cast<int>(options.threads)),
+        sink_(sink) {}
 
   Result<CheckReport> Go();
 
@@ -79,15 +87,29 @@ class Checker {
     if (report_.differences.size() < kShownDifferences)
       report_.differences.push_back(std::move(line));
   }
+  /// One of the two while payloads are compared.
+  struct Side {
+    Side(comm::Comm& comm, const plan::Plan& its_plan, const Input& input)
+        : plan(its_plan),
+          source(comm, input.checkpoint.map, *input.bytes, input.file_owner),
+          sums(input.checkpoint.map.members.size()) {}
+    const plan::Plan& plan;
+    exec::Exchange source;
+    exec::SourceSums sums;
+  };
+  struct Pair {
+    exec::Workspace a;
+    exec::Workspace b;
+  };
   Status ComparePayloads();
-  Status CompareUnit(const plan::Plan& a, const plan::Plan& b, std::uint64_t index,
-                     exec::SourceSums* sums_a, exec::SourceSums* sums_b, exec::Workspace* of_a,
-                     exec::Workspace* of_b);
-  Status VerifyMembers(const plan::Plan& plan, exec::SourceSums* sums, Input& input);
+  Status CompareUnits(std::uint64_t first, std::uint64_t last, Side* a, Side* b);
+  Status CompareUnit(std::uint64_t index, Side* a, Side* b, Pair* pair);
+  Status Verify(Side* side);
 
   comm::Comm& comm_;
   Input& a_;
   Input& b_;
+  const CheckOptions& options_;
   tbb::task_arena arena_;
   Sink& sink_;
   Common common_;
@@ -95,6 +117,8 @@ class Checker {
   std::map<std::uint32_t, std::string>
       different_;  // by tensor: the first difference seen, by unit order
   std::map<std::uint32_t, std::uint64_t> different_at_;
+  std::uint64_t units_mine_ = 0;
+  std::atomic<std::uint64_t> compared_ = 0;
   CheckReport report_;
 };
 
@@ -167,25 +191,26 @@ void Checker::CompareParams() {
   }
 }
 
-Status Checker::CompareUnit(const plan::Plan& a, const plan::Plan& b, std::uint64_t index,
-                            exec::SourceSums* sums_a, exec::SourceSums* sums_b,
-                            exec::Workspace* of_a, exec::Workspace* of_b) {
-  const plan::Unit unit = a.unit(index);
-  std::vector<exec::Share> shares;
-  SW_TRY(exec::GatherUnit(a, unit, *a_.bytes, of_a, &shares));
-  sums_a->Add(shares);
-  shares.clear();
-  SW_TRY(exec::GatherUnit(b, unit, *b_.bytes, of_b, &shares));
-  sums_b->Add(shares);
-  if (of_a->unit == of_b->unit) return {};
+Status Checker::CompareUnit(std::uint64_t index, Side* a, Side* b, Pair* pair) {
+  const plan::Unit unit = a->plan.unit(index);
+  const auto gather = [&](Side* side, exec::Workspace* workspace) -> Status {
+    std::vector<exec::Share> shares;
+    SW_TRY(exec::GatherUnit(side->plan, unit, side->source, workspace, &shares));
+    side->sums.Add(shares);
+    return {};
+  };
+  SW_TRY(gather(a, &pair->a));
+  SW_TRY(gather(b, &pair->b));
+  const std::vector<std::byte>& of_a = pair->a.unit;
+  const std::vector<std::byte>& of_b = pair->b.unit;
+  if (of_a == of_b) return {};
   const LogicalTensor& tensor = common_.target().map.tensors[unit.file];
   const std::uint64_t item = ItemSize(tensor.dtype);
   const auto byte = static_cast<std::uint64_t>(
-      std::mismatch(of_a->unit.begin(), of_a->unit.end(), of_b->unit.begin()).first -
-      of_a->unit.begin());
+      std::mismatch(of_a.begin(), of_a.end(), of_b.begin()).first - of_a.begin());
   const std::uint64_t at = byte / item * item;
-  const auto show = [&](const exec::Workspace& side) {
-    return ElementText(tensor.dtype, std::span(side.unit).subspan(at, item));
+  const auto show = [&](const std::vector<std::byte>& bytes) {
+    return ElementText(tensor.dtype, std::span(bytes).subspan(at, item));
   };
   const std::lock_guard lock(mutex_);
   const auto [entry, fresh] = different_at_.emplace(unit.file, index);
@@ -193,63 +218,60 @@ Status Checker::CompareUnit(const plan::Plan& a, const plan::Plan& b, std::uint6
     entry->second = index;
     different_[unit.file] = Label(tensor.name, tensor.state) + " " + ToString(tensor.shape) +
                             ": element " + std::to_string((unit.first + at) / item) + ": " +
-                            show(*of_a) + " and " + show(*of_b);
+                            show(of_a) + " and " + show(of_b);
   }
   return {};
 }
 
-Status Checker::VerifyMembers(const plan::Plan& plan, exec::SourceSums* sums, Input& input) {
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> packed, comm_.AllGather(sums->Pack()));
-  for (std::size_t rank = 0; rank < packed.size(); ++rank) {
-    if (rank != static_cast<std::size_t>(comm_.rank())) sums->Combine(packed[rank]);
-  }
+Status Checker::Verify(Side* side) {
+  SW_TRY(exec::CombineSums(comm_, &side->sums));
+  SW_TRY(exec::VerifyMembers(comm_, side->plan, side->sums, side->source, arena_));
+  return {};
+}
+
+Status Checker::CompareUnits(std::uint64_t first, std::uint64_t last, Side* a, Side* b) {
+  tbb::enumerable_thread_specific<Pair> workspaces;
   exec::FirstError error;
   arena_.execute([&] {
-    tbb::parallel_for(std::size_t{0}, plan.source().members.size(), [&](std::size_t m) {
-      const auto member = static_cast<std::uint32_t>(m);
-      if (m % static_cast<std::size_t>(comm_.size()) != static_cast<std::size_t>(comm_.rank()))
-        return;
-      if (plan.primary_bytes(member) == 0 || error.failed()) return;
-      Result<bool> ok = exec::VerifyMember(plan, *sums, member, *input.bytes);
-      if (!ok) error.Set(m, std::move(ok).error());
+    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(first, last), [&](const auto& range) {
+      for (std::uint64_t index = range.begin(); index < range.end() && !error.failed(); ++index) {
+        if (sink_.stop_requested())
+          return error.Set(index, {Errc::kStopped, "stopped on request", 0, -1});
+        Status status = CompareUnit(index, a, b, &workspaces.local());
+        if (!status) return error.Set(index, std::move(status).error());
+        sink_.Progress(++compared_ * plan::kUnitBytes, units_mine_ * plan::kUnitBytes);
+      }
     });
   });
-  return comm_.Agree(error.Take());
+  return error.Take();
 }
 
 Status Checker::ComparePayloads() {
   sink_.Pass("compare");
   SW_TRY_ASSIGN(const plan::Plan plan_a, plan::Plan::Make(a_.checkpoint.map, common_.target()));
   SW_TRY_ASSIGN(const plan::Plan plan_b, plan::Plan::Make(b_.checkpoint.map, common_.target()));
-  exec::SourceSums sums_a(a_.checkpoint.map.members.size());
-  exec::SourceSums sums_b(b_.checkpoint.map.members.size());
+  Side a(comm_, plan_a, a_);
+  Side b(comm_, plan_b, b_);
   const std::uint64_t units = plan_a.unit_count();
   const auto ranks = static_cast<std::uint64_t>(comm_.size());
   const auto rank = static_cast<std::uint64_t>(comm_.rank());
   const std::uint64_t first = units * rank / ranks;
-  const std::uint64_t last = units * (rank + 1) / ranks;
-  struct Pair {
-    exec::Workspace a;
-    exec::Workspace b;
-  };
-  tbb::enumerable_thread_specific<Pair> workspaces;
-  exec::FirstError error;
-  std::atomic<std::uint64_t> done = first;
-  arena_.execute([&] {
-    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(first, last), [&](const auto& range) {
-      for (std::uint64_t index = range.begin(); index < range.end() && !error.failed(); ++index) {
-        if (sink_.stop_requested())
-          return error.Set(index, {Errc::kStopped, "stopped on request", 0, -1});
-        Pair& pair = workspaces.local();
-        Status status = CompareUnit(plan_a, plan_b, index, &sums_a, &sums_b, &pair.a, &pair.b);
-        if (!status) return error.Set(index, std::move(status).error());
-        sink_.Progress((++done - first) * plan::kUnitBytes, (last - first) * plan::kUnitBytes);
-      }
-    });
-  });
-  SW_TRY(comm_.Agree(error.Take()));
-  SW_TRY(VerifyMembers(plan_a, &sums_a, a_));
-  SW_TRY(VerifyMembers(plan_b, &sums_b, b_));
+  units_mine_ = units * (rank + 1) / ranks - first;
+  const std::uint64_t workspaces = 2 * options_.threads * exec::kWorkspaceBytes;
+  const std::uint64_t budget =  // of a round, of which each side holds one
+      (options_.memory_bytes - std::min(options_.memory_bytes, workspaces)) / 2;
+  const std::uint64_t most = std::min(a.source.RoundUnits(budget), b.source.RoundUnits(budget));
+  std::vector<std::uint64_t> part;
+  SW_TRY(exec::InRounds(comm_, units_mine_, most, [&](std::uint64_t begin, std::uint64_t end) {
+    part.resize(end - begin);
+    std::iota(part.begin(), part.end(), first + begin);
+    Status status = a.source.Round(plan_a, part);
+    if (status) status = b.source.Round(plan_b, part);
+    if (!status) return status;
+    return comm_.Agree(CompareUnits(first + begin, first + end, &a, &b));
+  }));
+  SW_TRY(Verify(&a));
+  SW_TRY(Verify(&b));
   report_.bytes_compared = plan_a.totals().payload_bytes;
   return {};
 }
@@ -284,8 +306,9 @@ Result<CheckReport> Checker::Go() {
 
 }  // namespace
 
-Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, unsigned threads, Sink& sink) {
-  Checker checker(comm, a, b, threads, sink);
+Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CheckOptions& options,
+                          Sink& sink) {
+  Checker checker(comm, a, b, options, sink);
   return checker.Go();
 }
 

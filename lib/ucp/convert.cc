@@ -100,7 +100,8 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   if (options.dry_run) return report;
   if (options.verify == exec::Verify::kReplicas) {
     sink.Pass("replicas");
-    SW_TRY(CompareReplicas(comm, source, bytes, options.threads, sink));
+    exec::Exchange replicas(comm, source, bytes, input.file_owner);
+    SW_TRY(CompareReplicas(comm, replicas, options.threads, options.memory_bytes, sink));
   }
   Result<exec::RunReport> ran = exec::Run(comm, plan, bytes, run, sink);
   if (!ran) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "base/limits.h"
 #include "base/version.h"
@@ -48,61 +47,72 @@ Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots) {
   return dialect::ScanSource(roots);
 }
 
+/// Leaves the files of a catalogue that this rank sees as they were when it was made.
+Status KeepVisible(dialect::SourceSet* set) {
+  std::vector<dialect::SourceFile> visible;
+  for (dialect::SourceFile& file : set->files) {
+    SW_TRY_ASSIGN(const bool there, os::Exists(file.path));
+    if (!there) continue;
+    SW_TRY_ASSIGN(const os::File open, os::File::OpenRead(file.path));
+    SW_TRY_ASSIGN(const os::Identity now, open.Stat());
+    if (now.bytes != file.identity.bytes || now.mtime_ns != file.identity.mtime_ns) continue;
+    visible.push_back(std::move(file));
+  }
+  set->files = std::move(visible);
+  return {};
+}
+
+/// This rank's part of a node-local source.
+struct Part {
+  dialect::SourceSet set;
+  std::vector<std::string> catalogued;  // names of all files, if it is a catalogue
+};
+
+Result<Part> ScanPart(const std::vector<std::string>& roots) {
+  Part part;
+  SW_TRY_ASSIGN(part.set, ScanAny(roots));
+  SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
+  if (!catalogue) return part;
+  for (const dialect::SourceFile& file : part.set.files) part.catalogued.push_back(file.name);
+  SW_TRY(KeepVisible(&part.set));
+  return part;
+}
+
 /// Every rank's part of a node-local source, united: a file that several ranks see belongs to the
-/// lowest of them.
+/// lowest of them. Ranks that see nothing of it are told in a warning.
 Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner) {
   const std::vector<std::string> roots = Expand(options.roots, comm.rank());
-  Result<dialect::SourceSet> mine = ScanAny(roots);
-  // Only one node needs to hold `latest`: the others are told the tag.
-  const std::string tag = mine ? mine->tag : "";
+  Result<Part> mine = ScanPart(roots);
+  // Only one node needs to hold `latest`, and not every node a part: the others are told the tag.
+  const std::string tag = mine ? mine->set.tag : "";
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> tags, comm.AllGather(BytesOf(tag)));
-  if (!mine && mine.error().code == Errc::kNotFound) {
-    const auto known =
-        std::find_if(tags.begin(), tags.end(), [](const auto& text) { return !text.empty(); });
-    if (known != tags.end()) {
-      std::vector<std::string> folders = roots;
-      for (std::string& folder : folders) folder += "/" + TextOf(*known);
-      mine = ScanAny(folders);
-    }
+  const auto known =
+      std::find_if(tags.begin(), tags.end(), [](const auto& text) { return !text.empty(); });
+  if (!mine && mine.error().code == Errc::kNotFound && known != tags.end()) {
+    Result<dialect::SourceSet> part = dialect::ScanPart(roots, TextOf(*known));
+    mine = part ? Result<Part>(Part{*std::move(part), {}}) : tl::unexpected(part.error());
   }
   SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,
-                comm.AllGather(BytesOf(dialect::Serialize(*mine))));
-  dialect::SourceSet all;
-  std::map<std::string, std::size_t> by_name;
-  std::vector<int> owner;
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-    SW_TRY_ASSIGN(dialect::SourceSet part, dialect::DeserializeSource(TextOf(parts[rank])));
-    if (rank == 0) {
-      all.kind = part.kind;
-      all.tag = part.tag;
-    }
-    if (part.tag != all.tag || part.kind != all.kind) {
-      return Fail(Errc::kBadInput, "the ranks see different checkpoints: \"" + all.tag +
-                                       "\" on rank 0, \"" + part.tag + "\" on rank " +
-                                       std::to_string(rank));
-    }
-    if (all.manifest.empty()) all.manifest = std::move(part.manifest);
-    for (dialect::SourceFile& file : part.files) {
-      if (!by_name.emplace(file.name, all.files.size()).second) continue;
-      all.files.push_back(std::move(file));
-      owner.push_back(static_cast<int>(rank));
-    }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> texts,
+                comm.AllGather(BytesOf(dialect::Serialize(mine->set))));
+  std::vector<dialect::SourceSet> parts;
+  std::string blind;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    SW_TRY_ASSIGN(dialect::SourceSet part, dialect::DeserializeSource(TextOf(texts[rank])));
+    if (part.files.empty()) blind += (blind.empty() ? "" : ", ") + std::to_string(rank);
+    parts.push_back(std::move(part));
   }
-  // Scanned sets are sorted by name with numbers by value; DeserializeSource keeps that order
-  // within a part, and the union is brought back to it here.
-  std::vector<std::size_t> order(all.files.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return dialect::NaturalLess(all.files[a].name, all.files[b].name);
-  });
-  std::vector<dialect::SourceFile> sorted;
-  for (const std::size_t i : order) {
-    sorted.push_back(std::move(all.files[i]));
-    file_owner->push_back(owner[i]);
+  SW_TRY_ASSIGN(dialect::SourceSet all, dialect::UniteParts(std::move(parts), file_owner));
+  for (const std::string& name : mine->catalogued) {
+    const bool seen =
+        std::any_of(all.files.begin(), all.files.end(),
+                    [&](const dialect::SourceFile& file) { return file.name == name; });
+    if (!seen) mine = Fail(Errc::kNotFound, name + ": no rank sees it as it was catalogued");
+    if (!seen) break;
   }
-  all.files = std::move(sorted);
+  SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
+  if (!blind.empty()) all.warnings.push_back(all.tag + ": nothing of it is seen by ranks " + blind);
   return all;
 }
 

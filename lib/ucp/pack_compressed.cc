@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "exec/manifest.h"
+#include "exec/run.h"
 #include "format/zip/crc32.h"
 #include "os/commit.h"
 #include "os/dir.h"
@@ -123,6 +124,7 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   SW_TRY(path);
   std::vector<Line> mine;
   const auto work = [&]() -> Status {
+    SW_TRY(exec::CheckShared(comm, *path, options.output));
     // The journal holds no records: it ties the stage to the inputs, so that only the same run
     // resumes in it.
     SW_TRY(os::Journal::Open(*path + "/" + os::kJournalDir + "/" + std::to_string(comm.rank()),

@@ -1,14 +1,14 @@
 #include "ucp/replicas.h"
 
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
+#include <tbb/enumerable_thread_specific.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include "base/checked.h"
 #include "exec/first_error.h"
-#include "plan/plan.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -17,85 +17,180 @@ using layout::Fragment;
 using layout::LogicalTensor;
 using layout::ShardMap;
 
-/// Reads shard elements [first, last) of a fragment.
-Status ReadShard(const ShardMap& map, const LogicalTensor& tensor, const Fragment& fragment,
-                 std::uint64_t first, std::uint64_t last, exec::ByteSource& bytes,
-                 std::vector<std::byte>* out) {
-  const std::uint64_t item = ItemSize(tensor.dtype);
-  out->resize((last - first) * item);
-  std::uint64_t at = 0;
-  Status status;
-  layout::ForHolders(map, fragment.at, first, last,
-                     [&](const layout::Region& region, std::uint64_t element, std::uint64_t elems) {
-                       if (!status) return;
-                       status = bytes.Read(region.member, region.offset + element * item,
-                                           std::span(*out).subspan(at, elems * item));
-                       at += elems * item;
-                     });
-  return status;
+/// A replica, the owner whose elements it repeats, and its place among the blocks of all of them.
+struct Twins {
+  const LogicalTensor* tensor;
+  const Fragment* owner;
+  const Fragment* replica;
+  std::uint64_t first_block;
+
+  std::uint64_t item() const { return ItemSize(tensor->dtype); }
+  std::uint64_t block_elems() const { return plan::kUnitBytes / item(); }
+};
+
+/// Shard elements [first, last) of a replica and its owner.
+struct Block {
+  const Twins* twins;
+  std::uint64_t first;
+  std::uint64_t last;
+};
+
+/// Where a fragment's elements [first, last) lie.
+void AddStretches(const ShardMap& map, const Fragment& fragment, const Block& block,
+                  std::vector<exec::Stretch>* stretches) {
+  const std::uint64_t item = block.twins->item();
+  layout::ForHolders(
+      map, fragment.at, block.first, block.last,
+      [&](const layout::Region& region, std::uint64_t element, std::uint64_t elems) {
+        stretches->push_back({region.member, region.offset + element * item, elems * item});
+      });
 }
 
-const std::string& FileOf(const ShardMap& map, const Fragment& fragment, std::uint64_t element) {
-  const std::string* file = nullptr;
-  layout::ForHolders(map, fragment.at, element, element + 1,
-                     [&](const layout::Region& region, std::uint64_t, std::uint64_t) {
-                       file = &map.files[map.members[region.member].file];
-                     });
-  return *file;
-}
+class Comparing {
+ public:
+  Comparing(comm::Comm& comm, exec::Exchange& source, unsigned threads, Sink& sink)
+      : comm_(comm),
+        source_(source),
+        map_(source.source()),
+        arena_(static_cast<int>(threads)),
+        sink_(sink) {
+    for (const LogicalTensor& tensor : map_.tensors) AddTwins(tensor);
+  }
 
-Status CompareOne(const ShardMap& map, const LogicalTensor& tensor, const Fragment& owner,
-                  const Fragment& replica, exec::ByteSource& bytes) {
-  const std::uint64_t item = ItemSize(tensor.dtype);
-  const std::uint64_t block = plan::kUnitBytes / item;
-  std::vector<std::byte> a;
-  std::vector<std::byte> b;
-  Status status;
-  // Run by run, so that padding, which belongs to nobody, is never compared.
-  owner.cut->ForShardRange(0, owner.cut->shard_elems(), [&](const layout::Run& run) {
-    for (std::uint64_t done = 0; status && done < run.elems; done += block) {
-      const std::uint64_t first = run.shard + done;
-      const std::uint64_t last = std::min(run.shard + run.elems, first + block);
-      status = ReadShard(map, tensor, owner, first, last, bytes, &a);
-      if (status) status = ReadShard(map, tensor, replica, first, last, bytes, &b);
-      if (!status || a == b) continue;
-      const auto differ = std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin();
-      const std::uint64_t element = run.logical + done + static_cast<std::uint64_t>(differ) / item;
-      status = Fail(Errc::kBadInput, "tensor \"" + tensor.name + "\" " + tensor.state +
-                                         ": replicas differ at element " + std::to_string(element) +
-                                         ": " + FileOf(map, owner, first) + " and " +
-                                         FileOf(map, replica, first));
+  Status Go(std::uint64_t memory_bytes) {
+    const auto ranks = static_cast<std::uint64_t>(comm_.size());
+    const auto rank = static_cast<std::uint64_t>(comm_.rank());
+    const std::uint64_t first = blocks_ * rank / ranks;
+    const std::uint64_t count = blocks_ * (rank + 1) / ranks - first;
+    return exec::InRounds(comm_, count, source_.RoundUnits(memory_bytes),
+                          [&](std::uint64_t begin, std::uint64_t end) -> Status {
+                            SW_TRY(Fetch(first + begin, first + end));
+                            return comm_.Agree(CompareBlocks(first + begin, first + end));
+                          });
+  }
+
+ private:
+  /// A thread's memory.
+  struct Buffers {
+    std::vector<exec::Stretch> stretches;
+    std::vector<std::byte> owner;
+    std::vector<std::byte> replica;
+  };
+
+  void AddTwins(const LogicalTensor& tensor) {
+    for (const Fragment& replica : tensor.fragments) {
+      if (replica.role != layout::Role::kReplica) continue;
+      const auto owner = std::find_if(
+          tensor.fragments.begin(), tensor.fragments.end(), [&](const Fragment& other) {
+            return other.role == layout::Role::kOwner &&
+                   (other.cut == replica.cut || *other.cut == *replica.cut);
+          });
+      const Twins twins{&tensor, &*owner, &replica, blocks_};
+      twins_.push_back(twins);
+      blocks_ += CeilDiv(replica.cut->shard_elems(), twins.block_elems());
     }
-  });
-  return status;
-}
+  }
+
+  Block BlockAt(std::uint64_t index) const {
+    const auto after =
+        std::upper_bound(twins_.begin(), twins_.end(), index,
+                         [](std::uint64_t i, const Twins& twins) { return i < twins.first_block; });
+    const Twins& twins = *std::prev(after);
+    const std::uint64_t first = (index - twins.first_block) * twins.block_elems();
+    const std::uint64_t all = twins.replica->cut->shard_elems();
+    return {&twins, first, std::min(all, first + twins.block_elems())};
+  }
+
+  Status Fetch(std::uint64_t first, std::uint64_t last) {
+    if (!source_.sends()) return {};
+    std::vector<exec::Stretch> wanted;
+    for (std::uint64_t index = first; index < last; ++index) {
+      const Block block = BlockAt(index);
+      AddStretches(map_, *block.twins->owner, block, &wanted);
+      AddStretches(map_, *block.twins->replica, block, &wanted);
+    }
+    return source_.Round(wanted);
+  }
+
+  Status CompareBlocks(std::uint64_t first, std::uint64_t last) {
+    exec::FirstError error;
+    tbb::enumerable_thread_specific<Buffers> buffers;
+    arena_.execute([&] {
+      tbb::parallel_for(first, last, [&](std::uint64_t index) {
+        if (error.failed()) return;
+        if (sink_.stop_requested()) {
+          return error.Set(index, {Errc::kStopped, "stopped on request", 0, -1});
+        }
+        Status status = Compare(BlockAt(index), &buffers.local());
+        if (!status) error.Set(index, std::move(status).error());
+      });
+    });
+    return error.Take();
+  }
+
+  Status Read(const Block& block, const Fragment& fragment, Buffers* buffers,
+              std::vector<std::byte>* out) {
+    buffers->stretches.clear();
+    AddStretches(map_, fragment, block, &buffers->stretches);
+    out->resize((block.last - block.first) * block.twins->item());
+    std::uint64_t at = 0;
+    for (const exec::Stretch& stretch : buffers->stretches) {
+      SW_TRY(
+          source_.Read(stretch.member, stretch.offset, std::span(*out).subspan(at, stretch.bytes)));
+      at += stretch.bytes;
+    }
+    return {};
+  }
+
+  Status Compare(const Block& block, Buffers* buffers) {
+    const Twins& twins = *block.twins;
+    SW_TRY(Read(block, *twins.owner, buffers, &buffers->owner));
+    SW_TRY(Read(block, *twins.replica, buffers, &buffers->replica));
+    const std::uint64_t item = twins.item();
+    Status status;
+    // Run by run, so that padding, which belongs to nobody, is never compared.
+    twins.owner->cut->ForShardRange(block.first, block.last, [&](const layout::Run& run) {
+      const std::uint64_t at = (run.shard - block.first) * item;
+      const auto a = std::span(buffers->owner).subspan(at, run.elems * item);
+      const auto b = std::span(buffers->replica).subspan(at, run.elems * item);
+      const auto differ = std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin();
+      if (!status || differ == static_cast<std::ptrdiff_t>(a.size())) return;
+      const std::uint64_t elems = static_cast<std::uint64_t>(differ) / item;
+      status = Differ(twins, run.shard + elems, run.logical + elems);
+    });
+    return status;
+  }
+
+  Status Differ(const Twins& twins, std::uint64_t shard_element, std::uint64_t element) const {
+    return Fail(Errc::kBadInput, "tensor \"" + twins.tensor->name + "\" " + twins.tensor->state +
+                                     ": replicas differ at element " + std::to_string(element) +
+                                     ": " + FileOf(*twins.owner, shard_element) + " and " +
+                                     FileOf(*twins.replica, shard_element));
+  }
+
+  const std::string& FileOf(const Fragment& fragment, std::uint64_t element) const {
+    const std::string* file = nullptr;
+    layout::ForHolders(map_, fragment.at, element, element + 1,
+                       [&](const layout::Region& region, std::uint64_t, std::uint64_t) {
+                         file = &map_.files[map_.members[region.member].file];
+                       });
+    return *file;
+  }
+
+  comm::Comm& comm_;
+  exec::Exchange& source_;
+  const ShardMap& map_;
+  tbb::task_arena arena_;
+  Sink& sink_;
+  std::vector<Twins> twins_;  // by first block
+  std::uint64_t blocks_ = 0;
+};
 
 }  // namespace
 
-Status CompareReplicas(comm::Comm& comm, const ShardMap& map, exec::ByteSource& bytes,
-                       unsigned threads, Sink& sink) {
-  exec::FirstError error;
-  const auto ranks = static_cast<std::size_t>(comm.size());
-  tbb::task_arena arena(static_cast<int>(threads));
-  arena.execute([&] {
-    tbb::parallel_for(std::size_t{0}, map.tensors.size(), [&](std::size_t t) {
-      if (t % ranks != static_cast<std::size_t>(comm.rank()) || error.failed()) return;
-      if (sink.stop_requested()) return error.Set(t, {Errc::kStopped, "stopped on request", 0, -1});
-      const LogicalTensor& tensor = map.tensors[t];
-      for (const Fragment& replica : tensor.fragments) {
-        if (replica.role != layout::Role::kReplica) continue;
-        const auto owner = std::find_if(
-            tensor.fragments.begin(), tensor.fragments.end(), [&](const Fragment& other) {
-              return other.role == layout::Role::kOwner &&
-                     (other.cut == replica.cut || *other.cut == *replica.cut);
-            });
-        if (Status status = CompareOne(map, tensor, *owner, replica, bytes); !status) {
-          return error.Set(t, std::move(status).error());
-        }
-      }
-    });
-  });
-  return comm.Agree(error.Take());
+Status CompareReplicas(comm::Comm& comm, exec::Exchange& source, unsigned threads,
+                       std::uint64_t memory_bytes, Sink& sink) {
+  return Comparing(comm, source, threads, sink).Go(memory_bytes);
 }
 
 }  // namespace shardwright::ucp

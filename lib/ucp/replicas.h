@@ -1,17 +1,20 @@
 #pragma once
 
+#include <cstdint>
+
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
-#include "exec/byte_source.h"
-#include "layout/shard_map.h"
+#include "exec/exchange.h"
 
 namespace shardwright::ucp {
 
-/// Demands that every replica repeats its owner bit for bit.
-/// \error kBadInput  names the tensor and both files
-/// Collective; tensors are spread over ranks and threads. \pre every rank can read every file
-Status CompareReplicas(comm::Comm& comm, const layout::ShardMap& map, exec::ByteSource& bytes,
-                       unsigned threads, Sink& sink);
+/// Demands that every replica of the source repeats its owner bit for bit.
+/// \param memory_bytes  that this rank may hold of what others send it, where files are not visible
+///        on all
+/// \error kBadInput  names the tensor, an element and both files
+/// Collective; elements are spread over ranks and threads.
+Status CompareReplicas(comm::Comm& comm, exec::Exchange& source, unsigned threads,
+                       std::uint64_t memory_bytes, Sink& sink);
 
 }  // namespace shardwright::ucp

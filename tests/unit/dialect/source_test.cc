@@ -127,6 +127,59 @@ TEST_F(Sources, PartsOnSeveralNodesAreUnited) {
   ExpectRefused(roots, Errc::kBadInput, "mp_rank_00_model_states.pt");
 }
 
+TEST_F(Sources, PartsThatRanksSeeAreUnited) {
+  TinyZero().Write(save_);
+  const fs::path tag = save_ / "global_step4";
+  const fs::path other = save_ / "other" / "global_step4";
+  fs::create_directories(other);
+  const char* shard = "zero_pp_rank_1_mp_rank_00_optim_states.pt";
+  fs::rename(tag / shard, other / shard);
+  const auto scan = [&](const fs::path& root) {
+    auto part = ScanPart({root.string()}, "global_step4");
+    EXPECT_TRUE(part) << part.error().message;
+    return *std::move(part);
+  };
+  const SourceSet nothing = scan(save_ / "absent");
+  EXPECT_TRUE(nothing.files.empty());
+  EXPECT_FALSE(ScanPart({(save_ / "latest").string()}, "global_step4"));
+  std::vector<int> owner;
+  const auto all = UniteParts({nothing, scan(save_), scan(other)}, &owner);
+  ASSERT_TRUE(all) << all.error().message;
+  EXPECT_EQ(all->tag, "global_step4");
+  EXPECT_EQ(owner, (std::vector<int>{1, 1, 2}));
+  EXPECT_EQ(all->files[2].name, shard);
+
+  const auto refused = UniteParts({nothing, nothing}, &owner);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kNotFound);
+}
+
+// A node that keeps a shard of an earlier run under the same tag must not feed it in; model states
+// are written by every node, and may differ in what is no weight.
+TEST_F(Sources, TwoVersionsOfAShardAreRefusedAndOfModelStatesTold) {
+  TinyZero().Write(save_ / "a");
+  TinyZero again;
+  again.steps = 9;
+  again.Write(save_ / "b");
+  auto a = ScanPart({(save_ / "a").string()}, "global_step4");
+  auto b = ScanPart({(save_ / "b").string()}, "global_step4");
+  ASSERT_TRUE(a && b);
+  std::vector<int> owner;
+  const auto same = UniteParts({*a, *a}, &owner);
+  ASSERT_TRUE(same);
+  EXPECT_TRUE(same->warnings.empty());
+  const auto refused = UniteParts({*a, *b}, &owner);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kBadInput);
+  EXPECT_NE(refused.error().message.find("optim_states.pt on rank 0 ("), std::string::npos);
+  b->files.resize(1);
+  ASSERT_EQ(b->files[0].name, "mp_rank_00_model_states.pt");
+  const auto told = UniteParts({*a, *b}, &owner);
+  ASSERT_TRUE(told);
+  ASSERT_EQ(told->warnings.size(), 1U);
+  EXPECT_NE(told->warnings[0].find("mp_rank_00_model_states.pt"), std::string::npos);
+}
+
 TEST_F(Sources, WithoutAPointerTheOnlyCheckpointIsTaken) {
   TinyZero().Write(save_);
   fs::remove(save_ / "latest");

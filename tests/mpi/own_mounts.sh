@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# own_mounts.sh [RANK:PLACE=FOLDER...] -- COMMAND...
+# Runs a command on a rank that sees other disks than the rest: on rank RANK, FOLDER lies at PLACE.
+# The mounts are this process's own and end with it.
+set -euo pipefail
+
+if [[ -z ${OWN_MOUNTS:-} ]]; then
+  OWN_MOUNTS=1 exec unshare --mount --propagation private "$0" "$@"
+fi
+while [[ $1 != -- ]]; do
+  rank=${1%%:*} mount=${1#*:}
+  if [[ $rank == "${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-0}}" ]]; then
+    mount --bind "${mount#*=}" "${mount%%=*}"
+  fi
+  shift
+done
+shift
+exec "$@"
