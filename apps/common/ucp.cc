@@ -28,6 +28,7 @@ nlohmann::json TotalsJson(const ucp::ConvertReport& report) {
   const plan::Totals& totals = report.totals;
   return {{"output_files", totals.output_files},
           {"output_bytes", totals.output_bytes},
+          {"linked_files", totals.linked_files},
           {"payload_bytes", totals.payload_bytes},
           {"read_bytes", totals.read_bytes + totals.verify_bytes},
           {"verify_bytes", totals.verify_bytes},
@@ -35,6 +36,20 @@ nlohmann::json TotalsJson(const ucp::ConvertReport& report) {
           {"members_read", totals.members_read},
           {"members_unread", totals.members_unread},
           {"buffer_bytes", report.buffer_bytes}};
+}
+
+nlohmann::json NeighboursJson(const ucp::NeighbourReport& report) {
+  nlohmann::json copied = nlohmann::json::array();
+  for (const auto& [name, bytes] : report.copied)
+    copied.push_back({{"name", name}, {"bytes", bytes}});
+  nlohmann::json left_out = nlohmann::json::array();
+  for (const dialect::LeftOut& one : report.left_out) {
+    left_out.push_back({{"name", one.name}, {"why", one.why}});
+  }
+  return {{"folders", report.folders},
+          {"copied", std::move(copied)},
+          {"bytes", report.bytes},
+          {"left_out", std::move(left_out)}};
 }
 
 }  // namespace
@@ -47,8 +62,15 @@ void SourceFlags::AddTo(cli::App& app) {
               "INPUT is visible in part on every node; {rank} and {node} in it are replaced");
 }
 
+void SourceFlags::AddNeighboursTo(cli::App& app) {
+  neighbours = true;
+  app.AddEnum<bool>("--neighbours", &neighbours, {{"copy", true}, {"none", false}},
+                    "files beside the tag folder, such as trainer_state.json and the tokenizer: "
+                    "carried over byte for byte, or left where they are");
+}
+
 ucp::InputOptions SourceFlags::Options() const {
-  ucp::InputOptions options{{input}, patterns, node_local};
+  ucp::InputOptions options{{input}, patterns, node_local, neighbours};
   options.roots.insert(options.roots.end(), also.begin(), also.end());
   return options;
 }
@@ -66,7 +88,9 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
 }
 
 Status Describe(cli::Context& context, const SourceFlags& source) {
-  SW_TRY_ASSIGN(const auto input, ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+  ucp::InputOptions options = source.Options();
+  options.neighbours = false;
+  SW_TRY_ASSIGN(const auto input, ucp::OpenInput(context.comm(), options, context.sink()));
   const dialect::Checkpoint& checkpoint = input->checkpoint;
   if (context.flags().explain) {
     SW_TRY_ASSIGN(const std::string text, ucp::ExplainParam(checkpoint, *context.flags().explain));
@@ -85,22 +109,28 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
     table.AddRow({row.name, row.shape, row.kind, FormatBytes(row.bytes), row.split, row.states});
   }
   context.Print(table);
-  context.SetResult(ucp::ListJson(checkpoint));
+  nlohmann::json list = ucp::ListJson(checkpoint);
+  list["fingerprint"] = ucp::FingerprintText(*input);
+  context.SetResult(std::move(list));
   return {};
 }
 
 nlohmann::json ConversionJson(const ucp::ConvertReport& report) {
   nlohmann::json result = {{"dry_run", report.dry_run},
                            {"found_done", report.found_done},
+                           {"verbatim", report.verbatim},
                            {"linked", report.linked},
+                           {"neighbours", NeighboursJson(report.neighbours)},
                            {"plan", TotalsJson(report)},
                            {"source", ucp::ToJson(report.source)},
                            {"target", ucp::ToJson(report.target)}};
-  if (!report.dry_run && !report.linked && !report.found_done) {
+  if (!report.dry_run && !report.found_done) {
     result["run"] = {{"payload_bytes_read", report.run.bytes_read},
                      {"bytes_written", report.run.bytes_written},
                      {"files_read", report.run.files_read},
                      {"files_written", report.run.files_written},
+                     {"files_cloned", report.run.files_cloned},
+                     {"files_linked", report.run.files_linked},
                      {"units", report.run.units},
                      {"units_resumed", report.run.units_resumed},
                      {"members_verified", report.run.members_verified},
@@ -115,19 +145,23 @@ void ShowConversion(cli::Context& context, const ucp::ConvertReport& report) {
   const plan::Totals& totals = report.totals;
   context.out() << "source   " << ucp::Explain(report.source) << "\n"
                 << "target   " << ucp::Explain(report.target) << "\n";
-  if (report.linked) {
-    context.out() << "equal layouts: " << totals.output_files
-                  << " files would be linked, nothing read or written\n";
-    return;
+  if (report.verbatim) {
+    context.out() << "equal layouts: the source's files as they are, "
+                  << (report.linked
+                          ? "by hard links\n"
+                          : "as clones that need none of this where the file system can\n");
   }
   context.out() << "read     " << totals.read_bytes + totals.verify_bytes << " bytes ("
                 << FormatBytes(totals.read_bytes + totals.verify_bytes) << ") of payload, "
                 << totals.verify_bytes << " of them only to verify\n"
                 << "write    " << totals.output_bytes << " bytes ("
-                << FormatBytes(totals.output_bytes) << ") in " << totals.output_files << " files\n"
+                << FormatBytes(totals.output_bytes) << ") in "
+                << totals.output_files - totals.linked_files << " files\n"
                 << "disk     " << FormatBytes(totals.output_bytes)
                 << " beside the output until it is committed\n"
                 << "memory   " << FormatBytes(report.buffer_bytes) << " of buffers per rank\n"
+                << "beside   " << report.neighbours.copied.size() << " files of these ("
+                << FormatBytes(report.neighbours.bytes) << ") lie beside the checkpoint\n"
                 << "unread   " << totals.members_unread << " of "
                 << totals.members_unread + totals.members_read << " storages\n";
 }

@@ -18,8 +18,11 @@ struct SourceFlags {
   std::vector<std::string> also;
   std::vector<std::string> patterns;
   bool node_local = false;
+  bool neighbours = false;
 
   void AddTo(cli::App& app);
+  /// And --neighbours, of commands that write what they read; on unless told otherwise.
+  void AddNeighboursTo(cli::App& app);
   /// As the library takes them.
   ucp::InputOptions Options() const;
 };

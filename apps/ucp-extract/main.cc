@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
   source.AddTo(app);
+  source.AddNeighboursTo(app);
   app.AddOptionalValue(
       "--pack", &pack, "copy",
       "put the payloads into the catalogue too, copied or compressed, so that INPUT may go away",

@@ -17,10 +17,11 @@ namespace {
 /// Answers --check: OUTPUT is the second checkpoint.
 Status CheckBoth(shardwright::cli::Context& context, const shardwright::apps::SourceFlags& source,
                  const std::string& other) {
-  shardwright::ucp::InputOptions second = source.Options();
+  shardwright::ucp::InputOptions first = source.Options();
+  first.neighbours = false;
+  shardwright::ucp::InputOptions second = first;
   second.roots = {other};
-  SW_TRY_ASSIGN(const auto a,
-                shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+  SW_TRY_ASSIGN(const auto a, shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
   SW_TRY_ASSIGN(const auto b, shardwright::ucp::OpenInput(context.comm(), second, context.sink()));
   const shardwright::ucp::CheckOptions options{context.flags().threads,
                                                context.flags().memory_bytes};
@@ -53,11 +54,13 @@ int main(int argc, char** argv) {
   std::string target;
   Format format = Format::kDeepSpeed;
   bool check = false;
+  bool link = false;
   app.AddInputOutput(&source.input, &output, "checkpoint, catalogue or folder of atoms",
                      "folder to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
   source.AddTo(app);
+  source.AddNeighboursTo(app);
   app.AddText("--target", &target,
               "layout to write, as key=value,... of dp tp pp ep zero dtype sub_group round_robin "
               "stages; what is not "
@@ -66,13 +69,18 @@ int main(int argc, char** argv) {
   app.AddEnum<Format>("--format", &format,
                       {{"deepspeed", Format::kDeepSpeed}, {"universal", Format::kUniversal}},
                       "files to write: native ones of the layout, or atoms");
+  app.AddFlag(
+      "--link", &link,
+      "equal layouts only: hard links to the files of INPUT instead of clones or copies; the "
+      "two checkpoints then share their bytes, and a trainer that saves over a file of one "
+      "changes both");
   app.AddFlag("--check", &check,
               "compare INPUT with OUTPUT instead of writing; exit 5 if they differ");
   shardwright::dialect::TargetSpec spec;
   app.Check([&]() -> Status {
     SW_TRY_ASSIGN(spec, shardwright::dialect::ParseTargetSpec(target));
-    for (const char* flag :
-         {"--target", "--format", "--force", "--resume", "--dry-run", "--verify"}) {
+    for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
+                             "--neighbours", "--link"}) {
       if (check && app.Given(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  std::string(flag) + " means nothing with --check");
@@ -85,10 +93,11 @@ int main(int argc, char** argv) {
     if (check) return CheckBoth(context, source, output);
     SW_TRY_ASSIGN(const auto input,
                   shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+    auto options = shardwright::apps::WriteOptions(context.flags(), output);
+    options.link = link;
     SW_TRY_ASSIGN(const auto report,
-                  shardwright::ucp::Convert(
-                      context.comm(), *input, spec, format, "ucp-load",
-                      shardwright::apps::WriteOptions(context.flags(), output), context.sink()));
+                  shardwright::ucp::Convert(context.comm(), *input, spec, format, "ucp-load",
+                                            options, context.sink()));
     shardwright::apps::ShowConversion(context, report);
     return {};
   });

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
   source.AddTo(app);
+  source.AddNeighboursTo(app);
   app.AddText("--input_folder", &source.input, "INPUT, as ds_to_universal names it: a tag folder",
               "DIR");
   app.AddText("--output_folder", &compatible.output,
@@ -36,7 +37,17 @@ int main(int argc, char** argv) {
               "accepted: a pattern that no parameter needs is never an error");
   app.AddFlag("--inject_missing_state", &compatible.inject_missing_state,
               "accepted: universal_checkpoint_info is not needed where nothing is cut");
-  app.Check([&]() -> Status { return compatible.Apply(&output); });
+  app.Check([&]() -> Status {
+    if (!compatible.output.empty()) {
+      // As the converter that these flags are of, which leaves what lies beside where it is.
+      if (source.neighbours && app.Given("--neighbours")) {
+        return shardwright::Fail(shardwright::Errc::kUsage,
+                                 "--neighbours=copy: with --output_folder they lie beside it");
+      }
+      source.neighbours = false;
+    }
+    return compatible.Apply(&output);
+  });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     SW_TRY_ASSIGN(const auto input,

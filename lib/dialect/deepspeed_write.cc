@@ -258,15 +258,8 @@ Status Planner::AddFile(const FileId& id) {
 }
 
 void Planner::AddLatest() {
-  plan::OutputFile file;
-  file.path = "latest";
-  file.bytes = geometry_->tag.size();
-  file.frame = [tag = geometry_->tag](
-                   std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
-    return std::vector<plan::FramePiece>{{.offset = 0, .bytes = tag}};
-  };
-  target_.map.files.push_back(file.path);
-  target_.files.push_back(std::move(file));
+  target_.files.push_back(plan::TextFile("latest", geometry_->tag));
+  target_.map.files.push_back(target_.files.back().path);
 }
 
 }  // namespace

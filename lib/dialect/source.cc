@@ -1,6 +1,7 @@
 #include "dialect/source.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <set>
@@ -19,7 +20,7 @@ constexpr std::string_view kAtomFolder = "zero";
 constexpr std::string_view kAtomManifest = "shardwright_atoms.json";
 constexpr std::uint64_t kTagBytes = 4096;
 /// Files that name a save folder's tag.
-constexpr const char* kPointers[] = {"latest", "latest_universal"};
+constexpr std::array<const char*, 2> kPointers = {"latest", "latest_universal"};
 
 /// A file that belongs to the checkpoint, before it is opened.
 struct Found {
@@ -138,9 +139,29 @@ Result<std::string> FolderName(const std::string& path) {
   return slash == std::string::npos ? inside.parent : inside.parent.substr(slash + 1);
 }
 
+/// The folder that holds a tag folder, if it is a save folder: it has a pointer to some tag.
+Result<std::optional<std::string>> SaveFolderOf(const std::string& tag_folder) {
+  std::string path = tag_folder;
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  const std::size_t slash = path.rfind('/');
+  const std::string_view last = std::string_view(path).substr(slash + 1);
+  if (last == "." || last == "..") {
+    path += "/..";
+  } else if (slash == std::string::npos) {
+    path = ".";
+  } else {
+    path.resize(std::max<std::size_t>(slash, 1));
+  }
+  for (const char* name : kPointers) {
+    SW_TRY_ASSIGN(const bool there, os::Exists(path + "/" + name));
+    if (there) return path;
+  }
+  return std::nullopt;
+}
+
 /// Turns every root into the tag folder it stands for, and finds the one tag of all.
-Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& roots,
-                                            std::string* tag) {
+Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& roots, std::string* tag,
+                                            std::vector<std::string>* save_folders) {
   std::vector<Root> looked;
   std::optional<std::string> pointed;
   for (const std::string& path : roots) {
@@ -162,6 +183,8 @@ Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& root
       chosen = *root.tag;
     } else if (LooksLikeTag(entries)) {
       folders.push_back(root.path);
+      SW_TRY_ASSIGN(const std::optional<std::string> save_folder, SaveFolderOf(root.path));
+      if (save_folder) save_folders->push_back(*save_folder);
       if (tag->empty() && pointed) *tag = *pointed;
       if (tag->empty()) {
         SW_TRY_ASSIGN(*tag, FolderName(root.path));
@@ -190,6 +213,7 @@ Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& root
                                        " names it");
     }
     folders.push_back(std::move(folder));
+    save_folders->push_back(root.path);
   }
   return folders;
 }
@@ -370,19 +394,10 @@ Status CheckCopy(const SourceFile& have, const Found& other) {
 }
 
 void WarnAboutSkipped(const Listing& listing, std::vector<std::string>* warnings) {
-  constexpr std::size_t kShown = 8;
   if (listing.skipped.empty()) return;
-  std::set<std::string> names(listing.skipped.begin(), listing.skipped.end());
-  std::string text;
-  std::size_t shown = 0;
-  for (const std::string& name : names) {
-    if (shown++ == kShown) {
-      text += ", ... (" + std::to_string(names.size()) + " in all)";
-      break;
-    }
-    text += (text.empty() ? "" : ", ") + name;
-  }
-  warnings->push_back("not part of the checkpoint, ignored: " + text);
+  const std::set<std::string> names(listing.skipped.begin(), listing.skipped.end());
+  warnings->push_back("not part of the checkpoint, ignored: " +
+                      FirstFew({names.begin(), names.end()}));
 }
 
 /// Reads what lies in the tag folders: nothing, if there is nothing in them.
@@ -430,7 +445,8 @@ bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b) {
 Result<SourceSet> ScanSource(const std::vector<std::string>& roots) {
   if (roots.empty()) return Fail(Errc::kUsage, "no source given");
   SourceSet out;
-  SW_TRY_ASSIGN(const std::vector<std::string> folders, ResolveTag(roots, &out.tag));
+  SW_TRY_ASSIGN(const std::vector<std::string> folders,
+                ResolveTag(roots, &out.tag, &out.save_folders));
   SW_TRY(ScanFolders(folders, &out));
   if (out.files.empty()) {
     return Fail(Errc::kNotFound, folders.front() + ": no files of a DeepSpeed checkpoint here");
@@ -450,8 +466,11 @@ Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::str
     SW_TRY_ASSIGN(const bool below, os::IsDir(folder));
     if (LooksLikeTag(entries)) {
       folders.push_back(root);
+      SW_TRY_ASSIGN(const std::optional<std::string> save_folder, SaveFolderOf(root));
+      if (save_folder) out.save_folders.push_back(*save_folder);
     } else if (below) {
       folders.push_back(folder);
+      out.save_folders.push_back(root);
     }
   }
   SW_TRY(ScanFolders(folders, &out));

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,24 @@ struct SourceFile {
 
 inline constexpr std::uint64_t kInlineBytes = 16;
 
+/// A file that lies beside the tag folder and belongs to the checkpoint for whoever made it: carried
+/// along byte for byte, never interpreted.
+struct Neighbour {
+  std::string path;  ///< to open it
+  std::string name;  ///< in the save folder
+  os::Identity identity;
+  bool executable = false;
+  /// The bytes of a small one, as they were when it was found: trainers write some of these anew
+  /// with every checkpoint, so they may change while others are converted.
+  std::optional<std::string> content;
+};
+
+/// What lies beside the tag folder and is not carried along.
+struct LeftOut {
+  std::string name;
+  std::string why;  ///< as in "NAME: a folder"
+};
+
 enum class SourceKind : std::uint8_t { kDeepSpeed, kUniversal };
 
 /// A source checkpoint without its payloads: what a fragment catalogue holds.
@@ -35,6 +54,9 @@ struct SourceSet {
   std::vector<SourceFile> files;  ///< sorted by name, numbers by value
   std::string manifest;           ///< text of shardwright_atoms.json in an atom folder, or empty
   std::vector<std::string> warnings;  ///< what was found and left alone
+  std::vector<std::string> save_folders;  ///< that hold the tag folder; not in a catalogue
+  std::vector<Neighbour> neighbours;      ///< by name; empty unless they were looked for
+  std::vector<LeftOut> left_out;          ///< likewise
 };
 
 /// Finds the checkpoint at `roots` and reads the skeleton of every file of it.
@@ -58,9 +80,10 @@ Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::str
 /// Unites what several ranks see of a checkpoint into what one would see that sees it all. Of a
 /// file that several see, the first one's is taken; optimizer shards must be the same file, by
 /// identity or checksums, and of others that differ (each node of DeepSpeed's node-local storage
-/// writes its own model states) a warning tells. \param parts  by rank; those without files hold
-/// nothing \param owner  gets the rank of every file \error kNotFound  no part has a file;
-/// kBadInput  parts of different checkpoints or kinds, two
+/// writes its own model states) a warning tells; so of neighbours.
+/// \param parts  by rank; those without files hold nothing but neighbours
+/// \param owner  gets the rank of every file, then of every neighbour without `content`
+/// \error kNotFound  no part has a file; kBadInput  parts of different checkpoints or kinds, two
 ///        versions of a shard; both ranks are named
 /// Pure.
 Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* owner);
@@ -68,6 +91,19 @@ Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* own
 /// True if two files' object graphs and the checksums of all their storages are equal; false where
 /// one carries no checksums. Pure.
 bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b);
+
+/// Finds what lies beside the tag folder: files, and links to files that stay inside the save folder.
+/// Folders, other links, what is no file, and what Shardwright itself puts there is left out, with
+/// the reason; surprising ones with a warning.
+/// \error kNotFound  a folder or file that cannot be read
+/// Local.
+Status FindNeighbours(SourceSet* set);
+
+/// The rank that a file's name says it is of, for the files that trainers write per rank.
+std::optional<std::uint64_t> RankOfNeighbour(std::string_view name);
+
+/// The first few of some names, for messages.
+std::string FirstFew(const std::vector<std::string>& names);
 
 /// Order of SourceSet::files: runs of digits compare by value. Pure.
 bool NaturalLess(std::string_view a, std::string_view b);

@@ -9,15 +9,18 @@
 
 #include "dialect/source.h"
 #include "format/zip/crc32.h"
+#include "os/dir.h"
 
 // Byte form: magic, CRC-32 of what follows it, one zstd frame. In the frame, numbers are LEB128,
 // texts a length and bytes: kind, tag, warnings, manifest, files. A storage is its key (unless it
-// is its index), the gap to the payload before it, its length, and its CRC-32 if it has one.
+// is its index), the gap to the payload before it, its length, and its CRC-32 if it has one. Form 2
+// has neighbours after the files, and what is left out; a set without either is of form 1.
 
 namespace shardwright::dialect {
 namespace {
 
 constexpr std::string_view kMagic("SWsource\0\0\0\1", 12);
+constexpr std::string_view kMagicNeighbours("SWsource\0\0\0\2", 12);
 constexpr std::size_t kHeaderBytes = kMagic.size() + 4;
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
 constexpr int kLevel = 1;
@@ -265,12 +268,75 @@ Result<torch_pt::Skeleton> UnpackSkeleton(Unpacker* in) {
   return out;
 }
 
+void PackIdentity(const os::Identity& identity, Packer* out) {
+  out->Number(identity.bytes);
+  out->Number(ZigZag(identity.mtime_ns));
+  out->Number(identity.inode);
+}
+
+Status UnpackIdentity(Unpacker* in, os::Identity* out) {
+  SW_TRY_ASSIGN(out->bytes, in->Number());
+  SW_TRY_ASSIGN(const std::uint64_t mtime, in->Number());
+  out->mtime_ns = UnZigZag(mtime);
+  SW_TRY_ASSIGN(out->inode, in->Number());
+  return {};
+}
+
+constexpr std::uint64_t kExecutable = 1;
+constexpr std::uint64_t kHasContent = 2;
+
+void PackNeighbours(const SourceSet& source, Packer* out) {
+  out->Number(source.neighbours.size());
+  for (const Neighbour& neighbour : source.neighbours) {
+    out->Text(neighbour.name);
+    out->Text(neighbour.path);
+    PackIdentity(neighbour.identity, out);
+    out->Number((neighbour.executable ? kExecutable : 0) | (neighbour.content ? kHasContent : 0));
+    if (neighbour.content) out->Text(*neighbour.content);
+  }
+  out->Number(source.left_out.size());
+  for (const LeftOut& one : source.left_out) {
+    out->Text(one.name);
+    out->Text(one.why);
+  }
+}
+
+Result<Neighbour> UnpackNeighbour(Unpacker* in) {
+  Neighbour out;
+  SW_TRY_ASSIGN(out.name, in->Text());
+  if (!os::SafeName(out.name)) return Damaged("a neighbour with a name that no file has");
+  SW_TRY_ASSIGN(out.path, in->Text());
+  SW_TRY(UnpackIdentity(in, &out.identity));
+  SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());
+  if (flags > (kExecutable | kHasContent)) return Damaged("unknown flags of a neighbour");
+  out.executable = (flags & kExecutable) != 0;
+  if ((flags & kHasContent) != 0) {
+    SW_TRY_ASSIGN(out.content, in->Text());
+    if (out.content->size() != out.identity.bytes) return Damaged("a neighbour of another size");
+  }
+  return out;
+}
+
+Status UnpackNeighbours(Unpacker* in, SourceSet* out) {
+  SW_TRY_ASSIGN(const std::uint64_t neighbours, in->Number());
+  for (std::uint64_t i = 0; i < neighbours; ++i) {
+    SW_TRY_ASSIGN(Neighbour neighbour, UnpackNeighbour(in));
+    out->neighbours.push_back(std::move(neighbour));
+  }
+  SW_TRY_ASSIGN(const std::uint64_t left_out, in->Number());
+  for (std::uint64_t i = 0; i < left_out; ++i) {
+    LeftOut one;
+    SW_TRY_ASSIGN(one.name, in->Text());
+    SW_TRY_ASSIGN(one.why, in->Text());
+    out->left_out.push_back(std::move(one));
+  }
+  return {};
+}
+
 void PackFile(const SourceFile& file, Packer* out) {
   out->Text(file.name);
   out->Text(file.path);
-  out->Number(file.identity.bytes);
-  out->Number(ZigZag(file.identity.mtime_ns));
-  out->Number(file.identity.inode);
+  PackIdentity(file.identity, out);
   PackSkeleton(file.skeleton, out);
   out->Number(file.inlined.size());
   for (const auto& [storage, bytes] : file.inlined) {
@@ -283,10 +349,7 @@ Result<SourceFile> UnpackFile(Unpacker* in) {
   SourceFile out;
   SW_TRY_ASSIGN(out.name, in->Text());
   SW_TRY_ASSIGN(out.path, in->Text());
-  SW_TRY_ASSIGN(out.identity.bytes, in->Number());
-  SW_TRY_ASSIGN(const std::uint64_t mtime, in->Number());
-  out.identity.mtime_ns = UnZigZag(mtime);
-  SW_TRY_ASSIGN(out.identity.inode, in->Number());
+  SW_TRY(UnpackIdentity(in, &out.identity));
   SW_TRY_ASSIGN(out.skeleton, UnpackSkeleton(in));
   SW_TRY_ASSIGN(const std::uint64_t inlined, in->Number());
   for (std::uint64_t i = 0; i < inlined; ++i) {
@@ -319,9 +382,11 @@ std::string Serialize(const SourceSet& source) {
   packer.Text(source.manifest);
   packer.Number(source.files.size());
   for (const SourceFile& file : source.files) PackFile(file, &packer);
+  const bool more = !source.neighbours.empty() || !source.left_out.empty();
+  if (more) PackNeighbours(source, &packer);
   const std::string frame = packer.Finish();
 
-  std::string out(kMagic);
+  std::string out(more ? kMagicNeighbours : kMagic);
   const std::uint32_t sum = Sum(frame);
   for (unsigned b = 0; b < 4; ++b) out += static_cast<char>(sum >> (8 * b));
   out += frame;
@@ -332,7 +397,8 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
   constexpr std::size_t kVersionBytes = 4;
   const std::string_view name = kMagic.substr(0, kMagic.size() - kVersionBytes);
   if (!bytes.starts_with(name)) return Damaged("not a catalogue");
-  if (!bytes.starts_with(kMagic)) {
+  const bool more = bytes.starts_with(kMagicNeighbours);
+  if (!more && !bytes.starts_with(kMagic)) {
     return Fail(Errc::kUnsupported, "catalogue: written by another version of this program");
   }
   if (bytes.size() < kHeaderBytes) return Damaged("it ends early");
@@ -361,6 +427,7 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
     SW_TRY_ASSIGN(SourceFile file, UnpackFile(&in));
     out.files.push_back(std::move(file));
   }
+  if (more) SW_TRY(UnpackNeighbours(&in, &out));
   SW_TRY(in.Done());
   return out;
 }

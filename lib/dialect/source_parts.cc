@@ -67,6 +67,54 @@ Status CheckCopy(const SourceFile& have, int owner, const SourceFile& other, std
   return {};
 }
 
+/// Where neighbours of the parts are in the united set, and the rank that sees each.
+class Neighbours {
+ public:
+  explicit Neighbours(SourceSet* all) : all_(*all) {}
+
+  /// Adds what a rank sees to what ranks before it see.
+  void Add(SourceSet* part, std::size_t rank) {
+    for (Neighbour& neighbour : part->neighbours) {
+      const auto [known, fresh] =
+          seen_.try_emplace(neighbour.name, Seen{all_.neighbours.size(), rank});
+      if (fresh) {
+        all_.neighbours.push_back(std::move(neighbour));
+        continue;
+      }
+      const Neighbour& other = all_.neighbours[known->second.index];
+      if (other.identity.bytes == neighbour.identity.bytes && other.content == neighbour.content) {
+        continue;
+      }
+      part->left_out.push_back({neighbour.name + " of " + OnRank(rank),
+                                "differs from that of " + OnRank(known->second.rank)});
+      part->warnings.push_back("beside the checkpoint, not carried over: " +
+                               part->left_out.back().name + ": " + part->left_out.back().why);
+    }
+    for (LeftOut& one : part->left_out) {
+      const bool told = std::any_of(all_.left_out.begin(), all_.left_out.end(),
+                                    [&](const LeftOut& other) { return other.name == one.name; });
+      if (!told) all_.left_out.push_back(std::move(one));
+    }
+  }
+
+  /// Sorts them, and tells the ranks of those whose bytes are not in the set.
+  void Finish(std::vector<int>* owner) {
+    std::sort(all_.neighbours.begin(), all_.neighbours.end(),
+              [](const Neighbour& a, const Neighbour& b) { return NaturalLess(a.name, b.name); });
+    for (const Neighbour& neighbour : all_.neighbours) {
+      if (!neighbour.content) owner->push_back(static_cast<int>(seen_[neighbour.name].rank));
+    }
+  }
+
+ private:
+  struct Seen {
+    std::size_t index = 0;
+    std::size_t rank = 0;
+  };
+  SourceSet& all_;
+  std::map<std::string, Seen> seen_;
+};
+
 }  // namespace
 
 Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* owner) {
@@ -74,8 +122,15 @@ Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* own
   SourceSet all;
   std::vector<std::pair<SourceFile, int>> files;
   std::map<std::string, std::size_t> by_name;
+  Neighbours neighbours(&all);
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     SourceSet& part = parts[rank];
+    neighbours.Add(&part, rank);
+    for (std::string& warning : part.warnings) {
+      const bool told =
+          std::find(all.warnings.begin(), all.warnings.end(), warning) != all.warnings.end();
+      if (!told) all.warnings.push_back(std::move(warning));
+    }
     if (part.files.empty()) continue;
     all.tag = part.tag;
     if (IsAtomic(part)) all.kind = part.kind;
@@ -89,11 +144,6 @@ Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* own
         SW_TRY(CheckCopy(have, its_owner, file, rank, &all.warnings));
       }
     }
-    for (std::string& warning : part.warnings) {
-      const bool told =
-          std::find(all.warnings.begin(), all.warnings.end(), warning) != all.warnings.end();
-      if (!told) all.warnings.push_back(std::move(warning));
-    }
   }
   std::sort(files.begin(), files.end(),
             [](const auto& a, const auto& b) { return NaturalLess(a.first.name, b.first.name); });
@@ -101,6 +151,7 @@ Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* own
     all.files.push_back(std::move(file));
     owner->push_back(rank);
   }
+  neighbours.Finish(owner);
   return all;
 }
 

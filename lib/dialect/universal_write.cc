@@ -483,15 +483,8 @@ Status Planner::AddFile(const FileId& id) {
 }
 
 void Planner::AddText(std::string path, std::string text) {
-  plan::OutputFile file;
-  file.path = std::move(path);
-  file.bytes = text.size();
-  file.frame = [text = std::make_shared<const std::string>(std::move(text))](
-                   std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
-    return std::vector<plan::FramePiece>{{.offset = 0, .bytes = *text}};
-  };
-  target_.map.files.push_back(file.path);
-  target_.files.push_back(std::move(file));
+  target_.map.files.push_back(path);
+  target_.files.push_back(plan::TextFile(std::move(path), std::move(text)));
 }
 
 }  // namespace

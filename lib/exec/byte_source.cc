@@ -1,11 +1,13 @@
 #include "exec/byte_source.h"
 
 namespace shardwright::exec {
-namespace {
 
-Result<os::File> OpenUnchanged(const SourcePath& source) {
+Result<os::File> OpenUnchanged(const SourcePath& source, bool* grown) {
   SW_TRY_ASSIGN(os::File file, os::File::OpenRead(source.path));
   SW_TRY_ASSIGN(const os::Identity now, file.Stat());
+  const bool longer = now.bytes > source.identity.bytes;
+  if (grown != nullptr) *grown = longer;
+  if (source.may_grow && longer) return file;
   if (now.bytes != source.identity.bytes || now.mtime_ns != source.identity.mtime_ns) {
     return Fail(Errc::kNotFound, source.path + ": changed since it was catalogued: " +
                                      std::to_string(source.identity.bytes) + " bytes then, " +
@@ -13,8 +15,6 @@ Result<os::File> OpenUnchanged(const SourcePath& source) {
   }
   return file;
 }
-
-}  // namespace
 
 FileBytes::FileBytes(const layout::ShardMap& map, std::vector<SourcePath> paths)
     : map_(map),
@@ -27,6 +27,12 @@ Status FileBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<std
   SW_TRY(file->ReadAt(at.offset + offset, out));
   bytes_.fetch_add(out.size(), std::memory_order_relaxed);
   return {};
+}
+
+Result<bool> FileBytes::LookAgain(std::uint32_t file) {
+  bool grown = false;
+  SW_TRY(OpenUnchanged(paths_[file], &grown));
+  return grown;
 }
 
 }  // namespace shardwright::exec

@@ -26,6 +26,11 @@ class ByteSource {
   /// \error kNotFound  the file is gone or has changed; kBadInput  it ends before
   virtual Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) = 0;
 
+  /// Looks at a file of the map again, after what was read of it: true if it has grown since it was
+  /// found, which a file that may grow does.
+  /// \error kNotFound  it is gone or has changed
+  virtual Result<bool> LookAgain(std::uint32_t /*file*/) { return false; }
+
   /// Payload bytes read so far, and files opened for them.
   virtual std::uint64_t bytes_read() const = 0;
   virtual std::uint64_t files_read() const = 0;
@@ -35,7 +40,13 @@ class ByteSource {
 struct SourcePath {
   std::string path;
   os::Identity identity;
+  bool may_grow = false;  ///< what was appended since is no change: a log that somebody writes
 };
+
+/// Opens a file that must be the one that was catalogued.
+/// \param grown  if not null: set where it is longer now
+/// \error kNotFound  it is gone or has changed
+Result<os::File> OpenUnchanged(const SourcePath& source, bool* grown = nullptr);
 
 /// Reads members where they lie: in the source's own files.
 class FileBytes final : public ByteSource {
@@ -44,6 +55,7 @@ class FileBytes final : public ByteSource {
   FileBytes(const layout::ShardMap& map, std::vector<SourcePath> paths);
 
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
+  Result<bool> LookAgain(std::uint32_t file) override;
   std::uint64_t bytes_read() const override { return bytes_.load(std::memory_order_relaxed); }
   std::uint64_t files_read() const override { return pool_.opened_count(); }
 

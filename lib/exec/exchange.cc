@@ -25,6 +25,12 @@ bool Exchange::Local(std::uint32_t member) const {
   return !sends() || file_owner_[source_.members[member].file] == comm_.rank();
 }
 
+bool Exchange::MineFile(std::uint32_t file) const {
+  if (sends()) return file_owner_[file] == comm_.rank();
+  return file % static_cast<std::uint32_t>(comm_.size()) ==
+         static_cast<std::uint32_t>(comm_.rank());
+}
+
 bool Exchange::Mine(std::uint32_t member) const {
   if (sends()) return Local(member);
   return member % static_cast<std::uint32_t>(comm_.size()) ==

@@ -46,10 +46,13 @@ class Exchange final : public ByteSource {
 
   /// Local files directly, other ranks' bytes from the round. Thread-safe between rounds.
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
+  Result<bool> LookAgain(std::uint32_t file) override { return local_.LookAgain(file); }
   std::uint64_t bytes_read() const override { return local_.bytes_read(); }
   std::uint64_t files_read() const override { return local_.files_read(); }
 
-  /// True on the one rank that deals with a whole member, and sees it: to verify it.
+  /// True on the one rank that deals with a whole source file, and sees it.
+  bool MineFile(std::uint32_t file) const;
+  /// The same for a member: to verify it.
   bool Mine(std::uint32_t member) const;
 
   const layout::ShardMap& source() const { return source_; }

@@ -8,16 +8,20 @@
 namespace shardwright::exec {
 namespace {
 
-/// Notes what a read contributes to its member's checksum.
-/// \returns the CRC-32 of `bytes`, if it was worked out
+/// Notes what a read contributes to its member's checksum; where there is none to compare with,
+/// that it was read: a resumed run keeps only units that say what they are made of. \returns the
+/// CRC-32 of `bytes`, if it was worked out
 std::optional<std::uint32_t> NoteShare(const layout::ShardMap& map, const plan::Read& read,
                                        std::span<const std::byte> bytes,
                                        std::vector<Share>* shares) {
   if (shares == nullptr || !read.primary) return std::nullopt;
   const layout::Member& member = map.members[read.member];
-  if (!member.crc32) return std::nullopt;
-  const std::uint32_t crc = zip::Crc32(bytes);
-  const std::uint32_t share = zip::Crc32Share(crc, member.bytes - read.offset - read.bytes);
+  std::optional<std::uint32_t> crc;
+  std::uint32_t share = 0;
+  if (member.crc32) {
+    crc = zip::Crc32(bytes);
+    share = zip::Crc32Share(*crc, member.bytes - read.offset - read.bytes);
+  }
   if (!shares->empty() && shares->back().member == read.member) {
     shares->back().crc_share ^= share;
     shares->back().bytes += read.bytes;

@@ -22,10 +22,17 @@ Result<std::string> MakeManifest(const std::string& head, const std::vector<Mani
   if (!json.is_object()) return Fail(Errc::kInternal, "the manifest's head is not a JSON object");
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const ManifestFile& file : files) {
-    list.push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh3_128", Hex(file.digest)}});
+    nlohmann::ordered_json line = {{"path", file.path}, {"bytes", file.bytes}};
+    if (file.twin.empty()) {
+      line["xxh3_128"] = Hex(file.digest);
+    } else {
+      line["twin"] = file.twin;
+    }
+    list.push_back(std::move(line));
   }
   json["files"] = std::move(list);
-  return json.dump(1) + "\n";
+  // Names of neighbours are bytes; JSON wants UTF-8.
+  return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace shardwright::exec

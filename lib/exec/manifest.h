@@ -25,6 +25,7 @@ struct ManifestFile {
   std::string path;
   std::uint64_t bytes = 0;
   Digest digest{};
+  std::string twin{};  ///< "clone" or "link": its bytes were not read and have no digest
 };
 
 /// The manifest's text: `head` (a JSON object) with "files" added.

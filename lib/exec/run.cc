@@ -2,11 +2,13 @@
 //
 //   1 begin     stage directory (root), its path to all ranks
 //   2 journal   what a stopped run noted; refused, with nothing touched, if it was another run
-//   3 create    every output file, at its full size
+//   3 create    clones and links where they are wanted, then every other output file, at its full
+//               size
 //   4 recover   units that a stopped run wrote are read again; those with the recorded digest stay
 //   5 units     gather, checksum, write, note in the journal; ranks own equal bytes, threads steal
 //   6 sums      checksums of all units and source pieces to all ranks
-//   7 verify    source members against the checksums in their files
+//   7 verify    source members against the checksums in their files; files that are copied
+//               without one must not have changed
 //   8 frames    what the payloads' checksums complete: headers, pickles, directories; sync
 //   9 readback  if asked
 //  10 commit    manifest last, then the rename (os/commit.cc)
@@ -133,13 +135,6 @@ Status Runner::Begin() {
                   os::Stage::Begin(options_.output, {options_.force, options_.resume, run_id}));
     stage_.emplace(std::move(stage));
     for (const std::string& note : stage_->notes()) sink_.Note(note, 0);
-    if (!stage_->resumed()) {
-      SW_TRY_ASSIGN(const std::uint64_t free_bytes, os::FreeBytes(stage_->path()));
-      if (free_bytes < plan_.totals().output_bytes) {
-        return Fail(Errc::kIo, options_.output + ": " + FormatBytes(plan_.totals().output_bytes) +
-                                   " needed, " + FormatBytes(free_bytes) + " free");
-      }
-    }
     return (stage_->resumed() ? "r" : "n") + stage_->path();
   };
   const Result<std::string> opened = comm_.OnRootText(open_stage);
@@ -200,6 +195,7 @@ Status Runner::Recover() {
   std::vector<std::byte> bytes;
   for (const auto& [index, record] : noted_) {
     const plan::Unit unit = plan_.unit(index);
+    if (IsTwin(unit.file)) continue;
     bytes.resize(unit.bytes);
     SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
     SW_TRY(file->ReadAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
@@ -259,9 +255,10 @@ Status Runner::WriteUnits() {
   sink_.Pass("write");
   std::vector<std::uint64_t> todo;
   for (std::uint64_t index = first_; index < last_; ++index) {
-    if (done_[index - first_]) continue;
+    const plan::Unit unit = plan_.unit(index);
+    if (done_[index - first_] || IsTwin(unit.file)) continue;
     todo.push_back(index);
-    bytes_mine_ += plan_.unit(index).bytes;
+    bytes_mine_ += unit.bytes;
   }
   const std::uint64_t most =
       source_.RoundUnits(options_.memory_bytes - options_.threads * kWorkspaceBytes);
@@ -287,9 +284,20 @@ Status Runner::ShareSums() {
 Status Runner::VerifyRead() {
   sink_.Pass("verify");
   SW_TRY_ASSIGN(const MembersVerified members,
-                VerifyMembers(comm_, plan_, source_sums_, source_, arena_));
+                VerifyMembers(comm_, plan_, source_sums_, twin_sources_, source_, arena_));
   report_.members_verified = members.verified;
   report_.members_without_sum = members.without_sum;
+  return comm_.Agree(LookAgain());
+}
+
+Status Runner::LookAgain() {
+  for (const std::uint32_t file : plan_.files_without_sums()) {
+    if (!source_.MineFile(file) || twin_sources_.contains(file)) continue;
+    SW_TRY_ASSIGN(const bool grown, source_.LookAgain(file));
+    if (!grown) continue;
+    sink_.Warn(plan_.source().files[file] +
+               ": grew while it was copied: what it was when it was found is in the output");
+  }
   return {};
 }
 
@@ -305,8 +313,15 @@ Result<RunReport> Runner::Report() {
   SW_TRY(sum(report_.members_verified, &total.members_verified));
   SW_TRY(sum(report_.members_without_sum, &total.members_without_sum));
   total.units = plan_.unit_count();
-  total.bytes_written = plan_.totals().output_bytes;
-  total.files_written = plan_.totals().output_files;
+  for (std::uint32_t index = 0; index < plan_.target().files.size(); ++index) {
+    const plan::OutputFile& file = plan_.target().files[index];
+    if (IsTwin(index)) {
+      ++(file.twin == plan::Twin::kLink ? total.files_linked : total.files_cloned);
+      continue;
+    }
+    total.bytes_written += file.bytes;
+    ++total.files_written;
+  }
   if (stage_) total.notes = stage_->notes();
   return total;
 }

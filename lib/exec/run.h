@@ -42,6 +42,8 @@ struct RunReport {
   std::uint64_t bytes_written = 0;  ///< output files, the manifest aside
   std::uint64_t files_read = 0;
   std::uint64_t files_written = 0;
+  std::uint64_t files_cloned = 0;  ///< neither read nor written, nor in the numbers above
+  std::uint64_t files_linked = 0;  ///< likewise
   std::uint64_t units = 0;
   std::uint64_t units_resumed = 0;
   std::uint64_t members_verified = 0;

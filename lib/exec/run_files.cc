@@ -6,6 +6,7 @@
 
 #include <tbb/parallel_for.h>
 
+#include "base/bytes.h"
 #include "exec/run_internal.h"
 #include "format/zip/crc32.h"
 #include "os/dir.h"
@@ -45,26 +46,96 @@ Status Runner::CreateFiles() {
     for (const std::string& folder : folders) SW_TRY(os::MakeDirs(stage_path_ + "/" + folder));
     return {};
   }));
-  if (plan_.target().files.size() > kFilesSyncedOneByOne && os::FileSystem::TellsErrors()) {
+  const auto open_file_system = [&]() -> Status {
+    if (plan_.target().files.size() <= kFilesSyncedOneByOne || !os::FileSystem::TellsErrors()) {
+      return {};
+    }
     SW_TRY_ASSIGN(os::FileSystem system, os::FileSystem::Of(stage_path_));
     file_system_.emplace(std::move(system));
-  }
-  return ForMyFiles([&](std::uint32_t index) -> Status {
-    const std::uint64_t bytes = plan_.target().files[index].bytes;
-    const std::string path = StagePath(index);
-    if (resumed_) {
-      SW_TRY_ASSIGN(const bool there, os::Exists(path));
-      if (there) {
-        SW_TRY_ASSIGN(const os::File file, os::File::OpenWrite(path));
-        return file.Allocate(bytes);
+    return {};
+  };
+  SW_TRY(comm_.Agree(open_file_system()));
+  SW_TRY(MakeTwins());
+  SW_TRY(comm_.OnRoot([&] { return CheckSpace(); }));
+  return ForMyFiles([&](std::uint32_t file) { return IsTwin(file) ? Status() : CreateFile(file); });
+}
+
+/// A clone or link takes no place and no time, so the root makes them all, before it is asked
+/// whether there is room for the rest.
+Status Runner::MakeTwins() {
+  is_twin_.assign(plan_.target().files.size(), std::byte{0});
+  SW_TRY(comm_.OnRoot([&]() -> Status {
+    for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
+      if (plan_.target().files[index].twin == plan::Twin::kCopy) continue;
+      if (sink_.stop_requested()) {
+        return Fail(Errc::kStopped, "stopped on request; --resume continues");
       }
+      SW_TRY_ASSIGN(const bool made, MakeTwin(index));
+      is_twin_[index] = std::byte{made};
     }
-    SW_TRY_ASSIGN(const os::File file, os::File::Create(path));
-    return file.Allocate(bytes);
-  });
+    return {};
+  }));
+  SW_TRY(comm_.Bcast(is_twin_));
+  for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
+    if (IsTwin(index)) twin_sources_.insert(plan_.target().files[index].twin_of);
+  }
+  return {};
+}
+
+/// \returns false where it has to be copied: the file system cannot clone, or the source has grown
+Result<bool> Runner::MakeTwin(std::uint32_t index) {
+  const plan::OutputFile& file = plan_.target().files[index];
+  const std::string& source = plan_.source().files[file.twin_of];
+  const std::string path = StagePath(index);
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (file.twin == plan::Twin::kLink) {
+    // What a stopped run left under this name may be anything; a name is made anew for nothing.
+    if (there) SW_TRY(os::RemoveFile(path));
+    SW_TRY(os::HardLink(source, path));
+  } else {
+    SW_TRY_ASSIGN(const os::File from, os::File::OpenRead(source));
+    SW_TRY_ASSIGN(const os::File to,
+                  there ? os::File::OpenWrite(path) : os::File::Create(path, file.executable));
+    SW_TRY_ASSIGN(const bool cloned, os::CloneInto(from, to));
+    if (!cloned) return false;
+  }
+  SW_TRY_ASSIGN(const bool grown, source_.LookAgain(file.twin_of));
+  if (grown) return false;
+  if (!file_system_) SW_TRY(os::SyncFiles({&path, 1}));
+  return true;
+}
+
+Status Runner::CheckSpace() {
+  if (resumed_) return {};
+  std::uint64_t needed = 0;
+  for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
+    if (!IsTwin(index)) needed += plan_.target().files[index].bytes;
+  }
+  SW_TRY_ASSIGN(const std::uint64_t free_bytes, os::FreeBytes(stage_path_));
+  if (free_bytes >= needed) return {};
+  return Fail(Errc::kIo, options_.output + ": " + FormatBytes(needed) + " needed, " +
+                             FormatBytes(free_bytes) + " free");
+}
+
+Status Runner::CreateFile(std::uint32_t index) {
+  const plan::OutputFile& file = plan_.target().files[index];
+  const std::string path = StagePath(index);
+  SW_TRY_ASSIGN(bool there, os::Exists(path));
+  if (there) {
+    // Bytes that have another name somewhere are not ours to write into.
+    SW_TRY_ASSIGN(const std::uint64_t names, os::LinkCount(path));
+    if (names > 1) {
+      SW_TRY(os::RemoveFile(path));
+      there = false;
+    }
+  }
+  SW_TRY_ASSIGN(const os::File out,
+                there ? os::File::OpenWrite(path) : os::File::Create(path, file.executable));
+  return out.Allocate(file.bytes);
 }
 
 Status Runner::WriteFrame(std::uint32_t index) {
+  if (IsTwin(index)) return {};
   const plan::OutputFile& file = plan_.target().files[index];
   std::vector<std::uint32_t> crcs;
   std::vector<Digest> digests;
@@ -101,7 +172,7 @@ Status Runner::SyncWritten() {
   std::vector<std::uint32_t> files;
   for (std::uint64_t index = first_; index < last_; ++index) {
     const std::uint32_t file = plan_.unit(index).file;
-    if (files.empty() || files.back() != file) files.push_back(file);
+    if (!IsTwin(file) && (files.empty() || files.back() != file)) files.push_back(file);
   }
   FirstError error;
   arena_.execute([&] {
@@ -125,6 +196,7 @@ Status Runner::WriteFrames() {
 }
 
 Status Runner::ReadBack(std::uint32_t index) const {
+  if (IsTwin(index)) return {};
   const plan::OutputFile& file = plan_.target().files[index];
   SW_TRY_ASSIGN(const os::File in, os::File::OpenRead(StagePath(index)));
   std::vector<std::byte> buffer;
@@ -169,7 +241,11 @@ Status Runner::Commit() {
     std::vector<ManifestFile> files;
     const auto ranks = static_cast<std::size_t>(comm_.size());
     for (std::size_t index = 0; index < file_digests_.size(); ++index) {
-      ManifestFile file{plan_.target().files[index].path, plan_.target().files[index].bytes, {}};
+      const plan::OutputFile& made = plan_.target().files[index];
+      ManifestFile file{made.path, made.bytes, {}};
+      if (IsTwin(static_cast<std::uint32_t>(index))) {
+        file.twin = made.twin == plan::Twin::kLink ? "link" : "clone";
+      }
       std::memcpy(file.digest.data(), parts[index % ranks].data() + index / ranks * sizeof(Digest),
                   sizeof(Digest));
       files.push_back(std::move(file));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,12 +42,17 @@ class Runner {
   Status ReadJournals();  // what a stopped run noted about this rank's units; local
   Status OpenJournal();   // local
   Status CreateFiles();   // collective
+  Status MakeTwins();     // clones and links, by the root; collective
+  Result<bool> MakeTwin(std::uint32_t index);
+  Status CheckSpace();    // root
+  Status CreateFile(std::uint32_t index);
   Status Recover();       // units that a stopped run has written; local
   Status WriteUnits();    // collective
   Status WriteOne(std::uint64_t index, Workspace* workspace);
   Status WriteBatch(std::span<const std::uint64_t> units);
   Status ShareSums();    // collective
   Status VerifyRead();   // collective
+  Status LookAgain();    // at source files that no checksum vouches for; local
   Status SyncWritten();  // collective
   Status WriteFrames();  // collective
   Status WriteFrame(std::uint32_t index);
@@ -59,6 +65,7 @@ class Runner {
     return index % static_cast<std::uint64_t>(comm_.size()) ==
            static_cast<std::uint64_t>(comm_.rank());
   }
+  bool IsTwin(std::uint32_t file) const { return is_twin_[file] != std::byte{0}; }
   std::string StagePath(std::uint32_t file) const {
     return stage_path_ + "/" + plan_.target().files[file].path;
   }
@@ -79,6 +86,8 @@ class Runner {
   std::optional<os::Journal> journal_;
   FilePool output_;
   std::optional<os::FileSystem> file_system_;  // set when all files are synced at once
+  std::vector<std::byte> is_twin_;  // by output file: a clone or link, there is nothing to write
+  std::set<std::uint32_t> twin_sources_;  // source files that were cloned or linked
 
   std::uint64_t first_ = 0;  // this rank's units
   std::uint64_t last_ = 0;

@@ -17,7 +17,8 @@ Status CombineSums(comm::Comm& comm, SourceSums* sums) {
 }
 
 Result<MembersVerified> VerifyMembers(comm::Comm& comm, const plan::Plan& plan,
-                                      const SourceSums& sums, Exchange& source,
+                                      const SourceSums& sums,
+                                      const std::set<std::uint32_t>& left_out, Exchange& source,
                                       tbb::task_arena& arena) {
   std::atomic<std::uint64_t> verified = 0;
   std::atomic<std::uint64_t> without = 0;
@@ -26,6 +27,7 @@ Result<MembersVerified> VerifyMembers(comm::Comm& comm, const plan::Plan& plan,
     tbb::parallel_for(std::size_t{0}, plan.source().members.size(), [&](std::size_t m) {
       const auto member = static_cast<std::uint32_t>(m);
       if (!source.Mine(member) || plan.primary_bytes(member) == 0 || error.failed()) return;
+      if (left_out.contains(plan.source().members[m].file)) return;
       Result<bool> ok = VerifyMember(plan, sums, member, source);
       if (!ok) return error.Set(m, std::move(ok).error());
       (*ok ? verified : without).fetch_add(1, std::memory_order_relaxed);

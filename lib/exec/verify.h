@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 
 #include <tbb/task_arena.h>
 
@@ -23,11 +24,13 @@ struct MembersVerified {
 /// Compares every member that units have read with its checksum, each on the rank whose it is
 /// (Exchange::Mine).
 /// \param sums  of all ranks
+/// \param left_out  source files of which nothing was read: they were cloned or linked
 /// \returns what this rank has done
 /// \error as VerifyMember
 /// Collective.
 Result<MembersVerified> VerifyMembers(comm::Comm& comm, const plan::Plan& plan,
-                                      const SourceSums& sums, Exchange& source,
+                                      const SourceSums& sums,
+                                      const std::set<std::uint32_t>& left_out, Exchange& source,
                                       tbb::task_arena& arena);
 
 }  // namespace shardwright::exec

@@ -50,10 +50,7 @@ class Maps {
     for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
       maps_.source.files.push_back(DeviceName(cluster, d));
       maps_.target.map.files.push_back(DeviceName(cluster, d));
-      maps_.target.files.push_back({DeviceName(cluster, d), 0, {}, [](auto) {
-                                      return Result<std::vector<plan::FramePiece>>(
-                                          std::vector<plan::FramePiece>{});
-                                    }});
+      maps_.target.files.push_back(plan::TextFile(DeviceName(cluster, d), ""));
     }
   }
 

@@ -24,11 +24,6 @@ bool IsUnsupported(int error) {
   return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == ENOTTY;
 }
 
-std::string Canonical(const std::string& path) {
-  const std::unique_ptr<char, decltype(&::free)> real(sys::RealPath(path), &::free);
-  return real == nullptr ? std::string() : std::string(real.get());
-}
-
 EntryType TypeOf(mode_t mode) {
   if (S_ISREG(mode)) return EntryType::kFile;
   if (S_ISDIR(mode)) return EntryType::kDir;
@@ -77,7 +72,7 @@ Result<ParentName> SplitOutput(const std::string& path) {
   }
   std::string parent = slash == std::string::npos ? "." : trimmed.substr(0, slash);
   if (parent.empty()) parent = "/";
-  std::string canonical = Canonical(parent);
+  std::string canonical = RealPath(parent);
   if (canonical.empty()) {
     return SysFail(Errc::kNotFound, path, "parent directory " + Quoted(parent), errno);
   }
@@ -174,6 +169,11 @@ Result<std::uint64_t> FreeBytes(const std::string& path) {
     return SysFail(Errc::kNotFound, path, "cannot ask for free space", errno);
   }
   return CheckedMul(info.f_bavail, info.f_frsize);
+}
+
+std::string RealPath(const std::string& path) {
+  const std::unique_ptr<char, decltype(&::free)> real(sys::RealPath(path), &::free);
+  return real == nullptr ? std::string() : std::string(real.get());
 }
 
 Result<std::string> ReadLink(const std::string& path) {

@@ -38,9 +38,6 @@ struct Tree {
   std::vector<std::string> dirs;  ///< children before parents; the directory itself is last
 };
 
-/// How HardLinkOrCopy made its copy.
-enum class CopyHow : std::uint8_t { kLinked, kCloned, kCopied };
-
 /// Accepts a name from a checkpoint as one path component: 1 to 255 bytes, not "." or "..", no "/"
 /// and no NUL.
 /// \error kBadInput
@@ -115,15 +112,21 @@ Status RemoveFile(const std::string& path);
 /// \error kUsage if it is not; kIo; kLimit if the tree is deeper than kTreeDepth
 Status RemoveTree(const std::string& path, const std::string& root);
 
-/// Copies between two open files, in the kernel where it can.
-/// \error kBadInput if the source ends before; kNotFound if it cannot be read; kIo
-Status CopyRange(const File& from, std::uint64_t from_offset, const File& to,
-                 std::uint64_t to_offset, std::uint64_t bytes);
+/// Makes `to` a second name of file `from`: both lead to the same bytes from then on.
+/// \error kBusy if `to` exists; kNotFound if `from` does not; kUnsupported where that cannot be:
+///        across file systems, on one without hard links, without the right; kIo
+Status HardLink(const std::string& from, const std::string& to);
 
-/// Makes `to` a second name of file `from`, or where that is impossible a clone or a copy.
-/// A copy is not synced. Nothing is left at `to` on failure.
-/// \error kBusy if `to` exists; kNotFound if `from` is no readable file; kIo
-Result<CopyHow> HardLinkOrCopy(const std::string& from, const std::string& to);
+/// Makes `to` share the blocks of `from` until one of them is written: a copy that costs nothing.
+/// \pre `to` is no longer than `from`
+/// \returns false, with nothing changed, if the file system cannot. \error kIo
+Result<bool> CloneInto(const File& from, const File& to);
+
+/// Names that lead to the same bytes as this one, itself included. \error kNotFound
+Result<std::uint64_t> LinkCount(const std::string& path);
+
+/// The path without links and dots; empty if it leads nowhere or in circles.
+std::string RealPath(const std::string& path);
 
 /// All bytes of a file of at most `cap` bytes. \error kNotFound; kLimit if it is larger
 Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, std::uint64_t cap);

@@ -19,8 +19,8 @@ namespace shardwright::os {
 namespace {
 
 constexpr std::array<std::string_view, kOpCount> kNames = {
-    "open", "create", "read", "write", "allocate", "truncate", "sync", "rename", "exchange",
-    "link", "clone",  "copy", "mkdir", "unlink",   "rmdir",    "lock", "stat",   "list"};
+    "open", "create", "read",  "write",  "allocate", "truncate", "sync", "rename", "exchange",
+    "link", "clone",  "mkdir", "unlink", "rmdir",    "lock",     "stat", "list"};
 
 constexpr std::array<std::pair<std::string_view, int>, 7> kErrors = {{{"eio", EIO},
                                                                       {"enospc", ENOSPC},
@@ -147,7 +147,7 @@ Result<FaultRule> ParseAction(FaultRule rule, std::string_view name, std::string
   const auto wrong = [&](const std::string& why) {
     return Fail(Errc::kUsage, "fault \"" + std::string(spec) + "\": " + why);
   };
-  const bool moves_bytes = rule.target == "read" || rule.target == "write" || rule.target == "copy";
+  const bool moves_bytes = rule.target == "read" || rule.target == "write";
   if (name == "kill") {
     rule.action = FaultAction::kKill;
   } else if (name == "term") {

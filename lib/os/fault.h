@@ -43,7 +43,6 @@ enum class Op : std::uint8_t {
   kExchange,
   kLink,
   kClone,
-  kCopy,
   kMkdir,
   kUnlink,
   kRmdir,
@@ -51,7 +50,7 @@ enum class Op : std::uint8_t {
   kStat,
   kList,
 };
-inline constexpr std::size_t kOpCount = 18;
+inline constexpr std::size_t kOpCount = 17;
 
 /// Lower-case name of an operation, as in a fault rule.
 std::string_view OpName(Op op);

@@ -67,8 +67,9 @@ Result<File> File::OpenRead(const std::string& path) { return OpenExisting(path,
 
 Result<File> File::OpenWrite(const std::string& path) { return OpenExisting(path, O_RDWR); }
 
-Result<File> File::Create(const std::string& path) {
-  const int fd = sys::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
+Result<File> File::Create(const std::string& path, bool executable) {
+  const int fd =
+      sys::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, executable ? mode_t{0777} : 0666);
   if (fd < 0) {
     return SysFail(errno == EEXIST ? Errc::kBusy : Errc::kIo, path, "cannot create", errno);
   }
@@ -83,6 +84,11 @@ Result<Identity> File::Stat() const {
       std::int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + std::int64_t{info.st_mtim.tv_nsec};
   identity.inode = info.st_ino;
   return identity;
+}
+
+Result<bool> File::IsExecutable() const {
+  SW_TRY_ASSIGN(const struct stat info, StatRegular(fd_, path_));
+  return (info.st_mode & S_IXUSR) != 0;
 }
 
 Status File::ReadAt(std::uint64_t offset, std::span<std::byte> out) const {

@@ -32,8 +32,9 @@ class File {
   static Result<File> OpenRead(const std::string& path);
 
   /// Creates a new file for reading and writing.
+  /// \param executable  whoever may read it may also run it
   /// \error kBusy if it exists; kIo otherwise
-  static Result<File> Create(const std::string& path);
+  static Result<File> Create(const std::string& path, bool executable = false);
 
   /// Opens an existing regular file for reading and writing.
   /// \error kNotFound if it is absent or not a regular file; kIo otherwise
@@ -41,6 +42,9 @@ class File {
 
   /// \error kNotFound if it cannot be asked
   Result<Identity> Stat() const;
+
+  /// True if its owner may run it. \error kNotFound if it cannot be asked
+  Result<bool> IsExecutable() const;
 
   /// Fills `out` from `offset`.
   /// \error kBadInput if the file ends before; kNotFound on a read error

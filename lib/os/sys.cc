@@ -146,14 +146,6 @@ int Clone(int from, int to) {
   return Run(Op::kClone, [&] { return ::ioctl(to, FICLONE, from); });
 }
 
-ssize_t Copy(int from, off_t from_offset, int to, off_t to_offset, std::size_t bytes) {
-  return Move(Op::kCopy, bytes, [&](std::size_t part) {
-    off_t in = from_offset;
-    off_t out = to_offset;
-    return ::copy_file_range(from, &in, to, &out, part, 0);
-  });
-}
-
 int Mkdir(const std::string& path) {
   return Run(Op::kMkdir, [&] { return ::mkdir(path.c_str(), 0777); });
 }

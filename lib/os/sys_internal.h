@@ -59,7 +59,6 @@ int Rename(const std::string& from, const std::string& to);
 int Rename2(const std::string& from, const std::string& to, unsigned flags);
 int Link(const std::string& from, const std::string& to);
 int Clone(int from, int to);
-ssize_t Copy(int from, off_t from_offset, int to, off_t to_offset, std::size_t bytes);
 int Mkdir(const std::string& path);
 int UnlinkAt(int dir, const char* name);
 int RmdirAt(int dir, const char* name);

@@ -51,8 +51,12 @@ Result<Plan> Plan::Make(const ShardMap& source, const Target& target, const Know
   });
   for (const OutputFile& file : target.files) {
     plan.payload_begin_.push_back(plan.unit_begin_.size());
-    plan.totals_.output_bytes += file.bytes;
     ++plan.totals_.output_files;
+    if (file.twin == Twin::kLink) {
+      ++plan.totals_.linked_files;
+    } else {
+      plan.totals_.output_bytes += file.bytes;
+    }
     for (const Payload& payload : file.payloads) {
       plan.unit_begin_.push_back(plan.totals_.units);
       plan.byte_begin_.push_back(plan.totals_.payload_bytes);
@@ -62,8 +66,50 @@ Result<Plan> Plan::Make(const ShardMap& source, const Target& target, const Know
   }
   plan.payload_begin_.push_back(plan.unit_begin_.size());
   plan.unit_begin_.push_back(plan.totals_.units);
+  plan.FindInside();
   SW_TRY(plan.CountReads());
   return plan;
+}
+
+void Plan::FindInside() {
+  const std::vector<layout::Member>& members = source_->members;
+  std::map<std::uint32_t, std::vector<std::uint32_t>> by_file;  // copied without a checksum
+  for (const OutputFile& file : target_->files) {
+    for (const Payload& payload : file.payloads) {
+      if (payload.kind != Payload::Kind::kMember || payload.member >= members.size()) continue;
+      const layout::Member& whole = members[payload.member];
+      if (!whole.crc32 && inside_.try_emplace(payload.member).second) {
+        by_file[whole.file].push_back(payload.member);
+      }
+    }
+  }
+  const auto before = [&](std::uint32_t a, std::uint32_t b) {
+    return members[a].offset < members[b].offset;
+  };
+  for (auto& [file, wholes] : by_file) {
+    files_without_sums_.push_back(file);
+    std::sort(wholes.begin(), wholes.end(), before);
+  }
+  for (std::uint32_t m = 0; m < members.size(); ++m) {
+    const layout::Member& member = members[m];
+    const auto found = by_file.find(member.file);
+    if (found == by_file.end() || !member.crc32 || member.bytes == 0) continue;
+    const auto after = std::upper_bound(found->second.begin(), found->second.end(), m, before);
+    if (after == found->second.begin()) continue;
+    const layout::Member& whole = members[*(after - 1)];
+    const std::uint64_t at = member.offset - whole.offset;
+    if (at <= whole.bytes && member.bytes <= whole.bytes - at) inside_[*(after - 1)].push_back(m);
+  }
+  for (auto& [whole, list] : inside_) {
+    std::sort(list.begin(), list.end(), before);
+    // Members of an edited catalogue may overlap: then the first of them is verified.
+    std::uint64_t end = 0;
+    std::erase_if(list, [&](std::uint32_t m) {
+      if (members[m].offset < end) return true;
+      end = members[m].offset + members[m].bytes;
+      return false;
+    });
+  }
 }
 
 Status Plan::FindFeeds(std::span<const std::uint32_t> known) {
@@ -137,6 +183,7 @@ Status Plan::CountReads() {
       }
     }
   }
+  std::vector<bool> copied(source_->members.size());
   for (const OutputFile& file : target_->files) {
     for (const Payload& payload : file.payloads) {
       if (payload.kind != Payload::Kind::kMember) continue;
@@ -145,7 +192,11 @@ Status Plan::CountReads() {
         return Fail(Errc::kInternal, file.path + ": copies a source member of another size");
       }
       totals_.read_bytes += payload.bytes;
+      copied[payload.member] = true;
     }
+  }
+  for (const auto& [whole, list] : inside_) {
+    for (const std::uint32_t m : list) primary_bytes_[m] += source_->members[m].bytes;
   }
   for (std::size_t m = 0; m < primary_bytes_.size(); ++m) {
     const std::uint64_t bytes = source_->members[m].bytes;
@@ -156,7 +207,7 @@ Status Plan::CountReads() {
                                        std::to_string(bytes));
     }
     if (primary_bytes_[m] == 0) {
-      totals_.members_unread += bytes > 0 ? 1 : 0;
+      (copied[m] ? totals_.members_read : totals_.members_unread) += bytes > 0 ? 1 : 0;
       continue;
     }
     ++totals_.members_read;
@@ -216,6 +267,38 @@ void Plan::AddRun(std::uint32_t target_tensor, bool owner, std::uint64_t logical
   program->covered_bytes += elems * to_bytes;
 }
 
+void Plan::FillMember(const Unit& unit, std::uint32_t member, Program* program) const {
+  program->to = DType::kU8;
+  program->covered_bytes = unit.bytes;
+  const auto add = [&](std::uint32_t from, std::uint64_t offset, std::uint64_t at,
+                       std::uint64_t bytes, bool primary) {
+    program->reads.push_back(
+        {from, offset, bytes, static_cast<std::uint32_t>(program->copies.size()), 1, primary});
+    program->copies.push_back({0, at, bytes, DType::kU8, false});
+  };
+  const auto inside = inside_.find(member);
+  if (inside == inside_.end()) return add(member, unit.first, 0, unit.bytes, false);
+  const std::vector<layout::Member>& members = source_->members;
+  const std::uint64_t base = members[member].offset;
+  const std::uint64_t last = base + unit.first + unit.bytes;  // bytes of the file from here on
+  std::uint64_t at = base + unit.first;
+  const std::uint64_t first = at;
+  auto next = std::partition_point(
+      inside->second.begin(), inside->second.end(),
+      [&](std::uint32_t m) { return members[m].offset + members[m].bytes <= at; });
+  while (at < last) {
+    const bool more = next != inside->second.end() && members[*next].offset < last;
+    const std::uint64_t gap = (more ? std::max(members[*next].offset, at) : last) - at;
+    if (gap > 0) add(member, at - base, at - first, gap, true);
+    at += gap;
+    if (!more) break;
+    const layout::Member& inner = members[*next];
+    const std::uint64_t count = std::min(inner.offset + inner.bytes, last) - at;
+    add(*next++, at - inner.offset, at - first, count, true);
+    at += count;
+  }
+}
+
 void Plan::Fill(const Unit& unit, Program* program) const {
   program->reads.clear();
   program->copies.clear();
@@ -223,13 +306,7 @@ void Plan::Fill(const Unit& unit, Program* program) const {
   program->covered_bytes = 0;
   const Payload& payload = target_->files[unit.file].payloads[unit.payload];
   if (payload.kind == Payload::Kind::kInline) return;
-  if (payload.kind == Payload::Kind::kMember) {
-    program->to = DType::kU8;
-    program->covered_bytes = unit.bytes;
-    program->reads.push_back({payload.member, unit.first, unit.bytes, 0, 1, false});
-    program->copies.push_back({0, 0, unit.bytes, DType::kU8, false});
-    return;
-  }
+  if (payload.kind == Payload::Kind::kMember) return FillMember(unit, payload.member, program);
   program->to = target_->map.arrays[payload.array].dtype;
   const std::uint64_t item = ItemSize(program->to);
   const std::uint64_t first = unit.first / item;

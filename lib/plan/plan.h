@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -68,8 +69,9 @@ struct Feed {
 
 struct Totals {
   std::uint64_t units = 0;
-  std::uint64_t output_files = 0;
-  std::uint64_t output_bytes = 0;   ///< whole files
+  std::uint64_t output_files = 0;   ///< links as well
+  std::uint64_t output_bytes = 0;   ///< whole files, but for those that are links
+  std::uint64_t linked_files = 0;   ///< Twin::kLink
   std::uint64_t payload_bytes = 0;  ///< what units write
   std::uint64_t read_bytes = 0;     ///< what units read
   std::uint64_t verify_bytes =
@@ -123,6 +125,10 @@ class Plan {
   };
   std::vector<Gap> Gaps(std::uint32_t member) const;
 
+  /// Source files of which bytes without a checksum are copied as they are: nothing but the file
+  /// itself can tell that it has stayed what it was.
+  const std::vector<std::uint32_t>& files_without_sums() const { return files_without_sums_; }
+
   /// Bytes of a source member that primary reads touch.
   std::uint64_t primary_bytes(std::uint32_t member) const { return primary_bytes_[member]; }
 
@@ -135,6 +141,8 @@ class Plan {
   };
   void AddRun(std::uint32_t target_tensor, bool owner, std::uint64_t logical, std::uint64_t elems,
               std::uint64_t at, std::vector<Piece>* pieces, Program* program) const;
+  void FindInside();
+  void FillMember(const Unit& unit, std::uint32_t member, Program* program) const;
   Status FindFeeds(std::span<const std::uint32_t> known);
   Status CountReads();
 
@@ -148,6 +156,9 @@ class Plan {
   std::vector<std::uint64_t> primary_bytes_;  // by source member
   std::shared_ptr<const layout::ArrayIndex> target_index_;
   std::shared_ptr<const layout::ArrayIndex> source_index_;
+  // By member without a checksum that is copied: the members within it that have one, by offset.
+  std::map<std::uint32_t, std::vector<std::uint32_t>> inside_;
+  std::vector<std::uint32_t> files_without_sums_;
   std::vector<Holder> holders_;  // every region of the source, by member
   Totals totals_;
 };

@@ -15,7 +15,8 @@ namespace shardwright::plan {
 struct Payload {
   enum class Kind : std::uint8_t {
     kArray,   ///< region `holder` of target array `array`; what no fragment covers is zero
-    kMember,  ///< a copy of source member `member`, unchanged
+    kMember,  ///< a copy of source member `member`, unchanged; members that lie within one
+              ///< without a checksum are verified by their own
     kInline,  ///< `bytes_inline`
   };
   Kind kind = Kind::kArray;
@@ -33,11 +34,21 @@ struct FramePiece {
   std::string bytes;
 };
 
+/// How an output file that repeats a source file, byte for byte, comes to be.
+enum class Twin : std::uint8_t {
+  kCopy,   ///< by its payloads, as every other file
+  kClone,  ///< as a clone where the file system can, else by its payloads
+  kLink,   ///< as a second name of the source file; it has no payloads
+};
+
 /// One file to be written, laid out to the byte before anything is read.
 struct OutputFile {
   std::string path;  ///< relative to the output; components are made by us, never taken from a
                      ///< source file's names
   std::uint64_t bytes = 0;
+  bool executable = false;
+  Twin twin = Twin::kCopy;
+  std::uint32_t twin_of = 0;      ///< of a clone or link: the source file
   std::vector<Payload> payloads;  ///< ascending, disjoint
   /// Everything but the payloads, given the CRC-32 of every payload (in order). May be called on
   /// any rank, once.
@@ -50,5 +61,17 @@ struct Target {
   layout::ShardMap map;
   std::vector<OutputFile> files;
 };
+
+/// A file that is this text: all frame.
+OutputFile TextFile(std::string path, std::string text);
+
+/// A file that repeats a whole source file, as one payload; adds that file to the source map.
+/// \param path    of the output file
+/// \param source  of the source file
+OutputFile WholeFile(std::string path, const std::string& source, std::uint64_t bytes, Twin twin,
+                     layout::ShardMap* map);
+
+/// The same for a source file whose bytes are known.
+OutputFile WholeFile(std::string path, std::string content);
 
 }  // namespace shardwright::plan

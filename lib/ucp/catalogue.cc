@@ -72,23 +72,38 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::
     };
     target->files.push_back(std::move(out));
   }
+  for (dialect::Neighbour& twin : packed.neighbours) {
+    if (twin.content) continue;
+    const std::uint64_t bytes = twin.identity.bytes;
+    plan::OutputFile out = plan::WholeFile(PackName(target->files.size(), pack), twin.path, bytes,
+                                           plan::Twin::kCopy, map);
+    twin.path = out.path;
+    twin.identity = {bytes, 0, 0};
+    target->files.push_back(std::move(out));
+  }
   return packed;
 }
 
 /// Points a packed set at the payload files beside its catalogue. They were written after the
 /// catalogue's text was fixed, so only their sizes can be in it.
 Status FindPacks(const std::string& folder, Pack pack, dialect::SourceSet* set) {
-  for (std::size_t f = 0; f < set->files.size(); ++f) {
-    dialect::SourceFile& file = set->files[f];
-    file.path = folder + "/" + PackName(f, pack);
-    SW_TRY_ASSIGN(const os::File stored, os::File::OpenRead(file.path));
+  std::size_t count = 0;
+  const auto find = [&](std::string* path, os::Identity* identity) -> Status {
+    *path = folder + "/" + PackName(count++, pack);
+    SW_TRY_ASSIGN(const os::File stored, os::File::OpenRead(*path));
     SW_TRY_ASSIGN(const os::Identity found, stored.Stat());
-    if (pack == Pack::kCopy && found.bytes != file.identity.bytes) {
-      return Fail(Errc::kBadInput, file.path + ": " + std::to_string(file.identity.bytes) +
+    if (pack == Pack::kCopy && found.bytes != identity->bytes) {
+      return Fail(Errc::kBadInput, *path + ": " + std::to_string(identity->bytes) +
                                        " bytes expected from the catalogue, found " +
                                        std::to_string(found.bytes));
     }
-    file.identity = found;
+    // A compressed one has another size; what it stands for is what the catalogue says.
+    *identity = {pack == Pack::kCopy ? found.bytes : identity->bytes, found.mtime_ns, found.inode};
+    return {};
+  };
+  for (dialect::SourceFile& file : set->files) SW_TRY(find(&file.path, &file.identity));
+  for (dialect::Neighbour& neighbour : set->neighbours) {
+    if (!neighbour.content) SW_TRY(find(&neighbour.path, &neighbour.identity));
   }
   return {};
 }
@@ -134,24 +149,21 @@ Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack
       pack == Pack::kNone ? dialect::SourceSet() : PackedTwin(input.set, pack, &map, &target);
   const auto text = std::make_shared<const std::string>(
       dialect::Serialize(pack == Pack::kNone ? input.set : packed));
-  std::vector<exec::SourcePath> paths;
-  for (const dialect::SourceFile& file : input.set.files)
-    paths.push_back({file.path, file.identity});
-  exec::FileBytes bytes(map, std::move(paths));
+  exec::FileBytes bytes(map, PathsOf(input.set));
   nlohmann::ordered_json head = ManifestHead("ucp-extract", "catalogue", input);
   head["packed"] = PackWord(pack);
+  ConvertReport report;
   if (pack == Pack::kZstd) {
-    return PackCompressed(comm, input, {map, target, bytes, kCatalogueFile, *text, head.dump()},
-                          options, sink);
+    SW_TRY_ASSIGN(report, PackCompressed(comm, input,
+                                         {map, target, bytes, kCatalogueFile, *text, head.dump()},
+                                         options, sink));
+  } else {
+    target.files.push_back(plan::TextFile(kCatalogueFile, *text));
+    SW_TRY_ASSIGN(report, RunPlan(comm, input, map, target, bytes, head.dump(), PackWord(pack),
+                                  options, sink));
   }
-  plan::OutputFile out;
-  out.path = kCatalogueFile;
-  out.bytes = text->size();
-  out.frame = [text](std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
-    return std::vector<plan::FramePiece>{{0, *text}};
-  };
-  target.files.push_back(std::move(out));
-  return RunPlan(comm, input, map, target, bytes, head.dump(), PackWord(pack), options, sink);
+  report.neighbours = ListNeighbours(input.set);
+  return report;
 }
 
 }  // namespace shardwright::ucp

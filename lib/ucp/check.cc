@@ -225,7 +225,7 @@ Status Checker::CompareUnit(std::uint64_t index, Side* a, Side* b, Pair* pair) {
 
 Status Checker::Verify(Side* side) {
   SW_TRY(exec::CombineSums(comm_, &side->sums));
-  SW_TRY(exec::VerifyMembers(comm_, side->plan, side->sums, side->source, arena_));
+  SW_TRY(exec::VerifyMembers(comm_, side->plan, side->sums, {}, side->source, arena_));
   return {};
 }
 

@@ -1,6 +1,6 @@
 #include "ucp/convert.h"
 
-#include <cstring>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -11,8 +11,8 @@
 #include "exec/manifest.h"
 #include "os/dir.h"
 #include "ucp/ds_to_universal.h"
-#include "ucp/link.h"
 #include "ucp/replicas.h"
+#include "ucp/verbatim.h"
 
 namespace shardwright::ucp {
 
@@ -39,8 +39,6 @@ std::string Explain(const dialect::Topology& topology) {
 
 nlohmann::ordered_json ManifestHead(const std::string& command, const std::string& kind,
                                     const Input& input) {
-  exec::Digest fingerprint;
-  std::memcpy(fingerprint.data(), input.fingerprint.data(), fingerprint.size());
   return {{"schema", 1},
           {"program", "shardwright"},
           {"version", kVersion},
@@ -50,7 +48,8 @@ nlohmann::ordered_json ManifestHead(const std::string& command, const std::strin
            {{"kind", input.checkpoint.origin},
             {"tag", input.checkpoint.tag},
             {"layout", ToJson(input.checkpoint.topology)},
-            {"fingerprint", exec::Hex(fingerprint)}}}};
+            {"fingerprint", FingerprintText(input)}}},
+          {"neighbours", input.neighbours ? "copy" : "none"}};
 }
 
 Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
@@ -100,7 +99,7 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   if (options.dry_run) return report;
   if (options.verify == exec::Verify::kReplicas) {
     sink.Pass("replicas");
-    exec::Exchange replicas(comm, source, bytes, input.file_owner);
+    exec::Exchange replicas(comm, input.checkpoint.map, *input.bytes, input.file_owner);
     SW_TRY(CompareReplicas(comm, replicas, options.threads, options.memory_bytes, sink));
   }
   Result<exec::RunReport> ran = exec::Run(comm, plan, bytes, run, sink);
@@ -115,6 +114,72 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   return report;
 }
 
+namespace {
+
+/// Ranks that a target is for; atoms are for any number.
+std::optional<std::uint64_t> RanksOf(Format format, const dialect::Topology& topology) {
+  if (format == Format::kUniversal) return std::nullopt;
+  return topology.dp * topology.tp * topology.pp;
+}
+
+/// Equal layouts: how the source's files become the output's.
+plan::Twin TwinFor(const Input& input, const ConvertOptions& options) {
+  // A clone is not read, so nothing of it could be verified; and the root makes it.
+  const bool reads =
+      options.verify == exec::Verify::kReplicas || options.verify == exec::Verify::kReadback;
+  if (reads || !input.file_owner.empty()) return plan::Twin::kCopy;
+  return options.link ? plan::Twin::kLink : plan::Twin::kClone;
+}
+
+/// Refuses what cannot be done with links instead of doing something else.
+Status CheckLink(const Input& input, const dialect::Topology& topology, Format format,
+                 const ConvertOptions& options) {
+  std::string why;
+  if (format == Format::kUniversal) {
+    why = "atoms are always written";
+  } else if (!SameLayout(input.checkpoint.topology, topology)) {
+    why =
+        "the source is " + Explain(input.checkpoint.topology) + ", the target " + Explain(topology);
+  } else if (!IsVerbatim(input, topology)) {
+    why = "the source has no native files of its own";
+  } else if (!input.file_owner.empty()) {
+    why = "with --node-local nobody sees all of them";
+  } else if (TwinFor(input, options) == plan::Twin::kCopy) {
+    why = "with --verify=replicas and readback they are read and written";
+  } else {
+    return {};
+  }
+  return Fail(Errc::kUsage,
+              "--link: files of an equal layout can be linked, but " + why + "; leave --link out");
+}
+
+/// Copies, clones or links the source's files.
+Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
+                                  const nlohmann::ordered_json& head, const ConvertOptions& options,
+                                  Sink& sink) {
+  const plan::Twin twin = TwinFor(input, options);
+  const bool link = twin == plan::Twin::kLink;
+  sink.Note("source and target layouts are equal (" + Explain(input.checkpoint.topology) + "): " +
+                (link ? "linking its files: a program that writes into one of them changes both "
+                        "checkpoints"
+                      : "its files are taken as they are"),
+            0);
+  SW_TRY_ASSIGN(Verbatim verbatim, PlanVerbatim(input, twin));
+  NeighbourReport neighbours =
+      AddNeighbours(input.set, std::nullopt, link ? plan::Twin::kCopy : twin, &verbatim.map,
+                    &verbatim.target, sink);
+  exec::FileBytes bytes(verbatim.map, PathsOf(input.set));
+  SW_TRY_ASSIGN(ConvertReport report,
+                RunPlan(comm, input, verbatim.map, verbatim.target, bytes, head.dump(),
+                        link ? "links" : "verbatim", options, sink));
+  report.verbatim = true;
+  report.linked = link;
+  report.neighbours = std::move(neighbours);
+  return report;
+}
+
+}  // namespace
+
 Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::TargetSpec& spec,
                               Format format, const std::string& command,
                               const ConvertOptions& options, Sink& sink) {
@@ -124,26 +189,25 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::Tar
   nlohmann::ordered_json head =
       ManifestHead(command, format == Format::kUniversal ? "universal" : "deepspeed", input);
   head["layout"] = ToJson(topology);
-  if (format == Format::kDeepSpeed && CanLink(input, topology)) {
-    sink.Note("source and target layouts are equal (" + Explain(topology) + "): linking its files",
-              0);
-    report.dry_run = options.dry_run;
-    report.linked = true;
-    Result<plan::Totals> linked = LinkCheckpoint(comm, input, head, options, sink);
-    if (!linked) {
-      SW_TRY_ASSIGN(report.found_done, FoundDone(comm, options, head.dump(), linked.error(), sink));
-      if (!report.found_done) return tl::unexpected<Error>(std::move(linked).error());
-    } else {
-      report.totals = *linked;
-    }
+  const bool verbatim = format == Format::kDeepSpeed && IsVerbatim(input, topology);
+  if (options.link) {
+    SW_TRY(CheckLink(input, topology, format, options));
+    head["linked"] = true;
+  }
+  if (verbatim) {
+    SW_TRY_ASSIGN(report, RunVerbatim(comm, input, head, options, sink));
   } else {
     SW_TRY_ASSIGN(plan::Target target, format == Format::kUniversal
                                            ? dialect::WriteUniversal(source, topology)
                                            : dialect::WriteDeepSpeed(source, topology));
     if (options.flat) FlattenUniversal(&target);
+    NeighbourReport neighbours =
+        AddNeighbours(input.set, RanksOf(format, topology), plan::Twin::kCopy,
+                      &input.checkpoint.map, &target, sink);
     SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
                                   head["kind"].get<std::string>() + " " + head["layout"].dump(),
                                   options, sink));
+    report.neighbours = std::move(neighbours);
   }
   if (options.flat && !options.dry_run) {
     SW_TRY(comm.OnRoot([&] { return PointLatest(options.output); }));

@@ -12,6 +12,7 @@
 #include "exec/run.h"
 #include "plan/plan.h"
 #include "ucp/input.h"
+#include "ucp/neighbours.h"
 
 namespace shardwright::ucp {
 
@@ -26,6 +27,7 @@ struct ConvertOptions {
   bool force = false;
   bool resume = false;
   bool dry_run = false;
+  bool link = false;  ///< equal layouts: hard links to the source's files instead of copies
   bool flat =
       false;  ///< universal: the tag folder itself, as ds_to_universal writes it, not a save folder
   exec::Verify verify = exec::Verify::kSums;
@@ -37,7 +39,9 @@ struct ConvertOptions {
 struct ConvertReport {
   bool dry_run = false;
   bool found_done = false;  ///< with resume: the stopped run had committed, nothing was left to do
-  bool linked = false;  ///< the layouts were equal: files were linked, nothing was read or written
+  bool verbatim = false;    ///< the layouts were equal: the source's files as they are
+  bool linked = false;      ///< verbatim, by hard links
+  NeighbourReport neighbours;
   plan::Totals totals;
   exec::RunReport run;
   std::uint64_t buffer_bytes = 0;  ///< of each rank
@@ -45,9 +49,13 @@ struct ConvertReport {
   dialect::Topology target;
 };
 
-/// Writes the source in another layout.
+/// Writes the source in another layout, and what lies beside it if the input was searched for that.
+/// Equal layouts: its files as they are, as clones where the file system can and nothing is to be
+/// verified, else as copies that are checked like those of a conversion.
 /// \param spec  unset keys keep the source's value
-/// \error as dialect::ResolveTarget, plan::Plan::Make and exec::Run
+/// \error kUsage  options.link, and the layouts differ or the source has no files to link to;
+///        kUnsupported  options.link, and the file system cannot; else as dialect::ResolveTarget,
+///        plan::Plan::Make and exec::Run
 /// Collective.
 Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::TargetSpec& spec,
                               Format format, const std::string& command,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "base/limits.h"
 #include "base/version.h"
@@ -39,41 +40,77 @@ std::vector<std::string> Expand(std::vector<std::string> roots, int rank) {
   return roots;
 }
 
-Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots) {
+Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots, bool neighbours) {
   if (roots.size() == 1) {
     SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
-    if (catalogue) return ReadCatalogue(roots.front());
+    if (catalogue) {
+      SW_TRY_ASSIGN(dialect::SourceSet set, ReadCatalogue(roots.front()));
+      if (!neighbours) {
+        set.neighbours.clear();
+        set.left_out.clear();
+      }
+      return set;
+    }
   }
-  return dialect::ScanSource(roots);
+  SW_TRY_ASSIGN(dialect::SourceSet set, dialect::ScanSource(roots));
+  if (neighbours) SW_TRY(dialect::FindNeighbours(&set));
+  return set;
+}
+
+/// True if this rank sees a catalogued file as it was then.
+Result<bool> IsVisible(const std::string& path, const os::Identity& then) {
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (!there) return false;
+  SW_TRY_ASSIGN(const os::File open, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::Identity now, open.Stat());
+  return now.bytes == then.bytes && now.mtime_ns == then.mtime_ns;
 }
 
 /// Leaves the files of a catalogue that this rank sees as they were when it was made.
 Status KeepVisible(dialect::SourceSet* set) {
-  std::vector<dialect::SourceFile> visible;
+  std::vector<dialect::SourceFile> files;
   for (dialect::SourceFile& file : set->files) {
-    SW_TRY_ASSIGN(const bool there, os::Exists(file.path));
-    if (!there) continue;
-    SW_TRY_ASSIGN(const os::File open, os::File::OpenRead(file.path));
-    SW_TRY_ASSIGN(const os::Identity now, open.Stat());
-    if (now.bytes != file.identity.bytes || now.mtime_ns != file.identity.mtime_ns) continue;
-    visible.push_back(std::move(file));
+    SW_TRY_ASSIGN(const bool visible, IsVisible(file.path, file.identity));
+    if (visible) files.push_back(std::move(file));
   }
-  set->files = std::move(visible);
+  set->files = std::move(files);
+  std::vector<dialect::Neighbour> neighbours;
+  for (dialect::Neighbour& neighbour : set->neighbours) {
+    bool visible = neighbour.content.has_value();
+    if (!visible) {
+      SW_TRY_ASSIGN(visible, IsVisible(neighbour.path, neighbour.identity));
+    }
+    if (visible) neighbours.push_back(std::move(neighbour));
+  }
+  set->neighbours = std::move(neighbours);
+  return {};
+}
+
+/// Every catalogued file is in what the ranks see together. \error kNotFound, naming one that is not
+Status CheckCatalogued(const std::set<std::string>& catalogued, const dialect::SourceSet& all) {
+  std::set<std::string> seen;
+  for (const dialect::SourceFile& file : all.files) seen.insert(file.name);
+  for (const dialect::Neighbour& neighbour : all.neighbours) seen.insert(neighbour.name);
+  for (const std::string& name : catalogued) {
+    if (seen.contains(name)) continue;
+    return Fail(Errc::kNotFound, name + ": no rank sees it as it was catalogued");
+  }
   return {};
 }
 
 /// This rank's part of a node-local source.
 struct Part {
   dialect::SourceSet set;
-  std::vector<std::string> catalogued;  // names of all files, if it is a catalogue
+  std::set<std::string> catalogued;  // names of all files, if it is a catalogue
 };
 
-Result<Part> ScanPart(const std::vector<std::string>& roots) {
+Result<Part> ScanPart(const std::vector<std::string>& roots, bool neighbours) {
   Part part;
-  SW_TRY_ASSIGN(part.set, ScanAny(roots));
+  SW_TRY_ASSIGN(part.set, ScanAny(roots, neighbours));
   SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
   if (!catalogue) return part;
-  for (const dialect::SourceFile& file : part.set.files) part.catalogued.push_back(file.name);
+  for (const dialect::SourceFile& file : part.set.files) part.catalogued.insert(file.name);
+  for (const dialect::Neighbour& one : part.set.neighbours) part.catalogued.insert(one.name);
   SW_TRY(KeepVisible(&part.set));
   return part;
 }
@@ -83,7 +120,7 @@ Result<Part> ScanPart(const std::vector<std::string>& roots) {
 Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner) {
   const std::vector<std::string> roots = Expand(options.roots, comm.rank());
-  Result<Part> mine = ScanPart(roots);
+  Result<Part> mine = ScanPart(roots, options.neighbours);
   // Only one node needs to hold `latest`, and not every node a part: the others are told the tag.
   const std::string tag = mine ? mine->set.tag : "";
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> tags, comm.AllGather(BytesOf(tag)));
@@ -91,6 +128,8 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
       std::find_if(tags.begin(), tags.end(), [](const auto& text) { return !text.empty(); });
   if (!mine && mine.error().code == Errc::kNotFound && known != tags.end()) {
     Result<dialect::SourceSet> part = dialect::ScanPart(roots, TextOf(*known));
+    const Status found = part && options.neighbours ? dialect::FindNeighbours(&*part) : Status();
+    if (!found) part = tl::unexpected(found.error());
     mine = part ? Result<Part>(Part{*std::move(part), {}}) : tl::unexpected(part.error());
   }
   SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
@@ -104,14 +143,7 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
     parts.push_back(std::move(part));
   }
   SW_TRY_ASSIGN(dialect::SourceSet all, dialect::UniteParts(std::move(parts), file_owner));
-  for (const std::string& name : mine->catalogued) {
-    const bool seen =
-        std::any_of(all.files.begin(), all.files.end(),
-                    [&](const dialect::SourceFile& file) { return file.name == name; });
-    if (!seen) mine = Fail(Errc::kNotFound, name + ": no rank sees it as it was catalogued");
-    if (!seen) break;
-  }
-  SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
+  SW_TRY(comm.Agree(CheckCatalogued(mine->catalogued, all)));
   if (!blind.empty()) all.warnings.push_back(all.tag + ": nothing of it is seen by ranks " + blind);
   return all;
 }
@@ -131,17 +163,38 @@ Result<dialect::Patterns> PatternsFrom(const std::vector<std::string>& files, co
   return patterns;
 }
 
+os::Fingerprint Finish(const exec::DigestStream& digest) {
+  const exec::Digest sum = digest.Finish();
+  os::Fingerprint fingerprint;
+  std::memcpy(fingerprint.data(), sum.data(), sum.size());
+  return fingerprint;
+}
+
+os::Fingerprint FingerprintOf(const std::vector<dialect::Neighbour>& neighbours) {
+  exec::DigestStream digest;
+  for (const dialect::Neighbour& neighbour : neighbours) {
+    digest.Add(BytesOf(neighbour.name));
+    digest.Add(std::as_bytes(std::span(&neighbour.identity.bytes, 1)));
+    if (neighbour.content) {
+      digest.Add(BytesOf(*neighbour.content));
+    } else {
+      digest.Add(std::as_bytes(std::span(&neighbour.identity.mtime_ns, 1)));
+    }
+  }
+  return Finish(digest);
+}
+
 }  // namespace
 
 Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner) {
   file_owner->clear();
   if (options.node_local) return ScanParts(comm, options, file_owner);
-  if (comm.size() == 1) return ScanAny(options.roots);
+  if (comm.size() == 1) return ScanAny(options.roots, options.neighbours);
   dialect::SourceSet set;
   comm::Bytes bytes;
   SW_TRY(comm.OnRoot([&]() -> Status {
-    SW_TRY_ASSIGN(set, ScanAny(options.roots));
+    SW_TRY_ASSIGN(set, ScanAny(options.roots, options.neighbours));
     const std::string text = dialect::Serialize(set);
     bytes.resize(text.size());
     std::memcpy(bytes.data(), text.data(), text.size());
@@ -160,6 +213,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
                                          Sink& sink) {
   sink.Pass("scan");
   auto input = std::make_unique<Input>();
+  input->neighbours = options.neighbours;
   exec::DigestStream digest;
   // Read once and by one rank: all go by the same rules, and the fingerprint is theirs.
   const auto read_pattern_file = [&](const std::string& path) -> Result<std::string> {
@@ -174,16 +228,15 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   SW_TRY(comm.Agree(checkpoint ? Status() : Status(tl::unexpected<Error>(checkpoint.error()))));
   input->checkpoint = *std::move(checkpoint);
   for (const std::string& warning : input->checkpoint.warnings) sink.Warn(warning);
-  std::vector<exec::SourcePath> paths;
+  std::vector<exec::SourcePath> paths = PathsOf(input->set);
   for (const dialect::SourceFile& file : input->set.files) {
-    paths.push_back({file.path, file.identity});
     digest.Add(BytesOf(file.name));
     digest.Add(std::as_bytes(std::span(&file.identity.bytes, 1)));
     digest.Add(std::as_bytes(std::span(&file.identity.mtime_ns, 1)));
     digest.Add(BytesOf(file.skeleton.pickle));
   }
-  const exec::Digest sum = digest.Finish();
-  std::memcpy(input->fingerprint.data(), sum.data(), sum.size());
+  input->fingerprint = Finish(digest);
+  input->neighbours_fingerprint = FingerprintOf(input->set.neighbours);
   if (IsCompressed(input->set)) {
     std::vector<std::string> packs;
     packs.reserve(paths.size());
@@ -195,15 +248,29 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   return input;
 }
 
+std::vector<exec::SourcePath> PathsOf(const dialect::SourceSet& set) {
+  std::vector<exec::SourcePath> paths;
+  for (const dialect::SourceFile& file : set.files) paths.push_back({file.path, file.identity});
+  for (const dialect::Neighbour& neighbour : set.neighbours) {
+    // Somebody's log may lie beside a checkpoint; what is appended to it does not concern us.
+    if (!neighbour.content) paths.push_back({neighbour.path, neighbour.identity, true});
+  }
+  return paths;
+}
+
+std::string FingerprintText(const Input& input) {
+  exec::Digest digest;
+  std::memcpy(digest.data(), input.fingerprint.data(), digest.size());
+  return exec::Hex(digest);
+}
+
 os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters) {
   exec::DigestStream digest;
   digest.Add(input.fingerprint);
+  digest.Add(input.neighbours_fingerprint);
   digest.Add(BytesOf(kVersion));
   digest.Add(BytesOf(parameters));
-  const exec::Digest sum = digest.Finish();
-  os::Fingerprint fingerprint;
-  std::memcpy(fingerprint.data(), sum.data(), sum.size());
-  return fingerprint;
+  return Finish(digest);
 }
 
 }  // namespace shardwright::ucp

@@ -24,6 +24,7 @@ struct InputOptions {
   std::vector<std::string> roots;
   std::vector<std::string> pattern_files;
   bool node_local = false;
+  bool neighbours = false;  ///< look for the files beside the tag folder too
 };
 
 /// An opened source: its skeletons, what they mean, and how to read its payloads.
@@ -31,10 +32,14 @@ struct Input {
   dialect::SourceSet set;
   dialect::Patterns patterns;
   dialect::Checkpoint checkpoint;
-  std::vector<int> file_owner;  ///< node_local: the rank that reads each file; else empty
+  /// node_local: the rank that reads each of PathsOf(set); else empty.
+  std::vector<int> file_owner;
   std::unique_ptr<exec::ByteSource> bytes;
+  bool neighbours = false;  ///< whether they were looked for
   /// Of the source: names, identities and object graphs of all its files, and the pattern files.
   os::Fingerprint fingerprint{};
+  /// Of the neighbours that were looked for: names, sizes, and content or time.
+  os::Fingerprint neighbours_fingerprint{};
 };
 
 /// The patterns of files, before those that are built in.
@@ -53,6 +58,13 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
 /// Collective.
 Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner);
+
+/// How to open the files of a set, in the order of its map: its own, then the neighbours whose
+/// bytes are not known yet.
+std::vector<exec::SourcePath> PathsOf(const dialect::SourceSet& set);
+
+/// The source's fingerprint as manifests have it.
+std::string FingerprintText(const Input& input);
 
 /// Fingerprint of a run: of its source and everything that shapes its output.
 os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters);

@@ -52,16 +52,23 @@ struct Line {
   exec::Digest digest{};
 };
 
+/// The rank that writes a pack file: with node-local sources the one that sees what is in it.
+int OwnerOf(const comm::Comm& comm, const Input& input, const CompressedPack& pack,
+            std::size_t index) {
+  if (input.file_owner.empty()) {
+    return static_cast<int>(index % static_cast<std::size_t>(comm.size()));
+  }
+  const std::vector<plan::Payload>& payloads = pack.target.files[index].payloads;
+  return payloads.empty() ? 0 : input.file_owner[pack.map.members[payloads.front().member].file];
+}
+
 /// Writes this rank's pack files.
 Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPack& pack,
                  const std::string& stage, const ConvertOptions& options, Sink& sink,
                  std::vector<Line>* lines) {
   exec::SourceSums sums(pack.map.members.size());
   for (std::size_t f = 0; f < pack.target.files.size(); ++f) {
-    const int owner = input.file_owner.empty()
-                          ? static_cast<int>(f % static_cast<std::size_t>(comm.size()))
-                          : input.file_owner[f];
-    if (owner != comm.rank()) continue;
+    if (OwnerOf(comm, input, pack, f) != comm.rank()) continue;
     if (sink.stop_requested())
       return Fail(Errc::kStopped, "stopped on request; --resume continues");
     const plan::OutputFile& file = pack.target.files[f];

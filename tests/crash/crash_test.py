@@ -19,24 +19,31 @@ sys.dont_write_bytecode = True
 
 import scenarios  # pylint: disable=wrong-import-position
 from campaign import Campaign, Case  # pylint: disable=wrong-import-position
-from harness import DEMO, Broken, expect, shared_checkpoints  # pylint: disable=wrong-import-position
+from harness import (  # pylint: disable=wrong-import-position
+    DEMO, Broken, Scratch, expect, shared_checkpoints, tree, with_neighbours)
 
 
-def cases(programs, night):
+def cases(programs, night, folder):
+    """The commands to disturb; sources are made in `folder`."""
     load, union, extract = (programs / f"ucp-{name}" for name in ("load", "union", "extract"))
     target = ["--target", "zero=3,dp=3", "--threads", "1"]
+    beside = with_neighbours(folder / "beside")
     found = [
         Case("load", [load, DEMO], target),
         Case("load-force", [load, DEMO], target, old=[load, "--target", "zero=1,dp=3", DEMO]),
         Case("union", [union, DEMO], ["--threads", "2"]),
         Case("extract", [extract, DEMO]),
         Case("pack", [extract, DEMO], ["--pack=copy", "--threads", "1"]),
-        Case("link", [load, DEMO]),
+        Case("load-neighbours", [load, beside], target),
+        Case("pack-neighbours", [extract, beside], ["--pack=copy", "--threads", "1"]),
+        Case("verbatim", [load, beside], ["--threads", "1"]),
+        Case("link", [load, beside], ["--link"]),
     ]
     if night:
         found += [
             Case("load-readback", [load, DEMO], ["--target", "zero=1,dp=4", "--verify=readback"]),
-            Case("link-force", [load, DEMO], old=[load, "--target", "zero=1,dp=3", DEMO]),
+            Case("verbatim-force", [load, DEMO], old=[load, "--target", "zero=1,dp=3", DEMO]),
+            Case("link-force", [load, DEMO], ["--link"], old=[load, "--target", "zero=1,dp=3", DEMO]),
             Case("union-force", [union, DEMO], old=[load, DEMO]),
         ]
         wanted = {"zero1_w2": "zero=3,dp=2", "moe4_ep2_zero1_w2": "zero=2,dp=4,ep=4",
@@ -49,10 +56,13 @@ def cases(programs, night):
 def campaign(arguments, log):
     limit = arguments.limit if arguments.limit else None if arguments.night else 14
     total = collections.Counter()
-    known = {case.name: case for case in cases(arguments.bin, arguments.night)}
-    for name in arguments.case or known:
-        expect(name in known, f"no case {name}; there are {', '.join(known)}")
-        total += Campaign(known[name], limit, log).go(os.cpu_count() or 1)
+    with Scratch("crash-sources-") as folder:
+        known = {case.name: case for case in cases(arguments.bin, arguments.night, folder)}
+        sound = tree(folder)
+        for name in arguments.case or known:
+            expect(name in known, f"no case {name}; there are {', '.join(known)}")
+            total += Campaign(known[name], limit, log).go(os.cpu_count() or 1)
+        expect(tree(folder) == sound, "a source was changed")
     errors = total["eio"] + total["enospc"]
     log(f"campaign: {total['kill'] + total['torn']} kills ({total['torn']} of them in the middle "
         f"of a write), {errors} errors, {total['short']} short writes, {total['term']} stops over "

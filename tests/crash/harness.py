@@ -102,6 +102,16 @@ def difference(expected, found):
     return ", ".join(names[:6]) or "none"
 
 
+def with_neighbours(folder):
+    """The demo checkpoint with what a trainer keeps beside it: small files, a large one, a folder."""
+    source = shutil.copytree(DEMO, folder)
+    for name, data in (("trainer_state.json", b"{}"), ("rng_state_0.pth", b"0"), ("zero_to_fp32.py", b"#!"),
+                       ("model.safetensors", bytes(range(251)) * 10000)):
+        (source / name).write_bytes(data)
+    (source / "runs").mkdir()
+    return source
+
+
 def scratch_parent():
     """In memory unless told otherwise: these tests sync thousands of small files."""
     shm = pathlib.Path("/dev/shm")

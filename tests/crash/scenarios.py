@@ -9,7 +9,8 @@ import subprocess
 import time
 
 import ptfile
-from harness import DEMO, Scratch, Broken, difference, expect, finish, run, start, succeed, tree
+from harness import (DEMO, Scratch, Broken, difference, expect, finish, run, start, succeed, tree,
+                     with_neighbours)
 
 
 def grow(folder, factor):
@@ -403,13 +404,28 @@ class Scenarios:
                 expect(tree(output) == wanted, "a fresh run after damage differs")
             shutil.rmtree(output)
 
-    def check_equal_layouts_are_linked(self, place):
-        done = run([self.load, DEMO, place / "out"])
-        expect(done.code == 0 and "linking its files" in done.stderr, f"equal layouts: {done}")
-        succeed([self.load, "--check", DEMO, place / "out"])
-        found, sound = tree(place / "out"), tree(DEMO)
-        found.pop("shardwright.json")
-        expect(found == sound, f"linked files differ: {difference(sound, found)}")
+    def check_equal_layouts_come_out_as_they_are(self, place):
+        source = with_neighbours(place / "source")
+        sound = tree(source)
+        del sound["runs"]
+        for flags in ((), ("--verify=readback",), ("--link",)):
+            succeed([self.load, source, place / "out", *flags])
+            found = tree(place / "out")
+            found.pop("shardwright.json")
+            expect(found == sound, f"equal layouts {flags}: {difference(sound, found)}")
+            succeed([self.load, "--check", source, place / "out"])
+            shutil.rmtree(place / "out")
+
+    def check_saving_over_an_output_leaves_its_source_whole(self, place):
+        source = with_neighbours(place / "source")
+        sound = tree(source)
+        for flags in ((), ("--target", "dp=3"), ("--verify=readback",)):
+            succeed([self.load, source, place / "out", *flags])
+            for path in (place / "out").rglob("*"):
+                if path.is_file():
+                    path.write_bytes(b"cut and written again, as torch.save does")
+            expect(tree(source) == sound, f"saving over an output changed its source: {flags}")
+            shutil.rmtree(place / "out")
 
     def check_catalogue_of_a_source_that_changed(self, place):
         source = shutil.copytree(DEMO, place / "source")

@@ -320,8 +320,15 @@ def folder_jobs(bench):
     jobs.append(lambda: many_digits(bench))
     jobs.append(lambda: folder("files of two saves", lambda s: shutil.copy(
         at.optim(s), at.optim(s, 1)), [".pt"], (4,)))
-    jobs.append(lambda: unreadable(bench))
+    jobs.append(lambda: unreadable(bench, at.optim))
+    jobs.append(lambda: unreadable(bench, beside))
     jobs.append(lambda: linked(bench))
+    for what, make in (("pipe", os.mkfifo), ("folder", lambda path: path.mkdir()),
+                       ("dangling link", lambda path: path.symlink_to("nowhere")),
+                       ("link to itself", lambda path: path.symlink_to(path.name)),
+                       ("link to a device", lambda path: path.symlink_to("/dev/zero")),
+                       ("link to a secret", lambda path: path.symlink_to("/etc/passwd"))):
+        jobs.append(lambda w=what, m=make: not_carried(bench, w, m))
     return jobs
 
 
@@ -336,10 +343,30 @@ def many_digits(bench):
     bench.count("folders, files ignored")
 
 
-def unreadable(bench):
+def beside(source):
+    """A file beside the tag folder, made if it is not there."""
+    path = source / "trainer_state.json"
+    if not path.exists():
+        path.write_text("{}")
+    return path
+
+
+def not_carried(bench, what, make):
+    """What lies beside the tag folder and is no file of it is left alone, and said so."""
+    source = bench.demo()
+    make(source / "neighbour")
+    report = source.parent / "report"
+    done, output = bench.convert(source, f"neighbour: {what}", [*at.TARGET, f"--json={report}"])
+    expect(done.code == 0 and bench.same(output), f"neighbour: {what}: {done}")
+    left_out = json.loads(report.read_text())["result"]["neighbours"]["left_out"]
+    expect([one["name"] for one in left_out] == ["neighbour"], f"neighbour: {what}: not named: {left_out}")
+    bench.count("folders, neighbours left out")
+
+
+def unreadable(bench, path_of):
     """As nobody, for root may read everything."""
     source = bench.demo()
-    at.optim(source).chmod(0)
+    path_of(source).chmod(0)
     options = {}
     program = bench.load
     if os.geteuid() == 0:
@@ -351,7 +378,7 @@ def unreadable(bench):
         bench.folder.chmod(0o755)
         source.parent.chmod(0o777)
     done = run([program, source, source.parent / "out", *at.TARGET], **options)
-    expect(done.code == 3 and at.optim(source).name in done.stderr, f"unreadable: {done}")
+    expect(done.code == 3 and path_of(source).name in done.stderr, f"unreadable: {done}")
     expect("ermission denied" in done.stderr, f"unreadable: {done}")
     expect(not (source.parent / "out").exists(), "unreadable: an output is left")
     bench.count("folders, refused")

@@ -60,6 +60,48 @@ class Ranks(unittest.TestCase):
         self.assertIn("optim_states.pt", done.stderr)
         self.assertFalse((self.work / "half").exists())
 
+    def with_neighbours(self, folder):
+        source = shutil.copytree(DEMO, self.work / folder)
+        (source / "trainer_state.json").write_text("{}")
+        (source / "model.safetensors").write_bytes(bytes(range(251)) * 10000)
+        return source
+
+    def test_equal_layouts_and_neighbours_are_the_same_bytes_for_every_number_of_ranks(self):
+        source = self.with_neighbours("source")
+        for flags in ((), ("--verify=readback",), ("--link",), ("--target", "zero=3,dp=5")):
+            wanted = None
+            for ranks, threads in ((1, 1), (2, 2), (3, 1)):
+                out = f"out_{ranks}_{threads}"
+                self.run_in(ranks, "ucp-load", str(source), out, *flags, "--threads", str(threads))
+                made = self.files(out)
+                wanted = wanted or made
+                self.assertEqual(made, wanted, f"{flags}: {ranks} ranks, {threads} threads")
+                shutil.rmtree(self.work / out)
+            if flags != ("--target", "zero=3,dp=5"):
+                del wanted["shardwright.json"]
+                self.assertEqual(wanted, self.files("source"))
+
+    def test_neighbours_that_one_rank_sees_come_along(self):
+        source = self.with_neighbours("source")
+        for rank in (0, 1):
+            (self.work / f"node{rank}" / TAG).mkdir(parents=True)
+            (self.work / f"node{rank}" / f"rng_state_{rank}.pth").write_bytes(b"%d" % rank * 100000)
+            (source / f"rng_state_{rank}.pth").write_bytes(b"%d" % rank * 100000)
+            shutil.copy2(source / "trainer_state.json", self.work / f"node{rank}")
+        shutil.copy2(source / "latest", self.work / "node0")
+        shutil.copy2(source / "model.safetensors", self.work / "node1")
+        for number, path in enumerate(sorted((source / TAG).iterdir())):
+            shutil.copy2(path, self.work / f"node{number % 2}" / TAG)
+        for number, flags in enumerate(([], ["--target", "zero=1,dp=3"], ["--format", "universal"])):
+            self.run_in(1, "ucp-load", str(source), f"wanted{number}", *flags, "--verify=readback")
+            self.run_in(2, "ucp-load", "--node-local", "node{rank}", f"out{number}", *flags)
+            self.assertEqual(self.files(f"out{number}"), self.files(f"wanted{number}"), flags)
+        for pack in ("copy", "zstd"):
+            self.run_in(2, "ucp-extract", "--node-local", "node{rank}", pack, f"--pack={pack}")
+            self.run_in(1, "ucp-load", pack, f"out_{pack}", "--target", "zero=1,dp=3")
+            made = self.files(f"out_{pack}")
+            self.assertEqual({**made, "shardwright.json": b""}, {**self.files("wanted1"), "shardwright.json": b""})
+
     def test_the_check_finds_a_difference_on_any_rank(self):
         self.run_in(1, "ucp-load", str(DEMO), "out", "--target", "zero=1,dp=3")
         self.run_in(3, "ucp-load", "--check", str(DEMO), "out")

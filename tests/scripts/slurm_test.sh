@@ -36,7 +36,10 @@ for word; do
   [[ $word == --json=* && -z ${NO_REPORT:-} ]] && echo "{\"exit_code\": $LOAD_CODE}" >"${word#--json=}"
 done
 case $LOAD_CODE in
-  0) rm -rf "$out".partial-* && mkdir -p "$out" ;;
+  0)
+    rm -rf "$out".partial-* && mkdir -p "$out"
+    echo "{\"source\": {\"fingerprint\": \"${FINGERPRINT:-f0}\"}}" >"$out/shardwright.json"
+    ;;
   75) mkdir -p "$out.partial-a" ;;
 esac
 exit "$LOAD_CODE"
@@ -45,7 +48,8 @@ cat >bin/ucp-extract <<'EOF'
 #!/usr/bin/env bash
 [[ $2 == --list && $3 == --json ]] || exit 99
 [[ -d $1 ]] || exit 3
-echo '{"exit_code": 0, "result": {"layout": {"zero": 1, "dp": 4, "tp": 2, "pp": 2, "ep": 1, "dtype": "bfloat16"}}}'
+layout='{"zero": 1, "dp": 4, "tp": 2, "pp": 2, "ep": 1, "dtype": "bfloat16"}'
+echo "{\"exit_code\": 0, \"result\": {\"layout\": $layout, \"fingerprint\": \"${FINGERPRINT:-f0}\"}}"
 EOF
 chmod +x bin/*
 
@@ -101,6 +105,13 @@ hook
 expect "resumed and converted" 0 "ckpt.dp6" "$asked --resume"
 hook
 expect "the conversion is there already" 0 "ckpt.dp6" ""
+FINGERPRINT=f1 hook
+expect "the conversion that is there is of another checkpoint" 6 "" ""
+rm -rf ckpt.dp6
+mkdir ckpt.dp6.partial-a
+LOAD_CODE=5 LAUNCHER_CODE=1 hook
+expect "what a stopped conversion left is of other files" 5 "" "$asked --resume"$'\n'"$asked"
+rmdir ckpt.dp6.partial-a
 echo step8 >ckpt/latest
 hook
 expect "a later step is converted again" 0 "ckpt.step8.dp6" "${asked//ckpt.dp6/ckpt.step8.dp6}"

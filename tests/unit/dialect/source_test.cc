@@ -263,6 +263,16 @@ TEST_F(Sources, SmallPayloadsAreInlined) {
   EXPECT_EQ(steps, 4U);  // two groups on two ranks
 }
 
+TEST(Neighbours, SomeAreOfOneRank) {
+  EXPECT_EQ(RankOfNeighbour("rng_state_12.pth"), 12U);
+  EXPECT_EQ(RankOfNeighbour("random_states_0.pkl"), 0U);
+  for (const char* name :
+       {"rng_state.pth", "rng_state_.pth", "rng_state_1.pt", "rng_state_1x.pth", "rng_state_-1.pth",
+        "rng_state_99999999999999999999.pth", "_1.pth", ""}) {
+    EXPECT_FALSE(RankOfNeighbour(name)) << name;
+  }
+}
+
 SourceSet MadeUp() {
   std::mt19937 random(7);
   SourceSet out;
@@ -322,9 +332,41 @@ TEST(Catalogues, GiveBackWhatTheyWereGiven) {
   }
 }
 
+TEST(Catalogues, HoldNeighbours) {
+  SourceSet source = MadeUp();
+  source.files.resize(1);
+  const std::string without = Serialize(source);
+  source.neighbours = {{"/somewhere/a", "a", {3, -5, 7}, true, "abc"},
+                       {"/somewhere/b", "b", {1ULL << 40, 5, 8}, false, std::nullopt}};
+  source.left_out = {{"runs", "a folder"}};
+  const std::string bytes = Serialize(source);
+  const auto again = DeserializeSource(bytes);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(Serialize(*again), bytes);
+  ASSERT_EQ(again->neighbours.size(), 2U);
+  EXPECT_EQ(again->neighbours[0].content, "abc");
+  EXPECT_TRUE(again->neighbours[0].executable);
+  EXPECT_EQ(again->neighbours[1].identity.bytes, 1ULL << 40);
+  EXPECT_FALSE(again->neighbours[1].content);
+  EXPECT_EQ(again->left_out.at(0).why, "a folder");
+  // A set without any is what it was before there were neighbours.
+  EXPECT_TRUE(DeserializeSource(without)->neighbours.empty());
+  EXPECT_EQ(without[11], 1);
+  EXPECT_EQ(bytes[11], 2);
+
+  for (const char* name : {"../a", "", ".", "a/b"}) {
+    source.neighbours[0].name = name;
+    EXPECT_FALSE(DeserializeSource(Serialize(source))) << name;
+  }
+  source.neighbours[0].name = "a";
+  source.neighbours[0].content = "longer";
+  EXPECT_FALSE(DeserializeSource(Serialize(source)));
+}
+
 TEST(Catalogues, DamageIsFound) {
   SourceSet source = MadeUp();
   source.files.resize(2);
+  source.neighbours = {{"/somewhere/a", "a", {3, -5, 7}, true, "abc"}};
   const std::string bytes = Serialize(source);
   for (std::size_t n = 0; n < bytes.size(); n += n < 64 ? 1 : 997) {
     EXPECT_FALSE(DeserializeSource(std::string_view(bytes).substr(0, n))) << n;

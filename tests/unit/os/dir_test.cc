@@ -141,65 +141,44 @@ TEST_F(DirTest, RemoveTreeRefusesAbsurdDepth) {
 
 TEST_F(DirTest, HardLinkSharesAndNeverReplaces) {
   Put("a", "data");
-  EXPECT_EQ(*HardLinkOrCopy(At("a"), At("b")), CopyHow::kLinked);
+  ASSERT_TRUE(HardLink(At("a"), At("b")));
   EXPECT_EQ(File::OpenRead(At("a"))->Stat()->inode, File::OpenRead(At("b"))->Stat()->inode);
+  EXPECT_EQ(*LinkCount(At("b")), 2U);
   Put("c", "other");
-  EXPECT_EQ(HardLinkOrCopy(At("a"), At("c")).error().code, Errc::kBusy);
+  EXPECT_EQ(HardLink(At("a"), At("c")).error().code, Errc::kBusy);
   EXPECT_EQ(Get("c"), "other");
-  EXPECT_EQ(HardLinkOrCopy(At("absent"), At("d")).error().code, Errc::kNotFound);
+  EXPECT_EQ(HardLink(At("absent"), At("d")).error().code, Errc::kNotFound);
 }
 
-TEST_F(DirTest, HardLinkFallsBackToACopy) {
-  const std::string data(100'000, 'd');
-  Put("a", data);
+TEST_F(DirTest, HardLinkNeverCopiesInstead) {
+  Put("a", "data");
   {
     const ScopedFault fault(*ParseFault("link:1:eacces"));
-    const auto how = HardLinkOrCopy(At("a"), At("b"));
-    ASSERT_TRUE(how);
-    EXPECT_NE(*how, CopyHow::kLinked);
+    EXPECT_EQ(HardLink(At("a"), At("b")).error().code, Errc::kUnsupported);
   }
-  EXPECT_EQ(Get("b"), data);
-  EXPECT_NE(File::OpenRead(At("a"))->Stat()->inode, File::OpenRead(At("b"))->Stat()->inode);
   const ScopedFault fault(*ParseFault("link:1:enospc"));
-  EXPECT_EQ(HardLinkOrCopy(At("a"), At("c")).error().sys, ENOSPC);
-  EXPECT_FALSE(*Exists(At("c")));
+  EXPECT_EQ(HardLink(At("a"), At("b")).error().code, Errc::kIo);
+  EXPECT_FALSE(*Exists(At("b")));
 }
 
-TEST_F(DirTest, CopyRangeInTheKernelAndThroughMemoryAgree) {
-  std::string data;
-  for (int i = 0; i < 9'000'000; ++i) data += static_cast<char>(i * 7 % 251);
-  Put("a", data);
-  const auto from = File::OpenRead(At("a"));
-  const auto copy = [&](const std::string& name, std::vector<FaultRule> rules) {
-    const auto to = File::Create(At(name));
-    const ScopedFault fault(std::move(rules));
-    const Status status = CopyRange(*from, 1000, *to, 10, 8'500'001);
-    EXPECT_TRUE(status) << status.error().message;
-    return Get(name);
-  };
-  const std::string expected = std::string(10, '\0') + data.substr(1000, 8'500'001);
-  EXPECT_TRUE(copy("kernel", {}) == expected);
-  EXPECT_TRUE(copy("short", {*ParseFault("copy:1:short")}) == expected);
-  FaultRule refused = *ParseFault("copy:1+:eio");
-  refused.error = EXDEV;
-  EXPECT_TRUE(copy("memory", {refused}) == expected);
-  refused.first = 2;  // the kernel stops helping in the middle
-  refused.onward = true;
-  EXPECT_TRUE(copy("mixed", {*ParseFault("copy:1:short"), refused}) == expected);
-}
-
-TEST_F(DirTest, CopyRangeReportsAShortSourceAndAFullDisk) {
-  Put("a", "12345");
+TEST_F(DirTest, CloneSaysWhetherItCould) {
+  Put("a", "data");
   const auto from = File::OpenRead(At("a"));
   const auto to = File::Create(At("b"));
-  const Status status = CopyRange(*from, 2, *to, 0, 4);
-  EXPECT_EQ(status.error().code, Errc::kBadInput);
-  EXPECT_EQ(CopyRange(*from, ~std::uint64_t{0}, *to, 0, 4).error().code, Errc::kBadInput);
-  EXPECT_EQ(CopyRange(*from, 1, *to, std::uint64_t{1} << 63, 4).error().code, Errc::kBadInput);
-  const ScopedFault fault(*ParseFault("copy:1:enospc"));
-  const Status full = CopyRange(*from, 0, *to, 0, 5);
-  EXPECT_EQ(full.error().code, Errc::kIo);
-  EXPECT_EQ(full.error().sys, ENOSPC);
+  const Result<bool> cloned = CloneInto(*from, *to);
+  ASSERT_TRUE(cloned) << cloned.error().message;
+  EXPECT_EQ(Get("b"), *cloned ? "data" : "");
+  const ScopedFault fault(*ParseFault("clone:1:enospc"));
+  EXPECT_EQ(CloneInto(*from, *to).error().sys, ENOSPC);
+}
+
+TEST_F(DirTest, RealPathEndsWhereLinksLead) {
+  Put("a", "data");
+  ASSERT_EQ(::symlink("a", At("link").c_str()), 0);
+  ASSERT_EQ(::symlink("loop", At("loop").c_str()), 0);
+  EXPECT_EQ(RealPath(At("link")), RealPath(At("a")));
+  EXPECT_EQ(RealPath(At("loop")), "");
+  EXPECT_EQ(RealPath(At("absent")), "");
 }
 
 TEST_F(DirTest, WholeFilesRoundTripWithinTheirCap) {

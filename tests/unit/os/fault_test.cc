@@ -26,7 +26,7 @@ TEST_F(FaultTest, ParsesEveryPart) {
   EXPECT_TRUE(onward->onward);
   EXPECT_EQ(onward->error, ENOSPC);
   EXPECT_EQ(ParseFault("commit.rename:1:term")->target, "commit.rename");
-  EXPECT_EQ(ParseFault("copy:1:torn")->action, FaultAction::kTorn);
+  EXPECT_EQ(ParseFault("write:1:torn")->action, FaultAction::kTorn);
 }
 
 TEST_F(FaultTest, RefusesWhatWouldDoNothing) {

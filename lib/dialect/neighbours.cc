@@ -1,0 +1,201 @@
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "dialect/source.h"
+#include "os/dir.h"
+
+namespace shardwright::dialect {
+namespace {
+
+// Large enough for the scripts and settings that trainers write with every checkpoint.
+constexpr std::uint64_t kContentBytes = std::uint64_t{64} << 10;
+constexpr std::uint64_t kAllContentBytes = std::uint64_t{4} << 20;
+constexpr int kAttempts = 3;
+
+/// What we put beside a checkpoint ourselves: not a part of it.
+std::optional<std::string> WhyOurs(std::string_view name) {
+  if (name == "shardwright.json") return "the manifest of another output";
+  if (name == ".journal") return "a name that outputs need while they are made";
+  if (name.ends_with(".report.json")) return "a report";
+  if (name.ends_with(".lock")) return "a lock";
+  if (name.ends_with(".partial")) return "an output that is not complete";
+  if (name.starts_with(".nfs")) return "removed, but still open somewhere";
+  return std::nullopt;
+}
+
+/// Where each neighbour is in the set, by name.
+using ByName = std::map<std::string, std::size_t>;
+
+/// The neighbours of one save folder.
+class Folder {
+ public:
+  Folder(const std::string& path, SourceSet* set, ByName* by_name)
+      : path_(path), set_(set), by_name_(*by_name) {}
+
+  Status Read() {
+    const std::string real = os::RealPath(path_);
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_));
+    for (const os::Entry& entry : entries) {
+      if (entry.name == "latest" || entry.name == "latest_universal") continue;  // written anew
+      if (entry.name == set_->tag) continue;
+      if (auto why = WhyOurs(entry.name)) {
+        LeaveOut(entry.name, *why);
+        continue;
+      }
+      switch (entry.type) {
+        case os::EntryType::kFile:
+          SW_TRY(Add(entry.name, false));
+          break;
+        case os::EntryType::kDir:
+          LeaveOut(entry.name, "a folder");
+          break;
+        case os::EntryType::kSymlink:
+          SW_TRY(AddLink(entry.name, real));
+          break;
+        case os::EntryType::kOther:
+          LeaveOutSurprising(entry.name, "neither a file nor a folder");
+          break;
+      }
+    }
+    for (const auto& [why, names] : surprising_) {
+      set_->warnings.push_back("beside the checkpoint, not carried over: " + FirstFew(names) +
+                               ": " + why);
+    }
+    return {};
+  }
+
+ private:
+  void LeaveOut(const std::string& name, const std::string& why) {
+    set_->left_out.push_back({name, why});
+  }
+
+  void LeaveOutSurprising(const std::string& name, const std::string& why) {
+    LeaveOut(name, why);
+    surprising_[why].push_back(name);
+  }
+
+  /// A link is followed only inside the folder: a checkpoint from elsewhere must not be able to put
+  /// any file of this machine into the output.
+  Status AddLink(const std::string& name, const std::string& real_folder) {
+    const std::string real = os::RealPath(path_ + "/" + name);
+    if (real.empty()) {
+      LeaveOutSurprising(name, "a link that leads nowhere");
+      return {};
+    }
+    if (!real.starts_with(real_folder + "/")) {
+      LeaveOutSurprising(name, "a link that leads out of the folder");
+      return {};
+    }
+    SW_TRY_ASSIGN(const bool folder, os::IsDir(real));
+    if (folder) {
+      LeaveOut(name, "a link to a folder");
+      return {};
+    }
+    return Add(name, true);
+  }
+
+  Status Add(const std::string& name, bool is_link) {
+    Neighbour found;
+    found.path = path_ + "/" + name;
+    found.name = name;
+    Result<os::File> file = os::File::OpenRead(found.path);
+    if (!file) {
+      SW_TRY_ASSIGN(const bool there, os::Exists(found.path));
+      if (!there) return {};  // removed since it was listed
+      if (is_link) {
+        LeaveOutSurprising(name, "a link to what cannot be read as a file");
+        return {};
+      }
+      file.error().message += " (--neighbours=none leaves out what lies beside the checkpoint)";
+      return tl::unexpected<Error>(std::move(file).error());
+    }
+    SW_TRY_ASSIGN(found.executable, file->IsExecutable());
+    SW_TRY_ASSIGN(found.identity, file->Stat());
+    for (int attempt = 0; attempt < kAttempts && !found.content; ++attempt) {
+      SW_TRY(ReadContent(*file, &found));
+    }
+    if (!IsNew(found)) return {};
+    if (found.content) content_bytes_ += found.content->size();
+    by_name_.emplace(found.name, set_->neighbours.size());
+    set_->neighbours.push_back(std::move(found));
+    return {};
+  }
+
+  /// Takes the bytes of a small file, if they stay the same while they are read.
+  Status ReadContent(const os::File& file, Neighbour* found) const {
+    const std::uint64_t bytes = found->identity.bytes;
+    if (bytes > kContentBytes || content_bytes_ + bytes > kAllContentBytes) return {};
+    std::string content(static_cast<std::size_t>(bytes), '\0');
+    const Status read = file.ReadAt(0, std::as_writable_bytes(std::span(content)));
+    const os::Identity before = found->identity;
+    SW_TRY_ASSIGN(found->identity, file.Stat());
+    if (found->identity != before) return {};
+    SW_TRY(read);
+    found->content = std::move(content);
+    return {};
+  }
+
+  /// False if another root has a file of that name; a different one is worth a warning.
+  bool IsNew(const Neighbour& found) {
+    const auto have = by_name_.find(found.name);
+    if (have == by_name_.end()) return true;
+    const Neighbour& other = set_->neighbours[have->second];
+    if (other.identity.bytes != found.identity.bytes || other.content != found.content) {
+      LeaveOutSurprising(found.name, "differs from the file of that name in " +
+                                         other.path.substr(0, other.path.rfind('/')));
+    }
+    return false;
+  }
+
+  const std::string& path_;
+  SourceSet* set_;
+  ByName& by_name_;
+  std::uint64_t content_bytes_ = 0;
+  std::map<std::string, std::vector<std::string>> surprising_;  // by reason
+};
+
+}  // namespace
+
+std::string FirstFew(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 8;
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < kShown; ++i) {
+    text += (i == 0 ? "" : ", ") + names[i];
+  }
+  if (names.size() > kShown) text += ", ... (" + std::to_string(names.size()) + " in all)";
+  return text;
+}
+
+Status FindNeighbours(SourceSet* set) {
+  std::set<std::string> seen;
+  ByName by_name;
+  for (const std::string& folder : set->save_folders) {
+    if (!seen.insert(os::RealPath(folder)).second) continue;
+    SW_TRY(Folder(folder, set, &by_name).Read());
+  }
+  std::sort(set->neighbours.begin(), set->neighbours.end(),
+            [](const Neighbour& a, const Neighbour& b) { return NaturalLess(a.name, b.name); });
+  return {};
+}
+
+std::optional<std::uint64_t> RankOfNeighbour(std::string_view name) {
+  // Hugging Face Trainer; Accelerate.
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kForms = {
+      {{"rng_state_", ".pth"}, {"random_states_", ".pkl"}}};
+  for (const auto& [begin, end] : kForms) {
+    if (!name.starts_with(begin) || !name.ends_with(end)) continue;
+    if (name.size() <= begin.size() + end.size()) continue;
+    const std::string_view digits =
+        name.substr(begin.size(), name.size() - begin.size() - end.size());
+    std::uint64_t rank = 0;
+    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+    if (error == std::errc() && stop == digits.data() + digits.size()) return rank;
+  }
+  return std::nullopt;
+}
+
+}  // namespace shardwright::dialect

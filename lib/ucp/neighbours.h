@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/sink.h"
+#include "dialect/source.h"
+#include "layout/shard_map.h"
+#include "plan/target.h"
+
+namespace shardwright::ucp {
+
+/// What became of the files beside a tag folder.
+struct NeighbourReport {
+  std::vector<std::string> folders;                           ///< where they lie
+  std::vector<std::pair<std::string, std::uint64_t>> copied;  ///< name and bytes
+  std::uint64_t bytes = 0;                                    ///< of all copied ones
+  std::vector<dialect::LeftOut> left_out;
+};
+
+/// What a catalogue holds of the neighbours that a source was searched for: all of them.
+NeighbourReport ListNeighbours(const dialect::SourceSet& set);
+
+/// Adds the neighbours that a source was searched for to a target in save-folder form, and their
+/// files to the source map, in the set's order. Says what is left out: files of ranks that
+/// the target does not have, and names that the target needs itself.
+/// \param map    files of the set, in its order; neighbours are added after them
+/// \param ranks  of the target; none for atoms, which are for any number of ranks
+/// \param twin   kClone only where the source's files are seen by the root
+NeighbourReport AddNeighbours(const dialect::SourceSet& set,
+                              const std::optional<std::uint64_t>& ranks, plan::Twin twin,
+                              layout::ShardMap* map, plan::Target* target, Sink& sink);
+
+}  // namespace shardwright::ucp
