@@ -86,6 +86,14 @@ struct Passed {
   std::vector<std::uint32_t> members;  ///< by storage of the document: index into map.members
 };
 
+/// Parameters whose place in the flat buffers no file tells: it follows from sizes and from the
+/// order of the model, and is proved by their master weights, which rounded are the weights
+/// (ucp/prove.h).
+struct Inferred {
+  std::vector<std::uint32_t> params;  ///< into Checkpoint::params, ascending
+  std::string why;                    ///< what the files do not tell; empty without params
+};
+
 /// A checkpoint of any layout: its logical tensors and where they lie, and everything else worth
 /// keeping.
 struct Checkpoint {
@@ -102,6 +110,7 @@ struct Checkpoint {
   std::vector<Passed> model_states;  ///< by mp rank: root is the model-states dict of ZeRO rank 0
   std::vector<Passed> optimizer;  ///< by mp rank: root is the shard's `optimizer_state_dict` dict
                                   ///< of ZeRO rank 0, or the `optimizer` value at stage 0
+  Inferred inferred;
   std::shared_ptr<pickle::Arena> arena;  ///< owns nodes made by the reader
   std::vector<std::string> warnings;
 };

@@ -34,6 +34,7 @@ Status Run(Reading* reading) {
   SW_TRY(CheckComplete(reading));
   SW_TRY(ReadModels(reading));
   SW_TRY(ReadShards(reading));
+  ReadConfig(reading);
   SW_TRY(ReadTopology(reading));
   SW_TRY(ReadParams(reading));
   SW_TRY(DecideRules(reading));

@@ -8,18 +8,11 @@ namespace {
 
 constexpr std::string_view kExperts = ".deepspeed_experts.";
 
-/// "<module>.deepspeed_moe.experts" of an expert parameter's name, or nothing.
-std::optional<std::string> LayerOf(const std::string& name) {
-  const std::size_t at = name.find(kExperts);
-  if (at == std::string::npos) return std::nullopt;
-  return name.substr(0, at);
-}
-
 /// Counts the experts that a rank holds of every MoE layer, from the names in param_shapes.
 Status CountLocal(Reading* reading) {
   for (const Model& model : reading->models) {
     for (const std::string& name : model.trainable) {
-      const std::optional<std::string> layer = LayerOf(name);
+      const std::optional<std::string> layer = ExpertsPathOf(name);
       if (!layer) continue;
       auto id = ExpertIdOf(name);
       if (!id) return Within(reading->file_name(model.file), std::move(id).error());
@@ -47,7 +40,7 @@ Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
       SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(document.root->key(i)));
       const std::string name(key);
       const std::string what = "parameter \"" + name + "\"";
-      const std::optional<std::string> path = LayerOf(name);
+      const std::optional<std::string> path = ExpertsPathOf(name);
       auto id = ExpertIdOf(name);
       if (!path || !id || *id != expert) {
         return Fail(Errc::kBadInput, reading->file_name(file) + ": " + what +
@@ -112,7 +105,7 @@ Status CheckCount(const Reading& reading, std::uint64_t layer, const std::string
 Status CheckWeights(const Reading& reading) {
   for (std::uint64_t mp = 0; mp < reading.mp_ranks; ++mp) {
     for (const std::string& name : reading.models[mp].trainable) {
-      if (!LayerOf(name)) continue;
+      if (!ExpertsPathOf(name)) continue;
       for (std::uint64_t ep = 0; ep < reading.out.topology.ep; ++ep) {
         SW_TRY(ParamOf(reading, name, ep, reading.models[mp].file));
       }
@@ -123,10 +116,16 @@ Status CheckWeights(const Reading& reading) {
 
 }  // namespace
 
+std::optional<std::string> ExpertsPathOf(const std::string& name) {
+  const std::size_t at = name.find(kExperts);
+  if (at == std::string::npos) return std::nullopt;
+  return name.substr(0, at);
+}
+
 Result<std::uint32_t> ParamOf(const Reading& reading, const std::string& local_name,
                               std::uint64_t ep, std::uint32_t file) {
   std::string name = local_name;
-  if (const std::optional<std::string> layer = LayerOf(local_name)) {
+  if (const std::optional<std::string> layer = ExpertsPathOf(local_name)) {
     SW_TRY_ASSIGN(const std::uint32_t local, ExpertIdOf(local_name));
     const auto count = reading.local_experts.find(*layer);
     SW_CHECK(count != reading.local_experts.end());

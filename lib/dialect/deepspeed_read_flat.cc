@@ -10,12 +10,8 @@ namespace shardwright::dialect::reader {
 namespace {
 
 /// One group's flat buffer on one mp rank.
-struct Flat {
-  std::uint64_t mp = 0;
-  std::size_t group = 0;
+struct Flat : Spread {
   const std::vector<NamedShape>* params = nullptr;
-  std::uint64_t ranks = 1;              ///< that partition it
-  std::uint64_t ep = 1;                 ///< expert-parallel ranks, each with a buffer of its own
   std::vector<std::uint64_t> starts;    ///< by parameter
   std::uint64_t total = 0;              ///< elements before the tail padding
   std::uint64_t tightest_total = 0;     ///< the same without gaps
@@ -23,22 +19,6 @@ struct Flat {
   std::vector<std::uint32_t> original;  ///< position without round robin -> position in the buffer
   bool round_robin = false;
 };
-
-std::string GroupOf(const Reading& reading, const Flat& flat) {
-  return reading.file_name(reading.shards[flat.mp].front().file) + ": group " +
-         std::to_string(flat.group);
-}
-
-/// ZeRO rank of the `edp`-th partition of expert rank `ep`'s buffer.
-std::uint64_t RankOf(const Reading& reading, const Flat& flat, std::uint64_t ep,
-                     std::uint64_t edp) {
-  if (flat.ep == 1) return edp;
-  return RankOfExpert({ep, edp}, reading.ranks, flat.ep, reading.data_first);
-}
-
-const ShardGroup& GroupAt(const Reading& reading, const Flat& flat, std::uint64_t rank) {
-  return reading.shards[flat.mp][rank].groups[flat.group];
-}
 
 /// Starts of parameters that follow each other with the given gaps.
 Status Pack(const std::vector<NamedShape>& params, const std::vector<std::uint64_t>* gaps,
@@ -71,7 +51,7 @@ Status FindChunk(const Reading& reading, Flat* flat) {
   }
   if (flat->total > 0 && masters == 0) {
     return Fail(Errc::kUnsupported,
-                GroupOf(reading, *flat) + ": its master weights are empty (" +
+                GroupText(reading, *flat) + ": its master weights are empty (" +
                     (stored == 0 ? "optimizer state offloaded to NVMe" : "only states are there") +
                     ")");
   }
@@ -83,7 +63,7 @@ Status CheckLength(const Reading& reading, const Flat& flat) {
   // Padded to a multiple of twice the ranks, or to the ranks in old releases.
   if (held >= flat.tightest_total && held - flat.tightest_total <= 2 * flat.ranks) return {};
   if (held >= flat.total && held - flat.total <= 2 * flat.ranks) return {};
-  return Fail(Errc::kBadInput, GroupOf(reading, flat) + ": " + std::to_string(flat.total) +
+  return Fail(Errc::kBadInput, GroupText(reading, flat) + ": " + std::to_string(flat.total) +
                                    " elements expected from param_shapes, " +
                                    std::to_string(flat.ranks) + " partitions of " +
                                    std::to_string(flat.chunk) + " found");
@@ -170,12 +150,6 @@ bool NamesInOriginalOrder(const Reading& reading, const Flat& flat,
   return original_order && !buffer;
 }
 
-bool WantsRoundRobin(const Reading& reading) {
-  const Node* flag = FindPath(reading.config, {"zero_optimization", "round_robin_gradients"});
-  return flag != nullptr && flag->kind == pickle::Kind::kBool && flag->integer != 0 &&
-         !reading.out.topology.bf16_optimizer;
-}
-
 /// Where parameters start, and whether round robin has reordered them. `param_shapes` is always in
 /// the order of the buffer; the ranks' slices decide the rest.
 Status FindStarts(Reading* reading, Flat* flat) {
@@ -187,7 +161,7 @@ Status FindStarts(Reading* reading, Flat* flat) {
   if (!shard.alignments.empty()) {
     const std::vector<std::uint64_t>& gaps = shard.alignments[flat->group];
     if (gaps.size() != count) {
-      return Fail(Errc::kBadInput, GroupOf(*reading, *flat) + ": param_alignment_paddings: " +
+      return Fail(Errc::kBadInput, GroupText(*reading, *flat) + ": param_alignment_paddings: " +
                                        std::to_string(count) + " parameters expected, found " +
                                        std::to_string(gaps.size()));
     }
@@ -207,16 +181,25 @@ Status FindStarts(Reading* reading, Flat* flat) {
   const bool moves = order != identity;
 
   const Told told = ReadTold(*reading, *flat);
+  const Model& model = reading->models[flat->mp];
+  if (!model.has_shapes && !told.complete && !model.inferred[flat->group].empty()) {
+    // NameParams has compared what little is told.
+    if (moves && reading->round_robin) {
+      flat->round_robin = true;
+      flat->original = inverse;
+    }
+    return CheckLength(*reading, *flat);
+  }
   const bool silent = told.starts.empty();
   if (!silent && !told.complete) {
-    return Fail(Errc::kBadInput, GroupOf(*reading, *flat) +
+    return Fail(Errc::kBadInput, GroupText(*reading, *flat) +
                                      ": param_slice_mappings do not cover the parameters of "
                                      "param_shapes");
   }
   if (silent || Agrees(*flat, told, flat->starts)) {
     const bool named =
         moves && !told.starts.empty() && NamesInOriginalOrder(*reading, *flat, inverse);
-    if (moves && (named || (silent && WantsRoundRobin(*reading)))) {
+    if (moves && (named || (silent && reading->round_robin))) {
       flat->round_robin = true;
       flat->original = inverse;
     }
@@ -239,9 +222,17 @@ Status FindStarts(Reading* reading, Flat* flat) {
     }
     return CheckLength(*reading, *flat);
   }
-  return Fail(Errc::kBadInput, GroupOf(*reading, *flat) +
+  return Fail(Errc::kBadInput, GroupText(*reading, *flat) +
                                    ": param_slice_mappings agree neither with param_shapes nor "
                                    "with a round robin of them");
+}
+
+/// Notes the parameters of a group whose order was inferred.
+void NoteInferred(const Flat& flat, const Model& model, const std::vector<std::uint32_t>& params,
+                  Inferred* out) {
+  if (model.has_shapes || model.inferred[flat.group].empty()) return;
+  if (out->why.empty()) out->why = model.inferred[flat.group];
+  out->params.insert(out->params.end(), params.begin(), params.end());
 }
 
 /// An array of one state over the ranks that hold one buffer.
@@ -362,7 +353,6 @@ Result<const Node*> OptionsOf(Reading* reading, std::size_t g, std::size_t group
 
 Status MapFlatGroups(Reading* reading) {
   const std::size_t groups = reading->shards.front().front().groups.size();
-  const std::vector<std::uint64_t>& counts = reading->shards.front().front().partition_count;
   for (std::size_t g = 0; g < groups; ++g) {
     SW_TRY_ASSIGN(const Node* options, OptionsOf(reading, g, groups));
     Group group = MakeGroup(reading, options);
@@ -376,16 +366,14 @@ Status MapFlatGroups(Reading* reading) {
                                          std::to_string(model.shapes.size()));
       }
       Flat flat;
-      flat.mp = mp;
-      flat.group = g;
+      static_cast<Spread&>(flat) = SpreadOf(*reading, mp, g);
       flat.params = &model.shapes[g];
-      flat.ranks = counts.size() == 1 ? counts[0] : counts[g];
-      flat.ep = reading->ranks / flat.ranks;
       SW_TRY(FindStarts(reading, &flat));
       if (flat.round_robin) reading->out.topology.round_robin = true;
       std::vector<std::vector<std::uint32_t>> by_ep(flat.ep);
       for (std::uint64_t ep = 0; ep < flat.ep; ++ep) {
         SW_TRY(MapBuffer(reading, flat, ep, group, &by_ep[ep]));
+        NoteInferred(flat, model, by_ep[ep], &reading->out.inferred);
       }
       std::vector<std::uint32_t> order;
       const bool experts = std::any_of(by_ep[0].begin(), by_ep[0].end(), [&](std::uint32_t param) {
@@ -406,6 +394,10 @@ Status MapFlatGroups(Reading* reading) {
     }
     reading->out.groups.push_back(std::move(group));
   }
+  // A parameter is once in the list, though several model-parallel ranks hold it.
+  std::vector<std::uint32_t>& inferred = reading->out.inferred.params;
+  std::sort(inferred.begin(), inferred.end());
+  inferred.erase(std::unique(inferred.begin(), inferred.end()), inferred.end());
   return {};
 }
 

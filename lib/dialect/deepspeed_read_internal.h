@@ -98,8 +98,12 @@ struct Model {
   std::uint32_t file = 0;
   Document document;
   const Node* module = nullptr;  ///< dict, or null in a pipeline
-  bool has_shapes = false;
+  bool has_shapes = false;                      ///< param_shapes is there
   std::vector<std::vector<NamedShape>> shapes;  ///< by group, or by sub-group at stage 3
+  /// Without param_shapes: by group, why its order was worked out and is told by no file; empty
+  /// where it is told.
+  std::vector<std::string> inferred;
+  bool has_buffer_names = false;
   std::vector<NamedShape> frozen;               ///< frozen_param_shapes
   std::unordered_set<std::string> buffers;
   std::vector<std::pair<std::string, std::string>> shared;  ///< alias, holder
@@ -139,6 +143,14 @@ struct Weight {
   Place place;
 };
 
+/// How one group is spread over the ZeRO ranks of a mp rank.
+struct Spread {
+  std::uint64_t mp = 0;
+  std::size_t group = 0;
+  std::uint64_t ranks = 1;  ///< that partition it
+  std::uint64_t ep = 1;     ///< expert-parallel ranks, each with a buffer of its own
+};
+
 /// What the reader knows of a parameter beyond Checkpoint::params, by the same index.
 struct ParamInfo {
   std::uint64_t first_stage = 0;
@@ -169,9 +181,11 @@ struct Reading {
   /// Stage 3: shares of frozen parameters, by mp, name, rank.
   std::vector<std::map<std::string, std::vector<Place>>> frozen_shares;
   std::vector<std::vector<Shard>> shards;  ///< by mp, rank; empty at stage 0
+  std::vector<const Node*> shard_roots;    ///< by mp: the whole dict of ZeRO rank 0's shard
   UniversalInfo info;
   const Node* config = nullptr;  ///< ds_config as a dict, or null
   bool data_first = false;       ///< use_data_before_expert_parallelism
+  bool round_robin = false;      ///< ds_config asks for it and the optimizer heeds it
   bool plain_weights = false;    ///< stage 0: the weights in `module` are the masters
   /// Stage 0: by mp, group, in the optimizer's order.
   std::vector<std::vector<std::vector<std::uint32_t>>> plain_order;
@@ -207,6 +221,17 @@ std::string ModelFileName(bool zero3, std::uint64_t rank, std::uint64_t mp);
 std::string Show(const Scalar& scalar);
 /// "3 shards missing: a, b, c".
 tl::unexpected<Error> Missing(const Reading& reading, const std::vector<std::string>& names);
+/// The spread of a group. \pre the ranks' partition counts divide W
+Spread SpreadOf(const Reading& reading, std::uint64_t mp, std::size_t group);
+/// ZeRO rank of the `edp`-th partition of expert rank `ep`'s buffer.
+std::uint64_t RankOf(const Reading& reading, const Spread& spread, std::uint64_t ep,
+                     std::uint64_t edp);
+/// One rank's part of a group.
+const ShardGroup& GroupAt(const Reading& reading, const Spread& spread, std::uint64_t rank);
+/// "<shard of rank 0>: group 2", for messages.
+std::string GroupText(const Reading& reading, const Spread& spread);
+/// "<module>.deepspeed_moe.experts" of an expert parameter's name, or nothing.
+std::optional<std::string> ExpertsPathOf(const std::string& name);
 /// Parses a file; errors name it.
 Result<Document> Open(const Reading& reading, std::uint32_t file);
 /// A one-number state of the optimizer, if `node` is one and not a tensor over the parameter.
@@ -226,12 +251,17 @@ Status ReadModels(Reading* reading);
 /// Optimizer shards of every rank; agreement between them.
 Status ReadShards(Reading* reading);
 /// One shard's numbers.
-/// \param keep  where ZeRO rank 0's document goes, or null
+/// \param keep  where ZeRO rank 0's whole document goes, or null
 /// \param first  the shard of rank 0 that this one must agree with, or null
 Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Passed>* keep,
                         const Shard* first);
+/// ds_config and ds_version, from the model states or the shards where those have none, and what
+/// the configuration says of the order of ranks and parameters.
+void ReadConfig(Reading* reading);
 /// tp, pp, ep, dtype, pipeline stages.
 Status ReadTopology(Reading* reading);
+/// Names, shapes and buffers of a mp rank whose model states do not list them.
+Status NameParams(Reading* reading, std::uint64_t mp);
 /// Parameters, buffers and where their weights lie: module, layer and expert files.
 Status ReadParams(Reading* reading);
 /// Weights of a pipeline module's layer files; pipeline stages.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 
 #include "dialect/deepspeed_read_internal.h"
 
@@ -72,6 +73,7 @@ Status ReadContents(const Reading& reading, Model* out) {
     out->frozen = *std::move(shapes);
   }
   if (const Node* buffers = root->Find("buffer_names"); buffers != nullptr && buffers->is_list()) {
+    out->has_buffer_names = true;
     for (const Node* name : buffers->items) {
       SW_TRY_ASSIGN(const std::string_view text, pickle::AsString(name));
       out->buffers.emplace(text);
@@ -150,12 +152,22 @@ Passed Keep(Reading* reading, std::uint32_t file, const Document& document) {
   return out;
 }
 
-void ReadConfig(Reading* reading, const Node* root) {
-  const Node* config = root->Find("ds_config");
-  if (config != nullptr && config->is_dict()) reading->config = config;
-  const Node* order = FindPath(reading->config, {"use_data_before_expert_parallelism"});
-  reading->data_first =
-      order != nullptr && order->kind == pickle::Kind::kBool && order->integer != 0;
+bool IsOn(const Node* flag) {
+  return flag != nullptr && flag->kind == pickle::Kind::kBool && flag->integer != 0;
+}
+
+/// True if a text "0.12.6+abc" names a release before `major`.`minor`.
+bool IsBefore(const Node* version, std::uint32_t major, std::uint32_t minor) {
+  if (version == nullptr || !version->is_string()) return false;
+  const char* at = version->text.data();
+  const char* const end = at + version->text.size();
+  std::uint32_t found[2] = {0, 0};
+  for (std::uint32_t& number : found) {
+    const auto [next, error] = std::from_chars(at, end, number);
+    if (error != std::errc()) return false;
+    at = next != end ? next + 1 : next;
+  }
+  return found[0] < major || (found[0] == major && found[1] < minor);
 }
 
 }  // namespace
@@ -179,8 +191,36 @@ Status ReadModels(Reading* reading) {
     reading->models.push_back(std::move(model));
     if (reading->grid.zero3()) SW_TRY(ReadOtherRanks(reading, mp));
   }
-  ReadConfig(reading, reading->models.front().document.root);
   return {};
+}
+
+void ReadConfig(Reading* reading) {
+  pickle::Arena& arena = *reading->out.arena;
+  for (std::size_t mp = 0; mp < reading->shard_roots.size(); ++mp) {
+    const Node*& root = reading->out.model_states[mp].document.root;
+    for (const char* key : {"ds_config", "ds_version"}) {
+      const Node* said = reading->shard_roots[mp]->Find(key);
+      if (said == nullptr || root->Find(key) != nullptr) continue;
+      Node* filled = pickle::CopyDict(arena, root);
+      pickle::Set(arena, filled, key, said);
+      root = filled;
+    }
+  }
+  const Node* config = reading->out.model_states.front().document.root->Find("ds_config");
+  if (config != nullptr && config->is_dict()) reading->config = config;
+  reading->data_first = IsOn(FindPath(reading->config, {"use_data_before_expert_parallelism"}));
+  const Node* asked = FindPath(reading->config, {"zero_optimization", "round_robin_gradients"});
+  if (!IsOn(asked) || reading->shards.empty()) return;
+  const Shard& shard = reading->shards.front().front();
+  reading->round_robin = !shard.bf16_optimizer;
+  if (shard.stage == 1 && !shard.bf16_optimizer &&
+      IsBefore(reading->out.model_states.front().document.root->Find("ds_version"), 0, 13)) {
+    reading->round_robin = false;
+    reading->out.warnings.push_back(
+        reading->file_name(shard.file) +
+        ": ds_config asks for round_robin_gradients, which releases before 0.13 ignore at stage 1 "
+        "and newer ones do not: to go on in a newer one, convert with round_robin=true");
+  }
 }
 
 }  // namespace shardwright::dialect::reader

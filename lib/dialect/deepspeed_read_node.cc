@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "dialect/deepspeed_flat.h"
 #include "dialect/deepspeed_read_internal.h"
 #include "tensor/convert.h"
 
@@ -106,6 +107,31 @@ Result<std::uint64_t> CountAt(const Reading& reading, std::uint32_t file, const 
     return Within(reading.file_name(file) + ": " + std::string(key), std::move(count).error());
   }
   return count;
+}
+
+Spread SpreadOf(const Reading& reading, std::uint64_t mp, std::size_t group) {
+  const std::vector<std::uint64_t>& counts = reading.shards.front().front().partition_count;
+  Spread out;
+  out.mp = mp;
+  out.group = group;
+  out.ranks = counts.size() == 1 ? counts[0] : counts[group];
+  out.ep = reading.ranks / out.ranks;
+  return out;
+}
+
+std::uint64_t RankOf(const Reading& reading, const Spread& spread, std::uint64_t ep,
+                     std::uint64_t edp) {
+  if (spread.ep == 1) return edp;
+  return RankOfExpert({ep, edp}, reading.ranks, spread.ep, reading.data_first);
+}
+
+const ShardGroup& GroupAt(const Reading& reading, const Spread& spread, std::uint64_t rank) {
+  return reading.shards[spread.mp][rank].groups[spread.group];
+}
+
+std::string GroupText(const Reading& reading, const Spread& spread) {
+  return reading.file_name(reading.shards[spread.mp].front().file) + ": group " +
+         std::to_string(spread.group);
 }
 
 Result<std::uint64_t> StageOf(const Node* node) {

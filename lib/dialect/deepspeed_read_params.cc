@@ -135,23 +135,16 @@ Status ReadModule(Reading* reading, std::uint64_t mp) {
   return {};
 }
 
-/// Without param_shapes the ranks' own slices tell names and order (BF16_Optimizer at stage 0).
-void NamesFromSlices(Reading* reading, std::uint64_t mp) {
-  Model& model = reading->models[mp];
-  const std::vector<Shard>& shards = reading->shards[mp];
-  for (std::size_t g = 0; g < shards.front().groups.size(); ++g) {
-    std::vector<NamedShape> group;
-    for (const Shard& shard : shards) {
-      for (const Slice& slice : shard.groups[g].slices) {
-        if (group.empty() || group.back().name != slice.name) {
-          group.push_back({slice.name, {}, 0});
-          model.trainable.insert(slice.name);
-        }
-        group.back().elems += slice.elems;
-      }
-    }
-    model.shapes.push_back(std::move(group));
-  }
+/// Without param_shapes: the shape that a parameter's weight has.
+Status TakeShape(Reading* reading, std::uint64_t mp, NamedShape* param) {
+  const Model& model = reading->models[mp];
+  SW_TRY_ASSIGN(const std::uint32_t at, ParamOf(*reading, param->name, 0, model.file));
+  param->shape = reading->params[at].shards[reading->tp_of(mp)];
+  SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(param->shape));
+  if (elems == param->elems) return {};
+  return Fail(Errc::kBadInput, reading->file_name(model.file) + ": " + Quoted(param->name) + ": " +
+                                   std::to_string(elems) + " elements in its weight, " +
+                                   std::to_string(param->elems) + " in param_slice_mappings");
 }
 
 /// Every optimized parameter exists, in the shape that param_shapes says.
@@ -159,25 +152,12 @@ Status CheckTrainable(Reading* reading, std::uint64_t mp) {
   Model& model = reading->models[mp];
   for (std::vector<NamedShape>& group : model.shapes) {
     for (NamedShape& param : group) {
-      if (param.name.find(".deepspeed_experts.") != std::string::npos) continue;
+      if (!model.has_shapes) SW_TRY(TakeShape(reading, mp, &param));
+      if (ExpertsPathOf(param.name)) continue;
       const auto at = reading->by_name.find(param.name);
       if (at == reading->by_name.end() && !reading->out.topology.pipeline) {
         return Fail(Errc::kBadInput, reading->file_name(model.file) + ": " + Quoted(param.name) +
                                          ": in param_shapes, not in module");
-      }
-      if (!model.has_shapes && at != reading->by_name.end()) {
-        param.shape = reading->params[at->second].shards[reading->tp_of(mp)];
-        SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(param.shape));
-        if (elems != param.elems) {
-          return Fail(Errc::kBadInput, reading->file_name(model.file) + ": " + Quoted(param.name) +
-                                           ": " + std::to_string(elems) +
-                                           " elements in its layer file, " +
-                                           std::to_string(param.elems) + " in the shards");
-        }
-      }
-      if (!model.has_shapes && at == reading->by_name.end()) {
-        return Fail(Errc::kBadInput, reading->file_name(model.file) + ": " + Quoted(param.name) +
-                                         ": no layer file holds it, and no param_shapes");
       }
       // In a pipeline a tied parameter may be in no layer file of this stage: its type is that of
       // the model, known from any weight.
@@ -246,7 +226,7 @@ Result<std::uint32_t> AddParam(Reading* reading, const std::string& name, ParamK
 Status ReadParams(Reading* reading) {
   if (!reading->shards.empty()) {
     for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
-      if (!reading->models[mp].has_shapes) NamesFromSlices(reading, mp);
+      if (!reading->models[mp].has_shapes) SW_TRY(NameParams(reading, mp));
     }
   }
   if (reading->out.topology.pipeline) {

@@ -271,7 +271,6 @@ Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Pass
   if (keep != nullptr) {
     Passed passed;
     passed.document = document;
-    passed.document.root = inner;
     for (std::uint32_t i = 0; i < document.storages.size(); ++i) {
       passed.members.push_back(reading->map.MemberOf(file, document, i));
     }
@@ -300,7 +299,11 @@ Status ReadShards(Reading* reading) {
       SW_TRY_ASSIGN(Shard shard,
                     ReadShard(reading, reading->grid.shard.at({mp, rank}),
                               rank == 0 ? &kept : nullptr, rank == 0 ? nullptr : &shards.front()));
-      if (kept) reading->out.optimizer.push_back(*std::move(kept));
+      if (kept) {
+        reading->shard_roots.push_back(kept->document.root);
+        kept->document.root = kept->document.root->Find("optimizer_state_dict");
+        reading->out.optimizer.push_back(*std::move(kept));
+      }
       shards.push_back(std::move(shard));
     }
     if (mp > 0) {

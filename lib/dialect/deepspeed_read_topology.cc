@@ -94,7 +94,14 @@ Status ReadExpertParallel(Reading* reading) {
     }
     expert_ranks = count;
   }
-  if (expert_ranks) to.ep = reading->ranks / *expert_ranks;
+  if (!expert_ranks) return {};
+  to.ep = reading->ranks / *expert_ranks;
+  const Model& model = reading->models.front();
+  if (model.has_shapes && reading->config == nullptr && *expert_ranks > 1) {
+    reading->out.warnings.push_back(
+        reading->file_name(model.file) +
+        ": ds_config is not in it: use_data_before_expert_parallelism is taken to be off");
+  }
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include "exec/integrity.h"
 #include "os/dir.h"
 #include "ucp/catalogue.h"
+#include "ucp/prove.h"
 #include "ucp/zpack.h"
 
 namespace shardwright::ucp {
@@ -245,6 +246,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   } else {
     input->bytes = std::make_unique<exec::FileBytes>(input->checkpoint.map, std::move(paths));
   }
+  SW_TRY(ProveInferred(comm, input->checkpoint, input->file_owner, *input->bytes, sink));
   return input;
 }
 
