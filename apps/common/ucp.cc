@@ -90,8 +90,10 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
 Status Describe(cli::Context& context, const SourceFlags& source) {
   ucp::InputOptions options = source.Options();
   options.neighbours = false;
+  options.bound = true;
   SW_TRY_ASSIGN(const auto input, ucp::OpenInput(context.comm(), options, context.sink()));
   const dialect::Checkpoint& checkpoint = input->checkpoint;
+  for (const std::string& bound : checkpoint.bound) context.sink().Warn(bound);
   if (context.flags().explain) {
     SW_TRY_ASSIGN(const std::string text, ucp::ExplainParam(checkpoint, *context.flags().explain));
     SW_TRY_ASSIGN(const auto json, ucp::ExplainJson(checkpoint, *context.flags().explain));

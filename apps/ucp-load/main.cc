@@ -91,8 +91,10 @@ int main(int argc, char** argv) {
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     if (check) return CheckBoth(context, source, output);
+    shardwright::ucp::InputOptions first = source.Options();
+    first.bound = true;  // equal layouts keep every file as it is
     SW_TRY_ASSIGN(const auto input,
-                  shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+                  shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.link = link;
     SW_TRY_ASSIGN(const auto report,

@@ -21,4 +21,13 @@ bool operator==(const Scalar& a, const Scalar& b) {
                       : SameValue(a.value, b.value));
 }
 
+Status CheckUnbound(const Checkpoint& checkpoint) {
+  if (checkpoint.bound.empty()) return {};
+  std::string text = checkpoint.bound.front();
+  if (checkpoint.bound.size() > 1) {
+    text += "; so it is with " + std::to_string(checkpoint.bound.size() - 1) + " more";
+  }
+  return Fail(Errc::kUnsupported, std::move(text));
+}
+
 }  // namespace shardwright::dialect

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "dialect/source.h"
 #include "format/pickle/node.h"
 #include "format/torch_pt/reader.h"
@@ -112,7 +113,13 @@ struct Checkpoint {
                                   ///< of ZeRO rank 0, or the `optimizer` value at stage 0
   Inferred inferred;
   std::shared_ptr<pickle::Arena> arena;  ///< owns nodes made by the reader
+  /// Optimizer state that only the ranks that saved it can use (scales of 8-bit blocks, factored
+  /// moments): `map` has nothing of it. One message for each; see CheckUnbound.
+  std::vector<std::string> bound;
   std::vector<std::string> warnings;
 };
+
+/// A checkpoint whose optimizer state can be cut again whole: `bound` is empty. \error kUnsupported
+Status CheckUnbound(const Checkpoint& checkpoint);
 
 }  // namespace shardwright::dialect

@@ -36,7 +36,7 @@ Status Pack(const std::vector<NamedShape>& params, const std::vector<std::uint64
   return {};
 }
 
-/// The partition size: rank 0's partition is full unless it is the only one with data.
+/// The partition size: the first of the ranks has it full, or else holds all there is.
 Status FindChunk(const Reading& reading, Flat* flat) {
   std::uint64_t stored = 0;
   std::uint64_t masters = 0;
@@ -44,10 +44,7 @@ Status FindChunk(const Reading& reading, Flat* flat) {
     const ShardGroup& group = GroupAt(reading, *flat, rank);
     flat->chunk = std::max(flat->chunk, group.fp32.elems);
     masters += group.fp32.elems;
-    for (const auto& [state, place] : group.states) {
-      flat->chunk = std::max(flat->chunk, place.elems);
-      stored += place.elems;
-    }
+    for (const auto& [state, place] : group.states) stored += place.elems;
   }
   if (flat->total > 0 && masters == 0) {
     return Fail(Errc::kUnsupported,
@@ -252,10 +249,12 @@ Result<std::uint32_t> AddPartitions(Reading* reading, const Flat& flat, std::uin
     }
     const std::uint64_t first = edp * flat.chunk;
     const std::uint64_t needed = flat.total > first ? std::min(flat.total - first, flat.chunk) : 0;
-    if (place->elems < needed) {
+    SW_TRY_ASSIGN(const std::uint64_t padded, PartitionElems(flat.chunk, 1));
+    if (place->elems < needed || place->elems > padded) {
+      const std::string most = needed < padded ? " to " + std::to_string(padded) : "";
       return Fail(Errc::kBadInput, reading->file_name(reading->shards[flat.mp][rank].file) +
                                        ": group " + std::to_string(flat.group) + " " + state +
-                                       ": " + std::to_string(needed) +
+                                       ": " + std::to_string(needed) + most +
                                        " elements expected from param_shapes, found " +
                                        std::to_string(place->elems));
     }

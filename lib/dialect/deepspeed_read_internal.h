@@ -123,6 +123,8 @@ struct ShardGroup {
   std::vector<std::pair<std::string, Place>> states;  ///< sorted by name
   std::vector<Scalar> scalars;                        ///< of ZeRO rank 0 only
   std::vector<Slice> slices;                          ///< param_slice_mappings
+  /// Names of states and scalars that are not kept: no other number of ranks can use them.
+  std::set<std::string> dropped;
 };
 
 /// What is kept of an optimizer shard.
@@ -184,6 +186,7 @@ struct Reading {
   std::vector<const Node*> shard_roots;    ///< by mp: the whole dict of ZeRO rank 0's shard
   UniversalInfo info;
   const Node* config = nullptr;  ///< ds_config as a dict, or null
+  std::set<std::string> named_states;  ///< of which Bind or LeaveOut have spoken
   bool data_first = false;       ///< use_data_before_expert_parallelism
   bool round_robin = false;      ///< ds_config asks for it and the optimizer heeds it
   bool plain_weights = false;    ///< stage 0: the weights in `module` are the masters
@@ -234,11 +237,42 @@ std::string GroupText(const Reading& reading, const Spread& spread);
 std::optional<std::string> ExpertsPathOf(const std::string& name);
 /// Parses a file; errors name it.
 Result<Document> Open(const Reading& reading, std::uint32_t file);
+/// A tensor of one number: of no dimension, or of one with one element.
+bool IsNumber(const Shape& shape);
 /// A one-number state of the optimizer, if `node` is one and not a tensor over the parameter.
 /// \param elems  of the parameter or partition that a tensor state would have
 Result<std::optional<Scalar>> ScalarOf(Reading* reading, std::uint32_t file,
                                        const Document& document, const std::string& state,
                                        const Node* node, const Shape& shape);
+
+// --- deepspeed_read_states.cc: states that are no tensor of their parameter's shape --------------
+
+/// States of one parameter or partition by name. bitsandbytes puts some of its own into a dict of
+/// their own, which it need not find when it loads: they are taken out.
+/// \error kBadInput if a name is no text
+Result<std::vector<std::pair<std::string, const Node*>>> StatesOf(const Node* dict);
+
+/// What becomes of an optimizer state.
+enum class Fate : std::uint8_t {
+  kCut,      ///< a tensor of the parameter's shape, or a number: anybody can share it out
+  kBound,    ///< only the ranks that saved it can use it
+  kLeftOut,  ///< the optimizer makes it anew
+};
+
+/// As its name and the stage tell; kCut for names that tell nothing.
+/// \param groups  the optimizer's param_groups, or null
+Fate FateOf(const Reading& reading, std::string_view state, const Node* groups);
+/// " (optimizer: what the state is)", as far as its name tells or ds_config names the optimizer.
+std::string KnownAs(const Reading& reading, std::string_view state, const Node* groups);
+/// Adds a state to Checkpoint::bound, unless it is there. \param found  what is wrong with it
+void Bind(Reading* reading, const std::string& where, const std::string& state,
+          const std::string& found, const Node* groups);
+/// Warns of a state whose fate is kLeftOut, once.
+void LeaveOut(Reading* reading, const std::string& where, const std::string& state,
+              const Node* groups);
+/// Adds to Checkpoint::bound the options of groups that ranks do not share.
+/// \param files  for messages: "a and b"
+void CompareOptions(Reading* reading, const Node* a, const Node* b, const std::string& files);
 
 // --- the passes ---------------------------------------------------------------------------------
 
@@ -252,9 +286,10 @@ Status ReadModels(Reading* reading);
 Status ReadShards(Reading* reading);
 /// One shard's numbers.
 /// \param keep  where ZeRO rank 0's whole document goes, or null
-/// \param first  the shard of rank 0 that this one must agree with, or null
+/// \param first  the shard of rank 0 that this one must agree with, or null; it learns what this
+///               one cannot share
 Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Passed>* keep,
-                        const Shard* first);
+                        Shard* first);
 /// ds_config and ds_version, from the model states or the shards where those have none, and what
 /// the configuration says of the order of ranks and parameters.
 void ReadConfig(Reading* reading);

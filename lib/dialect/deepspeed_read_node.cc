@@ -1,5 +1,7 @@
+#include <array>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "base/checked.h"
@@ -175,7 +177,11 @@ std::string Show(const Scalar& scalar) {
         (value->kind == pickle::Kind::kInt || value->kind == pickle::Kind::kBool)) {
       return std::to_string(value->integer);
     }
-    if (value != nullptr && value->kind == pickle::Kind::kFloat) return std::to_string(value->real);
+    if (value != nullptr && value->kind == pickle::Kind::kFloat) {
+      std::array<char, 32> text{};
+      std::snprintf(text.data(), text.size(), "%.9g", value->real);
+      return text.data();
+    }
     return pickle::Describe(value);
   }
   const std::string type = " (tensor " + std::string(Name(scalar.dtype)) + ")";
@@ -217,6 +223,8 @@ Result<Document> Open(const Reading& reading, std::uint32_t file) {
   return document;
 }
 
+bool IsNumber(const Shape& shape) { return shape.empty() || (shape.size() == 1 && shape[0] == 1); }
+
 Result<std::optional<Scalar>> ScalarOf(Reading* reading, std::uint32_t file,
                                        const Document& document, const std::string& state,
                                        const Node* node, const Shape& shape) {
@@ -225,9 +233,8 @@ Result<std::optional<Scalar>> ScalarOf(Reading* reading, std::uint32_t file,
   const std::string what = "optimizer state \"" + state + "\"";
   if (node->is_tensor()) {
     const Shape& own = node->tensor->shape;
-    const bool one = own.empty() || (own.size() == 1 && own[0] == 1);
     // A parameter of one element has moments of one element; a step is never a moment.
-    if (!one || (own == shape && state != "step")) return std::optional<Scalar>();
+    if (!IsNumber(own) || (own == shape && state != "step")) return std::optional<Scalar>();
     out.is_tensor = true;
     out.dtype = node->tensor->dtype;
     out.shape = own;

@@ -18,6 +18,16 @@ ParamKind KindOf(const Model& model, const std::string& name) {
 /// Names that hold no data of their own, and the names that do.
 using Aliases = std::unordered_map<std::string, std::string>;
 
+/// True for two tensors without elements, of different shapes: DeepSpeed takes them for tied
+/// because they lie at the same address, none.
+bool OnlyEmpty(const Model& model, const std::string& alias, const std::string& holder) {
+  const Node* a = model.module->Find(alias);
+  const Node* b = model.module->Find(holder);
+  if (a == nullptr || b == nullptr || !a->is_tensor() || !b->is_tensor()) return false;
+  const Shape& shape = a->tensor->shape;
+  return Elems(shape) == 0 && shape != b->tensor->shape;
+}
+
 /// Ties of a module: as the file says, and as tensors that share their bytes show.
 Aliases FindAliases(const Model& model, bool ranked) {
   Aliases out;
@@ -41,6 +51,7 @@ Aliases FindAliases(const Model& model, bool ranked) {
       }
     }
   }
+  std::erase_if(out, [&](const auto& tie) { return OnlyEmpty(model, tie.first, tie.second); });
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dialect/deepspeed_flat.h"
 #include "dialect/deepspeed_read_internal.h"
 
 namespace shardwright::dialect::reader {
@@ -24,9 +25,40 @@ Status ReadMasters(Reading* reading, const Document& document, const Node* list,
   return {};
 }
 
+/// True for a tensor as long as the group's master weights, which may lack the padding at the end.
+/// \pre the shard is that of ZeRO rank 0, whose part of a group is full or all there is
+bool IsPartition(const ShardGroup& group, const pickle::Tensor& tensor) {
+  const std::uint64_t masters = group.fp32.elems;
+  const std::uint64_t elems = Elems(tensor.shape);
+  if (masters == 0 || elems == 0) return true;  // offloaded, which is found out later
+  const auto padded = PartitionElems(masters, 1);
+  return tensor.shape.size() == 1 && elems >= masters && padded && elems <= *padded;
+}
+
+/// Decides on a state of ZeRO rank 0; what is not kept is noted and joins ShardGroup::dropped.
+void DecideState(Reading* reading, const std::string& where, const std::string& state,
+                 const Node* value, const Node* groups, ShardGroup* group) {
+  const Fate fate = FateOf(*reading, state, groups);
+  if (fate == Fate::kLeftOut) {
+    LeaveOut(reading, where, state, groups);
+    group->dropped.insert(state);
+    return;
+  }
+  if (!value->is_tensor()) return;
+  const pickle::Tensor& tensor = *value->tensor;
+  if (fate == Fate::kCut && (IsNumber(tensor.shape) || IsPartition(*group, tensor))) return;
+  Bind(reading, where, state,
+       "its shape is " + ToString(tensor.shape) + ", that of the partition " +
+           ToString(Shape{group->fp32.elems}),
+       groups);
+  group->dropped.insert(state);
+}
+
 /// The optimizer states of one group of a rank.
-Status ReadStates(Reading* reading, const Document& document, const Node* states, std::size_t g,
-                  Shard* out) {
+/// \param groups  the optimizer's param_groups, or null
+/// \param first   that of rank 0, or null for itself
+Status ReadStates(Reading* reading, const Document& document, const Node* states,
+                  const Node* groups, const Shard* first, std::size_t g, Shard* out) {
   if (states == nullptr || states->is_none()) return {};  // never stepped
   const std::string where = reading->file_name(out->file) + ": " + GroupName(g);
   if (!states->is_dict()) {
@@ -35,19 +67,21 @@ Status ReadStates(Reading* reading, const Document& document, const Node* states
   }
   ShardGroup& group = out->groups[g];
   const Shape flat{group.fp32.elems};
-  for (std::size_t i = 0; i < states->entry_count(); ++i) {
-    auto key = pickle::AsString(states->key(i));
-    if (!key) return Within(where + ": state name", std::move(key).error());
-    const std::string state(*key);
+  auto entries = StatesOf(states);
+  if (!entries) return Within(where, std::move(entries).error());
+  for (const auto& [state, value] : *entries) {
+    if (first == nullptr) DecideState(reading, where, state, value, groups, &group);
+    const ShardGroup& deciding = first == nullptr ? group : first->groups[g];
+    if (deciding.dropped.contains(state)) continue;
     SW_TRY_ASSIGN(std::optional<Scalar> scalar,
-                  ScalarOf(reading, out->file, document, state, states->value(i), flat));
+                  ScalarOf(reading, out->file, document, state, value, flat));
     if (scalar) {
       group.scalars.push_back(*std::move(scalar));
       continue;
     }
     SW_TRY(CheckStateName(*reading, out->file, state));
     SW_TRY_ASSIGN(const Place place,
-                  reading->map.PlaceOf(out->file, document, states->value(i),
+                  reading->map.PlaceOf(out->file, document, value,
                                        GroupName(g) + ": state \"" + state + "\""));
     group.states.emplace_back(state, place);
   }
@@ -59,7 +93,8 @@ Status ReadStates(Reading* reading, const Document& document, const Node* states
 }
 
 /// States of every group; `base` is {"state", "param_groups"}, or a list of states when elastic.
-Status ReadAllStates(Reading* reading, const Document& document, const Node* base, Shard* out) {
+Status ReadAllStates(Reading* reading, const Document& document, const Node* base,
+                     const Shard* first, Shard* out) {
   const std::string& name = reading->file_name(out->file);
   if (base == nullptr || (!base->is_dict() && !base->is_list())) {
     return Fail(Errc::kBadInput, name + ": optimizer state: dict expected, found " +
@@ -72,10 +107,11 @@ Status ReadAllStates(Reading* reading, const Document& document, const Node* bas
                                      std::to_string(out->groups.size()));
   }
   const Node* states = out->elastic ? nullptr : base->Find("state");
+  const Node* options = out->elastic ? nullptr : base->Find("param_groups");
   for (std::size_t g = 0; g < out->groups.size(); ++g) {
     const Node* group =
         out->elastic ? base->items[g] : FindInt(states, static_cast<std::int64_t>(g));
-    SW_TRY(ReadStates(reading, document, group, g, out));
+    SW_TRY(ReadStates(reading, document, group, options, first, g, out));
   }
   return {};
 }
@@ -162,6 +198,11 @@ Status ReadStage(const Reading& reading, const Node* inner, Shard* out) {
   return {};
 }
 
+/// The state dict of the trainer's optimizer inside that of ZeRO.
+const Node* BaseOf(const Node* inner, bool zero3) {
+  return inner->Find(zero3 ? "optimizer_state_dict" : "base_optimizer_state");
+}
+
 Result<const Node*> InnerOf(const Reading& reading, std::uint32_t file, const Document& document) {
   const std::string& path = reading.source.files[file].path;
   const Node* inner = document.root->Find("optimizer_state_dict");
@@ -179,7 +220,55 @@ Result<const Node*> InnerOf(const Reading& reading, std::uint32_t file, const Do
   return inner;
 }
 
-/// What all shards of an mp rank must agree on.
+/// Takes what a group does not keep out of its states.
+void EraseDropped(const std::set<std::string>& dropped, ShardGroup* group) {
+  std::erase_if(group->states, [&](const auto& entry) { return dropped.contains(entry.first); });
+  std::erase_if(group->scalars, [&](const Scalar& entry) { return dropped.contains(entry.state); });
+}
+
+const Scalar* FindScalar(const ShardGroup& group, std::string_view state) {
+  const auto at = std::find_if(group.scalars.begin(), group.scalars.end(),
+                               [&](const Scalar& scalar) { return scalar.state == state; });
+  return at == group.scalars.end() ? nullptr : &*at;
+}
+
+bool HasTensor(const ShardGroup& group, std::string_view state) {
+  return std::any_of(group.states.begin(), group.states.end(),
+                     [&](const auto& entry) { return entry.first == state; });
+}
+
+/// Numbers that are each rank's own: a group of other ranks has one. Steps are left to
+/// CheckAgreement: ranks that took different steps are no checkpoint.
+void DropRanksOwn(Reading* reading, const std::string& files, const Node* options, std::size_t g,
+                  ShardGroup* first, ShardGroup* other) {
+  const auto drop = [&](const std::string& state, const std::string& a, const std::string& b) {
+    Bind(reading, files + ": " + GroupName(g), state, "each rank has its own: " + a + " and " + b,
+         options);
+    first->dropped.insert(state);
+  };
+  for (const Scalar& scalar : first->scalars) {
+    if (scalar.state == "step") continue;
+    const Scalar* same = FindScalar(*other, scalar.state);
+    if (same != nullptr && !(*same == scalar)) drop(scalar.state, Show(scalar), Show(*same));
+    if (HasTensor(*other, scalar.state)) drop(scalar.state, Show(scalar), "a partition");
+  }
+  for (const Scalar& scalar : other->scalars) {
+    if (HasTensor(*first, scalar.state)) drop(scalar.state, "a partition", Show(scalar));
+  }
+  EraseDropped(first->dropped, other);
+  EraseDropped(first->dropped, first);
+}
+
+/// The groups of all shards of an mp rank are the same.
+Status CheckGroups(const Reading& reading, const Shard& first, const Shard& other) {
+  if (first.groups.size() == other.groups.size()) return {};
+  return Fail(Errc::kBadInput, reading.file_name(first.file) + " and " +
+                                   reading.file_name(other.file) + ": the number of groups " +
+                                   "differs: " + std::to_string(first.groups.size()) + " and " +
+                                   std::to_string(other.groups.size()));
+}
+
+/// What else all shards of an mp rank must agree on.
 Status CheckAgreement(const Reading& reading, const Shard& first, const Shard& other) {
   const std::string files = reading.file_name(first.file) + " and " + reading.file_name(other.file);
   const auto differ = [&](const std::string& what, const std::string& a, const std::string& b) {
@@ -190,10 +279,6 @@ Status CheckAgreement(const Reading& reading, const Shard& first, const Shard& o
       return s.bf16_optimizer ? std::string("none") : std::to_string(s.stage);
     };
     return differ("zero_stage", shown(first), shown(other));
-  }
-  if (first.groups.size() != other.groups.size()) {
-    return differ("the number of groups", std::to_string(first.groups.size()),
-                  std::to_string(other.groups.size()));
   }
   if (first.partition_count != other.partition_count) {
     return differ("partition_count", ToString(first.partition_count),
@@ -245,7 +330,7 @@ Status CheckAgreement(const Reading& reading, const Shard& first, const Shard& o
 }  // namespace
 
 Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Passed>* keep,
-                        const Shard* first) {
+                        Shard* first) {
   SW_TRY_ASSIGN(const Document document, Open(*reading, file));
   SW_TRY_ASSIGN(const Node* inner, InnerOf(*reading, file, document));
   Shard out;
@@ -259,11 +344,19 @@ Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Pass
   }
   const std::string masters = zero3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
   SW_TRY(ReadMasters(reading, document, inner->Find(masters), masters, &out));
-  SW_TRY(ReadAllStates(reading, document,
-                       inner->Find(zero3 ? "optimizer_state_dict" : "base_optimizer_state"), &out));
+  const Node* base = BaseOf(inner, zero3);
+  if (first != nullptr) SW_TRY(CheckGroups(*reading, *first, out));
+  SW_TRY(ReadAllStates(reading, document, base, first, &out));
   SW_TRY(ReadCounts(*reading, inner, &out));
   if (!zero3) SW_TRY(ReadSlices(*reading, inner->Find("param_slice_mappings"), &out));
   if (first != nullptr) {
+    const std::string files = reading->file_name(first->file) + " and " + reading->file_name(file);
+    const Node* options = FindPath(base, {"param_groups"});
+    for (std::size_t g = 0; g < out.groups.size(); ++g) {
+      DropRanksOwn(reading, files, options, g, &first->groups[g], &out.groups[g]);
+    }
+    const Node* rank0 = BaseOf(reading->out.optimizer.back().document.root, zero3);
+    CompareOptions(reading, FindPath(rank0, {"param_groups"}), options, files);
     SW_TRY(CheckAgreement(*reading, *first, out));
     // Their nodes go with the document.
     for (ShardGroup& group : out.groups) group.scalars.clear();
@@ -306,6 +399,11 @@ Status ReadShards(Reading* reading) {
       }
       shards.push_back(std::move(shard));
     }
+    for (Shard& shard : shards) {
+      for (std::size_t g = 0; g < shard.groups.size(); ++g) {
+        EraseDropped(shards.front().groups[g].dropped, &shard.groups[g]);
+      }
+    }
     if (mp > 0) {
       const Shard& first = reading->shards.front().front();
       const Shard& here = shards.front();
@@ -317,6 +415,13 @@ Status ReadShards(Reading* reading) {
                         ", " + std::to_string(first.groups.size()) + " and " +
                         std::to_string(here.stage) + ", " + std::to_string(here.groups.size()));
       }
+      const bool zero3 = first.stage == 3;
+      const auto options = [&](std::uint64_t rank) {
+        const Node* base = BaseOf(reading->out.optimizer[rank].document.root, zero3);
+        return FindPath(base, {"param_groups"});
+      };
+      CompareOptions(reading, options(0), options(mp),
+                     reading->file_name(first.file) + " and " + reading->file_name(here.file));
     }
   }
   return {};

@@ -68,13 +68,21 @@ Result<Optimizer> FindOptimizer(const Reading& reading, std::uint64_t mp) {
 }
 
 /// The shape of a parameter by the states that have its shape.
-std::optional<Shape> ShapeOfStates(const Node* states) {
-  if (states == nullptr || !states->is_dict()) return std::nullopt;
-  for (std::size_t i = 0; i < states->entry_count(); ++i) {
-    const Node* node = states->value(i);
-    if (node->is_tensor() && states->key(i)->text != "step") return node->tensor->shape;
+Result<std::optional<Shape>> ShapeOfStates(const Reading& reading, const Node* states,
+                                           const Node* groups) {
+  if (states == nullptr || !states->is_dict()) return std::optional<Shape>();
+  const Shape* found = nullptr;
+  SW_TRY_ASSIGN(const auto entries, StatesOf(states));
+  for (const auto& [name, node] : entries) {
+    if (!node->is_tensor() || name == "step" || FateOf(reading, name, groups) != Fate::kCut)
+      continue;
+    // Numbers say nothing, but for a parameter that is one. Some optimizers stack several moments
+    // in one state: of the others the smallest has the parameter's shape.
+    const Shape& shape = node->tensor->shape;
+    const auto worse = [](const Shape& a) { return std::pair(Elems(a) < 2, Elems(a)); };
+    if (found == nullptr || worse(shape) < worse(*found)) found = &shape;
   }
-  return std::nullopt;
+  return found == nullptr ? std::optional<Shape>() : *found;
 }
 
 Result<PlainGroup> ReadGroup(const Reading& reading, const Optimizer& optimizer, std::size_t g) {
@@ -108,7 +116,9 @@ Result<PlainGroup> ReadGroup(const Reading& reading, const Optimizer& optimizer,
     if (optimizer.form == Form::kUnfused && master->is_tensor()) {
       out.shapes.emplace_back(master->tensor->shape);
     } else {
-      out.shapes.push_back(ShapeOfStates(FindInt(optimizer.state, out.ids[i])));
+      const Node* states = FindInt(optimizer.state, out.ids[i]);
+      SW_TRY_ASSIGN(std::optional<Shape> shape, ShapeOfStates(reading, states, optimizer.groups));
+      out.shapes.push_back(std::move(shape));
     }
   }
   return out;
@@ -163,6 +173,22 @@ Result<std::vector<std::uint32_t>> ByName(const Reading& reading, const Optimize
   return out;
 }
 
+/// Why the states of a parameter do not tell its shape.
+std::string WhyShapeless(const Reading& reading, const Optimizer& optimizer) {
+  for (std::size_t i = 0; i < optimizer.state->entry_count(); ++i) {
+    const Node* states = optimizer.state->value(i);
+    if (!states->is_dict()) continue;
+    const auto entries = StatesOf(states);
+    if (!entries) continue;
+    for (const auto& [state, value] : *entries) {
+      if (FateOf(reading, state, optimizer.groups) != Fate::kBound) continue;
+      return "state \"" + state + "\" has not its shape" +
+             KnownAs(reading, state, optimizer.groups);
+    }
+  }
+  return "it has no states yet";
+}
+
 /// Names for all groups from module order and shapes.
 Result<std::vector<std::vector<std::uint32_t>>> ByShape(const Reading& reading,
                                                         const Optimizer& optimizer,
@@ -184,7 +210,7 @@ Result<std::vector<std::vector<std::uint32_t>>> ByShape(const Reading& reading,
   std::map<Shape, std::size_t> owner;  // the only group with parameters of a shape
   for (std::size_t g = 0; g < groups.size(); ++g) {
     for (const std::optional<Shape>& shape : groups[g].shapes) {
-      if (!shape) return Unknown(reading, optimizer, "it has no states yet");
+      if (!shape) return Unknown(reading, optimizer, WhyShapeless(reading, optimizer));
       if (const auto [at, fresh] = owner.emplace(*shape, g); !fresh && at->second != g) {
         return Unknown(reading, optimizer,
                        "groups " + std::to_string(at->second) + " and " + std::to_string(g) +
@@ -296,6 +322,21 @@ struct Source {
   const Node* master;
 };
 
+/// False for a state that is no tensor of the parameter's shape and no number: it is noted.
+bool KeepsState(Reading* reading, const Optimizer& optimizer, const std::string& state,
+                const Node* value, const std::string& what, const Shape& shape) {
+  const std::string where = reading->file_name(optimizer.file) + ": " + what;
+  const Fate fate = FateOf(*reading, state, optimizer.groups);
+  if (fate == Fate::kLeftOut) LeaveOut(reading, where, state, optimizer.groups);
+  if (fate == Fate::kLeftOut || !value->is_tensor()) return fate != Fate::kLeftOut;
+  const Shape& own = value->tensor->shape;
+  if (fate == Fate::kCut && (own == shape || IsNumber(own))) return true;
+  Bind(reading, where, state,
+       "its shape is " + ToString(own) + ", that of the parameter " + ToString(shape),
+       optimizer.groups);
+  return false;
+}
+
 /// Masters and states of one parameter; `offset` is its place in flat ones.
 Status MapOne(Reading* reading, const Source& from, std::uint32_t param, std::uint64_t offset,
               const Shape& shape, const Group& options) {
@@ -316,17 +357,19 @@ Status MapOne(Reading* reading, const Source& from, std::uint32_t param, std::ui
   if (from.master != nullptr) SW_TRY(add(from.master, "fp32"));
   std::vector<Scalar> scalars;
   const Node* states = FindInt(optimizer.state, from.id);
-  for (std::size_t i = 0; states != nullptr && states->is_dict() && i < states->entry_count();
-       ++i) {
-    SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(states->key(i)));
-    const std::string state(key);
+  std::vector<std::pair<std::string, const Node*>> entries;
+  if (states != nullptr && states->is_dict()) {
+    SW_TRY_ASSIGN(entries, StatesOf(states));
+  }
+  for (const auto& [state, value] : entries) {
+    if (!KeepsState(reading, optimizer, state, value, what, shape)) continue;
     SW_TRY_ASSIGN(std::optional<Scalar> scalar,
-                  ScalarOf(reading, optimizer.file, document, state, states->value(i), shape));
+                  ScalarOf(reading, optimizer.file, document, state, value, shape));
     if (scalar) {
       scalars.push_back(*std::move(scalar));
     } else {
       SW_TRY(CheckStateName(*reading, optimizer.file, state));
-      SW_TRY(add(states->value(i), state));
+      SW_TRY(add(value, state));
     }
   }
   std::sort(scalars.begin(), scalars.end(),

@@ -120,10 +120,22 @@ std::uint64_t FindSubGroupSize(const Reading& reading,
   return most != std::numeric_limits<std::uint64_t>::max() ? most : above + 1;
 }
 
+/// MiCS partitions over some of the ranks only and keeps copies of every partition.
+Status RefuseMics(const Reading& reading) {
+  const auto ranks =
+      pickle::AsCount(FindPath(reading.config, {"zero_optimization", "mics_shard_size"}));
+  if (!ranks || *ranks == 0 || *ranks == reading.ranks) return {};
+  return Fail(Errc::kUnsupported, reading.file_name(reading.models.front().file) +
+                                      ": MiCS, which partitions over " + std::to_string(*ranks) +
+                                      " of " + std::to_string(reading.ranks) +
+                                      " ranks (mics_shard_size), is not supported");
+}
+
 }  // namespace
 
 Status MapSubGroups(Reading* reading) {
   const Shard& first = reading->shards.front().front();
+  SW_TRY(RefuseMics(*reading));
   const Node* list = FindPath(reading->out.optimizer.front().document.root,
                               {"optimizer_state_dict", "param_groups"});
   if (list == nullptr || !list->is_list()) {

@@ -310,6 +310,32 @@ std::string Geometry::PathOf(const FileId& id) const {
 
 namespace {
 
+bool HasState(const Checkpoint& source, std::string_view state) {
+  return std::find(source.states.begin(), source.states.end(), state) != source.states.end();
+}
+
+bool AnyGroupHas(const Checkpoint& source, std::string_view option) {
+  return std::any_of(source.groups.begin(), source.groups.end(), [&](const Group& group) {
+    return group.options != nullptr && group.options->Find(option) != nullptr;
+  });
+}
+
+/// States that an optimizer wants in another shape at some stages.
+Status CheckStates(const Checkpoint& source, const Topology& to) {
+  const auto refuse = [&](const char* optimizer, const char* state, const char* want) {
+    return Fail(Errc::kUnsupported, std::string(optimizer) + ": its state \"" + state + "\" is " +
+                                        want + " with ZeRO stage " + std::to_string(to.zero));
+  };
+  const bool partitions = to.zero == 1 || to.zero == 2;
+  if (partitions && HasState(source, "momentum_buffer") && AnyGroupHas(source, "use_muon")) {
+    return refuse("Muon of DeepSpeed", "momentum_buffer", "kept of whole parameters");
+  }
+  if (to.zero == 0 && HasState(source, "p0") && AnyGroupHas(source, "growth_rate")) {
+    return refuse("Prodigy", "p0", "a vector, not of the parameter's shape,");
+  }
+  return {};
+}
+
 Status MakeInfo(const Checkpoint& source, Geometry& geometry) {
   const pickle::Node* own = source.model_states[0].document.root->Find("universal_checkpoint_info");
   geometry.keeps_info = own != nullptr && geometry.to.tp == geometry.from.tp;
@@ -328,6 +354,7 @@ Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topol
       !source.model_states[0].document.root->is_dict()) {
     return Fail(Errc::kBadInput, "the source has no model states to take the training state from");
   }
+  SW_TRY(CheckStates(source, topology));
   auto geometry = std::make_shared<Geometry>();
   geometry->to = topology;
   geometry->from = source.topology;

@@ -197,6 +197,7 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::Tar
   if (verbatim) {
     SW_TRY_ASSIGN(report, RunVerbatim(comm, input, head, options, sink));
   } else {
+    SW_TRY(dialect::CheckUnbound(source));
     SW_TRY_ASSIGN(plan::Target target, format == Format::kUniversal
                                            ? dialect::WriteUniversal(source, topology)
                                            : dialect::WriteDeepSpeed(source, topology));

@@ -228,6 +228,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   Result<dialect::Checkpoint> checkpoint = dialect::ReadCheckpoint(input->set, input->patterns);
   SW_TRY(comm.Agree(checkpoint ? Status() : Status(tl::unexpected<Error>(checkpoint.error()))));
   input->checkpoint = *std::move(checkpoint);
+  if (!options.bound) SW_TRY(dialect::CheckUnbound(input->checkpoint));
   for (const std::string& warning : input->checkpoint.warnings) sink.Warn(warning);
   std::vector<exec::SourcePath> paths = PathsOf(input->set);
   for (const dialect::SourceFile& file : input->set.files) {

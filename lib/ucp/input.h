@@ -25,6 +25,9 @@ struct InputOptions {
   std::vector<std::string> pattern_files;
   bool node_local = false;
   bool neighbours = false;  ///< look for the files beside the tag folder too
+  /// Accept a checkpoint with optimizer state that cannot be cut again (Checkpoint::bound), which
+  /// only a description or a copy of its files does not lose.
+  bool bound = false;
 };
 
 /// An opened source: its skeletons, what they mean, and how to read its payloads.
@@ -47,10 +50,11 @@ struct Input {
 /// Local.
 Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files);
 
-/// Finds, scans and understands a source, and proves what had to be inferred. Rank 0 looks and tells the others; with node_local every
-/// rank looks at its own files and the parts are united (dialect::UniteParts); a rank may see none.
-/// Only rank 0 needs to see the pattern files.
-/// \error kNotFound, kBadInput, kUnsupported as dialect::ScanSource and dialect::ReadCheckpoint
+/// Finds, scans and understands a source, and proves what had to be inferred. Rank 0 looks and tells
+/// the others; with node_local every rank looks at its own files and the parts are united
+/// (dialect::UniteParts); a rank may see none. Only rank 0 needs to see the pattern files.
+/// \error kNotFound, kBadInput, kUnsupported as dialect::ScanSource, dialect::ReadCheckpoint and,
+///        without `bound`, dialect::CheckUnbound
 /// Collective.
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options, Sink& sink);
 

@@ -15,17 +15,22 @@ class Commands:
         self.folder = pathlib.Path(folder).resolve()
         self.launcher = launcher
 
-    def run(self, command, *arguments, ranks=1, expect=0):
-        """Runs a command and wants its exit code; what it wrote to stdout and stderr together."""
+    def try_run(self, command, *arguments, ranks=1):
+        """Runs a command; its exit code, and what it wrote to stdout and stderr together."""
         words = [str(self.folder / command), *map(str, arguments)]
         if ranks > 1:
             words = [self.launcher, "--oversubscribe", "-n", str(ranks), *words, "--threads", "1"]
         environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
-        if done.returncode != expect:
-            raise AssertionError(f"{' '.join(words)}: exit code {done.returncode}, expected {expect}\n{done.stdout}")
-        return done.stdout
+        return done.returncode, done.stdout
+
+    def run(self, command, *arguments, ranks=1, expect=0):
+        """Runs a command and wants its exit code; what it wrote to stdout and stderr together."""
+        code, said = self.try_run(command, *arguments, ranks=ranks)
+        if code != expect:
+            raise AssertionError(f"{command} {' '.join(map(str, arguments))}: exit code {code}, expected {expect}\n{said}")
+        return said
 
     def convert(self, path, source, output, target, *flags):
         """Writes `output` for `target` by way of `path`: direct, atoms (extract, union, load) or mpi."""

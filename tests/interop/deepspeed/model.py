@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from optimizers import OPTIMIZERS, OWN_RATE
+
 CASE = {
     "zero": 1,               # stage, 0 to 3
     "dtype": "fp32",         # of the weights that are computed with: fp32, bf16 or fp16
     "grad_accum": None,      # "fp32" with bf16 and stage 1 makes DeepSpeed use its BF16_Optimizer
-    "optimizer": "adamw",    # adamw, amsgrad, sgd or adagrad
+    "optimizer": "adamw",    # a name in optimizers.py
     "groups": 2,             # parameter groups, 1 to 3
     "configured": False,     # the optimizer is AdamW, made by DeepSpeed as the configuration says; one group
     "frozen": False,         # some parameters are not trained
@@ -27,12 +29,14 @@ CASE = {
     "experts": 0, "ep": 1,   # MoE: experts of a layer, and ranks that share them out
     "pp": 1, "pipe": False,  # pipeline stages; pipe makes it a PipelineModule even with one
     "tp": 1,                 # AutoTP
+    "sp": 1,                 # Ulysses: ranks that share out a sequence
+    "config": {},            # more of DeepSpeed's configuration; with an optimizer in it, that one is used
+    "accelerate": False,     # Accelerate's plugin makes the engine
+    "muon": False,           # matrices inside the blocks are marked for DeepSpeed's Muon
     "width": 24, "layers": 2, "vocab": 61, "batch": 24, "seed": 7,
 }
 HEADS = 4
 INPUTS = 8  # tokens of a sample
-STATES = {"adamw": ["exp_avg", "exp_avg_sq"], "amsgrad": ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
-          "sgd": ["momentum_buffer"], "adagrad": ["sum"]}
 # How AutoTP cuts a Block.
 TENSOR_PARALLEL = [
     {"patterns": [r".*\.attend\.weight$"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0},
@@ -51,6 +55,21 @@ def complete(case):
     whole = CASE | case
     whole["pipe"] = whole["pipe"] or whole["pp"] > 1
     return whole
+
+
+def whole_attention(query, key, value):
+    """Of [samples, tokens, heads, width]."""
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
+
+
+def attention(query, key, value):
+    """With Ulysses a rank has some tokens of all heads, and gets all tokens of some heads for this."""
+    from deepspeed.utils import groups
+    if groups._get_sequence_parallel_world_size() == 1:
+        return whole_attention(query, key, value)
+    from deepspeed.sequence.layer import DistributedAttention
+    return DistributedAttention(whole_attention, groups._get_sequence_parallel_group(), 2, 1)(query, key, value, 0)
 
 
 class Block(nn.Module):
@@ -77,9 +96,8 @@ class Block(nn.Module):
     def forward(self, x):
         # A tensor-parallel rank holds some of the heads: their number follows from the weights.
         shape = (*x.shape[:-1], -1, self.head_width)
-        query, key, value = (part.reshape(shape).transpose(1, 2) for part in self.attend(self.norm(x)).chunk(3, -1))
-        heads = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attended(heads.transpose(1, 2).flatten(2))
+        query, key, value = (part.reshape(shape) for part in self.attend(self.norm(x)).chunk(3, -1))
+        x = x + self.attended(attention(query, key, value).flatten(2))
         wide = functional.gelu(self.widen(x))
         if hasattr(self, "scale"):
             wide = wide * self.scale[0].to(wide.dtype)
@@ -155,14 +173,10 @@ def make_groups(model, case):
     return groups
 
 
-def make_optimizer(groups, case):
-    kinds = {
-        "adamw": lambda: torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95)),
-        "amsgrad": lambda: torch.optim.AdamW(groups, lr=1e-3, amsgrad=True),
-        "sgd": lambda: torch.optim.SGD(groups, lr=1e-2, momentum=0.9),
-        "adagrad": lambda: torch.optim.Adagrad(groups, lr=1e-2),
-    }
-    return kinds[case["optimizer"]]()
+def merged(config, more):
+    """`config` with what `more` adds to it and to the dicts in it."""
+    both = {key: merged(config[key], more[key]) for key in config.keys() & more.keys() if isinstance(more[key], dict)}
+    return config | more | both
 
 
 def configuration(case, universal):
@@ -176,7 +190,7 @@ def configuration(case, universal):
             zero["sub_group_size"] = case["sub_group"]
     config = {
         "gradient_accumulation_steps": accumulated,
-        "train_micro_batch_size_per_gpu": case["batch"] // (ranks // (case["pp"] * case["tp"])) // accumulated,
+        "train_micro_batch_size_per_gpu": case["batch"] // (ranks // (case["pp"] * case["tp"] * case["sp"])) // accumulated,
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -184,6 +198,10 @@ def configuration(case, universal):
         "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-3, "warmup_max_lr": 2e-2, "warmup_num_steps": 10}},
         "checkpoint": {"load_universal": universal},
     }
+    if case["optimizer"] in OWN_RATE:
+        del config["scheduler"]
+    if case["sp"] > 1:
+        config["sequence_parallel_size"] = case["sp"]
     if case["configured"]:
         config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8,
                                                            "weight_decay": 0.1, "torch_adam": True}}
@@ -199,7 +217,7 @@ def configuration(case, universal):
             "autotp_size": case["tp"],
             "partition_config": {"use_default_specs": False, "layer_specs": TENSOR_PARALLEL},
         }
-    return config
+    return merged(config, case["config"])
 
 
 def make_engine(case, universal=False):
@@ -208,10 +226,26 @@ def make_engine(case, universal=False):
         from deepspeed.accelerator import get_accelerator
         get_accelerator().is_fp16_supported = lambda: True
     model, config = make_model(case), configuration(case, universal)
-    if case["configured"]:
-        return deepspeed.initialize(model=model, config=config)[0]
-    optimizer = make_optimizer(make_groups(model, case), case)
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    ranks_of = None  # who shares out what; DeepSpeed finds out but for sequences
+    if case["sp"] > 1:
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp as ranks_of
+        ranks_of.initialize_sequence_parallel(case["sp"])
+    if case["muon"]:
+        for weight in model.parameters():
+            weight.use_muon = weight.dim() > 1 and weight.shape[0] != case["vocab"]
+    if "optimizer" in config:
+        return deepspeed.initialize(model=model, model_parameters=make_groups(model, case), config=config)[0]
+    optimizer = OPTIMIZERS[case["optimizer"]](make_groups(model, case))
+    if hasattr(optimizer, "train"):
+        optimizer.train()  # schedule-free ones keep two sets of weights
+    if case["accelerate"]:
+        from accelerate import Accelerator, DeepSpeedPlugin
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+        engine = accelerator.prepare(model, optimizer)[0]
+        engine.accelerator = accelerator
+        return engine
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=ranks_of)[0]
 
 
 def data_parallel(engine, case):
@@ -221,6 +255,8 @@ def data_parallel(engine, case):
     if case["tp"] > 1:
         from deepspeed.utils import groups
         return groups.get_data_parallel_rank(), groups.get_data_parallel_world_size()
+    if case["sp"] > 1:  # ranks that share a sequence are neighbours
+        return torch.distributed.get_rank() // case["sp"], torch.distributed.get_world_size() // case["sp"]
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
@@ -231,6 +267,9 @@ def train_step(engine, case, step):
     y = (5 * x + 2) % case["vocab"]  # can be learned, so that every piece of state matters
     rank, ranks = data_parallel(engine, case)
     x, y = x.chunk(ranks)[rank], y.chunk(ranks)[rank]
+    if case["sp"] > 1:
+        part = torch.distributed.get_rank() % case["sp"]
+        x, y = x.chunk(case["sp"], 1)[part], y.chunk(case["sp"], 1)[part]
     if case["pipe"]:
         return float(engine.train_batch(iter(list(zip(x.chunk(2), y.chunk(2))))))
     loss = engine(x, y)

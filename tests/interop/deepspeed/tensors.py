@@ -11,7 +11,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from model import STATES, make_model
+from model import make_model
 
 
 def gathered(mine, group):
@@ -21,12 +21,14 @@ def gathered(mine, group):
     return parts
 
 
-def flat_states(optimizer, flat, states):
-    """What a flat master partition consists of: itself and its states, by name."""
-    return {"fp32": flat.detach()} | {name: optimizer.state[flat][name].detach() for name in states}
+def own_states(optimizer, master):
+    """Master weights and their states of the same length, by name."""
+    states = {name: state.detach() for name, state in optimizer.state.get(master, {}).items()
+              if name != "step" and torch.is_tensor(state) and state.numel() == master.numel()}
+    return {"fp32": master.detach()} | states
 
 
-def stages_1_and_2(engine, states, names):
+def stages_1_and_2(engine, names):
     """A group is one row of parameters, cut into equal partitions."""
     outer = engine.optimizer
     bf16 = hasattr(outer, "bf16_groups")
@@ -34,7 +36,7 @@ def stages_1_and_2(engine, states, names):
     flats = outer.fp32_groups_flat_partition if bf16 else outer.single_partition_of_fp32_groups
     found = {}
     for index, weights in enumerate(groups):
-        for state, mine in flat_states(outer.optimizer, flats[index], states).items():
+        for state, mine in own_states(outer.optimizer, flats[index]).items():
             row = torch.cat(gathered(mine, outer.real_dp_process_group[index]))
             for weight in weights:
                 found[f"{names[id(weight)]}/{state}"] = row[:weight.numel()].reshape(weight.shape)
@@ -42,12 +44,12 @@ def stages_1_and_2(engine, states, names):
     return found
 
 
-def stage_3(engine, states, names):
+def stage_3(engine, names):
     """A sub-group holds a piece of each of its parameters."""
     outer = engine.optimizer
     found = {}
     for weights, flat in zip(outer.fp16_groups, outer.fp32_partitioned_groups_flat):
-        for state, mine in flat_states(outer.optimizer, flat, states).items():
+        for state, mine in own_states(outer.optimizer, flat).items():
             parts = gathered(mine, outer.dp_process_group)
             begin = 0
             for weight in weights:
@@ -58,7 +60,7 @@ def stage_3(engine, states, names):
     return found
 
 
-def stage_0(engine, states, names):
+def stage_0(engine, names):
     """The optimizer holds whole parameters, or whole copies of them in fp32."""
     optimizer, masters = engine.optimizer, {}
     if hasattr(optimizer, "fp32_groups"):
@@ -68,9 +70,7 @@ def stage_0(engine, states, names):
     found = {}
     for weight in (w for w in engine.module.parameters() if w.requires_grad):
         master = masters.get(id(weight), weight)
-        found[f"{names[id(weight)]}/fp32"] = master.detach()
-        for state in states:
-            found[f"{names[id(weight)]}/{state}"] = optimizer.state[master][state].detach()
+        found |= {f"{names[id(weight)]}/{state}": mine for state, mine in own_states(optimizer, master).items()}
     return found
 
 
@@ -80,7 +80,7 @@ def own_tensors(engine, case):
     for name, weight in engine.module.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), name)
     read = {0: stage_0, 1: stages_1_and_2, 2: stages_1_and_2, 3: stage_3}[case["zero"]]
-    found = read(engine, STATES[case["optimizer"]], names)
+    found = read(engine, names)
     for name, weight in engine.module.named_parameters():
         with deepspeed.zero.GatheredParameters([weight], enabled=case["zero"] == 3):
             found[f"{name}/{'computed' if weight.requires_grad else 'frozen'}"] = weight.detach().clone()

@@ -456,6 +456,35 @@ TEST(DeepSpeedWriteTest, StepsThatDisagreeCannotShareAGroup) {
   EXPECT_TRUE(WriteDeepSpeed(model.source(), Zero(0, 2)).has_value());
 }
 
+TEST(DeepSpeedWriteTest, StatesThatAStageWantsInAnotherFormAreRefusedThere) {
+  struct Row {
+    const char* state;
+    const char* option;
+    const char* optimizer;
+    std::vector<std::uint64_t> refused;
+  };
+  const Row rows[] = {{"momentum_buffer", "use_muon", "Muon", {1, 2}},
+                      {"p0", "growth_rate", "Prodigy", {0}}};
+  for (const Row& row : rows) {
+    Model model;
+    AddTwoLayers(model, false);
+    model.source().states.emplace_back(row.state);
+    pickle::Node* options = pickle::CopyDict(model.arena(), model.source().groups[0].options);
+    pickle::Set(model.arena(), options, row.option, model.arena().Float(1.0));
+    model.source().groups[0].options = options;
+    for (const std::uint64_t stage : {0U, 1U, 2U, 3U}) {
+      const auto target = WriteDeepSpeed(model.source(), Zero(stage, 2));
+      const bool refused = std::count(row.refused.begin(), row.refused.end(), stage) > 0;
+      EXPECT_EQ(target.has_value(), !refused) << row.state << " " << stage;
+      if (target) continue;
+      EXPECT_EQ(target.error().code, Errc::kUnsupported);
+      for (const char* word : {row.state, row.optimizer}) {
+        EXPECT_NE(target.error().message.find(word), std::string::npos) << target.error().message;
+      }
+    }
+  }
+}
+
 TEST(DeepSpeedWriteTest, UniversalTagLosesItsSuffix) {
   Model model;
   AddTwoLayers(model, false);

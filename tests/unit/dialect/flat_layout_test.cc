@@ -266,6 +266,25 @@ TEST_F(FlatLayout, FrozenAndTiedAreFoundWithoutTheirLists) {
   EXPECT_FALSE(index.Find("head.weight", "weight"));
 }
 
+TEST_F(FlatLayout, TensorsWithoutElementsKeepTheirShapesThoughTheFileTiesThem) {
+  TinyZero tiny;
+  tiny.change_model = [](PtFile& file, Node* root) {
+    Node* module = pickle::CopyDict(file.arena, root->Find("module"));
+    pickle::Set(file.arena, module, "none", file.Flat({}));
+    pickle::Set(file.arena, module, "rows_of_none", file.Tensor({}, {3, 0}));
+    pickle::Set(file.arena, root, "module", module);
+    pickle::Set(file.arena, root, "shared_params",
+                file.Dict({{"rows_of_none", file.arena.String("none")}}));
+  };
+  tiny.Write(save_);
+  const auto checkpoint = Read();
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  ASSERT_EQ(checkpoint->params.size(), 7U);
+  EXPECT_EQ(checkpoint->params[5].shape, (Shape{0}));
+  EXPECT_EQ(checkpoint->params[6].shape, (Shape{3, 0}));
+  EXPECT_EQ(checkpoint->params[6].alias_of, "");
+}
+
 TEST_F(FlatLayout, MissingRanksAreAllNamed) {
   TinyZero tiny;
   tiny.ranks = 4;

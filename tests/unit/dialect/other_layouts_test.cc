@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "fixtures.h"
 #include "tiny_checkpoint.h"
 
@@ -61,6 +63,8 @@ struct Plain {
   bool names = false;  ///< param_names in the groups
   bool states = true;  ///< moments; first element 100 + index in module
   enum class Form { kTorch, kUnfused, kFused } form = Form::kTorch;
+  /// Last changes to a parameter's states. kTorch, kUnfused
+  std::function<void(PtFile&, const Shape&, Node*)> change = [](PtFile&, const Shape&, Node*) {};
 };
 
 void WritePlain(const fs::path& folder, const Plain& plain) {
@@ -111,6 +115,7 @@ void WritePlain(const fs::path& folder, const Plain& plain) {
       }
       Node* entry = file.Dict({{"step", file.arena.Int(3)}});
       if (plain.states) pickle::Set(file.arena, entry, "exp_avg", file.Tensor(moment, shape));
+      plain.change(file, shape, entry);
       state->items.push_back(file.arena.Int(static_cast<std::int64_t>(id)));
       state->items.push_back(entry);
       ids.push_back(id++);
@@ -188,6 +193,50 @@ TEST_F(OtherLayouts, NamesInTheGroupsDecide) {
   EXPECT_EQ(FirstOf(*checkpoint, "a", "exp_avg"), 100);
   EXPECT_EQ(checkpoint->params[1].kind, ParamKind::kFrozen);
   EXPECT_EQ(checkpoint->groups[0].options->Find("param_names"), nullptr);
+}
+
+TEST_F(OtherLayouts, StatesOfAnotherShapeThanTheParameterAreBound) {
+  Plain plain;
+  plain.module = {{"a", {2, 3}}, {"b", {4, 5}}};
+  plain.groups = {{"a", "b"}};
+  plain.change = [](PtFile& file, const Shape& shape, Node* states) {
+    pickle::Set(file.arena, states, "exp_avg_sq_row", file.Flat(Ramp(0, {shape[0]})));
+  };
+  WritePlain(folder_, plain);
+  const auto factors = Read();
+  ASSERT_TRUE(factors) << factors.error().message;
+  EXPECT_EQ(FirstOf(*factors, "b", "exp_avg"), 101);
+  ASSERT_EQ(factors->bound.size(), 1U);
+  for (const char* word : {"exp_avg_sq_row", "Adafactor", "\"a\"", "[2]", "[2, 3]"}) {
+    EXPECT_NE(factors->bound[0].find(word), std::string::npos) << factors->bound[0];
+  }
+
+  // Two moments in one come first, and still the parameters are told by their shapes.
+  plain.states = false;
+  plain.change = [](PtFile& file, const Shape& shape, Node* states) {
+    const Shape stacked{2, shape[0], shape[1]};
+    pickle::Set(file.arena, states, "state1", file.Tensor(Ramp(0, stacked), stacked));
+    pickle::Set(file.arena, states, "state2", file.Tensor(Ramp(7, shape), shape));
+  };
+  plain.groups = {{"b"}, {"a"}};
+  WritePlain(folder_, plain);
+  const auto stacked = Read();
+  ASSERT_TRUE(stacked) << stacked.error().message;
+  EXPECT_EQ(FirstOf(*stacked, "a", "state2"), 7);
+  ASSERT_EQ(stacked->bound.size(), 1U);
+  EXPECT_NE(stacked->bound[0].find("[2, 4, 5]"), std::string::npos) << stacked->bound[0];
+}
+
+TEST_F(OtherLayouts, FactorsThatDoNotTellTheShapeAreNamed) {
+  Plain plain;
+  plain.module = {{"a", {2, 3}}, {"b", {4, 5}}};
+  plain.groups = {{"a"}, {"b"}};
+  plain.states = false;
+  plain.change = [](PtFile& file, const Shape& shape, Node* states) {
+    pickle::Set(file.arena, states, "row_var", file.Tensor(Ramp(0, {shape[0]}), {shape[0], 1}));
+  };
+  WritePlain(folder_, plain);
+  ExpectRefused(Errc::kUnsupported, {"row_var", "torch.optim.Adafactor"});
 }
 
 TEST_F(OtherLayouts, UnfusedMastersAreSeparate) {
@@ -343,10 +392,10 @@ TEST_F(OtherLayouts, Stage3SharesOfAnotherLengthAreRefused) {
   const Node* shapes =
       model.Dict({{"a", model.arena.SizeOf({5})}, {"b", model.arena.SizeOf({2, 2})}}, true);
   const Node* module = model.Dict({{"a", model.Flat({})}, {"b", model.Flat({})}}, true);
-  const Node* root = model.Dict({{"module", module},
-                                 {"param_shapes", model.arena.List({shapes})},
-                                 {"dp_world_size", model.arena.Int(4)},
-                                 {"mp_world_size", model.arena.Int(1)}});
+  Node* root = model.Dict({{"module", module},
+                           {"param_shapes", model.arena.List({shapes})},
+                           {"dp_world_size", model.arena.Int(4)},
+                           {"mp_world_size", model.arena.Int(1)}});
   const auto write = [&](std::uint64_t rank, std::vector<float> share) {
     const std::string name = "zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_";
     model.Write(folder_ / (name + "model_states.pt"), root);
@@ -376,6 +425,14 @@ TEST_F(OtherLayouts, Stage3SharesOfAnotherLengthAreRefused) {
     const std::string have = gatherer.Whole(tensor);
     EXPECT_EQ(std::memcmp(have.data(), want.data(), have.size()), 0) << tensor.name;
   }
+  Node* zero = model.Dict({{"mics_shard_size", model.arena.Int(2)}});
+  pickle::Set(model.arena, root, "ds_config", model.Dict({{"zero_optimization", zero}}));
+  write(0, {0, 1, 100});
+  ExpectRefused(Errc::kUnsupported, {"MiCS", "2 of 4 ranks"});
+  pickle::Set(model.arena, zero, "mics_shard_size", model.arena.Int(4));
+  write(0, {0, 1, 100});
+  EXPECT_TRUE(Read());
+
   write(3, {-1, -1});
   ExpectRefused(Errc::kBadInput, {"zero_pp_rank_3_mp_rank_00_optim_states.pt", "3", "2"});
   write(3, {});

@@ -130,6 +130,16 @@ struct TinyZero {
   std::function<void(PtFile&, std::uint64_t, Node*)> change_shard = [](PtFile&, std::uint64_t,
                                                                        Node*) {};
 
+  /// One group of one rank, for its last changes.
+  struct GroupDicts {
+    PtFile& file;
+    std::uint64_t rank;
+    std::uint64_t partition;
+    Node* state;
+    Node* options;
+  };
+  std::function<void(const GroupDicts&)> change_group = [](const GroupDicts&) {};
+
   /// Indices into params of a group, in flat order.
   std::vector<std::size_t> Order(std::size_t group) const {
     std::vector<std::size_t> mine;
@@ -218,6 +228,7 @@ struct TinyZero {
       states_by_group.push_back(state);
       Node* group = file.Dict({{"lr", file.arena.Float(0.5)}, {"params", file.Counts({g})}});
       if (step == Step::kGroup) pickle::Set(file.arena, group, "step", file.arena.Int(steps));
+      change_group({file, rank, partition, state, group});
       options.push_back(group);
       paddings.push_back(file.arena.Int(static_cast<std::int64_t>(padding)));
       slice_nodes.push_back(SlicesOf(file, g, rank, partition));

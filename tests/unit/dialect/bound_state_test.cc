@@ -1,0 +1,80 @@
+#include <gtest/gtest.h>
+
+#include "comm/comm.h"
+#include "dialect/target_spec.h"
+#include "fixtures.h"
+#include "same_checkpoint.h"
+#include "tiny_checkpoint.h"
+#include "ucp/convert.h"
+#include "ucp/input.h"
+
+// A checkpoint whose optimizer state only its own ranks can use: what may be done with it.
+
+namespace shardwright::dialect {
+namespace {
+
+class BoundState : public testing::Test {
+ protected:
+  BoundState() : comm_(comm::MakeSerialComm()) {
+    TinyZero tiny;
+    tiny.change_group = [](const TinyZero::GroupDicts& group) {
+      pickle::Set(group.file.arena, group.state, "absmax1", group.file.Flat({1, 2, 3}));
+    };
+    tiny.Write(scratch_ / "ckpt");
+  }
+
+  Result<std::unique_ptr<ucp::Input>> Open(bool bound) {
+    ucp::InputOptions from;
+    from.roots = {(scratch_ / "ckpt").string()};
+    from.bound = bound;
+    return ucp::OpenInput(*comm_, from, sink_);
+  }
+
+  Result<ucp::ConvertReport> Convert(const std::string& target, ucp::Format format) {
+    SW_TRY_ASSIGN(const auto input, Open(true));
+    SW_TRY_ASSIGN(const TargetSpec spec, ParseTargetSpec(target));
+    ucp::ConvertOptions options;
+    options.output = (scratch_ / "out").string();
+    return ucp::Convert(*comm_, *input, spec, format, "test", options, sink_);
+  }
+
+  void ExpectRefused(const Error& error) {
+    EXPECT_EQ(error.code, Errc::kUnsupported);
+    EXPECT_NE(error.message.find("\"absmax1\""), std::string::npos) << error.message;
+    EXPECT_FALSE(fs::exists(scratch_ / "out"));
+  }
+
+  Scratch scratch_;
+  std::unique_ptr<comm::Comm> comm_;
+  NullSink sink_;
+};
+
+TEST_F(BoundState, IsRefusedUnlessTheCallerKnowsOfIt) {
+  const auto refused = Open(false);
+  ASSERT_FALSE(refused);
+  ExpectRefused(refused.error());
+  EXPECT_TRUE(Open(true));
+}
+
+TEST_F(BoundState, IsNotConverted) {
+  for (const char* target : {"dp=3", "zero=3", "zero=1,dp=1"}) {
+    const auto refused = Convert(target, ucp::Format::kDeepSpeed);
+    ASSERT_FALSE(refused) << target;
+    ExpectRefused(refused.error());
+  }
+  const auto atoms = Convert("", ucp::Format::kUniversal);
+  ASSERT_FALSE(atoms);
+  ExpectRefused(atoms.error());
+}
+
+TEST_F(BoundState, IsKeptInTheSameLayout) {
+  const auto same = Convert("zero=2,dp=2", ucp::Format::kDeepSpeed);
+  ASSERT_TRUE(same) << same.error().message;
+  for (const auto& entry : fs::directory_iterator(scratch_ / "ckpt" / "global_step4")) {
+    const fs::path other = scratch_ / "out" / "global_step4" / entry.path().filename();
+    EXPECT_EQ(ReadFileText(entry.path()), ReadFileText(other)) << other;
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::dialect
