@@ -75,6 +75,17 @@ ucp::InputOptions SourceFlags::Options() const {
   return options;
 }
 
+void AddLoader(cli::App& app, dialect::Loader* loader) {
+  app.AddEnum<dialect::Loader>(
+      "--loader", loader,
+      {{"auto", dialect::Loader::kAuto},
+       {"any", dialect::Loader::kAny},
+       {"stage3", dialect::Loader::kStage3}},
+      "loader of DeepSpeed that shall open the atoms: that of the layout's "
+      "stage in INPUT's release, those of all stages since 0.19.3 (before: "
+      "stages 1 and 2), or that of stage 3 of any release");
+}
+
 ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output) {
   ucp::ConvertOptions options;
   options.output = output;

@@ -27,6 +27,9 @@ struct SourceFlags {
   ucp::InputOptions Options() const;
 };
 
+/// --loader of the commands that write atoms.
+void AddLoader(cli::App& app, dialect::Loader* loader);
+
 /// The shared flags of a command that writes `output`.
 ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output);
 

@@ -74,17 +74,23 @@ int main(int argc, char** argv) {
       "equal layouts only: hard links to the files of INPUT instead of clones or copies; the "
       "two checkpoints then share their bytes, and a trainer that saves over a file of one "
       "changes both");
+  auto loader = shardwright::dialect::Loader::kAuto;
+  shardwright::apps::AddLoader(app, &loader);
   app.AddFlag("--check", &check,
               "compare INPUT with OUTPUT instead of writing; exit 5 if they differ");
   shardwright::dialect::TargetSpec spec;
   app.Check([&]() -> Status {
     SW_TRY_ASSIGN(spec, shardwright::dialect::ParseTargetSpec(target));
-    for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
-                             "--neighbours", "--link"}) {
+    for (const char* flag : {"--target", "--format", "--loader", "--force", "--resume", "--dry-run",
+                             "--verify", "--neighbours", "--link"}) {
       if (check && app.Given(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  std::string(flag) + " means nothing with --check");
       }
+    }
+    if (app.Given("--loader") && format != Format::kUniversal) {
+      return shardwright::Fail(shardwright::Errc::kUsage,
+                               "--loader means nothing without --format=universal");
     }
     return {};
   });
@@ -97,6 +103,7 @@ int main(int argc, char** argv) {
                   shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.link = link;
+    options.loader = loader;
     SW_TRY_ASSIGN(const auto report,
                   shardwright::ucp::Convert(context.comm(), *input, spec, format, "ucp-load",
                                             options, context.sink()));

@@ -23,6 +23,8 @@ int main(int argc, char** argv) {
            Shared::kMemory, Shared::kList, Shared::kExplain});
   source.AddTo(app);
   source.AddNeighboursTo(app);
+  auto loader = shardwright::dialect::Loader::kAuto;
+  shardwright::apps::AddLoader(app, &loader);
   app.AddText("--input_folder", &source.input, "INPUT, as ds_to_universal names it: a tag folder",
               "DIR");
   app.AddText("--output_folder", &compatible.output,
@@ -53,6 +55,7 @@ int main(int argc, char** argv) {
     SW_TRY_ASSIGN(const auto input,
                   shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
+    options.loader = loader;
     compatible.Adjust(&options);
     SW_TRY_ASSIGN(
         const auto report,

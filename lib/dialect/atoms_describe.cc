@@ -106,6 +106,7 @@ Result<json> ParamJson(const Param& param) {
               {"shape", param.shape},
               {"dtype", Name(param.dtype)}};
   if (!param.alias_of.empty()) out["alias_of"] = param.alias_of;
+  if (!param.left_out_holder.empty()) out["left_out_holder"] = param.left_out_holder;
   out["rule"] = RuleJson(param.rule);
   if (param.group >= 0) out["group"] = param.group;
   if (param.layer) out["layer"] = *param.layer;
@@ -144,7 +145,9 @@ Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& 
   std::string text = R"({"format": "shardwright atoms", "version": 1,)";
   try {
     text += "\n \"topology\": " + TopologyJson(topology).dump() +
-            ",\n \"states\": " + json(checkpoint.states).dump() + ",\n \"params\": [";
+            ",\n \"states\": " + json(checkpoint.states).dump();
+    if (checkpoint.frozen_unknown) text += R"(, "frozen_unknown": true)";
+    text += ",\n \"params\": [";
     for (std::size_t i = 0; i < checkpoint.params.size(); ++i) {
       SW_TRY_ASSIGN(json mine, ParamJson(checkpoint.params[i]));
       if (!atoms[i].empty()) mine["atoms"] = atoms[i];

@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "dialect/checkpoint.h"
+#include "dialect/dialect.h"
 
 namespace shardwright::dialect {
 
@@ -27,5 +28,15 @@ Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& 
 /// Pure.
 Status ParseAtoms(std::string_view text, Checkpoint* checkpoint,
                   std::vector<std::vector<std::string>>* atoms);
+
+/// The DeepSpeed release that saved a checkpoint: a string node, or null where no file says it.
+/// Pure.
+const pickle::Node* ReleaseOf(const Checkpoint& checkpoint);
+
+/// Whether the state files of trained parameters have to be bare flat tensors, not dicts. Without a
+/// wish: at stage 3, unless the source's release is known to open dicts there.
+/// \error kUnsupported bare tensors are asked for with tensor parallelism
+/// Pure. Source: docs/interop.md, "Which loader".
+Result<bool> WantsBareStates(const Checkpoint& source, const Topology& topology, Loader loader);
 
 }  // namespace shardwright::dialect

@@ -223,6 +223,7 @@ Result<Param> ParseParam(const json& object, pickle::Arena& arena) {
   SW_TRY(CountElems(param.shape));
   SW_TRY_ASSIGN(param.dtype, NeedDType(object, "dtype"));
   SW_TRY_ASSIGN(param.alias_of, TextOr(object, "alias_of"));
+  SW_TRY_ASSIGN(param.left_out_holder, TextOr(object, "left_out_holder"));
   SW_TRY_ASSIGN(const json* rule, Need(object, "rule"));
   SW_TRY_ASSIGN(param.rule, ParseRule(*rule));
   if (object.contains("group")) {
@@ -313,6 +314,7 @@ Status ParseRoot(const json& root, Checkpoint* out, std::vector<std::vector<std:
   SW_TRY_ASSIGN(const json* topology, Need(root, "topology"));
   SW_TRY_ASSIGN(out->topology, ParseTopology(*topology));
   SW_TRY_ASSIGN(out->states, TextsOf(root, "states", true));
+  SW_TRY_ASSIGN(out->frozen_unknown, FlagOr(root, "frozen_unknown"));
   SW_TRY_ASSIGN(const json* params, ListOf(root, "params", true));
   std::unordered_set<std::string> names;
   for (const json& item : *params) {

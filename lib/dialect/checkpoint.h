@@ -63,7 +63,9 @@ struct Param {
   layout::SplitRule rule;
   std::string
       alias_of;  ///< tied: the name that holds the data; such a param has no tensors of its own
-  std::int32_t group = -1;             ///< trainable: index into Checkpoint::groups
+  std::string left_out_holder;  ///< frozen and tied: the name that held the data, where it was left
+                                ///< out of the files (exclude_frozen_parameters) and this was not
+  std::int32_t group = -1;      ///< trainable: index into Checkpoint::groups
   std::optional<std::uint32_t> layer;  ///< pipeline module: layer index; tied: its first layer
   std::vector<std::uint32_t>
       tied_layers;  ///< pipeline module: every layer that shares this tied parameter
@@ -105,6 +107,9 @@ struct Checkpoint {
   bool proved = false;  ///< the map has passed layout::Validate and is as it was then
   std::vector<Param>
       params;  ///< in the order of the module's state dict, stages one after the other
+  /// The model may have frozen parameters that are not among `params`: no file lists them (stages 0
+  /// and 1, exclude_frozen_parameters), and there are none but other names of tied ones.
+  bool frozen_unknown = false;
   std::vector<Group> groups;
   std::vector<std::string>
       states;  ///< tensor states of the optimizer, sorted: "exp_avg", "exp_avg_sq"

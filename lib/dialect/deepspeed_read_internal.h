@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -93,6 +94,15 @@ struct NamedShape {
   std::uint64_t elems = 0;
 };
 
+/// Tied parameters of a module, from shared_params.
+struct Ties {
+  /// Names without data of their own, and the names that hold it.
+  std::vector<std::pair<std::string, std::string>> aliases;
+  /// All names in the module of parameters whose holder was left out of it, and the holder. At
+  /// stages 0 to 2 their data is there, and the first name holds it.
+  std::unordered_map<std::string, std::string> left_out;
+};
+
 /// The model states of one mp rank, from the file of its ZeRO rank 0.
 struct Model {
   std::uint32_t file = 0;
@@ -104,10 +114,11 @@ struct Model {
   /// where it is told.
   std::vector<std::string> inferred;
   bool has_buffer_names = false;
+  bool lists_frozen = false;                    ///< frozen_param_shapes is a dict, not None
   std::vector<NamedShape> frozen;               ///< frozen_param_shapes
   std::unordered_set<std::string> buffers;
-  std::vector<std::pair<std::string, std::string>> shared;  ///< alias, holder
-  std::unordered_set<std::string> trainable;                ///< names of `shapes`, expert ids local
+  Ties ties;
+  std::unordered_set<std::string> trainable;  ///< names of `shapes`, expert ids local
 };
 
 /// Where one parameter lies in a rank's partition, as the rank itself says.
@@ -215,6 +226,15 @@ Result<std::uint64_t> CountAt(const Reading& reading, std::uint32_t file, const 
 Result<std::uint64_t> StageOf(const Node* node);
 /// A dict of name -> shape.
 Result<std::vector<NamedShape>> ShapesOf(const Node* dict);
+/// Reads shared_params of a model file. DeepSpeed leaves a frozen parameter out under the name that
+/// holds it and keeps its other names: then the first of those in the module is the holder.
+/// \param module        null in a pipeline
+/// \param lists_frozen  the file lists all frozen parameters, so that none was left out
+/// \error kBadInput not a dict of names
+Result<Ties> TiesOf(const Node* root, const Node* module,
+                    const std::function<bool(const std::string&)>& trainable, bool lists_frozen);
+/// The warning for a name of Ties::left_out at stage 3.
+std::string LeftOutToo(const std::string& file, const std::string& name);
 /// The first of a path of nested string keys that is there, or null.
 const Node* FindPath(const Node* dict, std::initializer_list<std::string_view> keys);
 /// The name of a rank's file as DeepSpeed writes it.

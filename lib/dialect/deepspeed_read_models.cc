@@ -40,20 +40,6 @@ Status ReadShapes(const Node* root, Model* out) {
   return {};
 }
 
-Status ReadShared(const Node* root, Model* out) {
-  const Node* shared = root->Find("shared_params");
-  if (shared == nullptr || !shared->is_dict()) return {};
-  for (std::size_t i = 0; i < shared->entry_count(); ++i) {
-    SW_TRY_ASSIGN(const std::string_view alias, pickle::AsString(shared->key(i)));
-    SW_TRY_ASSIGN(const std::string_view holder, pickle::AsString(shared->value(i)));
-    // Whichever name the optimizer knows holds the data.
-    const bool swapped = out->trainable.contains(std::string(alias)) &&
-                         !out->trainable.contains(std::string(holder));
-    out->shared.emplace_back(swapped ? holder : alias, swapped ? alias : holder);
-  }
-  return {};
-}
-
 Status ReadContents(const Reading& reading, Model* out) {
   const Node* root = out->document.root;
   SW_TRY(CheckSupported(reading, out->file, root));
@@ -65,13 +51,15 @@ Status ReadContents(const Reading& reading, Model* out) {
                                      (module == nullptr ? "nothing" : pickle::Describe(module)));
   }
   SW_TRY(ReadShapes(root, out));
-  SW_TRY(ReadShared(root, out));
   if (const Node* frozen = root->Find("frozen_param_shapes");
       frozen != nullptr && !frozen->is_none()) {
     auto shapes = ShapesOf(frozen);
     if (!shapes) return Within("frozen_param_shapes", std::move(shapes).error());
     out->frozen = *std::move(shapes);
+    out->lists_frozen = true;
   }
+  const auto trainable = [&](const std::string& name) { return out->trainable.contains(name); };
+  SW_TRY_ASSIGN(out->ties, TiesOf(root, out->module, trainable, out->lists_frozen));
   if (const Node* buffers = root->Find("buffer_names"); buffers != nullptr && buffers->is_list()) {
     out->has_buffer_names = true;
     for (const Node* name : buffers->items) {
@@ -108,11 +96,19 @@ Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, 
                         const Document& document) {
   const Model& model = reading->models[mp];
   const Node* fragments = document.root->Find("frozen_param_fragments");
+  const std::size_t count =
+      fragments != nullptr && fragments->is_dict() ? fragments->entry_count() : 0;
+  if (count > model.frozen.size()) {
+    return Fail(Errc::kBadInput,
+                reading->file_name(file) +
+                    ": frozen_param_fragments: " + std::to_string(model.frozen.size()) +
+                    " frozen parameters expected as frozen_param_shapes of " +
+                    reading->file_name(model.file) + " lists, found " + std::to_string(count));
+  }
   for (std::size_t i = 0; i < model.frozen.size(); ++i) {
     const NamedShape& param = model.frozen[i];
     // Both dicts are written in the same order; searching each name would take quadratic time.
-    const bool in_order = fragments != nullptr && fragments->is_dict() &&
-                          i < fragments->entry_count() && fragments->key(i)->text == param.name;
+    const bool in_order = i < count && fragments->key(i)->text == param.name;
     const Node* node = in_order ? fragments->value(i) : FindPath(fragments, {param.name});
     const std::string what = "frozen parameter \"" + param.name + "\"";
     if (node == nullptr) {

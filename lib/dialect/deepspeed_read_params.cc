@@ -28,10 +28,11 @@ bool OnlyEmpty(const Model& model, const std::string& alias, const std::string& 
   return Elems(shape) == 0 && shape != b->tensor->shape;
 }
 
-/// Ties of a module: as the file says, and as tensors that share their bytes show.
-Aliases FindAliases(const Model& model, bool ranked) {
+/// Ties of a module: as the files say, and as tensors that share their bytes show.
+/// \param ties  of the first mp rank, the only one whose file has them
+Aliases FindAliases(const Model& model, const Ties& ties, bool ranked) {
   Aliases out;
-  for (const auto& [alias, holder] : model.shared) {
+  for (const auto& [alias, holder] : ties.aliases) {
     if (!model.trainable.contains(alias)) out.emplace(alias, holder);
   }
   std::map<std::tuple<std::uint32_t, std::uint64_t, Shape>, std::string> holders;
@@ -107,12 +108,29 @@ Status AddPlaceholder(Reading* reading, std::uint64_t mp, const std::string& nam
   return AddEntry(reading, mp, name, node, kind);
 }
 
+/// Stage 3: the data of a name whose frozen holder was left out, or null: only files of ours have
+/// it.
+const Node* WholeFrozen(const Model& model, const std::string& name) {
+  return FindPath(model.document.root, {kWholeFrozen, name});
+}
+
+/// Stage 3: such a name's entry of a module.
+Status AddLeftOut(Reading* reading, std::uint64_t mp, const std::string& name) {
+  const Model& model = reading->models[mp];
+  if (const Node* whole = WholeFrozen(model, name)) {
+    return AddEntry(reading, mp, name, whole, ParamKind::kFrozen);
+  }
+  reading->out.warnings.push_back(LeftOutToo(reading->file_name(model.file), name));
+  return {};
+}
+
 Status ReadModule(Reading* reading, std::uint64_t mp) {
   const Model& model = reading->models[mp];
   const bool zero3 = reading->grid.zero3();
   const bool ranked =
       !reading->shards.empty();  // else the optimizer's parameters are not known yet
-  const Aliases aliases = FindAliases(model, ranked);
+  const Ties& ties = reading->models.front().ties;
+  const Aliases aliases = FindAliases(model, ties, ranked);
   std::unordered_map<std::string_view, const NamedShape*> partitioned;
   if (zero3) partitioned = PartitionedShapes(model);
   for (std::size_t i = 0; i < model.module->entry_count(); ++i) {
@@ -129,8 +147,14 @@ Status ReadModule(Reading* reading, std::uint64_t mp) {
       return Fail(Errc::kUnsupported, reading->file_name(model.file) + ": module entry \"" + name +
                                           "\": tensor expected, found " + pickle::Describe(node));
     }
+    const bool left_out = zero3 && ties.left_out.contains(name);
     if (const auto alias = aliases.find(name); alias != aliases.end()) {
+      if (left_out && WholeFrozen(model, alias->second) == nullptr) continue;
       SW_TRY(AddAlias(reading, name, alias->second));
+      continue;
+    }
+    if (left_out) {
+      SW_TRY(AddLeftOut(reading, mp, name));
       continue;
     }
     ParamKind kind = KindOf(model, name);
@@ -179,6 +203,22 @@ Status CheckTrainable(Reading* reading, std::uint64_t mp) {
     }
   }
   return {};
+}
+
+/// Where no file lists the frozen parameters, those that are there may not be all: none, or only
+/// other names of some that were left out.
+void SetFrozenUnknown(Reading* reading) {
+  const Model& model = reading->models.front();
+  reading->out.frozen_unknown = !model.lists_frozen;
+  for (Param& param : reading->out.params) {
+    if (param.kind != ParamKind::kFrozen || !param.alias_of.empty()) continue;
+    const auto holder = model.ties.left_out.find(param.name);
+    if (holder != model.ties.left_out.end()) {
+      param.left_out_holder = holder->second;
+    } else {
+      reading->out.frozen_unknown = false;
+    }
+  }
 }
 
 void SetModelType(Reading* reading) {
@@ -247,8 +287,12 @@ Status ReadParams(Reading* reading) {
   }
   SetModelType(reading);
   SW_TRY(ReadExperts(reading));
-  if (reading->shards.empty()) return OrderWithoutZero(reading);
-  for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) SW_TRY(CheckTrainable(reading, mp));
+  if (reading->shards.empty()) {
+    SW_TRY(OrderWithoutZero(reading));
+  } else {
+    for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) SW_TRY(CheckTrainable(reading, mp));
+  }
+  SetFrozenUnknown(reading);
   return {};
 }
 

@@ -363,6 +363,7 @@ Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topol
   geometry->model_states = source.model_states;
   geometry->optimizer = source.optimizer;
   geometry->arena = source.arena;
+  geometry->frozen_unknown = source.frozen_unknown;
   geometry->expert_data_first = ExpertDataFirst(source);
   geometry->layer_axes = UsesLayerAxes(source);
   geometry->plain_fp32 = topology.zero == 0 && topology.dtype == DType::kF32;

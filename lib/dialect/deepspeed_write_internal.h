@@ -14,6 +14,7 @@
 
 #include "dialect/checkpoint.h"
 #include "dialect/deepspeed_flat.h"
+#include "dialect/file_name_internal.h"
 #include "format/pickle/node.h"
 #include "format/torch_pt/writer.h"
 #include "layout/cut.h"
@@ -89,6 +90,7 @@ struct Geometry {
   bool plain_fp32 = false;   ///< stage 0 in fp32: the weights in `module` are the masters
   bool flat_stage0 = false;  ///< stage 0 under FP16_Optimizer: flat groups in the model file
   bool has_experts = false;
+  bool frozen_unknown = false;                           ///< as Checkpoint's
   std::map<std::uint32_t, std::uint64_t> layer_experts;  ///< experts by MoE layer
   /// By MoE layer and global expert: its parameters, in module order.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> expert_params;
@@ -155,7 +157,7 @@ struct Fill {
 plan::Payload PayloadOf(const Fill& fill, std::uint64_t offset, std::uint64_t bytes);
 
 /// Keys of a model file that depend on the layout or hold what the writer builds anew.
-inline constexpr std::array<std::string_view, 13> kModelKeys = {
+inline constexpr std::array<std::string_view, 14> kModelKeys = {
     "module",
     "model",
     "buffer_names",
@@ -169,6 +171,7 @@ inline constexpr std::array<std::string_view, 13> kModelKeys = {
     "checkpoint_parallel_dimensions",
     "ds_version",
     "universal_checkpoint_info",
+    kWholeFrozen,
 };
 
 bool IsOneOf(const pickle::Node* key, std::span<const std::string_view> keys);

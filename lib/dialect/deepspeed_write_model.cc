@@ -153,12 +153,26 @@ const Node* ShareNode(Document& document, const Geometry& geometry, std::uint32_
   return document.Add(std::move(fill), WeightDType(geometry, param), {share});
 }
 
+/// Stage 3 has no place for a frozen parameter that is not among all of them: the key that our own
+/// reader looks for.
+void SetWholeFrozen(Document& document, const Geometry& geometry, const FileId& id, Node* root) {
+  Node* whole = document.arena.Dict();
+  for (std::uint32_t param : FrozenParams(geometry, id.mp)) {
+    if (geometry.params[param].kind != ParamKind::kFrozen) continue;
+    whole->items.push_back(document.arena.String(geometry.params[param].name));
+    whole->items.push_back(WeightNode(document, geometry, param, id.mp));
+  }
+  if (!whole->items.empty()) Set(document.arena, root, kWholeFrozen, whole);
+}
+
 void SetFrozen(Document& document, const Geometry& geometry, const FileId& id, Node* root,
                Weights& weights) {
   Arena& arena = document.arena;
-  if (geometry.to.zero < 2) {
+  // DeepSpeed looks every frozen parameter of the model up in a dict, but none in None.
+  if (geometry.to.zero < 2 || geometry.frozen_unknown) {
     Set(arena, root, "frozen_param_shapes", arena.None());
     Set(arena, root, "frozen_param_fragments", arena.None());
+    if (geometry.to.zero == 3 && id.rank == 0) SetWholeFrozen(document, geometry, id, root);
     return;
   }
   Node* shapes = arena.Dict(true);
@@ -183,16 +197,22 @@ void SetFrozen(Document& document, const Geometry& geometry, const FileId& id, N
 
 const Node* SharedParams(Document& document, const Geometry& geometry, const FileId& id) {
   Arena& arena = document.arena;
-  if (geometry.to.zero == 0) return arena.None();
   Node* shared = arena.Dict();
-  // DeepSpeed fills it on global rank 0 only.
-  if (id.mp != 0 || id.rank != 0) return shared;
+  bool left_out = false;
   for (const Param& param : geometry.params) {
-    if (param.alias_of.empty()) continue;
+    const auto other = geometry.by_name.find(param.alias_of);
+    const Param& data = other == geometry.by_name.end() ? param : geometry.params[other->second];
+    left_out = left_out || !data.left_out_holder.empty();
+    const std::string& holder =
+        data.left_out_holder.empty() ? param.alias_of : data.left_out_holder;
+    if (holder.empty()) continue;
     shared->items.push_back(arena.String(param.name));
-    shared->items.push_back(arena.String(param.alias_of));
+    shared->items.push_back(arena.String(holder));
   }
-  return shared;
+  // DeepSpeed has none at stage 0, where nothing else would tell that a holder was left out.
+  if (geometry.to.zero == 0 && !left_out) return arena.None();
+  // DeepSpeed fills it on global rank 0 only.
+  return id.mp == 0 && id.rank == 0 ? shared : arena.Dict();
 }
 
 const Node* CountNode(Arena& arena, std::uint64_t count) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,18 @@ Result<Checkpoint> ReadUniversal(const SourceSet& source, const Patterns& patter
 /// docs/formats/deepspeed.md section "Writing".
 Result<plan::Target> WriteDeepSpeed(const Checkpoint& source, const Topology& topology);
 
-/// A universal folder in the superset form: OUT/latest_universal, OUT/<tag>/zero/... Pure.
+/// Which of DeepSpeed's universal loaders shall open the state files of trained parameters: no form
+/// suits all of them. Our own reader opens every form.
+enum class Loader : std::uint8_t {
+  kAuto,    ///< the one of the target's stage in the release that saved the source
+  kAny,     ///< stages 1 and 2 of every release, stage 3 from 0.19.3 on: dicts
+  kStage3,  ///< stage 3 of every release: bare tensors
+};
+
+/// A universal folder: OUT/latest_universal, OUT/<tag>/zero/... Pure.
 /// The model-state files are written for `topology.mp()` ranks.
-Result<plan::Target> WriteUniversal(const Checkpoint& source, const Topology& topology);
+/// \error kUnsupported kStage3 with tensor parallelism
+Result<plan::Target> WriteUniversal(const Checkpoint& source, const Topology& topology,
+                                    Loader loader = Loader::kAuto);
 
 }  // namespace shardwright::dialect

@@ -28,6 +28,11 @@ struct FileName {
   bool old_style = false;    ///< kShard without the second underscore; kExpert without a layer
 };
 
+/// Key of stage-3 model files of ours: a dict of frozen parameters by name, each whole. It holds
+/// the other names of tied ones that were left out, for which DeepSpeed's files have a place at
+/// stages 0 to 2 only.
+inline constexpr std::string_view kWholeFrozen = "shardwright_frozen";
+
 /// Matches a base name against the names that DeepSpeed writes; nothing for any other name.
 /// Pure. Source: docs/formats/deepspeed.md, "File names".
 std::optional<FileName> ParseFileName(std::string_view name);

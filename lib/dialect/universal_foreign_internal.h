@@ -11,6 +11,7 @@ namespace shardwright::dialect::atoms {
 
 using pickle::Node;
 using reader::NamedShape;
+using reader::Ties;
 
 /// The model file of one mp rank.
 struct Model {

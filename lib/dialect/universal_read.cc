@@ -110,8 +110,7 @@ void AddTensor(layout::ShardMap* map, const std::string& name, const std::string
   map->tensors.push_back(std::move(tensor));
 }
 
-Status AddAtom(Reading* reading, const Param& param, const std::string& state, const Atom& atom,
-               bool bare_allowed) {
+Status AddAtom(Reading* reading, const Param& param, const std::string& state, const Atom& atom) {
   const std::string where = reading->source.tag + "/" + AtomName(param.name, state);
   const auto wrong = [&] {
     return Fail(Errc::kBadInput, where + ": shape " + ToString(param.shape) + " expected, found " +
@@ -119,7 +118,7 @@ Status AddAtom(Reading* reading, const Param& param, const std::string& state, c
   };
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(param.shape));
   layout::Cut cut = layout::Cut::Whole(param.shape);
-  const bool bare = bare_allowed && atom.keys == nullptr && atom.shape.size() == 1;
+  const bool bare = atom.keys == nullptr && atom.shape.size() == 1;
   if (atom.shape != param.shape && !(bare && atom.place.elems == elems)) {
     // Rows that pad a vocabulary, at the end.
     const std::uint64_t row =
@@ -198,7 +197,7 @@ Result<Checkpoint> ReadOwn(const SourceSet& source, const Patterns& patterns) {
   for (std::size_t i = 0; i < out.params.size(); ++i) {
     for (const std::string& state : atoms[i]) {
       SW_TRY_ASSIGN(const Atom atom, OpenAtom(&reading, folder, out.params[i].name, state));
-      SW_TRY(AddAtom(&reading, out.params[i], state, atom, false));
+      SW_TRY(AddAtom(&reading, out.params[i], state, atom));
     }
     const std::vector<std::string>& found = folder.StatesOf(out.params[i].name);
     for (const std::string& state : found) {

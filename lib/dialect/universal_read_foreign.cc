@@ -322,7 +322,7 @@ Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t gro
   param.shape = std::move(ruled.whole);
   for (const std::string& state : states) {
     SW_TRY_ASSIGN(const Atom atom, OpenAtom(&foreign->reading, foreign->folder, name, state));
-    SW_TRY(AddAtom(&foreign->reading, param, state, atom, foreign->stage3));
+    SW_TRY(AddAtom(&foreign->reading, param, state, atom));
   }
   SW_TRY(AddStep(foreign, &param));
   if (foreign->out().topology.pipeline) {

@@ -57,9 +57,9 @@ Result<Atom> OpenAtom(Reading* reading, const Folder& folder, const std::string&
                       const std::string& state);
 
 /// Adds the tensor (param, state) of one atom, whole or with a padded vocabulary's extra rows.
+/// A bare tensor may be flat.
 /// \error kBadInput if the stored shape is another; names the file and both shapes
-Status AddAtom(Reading* reading, const Param& param, const std::string& state, const Atom& atom,
-               bool bare_allowed);
+Status AddAtom(Reading* reading, const Param& param, const std::string& state, const Atom& atom);
 
 /// Adds a tensor of one fragment.
 void AddTensor(layout::ShardMap* map, const std::string& name, const std::string& state,

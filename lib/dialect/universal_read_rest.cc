@@ -146,12 +146,10 @@ Status AddFrozenShares(Foreign* foreign, const Shares& shares, Param param) {
 
 // The name that holds the data of a tied one: as shared_params says, else the name before it in
 // `module` whose tensor is the same view of the same storage.
-std::string HolderOf(const Model& model, const Node* module, std::size_t at) {
+std::string HolderOf(const Model& model, const Ties& ties, const Node* module, std::size_t at) {
   const std::string& name = module->key(at)->text;
-  const Node* shared = model.root->Find("shared_params");
-  if (shared != nullptr && shared->is_dict()) {
-    const Node* holder = shared->Find(name);
-    if (holder != nullptr && holder->is_string()) return holder->text;
+  for (const auto& [alias, holder] : ties.aliases) {
+    if (alias == name) return holder;
   }
   const Node* node = module->value(at);
   if (model.shapes.contains(name) || !node->is_tensor() || node->tensor->shape == Shape{0}) {
@@ -203,6 +201,13 @@ Status AddRest(Foreign* foreign) {
     for (const Node* name : names->items) buffers.insert(name->text);
   }
   SW_TRY_ASSIGN(const Shares shares, foreign->stage3 ? ReadShares(foreign) : Result<Shares>());
+  const auto trained = [&](const std::string& name) { return model.shapes.contains(name); };
+  const Node* listed = model.root->Find("frozen_param_shapes");
+  const bool lists_frozen = listed != nullptr && listed->is_dict();
+  auto ties = reader::TiesOf(model.root, module, trained, lists_frozen);
+  if (!ties) return Within(foreign->name_of(model) + ": shared_params", std::move(ties).error());
+  Checkpoint& out = foreign->out();
+  out.frozen_unknown = !lists_frozen;
   std::vector<std::string> order;
   std::vector<std::pair<std::string, std::string>> aliases;
   for (std::size_t i = 0; i < module->entry_count(); ++i) {
@@ -212,18 +217,25 @@ Status AddRest(Foreign* foreign) {
     param.name = *key;
     order.push_back(param.name);
     if (foreign->by_name.contains(param.name)) continue;
-    if (std::string holder = HolderOf(model, module, i); !holder.empty()) {
-      aliases.emplace_back(param.name, std::move(holder));
+    const auto holder = ties->left_out.find(param.name);
+    if (holder != ties->left_out.end() && foreign->stage3) {
+      out.warnings.push_back(reader::LeftOutToo(foreign->name_of(model), param.name));
+    } else if (std::string other = HolderOf(model, *ties, module, i); !other.empty()) {
+      aliases.emplace_back(param.name, std::move(other));
     } else if (buffers.contains(param.name)) {
       param.kind = ParamKind::kBuffer;
       SW_TRY(AddWhole(foreign, std::move(param), "buffer"));
     } else {
       param.kind = ParamKind::kFrozen;
+      if (holder != ties->left_out.end()) {
+        param.left_out_holder = holder->second;
+      } else {
+        out.frozen_unknown = false;
+      }
       SW_TRY(foreign->stage3 ? AddFrozenShares(foreign, shares, std::move(param))
                              : AddWhole(foreign, std::move(param), "frozen"));
     }
   }
-  Checkpoint& out = foreign->out();
   for (auto& [name, holder] : aliases) {
     const auto at = foreign->by_name.find(holder);
     if (at == foreign->by_name.end()) {

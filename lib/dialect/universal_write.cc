@@ -11,10 +11,10 @@
 #include "dialect/universal_info.h"
 #include "os/dir.h"
 
-// The superset form of docs/formats/deepspeed.md, "Recommended superset directory", which
-// DeepSpeed's loaders of every stage accept, with what they never open beside it: frozen
-// parameters, buffers, further optimizer states and kAtomsFile, from which ReadUniversal restores
-// everything.
+// The superset form of docs/formats/deepspeed.md, "Recommended superset directory", with what
+// DeepSpeed's loaders never open beside it: frozen parameters, buffers, further optimizer states
+// and kAtomsFile, from which ReadUniversal restores everything. State files are dicts, or bare
+// tensors for stage-3 loaders that open nothing else.
 
 namespace shardwright::dialect {
 namespace {
@@ -38,6 +38,8 @@ struct Context {
   std::vector<Group> groups;
   std::vector<Passed> model_states, optimizer;
   std::shared_ptr<pickle::Arena> arena;
+  const Node* release = nullptr;  // that saved the source, or null
+  bool bare = false;              // states are bare flat tensors
 };
 
 enum class FileKind : std::uint8_t { kAtom, kStep, kModel, kOptimizer };
@@ -138,15 +140,20 @@ void AddSplitKeys(pickle::Arena& arena, const Param& param, Node* root) {
 }
 
 void BuildAtom(Document& document, const Context& context, const FileId& id) {
-  Node* root = document.arena.Dict();
-  AddSplitKeys(document.arena, context.params[id.param], root);
+  const Param& param = context.params[id.param];
+  const Cut& cut = context.cuts[id.param];
   Fill fill;
   fill.kind = Fill::Kind::kWhole;
   fill.param = id.param;
   fill.state = id.atom;
   const DType dtype = context.atoms[id.param][id.atom].second;
-  Set(document.arena, root, "param",
-      document.Add(std::move(fill), dtype, context.cuts[id.param].shard()));
+  if (context.bare && param.kind == ParamKind::kTrainable) {
+    document.root = document.Add(std::move(fill), dtype, {cut.shard_elems()});
+    return;
+  }
+  Node* root = document.arena.Dict();
+  AddSplitKeys(document.arena, param, root);
+  Set(document.arena, root, "param", document.Add(std::move(fill), dtype, cut.shard()));
   document.root = root;
 }
 
@@ -173,12 +180,7 @@ const Node* EmptyModule(pickle::Arena& arena, Graft& graft, const Node* source, 
 }
 
 const Node* Version(pickle::Arena& arena, const Context& context) {
-  for (const auto* all : {&context.model_states, &context.optimizer}) {
-    const Passed* passed = PassedFor(context, *all, 0);
-    if (passed == nullptr) continue;
-    const Node* version = passed->document.root->Find("ds_version");
-    if (version != nullptr && version->is_string() && !version->text.empty()) return version;
-  }
+  if (context.release != nullptr) return context.release;
   return arena.String("0.19.8");  // the release whose form this is
 }
 
@@ -354,7 +356,8 @@ Result<std::vector<std::pair<std::string, DType>>> AtomsOf(const Checkpoint& sou
   return atoms;
 }
 
-Result<std::shared_ptr<Context>> MakeContext(const Checkpoint& source, const Topology& topology) {
+Result<std::shared_ptr<Context>> MakeContext(const Checkpoint& source, const Topology& topology,
+                                             Loader loader) {
   auto context = std::make_shared<Context>();
   context->to = topology;
   context->from = source.topology;
@@ -365,6 +368,8 @@ Result<std::shared_ptr<Context>> MakeContext(const Checkpoint& source, const Top
   context->model_states = source.model_states;
   context->optimizer = source.optimizer;
   context->arena = source.arena;
+  context->release = ReleaseOf(source);
+  SW_TRY_ASSIGN(context->bare, WantsBareStates(source, topology, loader));
   const layout::TensorIndex index(source.map);
   for (Param& param : context->params) {
     const bool floating =
@@ -489,12 +494,14 @@ void Planner::AddText(std::string path, std::string text) {
 
 }  // namespace
 
-Result<plan::Target> WriteUniversal(const Checkpoint& source, const Topology& topology) {
-  SW_TRY_ASSIGN(const auto context, MakeContext(source, topology));
+Result<plan::Target> WriteUniversal(const Checkpoint& source, const Topology& topology,
+                                    Loader loader) {
+  SW_TRY_ASSIGN(const auto context, MakeContext(source, topology, loader));
   Checkpoint described;
   described.params = context->params;
   described.groups = context->groups;
   described.states = source.states;
+  described.frozen_unknown = source.frozen_unknown;
   std::vector<std::vector<std::string>> atoms;
   for (const auto& mine : context->atoms) {
     atoms.emplace_back();

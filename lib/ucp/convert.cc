@@ -6,7 +6,6 @@
 
 #include "base/limits.h"
 #include "base/version.h"
-#include "dialect/dialect.h"
 #include "exec/integrity.h"
 #include "exec/manifest.h"
 #include "os/dir.h"
@@ -24,6 +23,18 @@ nlohmann::ordered_json ToJson(const dialect::Topology& topology) {
   if (topology.round_robin) json["round_robin"] = true;
   if (topology.pipeline) json["stages"] = topology.stages;
   return json;
+}
+
+std::string_view Name(dialect::Loader loader) {
+  switch (loader) {
+    case dialect::Loader::kAny:
+      return "any";
+    case dialect::Loader::kStage3:
+      return "stage3";
+    case dialect::Loader::kAuto:
+      break;
+  }
+  return "auto";
 }
 
 std::string Explain(const dialect::Topology& topology) {
@@ -189,6 +200,7 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::Tar
   nlohmann::ordered_json head =
       ManifestHead(command, format == Format::kUniversal ? "universal" : "deepspeed", input);
   head["layout"] = ToJson(topology);
+  if (format == Format::kUniversal) head["loader"] = Name(options.loader);
   const bool verbatim = format == Format::kDeepSpeed && IsVerbatim(input, topology);
   if (options.link) {
     SW_TRY(CheckLink(input, topology, format, options));
@@ -198,15 +210,17 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::Tar
     SW_TRY_ASSIGN(report, RunVerbatim(comm, input, head, options, sink));
   } else {
     SW_TRY(dialect::CheckUnbound(source));
-    SW_TRY_ASSIGN(plan::Target target, format == Format::kUniversal
-                                           ? dialect::WriteUniversal(source, topology)
-                                           : dialect::WriteDeepSpeed(source, topology));
+    SW_TRY_ASSIGN(plan::Target target,
+                  format == Format::kUniversal
+                      ? dialect::WriteUniversal(source, topology, options.loader)
+                      : dialect::WriteDeepSpeed(source, topology));
     if (options.flat) FlattenUniversal(&target);
     NeighbourReport neighbours =
         AddNeighbours(input.set, RanksOf(format, topology), plan::Twin::kCopy,
                       &input.checkpoint.map, &target, sink);
     SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
-                                  head["kind"].get<std::string>() + " " + head["layout"].dump(),
+                                  head["kind"].get<std::string>() + " " + head["layout"].dump() +
+                                      " " + head.value("loader", ""),
                                   options, sink));
     report.neighbours = std::move(neighbours);
   }

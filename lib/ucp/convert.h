@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
+#include "dialect/dialect.h"
 #include "dialect/target_spec.h"
 #include "exec/run.h"
 #include "plan/plan.h"
@@ -30,6 +32,7 @@ struct ConvertOptions {
   bool link = false;  ///< equal layouts: hard links to the source's files instead of copies
   bool flat =
       false;  ///< universal: the tag folder itself, as ds_to_universal writes it, not a save folder
+  dialect::Loader loader = dialect::Loader::kAuto;  ///< universal: who opens the state files
   exec::Verify verify = exec::Verify::kSums;
   unsigned threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
@@ -79,6 +82,9 @@ nlohmann::ordered_json ManifestHead(const std::string& command, const std::strin
                                     const Input& input);
 
 nlohmann::ordered_json ToJson(const dialect::Topology& topology);
+
+/// As --loader names it.
+std::string_view Name(dialect::Loader loader);
 
 /// "zero=2 dp=3 tp=1 pp=1 ep=1 dtype=bfloat16"
 std::string Explain(const dialect::Topology& topology);

@@ -5,6 +5,7 @@ A case is a dict; what it does not name has the value below. `layers` blocks of 
 """
 
 import os
+import zlib
 
 import deepspeed
 import torch
@@ -21,6 +22,7 @@ CASE = {
     "groups": 2,             # parameter groups, 1 to 3
     "configured": False,     # the optimizer is AdamW, made by DeepSpeed as the configuration says; one group
     "frozen": False,         # some parameters are not trained
+    "left_out": False,       # nor is the embedding, and checkpoints leave all of these out: a base model has them
     "tied": False,           # the output weights are those of the embedding
     "buffers": True,
     "round_robin": False,    # round_robin_gradients of stages 1 and 2
@@ -84,6 +86,10 @@ class Block(nn.Module):
         self.attended = nn.Linear(width, width, bias=False)
         self.widen = nn.Linear(width, 2 * width + 1)
         self.narrow = nn.Linear(2 * width + 1, width)
+        if case["frozen"] and index == 0:
+            self.attended.weight.requires_grad_(False)
+        if case["frozen"] and index == case["layers"] - 1:
+            self.widen.bias.requires_grad_(False)
         if case["buffers"]:
             self.register_buffer("scale", torch.full((3,), 1.0 + index / 4))
         self.moe = None
@@ -109,6 +115,7 @@ class Embed(nn.Module):
     def __init__(self, case):
         super().__init__()
         self.emb = nn.Embedding(case["vocab"], case["width"])
+        self.emb.weight.requires_grad_(not case["left_out"])
 
     def forward(self, x):
         return self.emb(x)
@@ -131,9 +138,6 @@ class Model(nn.Module):
         self.score = Score(case)
         if case["tied"]:
             self.score.head.weight = self.embed.emb.weight
-        if case["frozen"]:
-            self.blocks[0].attended.weight.requires_grad_(False)
-            self.blocks[-1].widen.bias.requires_grad_(False)
 
     def forward(self, x, y):
         x = self.embed(x)
@@ -148,8 +152,20 @@ def loss_of(scores, y):
 
 def make_model(case):
     torch.manual_seed(case["seed"])
-    if not case["pipe"]:
-        return Model(case)
+    model = make_pipeline(case) if case["pipe"] else Model(case)
+    if case["left_out"]:
+        load_base(model)
+    return model
+
+
+def load_base(model):
+    """Frozen weights are the same in every run."""
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+
+
+def make_pipeline(case):
     from deepspeed.pipe import LayerSpec, PipelineModule
     layers = [LayerSpec(Embed, case), *(LayerSpec(Block, case, i) for i in range(case["layers"])), LayerSpec(Score, case)]
     return PipelineModule(layers, num_stages=case["pp"], loss_fn=loss_of, partition_method="uniform", base_seed=case["seed"])

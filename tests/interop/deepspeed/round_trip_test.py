@@ -15,6 +15,8 @@ BF16 = {"dtype": "bf16"}
 BF16_OPTIMIZER = {"dtype": "bf16", "grad_accum": "fp32"}
 FP16 = {"dtype": "fp16"}
 ODD = {"frozen": True, "tied": True, "groups": 1}
+LEFT_OUT = {"frozen": True, "left_out": True, "groups": 1}
+LEFT_OUT_TIED = LEFT_OUT | {"tied": True}
 MOE = {"experts": 4}
 ALL_AT_ONCE = {"groups": 1}
 # A stage that has no vectors makes DeepSpeed wait for ever where others have a group of them.
@@ -59,6 +61,16 @@ SETS = {
         (ALL_AT_ONCE | {"zero": 2, "round_robin": True}, 2,
          [("direct", "zero=2,dp=3,round_robin=false", ALL_AT_ONCE | {"zero": 2}, 3),
           ("atoms", "zero=1,dp=3,round_robin=true", ALL_AT_ONCE | {"zero": 1, "round_robin": True}, 3)]),
+    ],
+    "left_out": [
+        (LEFT_OUT_TIED | {"zero": 2}, 3, [("atoms", "zero=3,dp=2", LEFT_OUT_TIED | {"zero": 3}, 2),
+                                          ("direct", "zero=1,dp=2", LEFT_OUT_TIED, 2),
+                                          ("direct", "zero=0,dp=1", LEFT_OUT_TIED | {"zero": 0}, 1)]),
+        (LEFT_OUT_TIED | {"zero": 3}, 2, [("mpi", "zero=2,dp=3", LEFT_OUT_TIED | {"zero": 2}, 3)]),
+        (LEFT_OUT, 2, [("direct", "zero=3,dp=3", LEFT_OUT | {"zero": 3}, 3)]),
+        (LEFT_OUT | PIPE | {"pp": 2}, 4, [("direct", "pp=1,dp=2", LEFT_OUT | PIPE, 2)]),
+        (LEFT_OUT | {"tp": 2, "zero": 2}, 4, [("direct", "zero=3,tp=1,dp=2", LEFT_OUT | {"zero": 3}, 2),
+                                              ("atoms", "zero=1,tp=2,dp=1", LEFT_OUT | {"tp": 2}, 2)]),
     ],
     "parallel": [
         (MOE | {"ep": 2}, 2, [("direct", "zero=2,dp=4,ep=4", MOE | {"ep": 4, "zero": 2}, 4),

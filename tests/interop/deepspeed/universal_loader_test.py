@@ -1,6 +1,8 @@
 """DeepSpeed's own universal loader opens what ucp-union writes, whatever the stage of both sides.
 
-    universal_loader_test.py BIN LAUNCHER
+    universal_loader_test.py BIN LAUNCHER [UniversalLoader.test_the_loader_that_was_asked_for]
+
+The test of that name holds for older releases too, with SHARDWRIGHT_PEERS as their environment (docs/interop.md).
 
 The loader restores neither buffers nor frozen parameters, and gives every group of a stage-3 engine
 the hyper-parameters of the first (docs/interop.md), so the models here have none of these.
@@ -9,6 +11,7 @@ the hyper-parameters of the first (docs/interop.md), so the models here have non
 import unittest
 
 import commands
+import deepspeed
 import train
 
 PLAIN = {"buffers": False, "groups": 1}
@@ -23,6 +26,15 @@ ROWS = [
     (BF16_OPTIMIZER, 4, [(BF16 | {"zero": 2}, 2), (BF16 | {"zero": 3}, 2)]),
     (TWO_GROUPS | {"optimizer": "amsgrad"}, 2, [(TWO_GROUPS | {"optimizer": "amsgrad", "zero": 2}, 3)]),
     (TWO_GROUPS | {"round_robin": True, "zero": 2}, 2, [(TWO_GROUPS | {"zero": 1}, 3)]),
+]
+
+# (source case, how its atoms are written, case that loads them, its ranks); sources have two ranks.
+ASKED_FOR = [
+    (PLAIN | {"zero": 3}, ["ucp-union"], PLAIN | {"zero": 3}, 3),
+    (PLAIN | {"zero": 3}, ["ucp-union", "--loader", "any"], PLAIN | {"zero": 2}, 3),
+    (PLAIN | {"zero": 2}, ["ucp-union"], PLAIN | {"zero": 1}, 3),
+    (PLAIN | {"zero": 2}, ["ucp-union", "--loader", "stage3"], PLAIN | {"zero": 3}, 3),
+    (PLAIN | {"zero": 2}, ["ucp-load", "--format", "universal", "--target", "zero=3,dp=3"], PLAIN | {"zero": 3}, 3),
 ]
 
 
@@ -44,6 +56,21 @@ class UniversalLoader(unittest.TestCase):
                 with self.subTest(source=case, loader=loader):
                     report = train.resume_case(atoms, loader, world, made, universal=True)
                     self.assertEqual(report["wrong"], [])
+
+    def test_the_loader_that_was_asked_for(self):
+        for number, (case, (command, *flags), loader, world) in enumerate(ASKED_FOR):
+            made = self.folder / f"from{case['zero']}"
+            if not made.exists():
+                train.make_case(made, case, 2)
+            with self.subTest(source=case, command=command, flags=flags, loader=loader):
+                atoms = self.folder / f"atoms{number}"
+                self.ucp.run(command, made / "ckpt", atoms, *flags)
+                report = train.resume_case(atoms, loader, world, made, universal=True)
+                self.assertEqual(report["wrong"], [])
+                print(f"{deepspeed.__version__}: {report['tensors']} tensors equal, losses off by {report['loss_off']:.2g}")
+                back = self.folder / f"back{number}"
+                self.ucp.run("ucp-load", atoms, back, "--target", "zero=1,dp=2")
+                self.ucp.run("ucp-load", "--check", made / "ckpt", back)
 
     def test_drop_in_for_ds_to_universal(self):
         """With the flags of ds_to_universal the pointer lies beside the tag folder, as its callers want it."""
