@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -14,6 +15,8 @@ namespace shardwright::apps {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr std::chrono::hours kStopPatience(24 * 30);
 
 std::string HostName() {
   char name[256] = "";
@@ -35,7 +38,8 @@ std::uint64_t Bytes(const Json& json, const char* key) {
 
 void ShowStatus(cli::Context& context, const Json& json) {
   std::ostream& out = context.out();
-  out << "newest    iteration " << Number(json, "newest") << ", persisted "
+  out << "process   " << Number(json, "pid") << "\n"
+      << "newest    iteration " << Number(json, "newest") << ", persisted "
       << Number(json, "persisted") << "\n"
       << "memory    " << FormatBytes(Bytes(json, "memory_bytes")) << " of "
       << FormatBytes(Bytes(json, "memory_limit_bytes")) << "\n"
@@ -122,7 +126,11 @@ Status AgentFlags::Run(cli::Context& context, const cli::App& app, const SaveFla
 Status AskAgent(cli::Context& context, const std::string& address, const std::string& request) {
   return context.comm().OnRoot([&]() -> Status {
     SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
-    pec::AgentClient client(std::move(where));
+    // Who stops an agent wants to know how that went, however long it saves; a signal ends the wait.
+    const auto patience = request == "stop" ? kStopPatience : pec::kAgentPatience;
+    const Sink& sink = context.sink();
+    pec::AgentClient client(
+        std::move(where), [&sink] { return sink.stop_requested(); }, patience);
     if (!request.empty()) {
       SW_TRY_ASSIGN(const std::string answer, client.Ask(request));
       context.SetResult({{"answer", answer}});

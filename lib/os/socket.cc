@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <memory>
+#include <thread>
 #include <utility>
 
 #include "os/sys_internal.h"
@@ -24,16 +26,32 @@ namespace {
 constexpr int kBacklog = 64;
 constexpr std::size_t kAhead = 4096;
 
-/// Waits for an event, at most `wait`; a signal does not end the wait early.
-bool WaitFor(int fd, short events, std::chrono::milliseconds wait) {
-  const auto end = std::chrono::steady_clock::now() + wait;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// A call that fails when less than this moves within its connection's timeout.
+constexpr std::size_t kPaceBytes = std::size_t{64} << 10;
+/// How often a call that waits asks whether it is to stop.
+constexpr milliseconds kStopTick(100);
+/// A socket file's queue is full: how long until the next try.
+constexpr milliseconds kQueueTick(20);
+
+milliseconds Until(Clock::time_point end) {
+  return std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(0));
+}
+
+/// Waits for an event, at most until `end`; a signal does not end the wait early.
+/// \returns whether it has come
+/// \error kStopped
+Result<bool> WaitFor(int fd, short events, Clock::time_point end, const Stop& stop) {
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        end - std::chrono::steady_clock::now());
+    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
+    const milliseconds wait = std::min(Until(end), kStopTick);
     pollfd one{fd, events, 0};
-    const int ready = ::poll(&one, 1, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    const int ready = ::poll(&one, 1, static_cast<int>(wait.count()));
     if (ready > 0) return true;
-    if (ready == 0 || errno != EINTR) return false;
+    if (ready < 0 && errno != EINTR) return false;
+    if (Clock::now() >= end) return false;
   }
 }
 
@@ -44,8 +62,13 @@ sockaddr_un LocalName(const std::string& path) {
   return name;
 }
 
-/// The addresses of a host; freed with freeaddrinfo.
-Result<addrinfo*> Resolve(const Address& address, bool listen) {
+struct FreeAddresses {
+  void operator()(addrinfo* first) const { ::freeaddrinfo(first); }
+};
+using AddressList = std::unique_ptr<addrinfo, FreeAddresses>;
+
+/// The addresses of a host.
+Result<AddressList> Resolve(const Address& address, bool listen) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (listen ? AI_PASSIVE : 0);
@@ -55,14 +78,27 @@ Result<addrinfo*> Resolve(const Address& address, bool listen) {
   if (error != 0) {
     return Fail(Errc::kNotFound, ToText(address) + ": " + ::gai_strerror(error));
   }
-  return found;
+  return AddressList(found);
 }
 
-bool ConnectWithin(int fd, const sockaddr* name, socklen_t bytes,
-                   std::chrono::milliseconds timeout) {
-  if (::connect(fd, name, bytes) == 0) return true;
-  if (errno != EINPROGRESS && errno != EAGAIN) return false;
-  if (!WaitFor(fd, POLLOUT, timeout)) {
+/// \returns false: errno says why
+/// \error kStopped
+Result<bool> ConnectWithin(int fd, const sockaddr* name, socklen_t bytes, milliseconds timeout,
+                           const Stop& stop) {
+  const Clock::time_point end = Clock::now() + timeout;
+  while (::connect(fd, name, bytes) != 0) {
+    if (errno == EINPROGRESS || errno == EINTR) break;
+    // A socket file whose queue is full: there is nothing to wait for but time.
+    if (errno != EAGAIN) return false;
+    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
+    if (Clock::now() >= end) {
+      errno = ETIMEDOUT;
+      return false;
+    }
+    std::this_thread::sleep_for(kQueueTick);
+  }
+  SW_TRY_ASSIGN(const bool connected, WaitFor(fd, POLLOUT, end, stop));
+  if (!connected) {
     errno = ETIMEDOUT;
     return false;
   }
@@ -77,33 +113,37 @@ Fd NewSocket(int family) {
   return Fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-Result<Fd> ConnectLocal(const Address& address, std::chrono::milliseconds timeout) {
+Result<Fd> ConnectLocal(const Address& address, milliseconds timeout, const Stop& stop) {
   Fd fd = NewSocket(AF_UNIX);
   const sockaddr_un name = LocalName(address.path);
-  if (fd.ok() &&
-      ConnectWithin(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name, timeout)) {
-    return fd;
+  if (fd.ok()) {
+    SW_TRY_ASSIGN(const bool connected,
+                  ConnectWithin(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name,
+                                timeout, stop));
+    if (connected) return fd;
   }
   return SysFail(Errc::kNotFound, ToText(address), "cannot connect", errno);
 }
 
-Result<Fd> ConnectTcp(const Address& address, std::chrono::milliseconds timeout) {
-  SW_TRY_ASSIGN(addrinfo* const found, Resolve(address, false));
+Result<Fd> ConnectTcp(const Address& address, milliseconds timeout, const Stop& stop) {
+  SW_TRY_ASSIGN(const AddressList found, Resolve(address, false));
   int error = ECONNREFUSED;
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     Fd fd = NewSocket(one->ai_family);
-    if (fd.ok() && ConnectWithin(fd.get(), one->ai_addr, one->ai_addrlen, timeout)) {
-      ::freeaddrinfo(found);
-      return fd;
+    if (fd.ok()) {
+      SW_TRY_ASSIGN(const bool connected,
+                    ConnectWithin(fd.get(), one->ai_addr, one->ai_addrlen, timeout, stop));
+      if (connected) return fd;
     }
     error = errno;
   }
-  ::freeaddrinfo(found);
   return SysFail(Errc::kNotFound, ToText(address), "cannot connect", error);
 }
 
 Result<Fd> ListenLocal(const Address& address) {
-  if (const auto alive = ConnectLocal(address, std::chrono::milliseconds(1000)); alive) {
+  // Whoever holds no lock may listen all the same; a full queue is somebody's too.
+  const auto alive = ConnectLocal(address, milliseconds(1000), {});
+  if (alive || alive.error().sys == ETIMEDOUT) {
     return Fail(Errc::kBusy, ToText(address) + ": another process listens there");
   }
   Fd fd = NewSocket(AF_UNIX);
@@ -129,10 +169,10 @@ Result<Fd> ListenLocal(const Address& address) {
 }
 
 Result<Fd> ListenTcp(const Address& address, std::uint16_t* port) {
-  SW_TRY_ASSIGN(addrinfo* const found, Resolve(address, true));
+  SW_TRY_ASSIGN(const AddressList found, Resolve(address, true));
   int error = EADDRNOTAVAIL;
   Fd listening;
-  for (const addrinfo* one = found; one != nullptr && !listening.ok(); one = one->ai_next) {
+  for (const addrinfo* one = found.get(); one != nullptr && !listening.ok(); one = one->ai_next) {
     Fd fd = NewSocket(one->ai_family);
     const int on = 1;
     const bool ok =
@@ -141,7 +181,6 @@ Result<Fd> ListenTcp(const Address& address, std::uint16_t* port) {
     error = errno;
     if (ok) listening = std::move(fd);
   }
-  ::freeaddrinfo(found);
   if (!listening.ok()) {
     const Errc code = error == EADDRINUSE ? Errc::kBusy : Errc::kIo;
     return SysFail(code, ToText(address), "cannot listen", error);
@@ -159,6 +198,25 @@ Result<Fd> ListenTcp(const Address& address, std::uint16_t* port) {
 }
 
 }  // namespace
+
+/// How long a call may go on waiting.
+class Connection::Pace {
+ public:
+  explicit Pace(milliseconds timeout) : timeout_(timeout), end_(Clock::now() + timeout) {}
+
+  void Moved(std::size_t bytes) {
+    moved_ += bytes;
+    if (moved_ < kPaceBytes) return;
+    moved_ = 0;
+    end_ = Clock::now() + timeout_;
+  }
+  Clock::time_point end() const { return end_; }
+
+ private:
+  const milliseconds timeout_;
+  Clock::time_point end_;
+  std::size_t moved_ = 0;
+};
 
 Result<Address> ParseAddress(std::string_view text) {
   Address address;
@@ -206,6 +264,7 @@ Connection::Connection(Connection&& other) noexcept
       name_(std::move(other.name_)),
       local_(other.local_),
       timeout_(other.timeout_),
+      stop_(std::move(other.stop_)),
       ahead_(std::move(other.ahead_)) {}
 
 Connection& Connection::operator=(Connection&& other) noexcept {
@@ -215,6 +274,7 @@ Connection& Connection::operator=(Connection&& other) noexcept {
     name_ = std::move(other.name_);
     local_ = other.local_;
     timeout_ = other.timeout_;
+    stop_ = std::move(other.stop_);
     ahead_ = std::move(other.ahead_);
   }
   return *this;
@@ -224,41 +284,47 @@ Connection::~Connection() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-Result<Connection> Connection::Open(const Address& address, std::chrono::milliseconds timeout) {
-  SW_TRY_ASSIGN(Fd fd,
-                address.is_local() ? ConnectLocal(address, timeout) : ConnectTcp(address, timeout));
-  return Connection(fd.Release(), ToText(address), address.is_local(), timeout);
+Result<Connection> Connection::Open(const Address& address, milliseconds timeout, Stop stop) {
+  SW_TRY_ASSIGN(Fd fd, address.is_local() ? ConnectLocal(address, timeout, stop)
+                                          : ConnectTcp(address, timeout, stop));
+  return Connection(fd.Release(), ToText(address), address.is_local(), timeout, std::move(stop));
 }
 
 Status Connection::Send(std::span<const std::byte> data) {
+  Pace pace(timeout_);
   while (!data.empty()) {
     const ssize_t sent = ::send(fd_, data.data(), data.size(), MSG_NOSIGNAL);
     if (sent > 0) {
       data = data.subspan(static_cast<std::size_t>(sent));
+      pace.Moved(static_cast<std::size_t>(sent));
       continue;
     }
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
       return SysFail(Errc::kIo, name_, "cannot send", errno);
     }
-    if (!WaitFor(fd_, POLLOUT, timeout_)) {
-      return Fail(Errc::kIo, name_ + ": takes nothing any more");
-    }
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLOUT, pace.end(), stop_));
+    if (!ready) return Fail(Errc::kIo, name_ + ": takes nothing any more");
   }
   return {};
 }
 
 Status Connection::Send(std::string_view text) { return Send(std::as_bytes(std::span(text))); }
 
-Result<std::size_t> Connection::Some(std::span<std::byte> out) {
+/// Receives what there is, and waits for it if there is nothing.
+Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
   for (;;) {
     const ssize_t got = ::recv(fd_, out.data(), out.size(), 0);
-    if (got >= 0) return static_cast<std::size_t>(got);
+    if (got >= 0) {
+      pace->Moved(static_cast<std::size_t>(got));
+      return static_cast<std::size_t>(got);
+    }
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       return SysFail(Errc::kIo, name_, "cannot receive", errno);
     }
-    if (!WaitFor(fd_, POLLIN, timeout_)) return Fail(Errc::kIo, name_ + ": sends nothing any more");
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, pace->end(), stop_));
+    if (!ready) return Fail(Errc::kIo, name_ + ": sends nothing any more");
   }
 }
 
@@ -267,8 +333,9 @@ Status Connection::Receive(std::span<std::byte> out) {
   std::memcpy(out.data(), ahead_.data(), ready);
   ahead_.erase(0, ready);
   std::size_t done = ready;
+  Pace pace(timeout_);
   while (done < out.size()) {
-    SW_TRY_ASSIGN(const std::size_t got, Some(out.subspan(done)));
+    SW_TRY_ASSIGN(const std::size_t got, Some(out.subspan(done), &pace));
     if (got == 0) {
       return Fail(Errc::kIo, name_ + ": connection cut after " + std::to_string(done) + " of " +
                                  std::to_string(out.size()) + " bytes");
@@ -279,6 +346,7 @@ Status Connection::Receive(std::span<std::byte> out) {
 }
 
 Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
+  Pace pace(timeout_);
   for (;;) {
     const std::size_t end = ahead_.find('\n');
     if (end != std::string::npos && end <= cap) {
@@ -290,7 +358,7 @@ Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
       return Fail(Errc::kLimit, name_ + ": a line of more than " + std::to_string(cap) + " bytes");
     }
     std::array<std::byte, kAhead> more;
-    SW_TRY_ASSIGN(const std::size_t got, Some(more));
+    SW_TRY_ASSIGN(const std::size_t got, Some(more, &pace));
     if (got == 0) {
       if (ahead_.empty()) return std::optional<std::string>();
       return Fail(Errc::kIo, name_ + ": connection cut inside a line");
@@ -299,17 +367,35 @@ Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
   }
 }
 
-bool Connection::Readable(std::chrono::milliseconds wait) const {
-  return !ahead_.empty() || WaitFor(fd_, POLLIN, wait);
+Result<bool> Connection::HasLine(std::size_t cap, milliseconds wait) {
+  const auto whole = [&] {
+    return ahead_.size() > cap || ahead_.find('\n') != std::string::npos;
+  };
+  if (whole()) return true;
+  SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, Clock::now() + wait, stop_));
+  if (!ready) return false;
+  std::array<std::byte, kAhead> more;
+  Pace pace(timeout_);
+  SW_TRY_ASSIGN(const std::size_t got, Some(more, &pace));
+  ahead_.append(reinterpret_cast<const char*>(more.data()), got);
+  return got == 0 || whole();
+}
+
+bool Connection::Readable() const {
+  pollfd one{fd_, POLLIN, 0};
+  return !ahead_.empty() || ::poll(&one, 1, 0) > 0;
 }
 
 Listener::Listener(Listener&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), address_(std::move(other.address_)) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      address_(std::move(other.address_)),
+      lock_(std::move(other.lock_)) {}
 
 Listener& Listener::operator=(Listener&& other) noexcept {
   if (this != &other) {
     std::swap(fd_, other.fd_);
     std::swap(address_, other.address_);
+    std::swap(lock_, other.lock_);
   }
   return *this;
 }
@@ -323,15 +409,19 @@ Listener::~Listener() {
 Result<Listener> Listener::Open(const Address& address) {
   Listener listener;
   listener.address_ = address;
+  if (address.is_local()) {
+    // The look at the old socket file and its replacement are one step.
+    SW_TRY_ASSIGN(listener.lock_, Lock::Take(address.path + ".lock", "listens"));
+  }
   SW_TRY_ASSIGN(Fd fd, address.is_local() ? ListenLocal(address)
                                           : ListenTcp(address, &listener.address_.port));
   listener.fd_ = fd.Release();
   return listener;
 }
 
-Result<std::optional<Connection>> Listener::Accept(std::chrono::milliseconds wait,
-                                                   std::chrono::milliseconds timeout) const {
-  if (!WaitFor(fd_, POLLIN, wait)) return std::optional<Connection>();
+Result<std::optional<Connection>> Listener::Accept(milliseconds wait, milliseconds timeout,
+                                                   Stop stop) const {
+  if (!Pending(wait)) return std::optional<Connection>();
   const int fd = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) {
     // The other side may have gone again before we came to it.
@@ -340,7 +430,12 @@ Result<std::optional<Connection>> Listener::Accept(std::chrono::milliseconds wai
     }
     return SysFail(Errc::kIo, ToText(address_), "cannot accept", errno);
   }
-  return std::optional(Connection(fd, ToText(address_), address_.is_local(), timeout));
+  return std::optional(
+      Connection(fd, ToText(address_), address_.is_local(), timeout, std::move(stop)));
+}
+
+bool Listener::Pending(milliseconds wait) const {
+  return WaitFor(fd_, POLLIN, Clock::now() + wait, {}).value_or(false);
 }
 
 }  // namespace shardwright::os

@@ -3,12 +3,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "base/result.h"
+#include "os/lock.h"
 
 namespace shardwright::os {
 
@@ -30,7 +32,11 @@ Result<Address> ParseAddress(std::string_view text);
 /// The inverse.
 std::string ToText(const Address& address);
 
-/// A stream to another process. A call fails when nothing moves for the connection's timeout.
+/// Asked several times a second while a call waits: true ends it with kStopped. Empty: never.
+using Stop = std::function<bool()>;
+
+/// A stream to another process. A call fails when less than 64 KiB, or what is left to move, moves
+/// within the connection's timeout: whoever trickles is as good as silent.
 /// One thread at a time. Local.
 class Connection {
  public:
@@ -39,24 +45,29 @@ class Connection {
   Connection& operator=(Connection&& other) noexcept;
   ~Connection();
 
-  /// \error kNotFound  nobody listens there, or the host is unknown
-  static Result<Connection> Open(const Address& address, std::chrono::milliseconds timeout);
+  /// \error kNotFound  nobody listens there, or the host is unknown; kStopped
+  static Result<Connection> Open(const Address& address, std::chrono::milliseconds timeout,
+                                 Stop stop = {});
 
-  /// \error kIo  the other side is gone or does not read
+  /// \error kIo  the other side is gone or does not read; kStopped
   Status Send(std::span<const std::byte> data);
   Status Send(std::string_view text);
 
-  /// Fills `out`. \error kIo  the other side is gone or silent before
+  /// Fills `out`. \error kIo  the other side is gone or silent before; kStopped
   Status Receive(std::span<std::byte> out);
 
   /// A line without its line feed.
   /// \returns nothing if the other side has closed and no byte of a line has come
-  /// \error kLimit  longer than `cap`; kIo  gone or silent before the line's end
+  /// \error kLimit  longer than `cap`; kIo  gone or silent before the line's end; kStopped
   Result<std::optional<std::string>> ReceiveLine(std::size_t cap);
 
-  /// Waits until there is something to receive, or the other side has closed.
+  /// Waits until ReceiveLine would return at once; what has come of a line is kept.
   /// \returns false after `wait`
-  bool Readable(std::chrono::milliseconds wait) const;
+  /// \error kIo
+  Result<bool> HasLine(std::size_t cap, std::chrono::milliseconds wait);
+
+  /// Whether there is something to receive, or the other side has closed. Does not wait.
+  bool Readable() const;
 
   const std::string& name() const { return name_; }
   /// Whether it came through a socket file.
@@ -64,14 +75,20 @@ class Connection {
 
  private:
   friend class Listener;
-  Connection(int fd, std::string name, bool local, std::chrono::milliseconds timeout)
-      : fd_(fd), name_(std::move(name)), local_(local), timeout_(timeout) {}
-  Result<std::size_t> Some(std::span<std::byte> out);
+  class Pace;
+  Connection(int fd, std::string name, bool local, std::chrono::milliseconds timeout, Stop stop)
+      : fd_(fd),
+        name_(std::move(name)),
+        local_(local),
+        timeout_(timeout),
+        stop_(std::move(stop)) {}
+  Result<std::size_t> Some(std::span<std::byte> out, Pace* pace);
 
   int fd_ = -1;
   std::string name_;
   bool local_ = false;
   std::chrono::milliseconds timeout_{0};
+  Stop stop_;
   std::string ahead_;  // received after a line
 };
 
@@ -85,7 +102,8 @@ class Listener {
   ~Listener();
 
   /// Port 0 takes any free port. A socket file that nobody listens on any more is replaced; only
-  /// its owner may connect to a new one.
+  /// its owner may connect to a new one. The lock `<path>.lock` is held as long as the listener
+  /// lives, so that of several that start at once one gets the file, and the others kBusy.
   /// \error kBusy  somebody listens there; kIo
   static Result<Listener> Open(const Address& address);
 
@@ -93,7 +111,10 @@ class Listener {
   /// \returns nothing after `wait`
   /// \error kIo
   Result<std::optional<Connection>> Accept(std::chrono::milliseconds wait,
-                                           std::chrono::milliseconds timeout) const;
+                                           std::chrono::milliseconds timeout, Stop stop = {}) const;
+
+  /// Whether somebody has connected and waits to be accepted, after at most `wait`.
+  bool Pending(std::chrono::milliseconds wait) const;
 
   /// With the port that was taken.
   const Address& address() const { return address_; }
@@ -101,6 +122,7 @@ class Listener {
  private:
   int fd_ = -1;
   Address address_;
+  Lock lock_;  // of a socket file
 };
 
 }  // namespace shardwright::os

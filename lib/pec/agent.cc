@@ -20,6 +20,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kTokenReads = 5;
 constexpr std::chrono::milliseconds kTokenWait(100);
 
+constexpr const char* kRestoredMeanwhile = "the store was restored while the snapshot was taken";
+
 class ThrottledBytes final : public exec::ByteSource {
  public:
   ThrottledBytes(std::unique_ptr<exec::ByteSource> source, Limiter& limiter)
@@ -86,16 +88,20 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink, const Copie
     SaveRequest options = options_.save;
     options.tokens = tokens.get();
     options.tokens_path = options_.tokens_path;
+    auto record = std::make_shared<MemoryCheckpoint>();
+    record->tokens = std::move(tokens);
     std::optional<SelectionState> level;
     {
       const std::lock_guard lock(mutex_);
       level = level_;
+      record->recovery = recovery_;
     }
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
     SW_TRY_ASSIGN(const SnapshotChoice choice,
                   ChooseSnapshot(*comm, input, options, level ? &*level : nullptr, sink));
     {
       const std::lock_guard lock(mutex_);
+      if (recovery_ != record->recovery) return Fail(Errc::kMismatch, kRestoredMeanwhile);
       // A hook may ask for what `latest` has told already.
       const std::optional<std::size_t> newest = buffers_.NewestComplete();
       if (newest && buffers_.iteration(*newest) == choice.iteration) return choice.iteration;
@@ -103,7 +109,7 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink, const Copie
       DropIdle();
     }
     const std::uint64_t iteration = choice.iteration;
-    Status filled = Fill(input, choice, options, std::move(tokens), sink, note_copied);
+    Status filled = Fill(input, choice, options, std::move(record), sink, note_copied);
     if (filled) return iteration;
     const std::lock_guard lock(mutex_);
     buffers_.AbandonFilling();
@@ -121,13 +127,11 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink, const Copie
 }
 
 Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
-                   std::shared_ptr<const moe::LoadTrace> tokens, Sink& sink, const Copied& copied) {
+                   std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied) {
   SW_TRY_ASSIGN(const auto taking, Taking::Copy(input, choice, pool_, options, sink));
   copied(choice.iteration);
   SW_TRY_ASSIGN(Taken taken, taking->Seal());
-  auto record = std::make_shared<MemoryCheckpoint>();
   record->catalogue = dialect::Serialize(input.set);
-  record->tokens = std::move(tokens);
   Manifest& manifest = record->manifest;
   manifest.iteration = choice.iteration;
   manifest.tag = input.checkpoint.tag;
@@ -149,9 +153,9 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
   manifest.state = after;
   const std::uint64_t bytes = taken.bytes;
   const std::lock_guard lock(mutex_);
-  SW_TRY(Put(choice, std::move(taken)));
   const std::optional<std::size_t> filling = buffers_.Find(BufferState::kFilling);
-  SW_CHECK(filling.has_value());
+  if (!filling) return Fail(Errc::kMismatch, kRestoredMeanwhile);
+  SW_TRY(Put(choice, std::move(taken)));
   for (const auto& [id, blob] : buffers_.content(*filling)) {
     const auto* copy = static_cast<const ModuleCopy*>(blob.data.get());
     HeldModule& held = manifest.modules[choice.model.index_of(id)];
@@ -162,8 +166,8 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
     }
   }
   SW_TRY(buffers_.End());
+  if (recovery_ == record->recovery) level_ = std::move(after);
   records_[*filling] = std::move(record);
-  level_ = std::move(after);
   status_.snapshot_bytes += bytes;
   return {};
 }
@@ -218,10 +222,7 @@ Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Sink& sink) 
     SW_TRY_ASSIGN(tokens, ReadTokens());
   }
   Snapshotted snapshotted = SnapshottedOf(checkpoint.manifest);
-  {
-    const std::lock_guard lock(mutex_);
-    snapshotted.recovery = recovery_;
-  }
+  snapshotted.recovery = checkpoint.recovery;
   SaveRequest options = options_.save;
   options.iteration = checkpoint.manifest.iteration;
   options.snapshotted = &snapshotted;
@@ -281,40 +282,66 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
   }
   for (const AgentEntry& entry : Entries()) {
     if (entry.state != "copy") continue;
-    const std::lock_guard one(persist_mutex_);
-    SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, StoredIteration());
-    if (stored && *stored >= entry.checkpoint->manifest.iteration) continue;
-    stop_persist_.store(false);
-    SW_TRY(Write(*entry.checkpoint, sink));
+    Status saved = FlushCopy(entry, sink);
+    if (saved) continue;
+    SW_TRY(CatchUp());
+    if (Holds(entry)) return tl::unexpected<Error>(std::move(saved).error());
   }
   return StoredIteration();
 }
 
-Status Agent::CatchUp() {
-  const std::lock_guard one(catch_up_mutex_);
-  SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
-  if (!there) return {};
-  SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
-  SW_TRY_ASSIGN(const std::optional<Recovery> last, store.LastRecovery());
-  if (!last) return {};
-  bool news = false;
-  {
-    const std::lock_guard lock(mutex_);
-    news = last->sequence != recovery_;
-    recovery_ = last->sequence;
-  }
-  if (news) Rollback(last->resume);
+Status Agent::FlushCopy(const AgentEntry& entry, Sink& sink) {
+  const std::lock_guard one(persist_mutex_);
+  SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, StoredIteration());
+  if (stored && *stored >= entry.checkpoint->manifest.iteration) return {};
+  stop_persist_.store(false);
+  SW_TRY(Write(*entry.checkpoint, sink));
   return {};
 }
 
-void Agent::Rollback(std::uint64_t resume) {
+bool Agent::Holds(const AgentEntry& copy) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = copies_.find(copy.origin);
+  return found != copies_.end() && found->second == copy.checkpoint;
+}
+
+Status Agent::CatchUp() {
+  const std::lock_guard one(catch_up_mutex_);
+  return LookForRestores();
+}
+
+/// \pre catch_up_mutex_ is held
+Status Agent::LookForRestores() {
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
+  if (!there) return {};
+  SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
+  std::uint64_t known = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    known = recovery_;
+  }
+  SW_TRY_ASSIGN(const std::vector<Recovery> news, store.RecoveriesAfter(known));
+  if (!news.empty()) Rollback(news);
+  return {};
+}
+
+/// \param restores  that were not known before
+void Agent::Rollback(const std::vector<Recovery>& restores) {
+  {
+    // From here on no snapshot begins that was chosen before.
+    const std::lock_guard lock(mutex_);
+    recovery_ = restores.back().sequence;
+  }
   stop_persist_.store(true);
   const std::lock_guard one(persist_mutex_);
   const std::lock_guard lock(mutex_);
-  buffers_.Rollback(resume);
+  for (const Recovery& restore : restores) {
+    buffers_.Rollback(restore.resume);
+    std::erase_if(copies_, [&](const auto& copy) {
+      return GivesUp(restore, copy.second->recovery, copy.second->manifest.iteration);
+    });
+  }
   DropIdle();
-  std::erase_if(copies_,
-                [&](const auto& copy) { return copy.second->manifest.iteration > resume; });
   level_.reset();
 }
 
@@ -345,22 +372,47 @@ BlobPtr Agent::Find(const exec::Digest& digest) const {
   return nullptr;
 }
 
-Status Agent::Accept(const std::string& origin, MemoryCheckpoint checkpoint) {
-  SW_TRY(CatchUp());
-  SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> input,
-                OpenMemory(checkpoint, options_.pattern_files));
-  SW_TRY_ASSIGN(const Model model, DescribeModel(input->checkpoint));
-  SW_TRY(Validate(checkpoint.manifest.state.snapshot, model.experts));
-  SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
-  if (there) {
-    SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
-    if (store.head().fingerprint != model.fingerprint) {
-      return Fail(Errc::kMismatch, "copy of " + origin + ": fingerprint " +
-                                       exec::Hex(store.head().fingerprint) + " of " +
-                                       options_.save.store + " expected, found " +
-                                       exec::Hex(model.fingerprint));
-    }
+Result<Manifest> Agent::ReadManifest(std::string text, const std::string& where, Counted* counted) {
+  const std::lock_guard one(text_mutex_);
+  SW_TRY_ASSIGN(Manifest manifest, ParseManifest(text, where));
+  SW_TRY(counted->Grow(manifest.modules.size() * (sizeof(HeldModule) + sizeof(std::string))));
+  return manifest;
+}
+
+/// Whether a copy can be of the store, as far as there is one. A first checkpoint makes it.
+Status Agent::CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
+                         const Model& model) const {
+  const std::string& path = options_.save.store;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (!there) {
+    if (checkpoint.recovery == 0) return {};
+    return Fail(Errc::kNotFound, path + ": no store here, but " + what + " knows of its recovery " +
+                                     std::to_string(checkpoint.recovery));
   }
+  SW_TRY_ASSIGN(const Store store, Store::Open(path));
+  if (store.head().fingerprint != model.fingerprint) {
+    return Fail(Errc::kMismatch, what + ": fingerprint " + exec::Hex(store.head().fingerprint) +
+                                     " of " + path + " expected, found " +
+                                     exec::Hex(model.fingerprint));
+  }
+  return store.CheckPast(checkpoint.recovery, checkpoint.manifest.iteration, what);
+}
+
+Status Agent::Accept(const std::string& origin, MemoryCheckpoint checkpoint) {
+  const std::string what = "copy of " + origin;
+  Model model;
+  {
+    const std::lock_guard one(text_mutex_);
+    SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> input,
+                  OpenMemory(checkpoint, options_.pattern_files));
+    SW_TRY_ASSIGN(model, DescribeModel(input->checkpoint));
+  }
+  SW_TRY(Validate(checkpoint.manifest.state.snapshot, model.experts));
+  // What came in may have been under way for long. No restore is news between the look and the
+  // end: one that comes later is, for the next look.
+  const std::lock_guard one(catch_up_mutex_);
+  SW_TRY(LookForRestores());
+  SW_TRY(CheckStore(what, checkpoint, model));
   const std::lock_guard lock(mutex_);
   copies_[origin] = std::make_shared<const MemoryCheckpoint>(std::move(checkpoint));
   return {};

@@ -88,9 +88,9 @@ class Agent {
   /// that may be gone. \returns the store's newest iteration; nothing if it has none
   Result<std::optional<std::uint64_t>> Flush(Sink& sink);
 
-  /// Forgets what training has given up, if the store tells of a restore that is news: a persist of
+  /// Forgets what training has given up, if the store tells of restores that are news: a persist of
   /// it is stopped. Snapshot, Persist, Flush and Accept look by themselves.
-  /// \error as Store::LastRecovery
+  /// \error as Store::RecoveriesAfter
   Status CatchUp();
 
   /// Complete checkpoints, newest first; then copies.
@@ -100,8 +100,15 @@ class Agent {
   /// A blob of any entry. Null: not in memory
   BlobPtr Find(const exec::Digest& digest) const;
 
+  /// Reads the manifest of a copy. One text at a time, since while it is taken apart it takes many
+  /// times its size.
+  /// \param counted  where what it holds is counted
+  /// \error as ParseManifest; kLimit
+  Result<Manifest> ReadManifest(std::string text, const std::string& where, Counted* counted);
+
   /// Keeps another agent's checkpoint in place of the one before.
-  /// \error kBadInput  it contradicts itself; kMismatch  of another model than the store
+  /// \error kBadInput  it contradicts itself; kMismatch  of another model than the store, or given
+  ///        up by a restore; kNotFound  of another store
   Status Accept(const std::string& origin, MemoryCheckpoint checkpoint);
 
   AgentStatus status() const;
@@ -116,9 +123,14 @@ class Agent {
   };
 
   Status Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
-              std::shared_ptr<const moe::LoadTrace> tokens, Sink& sink, const Copied& copied);
+              std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied);
   Status Put(const SnapshotChoice& choice, Taken taken);
-  void Rollback(std::uint64_t resume);
+  Status LookForRestores();
+  void Rollback(const std::vector<Recovery>& restores);
+  Status CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
+                    const Model& model) const;
+  Status FlushCopy(const AgentEntry& entry, Sink& sink);
+  bool Holds(const AgentEntry& copy) const;
   Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Sink& sink);
   Result<std::shared_ptr<const moe::LoadTrace>> ReadTokens() const;
   Result<std::optional<std::uint64_t>> StoredIteration() const;
@@ -127,6 +139,7 @@ class Agent {
   const AgentOptions options_;
   const std::shared_ptr<MemoryPool> pool_;
   Limiter limiter_;
+  std::mutex text_mutex_;      // one text of a copy at a time is taken apart
   std::mutex snapshot_mutex_;  // one snapshot at a time; before mutex_
   std::mutex catch_up_mutex_;  // before persist_mutex_
   std::mutex persist_mutex_;   // one persist at a time; before mutex_

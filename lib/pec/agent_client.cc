@@ -1,6 +1,7 @@
 #include "pec/agent_client.h"
 
-#include <chrono>
+#include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -13,9 +14,6 @@ namespace {
 
 using nlohmann::json;
 
-/// A flush may write for long before it answers.
-constexpr std::chrono::milliseconds kTimeout(600'000);
-
 Result<std::string> TextBehind(os::Connection& connection, const std::string& rest) {
   SW_TRY_ASSIGN(const std::uint64_t bytes,
                 ParseNumber(rest, kAgentTextBytes, connection.name() + ": length"));
@@ -24,16 +22,20 @@ Result<std::string> TextBehind(os::Connection& connection, const std::string& re
 
 }  // namespace
 
-Result<os::Connection> AgentClient::Borrow() {
+/// A connection that lay idle, or a new one.
+Result<os::Connection> AgentClient::Borrow(bool* lay_idle) {
   {
     const std::lock_guard lock(mutex_);
-    if (!idle_.empty()) {
+    while (!idle_.empty()) {
       os::Connection connection = std::move(idle_.back());
       idle_.pop_back();
-      return connection;
+      // Nothing was asked on it: what can be received is its end.
+      *lay_idle = !connection.Readable();
+      if (*lay_idle) return connection;
     }
   }
-  return os::Connection::Open(address_, kTimeout);
+  *lay_idle = false;
+  return os::Connection::Open(address_, patience_, stop_);
 }
 
 void AgentClient::Return(os::Connection connection) {
@@ -41,18 +43,30 @@ void AgentClient::Return(os::Connection connection) {
   idle_.push_back(std::move(connection));
 }
 
+/// Sends a request and receives the line that answers it. Where the agent closes a connection that
+/// lay idle in the very moment of the request, it is asked again on another one.
+Result<std::string> AgentClient::Exchange(const std::string& request, os::Connection* connection) {
+  for (;;) {
+    bool lay_idle = false;
+    SW_TRY_ASSIGN(*connection, Borrow(&lay_idle));
+    const Status sent = connection->Send(request + "\n");
+    Result<std::string> answer =
+        sent ? ReceiveAnswer(*connection) : tl::unexpected<Error>(sent.error());
+    const int error = answer ? 0 : answer.error().sys;
+    if (!lay_idle || (error != ECONNRESET && error != EPIPE)) return answer;
+  }
+}
+
 Result<std::string> AgentClient::Ask(const std::string& request) {
-  SW_TRY_ASSIGN(os::Connection connection, Borrow());
-  SW_TRY(connection.Send(request + "\n"));
-  SW_TRY_ASSIGN(std::string rest, ReceiveAnswer(connection));
+  os::Connection connection;
+  SW_TRY_ASSIGN(std::string rest, Exchange(request, &connection));
   Return(std::move(connection));
   return rest;
 }
 
 Result<std::string> AgentClient::AskText(const std::string& request) {
-  SW_TRY_ASSIGN(os::Connection connection, Borrow());
-  SW_TRY(connection.Send(request + "\n"));
-  SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
+  os::Connection connection;
+  SW_TRY_ASSIGN(const std::string rest, Exchange(request, &connection));
   SW_TRY_ASSIGN(std::string text, TextBehind(connection, rest));
   Return(std::move(connection));
   return text;
@@ -72,6 +86,12 @@ Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
     }
     AgentClient::Listed& listed = out.emplace_back();
     listed.state = state->get<std::string>();
+    if (const auto recovery = one.find("recovery"); recovery != one.end()) {
+      if (!recovery->is_number_unsigned()) {
+        return Fail(Errc::kBadInput, where + ": \"recovery\" is no number");
+      }
+      listed.recovery = recovery->get<std::uint64_t>();
+    }
     SW_TRY_ASSIGN(listed.manifest, ParseManifest(manifest->get<std::string>(), where));
   }
   return out;
@@ -84,12 +104,13 @@ Result<std::vector<AgentClient::Listed>> AgentClient::List() {
 
 Status AgentClient::Read(const exec::Digest& digest, std::uint64_t offset,
                          std::span<std::byte> out) {
-  SW_TRY_ASSIGN(os::Connection connection, Borrow());
   while (!out.empty()) {
     const std::span<std::byte> part = out.first(std::min<std::size_t>(out.size(), kAgentReadBytes));
-    SW_TRY(connection.Send("read " + exec::Hex(digest) + " " + std::to_string(offset) + " " +
-                           std::to_string(part.size()) + "\n"));
-    SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
+    os::Connection connection;
+    SW_TRY_ASSIGN(const std::string rest,
+                  Exchange("read " + exec::Hex(digest) + " " + std::to_string(offset) + " " +
+                               std::to_string(part.size()),
+                           &connection));
     const std::vector<std::string_view> words = WordsOf(rest);
     const std::string where = connection.name() + ": blob " + exec::Hex(digest);
     if (words.size() != 2 || words[0] != std::to_string(part.size())) {
@@ -103,19 +124,21 @@ Status AgentClient::Read(const exec::Digest& digest, std::uint64_t offset,
       return Fail(Errc::kBadInput, where + ": CRC-32 " + std::to_string(crc) + " expected, found " +
                                        std::to_string(found));
     }
+    Return(std::move(connection));
     offset += part.size();
     out = out.subspan(part.size());
   }
-  Return(std::move(connection));
   return {};
 }
 
 Result<std::uint64_t> AgentClient::Push(const std::string& name, const MemoryCheckpoint& checkpoint,
                                         Limiter& limiter) {
-  SW_TRY_ASSIGN(os::Connection connection, Borrow());
+  bool lay_idle = false;
+  SW_TRY_ASSIGN(os::Connection connection, Borrow(&lay_idle));
   const std::string manifest = ToText(checkpoint.manifest);
   SW_TRY(connection.Send("push " + name + " " + std::to_string(manifest.size()) + " " +
-                         std::to_string(checkpoint.catalogue.size()) + "\n"));
+                         std::to_string(checkpoint.catalogue.size()) + " " +
+                         std::to_string(checkpoint.recovery) + "\n"));
   SW_TRY(connection.Send(manifest));
   SW_TRY(connection.Send(checkpoint.catalogue));
   SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <span>
@@ -14,21 +15,28 @@
 
 namespace shardwright::pec {
 
+/// How long a client waits for an answer: a flush may write for long before it answers.
+inline constexpr std::chrono::milliseconds kAgentPatience(600'000);
+
 /// Speaks to an agent. Thread-safe: threads that ask at once have connections of their own.
 class AgentClient {
  public:
-  explicit AgentClient(os::Address address) : address_(std::move(address)) {}
+  /// \param stop  true ends every call with kStopped, also one that waits
+  explicit AgentClient(os::Address address, os::Stop stop = {},
+                       std::chrono::milliseconds patience = kAgentPatience)
+      : address_(std::move(address)), stop_(std::move(stop)), patience_(patience) {}
 
   const os::Address& address() const { return address_; }
 
   /// Sends a request. \returns what follows "ok", and where that is a length, the text behind it
-  /// \error what the agent answers; kNotFound  nobody listens; kIo
+  /// \error what the agent answers; kNotFound  nobody listens; kIo; kStopped
   Result<std::string> Ask(const std::string& request);
   Result<std::string> AskText(const std::string& request);
 
   /// Checkpoints in its memory.
   struct Listed {
     std::string state;
+    std::uint64_t recovery = 0;  ///< as MemoryCheckpoint; 0 too where the agent does not say
     Manifest manifest;
   };
   /// \error kBadInput  no such list; as Ask
@@ -45,10 +53,13 @@ class AgentClient {
                              Limiter& limiter);
 
  private:
-  Result<os::Connection> Borrow();
+  Result<os::Connection> Borrow(bool* lay_idle);
   void Return(os::Connection connection);
+  Result<std::string> Exchange(const std::string& request, os::Connection* connection);
 
-  os::Address address_;
+  const os::Address address_;
+  const os::Stop stop_;
+  const std::chrono::milliseconds patience_;
   std::mutex mutex_;
   std::vector<os::Connection> idle_;
 };

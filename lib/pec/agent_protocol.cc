@@ -1,10 +1,12 @@
 #include "pec/agent_protocol.h"
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <utility>
 
+#include "base/bytes.h"
 #include "format/zip/crc32.h"
 #include "pec/write_blobs.h"
 #include "plan/plan.h"
@@ -13,6 +15,9 @@ namespace shardwright::pec {
 namespace {
 
 constexpr std::uint64_t kSendBytes = std::uint64_t{1} << 20;
+/// What is received and counted at once.
+constexpr std::size_t kPieceBytes = std::size_t{64} << 10;
+constexpr std::size_t kPieceUnits = 1024;
 
 /// One line, whatever the message holds.
 std::string OneLine(std::string text) {
@@ -42,6 +47,26 @@ Status CheckUnits(const std::vector<std::uint32_t>& units, const BlobRef& expect
   if (sum == expected.bytes) return {};
   return Fail(Errc::kBadInput, where + ": units of " + std::to_string(expected.bytes) +
                                    " bytes expected, found " + std::to_string(sum));
+}
+
+/// Lengths of units. Each is counted with its sum, which follows: units may be tiny.
+Result<std::vector<std::uint32_t>> ReceiveUnits(os::Connection& connection, std::uint64_t count,
+                                                Counted* counted) {
+  std::vector<std::uint32_t> units;
+  while (units.size() < count) {
+    std::array<std::byte, 4 * kPieceUnits> raw;
+    const std::size_t some = std::min<std::size_t>(count - units.size(), kPieceUnits);
+    SW_TRY(counted->Grow(some * (sizeof(std::uint32_t) + sizeof(UnitSum))));
+    SW_TRY(connection.Receive(std::span(raw).first(4 * some)));
+    for (std::size_t i = 0; i < some; ++i) {
+      std::uint32_t length = 0;
+      for (std::size_t b = 4; b-- > 0;) {
+        length = length << 8 | std::to_integer<std::uint32_t>(raw[4 * i + b]);
+      }
+      units.push_back(length);
+    }
+  }
+  return units;
 }
 
 }  // namespace
@@ -92,7 +117,9 @@ Status SendAnswer(os::Connection& connection, const Status& status, std::string_
 
 Result<std::string> ReceiveAnswer(os::Connection& connection) {
   SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(kAgentLineBytes));
-  if (!line) return Fail(Errc::kIo, connection.name() + ": closed without an answer");
+  if (!line) {
+    return Fail(Errc::kIo, connection.name() + ": closed without an answer", ECONNRESET);
+  }
   if (*line == "ok") return std::string();
   if (line->starts_with("ok ")) return line->substr(3);
   if (line->starts_with("error ")) {
@@ -105,13 +132,21 @@ Result<std::string> ReceiveAnswer(os::Connection& connection) {
   return Fail(Errc::kBadInput, connection.name() + ": no answer of an agent");
 }
 
-Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes) {
+Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes,
+                                Counted* counted) {
   if (bytes > kAgentTextBytes) {
     return Fail(Errc::kLimit, connection.name() + ": a text of " + std::to_string(bytes) +
                                   " bytes is above " + std::to_string(kAgentTextBytes));
   }
-  std::string text(bytes, '\0');
-  SW_TRY(connection.Receive(std::as_writable_bytes(std::span(text))));
+  std::string text;
+  while (text.size() < bytes) {
+    // At most as much again as has come.
+    const std::size_t at = text.size();
+    const std::size_t more = std::min<std::size_t>(bytes - at, std::max(at, kPieceBytes));
+    if (counted != nullptr) SW_TRY(counted->Grow(more));
+    text.resize(at + more);
+    SW_TRY(connection.Receive(std::as_writable_bytes(std::span(text).subspan(at))));
+  }
   return text;
 }
 
@@ -146,38 +181,36 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
     return Fail(Errc::kBadInput, where + ": " + std::to_string(expected.bytes) +
                                      " bytes expected, found " + std::to_string(bytes));
   }
-  // No more units than bytes, and memory for the bytes is there before any is taken for units.
   SW_TRY(pool->CheckRoom(bytes, where));
   SW_TRY_ASSIGN(const std::uint64_t count, ParseNumber(words[1], bytes, where + ": units"));
-  std::vector<std::uint32_t> units;
-  for (std::uint64_t i = 0; i < count; ++i) {
-    std::array<std::byte, 4> raw;
-    SW_TRY(connection.Receive(raw));
-    std::uint32_t length = 0;
-    for (std::size_t b = 4; b-- > 0;) length = length << 8 | std::to_integer<std::uint32_t>(raw[b]);
-    units.push_back(length);
-  }
+  Counted counted(pool);
+  SW_TRY_ASSIGN(std::vector<std::uint32_t> units, ReceiveUnits(connection, count, &counted));
   SW_TRY(CheckUnits(units, expected, where));
-  SW_TRY_ASSIGN(os::Buffer buffer, pool->Take(bytes));
-  const auto receive = [&]() -> Result<BlobRef> {
-    std::vector<UnitSum> sums;
-    std::uint64_t at = 0;
-    for (const std::uint32_t length : units) {
-      const std::span<std::byte> unit(buffer.get() + at, length);
-      SW_TRY(connection.Receive(unit));
-      sums.push_back({zip::Crc32(unit), exec::DigestOf(unit), length});
-      at += length;
-    }
-    BlobRef found = Summarize(sums);
-    if (found == expected) return found;
-    return Fail(Errc::kBadInput, where + ": found digest " + exec::Hex(found.digest));
-  };
-  const Result<BlobRef> ref = receive();
-  if (!ref) {
-    pool->Give(std::move(buffer), bytes);
-    return tl::unexpected<Error>(ref.error());
+  // Pages that nobody has written to cost nothing.
+  os::Buffer buffer = os::MakeBuffer(bytes);
+  if (!buffer) {
+    return Fail(Errc::kLimit, where + ": the machine has no " + FormatBytes(bytes) + " left");
   }
-  return std::make_shared<const MemoryBlob>(pool, std::move(buffer), *ref, std::move(units));
+  std::vector<UnitSum> sums;
+  sums.reserve(units.size());
+  std::uint64_t at = 0;
+  for (const std::uint32_t length : units) {
+    const std::span<std::byte> unit(buffer.get() + at, length);
+    for (std::span<std::byte> rest = unit; !rest.empty();) {
+      const std::span<std::byte> piece = rest.first(std::min(rest.size(), kPieceBytes));
+      SW_TRY(counted.Grow(piece.size()));
+      SW_TRY(connection.Receive(piece));
+      rest = rest.subspan(piece.size());
+    }
+    sums.push_back({zip::Crc32(unit), exec::DigestOf(unit), length});
+    at += length;
+  }
+  const BlobRef found = Summarize(sums);
+  if (found != expected) {
+    return Fail(Errc::kBadInput, where + ": found digest " + exec::Hex(found.digest));
+  }
+  return std::make_shared<const MemoryBlob>(std::move(counted), std::move(buffer), found,
+                                            std::move(units));
 }
 
 }  // namespace shardwright::pec

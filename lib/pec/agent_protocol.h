@@ -37,13 +37,16 @@ Status SendAnswer(os::Connection& connection, const Status& status, std::string_
 /// \error what the other side says, its name before; kIo; kBadInput  no answer
 Result<std::string> ReceiveAnswer(os::Connection& connection);
 
-/// Receives so many bytes of text. \error kLimit  above kAgentTextBytes; kIo
-Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes);
+/// Receives so many bytes of text. Memory for it is taken as it comes, whatever was announced.
+/// \param counted  where it is counted; null: nowhere
+/// \error kLimit  above kAgentTextBytes, or memory; kIo
+Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes,
+                                Counted* counted = nullptr);
 
 /// Sends "ok BYTES UNITS", the length of every unit as u32, and the bytes.
 Status SendBlob(os::Connection& connection, const MemoryBlob& blob, Limiter& limiter);
 
-/// Receives a blob and proves that it is the one that was asked for.
+/// Receives a blob and proves that it is the one that was asked for. It counts as it comes.
 /// \error kBadInput  another size, unit lengths that do not add up, another digest: names both
 ///        sides; kLimit  memory; kIo
 Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -15,6 +16,7 @@
 #include "pec/agent_client.h"
 #include "pec/agent_server.h"
 #include "pec/quiet_sink.h"
+#include "pec/store.h"
 
 namespace shardwright::pec {
 namespace {
@@ -32,6 +34,7 @@ class Runner {
  public:
   Runner(const AgentRunOptions& options, Sink& sink)
       : options_(options), sink_(sink), agent_(options.agent), seen_(Latest()) {
+    if (const auto last = LastRestore()) seen_restore_ = last->sequence;
     commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied) {
       return Snapshot(tag, 0, copied);
     };
@@ -39,11 +42,24 @@ class Runner {
       Watch(true);
       return agent_.Flush(sink_);
     };
-    commands_.stop = [this] { asked_to_stop_.store(true); };
+    commands_.stop = [this] {
+      asked_to_stop_.store(true);
+      return end_.get();
+    };
   }
 
   Result<AgentStatus> Go() {
+    // Requests are answered to the end: who asks learns that the agent is there, and who has it
+    // stopped how that went.
     std::list<AgentServer> servers;
+    const Status end = Work(&servers);
+    ended_.set_value(end);
+    SW_TRY(end);
+    return agent_.status();
+  }
+
+ private:
+  Status Work(std::list<AgentServer>* servers) {
     std::vector<os::Address> peers;
     for (const std::string& text : options_.peers) {
       SW_TRY_ASSIGN(peers.emplace_back(), os::ParseAddress(text));
@@ -51,8 +67,8 @@ class Runner {
     for (const std::string& text : options_.listen) {
       SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
       SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(address));
-      servers.emplace_back(agent_, commands_, std::move(listener), sink_);
-      sink_.Note("listening on " + os::ToText(servers.back().address()), 0);
+      servers->emplace_back(agent_, commands_, std::move(listener), sink_);
+      sink_.Note("listening on " + os::ToText(servers->back().address()), 0);
     }
     std::vector<std::thread> threads;
     threads.emplace_back([this] { PersistLoop(); });
@@ -65,12 +81,9 @@ class Runner {
     }
     done_.store(true);
     for (std::thread& thread : threads) thread.join();
-    // Requests are answered to the end: who asks learns that the agent is there.
-    SW_TRY(PersistLast());
-    return agent_.status();
+    return PersistLast();
   }
 
- private:
   bool stopping() const { return sink_.stop_requested() || asked_to_stop_.load(); }
 
   /// Who `latest` is; nothing where it is absent or not written yet.
@@ -80,6 +93,31 @@ class Runner {
     const auto identity = file->Stat();
     if (!identity || identity->bytes == 0) return std::nullopt;
     return *identity;
+  }
+
+  /// The store's last restore; sequence 0 where there was none yet.
+  Result<RecoveryFile> LastRestore() const {
+    const std::string& path = agent_.options().save.store;
+    SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+    if (!there) return RecoveryFile();
+    SW_TRY_ASSIGN(const Store store, Store::Open(path));
+    SW_TRY_ASSIGN(const std::optional<RecoveryFile> last, store.LastRecoveryFile());
+    return last.value_or(RecoveryFile());
+  }
+
+  /// Takes a snapshot of what `latest` names, unless a restore that is news came after it: then it
+  /// is of what that has given up. Clocks count here only, where nobody has seen which came first.
+  Result<std::uint64_t> TakeLatest(const os::Identity& latest, const RecoveryFile& restore,
+                                   std::int64_t not_before_ns) {
+    if (restore.sequence != seen_restore_ && latest.mtime_ns < restore.written_ns) {
+      return Fail(Errc::kMismatch, options_.input.roots.front() +
+                                       "/latest: written before recovery " +
+                                       std::to_string(restore.sequence) + " of " +
+                                       agent_.options().save.store +
+                                       ", so taken for a past that was given up; if it is not, "
+                                       "ask for the snapshot");
+    }
+    return Snapshot("", not_before_ns, {});
   }
 
   /// Takes a snapshot if `latest` has been written since the last look. The rank that writes it
@@ -99,7 +137,10 @@ class Runner {
     // A file that is older than the `latest` before is of a checkpoint that once had the same tag,
     // unless the clock was set back in between.
     const bool tells = seen_ && seen_->mtime_ns <= now->mtime_ns;
-    auto iteration = Snapshot("", tells ? seen_->mtime_ns : 0, {});
+    const Result<RecoveryFile> restore = LastRestore();
+    auto iteration = restore ? TakeLatest(*now, *restore, tells ? seen_->mtime_ns : 0)
+                             : tl::unexpected<Error>(restore.error());
+    if (restore) seen_restore_ = restore->sequence;
     if (iteration) {
       seen_ = now;
       return sink_.Note("snapshot of iteration " + std::to_string(*iteration), 0);
@@ -151,15 +192,24 @@ class Runner {
   }
 
   void PushLoop(const os::Address& peer) {
-    AgentClient client(peer);
+    AgentClient client(peer, [this] { return done_.load(); });
     std::shared_ptr<const MemoryCheckpoint> last;
     Clock::time_point next{};
     while (!done_.load()) {
       std::this_thread::sleep_for(kTick);
       std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
       if (!newest || newest == last || Clock::now() < next) continue;
-      const auto sent = client.Push(options_.name, *newest, agent_.limiter());
+      const auto push = [&]() -> Result<std::uint64_t> {
+        // The peer may have been away for long, and a restore has given up what it would get.
+        SW_TRY(agent_.CatchUp());
+        newest = agent_.Newest();
+        if (!newest) return std::uint64_t{0};
+        return client.Push(options_.name, *newest, agent_.limiter());
+      };
+      const auto sent = push();
+      if (sent && !newest) continue;
       if (!sent) {
+        if (done_.load()) return;
         sink_.Warn("copy to " + os::ToText(peer) + ": " + sent.error().message);
         next = Clock::now() + kRetry;
         continue;
@@ -194,10 +244,13 @@ class Runner {
   /// What was there before the agent may be of a past that training has given up.
   std::optional<os::Identity> seen_;
   std::optional<os::Identity> tried_;  // not whole so far
+  std::uint64_t seen_restore_ = 0;     // the last one when `latest` was looked at
   Clock::time_point next_try_{};
   Clock::time_point give_up_{};
   std::atomic<bool> asked_to_stop_ = false;
   std::atomic<bool> done_ = false;
+  std::promise<Status> ended_;
+  std::shared_future<Status> end_ = ended_.get_future();
 };
 
 }  // namespace

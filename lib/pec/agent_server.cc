@@ -1,7 +1,8 @@
 #include "pec/agent_server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -15,9 +16,6 @@ namespace {
 using json = nlohmann::ordered_json;
 
 constexpr std::chrono::milliseconds kTick(100);
-constexpr std::chrono::milliseconds kTimeout(30'000);
-/// Connections at once: peers and the ranks of a restore.
-constexpr std::size_t kSessions = 64;
 
 std::string StatusText(const Agent& agent) {
   const AgentStatus status = agent.status();
@@ -34,6 +32,7 @@ std::string StatusText(const Agent& agent) {
         {{"origin", entry.origin}, {"iteration", entry.checkpoint->manifest.iteration}});
   }
   json out;
+  out["pid"] = ::getpid();
   out["buffers"] = std::move(buffers);
   out["copies"] = std::move(copies);
   out["newest"] = status.newest ? json(*status.newest) : json(nullptr);
@@ -65,8 +64,12 @@ bool IsOrigin(std::string_view name) {
 }  // namespace
 
 AgentServer::AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener,
-                         Sink& sink)
-    : agent_(agent), commands_(commands), listener_(std::move(listener)), sink_(sink) {
+                         Sink& sink, ServerLimits limits)
+    : agent_(agent),
+      commands_(commands),
+      listener_(std::move(listener)),
+      sink_(sink),
+      limits_(limits) {
   thread_ = std::thread([this] { Accept(); });
 }
 
@@ -89,11 +92,15 @@ void AgentServer::Reap(bool all) {
 void AgentServer::Accept() {
   while (!stop_.load()) {
     Reap(false);
-    if (sessions_.size() >= kSessions) {
-      std::this_thread::sleep_for(kTick);
+    if (sessions_.size() >= limits_.sessions) {
+      if (listener_.Pending(kTick)) {
+        MakeRoom();
+        std::this_thread::sleep_for(kTick);
+      }
       continue;
     }
-    auto connection = listener_.Accept(kTick, kTimeout);
+    auto connection =
+        listener_.Accept(kTick, limits_.idle, [this] { return stop_.load(); });
     if (!connection) {
       sink_.Warn(connection.error().message);
       std::this_thread::sleep_for(kTick);
@@ -102,17 +109,43 @@ void AgentServer::Accept() {
     if (!*connection) continue;
     Session& session = sessions_.emplace_back();
     session.thread = std::thread([this, &session, one = std::move(**connection)]() mutable {
-      Serve(std::move(one));
+      Serve(session, std::move(one));
       session.over.store(true);
     });
   }
   Reap(true);
 }
 
-void AgentServer::Serve(os::Connection connection) {
-  while (!stop_.load()) {
-    // A client may keep a silent connection; it must not hold up the end.
-    if (!connection.Readable(kTick)) continue;
+/// Sends away the connection that has been without a request for longest.
+void AgentServer::MakeRoom() {
+  Session* longest = nullptr;
+  const Clock::time_point before = Clock::now() - limits_.grace;
+  for (Session& session : sessions_) {
+    const State state = session.state.load();
+    if (state == State::kLeaves) return;  // there is room in a moment
+    if (state != State::kWaits || session.since.load() > before) continue;
+    if (longest == nullptr || session.since.load() < longest->since.load()) longest = &session;
+  }
+  State waits = State::kWaits;
+  if (longest != nullptr) longest->state.compare_exchange_strong(waits, State::kLeaves);
+}
+
+/// Waits for a whole request. \returns false: the connection ends
+bool AgentServer::Await(Session& session, os::Connection& connection) const {
+  const Clock::time_point start = Clock::now();
+  session.since.store(start);
+  session.state.store(State::kWaits);
+  while (session.state.load() == State::kWaits && Clock::now() - start < limits_.idle) {
+    const Result<bool> line = connection.HasLine(kAgentLineBytes, kTick);
+    if (!line) return false;
+    State waits = State::kWaits;
+    if (*line) return session.state.compare_exchange_strong(waits, State::kAsks);
+  }
+  return false;
+}
+
+void AgentServer::Serve(Session& session, os::Connection connection) {
+  while (Await(session, connection)) {
     const auto line = connection.ReceiveLine(kAgentLineBytes);
     if (!line) {
       sink_.Note("agent: " + line.error().message, 1);
@@ -125,7 +158,8 @@ void AgentServer::Serve(os::Connection connection) {
     sink_.Note("agent: " + status.error().message, 1);
     (void)SendAnswer(connection, status);
     // After a cut transfer nobody knows where the next request would begin.
-    if (status.error().code == Errc::kIo || status.error().code == Errc::kBadInput) return;
+    const Errc code = status.error().code;
+    if (code == Errc::kIo || code == Errc::kBadInput || code == Errc::kLimit) return;
   }
 }
 
@@ -158,13 +192,8 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
     }
     return Fail(Errc::kNotFound, "catalogue " + exec::Hex(digest) + " is not in memory");
   }
-  if (is("push", 3)) {
-    if (!IsOrigin(words[1])) return Fail(Errc::kBadInput, "push: no name of an agent");
-    SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
-    SW_TRY_ASSIGN(const std::uint64_t catalogue,
-                  ParseNumber(words[3], kAgentTextBytes, "catalogue"));
-    return Take(connection, std::string(words[1]), manifest, catalogue);
-  }
+  // Without the recovery it comes from a version that did not know of it.
+  if (is("push", 3) || is("push", 4)) return Push(connection, words);
   if (is("flush", 0)) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, commands_.flush());
     return SendAnswer(connection, {}, stored ? std::to_string(*stored) : "none");
@@ -174,14 +203,14 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
       return Fail(Errc::kUsage, std::string(verb) + ": only over a socket file");
     }
     if (verb == "stop") {
-      commands_.stop();
+      SW_TRY(commands_.stop());
       return SendAnswer(connection, {});
     }
     return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
   }
   return Fail(Errc::kUsage,
               "no such request; there are status, list, get DIGEST, read DIGEST OFFSET BYTES, "
-              "catalogue DIGEST, push NAME BYTES BYTES, flush, snapshot [TAG] and stop");
+              "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG] and stop");
 }
 
 /// Answers as soon as training may go on.
@@ -205,6 +234,7 @@ Status AgentServer::List(os::Connection& connection) const {
   for (const AgentEntry& entry : agent_.Entries()) {
     list.push_back({{"state", entry.state},
                     {"origin", entry.origin},
+                    {"recovery", entry.checkpoint->recovery},
                     {"manifest", ToText(entry.checkpoint->manifest)}});
   }
   return SendText(connection, list.dump(-1, ' ', false, json::error_handler_t::replace));
@@ -227,13 +257,29 @@ Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
   return connection.Send(part);
 }
 
+Status AgentServer::Push(os::Connection& connection, const std::vector<std::string_view>& words) {
+  if (!IsOrigin(words[1])) return Fail(Errc::kBadInput, "push: no name of an agent");
+  SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
+  SW_TRY_ASSIGN(const std::uint64_t catalogue, ParseNumber(words[3], kAgentTextBytes, "catalogue"));
+  std::uint64_t recovery = 0;
+  if (words.size() > 4) {
+    SW_TRY_ASSIGN(recovery, ParseNumber(words[4], ~std::uint64_t{0}, "recovery"));
+  }
+  return Take(connection, std::string(words[1]), manifest, catalogue, recovery);
+}
+
 /// A copy of another agent's checkpoint: says which blobs are not here yet, and takes them in.
 Status AgentServer::Take(os::Connection& connection, const std::string& origin,
-                         std::uint64_t manifest_bytes, std::uint64_t catalogue_bytes) {
+                         std::uint64_t manifest_bytes, std::uint64_t catalogue_bytes,
+                         std::uint64_t recovery) {
   MemoryCheckpoint checkpoint;
-  SW_TRY_ASSIGN(const std::string text, ReceiveText(connection, manifest_bytes));
-  SW_TRY_ASSIGN(checkpoint.catalogue, ReceiveText(connection, catalogue_bytes));
-  SW_TRY_ASSIGN(checkpoint.manifest, ParseManifest(text, "manifest of " + origin));
+  checkpoint.recovery = recovery;
+  const auto counted = std::make_shared<Counted>(agent_.pool());
+  checkpoint.counted = counted;
+  SW_TRY_ASSIGN(std::string text, ReceiveText(connection, manifest_bytes, counted.get()));
+  SW_TRY_ASSIGN(checkpoint.catalogue, ReceiveText(connection, catalogue_bytes, counted.get()));
+  SW_TRY_ASSIGN(checkpoint.manifest,
+                agent_.ReadManifest(std::move(text), "manifest of " + origin, counted.get()));
   std::map<exec::Digest, BlobRef> missing;
   const auto want = [&](const BlobRef& ref) {
     if (BlobPtr blob = agent_.Find(ref.digest); blob && blob->ref() == ref) {

@@ -289,6 +289,10 @@ class Fields {
 
 }  // namespace
 
+bool GivesUp(const Recovery& restore, std::uint64_t recovery, std::uint64_t iteration) {
+  return restore.sequence > recovery && restore.resume < iteration;
+}
+
 std::string ToText(const StoreHead& head) {
   json out = Head(kStoreKind);
   out["fingerprint"] = exec::Hex(head.fingerprint);

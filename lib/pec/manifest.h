@@ -112,6 +112,11 @@ struct Recovery {
   std::optional<LossLedger> ledger;      ///< absent where tokens were not counted
 };
 
+/// Whether a restore has given up what training made at an iteration when the store's last recovery
+/// was `recovery` (0: there was none): it came later and went back behind the iteration. What no
+/// restore gives up is of the past that training goes on from.
+bool GivesUp(const Recovery& restore, std::uint64_t recovery, std::uint64_t iteration);
+
 std::string ToText(const StoreHead& head);
 std::string ToText(const Manifest& manifest);
 /// \param lines  of the modules, in order; manifest.modules is not looked at

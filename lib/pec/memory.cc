@@ -132,29 +132,45 @@ class MapBuilder {
 
 }  // namespace
 
+Status MemoryPool::Count(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return CountLocked(bytes);
+}
+
+/// \pre mutex_ is held
+Status MemoryPool::CountLocked(std::uint64_t bytes) {
+  if (bytes > limit_bytes_ || used_bytes_ > limit_bytes_ - bytes) {
+    return Fail(Errc::kLimit, FormatBytes(used_bytes_) + " in memory and " + FormatBytes(bytes) +
+                                  " more are above the limit of " + FormatBytes(limit_bytes_));
+  }
+  used_bytes_ += bytes;
+  while (free_bytes_ > limit_bytes_ - used_bytes_) {
+    free_bytes_ -= free_.begin()->first;
+    free_.erase(free_.begin());
+  }
+  return {};
+}
+
+void MemoryPool::Free(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  used_bytes_ -= bytes;
+}
+
 Result<os::Buffer> MemoryPool::Take(std::uint64_t bytes) {
   {
     const std::lock_guard lock(mutex_);
-    if (bytes > limit_bytes_ || used_bytes_ > limit_bytes_ - bytes) {
-      return Fail(Errc::kLimit, FormatBytes(used_bytes_) + " in memory and " + FormatBytes(bytes) +
-                                    " more are above the limit of " + FormatBytes(limit_bytes_));
-    }
-    used_bytes_ += bytes;
     if (const auto found = free_.find(bytes); found != free_.end()) {
       os::Buffer buffer = std::move(found->second);
       free_.erase(found);
       free_bytes_ -= bytes;
+      used_bytes_ += bytes;
       return buffer;
     }
-    while (free_bytes_ > limit_bytes_ - used_bytes_) {
-      free_bytes_ -= free_.begin()->first;
-      free_.erase(free_.begin());
-    }
+    SW_TRY(CountLocked(bytes));
   }
   os::Buffer buffer = os::MakeBuffer(bytes);
   if (buffer) return buffer;
-  const std::lock_guard lock(mutex_);
-  used_bytes_ -= bytes;
+  Free(bytes);
   return Fail(Errc::kLimit, "the machine has no " + FormatBytes(bytes) + " of memory left");
 }
 
@@ -176,6 +192,25 @@ Status MemoryPool::CheckRoom(std::uint64_t bytes, const std::string& what) const
 std::uint64_t MemoryPool::used_bytes() const {
   const std::lock_guard lock(mutex_);
   return used_bytes_;
+}
+
+Counted::Counted(Counted&& other) noexcept
+    : pool_(std::move(other.pool_)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Counted& Counted::operator=(Counted&& other) noexcept {
+  std::swap(pool_, other.pool_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Counted::~Counted() {
+  if (bytes_ > 0) pool_->Free(bytes_);
+}
+
+Status Counted::Grow(std::uint64_t bytes) {
+  SW_TRY(pool_->Count(bytes));
+  bytes_ += bytes;
+  return {};
 }
 
 Result<std::unique_ptr<ucp::Input>> OpenMemory(const MemoryCheckpoint& checkpoint,

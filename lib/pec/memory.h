@@ -33,6 +33,11 @@ class MemoryPool {
   Result<os::Buffer> Take(std::uint64_t bytes);
   void Give(os::Buffer buffer, std::uint64_t bytes);
 
+  /// Counts bytes that somebody has elsewhere, until they are freed.
+  /// \error kLimit  as Take
+  Status Count(std::uint64_t bytes);
+  void Free(std::uint64_t bytes);
+
   /// \error kLimit  as Take, for so many bytes in all
   Status CheckRoom(std::uint64_t bytes, const std::string& what) const;
 
@@ -40,6 +45,8 @@ class MemoryPool {
   std::uint64_t used_bytes() const;
 
  private:
+  Status CountLocked(std::uint64_t bytes);
+
   const std::uint64_t limit_bytes_;
   mutable std::mutex mutex_;
   std::uint64_t used_bytes_ = 0;
@@ -47,9 +54,28 @@ class MemoryPool {
   std::multimap<std::uint64_t, os::Buffer> free_;  // by size
 };
 
+/// Memory outside the buffers of a pool that its limit counts: what comes in from others, as it
+/// comes. It is free again when this goes. One thread at a time.
+class Counted {
+ public:
+  Counted() = default;
+  explicit Counted(std::shared_ptr<MemoryPool> pool) : pool_(std::move(pool)) {}
+  Counted(Counted&& other) noexcept;
+  Counted& operator=(Counted&& other) noexcept;
+  ~Counted();
+
+  /// \error kLimit  as MemoryPool::Take
+  Status Grow(std::uint64_t bytes);
+
+ private:
+  std::shared_ptr<MemoryPool> pool_;
+  std::uint64_t bytes_ = 0;
+};
+
 /// A blob in memory, as a store would hold it. Nobody changes it any more.
 class MemoryBlob {
  public:
+  /// \param pool  that the buffer was taken from, and goes back to
   /// \param unit_bytes  of the units that its digest is over, in order
   MemoryBlob(std::shared_ptr<MemoryPool> pool, os::Buffer buffer, BlobRef ref,
              std::vector<std::uint32_t> unit_bytes)
@@ -57,16 +83,26 @@ class MemoryBlob {
         buffer_(std::move(buffer)),
         ref_(ref),
         unit_bytes_(std::move(unit_bytes)) {}
+  /// \param counted  the memory of all this
+  MemoryBlob(Counted counted, os::Buffer buffer, BlobRef ref,
+             std::vector<std::uint32_t> unit_bytes)
+      : counted_(std::move(counted)),
+        buffer_(std::move(buffer)),
+        ref_(ref),
+        unit_bytes_(std::move(unit_bytes)) {}
   MemoryBlob(const MemoryBlob&) = delete;
   MemoryBlob& operator=(const MemoryBlob&) = delete;
-  ~MemoryBlob() { pool_->Give(std::move(buffer_), ref_.bytes); }
+  ~MemoryBlob() {
+    if (pool_) pool_->Give(std::move(buffer_), ref_.bytes);
+  }
 
   const BlobRef& ref() const { return ref_; }
   std::span<const std::byte> bytes() const { return {buffer_.get(), ref_.bytes}; }
   const std::vector<std::uint32_t>& unit_bytes() const { return unit_bytes_; }
 
  private:
-  std::shared_ptr<MemoryPool> pool_;
+  std::shared_ptr<MemoryPool> pool_;  // null: counted_ has the memory
+  Counted counted_;
   os::Buffer buffer_;
   BlobRef ref_;
   std::vector<std::uint32_t> unit_bytes_;
@@ -81,6 +117,11 @@ struct MemoryCheckpoint {
   Manifest manifest;
   std::string catalogue;  ///< dialect::Serialize of the source
   BlobMap blobs;
+  /// The store's last recovery when training made it, 0: there was none. A later one that went back
+  /// to an iteration before this one has given it up (GivesUp).
+  std::uint64_t recovery = 0;
+  /// Of a copy: its texts.
+  std::shared_ptr<const Counted> counted;
   /// Tokens per expert when it was taken; null: not counted, or a copy of another node's.
   std::shared_ptr<const moe::LoadTrace> tokens;
 };

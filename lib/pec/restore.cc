@@ -138,6 +138,7 @@ Result<RestoreReport> Restoring::Go() {
   }
   const auto choose = [&]() -> Status {
     SW_TRY(OpenStore());
+    SW_TRY(DropGivenUp());
     SW_TRY(Choose());
     SW_TRY(TakeLoss());
     return BuildSource();

@@ -18,8 +18,9 @@ using nlohmann::json;
 constexpr int kFlushTries = 60;
 constexpr std::chrono::milliseconds kFlushWait(500);
 
-Status Flush(AgentClient& client) {
+Status Flush(AgentClient& client, const Sink& sink) {
   for (int i = 1;; ++i) {
+    if (sink.stop_requested()) return Fail(Errc::kStopped, "stopped on request");
     const Result<std::string> done = client.Ask("flush");
     if (done) return {};
     if (done.error().code != Errc::kBusy || i == kFlushTries) {
@@ -37,7 +38,7 @@ Result<std::vector<bool>> Restoring::FindAgents() const {
   for (std::size_t node = 0; node < lives.size(); ++node) {
     if (options_.lost_nodes.contains(node)) continue;
     SW_TRY_ASSIGN(os::Address address, os::ParseAddress(options_.agents[node]));
-    AgentClient client(std::move(address));
+    AgentClient client(std::move(address), Stop());
     const Result<std::string> answer = client.AskText("status");
     lives[node] = answer.has_value();
     if (answer) continue;
@@ -61,8 +62,8 @@ Result<std::string> Restoring::FlushAndList() const {
     json answer = {{"address", options_.agents[node]}, {"list", nullptr}};
     if (lives[node]) {
       SW_TRY_ASSIGN(os::Address address, os::ParseAddress(options_.agents[node]));
-      AgentClient client(std::move(address));
-      if (flush) SW_TRY(Flush(client));
+      AgentClient client(std::move(address), Stop());
+      if (flush) SW_TRY(Flush(client, sink_));
       SW_TRY_ASSIGN(answer["list"], client.AskText("list"));
     }
     answers.push_back(std::move(answer));
@@ -87,10 +88,27 @@ Status Restoring::TakeLists(const std::string& text) {
     SW_TRY_ASSIGN(std::vector<AgentClient::Listed> list,
                   ParseAgentList(answer["list"].get<std::string>(), name));
     for (AgentClient::Listed& one : list) {
-      copies_.push_back({agents_.size(), node, std::move(one.manifest)});
+      copies_.push_back({agents_.size(), node, one.recovery, std::move(one.manifest)});
     }
-    agents_.push_back(std::make_shared<AgentClient>(std::move(address)));
+    agents_.push_back(std::make_shared<AgentClient>(std::move(address), Stop()));
   }
+  return {};
+}
+
+/// Leaves out what an agent has not forgotten although a restore has given it up.
+Status Restoring::DropGivenUp() {
+  std::vector<AgentCopy> kept;
+  for (AgentCopy& copy : copies_) {
+    const std::string what = "what " + os::ToText(agents_[copy.agent]->address()) + " holds";
+    const Status past = store_->CheckPast(copy.recovery, copy.manifest.iteration, what);
+    if (!past && past.error().code != Errc::kMismatch) return past;
+    if (past) {
+      kept.push_back(std::move(copy));
+    } else {
+      sink_.Warn(past.error().message + "; it is not used");
+    }
+  }
+  copies_ = std::move(kept);
   return {};
 }
 

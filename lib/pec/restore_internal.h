@@ -25,7 +25,8 @@ namespace shardwright::pec::restore {
 /// A checkpoint in the memory of an agent.
 struct AgentCopy {
   std::size_t agent = 0;
-  std::uint32_t node = 0;  ///< of the recovery plan: 0 is this one
+  std::uint32_t node = 0;      ///< of the recovery plan: 0 is this one
+  std::uint64_t recovery = 0;  ///< as MemoryCheckpoint
   Manifest manifest;
 };
 
@@ -65,6 +66,10 @@ class Restoring {
   Result<std::vector<bool>> FindAgents() const;
   Result<std::string> FlushAndList() const;
   Status TakeLists(const std::string& text);
+  Status DropGivenUp();
+  os::Stop Stop() const {
+    return [this] { return sink_.stop_requested(); };
+  }
   Result<dialect::SourceSet> CatalogueOf(const Manifest& manifest) const;
   ReadRemote ReaderOf(std::size_t agent, const exec::Digest& digest) const;
 

@@ -90,7 +90,7 @@ Status Saving::FindBase() {
     if (!options_.dry_run) {
       SW_TRY_ASSIGN(lock_, store.LockForWriting("pec-save"));
     }
-    if (options_.snapshotted != nullptr) SW_TRY(CheckRecovery(store));
+    SW_TRY(CheckPast(store));
     // Another model's store is refused below, and must not be touched before.
     if (options_.resumed_from && store.head().fingerprint == model_.fingerprint) {
       SW_TRY(AbandonNewer(store));
@@ -133,14 +133,11 @@ Status Saving::FindBase() {
   return {};
 }
 
-/// A restore since the snapshot: what the agent holds may be of a past that training has given up.
-Status Saving::CheckRecovery(const Store& store) const {
-  SW_TRY_ASSIGN(const std::optional<Recovery> last, store.LastRecovery());
-  const std::uint64_t found = last ? last->sequence : 0;
-  if (found == options_.snapshotted->recovery) return {};
-  return Fail(Errc::kMismatch, options_.store + ": recovery " + std::to_string(found) +
-                                   " came after the snapshot, which knows of recovery " +
-                                   std::to_string(options_.snapshotted->recovery));
+/// Whether a snapshot is of the past that training goes on from. Recoveries are written under the
+/// lock that this save holds, so that the answer stays until the manifest is there.
+Status Saving::CheckPast(const Store& store) const {
+  if (options_.snapshotted == nullptr) return {};
+  return store.CheckPast(options_.snapshotted->recovery, report_.iteration, "the snapshot");
 }
 
 /// An iteration that is saved again repeats its selection: a job script may not know that a save

@@ -26,7 +26,7 @@ std::string KeepText(const KeptComponents& keep);
 struct Snapshotted {
   Selection selection;
   LevelState level;            ///< of the snapshots, this one included
-  std::uint64_t recovery = 0;  ///< the last one of the store that the agent knew, 0: none
+  std::uint64_t recovery = 0;  ///< as MemoryCheckpoint
 };
 
 /// K that grows as lost tokens add up. The first save of a store with it fixes limit and mode.
@@ -96,7 +96,7 @@ struct SaveReport {
 /// partial_start. Under several ranks each writes its own share of the blobs and rank 0 the
 /// manifest.
 /// \error kMismatch  a store of another model, or of other kept components: both sides named; a
-///        store that is ahead of the checkpoint; kBusy  another process writes; kUsage  a policy
+///        store that is ahead of the checkpoint; a snapshot that a restore has given up; kBusy  another process writes; kUsage  a policy
 ///        without what it needs; kBadInput  source, tokens; kIo; kLimit  memory; kStopped
 /// Collective. Source: MoC-System section 3; docs/formats/store.md.
 Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& options,

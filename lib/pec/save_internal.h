@@ -39,7 +39,7 @@ class Saving {
   Status CheckKeep() const;
   Status CheckModel();
   Status FindParent();
-  Status CheckRecovery(const Store& store) const;
+  Status CheckPast(const Store& store) const;
   bool Dropped(const StoredCheckpoint& checkpoint) const;
   Status AbandonNewer(const Store& store) const;
   Status TakeState();

@@ -143,14 +143,51 @@ std::string Store::BlobPath(const BlobFile& blob) const {
          (blob.zstd ? std::string(kZstdSuffix) : "");
 }
 
-Result<std::set<std::uint64_t>> Store::Abandoned() const {
-  std::set<std::uint64_t> out;
+std::string Store::RecoveryPath(std::uint64_t sequence) const {
+  return path_ + "/recoveries/" + Padded(sequence) + ".json";
+}
+
+Result<std::vector<Recovery>> Store::RecoveriesAfter(std::uint64_t sequence) const {
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/recoveries"));
+  std::set<std::uint64_t> found;
   for (const os::Entry& entry : entries) {
-    if (!NumberIn(entry.name, ".json")) continue;
-    const std::string name = path_ + "/recoveries/" + entry.name;
+    const auto number = NumberIn(entry.name, ".json");
+    if (number && *number > sequence) found.insert(*number);
+  }
+  std::vector<Recovery> out;
+  for (const std::uint64_t number : found) {
+    const std::string name = RecoveryPath(number);
     SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
-    SW_TRY_ASSIGN(const Recovery recovery, ParseRecovery(text, name));
+    SW_TRY_ASSIGN(out.emplace_back(), ParseRecovery(text, name));
+  }
+  return out;
+}
+
+Status Store::CheckPast(std::uint64_t recovery, std::uint64_t iteration,
+                        const std::string& what) const {
+  if (recovery > 0) {
+    SW_TRY_ASSIGN(const bool known, os::Exists(RecoveryPath(recovery)));
+    if (!known) {
+      return Fail(Errc::kNotFound, path_ + ": has no recovery " + std::to_string(recovery) +
+                                       ", after which " + what + " was made");
+    }
+  }
+  SW_TRY_ASSIGN(const std::vector<Recovery> later, RecoveriesAfter(recovery));
+  for (const Recovery& one : later) {
+    if (!GivesUp(one, recovery, iteration)) continue;
+    return Fail(Errc::kMismatch,
+                path_ + ": " + what + " is of iteration " + std::to_string(iteration) +
+                    " of a past that was given up: made before recovery " +
+                    std::to_string(one.sequence) + ", which went back to iteration " +
+                    std::to_string(one.resume));
+  }
+  return {};
+}
+
+Result<std::set<std::uint64_t>> Store::Abandoned() const {
+  SW_TRY_ASSIGN(const std::vector<Recovery> recoveries, RecoveriesAfter(0));
+  std::set<std::uint64_t> out;
+  for (const Recovery& recovery : recoveries) {
     out.insert(recovery.abandoned.begin(), recovery.abandoned.end());
   }
   return out;
@@ -243,14 +280,22 @@ Result<TokenRecord> Store::ReadTokens(std::uint64_t sequence) const {
   return ParseTokens(text, TokensPath(sequence));
 }
 
-Result<std::optional<Recovery>> Store::LastRecovery() const {
+Result<std::optional<RecoveryFile>> Store::LastRecoveryFile() const {
   std::uint64_t last = 0;
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/recoveries"));
   for (const os::Entry& entry : entries) {
     last = std::max(last, NumberIn(entry.name, ".json").value_or(0));
   }
-  if (last == 0) return std::optional<Recovery>();
-  const std::string name = path_ + "/recoveries/" + Padded(last) + ".json";
+  if (last == 0) return std::optional<RecoveryFile>();
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(RecoveryPath(last)));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  return std::optional(RecoveryFile{last, identity.mtime_ns});
+}
+
+Result<std::optional<Recovery>> Store::LastRecovery() const {
+  SW_TRY_ASSIGN(const std::optional<RecoveryFile> last, LastRecoveryFile());
+  if (!last) return std::optional<Recovery>();
+  const std::string name = RecoveryPath(last->sequence);
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
   SW_TRY_ASSIGN(Recovery recovery, ParseRecovery(text, name));
   return std::optional<Recovery>(std::move(recovery));
@@ -267,8 +312,7 @@ Status Store::Commit(const StoredCheckpoint& checkpoint, const std::string& mani
 
 Status Store::AddRecovery(const Recovery& recovery) const {
   SW_TRY(os::FaultPoint("store.recovery"));
-  return os::ReplaceFile(path_ + "/recoveries/" + Padded(recovery.sequence) + ".json",
-                         ToText(recovery));
+  return os::ReplaceFile(RecoveryPath(recovery.sequence), ToText(recovery));
 }
 
 std::optional<BlobFile> Store::Find(const exec::Digest& digest, std::uint64_t bytes) const {

@@ -22,6 +22,12 @@ struct StoredCheckpoint {
   friend bool operator==(const StoredCheckpoint&, const StoredCheckpoint&) = default;
 };
 
+/// A recovery of a store, by its file.
+struct RecoveryFile {
+  std::uint64_t sequence = 0;
+  std::int64_t written_ns = 0;  ///< by the file system's clock
+};
+
 /// A file of the store that somebody refers to, or its remains.
 struct BlobFile {
   exec::Digest digest{};
@@ -78,6 +84,16 @@ class Store {
   Result<bool> HasTokens(std::uint64_t sequence) const;
   /// The last recovery, if there is one.
   Result<std::optional<Recovery>> LastRecovery() const;
+  /// The same without reading it.
+  Result<std::optional<RecoveryFile>> LastRecoveryFile() const;
+  /// Recoveries above a sequence, ascending.
+  Result<std::vector<Recovery>> RecoveriesAfter(std::uint64_t sequence) const;
+  /// Whether what was made at an iteration under a recovery (GivesUp) is of the past that training
+  /// goes on from. Final as long as the store is locked.
+  /// \param what  names it in messages
+  /// \error kMismatch  a restore has given it up: names it; kNotFound  the store has no such
+  ///        recovery: it is another one, or its newest state does not show here yet
+  Status CheckPast(std::uint64_t recovery, std::uint64_t iteration, const std::string& what) const;
 
   /// Makes a checkpoint part of the store: catalogue and tokens first, then the manifest. The blobs
   /// must be in place. \error kIo
@@ -115,6 +131,7 @@ class Store {
  private:
   Store(std::string path, StoreHead head) : path_(std::move(path)), head_(std::move(head)) {}
   Result<std::set<std::uint64_t>> Abandoned() const;
+  std::string RecoveryPath(std::uint64_t sequence) const;
   Result<std::string> ReadManifestText(const StoredCheckpoint& checkpoint) const;
   Status CheckManifest(const StoredCheckpoint& checkpoint, const Manifest& manifest,
                        std::size_t modules) const;

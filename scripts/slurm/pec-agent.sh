@@ -3,10 +3,11 @@
 #   scripts/slurm/pec-agent.sh start SOCKET CHECKPOINT STORE [FLAG...]
 #   scripts/slurm/pec-agent.sh stop SOCKET
 # start returns when the agent answers; one that answers already is left as it is, so that a job that
-# is put back into the queue on the same node finds its snapshots again. FLAGs are those of pec-save.
-# What the agent says goes to SOCKET.log. stop returns when the newest snapshot is in the store and the
-# agent has ended.
-# Exit codes: those of pec-save; 1 when the agent does not come up or its last save failed.
+# is put back into the queue on the same node finds its snapshots again, and several tasks of a node
+# may call it at once. FLAGs are those of pec-save. The agent's process id is in SOCKET.pid; what it
+# says is added to SOCKET.log. stop returns when the newest snapshot is in the store and the agent has
+# ended, or with another code than 0; a signal ends the wait, and the agent goes on saving.
+# Exit codes: those of pec-save, with stop of the agent's last save; 1 when the agent does not come up.
 set -euo pipefail
 
 usage() {
@@ -14,8 +15,10 @@ usage() {
   exit 2
 }
 
-answers() {
-  pec-save "unix:$1" --status -q >/dev/null 2>&1
+# agent_pid: the process that answers at the socket; fails where none does. A file may be of an agent
+# that is gone, whose number another process has by now.
+agent_pid() {
+  pec-save "unix:$socket" --status -q --json 2>/dev/null | sed -n 's/^ *"pid": *\([0-9]\+\).*/\1/p' | grep .
 }
 
 # ended PID: whether the process is gone, or waits for a parent that does not ask.
@@ -26,46 +29,53 @@ ended() {
 [[ $# -ge 2 ]] || usage
 verb=$1 socket=$2
 case $verb in
-  start)
-    [[ $# -ge 4 ]] || usage
-    checkpoint=$3 store=$4
-    if answers "$socket"; then
-      exit 0
-    fi
-    # Not a child of the job step: a training that is killed does not take it along.
-    setsid nohup pec-save "$checkpoint" "$store" --agent --listen "unix:$socket" "${@:5}" \
-      </dev/null >"$socket.log" 2>&1 &
-    pid=$!
-    echo "$pid" >"$socket.pid"
-    for ((i = 0; i < 300; ++i)); do
-      if answers "$socket"; then
-        exit 0
-      fi
-      if ended "$pid"; then
-        break
-      fi
-      sleep 0.1
-    done
-    echo "pec-agent: the agent does not answer at $socket:" >&2
-    cat "$socket.log" >&2
-    exit 1
-    ;;
-  stop)
-    [[ $# -eq 2 ]] || usage
-    if ! answers "$socket"; then
-      echo "pec-agent: no agent at $socket" >&2
-      exit 3
-    fi
-    pid=$(<"$socket.pid")
-    pec-save "unix:$socket" --tell stop -q >/dev/null
-    while ! ended "$pid"; do
-      sleep 0.1
-    done
-    rm -f "$socket.pid"
-    if ! tail -n 1 "$socket.log" | grep -q 'done:'; then
-      cat "$socket.log" >&2
-      exit 1
-    fi
-    ;;
+  start) [[ $# -ge 4 ]] || usage ;;
+  stop) [[ $# -eq 2 ]] || usage ;;
   *) usage ;;
 esac
+
+# One start or stop at a time. The agent does not inherit it.
+exec {turn}>>"$socket.turn"
+flock "$turn"
+
+if [[ $verb == start ]]; then
+  checkpoint=$3 store=$4
+  if pid=$(agent_pid); then
+    echo "$pid" >"$socket.pid"
+    exit 0
+  fi
+  said=$(stat -c %s "$socket.log" 2>/dev/null || echo 0)
+  # Not a child of the job step: a training that is killed does not take it along.
+  setsid nohup pec-save "$checkpoint" "$store" --agent --listen "unix:$socket" "${@:5}" \
+    {turn}>&- </dev/null >>"$socket.log" 2>&1 &
+  child=$!
+  for ((i = 0; i < 300; ++i)); do
+    if pid=$(agent_pid); then
+      echo "$pid" >"$socket.pid"
+      exit 0
+    fi
+    if ended "$child"; then
+      break
+    fi
+    sleep 0.1
+  done
+  echo "pec-agent: the agent does not answer at $socket:" >&2
+  tail -c "+$((said + 1))" "$socket.log" >&2
+  exit 1
+fi
+
+if ! pid=$(agent_pid); then
+  echo "pec-agent: no agent at $socket" >&2
+  exit 3
+fi
+code=0
+pec-save "unix:$socket" --tell stop -q >/dev/null || code=$?
+if [[ $code -ne 0 ]]; then
+  echo "pec-agent: the agent at $socket has not said that all is in the store; it says in $socket.log:" >&2
+  tail -n 20 "$socket.log" >&2
+  exit "$code"
+fi
+until ended "$pid"; do
+  sleep 0.1
+done
+rm -f "$socket.pid"

@@ -99,6 +99,18 @@ class Agents(stores.Stores):
         agent.wait(PATIENCE)
         return agent.returncode
 
+    def hook(self, name, *words, code=0, fault=None):
+        """A job-script piece of scripts/slurm, with the real commands."""
+        scripts = pathlib.Path(__file__).resolve().parents[3] / "scripts" / "slurm"
+        env = environment(fault)
+        env["PATH"] = f"{stores.Given.bin}:{env['PATH']}"
+        env["PEC_TOKENS"] = str(self.work / "tokens.jsonl")
+        done = subprocess.run([str(word) for word in (scripts / name, *words)], env=env,
+                              cwd=self.work, text=True, capture_output=True, timeout=120,
+                              check=False)
+        self.assertEqual(done.returncode, code, f"{name}: {done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
 
 class Watching(Agents):
     def test_saves_what_is_written(self):
@@ -471,17 +483,6 @@ class Restoring(Agents):
 
 class Hooks(Agents):
     """The job-script pieces of scripts/slurm, with the real commands."""
-
-    def hook(self, name, *words, code=0):
-        scripts = pathlib.Path(__file__).resolve().parents[3] / "scripts" / "slurm"
-        env = environment()
-        env["PATH"] = f"{stores.Given.bin}:{env['PATH']}"
-        env["PEC_TOKENS"] = str(self.work / "tokens.jsonl")
-        done = subprocess.run([str(word) for word in (scripts / name, *words)], env=env,
-                              cwd=self.work, text=True, capture_output=True, timeout=120,
-                              check=False)
-        self.assertEqual(done.returncode, code, f"{name}: {done.stdout}{done.stderr}")
-        return done.stdout.strip()
 
     def log(self, *iterations, torn=""):
         text = "".join(json.dumps({"iteration": i, "tokens": self.tokens[i]}) + "\n"

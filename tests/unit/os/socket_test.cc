@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
+#include <vector>
 
 #include "scratch.h"
 
@@ -88,7 +90,7 @@ TEST_P(SocketTest, TellsOfCutsSilenceAndLongLines) {
   }
   {
     auto [client, server] = Pair(*listener, milliseconds(50));
-    EXPECT_FALSE(server.Readable(milliseconds(1)));
+    EXPECT_FALSE(server.Readable());
     const auto line = server.ReceiveLine(10);
     ASSERT_FALSE(line);
     EXPECT_EQ(line.error().code, Errc::kIo);
@@ -103,6 +105,56 @@ TEST_P(SocketTest, TellsOfCutsSilenceAndLongLines) {
   ASSERT_TRUE(other.Send("half a line"));
   other = Connection();
   EXPECT_EQ(end.ReceiveLine(4096).error().code, Errc::kIo);
+}
+
+TEST_P(SocketTest, TricklingIsSilence) {
+  const auto listener = Listener::Open(Where());
+  ASSERT_TRUE(listener);
+  auto [client, server] = Pair(*listener, milliseconds(300));
+  std::atomic<bool> over = false;
+  std::thread trickle([&client = client, &over] {
+    while (!over && client.Send("x")) std::this_thread::sleep_for(milliseconds(20));
+  });
+  // Something comes all the time, but not what is asked for.
+  std::vector<std::byte> much(1 << 20);
+  EXPECT_EQ(server.Receive(much).error().code, Errc::kIo);
+  over = true;
+  trickle.join();
+}
+
+TEST_P(SocketTest, TellsOfAWholeLineAndKeepsPartsOfOne) {
+  const auto listener = Listener::Open(Where());
+  ASSERT_TRUE(listener);
+  auto [client, server] = Pair(*listener, milliseconds(5000));
+  EXPECT_FALSE(*server.HasLine(16, milliseconds(1)));
+  ASSERT_TRUE(client.Send("on"));
+  EXPECT_FALSE(*server.HasLine(16, milliseconds(20)));
+  ASSERT_TRUE(client.Send("e\ntwo\nthr"));
+  EXPECT_TRUE(*server.HasLine(16, milliseconds(5000)));
+  EXPECT_EQ(**server.ReceiveLine(16), "one");
+  EXPECT_TRUE(*server.HasLine(16, milliseconds(5000)));
+  EXPECT_EQ(**server.ReceiveLine(16), "two");
+  EXPECT_FALSE(*server.HasLine(16, milliseconds(20)));
+  client = Connection();
+  EXPECT_TRUE(*server.HasLine(16, milliseconds(5000))) << "its end";
+  EXPECT_EQ(server.ReceiveLine(16).error().code, Errc::kIo);
+}
+
+TEST_P(SocketTest, AWaitEndsWhenItIsAskedTo) {
+  const auto listener = Listener::Open(Where());
+  ASSERT_TRUE(listener);
+  std::atomic<bool> stop = false;
+  auto client = Connection::Open(listener->address(), std::chrono::hours(1),
+                                 [&stop] { return stop.load(); });
+  ASSERT_TRUE(client) << client.error().message;
+  std::thread later([&stop] {
+    std::this_thread::sleep_for(milliseconds(50));
+    stop = true;
+  });
+  EXPECT_EQ(client->ReceiveLine(16).error().code, Errc::kStopped);
+  later.join();
+  std::vector<std::byte> much(64 << 20);
+  EXPECT_EQ(client->Send(much).error().code, Errc::kStopped);
 }
 
 TEST_P(SocketTest, IsTakenOnce) {
@@ -143,6 +195,46 @@ TEST_F(SocketFile, ReplacesARemnantAndNothingElse) {
   Put("s", "precious");
   EXPECT_EQ(Listener::Open(address).error().code, Errc::kBusy);
   EXPECT_EQ(Get("s"), "precious");
+}
+
+TEST_F(SocketFile, IsTakenByOneOfManyAtOnce) {
+  const Address address = *ParseAddress("unix:" + At("s"));
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> waiting = 8;
+    std::atomic<int> got = 0;
+    std::atomic<int> busy = 0;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i) {
+      threads.emplace_back([&] {
+        for (--waiting; waiting > 0;) std::this_thread::yield();
+        const auto listener = Listener::Open(address);
+        ++(listener ? got : busy);
+        if (!listener) {
+          EXPECT_EQ(listener.error().code, Errc::kBusy) << listener.error().message;
+        }
+        // All have tried before the one that has it lets go.
+        while (got + busy < 8) std::this_thread::yield();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(got, 1);
+    EXPECT_EQ(busy, 7);
+  }
+}
+
+TEST_F(SocketFile, AFullQueueIsNoConnection) {
+  const auto listener = Listener::Open(*ParseAddress("unix:" + At("s")));
+  ASSERT_TRUE(listener);
+  std::vector<Connection> silent;
+  for (;;) {
+    auto connection = Connection::Open(listener->address(), milliseconds(50));
+    if (!connection) {
+      EXPECT_EQ(connection.error().code, Errc::kNotFound);
+      break;
+    }
+    ASSERT_LT(silent.size(), 1000U) << "nobody accepts";
+    silent.push_back(*std::move(connection));
+  }
 }
 
 }  // namespace

@@ -67,6 +67,27 @@ class AgentTest : public os::Scratch {
     return newest;
   }
 
+  /// As pec-restore leaves it: training goes on from an iteration that the store has.
+  void Restore(std::uint64_t resume) const {
+    const auto store = Store::Open(At("store"));
+    ASSERT_TRUE(store) << store.error().message;
+    Recovery recovery;
+    const auto last = store->LastRecovery();
+    recovery.sequence = *last ? (*last)->sequence + 1 : 1;
+    recovery.resume = resume;
+    const auto list = store->List();
+    for (const StoredCheckpoint& one : *list) {
+      if (one.abandoned) continue;
+      if (one.iteration > resume) {
+        recovery.abandoned.push_back(one.sequence);
+      } else {
+        recovery.manifest = one.sequence;
+        recovery.state = store->ReadManifest(one)->state;
+      }
+    }
+    ASSERT_TRUE(store->AddRecovery(recovery));
+  }
+
   static inline std::string series;
   NullSink sink_;
 };

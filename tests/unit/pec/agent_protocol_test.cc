@@ -29,13 +29,18 @@ class ProtocolTest : public AgentTest {
       return Snapshot(*agent_, std::stoull(tag.substr(tag.find_first_of("0123456789"))));
     };
     commands_.flush = [this] { return agent_->Flush(sink_); };
-    commands_.stop = [this] { stopped_ = true; };
-    for (const std::string& text : {"unix:" + At("s"), std::string("127.0.0.1:0")}) {
-      auto listener = os::Listener::Open(*os::ParseAddress(text));
-      ASSERT_TRUE(listener) << listener.error().message;
-      servers_.push_back(
-          std::make_unique<AgentServer>(*agent_, commands_, *std::move(listener), sink_));
-    }
+    commands_.stop = [this] {
+      stopped_ = true;
+      return Status();
+    };
+    Serve("unix:" + At("s"), {});
+    Serve("127.0.0.1:0", {});
+  }
+  void Serve(const std::string& address, ServerLimits limits) {
+    auto listener = os::Listener::Open(*os::ParseAddress(address));
+    ASSERT_TRUE(listener) << listener.error().message;
+    servers_.push_back(
+        std::make_unique<AgentServer>(*agent_, commands_, *std::move(listener), sink_, limits));
   }
   void TearDown() override {
     servers_.clear();
@@ -152,6 +157,80 @@ TEST_F(ProtocolTest, SurvivesCutConnections) {
   }
 }
 
+TEST_F(ProtocolTest, SilentConnectionsKeepNobodyOut) {
+  ServerLimits limits;
+  limits.sessions = 4;
+  limits.idle = std::chrono::hours(1);
+  limits.grace = milliseconds(0);
+  Serve("127.0.0.1:0", limits);
+  std::vector<os::Connection> silent;
+  for (std::size_t i = 0; i < 2 * limits.sessions; ++i) {
+    silent.push_back(Connect(2));
+    // Half a request is silence too.
+    if (i % 2 == 0) {
+      ASSERT_TRUE(silent.back().Send("stat"));
+    }
+  }
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Say("status", 2).starts_with("ok "));
+}
+
+TEST_F(ProtocolTest, ConnectionsWithoutARequestEnd) {
+  ServerLimits limits;
+  limits.idle = milliseconds(200);
+  Serve("127.0.0.1:0", limits);
+  os::Connection silent = Connect(2);
+  const auto end = silent.ReceiveLine(kAgentLineBytes);
+  ASSERT_TRUE(end) << end.error().message;
+  EXPECT_FALSE(end->has_value());
+  // A client that asks again after a while does not notice.
+  AgentClient client(servers_[2]->address());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(client.Ask("dance").error().code == Errc::kUsage);
+    EXPECT_TRUE(client.AskText("status"));
+    std::this_thread::sleep_for(milliseconds(500));
+  }
+}
+
+TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
+  AgentOptions options = Options();
+  options.save.store = At("other-store");
+  options.memory_bytes = std::uint64_t{1} << 20;
+  Agent small(options);
+  auto listener = os::Listener::Open(*os::ParseAddress("127.0.0.1:0"));
+  ASSERT_TRUE(listener);
+  AgentServer server(small, commands_, *std::move(listener), sink_);
+  const auto push = [&](std::size_t announced, std::size_t sent) {
+    auto connection = os::Connection::Open(server.address(), milliseconds(10'000));
+    EXPECT_TRUE(connection);
+    EXPECT_TRUE(connection->Send("push a " + std::to_string(announced) + " 1 0\n"));
+    (void)connection->Send(std::string(sent, ' '));  // it may be refused on its way
+    return *std::move(connection);
+  };
+  const auto wait_for = [&](const std::function<bool(std::uint64_t)>& enough) {
+    while (!enough(small.status().memory_bytes)) std::this_thread::yield();
+  };
+  {
+    // Together they announce far more than the limit.
+    std::vector<os::Connection> claims;
+    for (int i = 0; i < 8; ++i) claims.push_back(push(kAgentTextBytes, 10));
+    wait_for([](std::uint64_t bytes) { return bytes > 0; });
+    EXPECT_LE(small.status().memory_bytes, 8U << 16);
+    ASSERT_EQ(*Snapshot(small, 1), 1U) << "there is room";
+    ASSERT_TRUE(small.Persist(sink_));
+  }
+  const std::uint64_t own = 100'000;
+  wait_for([&](std::uint64_t bytes) { return bytes < own; });
+  // What has come counts for all of them together.
+  os::Connection first = push(700'000, 600'000);
+  wait_for([](std::uint64_t bytes) { return bytes > 600'000; });
+  os::Connection second = push(700'000, 600'000);
+  const auto answer = second.ReceiveLine(kAgentLineBytes);
+  ASSERT_TRUE(answer && *answer);
+  EXPECT_TRUE((*answer)->starts_with("error 8 ")) << **answer;
+  first = os::Connection();
+  wait_for([&](std::uint64_t bytes) { return bytes < own; });
+}
+
 /// A checkpoint as a peer would send it, through a hostile hand.
 class PushTest : public ProtocolTest {
  protected:
@@ -216,6 +295,43 @@ TEST_F(PushTest, TakesACopyAndOnlyWhatIsNew) {
   EXPECT_EQ(Stored()->iteration, 3U);
 }
 
+TEST_F(PushTest, RefusesACopyThatARestoreGivesUpOnItsWay) {
+  const std::string manifest = ToText(checkpoint_->manifest);
+  bool restored = false;
+  const std::string answer = Push(manifest, checkpoint_->catalogue, [&](std::string*) {
+    if (restored) return;
+    restored = true;
+    Restore(1);
+    // The agent has looked since, for somebody else.
+    EXPECT_TRUE(Say("list").starts_with("ok "));
+  });
+  EXPECT_TRUE(restored);
+  EXPECT_NE(answer.find("made before recovery 1"), std::string::npos) << answer;
+  EXPECT_EQ(Copies(), 0U);
+  EXPECT_EQ(Say("flush"), "ok 1");
+  EXPECT_EQ(Stored()->iteration, 1U);
+}
+
+TEST_F(PushTest, ACopyWithoutARecoveryIsFromBeforeAll) {
+  Restore(1);
+  os::Connection connection = Connect();
+  const std::string manifest = ToText(checkpoint_->manifest);
+  const std::string& catalogue = checkpoint_->catalogue;
+  const std::string none = Push(manifest, catalogue, [](std::string*) {});
+  EXPECT_NE(none.find("made before recovery 1"), std::string::npos) << none;
+  AgentClient client(servers_[1]->address());
+  Limiter limiter(0);
+  MemoryCheckpoint now = *checkpoint_;
+  now.recovery = 2;
+  EXPECT_EQ(client.Push("peer", now, limiter).error().code, Errc::kNotFound);
+  now.recovery = 1;
+  const auto sent = client.Push("peer", now, limiter);
+  EXPECT_TRUE(sent) << sent.error().message;
+  const auto list = client.List();
+  ASSERT_TRUE(list) << list.error().message;
+  EXPECT_EQ(list->back().recovery, 1U);
+}
+
 TEST_F(PushTest, RefusesSpoiledBlobs) {
   const std::string manifest = ToText(checkpoint_->manifest);
   const std::string& catalogue = checkpoint_->catalogue;
@@ -265,7 +381,8 @@ TEST_F(PushTest, RefusesContradictions) {
 
 TEST(AgentList, RefusesOtherTexts) {
   for (const char* text : {"", "{}", "[1]", "[{}]", "[{\"state\": 1, \"manifest\": \"\"}]",
-                           "[{\"state\": \"filled\", \"manifest\": \"{}\"}]"}) {
+                           "[{\"state\": \"filled\", \"manifest\": \"{}\"}]",
+                           "[{\"state\": \"filled\", \"recovery\": -1, \"manifest\": \"{}\"}]"}) {
     const auto list = ParseAgentList(text, "agent");
     ASSERT_FALSE(list) << text;
     EXPECT_EQ(list.error().code, Errc::kBadInput) << text;

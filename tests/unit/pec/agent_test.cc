@@ -191,20 +191,112 @@ TEST_F(AgentTest, ForgetsWhatARestoreHasGivenUp) {
     ASSERT_TRUE(agent.Persist(sink_));
   }
   ASSERT_TRUE(Snapshot(agent, 4));
-  const auto store = Store::Open(At("store"));
-  Recovery recovery;
-  recovery.sequence = 1;
-  recovery.manifest = 2;
-  recovery.resume = 2;
-  recovery.abandoned = {3};
-  recovery.state = (*store->ReadManifest({2, 2, false})).state;
-  ASSERT_TRUE(store->AddRecovery(recovery));
+  Restore(2);
   EXPECT_FALSE(agent.Persist(sink_)->has_value()) << "a snapshot of a past that is given up";
   EXPECT_EQ(Stored()->iteration, 2U);
   EXPECT_FALSE(agent.Newest() && agent.Newest()->manifest.iteration > 2);
   ASSERT_EQ(*Snapshot(agent, 3), 3U);
   EXPECT_EQ(**agent.Persist(sink_), 3U);
   EXPECT_EQ(Stored()->iteration, 3U);
+}
+
+TEST_F(AgentTest, ForgetsWhatRestoresHaveGivenUpThatItHasMissed) {
+  Agent agent(Options());
+  for (const std::uint64_t i : {1U, 2U}) {
+    ASSERT_TRUE(Snapshot(agent, i));
+    ASSERT_TRUE(agent.Persist(sink_));
+  }
+  ASSERT_TRUE(Snapshot(agent, 3));
+  // Back to 1; another process saves 2 and 4 of the new past; and a restore of what is newest.
+  Restore(1);
+  Agent other(Options());
+  for (const std::uint64_t i : {2U, 4U}) {
+    ASSERT_TRUE(Snapshot(other, i));
+    ASSERT_TRUE(other.Persist(sink_));
+  }
+  Restore(4);
+  ASSERT_TRUE(agent.CatchUp());
+  EXPECT_EQ(agent.Newest()->manifest.iteration, 1U);
+  EXPECT_FALSE(agent.Persist(sink_)->has_value());
+  EXPECT_EQ(Stored()->iteration, 4U);
+}
+
+TEST_F(AgentTest, ARestoreWhileASnapshotIsPersistedStopsIt) {
+  AgentOptions options = Options();
+  options.bandwidth = 20'000;  // the checkpoint has about 30 KiB
+  Agent agent(Options());
+  ASSERT_TRUE(Snapshot(agent, 1));
+  ASSERT_TRUE(agent.Persist(sink_));
+  Agent slow(options);
+  ASSERT_TRUE(Snapshot(slow, 3));
+  std::thread persist([&] {
+    const auto persisted = slow.Persist(sink_);
+    ASSERT_FALSE(persisted);
+    EXPECT_EQ(persisted.error().code, Errc::kMismatch) << persisted.error().message;
+  });
+  // Its comparison is over when blobs are under way. No restore gets past the lock; where locks are
+  // each node's own, its record shows before the manifest is written.
+  const auto blobs_under_way = [&] {
+    for (const auto& entry : std::filesystem::directory_iterator(At("store"))) {
+      if (entry.path().filename().string().starts_with("incoming-")) return true;
+    }
+    return false;
+  };
+  while (!blobs_under_way()) std::this_thread::yield();
+  const auto store = Store::Open(At("store"));
+  EXPECT_EQ(store->LockForWriting("pec-restore").error().code, Errc::kBusy);
+  Restore(1);
+  persist.join();
+  EXPECT_EQ(Stored()->iteration, 1U);
+  EXPECT_FALSE(slow.Persist(sink_)->has_value()) << "it is forgotten";
+}
+
+TEST_F(AgentTest, KeepsNoCopyThatARestoreHasGivenUp) {
+  Agent own(Options());
+  for (const std::uint64_t i : {1U, 2U}) {
+    ASSERT_TRUE(Snapshot(own, i));
+    ASSERT_TRUE(own.Persist(sink_));
+  }
+  const auto old = own.Newest();
+  EXPECT_EQ(old->recovery, 0U);
+  Restore(1);
+  Agent peer(Options());
+  const Status refused = peer.Accept("own", *old);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kMismatch);
+  EXPECT_NE(refused.error().message.find("made before recovery 1, which went back to iteration 1"),
+            std::string::npos)
+      << refused.error().message;
+  // What training makes afterwards belongs to the recovery, whatever its iteration.
+  ASSERT_EQ(*Snapshot(own, 2), 2U);
+  EXPECT_EQ(own.Newest()->recovery, 1U);
+  ASSERT_TRUE(peer.Accept("own", *own.Newest()));
+  ASSERT_TRUE(own.Persist(sink_));
+  // A restore of the newest state gives up nothing.
+  Restore(2);
+  ASSERT_TRUE(peer.CatchUp());
+  EXPECT_EQ(peer.Entries().size(), 1U);
+  // A store without that recovery is another one, or an old look at this one.
+  AgentOptions elsewhere = Options();
+  elsewhere.save.store = At("other-store");
+  Agent far(elsewhere);
+  EXPECT_EQ(far.Accept("own", *own.Newest()).error().code, Errc::kNotFound);
+  ASSERT_TRUE(Snapshot(far, 1));
+  ASSERT_TRUE(far.Persist(sink_));
+  EXPECT_EQ(far.Accept("own", *own.Newest()).error().code, Errc::kNotFound);
+}
+
+TEST_F(AgentTest, FlushesNoCopyThatARestoreHasGivenUp) {
+  Agent own(Options());
+  ASSERT_TRUE(Snapshot(own, 1));
+  ASSERT_TRUE(own.Persist(sink_));
+  ASSERT_TRUE(Snapshot(own, 3));
+  Agent peer(Options());
+  ASSERT_TRUE(peer.Accept("own", *own.Newest()));
+  Restore(1);
+  EXPECT_EQ(**peer.Flush(sink_), 1U);
+  EXPECT_EQ(Stored()->iteration, 1U);
+  EXPECT_TRUE(peer.Entries().empty());
 }
 
 TEST_F(AgentTest, AStopOfThePersistLosesNothing) {

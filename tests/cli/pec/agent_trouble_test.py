@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""Agents among others that are late, greedy, silent, or many at once: peers with copies of a past that
+was given up, connections that announce much or say nothing, agents that do not answer, starts at the
+same time.
+
+Usage: agent_trouble_test.py BIN
+"""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import agent_test  # pylint: disable=wrong-import-position
+import stores  # pylint: disable=wrong-import-position
+from stores import environment  # pylint: disable=wrong-import-position
+
+SLOTS = 64
+
+
+class GivenUp(agent_test.Agents):
+    """Restores that an agent, or a peer, does not hear of."""
+
+    def test_a_peer_that_was_away_gets_no_copy_of_it(self):
+        for iteration in (4, 5, 6):
+            self.save(iteration, "--k", 2)
+        self.start("a", "--peer", self.address("b"), "--name", "node-a")
+        self.checkpoint(8)
+        self.wait(lambda: self.status("a")["persisted"] == 8)
+        # Training goes back, and has made an iteration 6 of its own when the peer is back.
+        self.restore("out", "--at", 5)
+        self.save(6, "--k", 1)
+        self.start("b", "--copies-only")
+        self.wait(lambda: self.status("a")["newest"] is None)
+        self.tell("b", "flush")
+        self.assertEqual(self.newest(), 6)
+        self.restore("out", "--force", "--agents", f"{self.address('a')},{self.address('b')}")
+        self.assertEqual(self.report["result"]["iteration"], 6)
+        # What it makes from here on is copied and flushed as ever.
+        self.checkpoint(7)
+        self.wait(lambda: self.status("b")["copies"] == [{"origin": "node-a", "iteration": 7}])
+        self.assertEqual(self.tell("b", "flush"), {"answer": "7"})
+
+    def test_a_peer_that_has_one_forgets_it(self):
+        self.save(4, "--k", 2)
+        self.start("b", "--copies-only")
+        agent = self.start("a", "--peer", self.address("b"), "--name", "node-a")
+        self.checkpoint(5)
+        self.wait(lambda: self.status("a")["persisted"] == 5)
+        self.wait(lambda: self.status("b")["copies"] == [{"origin": "node-a", "iteration": 5}])
+        agent.kill()
+        agent.wait()
+        self.restore("out", "--at", 4)
+        self.assertEqual(self.tell("b", "flush"), {"answer": "4"})
+        self.restore("out", "--force", "--agents", self.address("b"), "--dry-run")
+        self.assertEqual(self.report["result"]["iteration"], 4)
+        self.assertEqual(self.report["result"]["bytes"]["memory"], 0)
+
+    def test_a_latest_from_before_a_restore_is_not_taken(self):
+        agent = self.start("a", "--k", 2)
+        for iteration in (4, 5):
+            self.checkpoint(iteration)
+            self.wait(lambda i=iteration: self.status("a")["persisted"] == i)
+        # The agent does nothing while training writes a checkpoint, fails and goes back.
+        agent.send_signal(signal.SIGSTOP)
+        self.checkpoint(8)
+        self.restore("out", "--at", 4)
+        agent.send_signal(signal.SIGCONT)
+        self.assertEqual(self.tell("a", "flush"), {"answer": "4"})
+        self.assertEqual(self.newest(), 4)
+        self.checkpoint(5)
+        self.wait(lambda: self.status("a")["persisted"] == 5)
+        self.assertEqual(self.newest(), 5)
+        self.assertEqual(self.end(agent), 0)
+        self.assertIn("written before recovery 1", agent.stderr.read())
+
+
+class Connections(agent_test.Agents):
+    """Others at an agent's port, which has no authentication."""
+
+    def serve(self, *words):
+        """\\returns an agent for copies, host and port"""
+        agent = self.start("b", "--copies-only", "--listen", "127.0.0.1:0", *words)
+        lines = agent.stderr.readline() + agent.stderr.readline()
+        return agent, ("127.0.0.1", int(lines.rsplit("127.0.0.1:", 1)[1].split()[0]))
+
+    def connect(self, where):
+        one = socket.create_connection(where)
+        self.addCleanup(one.close)
+        return one
+
+    def test_what_is_announced_takes_no_memory(self):
+        agent, where = self.serve("--memory-limit", "1MiB")
+
+        def resident():
+            status = pathlib.Path(f"/proc/{agent.pid}/status").read_text()
+            return int(status.split("VmRSS:")[1].split()[0]) << 10
+
+        before = resident()
+        for name in range(4):
+            self.connect(where).sendall(f"push x{name} {256 << 20} {256 << 20}\n".encode()
+                                        + b" " * 10)
+        self.wait(lambda: self.status("b")["memory_bytes"] == 4 << 16)
+        self.assertLess(resident() - before, 128 << 20)
+
+    def test_silent_connections_keep_nobody_out(self):
+        self.save(4)
+        _, where = self.serve()
+        silent = [self.connect(where) for _ in range(SLOTS + 8)]
+        for one in silent[::2]:
+            one.sendall(b"half a requ")
+        self.status("b")  # the socket file has places of its own
+        self.restore("out", "--agents", f"127.0.0.1:{where[1]}")
+        self.assertEqual(self.report["result"]["iteration"], 4)
+
+
+class Mute(agent_test.Agents):
+    """An agent that takes connections and never answers."""
+
+    def test_waits_end_on_a_signal(self):
+        self.save(4)
+        mute = socket.socket(socket.AF_UNIX)
+        self.addCleanup(mute.close)
+        mute.bind(str(self.work / "m"))
+        mute.listen()
+        address = self.address("m")
+        for how in (signal.SIGTERM, signal.SIGINT):
+            for argv in (["pec-restore", self.store, self.work / "out", "--agents", address],
+                         ["pec-restore", self.store, self.work / "out", "--agents", address,
+                          "--lost-nodes", "unreachable"],
+                         ["pec-save", address, "--tell", "flush"],
+                         ["pec-save", address, "--tell", "stop"],
+                         ["pec-save", address, "--status"]):
+                argv = [str(word) for word in (stores.Given.bin / argv[0], *argv[1:])]
+                with subprocess.Popen(argv, env=environment(), cwd=self.work, text=True,
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as asks:
+                    self.running.append(asks)
+                    connection, _ = mute.accept()
+                    with connection:
+                        self.assertTrue(connection.recv(100), "it has asked, and waits")
+                        asks.send_signal(how)
+                        self.assertEqual(asks.wait(agent_test.PATIENCE), 75, argv)
+                        self.assertIn("stopped on request", asks.stderr.read())
+                    self.running.remove(asks)
+        self.assertFalse((self.work / "out").exists())
+        self.assertEqual(list((self.store / "recoveries").iterdir()), [])
+
+    def test_a_hook_that_waits_ends_on_a_signal(self):
+        mute = socket.socket(socket.AF_UNIX)
+        self.addCleanup(mute.close)
+        mute.bind(str(self.work / "m"))
+        mute.listen()
+        hook = pathlib.Path(__file__).resolve().parents[3] / "scripts/slurm/pec-save-hook.sh"
+        env = environment()
+        env["PATH"] = f"{stores.Given.bin}:{env['PATH']}"
+        with subprocess.Popen([str(word) for word in (hook, self.work / "m", self.run_folder,
+                                                      self.store)],
+                              env=env, text=True, stderr=subprocess.DEVNULL) as waits:
+            self.running.append(waits)
+            connection, _ = mute.accept()
+            with connection:
+                self.assertEqual(connection.recv(100), b"status\n")
+                connection.sendall(b"ok 2\n{}")
+            connection, _ = mute.accept()
+            with connection:
+                self.assertEqual(connection.recv(100), b"snapshot\n")
+                waits.terminate()
+                self.assertEqual(waits.wait(agent_test.PATIENCE), 75)
+            self.running.remove(waits)
+
+
+class Together(agent_test.Agents):
+    """pec-agent.sh, called by several tasks of a node."""
+
+    def setUp(self):
+        super().setUp()
+        self.socket = self.work / "a"
+        self.pids = set()
+        self.addCleanup(self.kill_agents)
+
+    def kill_agents(self):
+        for pid in self.pids:
+            if (pathlib.Path("/proc") / str(pid)).exists():
+                os.kill(pid, signal.SIGKILL)
+
+    def pid(self):
+        """Of the agent that answers; the PID file names it."""
+        pid = self.status("a")["pid"]
+        self.pids.add(pid)
+        self.assertEqual(int((self.work / "a.pid").read_text()), pid)
+        return pid
+
+    def agent_start(self, *words, **options):
+        return self.hook("pec-agent.sh", "start", self.socket, self.run_folder, self.store, *words,
+                         **options)
+
+    def test_of_many_starts_one_starts_it(self):
+        script = pathlib.Path(__file__).resolve().parents[3] / "scripts/slurm/pec-agent.sh"
+        env = environment()
+        env["PATH"] = f"{stores.Given.bin}:{env['PATH']}"
+        (self.work / "a.log").write_text("what an agent before has said\n")
+        (self.work / "a.pid").write_text("1\n")
+        # About 16 KiB a checkpoint: the last save takes seconds.
+        argv = [str(word) for word in (script, "start", self.socket, self.run_folder, self.store,
+                                       "--bandwidth", "6000")]
+        starts = [subprocess.Popen(argv, env=env, cwd=self.work) for _ in range(6)]
+        self.assertEqual([start.wait(agent_test.PATIENCE) for start in starts], [0] * 6)
+        pid = self.pid()
+        log = (self.work / "a.log").read_text()
+        self.assertIn("what an agent before has said\n", log)
+        self.assertEqual(log.count("listening on"), 1, log)
+        self.assertNotIn("another process", log)
+        self.checkpoint(4)
+        self.wait(lambda: self.status("a")["newest"] == 4)
+        self.assertIsNone(self.newest())
+        self.hook("pec-agent.sh", "stop", self.socket)
+        self.assertEqual(self.newest(), 4)
+        self.assertFalse((pathlib.Path("/proc") / str(pid)).exists())
+        self.assertFalse((self.work / "a.pid").exists())
+        self.hook("pec-agent.sh", "stop", self.socket, code=3)
+        self.assertIn("done:", (self.work / "a.log").read_text())
+
+    def test_a_number_that_another_process_has_by_now_is_not_waited_for(self):
+        self.agent_start()
+        pid = self.pid()
+        with subprocess.Popen(["sleep", "1000"]) as other:
+            self.running.append(other)
+            (self.work / "a.pid").write_text(f"{other.pid}\n")
+            self.agent_start()
+            self.assertEqual(self.pid(), pid, "a start puts it right")
+            (self.work / "a.pid").write_text(f"{other.pid}\n")
+            self.hook("pec-agent.sh", "stop", self.socket)
+            self.assertIsNone(other.poll())
+            self.running.remove(other)
+            other.kill()
+
+    def test_a_stop_tells_of_a_last_save_that_fails(self):
+        self.agent_start(fault="store.manifest:1+:enospc")
+        self.pid()
+        self.checkpoint(4)
+        self.wait(lambda: self.status("a")["persists_failed"] > 0)
+        self.hook("pec-agent.sh", "stop", self.socket, code=7)
+        self.assertIsNone(self.newest())
+        self.wait(lambda: not self.socket.exists())
+
+
+if __name__ == "__main__":
+    stores.main()
