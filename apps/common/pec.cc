@@ -226,7 +226,10 @@ Status ShowStore(cli::Context& context, const std::string& path) {
                     Column{"K", kRight}, Column{"STALE", kRight}, Column{"OLDEST", kRight},
                     Column{"STATE"}});
   for (const pec::StoredCheckpoint& one : checkpoints) {
-    SW_TRY_ASSIGN(const pec::Manifest manifest, store.ReadManifest(one));
+    const Result<pec::Manifest> read = store.ReadManifest(one);
+    if (!read && store.IsGone(one)) continue;  // collected since it was listed
+    if (!read) return tl::unexpected<Error>(read.error());
+    const pec::Manifest& manifest = *read;
     std::uint64_t oldest = manifest.iteration;
     std::uint64_t stale = 0;
     std::uint64_t missing = 0;
@@ -285,12 +288,16 @@ Status ShowStore(cli::Context& context, const std::string& path) {
 
 Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check) {
   context.SetResult({{"checkpoints", check.checkpoints},
+                     {"collected", check.collected},
                      {"blobs", check.blobs},
                      {"bytes", check.bytes},
                      {"damaged", check.damaged}});
   for (const std::string& line : check.damaged) context.out() << cli::Printable(line) << "\n";
   context.out() << check.checkpoints << " checkpoints, " << check.blobs << " blobs, "
                 << FormatBytes(check.bytes) << ", " << check.damaged.size() << " damaged\n";
+  if (check.collected > 0) {
+    context.out() << check.collected << " checkpoints were collected meanwhile\n";
+  }
   if (check.damaged.empty()) return {};
   return Fail(Errc::kMismatch, path + ": " + check.damaged.front());
 }
@@ -315,6 +322,11 @@ void ShowCollected(cli::Context& context, const pec::Collected& collected, bool 
 }
 
 void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
+  if (report.empty) {
+    context.SetResult({{"iteration", nullptr}, {"versions", Json::object()}, {"wrote", false}});
+    context.out() << "no checkpoint yet\n";
+    return;
+  }
   Json modules = Json::array();
   Json versions = Json::object();
   std::map<std::uint64_t, std::vector<std::string>> by_version;

@@ -52,6 +52,14 @@ void RestoreFlags::AddTo(cli::App& app) {
               "checkpoint from which experts start again that have no version", "CHECKPOINT");
   app.AddFlag("--read-only", &options.read_only,
               "leave the store as it is: newer checkpoints are not abandoned");
+  app.AddFlag(
+      "--allow-empty", &options.allow_empty,
+      "a store that can be read and has no checkpoint yet is no error: nothing is restored, "
+      "and the report's iteration is null");
+  app.AddFlag("--begin", &options.begin,
+              "with --allow-empty, at the first start of a run: a store that is not there is made, "
+              "with a mark that the run has begun, so that a store that is missing later is an "
+              "error");
   app.AddList(
       "--agents", &agents,
       "agents whose memory is read too, where it has newer versions or the same ones; first "
@@ -75,6 +83,12 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   SW_TRY(ParseLost(Words(lost), &options));
   if (options.require_complete && !options.restart_missing.empty()) {
     return Fail(Errc::kUsage, "--require-complete and --restart-missing exclude each other");
+  }
+  if (options.begin && !options.allow_empty) {
+    return Fail(Errc::kUsage, "--begin means nothing without --allow-empty");
+  }
+  if (options.begin && options.read_only) {
+    return Fail(Errc::kUsage, "--begin and --read-only exclude each other");
   }
   if (options.format != pec::RestoreFormat::kNone) return {};
   // Nothing is written there.

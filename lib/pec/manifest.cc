@@ -14,6 +14,7 @@ namespace {
 using json = nlohmann::ordered_json;
 
 constexpr std::string_view kStoreKind = "pec-store";
+constexpr std::string_view kBegunKind = "pec-begun";
 constexpr std::string_view kManifestKind = "pec-manifest";
 constexpr std::string_view kTokensKind = "pec-tokens";
 constexpr std::string_view kRecoveryKind = "pec-recovery";
@@ -293,6 +294,8 @@ bool GivesUp(const Recovery& restore, std::uint64_t recovery, std::uint64_t iter
   return restore.sequence > recovery && restore.resume < iteration;
 }
 
+std::string BegunText() { return Head(kBegunKind).dump() + "\n"; }
+
 std::string ToText(const StoreHead& head) {
   json out = Head(kStoreKind);
   out["fingerprint"] = exec::Hex(head.fingerprint);
@@ -375,6 +378,12 @@ std::string ToText(const Recovery& recovery) {
   out["state"] = StateJson(recovery.state);
   out["ledger"] = recovery.ledger ? LedgerJson(*recovery.ledger) : json(nullptr);
   return out.dump() + "\n";
+}
+
+Status ParseBegun(std::string_view text, const std::string& where) {
+  Fields in(text, where, kBegunKind);
+  SW_TRY(in.Done(true));
+  return {};
 }
 
 Result<StoreHead> ParseHead(std::string_view text, const std::string& where) {

@@ -117,6 +117,8 @@ struct Recovery {
 /// restore gives up is of the past that training goes on from.
 bool GivesUp(const Recovery& restore, std::uint64_t recovery, std::uint64_t iteration);
 
+/// The mark of a folder that a run will make a store of.
+std::string BegunText();
 std::string ToText(const StoreHead& head);
 std::string ToText(const Manifest& manifest);
 /// \param lines  of the modules, in order; manifest.modules is not looked at
@@ -129,6 +131,7 @@ std::string ToText(const Recovery& recovery);
 /// The inverses. \param where  names the text in messages
 /// \error kBadInput  not such a text: names the field; kUnsupported  of a newer schema
 /// Pure.
+Status ParseBegun(std::string_view text, const std::string& where);
 Result<StoreHead> ParseHead(std::string_view text, const std::string& where);
 Result<Manifest> ParseManifest(std::string_view text, const std::string& where);
 /// Reads all but the modules.

@@ -112,7 +112,10 @@ Status Restoring::Record() {
     recovery.sequence = last ? last->sequence + 1 : 1;
     recovery.manifest = at_->sequence;
     recovery.resume = plan_.resume;
-    for (const StoredCheckpoint& one : Newer()) recovery.abandoned.push_back(one.sequence);
+    for (const StoredCheckpoint& one : all_) {
+      // Also those whose place a newer one has taken: they must not come back when it goes.
+      if (IsNewer(one)) recovery.abandoned.push_back(one.sequence);
+    }
     recovery.state = state_;
     recovery.ledger = ledger_;
     SW_TRY(store_->AddRecovery(recovery));
@@ -120,9 +123,49 @@ Status Restoring::Record() {
   });
 }
 
+/// Before agents write anything: a store that cannot be seen must not be made again.
+Status Restoring::FindStore() {
+  return comm_.OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(const bool there, os::Exists(options_.store));
+    if (there || !options_.begin) {
+      SW_TRY(Store::HasNoCheckpoint(options_.store));
+      return {};
+    }
+    if (!options_.write.dry_run) return Store::Begin(options_.store);
+    SW_TRY(os::SplitOutput(options_.store));
+    return {};
+  });
+}
+
+Result<bool> Restoring::IsEmptyStore() {
+  const auto look = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const bool there, os::Exists(options_.store));
+    if (!there) return "empty";  // a dry run has not made it
+    os::Lock lock;
+    if (!options_.write.dry_run && !options_.read_only) {
+      // A save may be about to complete the first checkpoint.
+      SW_TRY_ASSIGN(lock, os::Lock::Take(options_.store + "/lock", "pec-restore"));
+    }
+    SW_TRY_ASSIGN(const bool empty, Store::HasNoCheckpoint(options_.store));
+    SW_TRY(lock.Release());
+    if (!empty) return "";
+    if (copies_.empty()) return "empty";
+    return Fail(Errc::kNotFound, options_.store +
+                                     ": has no checkpoint, but an agent has iteration " +
+                                     std::to_string(copies_.front().manifest.iteration));
+  };
+  SW_TRY_ASSIGN(const std::string text, comm_.OnRootText(look));
+  return !text.empty();
+}
+
 Result<RestoreReport> Restoring::Go() {
+  if (options_.allow_empty) SW_TRY(FindStore());
   SW_TRY(AskAgents());
   sink_.Pass("choose");
+  if (options_.allow_empty) {
+    SW_TRY_ASSIGN(report_.empty, IsEmptyStore());
+    if (report_.empty) return std::move(report_);
+  }
   if (!options_.write.dry_run && !options_.read_only) {
     // Nothing may be collected or saved between the choice and its record.
     SW_TRY(comm_.OnRoot([&]() -> Status {

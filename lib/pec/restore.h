@@ -32,6 +32,10 @@ struct RestoreOptions {
   bool require_complete = false;    ///< refuse modules that are older than X
   bool allow_older = false;         ///< go back to older versions where blobs are damaged
   bool read_only = false;           ///< leave the store as it is: a look at an old checkpoint
+  bool allow_empty = false;         ///< a store that provably has no checkpoint yet is no error
+  /// With allow_empty, a store that is not there: the run begins, and its folder is made with a
+  /// mark that says so. Its parent must be there.
+  bool begin = false;
   /// Checkpoint from which experts without any version are taken; empty: they are an error.
   std::string restart_missing;
   dialect::TargetSpec target;
@@ -71,6 +75,7 @@ struct RestoreLoss {
 
 /// What a restore did, or with dry_run what it would do.
 struct RestoreReport {
+  bool empty = false;           ///< there is no checkpoint yet; nothing else is said
   std::uint64_t iteration = 0;  ///< X
   std::uint64_t sequence = 0;   ///< of the checkpoint whose non-expert part is restored
   std::string tag;
@@ -94,7 +99,9 @@ struct RestoreReport {
 
 /// Restores the newest usable state of a store, or the newest up to `at`, into any layout, and
 /// marks newer checkpoints abandoned.
-/// \error kNotFound  no store, nothing in it up to `at`; an agent that is not named lost and cannot
+/// \error kNotFound  no store, nothing in it up to `at`, with allow_empty a store of which nothing
+/// is
+///        proved; an agent that is not named lost and cannot
 ///        be reached: nothing is written, by no agent either; kInfeasible  experts without any
 ///        version: named; kMismatch  require_complete and stale modules: named; kBadInput  a
 ///        damaged blob (without allow_older); as ucp::Convert

@@ -41,6 +41,7 @@ class Restoring {
   // restore_plan.cc: which version of every module. Every rank reads for itself.
   Status OpenStore();
   Status ReadManifests();
+  void DropStrangers();
   Status Understand(const Manifest& manifest);
   Status Choose();
   Result<RecoveryPlan> Plan() const;
@@ -82,11 +83,13 @@ class Restoring {
   Status AddRestarted(layout::ShardMap* map);
 
   // restore.cc
+  Status FindStore();           // collective
+  Result<bool> IsEmptyStore();  // collective
   Status TakeLoss();
   Status EnterLoss(std::optional<double> plt);
   Status Write();   // collective
   Status Record();  // collective
-  std::vector<StoredCheckpoint> Newer() const;
+  bool IsNewer(const StoredCheckpoint& checkpoint) const;
 
   comm::Comm& comm_;
   const RestoreOptions& options_;

@@ -19,6 +19,22 @@ std::string Join(const std::vector<std::string>& names) {
   return text;
 }
 
+/// Whether two checkpoints have other content under the same version of a module.
+bool Contradict(const Manifest& a, const Manifest& b) {
+  if (a.names != b.names) return false;  // of another model, which is refused later
+  for (std::size_t i = 0; i < a.modules.size(); ++i) {
+    for (std::size_t c = 0; c < kComponents; ++c) {
+      const std::optional<Held>& one = a.modules[i][c];
+      const std::optional<Held>& other = b.modules[i][c];
+      if (one && other && one->version == other->version &&
+          one->blob.digest != other->blob.digest) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 Status Restoring::OpenStore() {
@@ -60,6 +76,22 @@ Status Restoring::ReadManifests() {
                 options_.store + ": no manifest can be read: " + report_.damaged.front());
   }
   return {};
+}
+
+/// An iteration that was saved again, with other content than an agent has: versions do not tell
+/// the two apart, and nobody wants a mixture.
+void Restoring::DropStrangers() {
+  std::erase_if(copies_, [&](const AgentCopy& copy) {
+    const bool stranger =
+        std::any_of(manifests_.begin(), manifests_.end(),
+                    [&](const Manifest& stored) { return Contradict(copy.manifest, stored); });
+    if (stranger) {
+      sink_.Warn(os::ToText(agents_[copy.agent]->address()) + ": iteration " +
+                 std::to_string(copy.manifest.iteration) + " in memory has other content than in " +
+                 options_.store + "; it is not used");
+    }
+    return stranger;
+  });
 }
 
 void Restoring::NoteDamage(const Error& error) {
@@ -288,6 +320,7 @@ Status Restoring::CheckChosen(bool* again) {
 
 Status Restoring::Choose() {
   SW_TRY(ReadManifests());
+  DropStrangers();
   for (;;) {
     // The newest manifest tells what the model is; that of X is understood when X is known.
     if (manifests_.empty()) {
@@ -368,7 +401,9 @@ void Restoring::DescribeModules(const RecoveryPlan& plan) {
     report_.restarted_modules += restarted_[i] ? 1 : 0;
     report_.modules.push_back(std::move(out));
   }
-  for (const StoredCheckpoint& one : Newer()) report_.abandoned.push_back(one.iteration);
+  for (const StoredCheckpoint& one : all_) {
+    if (!one.abandoned && IsNewer(one)) report_.abandoned.push_back(one.iteration);
+  }
 }
 
 Status Restoring::RefuseStale() const {
@@ -384,14 +419,10 @@ Status Restoring::RefuseStale() const {
                                    std::to_string(report_.iteration) + ": " + Join(names));
 }
 
-std::vector<StoredCheckpoint> Restoring::Newer() const {
-  std::vector<StoredCheckpoint> newer;
-  for (const StoredCheckpoint& one : all_) {
-    const bool after =
-        report_.sequence == 0 ? one.iteration > report_.iteration : one.sequence > report_.sequence;
-    if (!one.abandoned && after) newer.push_back(one);
-  }
-  return newer;
+/// Whether a checkpoint came after the one that is restored.
+bool Restoring::IsNewer(const StoredCheckpoint& checkpoint) const {
+  return report_.sequence == 0 ? checkpoint.iteration > report_.iteration
+                               : checkpoint.sequence > report_.sequence;
 }
 
 }  // namespace shardwright::pec::restore

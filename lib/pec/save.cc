@@ -27,6 +27,10 @@ std::string Pack(const Base& base) {
          std::to_string(base.next);
 }
 
+bool Has(const std::vector<std::uint32_t>& experts, std::uint32_t expert) {
+  return std::find(experts.begin(), experts.end(), expert) != experts.end();
+}
+
 Base Unpack(const std::string& text) {
   unsigned long long a = 0;
   unsigned long long b = 0;
@@ -170,15 +174,16 @@ Status Saving::AbandonNewer(const Store& store) const {
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   Recovery recovery;
   std::optional<StoredCheckpoint> base;
+  bool news = false;
   for (const StoredCheckpoint& one : checkpoints) {
-    if (one.abandoned) continue;
     if (Dropped(one)) {
       recovery.abandoned.push_back(one.sequence);
-    } else {
+      news = news || !one.abandoned;
+    } else if (!one.abandoned) {
       base = one;
     }
   }
-  if (recovery.abandoned.empty()) return {};
+  if (!news) return {};
   SW_TRY_ASSIGN(const std::optional<Recovery> last, store.LastRecovery());
   recovery.sequence = last ? last->sequence + 1 : 1;
   recovery.resume = *options_.resumed_from;
@@ -309,8 +314,53 @@ Status Saving::Select() {
     SW_TRY_ASSIGN(report_.selection,
                   SelectTwoLevels(map_, state_.snapshot, state_.persist, select));
   }
+  SW_TRY(SelectAgain());
   if (options_.tokens != nullptr) {
     SW_TRY_ASSIGN(report_.at_risk, RiskOf(Unsaved(state_.persist), report_.selection.persist));
+  }
+  return {};
+}
+
+/// Whether the newest checkpoint has an expert in the version that is being saved, not only what
+/// the store keeps of it.
+Result<bool> Saving::IsSavedAlready(std::uint32_t module) {
+  SW_TRY_ASSIGN(const HeldModule held, BaseModule(module));
+  for (const Component component : kAllComponents) {
+    const auto& one = held[static_cast<std::size_t>(component)];
+    if (one && one->version == report_.iteration && !Keeps(component)) return true;
+  }
+  return false;
+}
+
+/// Every expert that the store has of this iteration is saved again: the checkpoint may have other
+/// content than the one that was saved before, and a version names one state of all modules.
+Status Saving::SelectAgain() {
+  if (!base_ || base_->head.iteration != report_.iteration) return {};
+  TwoLevelSelection& selection = report_.selection;
+  std::uint64_t added = 0;
+  for (std::size_t m = 0; m < selection.persist.size(); ++m) {
+    std::vector<std::uint32_t>& persist = selection.persist[m];
+    std::vector<std::uint32_t>& snapshot = selection.snapshot[m];
+    for (std::uint32_t e = 0; e < model_.experts[m]; ++e) {
+      if (Has(persist, e)) continue;
+      const std::uint32_t module = model_.expert_module(m, e);
+      SW_TRY_ASSIGN(const bool saved, IsSavedAlready(module));
+      if (!saved) continue;
+      if (options_.snapshotted != nullptr && !Has(snapshot, e)) {
+        return Fail(Errc::kMismatch, options_.store + ": iteration " +
+                                         std::to_string(report_.iteration) + " was saved with " +
+                                         model_.modules[module].name +
+                                         ", which the snapshot of it does not have");
+      }
+      persist.push_back(e);
+      if (!Has(snapshot, e)) snapshot.push_back(e);
+      ++added;
+    }
+  }
+  if (added > 0 && comm_.rank() == 0) {
+    sink_.Note("iteration " + std::to_string(report_.iteration) + " was saved before with " +
+                   std::to_string(added) + " experts more: they are saved again",
+               0);
   }
   return {};
 }

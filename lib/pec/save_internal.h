@@ -48,6 +48,8 @@ class Saving {
   std::uint32_t k_snapshot() const;
   std::uint32_t k_persist() const;
   Status Select();
+  Result<bool> IsSavedAlready(std::uint32_t module);
+  Status SelectAgain();
   Result<std::uint64_t> BudgetExperts() const;
   bool Keeps(Component component) const;
   void ListJobs();
@@ -85,6 +87,7 @@ class Saving {
   std::vector<Wanted> wanted_;                 // by file of the target but for the last
   std::optional<std::uint32_t> passed_file_;   // in the target
   std::string incoming_;
+  bool differs_ = false;  // what was saved of this iteration before has other content; root only
   SaveReport report_;
 };
 

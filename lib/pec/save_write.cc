@@ -242,8 +242,11 @@ Result<std::string> Saving::ManifestText(const Manifest& manifest,
     const std::uint32_t module = wanted_[i].module;
     SW_TRY_ASSIGN(HeldModule held, BaseModule(module));
     for (; i < wanted_.size() && wanted_[i].module == module; ++i) {
-      held[static_cast<std::size_t>(wanted_[i].component)] =
-          Held{manifest.iteration, results[wanted_[i].file].ref};
+      auto& before = held[static_cast<std::size_t>(wanted_[i].component)];
+      const BlobRef& now = results[wanted_[i].file].ref;
+      differs_ = differs_ || (before && before->version == manifest.iteration &&
+                              before->blob.digest != now.digest);
+      before = Held{manifest.iteration, now};
     }
     saved.push_back(ModuleLine(model_.modules[module].name, held));
     lines[module] = saved.back();
@@ -283,6 +286,12 @@ Status Saving::Commit(const std::vector<BlobResult>& results) {
   SW_TRY(CheckPast(*store_));
   SW_TRY(store_->Commit({manifest.sequence, manifest.iteration, false}, text, catalogue, tokens_));
   sink_.AddWritten(report_.written_bytes + report_.text_bytes, report_.blobs_written + 2);
+  if (differs_) {
+    sink_.Warn(
+        options_.store + ": iteration " + std::to_string(report_.iteration) +
+        " was saved before with other content, whose place this checkpoint takes; if training "
+        "went back without pec-restore, say with --resumed-from where it went on");
+  }
   // The checkpoint is part of the store: what fails now is no failure of the save.
   Status clean = os::RemoveTree(incoming_, store_->path());
   if (Status released = lock_.Release(); clean) clean = std::move(released);

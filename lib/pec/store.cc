@@ -11,8 +11,10 @@
 #include "pec/store.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <iterator>
 #include <utility>
 
 #include "base/limits.h"
@@ -24,6 +26,7 @@ namespace shardwright::pec {
 namespace {
 
 constexpr const char* kHeadName = "store.json";
+constexpr const char* kFolders[] = {"manifests", "catalogues", "tokens", "recoveries", "blobs"};
 constexpr std::string_view kIncoming = "incoming-";
 constexpr std::string_view kZstdSuffix = ".zst";
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{4} << 30;
@@ -73,6 +76,12 @@ std::optional<exec::Digest> DigestIn(std::string_view text) {
 
 }  // namespace
 
+bool Store::IsOwnName(std::string_view name) {
+  return std::find(std::begin(kFolders), std::end(kFolders), name) != std::end(kFolders) ||
+         name == "lock" || name == kHeadName || name == std::string(kHeadName) + ".tmp" ||
+         name == kBegunName;
+}
+
 Result<bool> Store::IsStore(const std::string& path) { return os::Exists(path + "/" + kHeadName); }
 
 Result<Store> Store::Open(const std::string& path) {
@@ -97,15 +106,12 @@ Result<Store> Store::OpenOrCreate(const std::string& path, const StoreHead& head
     // A store whose making was killed has folders but no head yet.
     SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
     for (const os::Entry& entry : entries) {
-      const bool ours = entry.name == "manifests" || entry.name == "catalogues" ||
-                        entry.name == "tokens" || entry.name == "recoveries" ||
-                        entry.name == "blobs" || entry.name == "lock" ||
-                        entry.name == std::string(kHeadName) + ".tmp";
-      if (!ours) return Fail(Errc::kBusy, path + ": holds \"" + entry.name + "\" and no store");
+      if (IsOwnName(entry.name)) continue;
+      return Fail(Errc::kBusy, path + ": holds \"" + entry.name + "\" and no store");
     }
   }
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(path));
-  for (const char* folder : {"manifests", "catalogues", "tokens", "recoveries", "blobs"}) {
+  for (const char* folder : kFolders) {
     SW_TRY(os::MakeDirs(path + "/" + folder));
   }
   SW_TRY(os::ReplaceFile(path + "/" + kHeadName, ToText(head)));
@@ -206,7 +212,17 @@ Result<std::vector<StoredCheckpoint>> Store::List() const {
   std::sort(out.begin(), out.end(), [](const StoredCheckpoint& a, const StoredCheckpoint& b) {
     return a.sequence < b.sequence;
   });
+  std::set<std::uint64_t> later;  // iterations
+  for (auto one = out.rbegin(); one != out.rend(); ++one) {
+    if (!later.insert(one->iteration).second) one->abandoned = true;
+  }
   return out;
+}
+
+bool Store::IsGone(const StoredCheckpoint& checkpoint) const {
+  // Opened, not only asked for: a network file system may remember a name that is gone.
+  const auto file = os::File::OpenRead(ManifestPath(checkpoint));
+  return !file && (file.error().sys == ENOENT || file.error().sys == ESTALE);
 }
 
 Result<std::uint64_t> Store::NextSequence() const {

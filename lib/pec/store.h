@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -18,7 +19,7 @@ namespace shardwright::pec {
 struct StoredCheckpoint {
   std::uint64_t sequence = 0;
   std::uint64_t iteration = 0;
-  bool abandoned = false;  ///< training went on from an older one
+  bool abandoned = false;  ///< training went on from an older one, or its iteration is saved again
   friend bool operator==(const StoredCheckpoint&, const StoredCheckpoint&) = default;
 };
 
@@ -37,6 +38,7 @@ struct BlobFile {
 
 /// The folder of a store (docs/formats/store.md):
 ///
+///   begun.json                     that a run has begun, before its first checkpoint
 ///   store.json                     what it is for
 ///   lock                           while a process writes
 ///   manifests/<sequence>-<iteration>.json
@@ -47,7 +49,7 @@ struct BlobFile {
 ///   incoming-<run>/                blobs of a save under way
 ///
 /// All calls are local. Reading needs no lock; what a reader has listed may be gone when it comes
-/// to read if garbage is collected meanwhile.
+/// to read if garbage is collected meanwhile: IsGone tells.
 class Store {
  public:
   /// True if the folder holds a store. \error kNotFound if it cannot be asked
@@ -60,6 +62,20 @@ class Store {
   /// \error kBusy  another folder is there; kIo; as Open
   static Result<Store> OpenOrCreate(const std::string& path, const StoreHead& head);
 
+  /// Makes the folder of a store that a run will save into, with a mark that the run has begun: if
+  /// the folder is missing later, it is lost and not new. There is no store in it until the first
+  /// save.
+  /// \error kBusy  something has the name; kNotFound  its parent folder; kIo
+  static Status Begin(const std::string& path);
+
+  /// Proves that there is no checkpoint yet: a store or a begun folder can be read, and nothing in
+  /// it tells of a checkpoint.
+  /// \returns false  there are manifests
+  /// \error kNotFound  it is absent, cannot be read, or tells nothing: an empty folder may be a
+  ///        file system that is not mounted; kBadInput  a store that has lost its manifests;
+  ///        kUnsupported  as Open
+  static Result<bool> HasNoCheckpoint(const std::string& path);
+
   const std::string& path() const { return path_; }
   const StoreHead& head() const { return head_; }
 
@@ -67,9 +83,14 @@ class Store {
   /// \error kBusy  names who holds it
   Result<os::Lock> LockForWriting(const std::string& note) const;
 
-  /// All checkpoints, ascending sequence.
+  /// All checkpoints, ascending sequence. Of those of one iteration the last has taken the place of
+  /// the others: they count as abandoned, so that nobody puts parts of both together.
   /// \error kBadInput  a recovery that cannot be read
   Result<std::vector<StoredCheckpoint>> List() const;
+
+  /// Whether a checkpoint that was listed has been collected since. Its manifest goes before
+  /// anything that only it refers to: what is missing of one that is not gone is damage.
+  bool IsGone(const StoredCheckpoint& checkpoint) const;
 
   /// Sequence for the next checkpoint: above all that were ever used and still show.
   Result<std::uint64_t> NextSequence() const;
@@ -128,8 +149,13 @@ class Store {
   Status Remove(const std::vector<StoredCheckpoint>& checkpoints,
                 const std::vector<BlobFile>& blobs) const;
 
+  /// Name of the mark of Begin.
+  static constexpr const char* kBegunName = "begun.json";
+
  private:
   Store(std::string path, StoreHead head) : path_(std::move(path)), head_(std::move(head)) {}
+  /// Whether the folder of a store may hold this before its head is written.
+  static bool IsOwnName(std::string_view name);
   Result<std::set<std::uint64_t>> Abandoned() const;
   std::string RecoveryPath(std::uint64_t sequence) const;
   Result<std::string> ReadManifestText(const StoredCheckpoint& checkpoint) const;

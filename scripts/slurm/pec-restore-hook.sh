@@ -7,10 +7,15 @@
 # OUT is replaced. FLAGs are those of pec-restore: --agents unix:SOCKET for the agent of this node, and
 # --agents HOST:PORT for those of others. An agent that does not answer counts as lost with its
 # node, unless --lost-nodes says which ones are.
+# That there is no checkpoint yet has to be seen. At the first start, when neither OUT nor a line of
+# tokens tells of an earlier one, a STORE that is not there is made, with a mark that the run has
+# begun; the folder that it lies in must be there. From then on a STORE that is missing, empty or
+# unreadable is an error, and nothing is changed.
 # PEC_TOKENS  file of tokens per expert, one JSON line for each iteration: lines after the iteration
-#             that training goes on from are removed, and so is a line that a kill has torn
+#             that training goes on from are removed, and so is a last line that a kill has torn
 # PEC_REPORT  where to write the report of the restore; default OUT.report.json
-# Exit codes: those of pec-restore.
+# Exit codes: those of pec-restore; 3 and 4 also for a PEC_TOKENS that cannot be read or is torn
+# elsewhere.
 set -euo pipefail
 
 if [[ $# -lt 2 ]]; then
@@ -20,57 +25,69 @@ fi
 store=$1 out=${2%/}
 report=${PEC_REPORT:-$out.report.json}
 
-# forget ITERATION: what the run that ended has counted after it.
-forget() {
-  [[ -n ${PEC_TOKENS:-} && -f $PEC_TOKENS ]] || return 0
-  python3 - "$PEC_TOKENS" "$1" <<'EOF'
+# tokens check: can the log be read? tokens keep ITERATION: removes what the run that ended has
+# counted after it.
+tokens() {
+  [[ -n ${PEC_TOKENS:-} ]] || return 0
+  python3 - "$PEC_TOKENS" "$@" <<'EOF'
 import json
 import os
+import shutil
 import sys
 
-path, last = sys.argv[1], int(sys.argv[2])
-kept = []
-with open(path, encoding="utf-8") as lines:
-    for line in lines:
-        if line.endswith("\n") and json.loads(line)["iteration"] <= last:
-            kept.append(line)
-with open(path + ".new", "w", encoding="utf-8") as out:
-    out.writelines(kept)
-    out.flush()
-    os.fsync(out.fileno())
-os.replace(path + ".new", path)
+path, what = sys.argv[1:3]
+
+
+def fail(code, message):
+    print(f"pec-restore-hook: error: {path}: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+try:
+    with open(path, "rb") as log:
+        lines = list(log)
+except OSError as error:
+    if isinstance(error, FileNotFoundError) and not os.path.islink(path):
+        sys.exit(0)  # nothing has been counted yet
+    fail(3, error.strerror)
+counted = []
+for number, line in enumerate(lines, 1):
+    try:
+        counted.append((int(json.loads(line)["iteration"]), line.rstrip(b"\n") + b"\n"))
+    except (ValueError, KeyError, TypeError):
+        if line.endswith(b"\n") and line.strip():
+            fail(4, f"line {number} is no JSON object with an iteration: {line[:60]!r}")
+if what == "check":
+    sys.exit(0)
+kept = [line for iteration, line in counted if iteration <= int(sys.argv[3])]
+if kept != lines:
+    path = os.path.realpath(path)
+    with open(path + ".new", "wb") as new:
+        new.writelines(kept)
+        new.flush()
+        os.fsync(new.fileno())
+    shutil.copymode(path, path + ".new")
+    os.replace(path + ".new", path)
 EOF
 }
 
-has_checkpoint() {
-  compgen -G "$store/manifests/*.json" >/dev/null
-}
-
-# Before the first save is complete an agent may hold the only checkpoint, or be about to save it.
-if ! has_checkpoint; then
-  IFS=', ' read -r -a words <<<"${*:3}"
-  for word in "${words[@]#--agents=}"; do
-    case $word in
-      unix:* | *:*)
-        code=0
-        pec-save "$word" --tell flush -q >/dev/null || code=$?
-        # An agent that is not there has nothing; one that cannot save what it has must not be ignored.
-        [[ $code -eq 0 || $code -eq 3 ]] || exit "$code"
-        ;;
-    esac
-  done
+# Known before the store notes where training goes on.
+tokens check
+flags=(--allow-empty)
+if [[ ! -e $out && ! -L $out && ! -s ${PEC_TOKENS:-} ]]; then
+  flags+=(--begin)
+elif [[ ! -e $store ]]; then
+  echo "pec-restore-hook: $out or ${PEC_TOKENS:-a log of tokens} is there, so that the run has begun before" >&2
 fi
-if ! has_checkpoint; then
-  forget 0
-  exit 0
+if [[ " ${*:3}" == *" --agents"* && " ${*:3}" != *" --lost-nodes"* ]]; then
+  flags+=(--lost-nodes unreachable)
 fi
 rm -f "$report"
-lost=()
-if [[ " ${*:3}" == *" --agents"* && " ${*:3}" != *" --lost-nodes"* ]]; then
-  lost=(--lost-nodes unreachable)
+pec-restore "$store" "$out" --force -q --json="$report" "${flags[@]}" "${@:3}" >/dev/null
+resume=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["iteration"])' "$report")
+if [[ $resume == None ]]; then
+  tokens keep 0
+  exit 0
 fi
-code=0
-pec-restore "$store" "$out" --force -q --json="$report" "${lost[@]}" "${@:3}" >/dev/null || code=$?
-[[ $code -eq 0 ]] || exit "$code"
-forget "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["iteration"])' "$report")"
+tokens keep "$resume"
 echo "$out"

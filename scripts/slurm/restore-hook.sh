@@ -38,8 +38,8 @@ dp=$((SLURM_NTASKS / model_ranks))
 
 # One conversion for each saved step; training moves `latest` on.
 step=
-if [[ -f $checkpoint/latest ]]; then
-  step=.$(<"$checkpoint/latest")
+if [[ -e $checkpoint/latest || -L $checkpoint/latest ]]; then
+  step=.$(cat "$checkpoint/latest") || exit 3
 fi
 out=$checkpoint$step.dp$dp
 report=$out.report.json
@@ -68,7 +68,12 @@ print(json.load(open(sys.argv[1]))["source"]["fingerprint"])' "$out/shardwright.
   echo "$out"
   exit 0
 fi
-if compgen -G "$out.partial-*" >/dev/null; then
+stopped=
+for partial in "$out".partial-*; do
+  # The pattern itself where nothing fits it.
+  [[ ! -e $partial ]] || stopped=1
+done
+if [[ -n $stopped ]]; then
   convert --resume
   if [[ $code -eq 5 ]]; then
     echo "restore-hook: what a stopped conversion left is of other files: beginning anew" >&2

@@ -119,6 +119,21 @@ rm -rf ckpt
 hook
 expect "a missing checkpoint" 3 "" ""
 
+# Names may hold what a shell takes for patterns.
+mkdir 'run[1]*'
+out='run[1]*/ckpt'
+mkdir "$out" "$out.dp6.partial-a"
+run "$scripts/restore-hook.sh" "$out"
+expect "a stopped conversion under a name with pattern characters" 0 "run\[1\]\*/ckpt.dp6" "*--resume"
+rm -rf "$out".*
+mkdir "$out.partial-a"
+run bash "$scripts/convert.sbatch" src "$out" 'dp=48,zero=3'
+expect "the same, converted by a job" 0 "*complete" "*--resume"
+ln -s nowhere "$out/latest"
+run "$scripts/restore-hook.sh" "$out"
+expect "a latest that cannot be read" 3 "" ""
+rm -rf run*
+
 # The stand-in says what the real command says: the demo checkpoint was saved by two ranks.
 if [[ -n $built ]]; then
   cp -r "$tests/data/demo" ckpt

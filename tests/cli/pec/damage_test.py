@@ -9,10 +9,11 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 
 import stores
 from stores import ITERATIONS, MODEL, Given, Stores, moe_checkpoint
-from harness import tree
+from harness import environment, tree
 
 
 class Refusing(Stores):
@@ -200,6 +201,16 @@ class Collecting(Stores):
         self.assertEqual(self.iterations(), [3, 4])
         self.assertEqual(self.save(5, "--k", 1)["sequence"], 4)
 
+    def test_readers_beside_a_collection(self):
+        for _ in range(4):
+            shutil.rmtree(self.store, ignore_errors=True)
+            self.save_series(ITERATIONS, "--k", 2)
+            readers = [subprocess.Popen([Given.bin / "pec-save", how, self.store, "-q"],
+                                        env=environment(), stdout=subprocess.DEVNULL)
+                       for how in 3 * ("--check", "--list")]
+            self.run_tool("pec-save", "--gc", self.store)
+            self.assertEqual([reader.wait(60) for reader in readers], [0] * len(readers))
+
     def test_nothing_goes_while_the_newest_is_damaged(self):
         self.save_series((3, 4, 5), "--k", 1)
         Damage.victims(self, 5, MODEL.module(1, 3))[0].unlink()
@@ -233,6 +244,21 @@ class Ranks(Stores):
         self.assertEqual(stores[0], stores[2])
         self.assertEqual(outputs[0], outputs[1])
         self.assertEqual(outputs[0], outputs[2])
+
+    def test_ranks_tell_damage_once(self):
+        if Given.mpiexec is None:
+            self.skipTest("no MPI launcher given")
+        self.save_series((3, 4), "--k", 1)
+        for path in self.blobs()[::5]:
+            self.damage(path, "cut")
+        alone = self.run_tool("pec-save", "--check", self.store, code=5)
+        self.assertGreater(len(alone["damaged"]), 3)
+        launcher = [Given.mpiexec, "--oversubscribe", "-n", 3]
+        together = self.run_tool("pec-save", "--check", self.store, code=5, launcher=launcher)
+        self.assertEqual(sorted(together["damaged"]), sorted(alone["damaged"]))
+        sorted((self.store / "manifests").iterdir())[0].write_text("{")
+        together = self.run_tool("pec-save", "--check", self.store, code=5, launcher=launcher)
+        self.assertEqual(len([d for d in together["damaged"] if "manifests" in d]), 1)
 
     def test_ranks_measure_at_once(self):
         if Given.mpiexec is None:

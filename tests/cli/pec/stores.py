@@ -1,5 +1,7 @@
 """What the tests of pec-save and pec-restore share: checkpoints, stores, running the commands."""
 
+import contextlib
+import fcntl
 import itertools
 import json
 import pathlib
@@ -21,6 +23,14 @@ class Given:
 
     bin = pathlib.Path()
     mpiexec = None
+
+
+@contextlib.contextmanager
+def locked(path):
+    """As if another process wrote."""
+    with open(path, "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 MODEL = moe_checkpoint.Model()

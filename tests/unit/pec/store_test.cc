@@ -97,6 +97,36 @@ TEST_F(StoreTest, ListsCheckpointsAndWhatIsAbandoned) {
   EXPECT_EQ(store.LastRecovery()->value().manifest, 1U);
 }
 
+TEST_F(StoreTest, OfOneIterationTheLastSaveCounts) {
+  const Store store = Make();
+  Put(store, 1, 10, "a");
+  Put(store, 2, 20, "b");
+  Put(store, 3, 20, "c");
+  EXPECT_EQ(*store.List(),
+            (std::vector<StoredCheckpoint>{{1, 10, false}, {2, 20, true}, {3, 20, false}}));
+  // Given up too, it does not let the first one come back.
+  Recovery recovery;
+  recovery.sequence = 1;
+  recovery.manifest = 1;
+  recovery.abandoned = {3};
+  ASSERT_TRUE(store.AddRecovery(recovery));
+  EXPECT_EQ(*store.List(),
+            (std::vector<StoredCheckpoint>{{1, 10, false}, {2, 20, true}, {3, 20, true}}));
+}
+
+TEST_F(StoreTest, TellsWhatIsGoneFromWhatCannotBeRead) {
+  const Store store = Make();
+  Put(store, 1, 10, "a");
+  EXPECT_FALSE(store.IsGone({1, 10, false}));
+  {
+    const os::ScopedFault fault({.target = "open", .first = 1, .error = EIO});
+    EXPECT_FALSE(store.IsGone({1, 10, false}));
+    EXPECT_TRUE(fault.fired());
+  }
+  ASSERT_TRUE(store.Remove({{1, 10, false}}, {}));
+  EXPECT_TRUE(store.IsGone({1, 10, false}));
+}
+
 TEST_F(StoreTest, TheNewestStateOfDynamicKIsTheRuns) {
   const Store store = Make();
   const auto put = [&](std::uint64_t sequence, std::uint64_t iteration, double total) {

@@ -1,0 +1,106 @@
+#include "pec/check_store.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "pec/collect.h"
+#include "unit/pec/agent_fixture.h"
+
+namespace shardwright::pec {
+namespace {
+
+/// Does something when a pass begins.
+class PassSink final : public Sink {
+ public:
+  explicit PassSink(std::function<void(const std::string&)> at) : at_(std::move(at)) {}
+  void Pass(std::string_view name) override { at_(std::string(name)); }
+  void Progress(std::uint64_t, std::uint64_t) override {}
+  void AddRead(std::uint64_t, std::uint64_t) override {}
+  void AddWritten(std::uint64_t, std::uint64_t) override {}
+  void Warn(std::string) override {}
+  void Note(std::string, int) override {}
+  bool stop_requested() const override { return false; }
+
+ private:
+  std::function<void(const std::string&)> at_;
+};
+
+class CheckBeside : public test::AgentTest {
+ protected:
+  void Save(std::uint64_t iteration) {
+    SaveRequest request = Options().save;
+    request.k_persist.reset();
+    const auto input = Open(iteration);
+    const auto saved = pec::Save(*comm_, *input, request, sink_);
+    ASSERT_TRUE(saved) << saved.error().message;
+  }
+
+  /// Checks the store while `beside` is done at the beginning of a pass.
+  Result<StoreCheck> Check(const std::string& pass, const std::function<void()>& beside) {
+    PassSink sink([&](const std::string& name) {
+      if (name == pass) beside();
+    });
+    const dialect::Patterns patterns;
+    return CheckStore(*comm_, At("store"), patterns, 2, sink);
+  }
+
+  void Collect() {
+    const auto done = CollectGarbage(At("store"), {}, false);
+    ASSERT_TRUE(done) << done.error().message;
+    EXPECT_GT(done->blobs_removed, 0U);
+  }
+
+  std::unique_ptr<comm::Comm> comm_ = comm::MakeSerialComm();
+};
+
+TEST_F(CheckBeside, WhatACollectionRemovesIsNoDamage) {
+  std::uint64_t next = 1;
+  for (; next <= 3; ++next) Save(next);
+  for (const char* pass : {"read", "check"}) {
+    const auto check = Check(pass, [&] { Collect(); });
+    ASSERT_TRUE(check) << check.error().message;
+    EXPECT_EQ(check->damaged, std::vector<std::string>()) << pass;
+    EXPECT_EQ(std::pair(check->checkpoints, check->collected), std::pair(1UL, 2UL)) << pass;
+    EXPECT_GT(check->blobs, 0U);
+    for (int i = 0; i < 2; ++i) Save(next++);
+  }
+}
+
+TEST_F(CheckBeside, DamageIsStillSeen) {
+  for (std::uint64_t i = 1; i <= 3; ++i) Save(i);
+  const Manifest newest = *Stored();
+  const auto store = Store::Open(At("store"));
+  const auto check = Check("check", [&] {
+    Collect();
+    std::filesystem::remove(store->BlobPath(newest.modules[0][0]->blob));
+  });
+  ASSERT_TRUE(check) << check.error().message;
+  ASSERT_EQ(check->damaged.size(), 1U);
+  EXPECT_NE(check->damaged[0].find(newest.names[0]), std::string::npos);
+}
+
+TEST_F(CheckBeside, AStoreThatGoesAwayIsNotWhole) {
+  for (std::uint64_t i = 1; i <= 2; ++i) Save(i);
+  const auto check =
+      Check("check", [&] { std::filesystem::rename(At("store"), At("elsewhere")); });
+  ASSERT_FALSE(check);
+  EXPECT_EQ(check.error().code, Errc::kBusy);
+}
+
+TEST_F(CheckBeside, CollectionsInARow) {
+  // The checkpoint that is read goes each time, and a new one comes.
+  Save(1);
+  for (std::uint64_t next = 2; next < kLast; ++next) {
+    Save(next);
+    const auto check = Check(next % 2 == 0 ? "read" : "check", [&] { Collect(); });
+    ASSERT_TRUE(check) << check.error().message;
+    EXPECT_EQ(check->damaged, std::vector<std::string>());
+    EXPECT_EQ(check->collected, 1U);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::pec

@@ -1,0 +1,83 @@
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "os/fault.h"
+#include "pec/store.h"
+#include "unit/os/scratch.h"
+
+namespace shardwright::pec {
+namespace {
+
+class StoreBegin : public os::Scratch {
+ protected:
+  /// What is said of At("store"): "none", "some", or an error's code.
+  std::string Said() const {
+    const auto none = Store::HasNoCheckpoint(At("store"));
+    if (none) return *none ? "none" : "some";
+    return "error " + std::to_string(static_cast<int>(none.error().code));
+  }
+};
+
+TEST_F(StoreBegin, ABegunFolderBecomesAStore) {
+  EXPECT_EQ(Said(), "error 3");
+  ASSERT_TRUE(Store::Begin(At("store")));
+  EXPECT_EQ(Said(), "none");
+  EXPECT_EQ(Store::Begin(At("store")).error().code, Errc::kBusy);
+  EXPECT_FALSE(*Store::IsStore(At("store")));
+  ASSERT_TRUE(Store::OpenOrCreate(At("store"), {}));
+  EXPECT_EQ(Said(), "none");
+  Scratch::Put("store/manifests/0000000001-0000000004.json.tmp", "half");
+  Scratch::Put("store/manifests/.nfs0001", "removed while it was open");
+  EXPECT_EQ(Said(), "none");
+  Scratch::Put("store/manifests/0000000001-0000000004.json", "{");
+  EXPECT_EQ(Said(), "some") << "a manifest that cannot be read is one";
+}
+
+TEST_F(StoreBegin, NothingIsProvedByWhatIsNotSeen) {
+  ASSERT_TRUE(Store::Begin(At("store")));
+  Scratch::Put("store/begun.json", "{}");
+  EXPECT_EQ(Said(), "error 4");
+  std::filesystem::remove(At("store/begun.json"));
+  EXPECT_EQ(Said(), "error 3") << "an empty folder";
+  ASSERT_TRUE(Store::OpenOrCreate(At("store"), {}));
+  EXPECT_EQ(Said(), "none");
+  for (const char* folder : {"manifests", "recoveries", "catalogues"}) {
+    std::filesystem::rename(At("store/" + std::string(folder)), At("aside"));
+    EXPECT_EQ(Said(), "error 3") << folder;
+    std::filesystem::rename(At("aside"), At("store/" + std::string(folder)));
+  }
+  for (const char* stranger : {"manifests/0000000001-0000000004.json~", "recoveries/1.json"}) {
+    Scratch::Put("store/" + std::string(stranger), "x");
+    EXPECT_EQ(Said(), "error 4") << stranger;
+    std::filesystem::remove(At("store/" + std::string(stranger)));
+  }
+  EXPECT_EQ(Said(), "none");
+  const os::ScopedFault fault({.target = "list", .first = 1, .onward = true, .error = EIO});
+  EXPECT_EQ(Said(), "error 3");
+}
+
+TEST_F(StoreBegin, AKillLeavesNoFolderWithoutItsMark) {
+  std::uint64_t calls = 0;
+  {
+    const os::ScopedFault count;
+    ASSERT_TRUE(Store::Begin(At("store")));
+    calls = count.CountMutating();
+  }
+  ASSERT_GT(calls, 4U);
+  for (std::uint64_t n = 1; n <= calls; ++n) {
+    std::filesystem::remove_all(At("store"));
+    const int status = os::InChild([&] {
+      const os::ScopedFault fault(
+          {.target = "any", .first = n, .action = os::FaultAction::kKill});
+      return Store::Begin(At("store")) ? 0 : 1;
+    });
+    EXPECT_NE(status, 0) << n;
+    EXPECT_EQ(Said(), std::filesystem::exists(At("store")) ? "none" : "error 3") << n;
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::pec
