@@ -126,7 +126,8 @@ Status AgentFlags::Run(cli::Context& context, const cli::App& app, const SaveFla
 Status AskAgent(cli::Context& context, const std::string& address, const std::string& request) {
   return context.comm().OnRoot([&]() -> Status {
     SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
-    // Who stops an agent wants to know how that went, however long it saves; a signal ends the wait.
+    // Who stops an agent wants to know how that went, however long it saves; a signal ends the
+    // wait.
     const auto patience = request == "stop" ? kStopPatience : pec::kAgentPatience;
     const Sink& sink = context.sink();
     pec::AgentClient client(

@@ -107,15 +107,15 @@ struct Ties {
 struct Model {
   std::uint32_t file = 0;
   Document document;
-  const Node* module = nullptr;  ///< dict, or null in a pipeline
+  const Node* module = nullptr;                 ///< dict, or null in a pipeline
   bool has_shapes = false;                      ///< param_shapes is there
   std::vector<std::vector<NamedShape>> shapes;  ///< by group, or by sub-group at stage 3
   /// Without param_shapes: by group, why its order was worked out and is told by no file; empty
   /// where it is told.
   std::vector<std::string> inferred;
   bool has_buffer_names = false;
-  bool lists_frozen = false;                    ///< frozen_param_shapes is a dict, not None
-  std::vector<NamedShape> frozen;               ///< frozen_param_shapes
+  bool lists_frozen = false;       ///< frozen_param_shapes is a dict, not None
+  std::vector<NamedShape> frozen;  ///< frozen_param_shapes
   std::unordered_set<std::string> buffers;
   Ties ties;
   std::unordered_set<std::string> trainable;  ///< names of `shapes`, expert ids local
@@ -196,11 +196,11 @@ struct Reading {
   std::vector<std::vector<Shard>> shards;  ///< by mp, rank; empty at stage 0
   std::vector<const Node*> shard_roots;    ///< by mp: the whole dict of ZeRO rank 0's shard
   UniversalInfo info;
-  const Node* config = nullptr;  ///< ds_config as a dict, or null
+  const Node* config = nullptr;        ///< ds_config as a dict, or null
   std::set<std::string> named_states;  ///< of which Bind or LeaveOut have spoken
-  bool data_first = false;       ///< use_data_before_expert_parallelism
-  bool round_robin = false;      ///< ds_config asks for it and the optimizer heeds it
-  bool plain_weights = false;    ///< stage 0: the weights in `module` are the masters
+  bool data_first = false;             ///< use_data_before_expert_parallelism
+  bool round_robin = false;            ///< ds_config asks for it and the optimizer heeds it
+  bool plain_weights = false;          ///< stage 0: the weights in `module` are the masters
   /// Stage 0: by mp, group, in the optimizer's order.
   std::vector<std::vector<std::vector<std::uint32_t>>> plain_order;
   std::vector<ParamInfo> params;

@@ -146,7 +146,8 @@ Result<std::uint64_t> MasterElems(const Reading& reading, const Spread& spread) 
 
 std::uint64_t SumElems(const std::vector<NamedShape>& params) {
   std::uint64_t sum = 0;
-  for (const NamedShape& param : params) sum += param.elems;  // parts of a sum that did not overflow
+  for (const NamedShape& param : params)
+    sum += param.elems;  // parts of a sum that did not overflow
   return sum;
 }
 
@@ -199,9 +200,8 @@ Result<Completion::Places> Completion::PlacesOf(std::size_t group,
     const std::uint64_t whole = experts_[at->second].elems;
     if (param.elems > whole || (param.elems < whole && &param != &told.back())) {
       return Fail(Errc::kBadInput, GroupText(reading_, {mp_, group}) + ": \"" + param.name +
-                                       "\": " + std::to_string(whole) +
-                                       " elements in its file, " + std::to_string(param.elems) +
-                                       " in param_slice_mappings");
+                                       "\": " + std::to_string(whole) + " elements in its file, " +
+                                       std::to_string(param.elems) + " in param_slice_mappings");
     }
     if (!out.empty() && at->second <= out.back()) {
       SW_TRY(Refuse(group, "\"" + param.name + "\" is not in the order of the model"));
@@ -271,10 +271,8 @@ Status Completion::CheckSlices(const Spread& spread, std::uint64_t elems,
       if (from < to) expected.push_back({param.name, from - first, to - from});
       at += param.elems;
     }
-    if (!SameSlices(expected,
-                    GroupAt(reading_, spread, RankOf(reading_, spread, 0, edp)).slices)) {
-      SW_TRY(Refuse(spread.group, "what rank " +
-                                      std::to_string(RankOf(reading_, spread, 0, edp)) +
+    if (!SameSlices(expected, GroupAt(reading_, spread, RankOf(reading_, spread, 0, edp)).slices)) {
+      SW_TRY(Refuse(spread.group, "what rank " + std::to_string(RankOf(reading_, spread, 0, edp)) +
                                       " tells does not fit its sizes"));
     }
   }
@@ -312,7 +310,8 @@ Result<std::vector<std::string>> Completion::Complete(
       params.push_back({expert.name, expert.shape, expert.elems});
     }
     SW_TRY(CheckSlices(spread, elems, params));
-    inferred[g] = "releases before 0.14.5 tell the places of only a part of the experts' parameters";
+    inferred[g] =
+        "releases before 0.14.5 tell the places of only a part of the experts' parameters";
   }
   return inferred;
 }
@@ -336,10 +335,10 @@ void OrderGroups(const Reading& reading, std::uint64_t mp, Model* model) {
     if (reading.round_robin) {
       Reorder(spread.ranks, &model->shapes[g]);
       if (why.empty()) why = "round robin reordered them, and param_shapes does not tell how";
-    } else if (why.empty() && reading.config == nullptr &&
-               !reading.out.topology.bf16_optimizer) {
-      why = "ds_config is not in the files, so that nothing tells whether round robin or data "
-            "before expert parallelism ordered them";
+    } else if (why.empty() && reading.config == nullptr && !reading.out.topology.bf16_optimizer) {
+      why =
+          "ds_config is not in the files, so that nothing tells whether round robin or data "
+          "before expert parallelism ordered them";
     }
   }
 }
@@ -371,7 +370,7 @@ void FindCopies(Model* model) {
       if (holders_turn) {
         trained.emplace(print, key->text);
       } else if (const auto holder = trained.find(print); holder != trained.end()) {
-        model->shared.emplace_back(key->text, holder->second);
+        model->ties.aliases.emplace_back(key->text, holder->second);
       }
     }
   }
@@ -382,7 +381,7 @@ void FindCopies(Model* model) {
 void GuessBuffers(Reading* reading, std::uint64_t mp, Model* model) {
   std::set<std::pair<std::uint32_t, std::uint64_t>> trained;  // storage, offset
   std::unordered_set<std::string> tied;
-  for (const auto& [alias, holder] : model->shared) tied.insert(alias);
+  for (const auto& [alias, holder] : model->ties.aliases) tied.insert(alias);
   std::size_t guessed = 0;
   for (const bool trained_turn : {true, false}) {
     for (std::size_t i = 0; i < model->module->entry_count(); ++i) {
@@ -462,9 +461,9 @@ Status NameParams(Reading* reading, std::uint64_t mp) {
   for (const std::vector<NamedShape>& group : model.shapes) {
     for (const NamedShape& param : group) {
       if (model.trainable.insert(param.name).second) continue;
-      return Fail(Errc::kBadInput,
-                  reading->file_name(reading->shards[mp].front().file) +
-                      ": param_slice_mappings: \"" + param.name + "\" is in two groups");
+      return Fail(Errc::kBadInput, reading->file_name(reading->shards[mp].front().file) +
+                                       ": param_slice_mappings: \"" + param.name +
+                                       "\" is in two groups");
     }
   }
   if (model.module != nullptr && !model.has_buffer_names) {

@@ -27,8 +27,8 @@ struct SourceFile {
 
 inline constexpr std::uint64_t kInlineBytes = 16;
 
-/// A file that lies beside the tag folder and belongs to the checkpoint for whoever made it: carried
-/// along byte for byte, never interpreted.
+/// A file that lies beside the tag folder and belongs to the checkpoint for whoever made it:
+/// carried along byte for byte, never interpreted.
 struct Neighbour {
   std::string path;  ///< to open it
   std::string name;  ///< in the save folder
@@ -53,7 +53,7 @@ struct SourceSet {
   std::string tag;                ///< base name of the tag folder
   std::vector<SourceFile> files;  ///< sorted by name, numbers by value
   std::string manifest;           ///< text of shardwright_atoms.json in an atom folder, or empty
-  std::vector<std::string> warnings;  ///< what was found and left alone
+  std::vector<std::string> warnings;      ///< what was found and left alone
   std::vector<std::string> save_folders;  ///< that hold the tag folder; not in a catalogue
   std::vector<Neighbour> neighbours;      ///< by name; empty unless they were looked for
   std::vector<LeftOut> left_out;          ///< likewise
@@ -92,11 +92,10 @@ Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* own
 /// one carries no checksums. Pure.
 bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b);
 
-/// Finds what lies beside the tag folder: files, and links to files that stay inside the save folder.
-/// Folders, other links, what is no file, and what Shardwright itself puts there is left out, with
-/// the reason; surprising ones with a warning.
-/// \error kNotFound  a folder or file that cannot be read
-/// Local.
+/// Finds what lies beside the tag folder: files, and links to files that stay inside the save
+/// folder. Folders, other links, what is no file, and what Shardwright itself puts there is left
+/// out, with the reason; surprising ones with a warning. \error kNotFound  a folder or file that
+/// cannot be read Local.
 Status FindNeighbours(SourceSet* set);
 
 /// The rank that a file's name says it is of, for the files that trainers write per rank.

@@ -44,10 +44,10 @@ class Runner {
   Status CreateFiles();   // collective
   Status MakeTwins();     // clones and links, by the root; collective
   Result<bool> MakeTwin(std::uint32_t index);
-  Status CheckSpace();    // root
+  Status CheckSpace();  // root
   Status CreateFile(std::uint32_t index);
-  Status Recover();       // units that a stopped run has written; local
-  Status WriteUnits();    // collective
+  Status Recover();     // units that a stopped run has written; local
+  Status WriteUnits();  // collective
   Status WriteOne(std::uint64_t index, Workspace* workspace);
   Status WriteBatch(std::span<const std::uint64_t> units);
   Status ShareSums();    // collective

@@ -368,9 +368,7 @@ Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
 }
 
 Result<bool> Connection::HasLine(std::size_t cap, milliseconds wait) {
-  const auto whole = [&] {
-    return ahead_.size() > cap || ahead_.find('\n') != std::string::npos;
-  };
+  const auto whole = [&] { return ahead_.size() > cap || ahead_.find('\n') != std::string::npos; };
   if (whole()) return true;
   SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, Clock::now() + wait, stop_));
   if (!ready) return false;

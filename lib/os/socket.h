@@ -77,11 +77,7 @@ class Connection {
   friend class Listener;
   class Pace;
   Connection(int fd, std::string name, bool local, std::chrono::milliseconds timeout, Stop stop)
-      : fd_(fd),
-        name_(std::move(name)),
-        local_(local),
-        timeout_(timeout),
-        stop_(std::move(stop)) {}
+      : fd_(fd), name_(std::move(name)), local_(local), timeout_(timeout), stop_(std::move(stop)) {}
   Result<std::size_t> Some(std::span<std::byte> out, Pace* pace);
 
   int fd_ = -1;

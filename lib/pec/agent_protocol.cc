@@ -132,8 +132,7 @@ Result<std::string> ReceiveAnswer(os::Connection& connection) {
   return Fail(Errc::kBadInput, connection.name() + ": no answer of an agent");
 }
 
-Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes,
-                                Counted* counted) {
+Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes, Counted* counted) {
   if (bytes > kAgentTextBytes) {
     return Fail(Errc::kLimit, connection.name() + ": a text of " + std::to_string(bytes) +
                                   " bytes is above " + std::to_string(kAgentTextBytes));

@@ -110,12 +110,11 @@ class Runner {
   Result<std::uint64_t> TakeLatest(const os::Identity& latest, const RecoveryFile& restore,
                                    std::int64_t not_before_ns) {
     if (restore.sequence != seen_restore_ && latest.mtime_ns < restore.written_ns) {
-      return Fail(Errc::kMismatch, options_.input.roots.front() +
-                                       "/latest: written before recovery " +
-                                       std::to_string(restore.sequence) + " of " +
-                                       agent_.options().save.store +
-                                       ", so taken for a past that was given up; if it is not, "
-                                       "ask for the snapshot");
+      return Fail(Errc::kMismatch,
+                  options_.input.roots.front() + "/latest: written before recovery " +
+                      std::to_string(restore.sequence) + " of " + agent_.options().save.store +
+                      ", so taken for a past that was given up; if it is not, "
+                      "ask for the snapshot");
     }
     return Snapshot("", not_before_ns, {});
   }

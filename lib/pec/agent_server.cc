@@ -99,8 +99,7 @@ void AgentServer::Accept() {
       }
       continue;
     }
-    auto connection =
-        listener_.Accept(kTick, limits_.idle, [this] { return stop_.load(); });
+    auto connection = listener_.Accept(kTick, limits_.idle, [this] { return stop_.load(); });
     if (!connection) {
       sink_.Warn(connection.error().message);
       std::this_thread::sleep_for(kTick);

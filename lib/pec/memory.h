@@ -84,8 +84,7 @@ class MemoryBlob {
         ref_(ref),
         unit_bytes_(std::move(unit_bytes)) {}
   /// \param counted  the memory of all this
-  MemoryBlob(Counted counted, os::Buffer buffer, BlobRef ref,
-             std::vector<std::uint32_t> unit_bytes)
+  MemoryBlob(Counted counted, os::Buffer buffer, BlobRef ref, std::vector<std::uint32_t> unit_bytes)
       : counted_(std::move(counted)),
         buffer_(std::move(buffer)),
         ref_(ref),

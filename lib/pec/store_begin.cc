@@ -27,8 +27,8 @@ Result<std::size_t> CountTexts(const std::string& folder, std::string_view suffi
     }
   }
   if (count > 0 || stranger.empty()) return count;
-  return Fail(Errc::kBadInput, folder + ": holds \"" + stranger + "\" and no *" +
-                                   std::string(suffix));
+  return Fail(Errc::kBadInput,
+              folder + ": holds \"" + stranger + "\" and no *" + std::string(suffix));
 }
 
 /// Other texts of a store that has no manifest: what a killed first save leaves is no more than one
@@ -75,8 +75,9 @@ Result<bool> Store::HasNoCheckpoint(const std::string& path) {
   }
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
   if (entries.empty()) {
-    return Fail(Errc::kNotFound, path + ": an empty folder: a file system that is not mounted? A "
-                                        "store that has not begun must not be there");
+    return Fail(Errc::kNotFound, path +
+                                     ": an empty folder: a file system that is not mounted? A "
+                                     "store that has not begun must not be there");
   }
   const auto has = [&](const char* name) {
     return std::any_of(entries.begin(), entries.end(),
@@ -91,9 +92,8 @@ Result<bool> Store::HasNoCheckpoint(const std::string& path) {
     SW_TRY(ParseBegun(text, name));
   } else {
     // A store whose making was killed has folders but no head yet.
-    const bool ours = std::all_of(entries.begin(), entries.end(), [](const os::Entry& entry) {
-      return IsOwnName(entry.name);
-    });
+    const bool ours = std::all_of(entries.begin(), entries.end(),
+                                  [](const os::Entry& entry) { return IsOwnName(entry.name); });
     if (!ours || !has("manifests")) {
       return Fail(Errc::kNotFound, path + ": no store of partial checkpoints");
     }

@@ -87,7 +87,8 @@ Status KeepVisible(dialect::SourceSet* set) {
   return {};
 }
 
-/// Every catalogued file is in what the ranks see together. \error kNotFound, naming one that is not
+/// Every catalogued file is in what the ranks see together. \error kNotFound, naming one that is
+/// not
 Status CheckCatalogued(const std::set<std::string>& catalogued, const dialect::SourceSet& all) {
   std::set<std::string> seen;
   for (const dialect::SourceFile& file : all.files) seen.insert(file.name);

@@ -50,8 +50,8 @@ struct Input {
 /// Local.
 Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files);
 
-/// Finds, scans and understands a source, and proves what had to be inferred. Rank 0 looks and tells
-/// the others; with node_local every rank looks at its own files and the parts are united
+/// Finds, scans and understands a source, and proves what had to be inferred. Rank 0 looks and
+/// tells the others; with node_local every rank looks at its own files and the parts are united
 /// (dialect::UniteParts); a rank may see none. Only rank 0 needs to see the pattern files.
 /// \error kNotFound, kBadInput, kUnsupported as dialect::ScanSource, dialect::ReadCheckpoint and,
 ///        without `bound`, dialect::CheckUnbound

@@ -48,8 +48,8 @@ Stretch StretchOf(const ShardMap& map, const LogicalTensor& tensor, const Fragme
 }
 
 const Fragment* SameShard(const LogicalTensor& weight, const Fragment& master) {
-  const auto at = std::find_if(
-      weight.fragments.begin(), weight.fragments.end(), [&](const Fragment& fragment) {
+  const auto at =
+      std::find_if(weight.fragments.begin(), weight.fragments.end(), [&](const Fragment& fragment) {
         return fragment.role == layout::Role::kOwner && fragment.at.chunk == layout::kOneHolder &&
                (fragment.cut == master.cut || *fragment.cut == *master.cut);
       });
@@ -76,20 +76,20 @@ bool AddSamples(const ShardMap& map, const layout::TensorIndex& index, const std
       continue;
     }
     std::uint64_t at = 0;
-    layout::ForHolders(
-        map, fragment.at, 0, fragment.cut->shard_elems(),
-        [&](const layout::Region&, std::uint64_t, std::uint64_t elems) {
-          const std::uint64_t end = at + elems;
-          const auto add = [&](std::uint64_t first, std::uint64_t last) {
-            samples->push_back({param,
-                                {StretchOf(map, from, fragment, first, last),
-                                 StretchOf(map, to, *shard, first, last)}});
-          };
-          const std::uint64_t head = std::min(end, at + kSampleElems);
-          add(at, head);
-          if (head < end) add(std::max(head, end - std::min(end - at, kSampleElems)), end);
-          at = end;
-        });
+    layout::ForHolders(map, fragment.at, 0, fragment.cut->shard_elems(),
+                       [&](const layout::Region&, std::uint64_t, std::uint64_t elems) {
+                         const std::uint64_t end = at + elems;
+                         const auto add = [&](std::uint64_t first, std::uint64_t last) {
+                           samples->push_back({param,
+                                               {StretchOf(map, from, fragment, first, last),
+                                                StretchOf(map, to, *shard, first, last)}});
+                         };
+                         const std::uint64_t head = std::min(end, at + kSampleElems);
+                         add(at, head);
+                         if (head < end)
+                           add(std::max(head, end - std::min(end - at, kSampleElems)), end);
+                         at = end;
+                       });
   }
   return all;
 }
@@ -175,11 +175,10 @@ Status Compare(const dialect::Checkpoint& checkpoint, const std::vector<Sample>&
       const std::uint64_t item = ItemSize(side.dtype);
       return ElementText(side.dtype, bytes.subspan(at * item, item)) + " in " + file(side);
     };
-    return Fail(Errc::kUnsupported,
-                "\"" + checkpoint.params[samples[i].param].name +
-                    "\": its master weights are not where they should be: " +
-                    text(master, masters) + " and " + text(weight, weights) + ": " +
-                    checkpoint.inferred.why);
+    return Fail(Errc::kUnsupported, "\"" + checkpoint.params[samples[i].param].name +
+                                        "\": its master weights are not where they should be: " +
+                                        text(master, masters) + " and " + text(weight, weights) +
+                                        ": " + checkpoint.inferred.why);
   }
   return {};
 }

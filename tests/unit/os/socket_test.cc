@@ -144,8 +144,8 @@ TEST_P(SocketTest, AWaitEndsWhenItIsAskedTo) {
   const auto listener = Listener::Open(Where());
   ASSERT_TRUE(listener);
   std::atomic<bool> stop = false;
-  auto client = Connection::Open(listener->address(), std::chrono::hours(1),
-                                 [&stop] { return stop.load(); });
+  auto client =
+      Connection::Open(listener->address(), std::chrono::hours(1), [&stop] { return stop.load(); });
   ASSERT_TRUE(client) << client.error().message;
   std::thread later([&stop] {
     std::this_thread::sleep_for(milliseconds(50));

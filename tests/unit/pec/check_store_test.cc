@@ -84,8 +84,7 @@ TEST_F(CheckBeside, DamageIsStillSeen) {
 
 TEST_F(CheckBeside, AStoreThatGoesAwayIsNotWhole) {
   for (std::uint64_t i = 1; i <= 2; ++i) Save(i);
-  const auto check =
-      Check("check", [&] { std::filesystem::rename(At("store"), At("elsewhere")); });
+  const auto check = Check("check", [&] { std::filesystem::rename(At("store"), At("elsewhere")); });
   ASSERT_FALSE(check);
   EXPECT_EQ(check.error().code, Errc::kBusy);
 }

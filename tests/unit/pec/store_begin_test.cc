@@ -70,8 +70,7 @@ TEST_F(StoreBegin, AKillLeavesNoFolderWithoutItsMark) {
   for (std::uint64_t n = 1; n <= calls; ++n) {
     std::filesystem::remove_all(At("store"));
     const int status = os::InChild([&] {
-      const os::ScopedFault fault(
-          {.target = "any", .first = n, .action = os::FaultAction::kKill});
+      const os::ScopedFault fault({.target = "any", .first = n, .action = os::FaultAction::kKill});
       return Store::Begin(At("store")) ? 0 : 1;
     });
     EXPECT_NE(status, 0) << n;
