@@ -221,7 +221,9 @@ Status FindStarts(Reading* reading, Flat* flat) {
   }
   return Fail(Errc::kBadInput, GroupText(*reading, *flat) +
                                    ": param_slice_mappings agree neither with param_shapes nor "
-                                   "with a round robin of them");
+                                   "with a round robin of them, in " +
+                                   std::to_string(flat->ranks) + " partitions of " +
+                                   std::to_string(flat->chunk) + " elements");
 }
 
 /// Notes the parameters of a group whose order was inferred.

@@ -187,6 +187,9 @@ Status ReadModels(Reading* reading) {
     reading->models.push_back(std::move(model));
     if (reading->grid.zero3()) SW_TRY(ReadOtherRanks(reading, mp));
   }
+  // What is said of the shards names the optimizer of the configuration; ReadConfig has the rest.
+  const Node* config = reading->models.front().document.root->Find("ds_config");
+  if (config != nullptr && config->is_dict()) reading->config = config;
   return {};
 }
 

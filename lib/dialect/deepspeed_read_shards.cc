@@ -250,10 +250,12 @@ void DropRanksOwn(Reading* reading, const std::string& files, const Node* option
     if (scalar.state == "step") continue;
     const Scalar* same = FindScalar(*other, scalar.state);
     if (same != nullptr && !(*same == scalar)) drop(scalar.state, Show(scalar), Show(*same));
-    if (HasTensor(*other, scalar.state)) drop(scalar.state, Show(scalar), "a partition");
+    if (scalar.is_tensor && HasTensor(*other, scalar.state))
+      drop(scalar.state, Show(scalar), "a partition");
   }
   for (const Scalar& scalar : other->scalars) {
-    if (HasTensor(*first, scalar.state)) drop(scalar.state, "a partition", Show(scalar));
+    if (scalar.is_tensor && HasTensor(*first, scalar.state))
+      drop(scalar.state, "a partition", Show(scalar));
   }
   EraseDropped(first->dropped, other);
   EraseDropped(first->dropped, first);

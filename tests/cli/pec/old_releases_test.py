@@ -8,8 +8,8 @@ Usage: old_releases_test.py BIN [MPIEXEC]
 
 import shutil
 
+import stores  # first: it says where the next one is
 import ptfile
-import stores
 from stores import Given, Stores, moe_checkpoint
 
 OLD = (0, 12, 6)      # slices of the first 1/ep
