@@ -95,8 +95,8 @@ VARIANTS = {
                       stages=(3,), targets=((3, 3), (3, 1))),
     "muon_3_others": Variant("DeepSpeed Muon, to stages 1 and 2", {"muon": True} | zero(MUON, reduce_scatter=False),
                              refused("momentum_buffer", "Muon"), stages=(3,), targets=((2, 3), (1, 1))),
-    "muon_memory": Variant("DeepSpeed Muon, its momentum kept in memory, to stage 3", {"muon": True} | zero(
-        MUON, reduce_scatter=False, save_muon_momentum_buffer_in_memory=True), stages=(3,), targets=((3, 3), (3, 1))),
+    "muon_memory": Variant("DeepSpeed Muon, its momentum kept in memory (DeepSpeed does not load it)", {"muon": True} | zero(
+        MUON, reduce_scatter=False, save_muon_momentum_buffer_in_memory=True), cannot("losses"), stages=(3,)),
     "cpu_adam": Variant("DeepSpeed AdamW, offloaded", zero(named("AdamW"), **ON_HOST)),
     "cpu_adagrad": Variant("DeepSpeed Adagrad, offloaded", {"groups": 1} | zero(named("Adagrad"), **ON_HOST)),
     "cpu_lion": Variant("DeepSpeed Lion, offloaded", zero(named("Lion", lr=1e-4), **ON_HOST)),
