@@ -110,7 +110,8 @@ Result<Part> ScanPart(const std::vector<std::string>& roots, bool neighbours) {
   Part part;
   SW_TRY_ASSIGN(part.set, ScanAny(roots, neighbours));
   SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
-  if (!catalogue) return part;
+  // Compressed files are in the catalogue itself, and have been looked for when it was read.
+  if (!catalogue || IsCompressed(part.set)) return part;
   for (const dialect::SourceFile& file : part.set.files) part.catalogued.insert(file.name);
   for (const dialect::Neighbour& one : part.set.neighbours) part.catalogued.insert(one.name);
   SW_TRY(KeepVisible(&part.set));

@@ -184,7 +184,7 @@ class Ranks(Old):
             self.skipTest("no MPI launcher given")
 
     def test_the_number_of_ranks_does_not_show(self):
-        launcher = (Given.mpiexec, "-n", 3)
+        launcher = (Given.mpiexec, "--oversubscribe", "-n", 3)
         old = self.make(release=OLD, ranks=4)
         new = self.make("new", ranks=4)
         self.run_tool("ucp-load", "--check", new, old, launcher=launcher)
