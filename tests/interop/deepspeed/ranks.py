@@ -27,6 +27,9 @@ import torch
 import torch._dynamo
 import torch._inductor.compile_fx
 
+import old_gloo
+
+old_gloo.complete()
 torch.set_num_threads(1)
 # A compiled short cut for reductions within a machine: seconds of compiling, nothing of a checkpoint.
 deepspeed.comm.torch.build_shm_op = lambda: None
