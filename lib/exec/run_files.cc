@@ -87,15 +87,14 @@ Result<bool> Runner::MakeTwin(std::uint32_t index) {
   const plan::OutputFile& file = plan_.target().files[index];
   const std::string& source = plan_.source().files[file.twin_of];
   const std::string path = StagePath(index);
-  SW_TRY_ASSIGN(const bool there, os::Exists(path));
   if (file.twin == plan::Twin::kLink) {
     // What a stopped run left under this name may be anything; a name is made anew for nothing.
+    SW_TRY_ASSIGN(const bool there, os::Exists(path));
     if (there) SW_TRY(os::RemoveFile(path));
     SW_TRY(os::HardLink(source, path));
   } else {
     SW_TRY_ASSIGN(const os::File from, os::File::OpenRead(source));
-    SW_TRY_ASSIGN(const os::File to,
-                  there ? os::File::OpenWrite(path) : os::File::Create(path, file.executable));
+    SW_TRY_ASSIGN(const os::File to, OpenOutput(index));
     SW_TRY_ASSIGN(const bool cloned, os::CloneInto(from, to));
     if (!cloned) return false;
   }
@@ -117,21 +116,21 @@ Status Runner::CheckSpace() {
                              FormatBytes(free_bytes) + " free");
 }
 
-Status Runner::CreateFile(std::uint32_t index) {
-  const plan::OutputFile& file = plan_.target().files[index];
+Result<os::File> Runner::OpenOutput(std::uint32_t index) const {
   const std::string path = StagePath(index);
-  SW_TRY_ASSIGN(bool there, os::Exists(path));
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
   if (there) {
-    // Bytes that have another name somewhere are not ours to write into.
     SW_TRY_ASSIGN(const std::uint64_t names, os::LinkCount(path));
-    if (names > 1) {
-      SW_TRY(os::RemoveFile(path));
-      there = false;
-    }
+    if (names == 1) return os::File::OpenWrite(path);
+    // Bytes that have another name somewhere are not ours to write into.
+    SW_TRY(os::RemoveFile(path));
   }
-  SW_TRY_ASSIGN(const os::File out,
-                there ? os::File::OpenWrite(path) : os::File::Create(path, file.executable));
-  return out.Allocate(file.bytes);
+  return os::File::Create(path, plan_.target().files[index].executable);
+}
+
+Status Runner::CreateFile(std::uint32_t index) {
+  SW_TRY_ASSIGN(const os::File out, OpenOutput(index));
+  return out.Allocate(plan_.target().files[index].bytes);
 }
 
 Status Runner::WriteFrame(std::uint32_t index) {

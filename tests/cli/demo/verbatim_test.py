@@ -123,6 +123,16 @@ class Verbatim(DemoTest):
         self.assertNotEqual((self.work / "out/latest").stat().st_ino,
                             (self.work / "ckpt/latest").stat().st_ino)
 
+    def test_a_file_that_is_a_symbolic_link_is_followed(self):
+        path = self.work / "ckpt" / TAG / SHARD
+        shutil.move(path, self.work / "elsewhere.pt")
+        path.symlink_to("../../elsewhere.pt")
+        for flags in ((), ("--verify=readback",), ("--link",)):
+            self.run_in("ucp-load", "ckpt", "out", *flags)
+            self.assertFalse((self.work / "out" / TAG / SHARD).is_symlink())
+            self.assertEqual(self.files("out"), self.files("ckpt"))
+            shutil.rmtree(self.work / "out")
+
     def test_what_cannot_be_linked_is_not_copied_instead(self):
         self.run_in("ucp-union", "ckpt", "atoms")
         self.run_in("ucp-extract", "ckpt", "packed", "--pack")

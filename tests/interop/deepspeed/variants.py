@@ -79,7 +79,7 @@ VARIANTS = {
     "lion": Variant("Lion", {"optimizer": "lion"}),
     "adafactor": Variant("Adafactor of Transformers, given rate", {"optimizer": "adafactor"}, BY_PARTITION, sample=True),
     "adafactor_relative": Variant("Adafactor of Transformers, relative rate", {"optimizer": "adafactor_relative"}, BY_PARTITION),
-    "schedule_free": Variant("schedule-free AdamW", {"optimizer": "schedule_free"}, BY_SUB_GROUP, sample=True),
+    "schedule_free": Variant("schedule-free AdamW", {"optimizer": "schedule_free"}, BY_SUB_GROUP),
     "schedule_free_sgd": Variant("schedule-free SGD", {"optimizer": "schedule_free_sgd"}, BY_SUB_GROUP),
     "prodigy": Variant("Prodigy", {"optimizer": "prodigy"}, refused("option \"d\"", "Prodigy")),
     "prodigy_slice": Variant("Prodigy with slice_p", {"optimizer": "prodigy_slice"}, refused("\"s\"", "Prodigy"), sample=True),

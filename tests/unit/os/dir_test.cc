@@ -144,10 +144,13 @@ TEST_F(DirTest, HardLinkSharesAndNeverReplaces) {
   ASSERT_TRUE(HardLink(At("a"), At("b")));
   EXPECT_EQ(File::OpenRead(At("a"))->Stat()->inode, File::OpenRead(At("b"))->Stat()->inode);
   EXPECT_EQ(*LinkCount(At("b")), 2U);
+  ASSERT_EQ(::symlink("a", At("symlink").c_str()), 0);
+  ASSERT_TRUE(HardLink(At("symlink"), At("d")));
+  EXPECT_EQ(*LinkCount(At("d")), 3U);
   Put("c", "other");
   EXPECT_EQ(HardLink(At("a"), At("c")).error().code, Errc::kBusy);
   EXPECT_EQ(Get("c"), "other");
-  EXPECT_EQ(HardLink(At("absent"), At("d")).error().code, Errc::kNotFound);
+  EXPECT_EQ(HardLink(At("absent"), At("e")).error().code, Errc::kNotFound);
 }
 
 TEST_F(DirTest, HardLinkNeverCopiesInstead) {
