@@ -44,7 +44,7 @@ class Runner {
   Status CreateFiles();   // collective
   Status MakeTwins();     // clones and links, by the root; collective
   Result<bool> MakeTwin(std::uint32_t index);
-  Status CheckSpace();  // root
+  Status CheckSpace();                                     // root
   Result<os::File> OpenOutput(std::uint32_t index) const;  // new, or what a stopped run left of it
   Status CreateFile(std::uint32_t index);
   Status Recover();     // units that a stopped run has written; local
