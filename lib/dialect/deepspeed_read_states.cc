@@ -147,10 +147,12 @@ void CompareOptions(Reading* reading, const Node* a, const Node* b, const std::s
       const Node* theirs = b->items[g]->Find(key);
       if (theirs != nullptr && SameOption(ours->value(i), theirs)) continue;
       if (!reading->named_states.insert(key).second) continue;
-      reading->out.bound.push_back(
-          files + ": option \"" + key + "\" of group " + std::to_string(g) +
-          " differs, and a group has one for all ranks: " + ShowOption(ours->value(i)) + " and " +
-          (theirs == nullptr ? "nothing" : ShowOption(theirs)) + KnownAs(*reading, key, a));
+      std::string text = files;
+      text.append(": option \"").append(key).append("\" of group ").append(std::to_string(g));
+      text +=
+          " differs, and a group has one for all ranks: " + ShowOption(ours->value(i)) + " and ";
+      text += (theirs == nullptr ? "nothing" : ShowOption(theirs)) + KnownAs(*reading, key, a);
+      reading->out.bound.push_back(std::move(text));
     }
   }
 }

@@ -372,7 +372,8 @@ BlobPtr Agent::Find(const exec::Digest& digest) const {
   return nullptr;
 }
 
-Result<Manifest> Agent::ReadManifest(std::string text, const std::string& where, Counted* counted) {
+Result<Manifest> Agent::ReadManifest(const std::string& text, const std::string& where,
+                                     Counted* counted) {
   const std::lock_guard one(text_mutex_);
   SW_TRY_ASSIGN(Manifest manifest, ParseManifest(text, where));
   SW_TRY(counted->Grow(manifest.modules.size() * (sizeof(HeldModule) + sizeof(std::string))));

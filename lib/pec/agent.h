@@ -104,7 +104,8 @@ class Agent {
   /// times its size.
   /// \param counted  where what it holds is counted
   /// \error as ParseManifest; kLimit
-  Result<Manifest> ReadManifest(std::string text, const std::string& where, Counted* counted);
+  Result<Manifest> ReadManifest(const std::string& text, const std::string& where,
+                                Counted* counted);
 
   /// Keeps another agent's checkpoint in place of the one before.
   /// \error kBadInput  it contradicts itself; kMismatch  of another model than the store, or given

@@ -278,7 +278,7 @@ Status AgentServer::Take(os::Connection& connection, const std::string& origin,
   SW_TRY_ASSIGN(std::string text, ReceiveText(connection, manifest_bytes, counted.get()));
   SW_TRY_ASSIGN(checkpoint.catalogue, ReceiveText(connection, catalogue_bytes, counted.get()));
   SW_TRY_ASSIGN(checkpoint.manifest,
-                agent_.ReadManifest(std::move(text), "manifest of " + origin, counted.get()));
+                agent_.ReadManifest(text, "manifest of " + origin, counted.get()));
   std::map<exec::Digest, BlobRef> missing;
   const auto want = [&](const BlobRef& ref) {
     if (BlobPtr blob = agent_.Find(ref.digest); blob && blob->ref() == ref) {
