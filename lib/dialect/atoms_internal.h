@@ -33,7 +33,7 @@ Status ParseAtoms(std::string_view text, Checkpoint* checkpoint,
 /// Pure.
 const pickle::Node* ReleaseOf(const Checkpoint& checkpoint);
 
-/// Whether the state files of trained parameters have to be bare flat tensors, not dicts. Without a
+/// Whether the state files of trained parameters have to be bare tensors, not dicts. Without a
 /// wish: at stage 3, unless the source's release is known to open dicts there.
 /// \error kUnsupported bare tensors are asked for with tensor parallelism
 /// Pure. Source: docs/interop.md, "Which loader".

@@ -39,7 +39,7 @@ struct Context {
   std::vector<Passed> model_states, optimizer;
   std::shared_ptr<pickle::Arena> arena;
   const Node* release = nullptr;  // that saved the source, or null
-  bool bare = false;              // states are bare flat tensors
+  bool bare = false;              // states are bare tensors
 };
 
 enum class FileKind : std::uint8_t { kAtom, kStep, kModel, kOptimizer };
@@ -147,13 +147,14 @@ void BuildAtom(Document& document, const Context& context, const FileId& id) {
   fill.param = id.param;
   fill.state = id.atom;
   const DType dtype = context.atoms[id.param][id.atom].second;
+  const Node* tensor = document.Add(std::move(fill), dtype, cut.shard());
   if (context.bare && param.kind == ParamKind::kTrainable) {
-    document.root = document.Add(std::move(fill), dtype, {cut.shard_elems()});
+    document.root = tensor;
     return;
   }
   Node* root = document.arena.Dict();
   AddSplitKeys(document.arena, param, root);
-  Set(document.arena, root, "param", document.Add(std::move(fill), dtype, cut.shard()));
+  Set(document.arena, root, "param", tensor);
   document.root = root;
 }
 
