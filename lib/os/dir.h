@@ -112,7 +112,7 @@ Status RemoveFile(const std::string& path);
 /// \error kUsage if it is not; kIo; kLimit if the tree is deeper than kTreeDepth
 Status RemoveTree(const std::string& path, const std::string& root);
 
-/// Makes `to` a second name of file `from`: both lead to the same bytes from then on.
+/// Makes `to` a second name of file `from`, or of what it is a symbolic link to: the same bytes.
 /// \error kBusy if `to` exists; kNotFound if `from` does not; kUnsupported where that cannot be:
 ///        across file systems, on one without hard links, without the right; kIo
 Status HardLink(const std::string& from, const std::string& to);

@@ -249,7 +249,8 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   } else {
     input->bytes = std::make_unique<exec::FileBytes>(input->checkpoint.map, std::move(paths));
   }
-  SW_TRY(ProveInferred(comm, input->checkpoint, input->file_owner, *input->bytes, sink));
+  exec::Exchange source(comm, input->checkpoint.map, *input->bytes, input->file_owner);
+  SW_TRY(ProveInferred(comm, input->checkpoint, source, sink));
   return input;
 }
 

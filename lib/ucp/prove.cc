@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
+#include <string>
 
 #include "tensor/convert.h"
 #include "ucp/value.h"
@@ -18,31 +20,30 @@ using layout::ShardMap;
 constexpr std::uint64_t kSampleElems = 64;
 
 /// Elements that lie together in one place.
-struct Stretch {
-  std::uint32_t member = 0;
-  std::uint64_t offset = 0;  ///< bytes, in the member
+struct Elements {
+  exec::Stretch at;
   DType dtype = DType::kF32;
-  std::uint64_t elems = 0;
 
-  std::uint64_t bytes() const { return elems * ItemSize(dtype); }
+  std::uint64_t count() const { return at.bytes / ItemSize(dtype); }
 };
 
 /// The same elements of a parameter in two states.
 struct Sample {
   std::uint32_t param = 0;
-  std::array<Stretch, 2> sides;  ///< master weights, weight
+  std::array<Elements, 2> sides;  ///< master weights, weight
 };
 
-/// The stretch that holds shard elements [first, last) of a fragment. \pre they lie on one holder
-Stretch StretchOf(const ShardMap& map, const LogicalTensor& tensor, const Fragment& fragment,
-                  std::uint64_t first, std::uint64_t last) {
-  Stretch out;
+/// Where shard elements [first, last) of a fragment lie. \pre they lie on one holder
+Elements ElementsOf(const ShardMap& map, const LogicalTensor& tensor, const Fragment& fragment,
+                    std::uint64_t first, std::uint64_t last) {
+  const std::uint64_t item = ItemSize(tensor.dtype);
+  Elements out;
   out.dtype = tensor.dtype;
-  out.elems = last - first;
+  out.at.bytes = (last - first) * item;
   layout::ForHolders(map, fragment.at, first, last,
                      [&](const layout::Region& region, std::uint64_t element, std::uint64_t) {
-                       out.member = region.member;
-                       out.offset = region.offset + element * ItemSize(tensor.dtype);
+                       out.at.member = region.member;
+                       out.at.offset = region.offset + element * item;
                      });
   return out;
 }
@@ -81,8 +82,8 @@ bool AddSamples(const ShardMap& map, const layout::TensorIndex& index, const std
                          const std::uint64_t end = at + elems;
                          const auto add = [&](std::uint64_t first, std::uint64_t last) {
                            samples->push_back({param,
-                                               {StretchOf(map, from, fragment, first, last),
-                                                StretchOf(map, to, *shard, first, last)}});
+                                               {ElementsOf(map, from, fragment, first, last),
+                                                ElementsOf(map, to, *shard, first, last)}});
                          };
                          const std::uint64_t head = std::min(end, at + kSampleElems);
                          add(at, head);
@@ -93,51 +94,6 @@ bool AddSamples(const ShardMap& map, const layout::TensorIndex& index, const std
   }
   return all;
 }
-
-/// Gives all ranks the bytes of all samples: each rank reads some of them, or of a node-local
-/// source those in files of its own.
-class Exchange {
- public:
-  Exchange(comm::Comm& comm, const ShardMap& map, const std::vector<int>& file_owner)
-      : comm_(comm), map_(map), file_owner_(file_owner) {}
-
-  Status Read(const std::vector<Sample>& samples, exec::ByteSource& bytes) {
-    comm::Bytes mine;
-    const auto read = [&]() -> Status {
-      for (std::size_t i = 0; i < samples.size(); ++i) {
-        for (const Stretch& side : samples[i].sides) {
-          if (ReaderOf(i, side) != comm_.rank()) continue;
-          mine.resize(mine.size() + side.bytes());
-          SW_TRY(bytes.Read(side.member, side.offset, std::span(mine).last(side.bytes())));
-        }
-      }
-      return {};
-    };
-    SW_TRY(comm_.Agree(read()));
-    SW_TRY_ASSIGN(all_, comm_.AllGather(mine));
-    at_.assign(all_.size(), 0);
-    return {};
-  }
-
-  /// The next stretch, in the order of Read.
-  std::span<const std::byte> Next(std::size_t sample, const Stretch& side) {
-    const auto rank = static_cast<std::size_t>(ReaderOf(sample, side));
-    at_[rank] += side.bytes();
-    return std::span(all_[rank]).subspan(at_[rank] - side.bytes(), side.bytes());
-  }
-
- private:
-  int ReaderOf(std::size_t sample, const Stretch& side) const {
-    if (!file_owner_.empty()) return file_owner_[map_.members[side.member].file];
-    return static_cast<int>(sample % static_cast<std::size_t>(comm_.size()));
-  }
-
-  comm::Comm& comm_;
-  const ShardMap& map_;
-  const std::vector<int>& file_owner_;
-  std::vector<comm::Bytes> all_;  // by rank
-  std::vector<std::size_t> at_;
-};
 
 bool IsNan(DType dtype, std::span<const std::byte> element) {
   double value = 0;
@@ -159,34 +115,63 @@ std::uint64_t FirstDifference(DType dtype, std::span<const std::byte> a,
   return a.size() / item;
 }
 
-Status Compare(const dialect::Checkpoint& checkpoint, const std::vector<Sample>& samples,
-               Exchange* exchange) {
-  const ShardMap& map = checkpoint.map;
-  const auto file = [&](const Stretch& side) { return map.files[map.members[side.member].file]; };
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    const auto& [master, weight] = samples[i].sides;
-    const std::span<const std::byte> masters = exchange->Next(i, master);
-    const std::span<const std::byte> weights = exchange->Next(i, weight);
-    comm::Bytes rounded(weight.bytes());
+class Proof {
+ public:
+  Proof(const dialect::Checkpoint& checkpoint, exec::Exchange& source)
+      : checkpoint_(checkpoint), source_(source) {}
+
+  Status Fetch(std::span<const Sample> samples) {
+    if (!source_.sends()) return {};
+    std::vector<exec::Stretch> wanted;
+    for (const Sample& sample : samples) {
+      for (const Elements& side : sample.sides) wanted.push_back(side.at);
+    }
+    return source_.Round(wanted);
+  }
+
+  Status Compare(std::span<const Sample> samples) {
+    for (const Sample& sample : samples) SW_TRY(CompareOne(sample));
+    return {};
+  }
+
+ private:
+  Result<comm::Bytes> Read(const Elements& side) {
+    comm::Bytes bytes(side.at.bytes);
+    SW_TRY(source_.Read(side.at.member, side.at.offset, bytes));
+    return bytes;
+  }
+
+  /// An element as a value, and the file that holds it.
+  std::string Text(const Elements& side, std::span<const std::byte> bytes, std::uint64_t at) const {
+    const ShardMap& map = checkpoint_.map;
+    const std::uint64_t item = ItemSize(side.dtype);
+    return ElementText(side.dtype, bytes.subspan(at * item, item)) + " in " +
+           map.files[map.members[side.at.member].file];
+  }
+
+  Status CompareOne(const Sample& sample) {
+    const auto& [master, weight] = sample.sides;
+    SW_TRY_ASSIGN(const comm::Bytes masters, Read(master));
+    SW_TRY_ASSIGN(const comm::Bytes weights, Read(weight));
+    comm::Bytes rounded(weight.at.bytes);
     Convert(master.dtype, masters, weight.dtype, rounded);
     const std::uint64_t at = FirstDifference(weight.dtype, rounded, weights);
-    if (at == weight.elems) continue;
-    const auto text = [&](const Stretch& side, std::span<const std::byte> bytes) {
-      const std::uint64_t item = ItemSize(side.dtype);
-      return ElementText(side.dtype, bytes.subspan(at * item, item)) + " in " + file(side);
-    };
-    return Fail(Errc::kUnsupported, "\"" + checkpoint.params[samples[i].param].name +
-                                        "\": its master weights are not where they should be: " +
-                                        text(master, masters) + " and " + text(weight, weights) +
-                                        ": " + checkpoint.inferred.why);
+    if (at == weight.count()) return {};
+    return Fail(
+        Errc::kUnsupported,
+        "\"" + checkpoint_.params[sample.param].name +
+            "\": its master weights are not where they should be: " + Text(master, masters, at) +
+            " and " + Text(weight, weights, at) + ": " + checkpoint_.inferred.why);
   }
-  return {};
-}
+
+  const dialect::Checkpoint& checkpoint_;
+  exec::Exchange& source_;
+};
 
 }  // namespace
 
 Status ProveInferred(comm::Comm& comm, const dialect::Checkpoint& checkpoint,
-                     const std::vector<int>& file_owner, exec::ByteSource& bytes, Sink& sink) {
+                     exec::Exchange& source, Sink& sink) {
   const dialect::Inferred& inferred = checkpoint.inferred;
   if (inferred.params.empty()) return {};
   const layout::TensorIndex index(checkpoint.map);
@@ -199,9 +184,14 @@ Status ProveInferred(comm::Comm& comm, const dialect::Checkpoint& checkpoint,
                                         "weight: " +
                                         inferred.why);
   }
-  Exchange exchange(comm, checkpoint.map, file_owner);
-  SW_TRY(exchange.Read(samples, bytes));
-  SW_TRY(comm.Agree(Compare(checkpoint, samples, &exchange)));
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  const auto rank = static_cast<std::size_t>(comm.rank());
+  const std::size_t first = samples.size() * rank / ranks;
+  const std::size_t last = samples.size() * (rank + 1) / ranks;
+  const auto mine = std::span<const Sample>(samples).subspan(first, last - first);
+  Proof proof(checkpoint, source);
+  SW_TRY(proof.Fetch(mine));
+  SW_TRY(comm.Agree(proof.Compare(mine)));
   sink.Note(checkpoint.tag + ": " + inferred.why + ": the places of " +
                 std::to_string(inferred.params.size()) +
                 " parameters were worked out, and their weights prove them",
