@@ -119,7 +119,8 @@ TEST_F(LeftOutFrozen, AnEmptyListStaysEmpty) {
     Set(file.arena, root, "frozen_param_fragments", file.arena.Dict(true));
   });
   Convert("source", "out", "zero=3,dp=3");
-  const Node* listed = Model("out", "zero_pp_rank_0_").root->Find("frozen_param_fragments");
+  const auto model = Model("out", "zero_pp_rank_0_");
+  const Node* listed = model.root->Find("frozen_param_fragments");
   ASSERT_TRUE(listed->is_dict());
   EXPECT_EQ(listed->entry_count(), 0U);
 }
