@@ -31,6 +31,16 @@ bool SameNames(const Model& a, const Model& b) {
   return true;
 }
 
+/// Whether a model file itself counts as many model-parallel ranks as there are. Then degrees that
+/// say otherwise do not count: with groups for sequence parallelism (Ulysses) DeepSpeed writes the
+/// ranks of a sequence as tp_degree.
+Result<bool> CountsAllRanks(const Reading& reading, const Model& model) {
+  if (model.document.root->Find("mp_world_size") == nullptr) return false;
+  SW_TRY_ASSIGN(const std::uint64_t said,
+                CountAt(reading, model.file, model.document.root, "mp_world_size"));
+  return said == reading.mp_ranks;
+}
+
 Status ReadDegrees(Reading* reading) {
   Topology& to = reading->out.topology;
   const Model& model = reading->models.front();
@@ -40,13 +50,14 @@ Status ReadDegrees(Reading* reading) {
       said != nullptr && said->is_dict()) {
     SW_TRY_ASSIGN(to.pp, CountAt(*reading, model.file, said, "pp_degree"));
     SW_TRY_ASSIGN(to.tp, CountAt(*reading, model.file, said, "tp_degree"));
-    if (to.pp == 0 || to.tp == 0 || mp % to.pp != 0 || mp / to.pp != to.tp) {
+    if (to.pp != 0 && mp % to.pp == 0 && mp / to.pp == to.tp) return {};
+    SW_TRY_ASSIGN(const bool counted, CountsAllRanks(*reading, model));
+    if (!counted) {
       return Fail(Errc::kBadInput, name + ": checkpoint_parallel_dimensions: pp " +
                                        std::to_string(to.pp) + " times tp " +
                                        std::to_string(to.tp) + " differs from " +
                                        std::to_string(mp) + " model-parallel ranks");
     }
-    return {};
   }
   to.tp = mp;
   if (!reading->grid.layers.empty()) {

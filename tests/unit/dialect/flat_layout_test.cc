@@ -109,6 +109,25 @@ TEST_F(FlatLayout, EveryNumberOfRanks) {
   }
 }
 
+// With process groups for sequence parallelism DeepSpeed writes their ranks as tp_degree.
+TEST_F(FlatLayout, DegreesOfOtherGroupsAreNotThoseOfTheModel) {
+  TinyZero tiny;
+  std::int64_t counted = 1;
+  tiny.change_model = [&](PtFile& file, Node* root) {
+    pickle::Set(file.arena, root, "checkpoint_parallel_dimensions",
+                file.Dict({{"pp_degree", file.arena.Int(1)}, {"tp_degree", file.arena.Int(2)}}));
+    pickle::Set(file.arena, root, "mp_world_size", file.arena.Int(counted));
+  };
+  tiny.Write(save_);
+  const auto checkpoint = ReadRight(tiny);
+  ASSERT_TRUE(checkpoint);
+  EXPECT_EQ(checkpoint->topology.tp, 1U);
+  fs::remove_all(save_);
+  counted = 2;
+  tiny.Write(save_);
+  ExpectRefused(Errc::kNotFound, {"mp_rank_01"});
+}
+
 TEST_F(FlatLayout, WithoutStatesOnlyMastersTellTheLength) {
   for (const std::uint64_t ranks : {1U, 2U, 40U}) {
     TinyZero tiny;
