@@ -43,7 +43,7 @@ def cases(programs, night, folder):
         found += [
             Case("load-readback", [load, DEMO], ["--target", "zero=1,dp=4", "--verify=readback"]),
             Case("verbatim-force", [load, DEMO], old=[load, "--target", "zero=1,dp=3", DEMO]),
-            Case("link-force", [load, DEMO], ["--link"], old=[load, "--target", "zero=1,dp=3", DEMO]),
+            Case("link-force", [load, beside], ["--link"], old=[load, "--target", "zero=1,dp=3", beside]),
             Case("union-force", [union, DEMO], old=[load, DEMO]),
         ]
         wanted = {"zero1_w2": "zero=3,dp=2", "moe4_ep2_zero1_w2": "zero=2,dp=4,ep=4",
