@@ -252,8 +252,6 @@ def make_engine(case, universal=False):
     if "optimizer" in config:
         return deepspeed.initialize(model=model, model_parameters=make_groups(model, case), config=config)[0]
     optimizer = OPTIMIZERS[case["optimizer"]](make_groups(model, case))
-    if hasattr(optimizer, "train"):
-        optimizer.train()  # schedule-free ones keep two sets of weights
     if case["accelerate"]:
         from accelerate import Accelerator, DeepSpeedPlugin
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
@@ -261,7 +259,10 @@ def make_engine(case, universal=False):
         engine = accelerator.prepare(model, optimizer)[0]
         engine.accelerator = accelerator
         return engine
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=ranks_of)[0]
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=ranks_of)[0]
+    if hasattr(optimizer, "train"):
+        optimizer.train()  # schedule-free ones keep two sets of weights; not before their parameters are DeepSpeed's
+    return engine
 
 
 def data_parallel(engine, case):

@@ -112,6 +112,8 @@ def resume(checkpoint, case, folder, universal, steps):
     if made["case"]["elastic"]:
         # Such a checkpoint holds no hyper-parameters: the first step has the learning rate of the configuration.
         del counted["groups"]
+    for name, group in counted.get("groups", {}).items():  # torch adds options of its own when it loads
+        counted["groups"][name] = {key: value for key, value in group.items() if key in made["counters"]["groups"][name]}
     for key in counted.keys() & made["counters"].keys():
         if counted[key] != made["counters"][key]:
             wrong.append(f"{key}: {counted[key]} for {made['counters'][key]}")

@@ -64,6 +64,7 @@ MUON = named("Muon", lr=1e-2, momentum=0.95)
 ON_HOST = {"offload_optimizer": {"device": "cpu"}}
 BY_PARTITION = Works("it scales an update by the mean square of a rank's partition")
 BY_SUB_GROUP = Works("at stage 3 DeepSpeed steps once for every sub-group, which this optimizer counts")
+OTHER_WEIGHTS = Works("DeepSpeed weighs the gradients of a sequence's ranks otherwise at stage 3")
 EIGHT_BIT = refused("qmap1", "bitsandbytes")
 NO_KERNEL = cannot("had not been implemented on CPU backend")
 GONE = cannot("is not a supported DeepSpeed Optimizer")  # 0.19 has left them out
@@ -79,7 +80,7 @@ VARIANTS = {
     "lion": Variant("Lion", {"optimizer": "lion"}),
     "adafactor": Variant("Adafactor of Transformers, given rate", {"optimizer": "adafactor"}, BY_PARTITION, sample=True),
     "adafactor_relative": Variant("Adafactor of Transformers, relative rate", {"optimizer": "adafactor_relative"}, BY_PARTITION),
-    "schedule_free": Variant("schedule-free AdamW", {"optimizer": "schedule_free"}, BY_SUB_GROUP),
+    "schedule_free": Variant("schedule-free AdamW", {"optimizer": "schedule_free"}, BY_SUB_GROUP, sample=True),
     "schedule_free_sgd": Variant("schedule-free SGD", {"optimizer": "schedule_free_sgd"}, BY_SUB_GROUP),
     "prodigy": Variant("Prodigy", {"optimizer": "prodigy"}, refused("option \"d\"", "Prodigy")),
     "prodigy_slice": Variant("Prodigy with slice_p", {"optimizer": "prodigy_slice"}, refused("\"s\"", "Prodigy"), sample=True),
@@ -94,7 +95,7 @@ VARIANTS = {
     "muon_3": Variant("DeepSpeed Muon, to stage 3", {"muon": True} | zero(MUON, reduce_scatter=False),
                       stages=(3,), targets=((3, 3), (3, 1))),
     "muon_3_others": Variant("DeepSpeed Muon, to stages 1 and 2", {"muon": True} | zero(MUON, reduce_scatter=False),
-                             refused("momentum_buffer", "Muon"), stages=(3,), targets=((2, 3), (1, 1))),
+                             refused("momentum_buffer", "whole parameters"), stages=(3,), targets=((2, 3), (1, 1))),
     "muon_memory": Variant("DeepSpeed Muon, its momentum kept in memory (DeepSpeed does not load it)", {"muon": True} | zero(
         MUON, reduce_scatter=False, save_muon_momentum_buffer_in_memory=True), cannot("losses"), stages=(3,)),
     "cpu_adam": Variant("DeepSpeed AdamW, offloaded", zero(named("AdamW"), **ON_HOST)),
@@ -110,5 +111,9 @@ VARIANTS = {
     "qgz": Variant("ZeRO++ qgZ", zero(zero_quantized_gradients=True), cannot(), stages=(3,)),
     "mics": Variant("MiCS", zero(mics_shard_size=2), cannot(), stages=(3,), ranks=4),
     "accelerate": Variant("Accelerate's DeepSpeed plugin", {"accelerate": True}, sample=True),
-    "ulysses": Variant("Ulysses, two ranks for a sequence", {"sp": 2}, ranks=4),
+    "ulysses": Variant("Ulysses, two ranks for a sequence, at stages 1 and 2", {"sp": 2}, stages=(1, 2), ranks=4,
+                       targets=((2, 3), (1, 1))),
+    "ulysses_3": Variant("Ulysses at stage 3", {"sp": 2}, stages=(3,), ranks=4, targets=((3, 3), (3, 1))),
+    "ulysses_others": Variant("Ulysses, to and from stage 3", {"sp": 2}, OTHER_WEIGHTS, stages=(2, 3), ranks=4,
+                              targets=((3, 1), (2, 1))),
 }
