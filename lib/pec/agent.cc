@@ -72,7 +72,8 @@ Result<std::shared_ptr<const moe::LoadTrace>> Agent::ReadTokens() const {
   }
 }
 
-Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink, const Copied& copied) {
+Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Sink& sink,
+                                      const Copied& copied) {
   const std::lock_guard one(snapshot_mutex_);
   const Clock::time_point start = Clock::now();
   const auto note_copied = [&](std::uint64_t iteration) {
@@ -90,18 +91,20 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, Sink& sink, const Copie
     options.tokens_path = options_.tokens_path;
     auto record = std::make_shared<MemoryCheckpoint>();
     record->tokens = std::move(tokens);
+    record->recovery = known;
     std::optional<SelectionState> level;
     {
       const std::lock_guard lock(mutex_);
+      // The files may be of what a restore has given up since they were opened.
+      if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
       level = level_;
-      record->recovery = recovery_;
     }
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
     SW_TRY_ASSIGN(const SnapshotChoice choice,
                   ChooseSnapshot(*comm, input, options, level ? &*level : nullptr, sink));
     {
       const std::lock_guard lock(mutex_);
-      if (recovery_ != record->recovery) return Fail(Errc::kMismatch, kRestoredMeanwhile);
+      if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
       // A hook may ask for what `latest` has told already.
       const std::optional<std::size_t> newest = buffers_.NewestComplete();
       if (newest && buffers_.iteration(*newest) == choice.iteration) return choice.iteration;

@@ -67,11 +67,14 @@ class Agent {
   using Copied = std::function<void(std::uint64_t iteration)>;
 
   /// Reads the selected modules of a checkpoint into memory, and then works out their sums.
+  /// \param known  the store's last recovery before the files of `input` were opened, 0: there was
+  ///        none
   /// \param copied  not called for a checkpoint that is in memory already
   /// \returns its iteration
-  /// \error kUsage  not newer than the newest snapshot; kLimit  memory; kMismatch  another model;
-  ///        as Save. The buffer is given up; older snapshots stay.
-  Result<std::uint64_t> Snapshot(ucp::Input& input, Sink& sink, const Copied& copied = {});
+  /// \error kUsage  older than the newest snapshot; kLimit  memory; kMismatch  another model, or a
+  ///        restore later than `known`; as Save. The buffer is given up; older snapshots stay.
+  Result<std::uint64_t> Snapshot(ucp::Input& input, std::uint64_t known, Sink& sink,
+                                 const Copied& copied = {});
 
   /// Until no snapshot is under way.
   void WaitForSnapshot();

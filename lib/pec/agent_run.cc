@@ -35,8 +35,10 @@ class Runner {
   Runner(const AgentRunOptions& options, Sink& sink)
       : options_(options), sink_(sink), agent_(options.agent), seen_(Latest()) {
     if (const auto last = LastRestore()) seen_restore_ = last->sequence;
-    commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied) {
-      return Snapshot(tag, 0, copied);
+    commands_.snapshot = [this](const std::string& tag,
+                                const Agent::Copied& copied) -> Result<std::uint64_t> {
+      SW_TRY_ASSIGN(const RecoveryFile restore, LastRestore());
+      return Snapshot(tag, restore.sequence, 0, copied);
     };
     commands_.flush = [this] {
       Watch(true);
@@ -116,12 +118,12 @@ class Runner {
                       ", so taken for a past that was given up; if it is not, "
                       "ask for the snapshot");
     }
-    return Snapshot("", not_before_ns, {});
+    return Snapshot("", restore.sequence, not_before_ns, {});
   }
 
   /// Takes a snapshot if `latest` has been written since the last look. The rank that writes it
-  /// does not wait for the others: what is not whole yet is tried again for a while. \param
-  /// last_try  nobody writes any more
+  /// does not wait for the others: what is not whole yet is tried again for a while.
+  /// \param last_try  nobody writes any more
   void Watch(bool last_try) {
     if (options_.copies_only) return;
     const std::lock_guard one(watch_mutex_);
@@ -152,8 +154,10 @@ class Runner {
     sink_.Warn("snapshot: " + iteration.error().message);
   }
 
-  Result<std::uint64_t> Snapshot(const std::string& tag, std::int64_t not_before_ns,
-                                 const Agent::Copied& copied) {
+  /// \param known  the store's last recovery: one that comes while the checkpoint is opened may
+  ///        give it up
+  Result<std::uint64_t> Snapshot(const std::string& tag, std::uint64_t known,
+                                 std::int64_t not_before_ns, const Agent::Copied& copied) {
     if (done_.load()) return Fail(Errc::kStopped, "the agent is about to end");
     if (options_.copies_only) {
       return Fail(Errc::kUsage, "this agent keeps copies only: it takes no snapshots");
@@ -171,7 +175,7 @@ class Runner {
       return Fail(Errc::kBadInput, file.name + ": older than the checkpoint before, so not of " +
                                        opened->checkpoint.tag + " as it was saved now");
     }
-    return agent_.Snapshot(*opened, sink_, copied);
+    return agent_.Snapshot(*opened, known, sink_, copied);
   }
 
   void PersistLoop() {

@@ -22,8 +22,9 @@ struct AgentRunOptions {
 
 /// Runs an agent until it is asked to stop (the sink, or a request): takes a snapshot whenever the
 /// folder's `latest` is written, persists and copies beside that, answers requests. Before it ends
-/// it persists the newest snapshot. \error kUsage  an address; kBusy, kIo  a listener; what the
-/// last persist returns Local. Source: docs/formats/agent.md.
+/// it persists the newest snapshot.
+/// \error kUsage  an address; kBusy, kIo  a listener; what the last persist returns
+/// Local. Source: docs/formats/agent.md.
 Result<AgentStatus> RunAgent(const AgentRunOptions& options, Sink& sink);
 
 }  // namespace shardwright::pec

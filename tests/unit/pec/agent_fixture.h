@@ -51,7 +51,16 @@ class AgentTest : public os::Scratch {
   }
 
   Result<std::uint64_t> Snapshot(Agent& agent, std::uint64_t iteration) {
-    return agent.Snapshot(*Open(iteration), sink_);
+    const std::uint64_t known = Known(agent.options().save.store);
+    return agent.Snapshot(*Open(iteration), known, sink_);
+  }
+
+  /// The last recovery of a store, 0 where there is none.
+  static std::uint64_t Known(const std::string& store) {
+    if (!std::filesystem::exists(store + "/store.json")) return 0;
+    const auto last = Store::Open(store)->LastRecoveryFile();
+    EXPECT_TRUE(last) << last.error().message;
+    return *last ? (*last)->sequence : 0;
   }
 
   /// The newest usable checkpoint of the store.

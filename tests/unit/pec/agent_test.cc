@@ -87,11 +87,11 @@ TEST_F(AgentTest, TrainingWaitsForTheCopyOnly) {
     copied.push_back(iteration);
     EXPECT_FALSE(agent.status().newest) << "sums are not known yet";
   };
-  ASSERT_EQ(*agent.Snapshot(*Open(1), sink_, note), 1U);
+  ASSERT_EQ(*agent.Snapshot(*Open(1), 0, sink_, note), 1U);
   EXPECT_EQ(copied, std::vector<std::uint64_t>{1});
   EXPECT_EQ(agent.status().newest, 1U);
   // It is in memory already: nothing is copied.
-  ASSERT_EQ(*agent.Snapshot(*Open(1), sink_, note), 1U);
+  ASSERT_EQ(*agent.Snapshot(*Open(1), 0, sink_, note), 1U);
   EXPECT_EQ(copied.size(), 1U);
 }
 
@@ -103,7 +103,7 @@ TEST_F(AgentTest, ComparesSumsAfterTheCopy) {
     input->bytes = std::make_unique<FlippedBytes>(std::move(input->bytes), m);
     bool copied = false;
     Agent agent(Options());  // the first snapshot takes all, so that no member is read in part
-    const auto taken = agent.Snapshot(*input, sink_, [&](std::uint64_t) { copied = true; });
+    const auto taken = agent.Snapshot(*input, 0, sink_, [&](std::uint64_t) { copied = true; });
     if (taken) continue;  // nobody reads the beginning of this one
     ++damaged;
     EXPECT_TRUE(copied);
@@ -167,7 +167,7 @@ TEST_F(AgentTest, ReadsNoByteOfUnselectedModules) {
   std::atomic<std::uint64_t> read = 0;
   input->bytes = std::make_unique<CountedBytes>(std::move(input->bytes), &read);
   const std::uint64_t before = agent.status().snapshot_bytes;
-  ASSERT_TRUE(agent.Snapshot(*input, sink_));
+  ASSERT_TRUE(agent.Snapshot(*input, 0, sink_));
   const std::uint64_t taken = agent.status().snapshot_bytes - before;
   // Members that are needed almost whole are read to their end, to compare their checksums.
   std::uint64_t whole = 0;
@@ -266,6 +266,26 @@ TEST_F(AgentTest, ARestoreWhileASnapshotIsSavedStopsIt) {
   EXPECT_EQ(saved.error().code, Errc::kMismatch) << saved.error().message;
   EXPECT_EQ(Stored()->iteration, 1U);
   EXPECT_FALSE(agent.Persist(sink_)->has_value()) << "it is forgotten";
+}
+
+TEST_F(AgentTest, ARestoreWhileFilesAreOpenedGivesThemUp) {
+  Agent agent(Options());
+  for (const std::uint64_t i : {1U, 2U}) {
+    ASSERT_TRUE(Snapshot(agent, i));
+    ASSERT_TRUE(agent.Persist(sink_));
+  }
+  const std::uint64_t known = Known(At("store"));
+  const auto input = Open(3);
+  Restore(1);
+  for (int i = 0; i < 2; ++i) {  // also when the agent knows of the restore
+    const auto refused = agent.Snapshot(*input, known, sink_);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::kMismatch) << refused.error().message;
+  }
+  EXPECT_FALSE(agent.Persist(sink_)->has_value());
+  EXPECT_EQ(Stored()->iteration, 1U);
+  ASSERT_EQ(*agent.Snapshot(*Open(3), Known(At("store")), sink_), 3U)
+      << "asked for after the restore";
 }
 
 TEST_F(AgentTest, KeepsNoCopyThatARestoreHasGivenUp) {
@@ -386,7 +406,7 @@ TEST_P(RandomEvents, KeepTheInvariants) {
       case 2: {  // the checkpoint cannot be read
         const auto input = Open(next);
         const os::ScopedFault fault(Always("read", EIO));
-        EXPECT_FALSE(agent.Snapshot(*input, sink_));
+        EXPECT_FALSE(agent.Snapshot(*input, 0, sink_));
         ++failures;
         break;
       }
