@@ -51,6 +51,23 @@ Snapshotted SnapshottedOf(const Manifest& manifest) {
   return out;
 }
 
+exec::Digest CatalogueDigest(const ucp::Input& input) {
+  const std::string catalogue = dialect::Serialize(input.set);
+  return exec::DigestOf(std::as_bytes(std::span(catalogue)));
+}
+
+/// Selects also what an earlier snapshot of the same iteration took: its files had other content,
+/// and a version names one state of all modules.
+void AddTaken(const Manifest& earlier, Selection* selection) {
+  const Selection taken = SnapshottedOf(earlier).selection;
+  for (std::size_t m = 0; m < taken.size(); ++m) {
+    std::vector<std::uint32_t>& ids = (*selection)[m];
+    for (const std::uint32_t e : taken[m]) {
+      if (std::find(ids.begin(), ids.end(), e) == ids.end()) ids.push_back(e);
+    }
+  }
+}
+
 }  // namespace
 
 Agent::Agent(AgentOptions options)
@@ -93,21 +110,26 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
     record->tokens = std::move(tokens);
     record->recovery = known;
     std::optional<SelectionState> level;
+    SW_TRY_ASSIGN(const std::uint64_t asked,
+                  options.iteration ? *options.iteration : IterationOf(input.checkpoint));
+    std::shared_ptr<const MemoryCheckpoint> again;  // a snapshot of this iteration
     {
       const std::lock_guard lock(mutex_);
       // The files may be of what a restore has given up since they were opened.
       if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
-      level = level_;
+      const std::optional<std::size_t> newest = buffers_.NewestComplete();
+      again = newest && buffers_.iteration(*newest) == asked ? records_[*newest] : nullptr;
+      level = again ? level_before_ : level_;
     }
+    // A hook may ask for what `latest` has told already.
+    if (again && again->manifest.catalogue == CatalogueDigest(input)) return asked;
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
-    SW_TRY_ASSIGN(const SnapshotChoice choice,
+    SW_TRY_ASSIGN(SnapshotChoice choice,
                   ChooseSnapshot(*comm, input, options, level ? &*level : nullptr, sink));
+    if (again) AddTaken(again->manifest, &choice.selection);
     {
       const std::lock_guard lock(mutex_);
       if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
-      // A hook may ask for what `latest` has told already.
-      const std::optional<std::size_t> newest = buffers_.NewestComplete();
-      if (newest && buffers_.iteration(*newest) == choice.iteration) return choice.iteration;
       SW_TRY(buffers_.Begin(choice.iteration));
       DropIdle();
     }
@@ -169,7 +191,10 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
     }
   }
   SW_TRY(buffers_.End());
-  if (recovery_ == record->recovery) level_ = std::move(after);
+  if (recovery_ == record->recovery) {
+    level_before_ = choice.state;
+    level_ = std::move(after);
+  }
   records_[*filling] = std::move(record);
   status_.snapshot_bytes += bytes;
   return {};
@@ -345,6 +370,7 @@ void Agent::Rollback(const std::vector<Recovery>& restores) {
     });
   }
   DropIdle();
+  level_before_.reset();
   level_.reset();
 }
 

@@ -69,7 +69,8 @@ class Agent {
   /// Reads the selected modules of a checkpoint into memory, and then works out their sums.
   /// \param known  the store's last recovery before the files of `input` were opened, 0: there was
   ///        none
-  /// \param copied  not called for a checkpoint that is in memory already
+  /// Another save of the newest snapshot's iteration takes its place, with what it had and more.
+  /// \param copied  not called for a checkpoint whose very files are in memory already
   /// \returns its iteration
   /// \error kUsage  older than the newest snapshot; kLimit  memory; kMismatch  another model, or a
   ///        restore later than `known`; as Save. The buffer is given up; older snapshots stay.
@@ -152,8 +153,9 @@ class Agent {
   SnapshotBuffers buffers_;
   std::array<std::shared_ptr<const MemoryCheckpoint>, SnapshotBuffers::kBuffers> records_;
   std::map<std::string, std::shared_ptr<const MemoryCheckpoint>> copies_;
-  std::uint64_t recovery_ = 0;           // the last one of the store that is known here
-  std::optional<SelectionState> level_;  // of the snapshots; absent: as the store says
+  std::uint64_t recovery_ = 0;                  // the last one of the store that is known here
+  std::optional<SelectionState> level_;         // of the snapshots; absent: as the store says
+  std::optional<SelectionState> level_before_;  // the newest snapshot, for one in its place
   AgentStatus status_;
 };
 

@@ -25,7 +25,7 @@ std::optional<std::size_t> SnapshotBuffers::Find(BufferState state) const {
   std::optional<std::size_t> found;
   for (std::size_t i = 0; i < kBuffers; ++i) {
     if (buffers_[i].state != state) continue;
-    if (!found || buffers_[i].iteration > buffers_[*found].iteration) found = i;
+    if (!found || IsNewer(buffers_[i], buffers_[*found])) found = i;
   }
   return found;
 }
@@ -35,7 +35,7 @@ std::optional<std::size_t> SnapshotBuffers::NewestComplete() const {
   for (std::size_t i = 0; i < kBuffers; ++i) {
     const BufferState state = buffers_[i].state;
     if (state == BufferState::kIdle || state == BufferState::kFilling) continue;
-    if (!found || buffers_[i].iteration > buffers_[*found].iteration) found = i;
+    if (!found || IsNewer(buffers_[i], buffers_[*found])) found = i;
   }
   return found;
 }
@@ -50,7 +50,7 @@ Result<std::size_t> SnapshotBuffers::Begin(std::uint64_t iteration) {
   }
   Content content;
   if (const auto newest = NewestComplete()) {
-    if (iteration <= buffers_[*newest].iteration) {
+    if (iteration < buffers_[*newest].iteration) {
       return Fail(Errc::kUsage, "snapshot of iteration " + std::to_string(iteration) +
                                     ": there is one of iteration " +
                                     std::to_string(buffers_[*newest].iteration) + " already");
@@ -63,12 +63,12 @@ Result<std::size_t> SnapshotBuffers::Begin(std::uint64_t iteration) {
     for (std::size_t i = 0; i < kBuffers; ++i) {
       const Buffer& buffer = buffers_[i];
       if (buffer.state != BufferState::kFilled) continue;
-      if (!chosen || buffer.iteration < buffers_[*chosen].iteration) chosen = i;
+      if (!chosen || IsNewer(buffers_[*chosen], buffer)) chosen = i;
     }
     SW_CHECK(chosen.has_value());
     ++skipped_;
   }
-  buffers_[*chosen] = {BufferState::kFilling, iteration, std::move(content)};
+  buffers_[*chosen] = {BufferState::kFilling, iteration, ++begun_, std::move(content)};
   return *chosen;
 }
 
@@ -92,6 +92,13 @@ Status SnapshotBuffers::End() {
     }
   }
   buffer.state = BufferState::kFilled;
+  for (std::size_t i = 0; i < kBuffers; ++i) {
+    const Buffer& other = buffers_[i];
+    if (i == *filling || other.state != BufferState::kFilled) continue;
+    if (other.iteration != buffer.iteration) continue;
+    MakeIdle(i);
+    ++skipped_;
+  }
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/result.h"
 #include "pec/types.h"
@@ -43,15 +44,16 @@ class SnapshotBuffers {
 
   /// A checkpoint begins: the buffer to fill. Its content is that of the newest complete buffer, so
   /// that experts that are not selected stay.
-  /// \error kBusy  one is being filled; kUsage  an iteration that is not above the newest complete
-  ///        one
+  /// \pre the iteration of the newest complete buffer is begun again only for other content, and
+  ///      then every module that is of it there is put again
+  /// \error kBusy  one is being filled; kUsage  an iteration below that of the newest complete one
   Result<std::size_t> Begin(std::uint64_t iteration);
 
   /// A module of the checkpoint that is being filled.
   /// \error kUsage  none is being filled
   Status Put(const ModuleId& module, std::shared_ptr<const void> data);
 
-  /// The snapshot is complete.
+  /// The snapshot is complete. Another filled one of its iteration becomes idle.
   /// \error kUsage  none is being filled; kMismatch  a module that every checkpoint has is of an
   ///        older version: names it (the buffer goes on being filled)
   Status End();
@@ -94,12 +96,17 @@ class SnapshotBuffers {
   struct Buffer {
     BufferState state = BufferState::kIdle;
     std::uint64_t iteration = 0;
+    std::uint64_t begun = 0;  ///< number of its Begin: of one iteration the later is newer
     Content content;
   };
 
+  static bool IsNewer(const Buffer& a, const Buffer& b) {
+    return std::pair(a.iteration, a.begun) > std::pair(b.iteration, b.begun);
+  }
   void MakeIdle(std::size_t buffer);
 
   std::array<Buffer, kBuffers> buffers_;
+  std::uint64_t begun_ = 0;
   std::uint64_t skipped_ = 0;
   std::uint64_t failed_ = 0;
 };

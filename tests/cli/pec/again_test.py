@@ -7,6 +7,7 @@ Usage: again_test.py BIN
 
 import json
 import pathlib
+import shutil
 import sys
 
 sys.dont_write_bytecode = True
@@ -152,6 +153,38 @@ class InMemory(Agents):
         listed = self.run_tool("pec-save", "--list", self.store)["checkpoints"]
         self.assertEqual([(c["iteration"], c["abandoned"], c["stale_modules"]) for c in listed],
                          [(3, False, 0), (4, True, 0), (4, False, 0)])
+
+    def test_an_agent_takes_the_second_save(self):
+        agent = self.start("a", "--k", 2, "--k-persist", 1)
+        for iteration in (3, 4, 5):
+            self.checkpoint(iteration)
+            self.wait(lambda i=iteration: self.status("a")["persisted"] == i)
+        self.assertEqual(self.tell("a", "snapshot global_step5"), {"answer": "5"})
+        self.assertEqual(self.tell("a", "flush"), {"answer": "5"})
+        self.assertEqual((self.status("a")["persists"], len(list((self.store / "manifests").iterdir()))),
+                         (3, 3), "the same files are not saved again")
+        # Training was repeated without a restore.
+        moe_checkpoint.write(self.run_folder / "other", OTHER, 5)
+        shutil.rmtree(self.run_folder / "global_step5")
+        (self.run_folder / "other" / "global_step5").rename(self.run_folder / "global_step5")
+        self.assertEqual(self.tell("a", "snapshot global_step5"), {"answer": "5"})
+        self.assertEqual(self.tell("a", "flush"), {"answer": "5"})
+        listed = self.run_tool("pec-save", "--list", self.store)["checkpoints"]
+        self.assertEqual([(c["iteration"], c["abandoned"]) for c in listed],
+                         [(3, False), (4, False), (5, True), (5, False)])
+        # All that is called 5, in memory and in the store, is of the second save.
+        self.run_tool("pec-save", self.run_folder / "global_step5", self.work / "full")
+        full = {blob.name for blob in (self.work / "full" / "blobs").rglob("*") if blob.is_file()}
+        texts = [path.read_text() for path in sorted((self.store / "manifests").iterdir())[-1:]]
+        for text in texts:
+            for module in json.loads(text)["modules"]:
+                for name in ("weights", "master", "moments"):
+                    version, digest = (module.get(name) or [0, ""])[:2]
+                    self.assertTrue(version != 5 or digest in full, module["module"])
+        result = self.restore("out", "--agents", self.address("a"))
+        self.assertEqual((result["iteration"], result["bytes"]["storage"]), (5, 0))
+        self.assertNotIn("other content", self.stderr)
+        self.assertEqual(self.end(agent), 0)
 
     def test_an_agent_with_other_content_is_not_asked(self):
         self.start("a", "--k", 3, "--k-persist", 1)

@@ -288,6 +288,38 @@ TEST_F(AgentTest, ARestoreWhileFilesAreOpenedGivesThemUp) {
       << "asked for after the restore";
 }
 
+TEST_F(AgentTest, AnotherSaveOfAnIterationTakesItsPlace) {
+  for (const bool persisted : {false, true}) {
+    AgentOptions options = Options();
+    options.save.store = At(persisted ? "persisted" : "filled");
+    Agent agent(options);
+    for (const std::uint64_t i : {1U, 2U, 3U}) {
+      ASSERT_TRUE(Snapshot(agent, i));
+      if (persisted || i < 3) {
+        ASSERT_TRUE(agent.Persist(sink_));
+      }
+    }
+    const auto first = agent.Newest();
+    ASSERT_EQ(*Snapshot(agent, 3), 3U);
+    EXPECT_EQ(agent.Newest(), first) << "the same files";
+    // The catalogue is the same but for one file's time: as if all had been written again.
+    const auto input = Open(3);
+    ++input->set.files.front().identity.mtime_ns;
+    bool copied = false;
+    ASSERT_EQ(*agent.Snapshot(*input, 0, sink_, [&](std::uint64_t) { copied = true; }), 3U);
+    EXPECT_TRUE(copied);
+    const auto second = agent.Newest();
+    EXPECT_NE(second, first);
+    EXPECT_EQ(second->manifest.state.snapshot.version, first->manifest.state.snapshot.version)
+        << "the selection is repeated";
+    EXPECT_TRUE(agent.wants_persist());
+    EXPECT_EQ(**agent.Persist(sink_), 3U);
+    EXPECT_FALSE(agent.wants_persist());
+    EXPECT_EQ(agent.Entries().size(), 1U);
+    EXPECT_EQ(*Snapshot(agent, 4), 4U);
+  }
+}
+
 TEST_F(AgentTest, KeepsNoCopyThatARestoreHasGivenUp) {
   Agent own(Options());
   for (const std::uint64_t i : {1U, 2U}) {

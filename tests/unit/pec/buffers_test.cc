@@ -69,6 +69,25 @@ TEST(Buffers, BlobsAreShared) {
   EXPECT_EQ(buffers.content(second).at({0, 0}).data.use_count(), 2);
 }
 
+TEST(Buffers, AnIterationBegunAgainTakesThePlaceOfTheFirst) {
+  SnapshotBuffers buffers;
+  const std::size_t filled = Snapshot(&buffers, 10, 0);
+  const std::size_t second = Snapshot(&buffers, 10, 0);
+  EXPECT_NE(second, filled);
+  EXPECT_EQ(buffers.state(filled), kIdle);
+  EXPECT_EQ(buffers.NewestComplete(), second);
+  ASSERT_EQ(buffers.StartPersist(), second);
+  // What is persisting, or for recovery, stays until the later one is durable.
+  const std::size_t third = Snapshot(&buffers, 10, 0);
+  EXPECT_EQ(buffers.state(second), kPersisting);
+  EXPECT_EQ(buffers.NewestComplete(), third);
+  ASSERT_TRUE(buffers.EndPersist());
+  ASSERT_EQ(buffers.StartPersist(), third);
+  ASSERT_TRUE(buffers.EndPersist());
+  EXPECT_EQ(buffers.state(second), kIdle);
+  EXPECT_EQ(buffers.state(third), kRecovery);
+}
+
 TEST(Buffers, ASlowPersistIsSkippedOver) {
   SnapshotBuffers buffers;
   const std::size_t slow = Snapshot(&buffers, 10, 0);
@@ -148,8 +167,8 @@ TEST(Buffers, EventsAtTheWrongTime) {
   ASSERT_TRUE(buffers.Begin(10));
   EXPECT_EQ(buffers.Begin(20).error().code, Errc::kBusy);
   ASSERT_TRUE(buffers.End());
-  EXPECT_EQ(buffers.Begin(10).error().message,
-            "snapshot of iteration 10: there is one of iteration 10 already");
+  EXPECT_EQ(buffers.Begin(9).error().message,
+            "snapshot of iteration 9: there is one of iteration 10 already");
   EXPECT_STREQ(Name(kRecovery), "recovery");
 }
 
