@@ -8,9 +8,10 @@
 # --agents HOST:PORT for those of others. An agent that does not answer counts as lost with its
 # node, unless --lost-nodes says which ones are.
 # That there is no checkpoint yet has to be seen. At the first start, when neither OUT nor a line of
-# tokens tells of an earlier one, a STORE that is not there is made, with a mark that the run has
-# begun; the folder that it lies in must be there. From then on a STORE that is missing, empty or
-# unreadable is an error, and nothing is changed.
+# tokens nor Slurm (SLURM_RESTART_COUNT) tells of an earlier one, and no agent has a checkpoint, a
+# STORE that is not there is made, with a mark that the run has begun; the folder that it lies in must
+# be there. From then on a STORE that is missing, empty or unreadable is an error, and nothing is
+# changed.
 # PEC_TOKENS  file of tokens per expert, one JSON line for each iteration: lines after the iteration
 #             that training goes on from are removed, and so is a last line that a kill has torn
 # PEC_REPORT  where to write the report of the restore; default OUT.report.json
@@ -74,10 +75,11 @@ EOF
 # Known before the store notes where training goes on.
 tokens check
 flags=(--allow-empty)
-if [[ ! -e $out && ! -L $out && ! -s ${PEC_TOKENS:-} ]]; then
+if [[ ! -e $out && ! -L $out && ! -s ${PEC_TOKENS:-} && ${SLURM_RESTART_COUNT:-0} == 0 ]]; then
   flags+=(--begin)
 elif [[ ! -e $store ]]; then
-  echo "pec-restore-hook: $out or ${PEC_TOKENS:-a log of tokens} is there, so that the run has begun before" >&2
+  echo "pec-restore-hook: the run has begun before: $out or ${PEC_TOKENS:-a log of tokens} is there, or" \
+    "SLURM_RESTART_COUNT (${SLURM_RESTART_COUNT:-0}) is not 0" >&2
 fi
 if [[ " ${*:3}" == *" --agents"* && " ${*:3}" != *" --lost-nodes"* ]]; then
   flags+=(--lost-nodes unreachable)

@@ -24,8 +24,10 @@ class Hooks(Stores):
         self.log = self.work / "tokens.jsonl"
         self.out = self.work / "out"
 
-    def hook(self, store, *words, code=0):
+    def hook(self, store, *words, code=0, restarts=None):
         env = environment()
+        if restarts is not None:
+            env["SLURM_RESTART_COUNT"] = str(restarts)
         env["PATH"] = f"{stores.Given.bin}:{env['PATH']}"
         env["PEC_TOKENS"] = str(self.log)
         done = subprocess.run([str(word) for word in (HOOK, store, self.out, *words)], env=env,
@@ -78,6 +80,18 @@ class FirstStart(Hooks):
         self.store.rename(self.work / "elsewhere")
         self.assertEqual(self.hook(self.store, code=3), "", "OUT tells of an earlier start")
         self.assertFalse(self.store.exists())
+
+    def test_a_requeued_job_on_another_node(self):
+        # OUT is each node's own, and no tokens are counted.
+        self.log = ""
+        self.assertEqual(self.hook(self.store), "")
+        self.save(3)
+        self.store.rename(self.work / "elsewhere")
+        for restarts in (1, 3):
+            self.assertEqual(self.hook(self.store, restarts=restarts, code=3), "")
+            self.assertIn("SLURM_RESTART_COUNT", self.stderr)
+            self.assertFalse(self.store.exists())
+        self.assertEqual(self.hook(self.store, restarts=0), "")
 
     def test_a_parent_that_is_missing(self):
         self.assertEqual(self.hook(self.work / "scratch" / "store", code=3), "")
