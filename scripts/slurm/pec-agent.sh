@@ -7,7 +7,8 @@
 # may call it at once. FLAGs are those of pec-save. The agent's process id is in SOCKET.pid; what it
 # says is added to SOCKET.log. stop returns when the newest snapshot is in the store and the agent has
 # ended, or with another code than 0; a signal ends the wait, and the agent goes on saving.
-# Exit codes: those of pec-save, with stop of the agent's last save; 1 when the agent does not come up.
+# Exit codes: those of pec-save, with stop of the agent's last save; 1 when the agent does not come
+# up, 6 when another store's agent answers.
 set -euo pipefail
 
 usage() {
@@ -19,6 +20,21 @@ usage() {
 # that is gone, whose number another process has by now.
 agent_pid() {
   pec-save "unix:$socket" --status -q --json 2>/dev/null | sed -n 's/^ *"pid": *\([0-9]\+\).*/\1/p' | grep .
+}
+
+# keep PID: ends a start with the agent that answers, unless it saves into another store.
+keep() {
+  local theirs
+  theirs=$(pec-save "unix:$socket" --status -q --json 2>/dev/null |
+    python3 -c 'import json, sys; print(json.load(sys.stdin)["result"]["store"])') || theirs=$(realpath -m -- "$store")
+  # As it was given to the agent, in the folder where that was started.
+  [[ $theirs == /* ]] || theirs=/proc/$1/cwd/$theirs
+  if [[ $(realpath -m -- "$theirs") != "$(realpath -m -- "$store")" ]]; then
+    echo "pec-agent: the agent at $socket saves into $theirs, not into $store" >&2
+    exit 6
+  fi
+  echo "$1" >"$socket.pid"
+  exit 0
 }
 
 # ended PID: whether the process is gone, or waits for a parent that does not ask.
@@ -41,8 +57,7 @@ flock "$turn"
 if [[ $verb == start ]]; then
   checkpoint=$3 store=$4
   if pid=$(agent_pid); then
-    echo "$pid" >"$socket.pid"
-    exit 0
+    keep "$pid"
   fi
   said=$(stat -c %s "$socket.log" 2>/dev/null || echo 0)
   # Not a child of the job step: a training that is killed does not take it along.
@@ -51,8 +66,7 @@ if [[ $verb == start ]]; then
   child=$!
   for ((i = 0; i < 300; ++i)); do
     if pid=$(agent_pid); then
-      echo "$pid" >"$socket.pid"
-      exit 0
+      keep "$pid"
     fi
     if ended "$child"; then
       break

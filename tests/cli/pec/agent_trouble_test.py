@@ -247,6 +247,18 @@ class Together(agent_test.Agents):
             self.running.remove(other)
             other.kill()
 
+    def test_an_agent_of_another_store_is_refused(self):
+        self.agent_start()
+        pid = self.pid()
+        link = self.work / "link"
+        link.symlink_to(self.work)
+        self.hook("pec-agent.sh", "start", self.socket, self.run_folder, link / "store")
+        self.hook("pec-agent.sh", "start", self.socket, self.run_folder, "store")
+        self.hook("pec-agent.sh", "start", self.socket, self.run_folder, self.work / "other",
+                  code=6)
+        self.assertEqual(self.pid(), pid)
+        self.hook("pec-agent.sh", "stop", self.socket)
+
     def test_a_stop_tells_of_a_last_save_that_fails(self):
         self.agent_start(fault="store.manifest:1+:enospc")
         self.pid()
