@@ -53,7 +53,7 @@ void SaveFlags::AddTo(cli::App& app) {
               "select experts also for a store's first checkpoint, which else has all");
   app.AddCount("--resumed-from", &resumed_from, 0, kMany,
                "training went on from this iteration without pec-restore: newer checkpoints of "
-               "the store are abandoned");
+               "the store, and newer copies of agents, are abandoned");
   app.AddCount("--iteration", &iteration, 0, kMany,
                "iteration of the checkpoint, where it does not say");
   app.Group("--gc");

@@ -183,7 +183,8 @@ Status Saving::AbandonNewer(const Store& store) const {
       base = one;
     }
   }
-  if (!news) return {};
+  // With nothing newer here, agents may hold something newer all the same.
+  if (!news && !base) return {};
   SW_TRY_ASSIGN(const std::optional<Recovery> last, store.LastRecovery());
   recovery.sequence = last ? last->sequence + 1 : 1;
   recovery.resume = *options_.resumed_from;

@@ -79,6 +79,22 @@ class GivenUp(agent_test.Agents):
         self.assertEqual(self.end(agent), 0)
         self.assertIn("written before recovery 1", agent.stderr.read())
 
+    def test_a_copy_that_resumed_from_has_given_up(self):
+        self.save(4, "--k", 2)
+        self.start("b", "--copies-only")
+        agent = self.start("a", "--peer", self.address("b"), "--name", "node-a")
+        with stores.locked(self.store / "lock"):
+            self.checkpoint(8)
+            self.wait(lambda: self.status("b")["copies"] == [{"origin": "node-a", "iteration": 8}])
+            agent.kill()
+            agent.wait()
+        # Nothing in the store is newer than 4; the peer's copy is.
+        self.save(5, "--k", 2, "--resumed-from", 4)
+        self.assertEqual(self.tell("b", "flush"), {"answer": "5"})
+        self.assertEqual(self.newest(), 5)
+        self.restore("out", "--agents", self.address("b"))
+        self.assertEqual(self.report["iteration"], 5)
+
 
 class Connections(agent_test.Agents):
     """Others at an agent's port, which has no authentication."""
