@@ -131,6 +131,7 @@ Status Restoring::FindStore() {
       SW_TRY(Store::HasNoCheckpoint(options_.store));
       return {};
     }
+    SW_TRY(ExpectNoCopies());
     if (!options_.write.dry_run) return Store::Begin(options_.store);
     SW_TRY(os::SplitOutput(options_.store));
     return {};

@@ -100,11 +100,10 @@ struct RestoreReport {
 /// Restores the newest usable state of a store, or the newest up to `at`, into any layout, and
 /// marks newer checkpoints abandoned.
 /// \error kNotFound  no store, nothing in it up to `at`, with allow_empty a store of which nothing
-/// is
-///        proved; an agent that is not named lost and cannot
-///        be reached: nothing is written, by no agent either; kInfeasible  experts without any
-///        version: named; kMismatch  require_complete and stale modules: named; kBadInput  a
-///        damaged blob (without allow_older); as ucp::Convert
+///        is proved, with begin an agent that holds something without a store; an agent that is
+///        not named lost and cannot be reached: nothing is written, by no agent either;
+///        kInfeasible  experts without any version: named; kMismatch  require_complete and stale
+///        modules: named; kBadInput  a damaged blob (without allow_older); as ucp::Convert
 /// Collective. Source: MoC-System section 4.3; algorithm section 6.3; docs/formats/store.md.
 Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink);
 

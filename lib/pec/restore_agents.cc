@@ -53,6 +53,22 @@ Result<std::vector<bool>> Restoring::FindAgents() const {
   return lives;
 }
 
+/// Root: an agent that holds something tells of a store that has been. It is told to write nothing.
+Status Restoring::ExpectNoCopies() const {
+  SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents());
+  for (std::size_t node = 0; node < lives.size(); ++node) {
+    if (!lives[node]) continue;
+    SW_TRY_ASSIGN(os::Address address, os::ParseAddress(options_.agents[node]));
+    AgentClient client(std::move(address), Stop());
+    SW_TRY_ASSIGN(const std::vector<AgentClient::Listed> list, client.List());
+    if (list.empty()) continue;
+    return Fail(Errc::kNotFound, options_.store + ": there is no store, but " +
+                                     options_.agents[node] + " has iteration " +
+                                     std::to_string(list.front().manifest.iteration));
+  }
+  return {};
+}
+
 /// Root: makes durable what agents hold, and asks what that is.
 Result<std::string> Restoring::FlushAndList() const {
   json answers = json::array();

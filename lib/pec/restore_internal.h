@@ -65,6 +65,7 @@ class Restoring {
   // restore_agents.cc: what agents hold.
   Status AskAgents();  // collective
   Result<std::vector<bool>> FindAgents() const;
+  Status ExpectNoCopies() const;
   Result<std::string> FlushAndList() const;
   Status TakeLists(const std::string& text);
   Status DropGivenUp();

@@ -529,6 +529,20 @@ class Hooks(Agents):
         self.assertEqual(json.loads((self.work / "out.report.json").read_text())
                          ["result"]["lost_agents"], [self.address("a")])
 
+    def test_a_store_that_is_hidden_while_an_agent_has_it(self):
+        self.start("a", "--k", 2)
+        self.checkpoint(4)
+        self.wait(lambda: self.status("a")["persisted"] == 4)
+        self.store.rename(self.work / "elsewhere")
+        agents = ["--agents", self.address("a")]
+        for _ in range(2):  # no mark is left, so that the next start knows no more
+            self.assertEqual(self.hook("pec-restore-hook.sh", self.store, self.work / "out",
+                                       *agents, code=3), "")
+            self.assertFalse(self.store.exists())
+        self.run_tool("pec-restore", self.store, "--format", "none", "--allow-empty", "--begin",
+                      *agents, "--dry-run", code=3)
+        self.assertIn(f"there is no store, but {self.address('a')} has iteration 4", self.stderr)
+
     def test_misuse(self):
         for name in ("pec-agent.sh", "pec-save-hook.sh", "pec-restore-hook.sh"):
             self.hook(name, code=2)
