@@ -6,7 +6,8 @@
 //   4 manifest    written and synced under a temporary name, renamed; its folder synced
 //   5 cleaning    incoming-<run>/ removed
 //
-// What step 2 and 3 leave without a manifest is garbage that the next collection removes.
+// What step 2 and 3 leave without a manifest is garbage that the next collection removes. A save
+// that fails after step 3, and is not killed, removes its texts itself.
 
 #include "pec/store.h"
 
@@ -317,13 +318,28 @@ Result<std::optional<Recovery>> Store::LastRecovery() const {
   return std::optional<Recovery>(std::move(recovery));
 }
 
-Status Store::Commit(const StoredCheckpoint& checkpoint, const std::string& manifest,
-                     const std::string& catalogue, const std::optional<TokenRecord>& tokens) const {
+Status Store::PutTexts(const StoredCheckpoint& checkpoint, const std::string& manifest,
+                       const std::string& catalogue,
+                       const std::optional<TokenRecord>& tokens) const {
   SW_TRY(os::FaultPoint("store.texts"));
   SW_TRY(os::ReplaceFile(CataloguePath(checkpoint.sequence), catalogue));
   if (tokens) SW_TRY(os::ReplaceFile(TokensPath(checkpoint.sequence), ToText(*tokens)));
   SW_TRY(os::FaultPoint("store.manifest"));
   return os::ReplaceFile(ManifestPath(checkpoint), manifest);
+}
+
+Status Store::Commit(const StoredCheckpoint& checkpoint, const std::string& manifest,
+                     const std::string& catalogue, const std::optional<TokenRecord>& tokens) const {
+  Status put = PutTexts(checkpoint, manifest, catalogue, tokens);
+  if (put) return put;
+  // Catalogues without a manifest tell of manifests that are lost (CheckNoTraces). A manifest that
+  // is there although its folder could not be synced needs what it names.
+  const auto there = os::Exists(ManifestPath(checkpoint));
+  if (there && !*there) {
+    (void)os::RemoveFile(TokensPath(checkpoint.sequence));
+    (void)os::RemoveFile(CataloguePath(checkpoint.sequence));
+  }
+  return put;
 }
 
 Status Store::AddRecovery(const Recovery& recovery) const {

@@ -117,8 +117,9 @@ class Store {
   Status CheckPast(std::uint64_t recovery, std::uint64_t iteration, const std::string& what) const;
 
   /// Makes a checkpoint part of the store: catalogue and tokens first, then the manifest. The blobs
-  /// must be in place. \error kIo
+  /// must be in place. Where it fails before the manifest is there, it leaves no text.
   /// \param manifest  its text
+  /// \error kIo
   Status Commit(const StoredCheckpoint& checkpoint, const std::string& manifest,
                 const std::string& catalogue, const std::optional<TokenRecord>& tokens) const;
   /// \error kIo
@@ -158,6 +159,8 @@ class Store {
   static bool IsOwnName(std::string_view name);
   Result<std::set<std::uint64_t>> Abandoned() const;
   std::string RecoveryPath(std::uint64_t sequence) const;
+  Status PutTexts(const StoredCheckpoint& checkpoint, const std::string& manifest,
+                  const std::string& catalogue, const std::optional<TokenRecord>& tokens) const;
   Result<std::string> ReadManifestText(const StoredCheckpoint& checkpoint) const;
   Status CheckManifest(const StoredCheckpoint& checkpoint, const Manifest& manifest,
                        std::size_t modules) const;

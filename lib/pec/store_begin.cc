@@ -39,7 +39,9 @@ Status CheckNoTraces(const std::string& path) {
   if (recoveries == 0 && catalogues <= 1) return {};
   return Fail(Errc::kBadInput, path + ": has lost its manifests: it has none, but " +
                                    std::to_string(recoveries) + " recoveries and " +
-                                   std::to_string(catalogues) + " catalogues");
+                                   std::to_string(catalogues) +
+                                   " catalogues; if no save has ever been complete and all were "
+                                   "killed, remove the folder, or what is in its catalogues/");
 }
 
 }  // namespace

@@ -93,6 +93,15 @@ class FirstStart(Hooks):
             self.assertFalse(self.store.exists())
         self.assertEqual(self.hook(self.store, restarts=0), "")
 
+    def test_saves_that_fail_are_no_lost_manifests(self):
+        self.hook(self.store)
+        for _ in range(3):
+            self.save(3, code=7, fault="store.manifest:1+:enospc")
+            self.assertEqual(list((self.store / "catalogues").iterdir()), [])
+        self.assertEqual(self.hook(self.store), "")
+        self.save(3)
+        self.assertEqual(self.hook(self.store), str(self.out))
+
     def test_a_parent_that_is_missing(self):
         self.assertEqual(self.hook(self.work / "scratch" / "store", code=3), "")
         self.assertFalse((self.work / "scratch").exists())

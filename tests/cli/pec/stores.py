@@ -50,10 +50,10 @@ class Stores(unittest.TestCase):
         self.store = self.work / "store"
         self.count = itertools.count()
 
-    def run_tool(self, name, *words, code=0, launcher=()):
+    def run_tool(self, name, *words, code=0, launcher=(), fault=None):
         report = self.work / f"report-{next(self.count)}.json"
         argv = [*launcher, Given.bin / name, *words, f"--json={report}"]
-        done = subprocess.run([str(word) for word in argv], env=environment(), cwd=self.work,
+        done = subprocess.run([str(word) for word in argv], env=environment(fault), cwd=self.work,
                               text=True, capture_output=True, timeout=120, check=False)
         self.assertEqual(done.returncode, code, f"{argv}: {done.stdout}{done.stderr}")
         self.report = json.loads(report.read_text())

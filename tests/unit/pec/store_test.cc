@@ -224,6 +224,9 @@ TEST_F(StoreTest, EveryFaultOfACommitLeavesTheCheckpointsBefore) {
     }
     EXPECT_GE(seen, 1U);
     EXPECT_TRUE(store.ReadManifest({1, 10, false}));
+    // Its texts are there exactly if it is.
+    EXPECT_EQ(std::filesystem::exists(store.CataloguePath(2)), seen == 2) << n;
+    EXPECT_EQ(std::filesystem::exists(store.TokensPath(2)), seen == 2) << n;
     if (seen == 2) {
       EXPECT_TRUE(store.ReadManifest({2, 20, false})) << n;
     }
