@@ -64,7 +64,7 @@ class Store {
 
   /// Makes the folder of a store that a run will save into, with a mark that the run has begun: if
   /// the folder is missing later, it is lost and not new. There is no store in it until the first
-  /// save.
+  /// save. Removes what killed calls have left beside it.
   /// \error kBusy  something has the name; kNotFound  its parent folder; kIo
   static Status Begin(const std::string& path);
 

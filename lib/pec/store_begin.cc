@@ -44,6 +44,26 @@ Status CheckNoTraces(const std::string& path) {
                                    "killed, remove the folder, or what is in its catalogues/");
 }
 
+constexpr std::string_view kBeginSuffix = ".begin-";
+
+/// Removes folders that killed calls of Begin have left, as far as that goes. Calls that are under
+/// way fail without theirs, as they would anyway.
+/// \pre the store is there
+void RemoveLeftBehind(const os::ParentName& store) {
+  const auto siblings = os::ListDir(store.parent);
+  if (!siblings) return;
+  for (const os::Entry& sibling : *siblings) {
+    if (sibling.type != os::EntryType::kDir) continue;
+    if (!sibling.name.starts_with(store.name + std::string(kBeginSuffix))) continue;
+    const std::string path = store.parent + "/" + sibling.name;
+    const auto entries = os::ListDir(path);
+    const bool ours = entries && std::all_of(entries->begin(), entries->end(), [](const auto& one) {
+                        return one.name.starts_with(Store::kBegunName);
+                      });
+    if (ours) (void)os::RemoveTree(path, store.parent);
+  }
+}
+
 }  // namespace
 
 Status Store::Begin(const std::string& path) {
@@ -52,7 +72,7 @@ Status Store::Begin(const std::string& path) {
   if (taken) return Fail(Errc::kBusy, path + ": exists");
   // Made beside its name, so that a kill does not leave a folder without a mark.
   SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
-  const std::string made = split.Path() + ".begin-" + run_id;
+  const std::string made = split.Path() + std::string(kBeginSuffix) + run_id;
   const auto make = [&]() -> Status {
     SW_TRY(os::MakeDir(made));
     SW_TRY(os::ReplaceFile(made + "/" + kBegunName, BegunText()));
@@ -61,9 +81,14 @@ Status Store::Begin(const std::string& path) {
   Status begun = make();
   if (!begun) {
     (void)os::RemoveTree(made, split.parent);
+    // Another call that was first removes what is left beside the store.
+    const auto there = os::Exists(split.Path());
+    if (there && *there) return Fail(Errc::kBusy, path + ": exists");
     return begun;
   }
-  return os::SyncDir(split.parent);
+  SW_TRY(os::SyncDir(split.parent));
+  RemoveLeftBehind(split);
+  return {};
 }
 
 Result<bool> Store::HasNoCheckpoint(const std::string& path) {

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "os/fault.h"
 #include "pec/store.h"
@@ -75,7 +76,19 @@ TEST_F(StoreBegin, AKillLeavesNoFolderWithoutItsMark) {
     });
     EXPECT_NE(status, 0) << n;
     EXPECT_EQ(Said(), std::filesystem::exists(At("store")) ? "none" : "error 3") << n;
+    if (!std::filesystem::exists(At("store"))) {
+      ASSERT_TRUE(Store::Begin(At("store")));
+    }
   }
+  Scratch::Put("store.begin-mine/notes", "not of a store");
+  std::filesystem::create_directory(At("other.begin-1"));
+  std::filesystem::remove_all(At("store"));
+  ASSERT_TRUE(Store::Begin(At("store")));
+  std::set<std::string> names;
+  for (const auto& one : std::filesystem::directory_iterator(At(""))) {
+    names.insert(one.path().filename());
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"other.begin-1", "store", "store.begin-mine"}));
 }
 
 }  // namespace
