@@ -97,7 +97,7 @@ class Checking {
 
   Result<StoreCheck> Go(const std::string& path) {
     sink_.Pass("list");
-    SW_TRY(comm_.Agree(List(path)));
+    SW_TRY(List(path));
     sink_.Pass("read");
     ReadTexts();
     sink_.Pass("check");
@@ -109,10 +109,27 @@ class Checking {
   }
 
  private:
+  /// Collective. The root lists for all: between two looks a save or a collection may end.
   Status List(const std::string& path) {
-    SW_TRY_ASSIGN(Store opened, Store::Open(path));
-    store_.emplace(std::move(opened));
-    SW_TRY_ASSIGN(checkpoints_, store_->List());
+    const auto open = [&]() -> Status {
+      SW_TRY_ASSIGN(Store opened, Store::Open(path));
+      store_.emplace(std::move(opened));
+      return {};
+    };
+    SW_TRY(comm_.Agree(open()));
+    const auto list = [&]() -> Result<std::string> {
+      SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> found, store_->List());
+      std::string text;
+      for (const StoredCheckpoint& one : found) {
+        text += std::to_string(one.sequence) + " " + std::to_string(one.iteration) + '\n';
+      }
+      return text;
+    };
+    SW_TRY_ASSIGN(const std::string text, comm_.OnRootText(list));
+    for (const std::string& line : Split(text)) {
+      const std::size_t space = line.find(' ');
+      checkpoints_.push_back({std::stoull(line), std::stoull(line.substr(space)), false});
+    }
     return {};
   }
 
@@ -203,7 +220,7 @@ class Checking {
   const unsigned threads_;
   Sink& sink_;
   std::optional<Store> store_;
-  std::vector<StoredCheckpoint> checkpoints_;
+  std::vector<StoredCheckpoint> checkpoints_;  // the same on every rank
   std::vector<std::string> texts_;  // by checkpoint: what is wrong with its texts; empty: nothing
   std::vector<bool> gone_;          // by checkpoint
   Tasks tasks_;

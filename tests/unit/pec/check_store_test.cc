@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "comm/threads.h"
 #include "pec/collect.h"
 #include "unit/pec/agent_fixture.h"
 
@@ -98,6 +101,32 @@ TEST_F(CheckBeside, CollectionsInARow) {
     ASSERT_TRUE(check) << check.error().message;
     EXPECT_EQ(check->damaged, std::vector<std::string>());
     EXPECT_EQ(check->collected, 1U);
+  }
+}
+
+TEST_F(CheckBeside, RanksHaveOneList) {
+  Save(1);
+  // While the second rank is late a checkpoint is saved; then the first one is collected.
+  const auto ranks = comm::RunThreads(2, [&](comm::Comm& comm) -> Status {
+    PassSink sink([&](const std::string& name) {
+      if (comm.rank() == 0) return;
+      if (name == "list") {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        Save(2);
+      }
+      if (name == "check") Collect();
+    });
+    const dialect::Patterns patterns;
+    SW_TRY_ASSIGN(const StoreCheck check, CheckStore(comm, At("store"), patterns, 1, sink));
+    EXPECT_EQ(check.damaged, std::vector<std::string>());
+    return {};
+  });
+  // Whatever there was when the root listed, the ranks agree.
+  for (const Status& one : ranks) {
+    EXPECT_EQ(one.has_value(), ranks.front().has_value());
+    if (!one) {
+      EXPECT_EQ(one.error().code, Errc::kBusy) << one.error().message;
+    }
   }
 }
 
