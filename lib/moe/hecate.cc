@@ -146,13 +146,15 @@ std::vector<std::uint32_t> HottestExperts(std::span<const std::uint64_t> tokens,
 std::vector<std::vector<std::uint32_t>> Materialize(std::span<const std::uint32_t> owner,
                                                     std::span<const std::uint64_t> tokens,
                                                     const LiveDevices& devices,
-                                                    std::uint32_t overlap, std::uint32_t spare) {
+                                                    std::uint32_t overlap,
+                                                    std::span<const std::uint32_t> spare) {
   const auto experts = static_cast<std::uint32_t>(owner.size());
   const std::uint32_t t = std::min(overlap, experts);
   std::vector<std::vector<std::uint32_t>> holders(experts);
   for (std::uint32_t e = 0; e < experts; ++e) holders[e] = {owner[e]};
-  CopyHottest(tokens, t, Spare(devices, std::vector(devices.size(), std::min(spare, t))),
-              devices.size(), &holders);
+  std::vector<std::uint32_t> places(spare.begin(), spare.end());
+  for (std::uint32_t& place : places) place = std::min(place, t);
+  CopyHottest(tokens, t, Spare(devices, std::move(places)), devices.size(), &holders);
   return holders;
 }
 
@@ -181,8 +183,10 @@ SparseVolumes VolumesOf(std::span<const std::uint32_t> owner,
 Calibrated Calibrate(std::span<const std::uint32_t> owner,
                      const std::vector<std::vector<std::uint32_t>>& planned,
                      std::span<const std::uint64_t> true_tokens, const LiveDevices& devices,
-                     std::uint32_t overlap, std::uint32_t spare, const CalibrationCost& cost) {
-  std::vector<std::uint32_t> free(devices.size(), spare);  // what is left beside the planned copies
+                     std::uint32_t overlap, std::span<const std::uint32_t> spare,
+                     const CalibrationCost& cost) {
+  // What is left beside the planned copies.
+  std::vector<std::uint32_t> free(spare.begin(), spare.end());
   for (std::size_t e = 0; e < planned.size(); ++e) {
     for (const std::uint32_t d : planned[e]) {
       if (d != owner[e] && free[d] > 0) --free[d];

@@ -41,13 +41,16 @@ std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const Li
                                                     std::uint32_t overlap);
 
 /// Who holds which expert of a layer for one iteration: holders[e], ascending, the owner among
-/// them. \param owner    by expert: index into `devices` \param overlap  t: only so many experts,
-/// the hottest, are copied \param spare    m: foreign experts that fit on a device, any number;
-/// capped by t Local, pure. Source: Hecate, algorithm 1.
+/// them.
+/// \param owner    by expert: index into `devices`
+/// \param overlap  t: only so many experts, the hottest, are copied
+/// \param spare    m, by device: foreign experts that fit there, any number; capped by t
+/// Local, pure. Source: Hecate, algorithm 1; m is one number there.
 std::vector<std::vector<std::uint32_t>> Materialize(std::span<const std::uint32_t> owner,
                                                     std::span<const std::uint64_t> tokens,
                                                     const LiveDevices& devices,
-                                                    std::uint32_t overlap, std::uint32_t spare);
+                                                    std::uint32_t overlap,
+                                                    std::span<const std::uint32_t> spare);
 
 /// Bytes of the sparse collectives of a layer: spAG copies each expert from its owner to its other
 /// holders, spRS sums back the other way.
@@ -83,10 +86,12 @@ struct Calibrated {
 /// Adds copies for the true loads in the slots that the planned ones have left, and keeps them if
 /// sending them costs less than they save: T(new) + extra / bandwidth < T(planned).
 /// \param planned  by expert, as Materialize gave it
+/// \param spare    as Materialize
 /// Local, pure. Source: Hecate, section 4.2 (calibration).
 Calibrated Calibrate(std::span<const std::uint32_t> owner,
                      const std::vector<std::vector<std::uint32_t>>& planned,
                      std::span<const std::uint64_t> true_tokens, const LiveDevices& devices,
-                     std::uint32_t overlap, std::uint32_t spare, const CalibrationCost& cost);
+                     std::uint32_t overlap, std::span<const std::uint32_t> spare,
+                     const CalibrationCost& cost);
 
 }  // namespace shardwright::moe

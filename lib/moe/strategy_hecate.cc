@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "base/checked.h"
 #include "moe/hecate.h"
@@ -38,6 +39,16 @@ std::uint32_t LeastSlots(const Cluster& cluster, const LiveDevices& devices) {
   return least;
 }
 
+// What a layer's owners leave of the slots, or as many foreign experts as the options say.
+std::vector<std::uint32_t> SpareOf(const std::vector<std::uint32_t>& owner,
+                                   const LiveDevices& devices,
+                                   const std::optional<std::uint32_t>& spare) {
+  if (spare) return std::vector(devices.size(), *spare);
+  std::vector<std::uint32_t> left = devices.slots;
+  for (const std::uint32_t d : owner) --left[d];  // no device owns more than it has slots
+  return left;
+}
+
 // What crosses nodes decides if it is much slower than what stays inside.
 double CopyBytesPerSecond(const Cluster& cluster, const LiveDevices& devices) {
   const double inside = cluster.device_bytes_per_s;
@@ -67,7 +78,6 @@ Result<StrategyResult> FinishHecate(StrategyResult draft, const Loads& loads,
                                        " owned experts per gpu do not fit in " +
                                        std::to_string(slots) + " slots");
   }
-  const std::uint32_t spare = options.hecate.spare.value_or(slots - own);
   std::uint32_t overlap = loads.experts;
   if (options.hecate.overlap) {
     overlap = *options.hecate.overlap;
@@ -80,6 +90,7 @@ Result<StrategyResult> FinishHecate(StrategyResult draft, const Loads& loads,
   DeviceLists owned(loads.layers, cluster.device_count());
   DeviceLists held(loads.layers, cluster.device_count());
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const auto spare = SpareOf(owner[l], devices, options.hecate.spare);
     const auto holders = Materialize(owner[l], loads.layer(l), devices, overlap, spare);
     for (std::uint32_t e = 0; e < loads.experts; ++e) {
       owned.Add(l, devices.device[owner[l][e]], e);

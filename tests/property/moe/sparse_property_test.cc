@@ -26,8 +26,8 @@ std::vector<std::uint32_t> Foreign(const Owners& owner, const Holders& holders,
   return foreign;
 }
 
-// Owners keep their experts; only hot ones are copied, at most m to a device; volumes are what is
-// copied, within the published bounds; calibration adds in what is left.
+// Owners keep their experts; only hot ones are copied, at most m[d] to device d; volumes are what
+// is copied, within the published bounds; calibration adds in what is left.
 TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
   Random random(401);
   int calibrated = 0;
@@ -38,7 +38,9 @@ TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
     Owners owner(experts);
     for (auto& o : owner) o = static_cast<std::uint32_t>(random.Below(devices.size()));
     const std::uint32_t t = Between(&random, 0, 5);
-    const std::uint32_t m = Between(&random, 0, 4);
+    std::vector<std::uint32_t> m(devices.size());
+    for (std::uint32_t& spare : m) spare = Between(&random, 0, 4);
+    const std::uint32_t least = *std::min_element(m.begin(), m.end());
     const Holders holders = Materialize(owner, tokens, devices, t, m);
     std::uint64_t copies = 0;
     std::uint64_t copied = 0;
@@ -48,14 +50,14 @@ TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
       if (holders[e].size() > 1) {
         ASSERT_TRUE(IsHot(tokens, e, t));
       }
-      if (IsHot(tokens, e, t) && std::min(t, experts) <= m) {
+      if (IsHot(tokens, e, t) && std::min(t, experts) <= least) {
         ASSERT_EQ(holders[e].size(), devices.size());
       }
       copies += holders[e].size() - 1;
       copied += holders[e].size() > 1 ? 1 : 0;
     }
     const auto foreign = Foreign(owner, holders, devices.size());
-    for (const std::uint32_t f : foreign) ASSERT_LE(f, std::min(m, t));
+    for (std::uint32_t d = 0; d < devices.size(); ++d) ASSERT_LE(foreign[d], std::min(m[d], t));
     const SparseVolumes volumes = VolumesOf(owner, holders, devices.size(), 10);
     std::uint64_t in = 0, out = 0;
     for (std::uint32_t d = 0; d < devices.size(); ++d) {
@@ -80,7 +82,8 @@ TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
         ASSERT_TRUE(IsHot(later, e, t));
       }
     }
-    for (const std::uint32_t f : Foreign(owner, again.holders, devices.size())) ASSERT_LE(f, m);
+    const auto more = Foreign(owner, again.holders, devices.size());
+    for (std::uint32_t d = 0; d < devices.size(); ++d) ASSERT_LE(more[d], m[d]);
   }
   EXPECT_GT(calibrated, kInstances / 100);
 }
@@ -110,6 +113,31 @@ TEST(ShardOwnersProperty, EveryExpertOnceAndNoDeviceOverTheMeanOrItsSlots) {
     const std::uint64_t cap = CeilDiv(std::uint64_t{loads.layers} * loads.experts, devices.size());
     ASSERT_LE(*std::max_element(owned.begin(), owned.end()), cap);
   }
+}
+
+TEST(HecateProperty, WithoutSparePlansKeepToTheSlots) {
+  Random random(403);
+  const Strategy* hecate = *FindStrategy("hecate");
+  int planned = 0;
+  for (int i = 0; i < kInstances; ++i) {
+    const Loads loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
+    const Cluster cluster = RandomCluster(&random);
+    Options options;
+    options.hecate.reshard = random.Below(4) > 0;
+    if (random.Below(2) == 0) options.hecate.overlap = Between(&random, 0, 8);
+    const auto plan = hecate->plan(loads, cluster, nullptr, options);
+    if (!plan) continue;
+    ++planned;
+    for (std::uint32_t l = 0; l < loads.layers; ++l) {
+      for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+        const auto slots = plan->placement.slots(l, d);
+        const auto held = std::count_if(slots.begin(), slots.end(),
+                                        [](std::int32_t e) { return e != kNoExpert; });
+        ASSERT_LE(held, cluster.devices[d].slots) << i;
+      }
+    }
+  }
+  EXPECT_GT(planned, kInstances / 10);
 }
 
 }  // namespace

@@ -14,6 +14,10 @@ using Owners = std::vector<std::uint32_t>;
 using Holders = std::vector<std::vector<std::uint32_t>>;
 using Tokens = std::vector<std::uint64_t>;
 
+std::vector<std::uint32_t> Each(const LiveDevices& devices, std::uint32_t spare) {
+  return std::vector(devices.size(), spare);
+}
+
 TEST(HecateTest, OverlapDegree) {
   EXPECT_EQ(OverlapDegree(2e-3, 12.5e9, 9'440'000), 2U);
   EXPECT_EQ(OverlapDegree(2e-3, 12.5e9, 0), 0U);
@@ -35,11 +39,11 @@ TEST(HecateTest, VolumesOfTheSparseCollectives) {
 
 TEST(HecateTest, HotExpertsThatFitAreEverywhere) {
   const LiveDevices devices(UniformCluster(2, 2, 3));
-  EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{5, 9, 9, 1}, devices, 2, 7),
+  EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{5, 9, 9, 1}, devices, 2, Each(devices, 7)),
             (Holders{{0}, {0, 1, 2, 3}, {0, 1, 2, 3}, {3}}));
-  EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{0, 0, 0, 0}, devices, 1, 1),
+  EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{0, 0, 0, 0}, devices, 1, Each(devices, 1)),
             (Holders{{0, 1, 2, 3}, {1}, {2}, {3}}));
-  EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{5, 9, 9, 1}, devices, 4, 0),
+  EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{5, 9, 9, 1}, devices, 4, Each(devices, 0)),
             (Holders{{0}, {1}, {2}, {3}}));
 }
 
@@ -47,7 +51,7 @@ TEST(HecateTest, HotExpertsThatFitAreEverywhere) {
 // the other node first, then to its own, which has more room by then.
 TEST(HecateTest, SlotsAreSharedByLoad) {
   const LiveDevices devices(UniformCluster(2, 2, 2));
-  EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{40, 30, 20, 10}, devices, 2, 1),
+  EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{40, 30, 20, 10}, devices, 2, Each(devices, 1)),
             (Holders{{0, 1, 2}, {0, 1, 3}, {2}, {3}}));
 }
 
@@ -86,11 +90,13 @@ TEST(HecateTest, CalibrationPaysOrIsLeft) {
   const LiveDevices devices(UniformCluster(2, 1, 2));
   const Holders planned{{0}, {1}};
   CalibrationCost cost{1, 0, 1, 49};  // a copy of the hot expert halves 100 seconds
-  const Calibrated copied = Calibrate(Owners{0, 1}, planned, Tokens{100, 0}, devices, 1, 1, cost);
+  const Calibrated copied =
+      Calibrate(Owners{0, 1}, planned, Tokens{100, 0}, devices, 1, Each(devices, 1), cost);
   EXPECT_TRUE(copied.changed);
   EXPECT_EQ(copied.holders, (Holders{{0, 1}, {1}}));
   cost.expert_bytes = 50;
-  const Calibrated left = Calibrate(Owners{0, 1}, planned, Tokens{100, 0}, devices, 1, 1, cost);
+  const Calibrated left =
+      Calibrate(Owners{0, 1}, planned, Tokens{100, 0}, devices, 1, Each(devices, 1), cost);
   EXPECT_FALSE(left.changed);
   EXPECT_EQ(left.holders, planned);
 }
@@ -100,10 +106,31 @@ TEST(HecateTest, CalibrationHasOnlyTheSlotsThatAreLeft) {
   const Holders planned{{0}, {1}, {0, 1}};  // expert 2 takes the only foreign slot of device 1
   const CalibrationCost cost{1, 0, 1, 1};
   const Owners owner{0, 1, 0};
-  EXPECT_FALSE(Calibrate(owner, planned, Tokens{100, 0, 0}, devices, 1, 1, cost).changed);
-  const Calibrated more = Calibrate(owner, planned, Tokens{100, 0, 0}, devices, 1, 2, cost);
+  EXPECT_FALSE(
+      Calibrate(owner, planned, Tokens{100, 0, 0}, devices, 1, Each(devices, 1), cost).changed);
+  const Calibrated more =
+      Calibrate(owner, planned, Tokens{100, 0, 0}, devices, 1, Each(devices, 2), cost);
   EXPECT_TRUE(more.changed);
   EXPECT_EQ(more.holders, (Holders{{0, 1}, {1}, {0, 1}}));
+}
+
+// A GPU owns five experts of one layer, more than its even share: none of its slots is left.
+TEST(HecateStrategyTest, CopiesFillWhatOwnersLeave) {
+  const Loads loads = LoadsOf(8, {0, 0, 1, 1, 0, 1'000'000, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0});
+  const Cluster cluster = UniformCluster(2, 1, 5);
+  Options options;
+  options.hecate.overlap = 2;
+  const auto plan = (*FindStrategy("hecate"))->plan(loads, cluster, nullptr, options);
+  ASSERT_TRUE(plan) << plan.error().message;
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+      const auto slots = plan->placement.slots(l, d);
+      EXPECT_LE(
+          std::count_if(slots.begin(), slots.end(), [](std::int32_t e) { return e != kNoExpert; }),
+          5)
+          << l << " " << d;
+    }
+  }
 }
 
 TEST(HecateStrategyTest, OwnersAreAPartOfThePlacement) {
