@@ -33,7 +33,11 @@ constexpr std::chrono::seconds kPatience(120);
 class Runner {
  public:
   Runner(const AgentRunOptions& options, Sink& sink)
-      : options_(options), sink_(sink), agent_(options.agent), seen_(Latest()) {
+      : options_(options),
+        sink_(sink),
+        whole_(sink, &never_),
+        agent_(options.agent),
+        seen_(Latest()) {
     if (const auto last = LastRestore()) seen_restore_ = last->sequence;
     commands_.snapshot = [this](const std::string& tag,
                                 const Agent::Copied& copied) -> Result<std::uint64_t> {
@@ -81,6 +85,7 @@ class Runner {
       Watch(false);
       std::this_thread::sleep_for(kTick);
     }
+    Watch(true);  // a `latest` that was written before the stop
     done_.store(true);
     for (std::thread& thread : threads) thread.join();
     return PersistLast();
@@ -169,13 +174,13 @@ class Runner {
       }
     }
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
-    SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> opened, ucp::OpenInput(*comm, input, sink_));
+    SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> opened, ucp::OpenInput(*comm, input, whole_));
     for (const dialect::SourceFile& file : opened->set.files) {
       if (file.identity.mtime_ns >= not_before_ns) continue;
       return Fail(Errc::kBadInput, file.name + ": older than the checkpoint before, so not of " +
                                        opened->checkpoint.tag + " as it was saved now");
     }
-    return agent_.Snapshot(*opened, known, sink_, copied);
+    return agent_.Snapshot(*opened, known, whole_, copied);
   }
 
   void PersistLoop() {
@@ -241,6 +246,8 @@ class Runner {
 
   const AgentRunOptions& options_;
   QuietSink sink_;
+  const std::atomic<bool> never_ = false;
+  QuietSink whole_;  // of snapshots: one that has begun, or is the last, is not stopped
   Agent agent_;
   AgentCommands commands_;
   std::mutex watch_mutex_;

@@ -8,6 +8,7 @@ Usage: agent_trouble_test.py BIN
 
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,6 +95,28 @@ class GivenUp(agent_test.Agents):
         self.assertEqual(self.newest(), 5)
         self.restore("out", "--agents", self.address("b"))
         self.assertEqual(self.report["iteration"], 5)
+
+    def test_a_stop_saves_a_latest_that_was_just_written(self):
+        for how in ("request", "signal"):
+            for _ in range(5):
+                agent = self.start("a", "--k", 2)
+                self.checkpoint(4)
+                self.wait(lambda: self.status("a")["persisted"] == 4)
+                # Stopped, so that it comes to see both together.
+                agent.send_signal(signal.SIGSTOP)
+                self.checkpoint(5)
+                if how == "signal":
+                    agent.send_signal(signal.SIGTERM)
+                    agent.send_signal(signal.SIGCONT)
+                else:
+                    with socket.socket(socket.AF_UNIX) as asks:
+                        asks.connect(str(self.work / "a"))
+                        asks.sendall(b"stop\n")
+                        agent.send_signal(signal.SIGCONT)
+                        self.assertEqual(asks.recv(100), b"ok\n")
+                self.assertEqual(agent.wait(agent_test.PATIENCE), 0)
+                self.assertEqual(self.newest(), 5)
+                shutil.rmtree(self.store)
 
 
 class Connections(agent_test.Agents):
