@@ -20,6 +20,15 @@ Result<std::string> TextBehind(os::Connection& connection, const std::string& re
   return ReceiveText(connection, bytes);
 }
 
+/// What a peer says that has closed the connection: its error where it has sent one, else that of
+/// the sending.
+Status Refusal(os::Connection& connection, Status sent) {
+  if (sent.error().sys != EPIPE && sent.error().sys != ECONNRESET) return sent;
+  const Result<std::string> answer = ReceiveAnswer(connection);
+  if (!answer && answer.error().code != Errc::kIo) return tl::unexpected<Error>(answer.error());
+  return sent;
+}
+
 }  // namespace
 
 /// A connection that lay idle, or a new one.
@@ -136,11 +145,14 @@ Result<std::uint64_t> AgentClient::Push(const std::string& name, const MemoryChe
   bool lay_idle = false;
   SW_TRY_ASSIGN(os::Connection connection, Borrow(&lay_idle));
   const std::string manifest = ToText(checkpoint.manifest);
-  SW_TRY(connection.Send("push " + name + " " + std::to_string(manifest.size()) + " " +
-                         std::to_string(checkpoint.catalogue.size()) + " " +
-                         std::to_string(checkpoint.recovery) + "\n"));
-  SW_TRY(connection.Send(manifest));
-  SW_TRY(connection.Send(checkpoint.catalogue));
+  const auto send = [&]() -> Status {
+    SW_TRY(connection.Send("push " + name + " " + std::to_string(manifest.size()) + " " +
+                           std::to_string(checkpoint.catalogue.size()) + " " +
+                           std::to_string(checkpoint.recovery) + "\n"));
+    SW_TRY(connection.Send(manifest));
+    return connection.Send(checkpoint.catalogue);
+  };
+  if (Status sent = send(); !sent) return tl::unexpected<Error>(Refusal(connection, sent).error());
   SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
   SW_TRY_ASSIGN(const std::string need, TextBehind(connection, rest));
   std::uint64_t sent = 0;
@@ -152,7 +164,9 @@ Result<std::uint64_t> AgentClient::Push(const std::string& name, const MemoryChe
       return Fail(Errc::kBadInput, connection.name() + ": asks for blob " + exec::Hex(digest) +
                                        ", which the copy does not name");
     }
-    SW_TRY(SendBlob(connection, *found->second, limiter));
+    if (Status put = SendBlob(connection, *found->second, limiter); !put) {
+      return tl::unexpected<Error>(Refusal(connection, put).error());
+    }
     sent += found->second->ref().bytes;
     at = end + 1;
   }

@@ -231,6 +231,25 @@ TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
   wait_for([&](std::uint64_t bytes) { return bytes < own; });
 }
 
+TEST_F(ProtocolTest, APeersReasonForRefusingAPushIsTold) {
+  AgentOptions options = Options();
+  options.save.store = At("other-store");
+  options.memory_bytes = std::uint64_t{256} << 10;
+  Agent small(options);
+  auto listener = os::Listener::Open(*os::ParseAddress("127.0.0.1:0"));
+  ASSERT_TRUE(listener);
+  AgentServer server(small, commands_, *std::move(listener), sink_);
+  MemoryCheckpoint large = *agent_->Newest();
+  large.catalogue.assign(std::size_t{32} << 20, ' ');  // more than the connection takes unread
+  Limiter limiter(0);
+  for (int i = 0; i < 3; ++i) {
+    AgentClient client(server.address());
+    const auto refused = client.Push("own", large, limiter);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::kLimit) << refused.error().message;
+  }
+}
+
 /// A checkpoint as a peer would send it, through a hostile hand.
 class PushTest : public ProtocolTest {
  protected:
