@@ -236,6 +236,11 @@ class Runner {
     while (agent_.wants_persist()) {
       const auto persisted = agent_.Persist(sink_);
       if (persisted) continue;
+      if (persisted.error().code == Errc::kMismatch) {
+        // A restore that came meanwhile may have given the snapshot up.
+        SW_TRY(agent_.CatchUp());
+        if (!agent_.wants_persist()) break;
+      }
       if (persisted.error().code != Errc::kBusy || Clock::now() >= end) {
         return tl::unexpected<Error>(persisted.error());
       }

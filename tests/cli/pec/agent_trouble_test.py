@@ -118,6 +118,25 @@ class GivenUp(agent_test.Agents):
                 self.assertEqual(self.newest(), 5)
                 shutil.rmtree(self.store)
 
+    def test_a_restore_before_the_last_save_is_no_failure_of_it(self):
+        self.save(4, "--k", 2)
+        # About 16 KiB a checkpoint: a persist takes seconds.
+        agent = self.start("a", "--k", 2, "--bandwidth", "6000")
+        recovery = self.store / "recoveries" / "0000000001.json"
+        with stores.locked(self.store / "lock"):
+            self.checkpoint(8)
+            self.wait(lambda: self.status("a")["newest"] == 8)
+            agent.send_signal(signal.SIGTERM)
+            time.sleep(1.5)  # none but the last persist is tried again
+        self.wait(lambda: list(self.store.glob("incoming-*")))
+        # As of a node whose locks are its own: no restore gets past the lock here.
+        copy = self.work / "copy"
+        shutil.copytree(self.store, copy, ignore=shutil.ignore_patterns("incoming-*", "lock"))
+        self.run_tool("pec-restore", copy, "--format", "none")
+        shutil.copy(copy / "recoveries" / recovery.name, recovery)
+        self.assertEqual(agent.wait(agent_test.PATIENCE), 0, agent.stderr.read())
+        self.assertEqual(self.newest(), 4)
+
 
 class Connections(agent_test.Agents):
     """Others at an agent's port, which has no authentication."""
