@@ -5,6 +5,7 @@
 #include "dialect/deepspeed_write_internal.h"
 #include "dialect/universal_info.h"
 #include "layout/rule.h"
+#include "os/dir.h"
 
 namespace shardwright::dialect::deepspeed {
 
@@ -359,6 +360,7 @@ Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topol
   geometry->to = topology;
   geometry->from = source.topology;
   geometry->tag = TagOf(source);
+  SW_TRY(os::SafeName(geometry->tag));
   geometry->params = source.params;
   geometry->model_states = source.model_states;
   geometry->optimizer = source.optimizer;

@@ -416,6 +416,8 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
   if (kind > static_cast<std::uint64_t>(SourceKind::kUniversal)) return Damaged("unknown kind");
   out.kind = static_cast<SourceKind>(kind);
   SW_TRY_ASSIGN(out.tag, in.Text());
+  // A rank that sees nothing of a checkpoint does not know its tag.
+  if (!out.tag.empty() && !os::SafeName(out.tag)) return Damaged("a tag that no folder has");
   SW_TRY_ASSIGN(const std::uint64_t warnings, in.Number());
   for (std::uint64_t i = 0; i < warnings; ++i) {
     SW_TRY_ASSIGN(std::string warning, in.Text());

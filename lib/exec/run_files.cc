@@ -19,6 +19,19 @@ namespace {
 /// syncs on a disk that takes their 4 GB in 2 s.
 constexpr std::size_t kFilesSyncedOneByOne = 64;
 
+/// The last barrier before anything is written: whatever a path was made of, it stays in the
+/// output.
+Status CheckPath(std::string_view path) {
+  for (std::size_t first = 0; first <= path.size();) {
+    const std::size_t last = std::min(path.find('/', first), path.size());
+    if (Status safe = os::SafeName(path.substr(first, last - first)); !safe) {
+      return Within("output file \"" + std::string(path) + "\"", std::move(safe).error());
+    }
+    first = last + 1;
+  }
+  return {};
+}
+
 }  // namespace
 
 template <class Visit>
@@ -38,6 +51,7 @@ Status Runner::ForMyFiles(Visit&& visit) {
 Status Runner::CreateFiles() {
   std::set<std::string> folders;
   for (const plan::OutputFile& file : plan_.target().files) {
+    SW_TRY(CheckPath(file.path));
     if (const auto slash = file.path.rfind('/'); slash != std::string::npos) {
       folders.insert(file.path.substr(0, slash));
     }

@@ -30,6 +30,7 @@ bool IsVerbatim(const Input& input, const dialect::Topology& topology) {
 Result<Verbatim> PlanVerbatim(const Input& input, plan::Twin twin) {
   Verbatim out;
   const std::string& tag = input.checkpoint.tag;
+  SW_TRY(os::SafeName(tag));
   for (const dialect::SourceFile& file : input.set.files) {
     SW_TRY_ASSIGN(const std::string path, os::JoinSafe(tag, file.name));
     const auto index = static_cast<std::uint32_t>(out.map.files.size());

@@ -512,6 +512,20 @@ def other_jobs(bench):
         ]
     jobs.append(lambda: broken("a parameter gone", atoms,
                                lambda s: shutil.rmtree(atom(s).parent), ["embedding.weight"]))
+
+    def escaping_tag(flags):
+        """A conversion gives the folder its name without `_universal`."""
+        what = f"atoms in .._universal {flags}"
+        source = shutil.copytree(atoms, bench.place() / "ckpt")
+        (source / tag).rename(source / ".._universal")
+        (source / "latest_universal").write_text(".._universal")
+        before = tree(source.parent)
+        done, _ = bench.convert(source, what, flags)
+        expect(done.code == 4 and "\"..\"" in done.stderr, f"{what}: {done}")
+        expect(tree(source.parent) == before, f"{what}: something was written")
+        bench.count("atoms and catalogues, refused")
+
+    jobs += [lambda f=flags: escaping_tag(f) for flags in (at.TARGET, ("--target", "dp=2"))]
     described = [path.relative_to(atoms) for path in atoms.rglob("shardwright_atoms.json")]
     expect(len(described) == 1, "one description of the atoms")
     path_in = described[0]

@@ -363,6 +363,17 @@ TEST(Catalogues, HoldNeighbours) {
   EXPECT_FALSE(DeserializeSource(Serialize(source)));
 }
 
+TEST(Catalogues, ATagIsTheNameOfAFolder) {
+  SourceSet source = MadeUp();
+  source.files.resize(1);
+  for (const char* tag : {"..", ".", "a/b", "../../../evil", "/evil", "a/"}) {
+    source.tag = tag;
+    EXPECT_FALSE(DeserializeSource(Serialize(source))) << tag;
+  }
+  source.tag.clear();
+  EXPECT_TRUE(DeserializeSource(Serialize(source)));
+}
+
 TEST(Catalogues, DamageIsFound) {
   SourceSet source = MadeUp();
   source.files.resize(2);
