@@ -48,7 +48,7 @@ class Folder {
       }
       switch (entry.type) {
         case os::EntryType::kFile:
-          SW_TRY(Add(entry.name, false));
+          SW_TRY(Add(entry.name, path_ + "/" + entry.name, false));
           break;
         case os::EntryType::kDir:
           LeaveOut(entry.name, "a folder");
@@ -95,12 +95,13 @@ class Folder {
       LeaveOut(name, "a link to a folder");
       return {};
     }
-    return Add(name, true);
+    // By where it leads now: led elsewhere later, it would be another file.
+    return Add(name, real, true);
   }
 
-  Status Add(const std::string& name, bool is_link) {
+  Status Add(const std::string& name, const std::string& path, bool is_link) {
     Neighbour found;
-    found.path = path_ + "/" + name;
+    found.path = path;
     found.name = name;
     Result<os::File> file = os::File::OpenRead(found.path);
     if (!file) {
@@ -180,6 +181,14 @@ Status FindNeighbours(SourceSet* set) {
   std::sort(set->neighbours.begin(), set->neighbours.end(),
             [](const Neighbour& a, const Neighbour& b) { return NaturalLess(a.name, b.name); });
   return {};
+}
+
+bool IsAppendedTo(std::string_view path) {
+  constexpr std::array<std::string_view, 5> kEnds = {".log", ".jsonl", ".out", ".err", ".txt"};
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  return name.starts_with("events.out.tfevents") ||  // TensorBoard
+         std::any_of(kEnds.begin(), kEnds.end(),
+                     [&](std::string_view end) { return name.ends_with(end); });
 }
 
 std::optional<std::uint64_t> RankOfNeighbour(std::string_view name) {

@@ -98,6 +98,11 @@ bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b);
 /// cannot be read Local.
 Status FindNeighbours(SourceSet* set);
 
+/// True if a file is appended to by its nature, as its name tells: a log. Whatever else is found
+/// longer than it was has been written anew, and the new bytes need not begin as the old did.
+/// \param path  where it lies: of a link, what it leads to
+bool IsAppendedTo(std::string_view path);
+
 /// The rank that a file's name says it is of, for the files that trainers write per rank.
 std::optional<std::uint64_t> RankOfNeighbour(std::string_view name);
 

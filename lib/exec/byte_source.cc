@@ -2,13 +2,19 @@
 
 namespace shardwright::exec {
 
+bool IsUnchanged(const SourcePath& source, const os::Identity& now) {
+  const os::Identity& then = source.identity;
+  if (now.bytes == then.bytes && now.mtime_ns == then.mtime_ns) return true;
+  // The same file made longer: what was found of a log is still its beginning. Written anew under
+  // its name it is another file, and of any other kind a longer one may have nothing in common.
+  return source.may_grow && now.inode == then.inode && now.bytes > then.bytes;
+}
+
 Result<os::File> OpenUnchanged(const SourcePath& source, bool* grown) {
   SW_TRY_ASSIGN(os::File file, os::File::OpenRead(source.path));
   SW_TRY_ASSIGN(const os::Identity now, file.Stat());
-  const bool longer = now.bytes > source.identity.bytes;
-  if (grown != nullptr) *grown = longer;
-  if (source.may_grow && longer) return file;
-  if (now.bytes != source.identity.bytes || now.mtime_ns != source.identity.mtime_ns) {
+  if (grown != nullptr) *grown = now.bytes > source.identity.bytes;
+  if (!IsUnchanged(source, now)) {
     return Fail(Errc::kNotFound, source.path + ": changed since it was catalogued: " +
                                      std::to_string(source.identity.bytes) + " bytes then, " +
                                      std::to_string(now.bytes) + " now");

@@ -43,6 +43,9 @@ struct SourcePath {
   bool may_grow = false;  ///< what was appended since is no change: a log that somebody writes
 };
 
+/// True if a file is, as far as the file system can tell, the one that was catalogued. Pure.
+bool IsUnchanged(const SourcePath& source, const os::Identity& now);
+
 /// Opens a file that must be the one that was catalogued.
 /// \param grown  if not null: set where it is longer now
 /// \error kNotFound  it is gone or has changed

@@ -58,20 +58,26 @@ Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots, bool n
   return set;
 }
 
+exec::SourcePath PathOf(const dialect::SourceFile& file) { return {file.path, file.identity}; }
+
+exec::SourcePath PathOf(const dialect::Neighbour& neighbour) {
+  return {neighbour.path, neighbour.identity, dialect::IsAppendedTo(neighbour.path)};
+}
+
 /// True if this rank sees a catalogued file as it was then.
-Result<bool> IsVisible(const std::string& path, const os::Identity& then) {
-  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+Result<bool> IsVisible(const exec::SourcePath& source) {
+  SW_TRY_ASSIGN(const bool there, os::Exists(source.path));
   if (!there) return false;
-  SW_TRY_ASSIGN(const os::File open, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::File open, os::File::OpenRead(source.path));
   SW_TRY_ASSIGN(const os::Identity now, open.Stat());
-  return now.bytes == then.bytes && now.mtime_ns == then.mtime_ns;
+  return exec::IsUnchanged(source, now);
 }
 
 /// Leaves the files of a catalogue that this rank sees as they were when it was made.
 Status KeepVisible(dialect::SourceSet* set) {
   std::vector<dialect::SourceFile> files;
   for (dialect::SourceFile& file : set->files) {
-    SW_TRY_ASSIGN(const bool visible, IsVisible(file.path, file.identity));
+    SW_TRY_ASSIGN(const bool visible, IsVisible(PathOf(file)));
     if (visible) files.push_back(std::move(file));
   }
   set->files = std::move(files);
@@ -79,7 +85,7 @@ Status KeepVisible(dialect::SourceSet* set) {
   for (dialect::Neighbour& neighbour : set->neighbours) {
     bool visible = neighbour.content.has_value();
     if (!visible) {
-      SW_TRY_ASSIGN(visible, IsVisible(neighbour.path, neighbour.identity));
+      SW_TRY_ASSIGN(visible, IsVisible(PathOf(neighbour)));
     }
     if (visible) neighbours.push_back(std::move(neighbour));
   }
@@ -256,10 +262,9 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
 
 std::vector<exec::SourcePath> PathsOf(const dialect::SourceSet& set) {
   std::vector<exec::SourcePath> paths;
-  for (const dialect::SourceFile& file : set.files) paths.push_back({file.path, file.identity});
+  for (const dialect::SourceFile& file : set.files) paths.push_back(PathOf(file));
   for (const dialect::Neighbour& neighbour : set.neighbours) {
-    // Somebody's log may lie beside a checkpoint; what is appended to it does not concern us.
-    if (!neighbour.content) paths.push_back({neighbour.path, neighbour.identity, true});
+    if (!neighbour.content) paths.push_back(PathOf(neighbour));
   }
   return paths;
 }
