@@ -1,6 +1,7 @@
 #include "ucp/catalogue.h"
 
 #include <cstdio>
+#include <map>
 
 #include <nlohmann/json.hpp>
 
@@ -84,12 +85,59 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::
   return packed;
 }
 
+/// The digests of a pack's files, by path, as its manifest lists them.
+std::map<std::string, std::string> DigestsIn(const nlohmann::json& manifest) {
+  std::map<std::string, std::string> digests;
+  const auto files = manifest.find("files");
+  if (files == manifest.end() || !files->is_array()) return digests;
+  for (const nlohmann::json& line : *files) {
+    if (!line.is_object()) continue;
+    const auto path = line.find("path");
+    const auto digest = line.find("xxh3_128");
+    if (path == line.end() || digest == line.end()) continue;
+    if (path->is_string() && digest->is_string()) {
+      digests.emplace(path->get<std::string>(), digest->get<std::string>());
+    }
+  }
+  return digests;
+}
+
+/// Compares a neighbour's pack file with its digest in the manifest. Nothing else vouches for its
+/// bytes: the checksums of a checkpoint's own files are in those files.
+Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
+                 const std::map<std::string, std::string>& digests) {
+  const auto listed = digests.find(name);
+  if (listed == digests.end()) {
+    return Fail(Errc::kBadInput, stored.path() + ": no digest of it in the manifest");
+  }
+  SW_TRY_ASSIGN(const os::Identity identity, stored.Stat());
+  std::vector<std::byte> buffer;
+  std::vector<exec::Digest> units;
+  exec::DigestStream whole;
+  for (std::uint64_t at = 0; at < identity.bytes; at += buffer.size()) {
+    buffer.resize(std::min(plan::kUnitBytes, identity.bytes - at));
+    SW_TRY(stored.ReadAt(at, buffer));
+    if (pack == Pack::kCopy) {
+      units.push_back(exec::DigestOf(buffer));
+    } else {
+      whole.Add(buffer);  // a compressed file is all frame
+    }
+  }
+  const std::string found = exec::Hex(exec::FileDigest(units, whole.Finish()));
+  if (found == listed->second) return {};
+  return Fail(Errc::kBadInput, stored.path() + ": damaged: its digest is " + found +
+                                   ", in the manifest " + listed->second);
+}
+
 /// Points a packed set at the payload files beside its catalogue. They were written after the
 /// catalogue's text was fixed, so only their sizes can be in it.
-Status FindPacks(const std::string& folder, Pack pack, dialect::SourceSet* set) {
+Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& manifest,
+                 dialect::SourceSet* set) {
+  const std::map<std::string, std::string> digests = DigestsIn(manifest);
   std::size_t count = 0;
-  const auto find = [&](std::string* path, os::Identity* identity) -> Status {
-    *path = folder + "/" + PackName(count++, pack);
+  const auto find = [&](std::string* path, os::Identity* identity, bool neighbour) -> Status {
+    const std::string name = PackName(count++, pack);
+    *path = folder + "/" + name;
     SW_TRY_ASSIGN(const os::File stored, os::File::OpenRead(*path));
     SW_TRY_ASSIGN(const os::Identity found, stored.Stat());
     if (pack == Pack::kCopy && found.bytes != identity->bytes) {
@@ -99,11 +147,11 @@ Status FindPacks(const std::string& folder, Pack pack, dialect::SourceSet* set) 
     }
     // A compressed one has another size; what it stands for is what the catalogue says.
     *identity = {pack == Pack::kCopy ? found.bytes : identity->bytes, found.mtime_ns, found.inode};
-    return {};
+    return neighbour ? CheckPack(stored, name, pack, digests) : Status();
   };
-  for (dialect::SourceFile& file : set->files) SW_TRY(find(&file.path, &file.identity));
+  for (dialect::SourceFile& file : set->files) SW_TRY(find(&file.path, &file.identity, false));
   for (dialect::Neighbour& neighbour : set->neighbours) {
-    if (!neighbour.content) SW_TRY(find(&neighbour.path, &neighbour.identity));
+    if (!neighbour.content) SW_TRY(find(&neighbour.path, &neighbour.identity, true));
   }
   return {};
 }
@@ -114,7 +162,7 @@ Result<bool> IsCatalogue(const std::string& folder) {
   return os::Exists(folder + "/" + kCatalogueFile);
 }
 
-Result<dialect::SourceSet> ReadCatalogue(const std::string& folder) {
+Result<dialect::SourceSet> ReadCatalogue(const std::string& folder, bool neighbours) {
   SW_TRY_ASSIGN(const std::string manifest,
                 os::ReadWholeText(folder + "/" + exec::kManifestName, limits::kJsonBytes));
   const nlohmann::json json = nlohmann::json::parse(manifest, nullptr, false);
@@ -126,10 +174,14 @@ Result<dialect::SourceSet> ReadCatalogue(const std::string& folder) {
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
   Result<dialect::SourceSet> set = dialect::DeserializeSource(text);
   if (!set) return Within(path, std::move(set).error());
+  if (!neighbours) {
+    set->neighbours.clear();
+    set->left_out.clear();
+  }
   if (json.contains("packed")) {
     for (const Pack pack : {Pack::kNone, Pack::kCopy, Pack::kZstd}) {
       if (json["packed"] != PackWord(pack)) continue;
-      if (pack != Pack::kNone) SW_TRY(FindPacks(folder, pack, &*set));
+      if (pack != Pack::kNone) SW_TRY(FindPacks(folder, pack, json, &*set));
       return set;
     }
   }

@@ -17,8 +17,11 @@ namespace shardwright::ucp {
 Result<bool> IsCatalogue(const std::string& folder);
 
 /// The source that a catalogue describes. Packed catalogues describe their own copy of the
-/// payloads. \error kBadInput  not complete, or damaged Local.
-Result<dialect::SourceSet> ReadCatalogue(const std::string& folder);
+/// payloads; of them those of neighbours are read here and compared with their digests.
+/// \param neighbours  whether to look for them
+/// \error kBadInput  not complete, or damaged
+/// Local.
+Result<dialect::SourceSet> ReadCatalogue(const std::string& folder, bool neighbours);
 
 /// True if the payloads of a set read by ReadCatalogue are compressed, so that ZpackBytes must read
 /// them.

@@ -45,12 +45,7 @@ Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots, bool n
   if (roots.size() == 1) {
     SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
     if (catalogue) {
-      SW_TRY_ASSIGN(dialect::SourceSet set, ReadCatalogue(roots.front()));
-      if (!neighbours) {
-        set.neighbours.clear();
-        set.left_out.clear();
-      }
-      return set;
+      return ReadCatalogue(roots.front(), neighbours);
     }
   }
   SW_TRY_ASSIGN(dialect::SourceSet set, dialect::ScanSource(roots));

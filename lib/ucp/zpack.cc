@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
@@ -21,6 +22,10 @@ constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
 constexpr int kLevel = 3;
 constexpr std::array<char, 8> kMagic = {'S', 'W', 'Z', 'P', 'A', 'C', 'K', '1'};
 constexpr std::uint64_t kFooterBytes = 8 + 8 + 4 + kMagic.size();
+
+struct FreeContext {
+  void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
+};
 
 struct Footer {
   std::uint64_t plain_bytes = 0;
@@ -99,8 +104,13 @@ Result<ZpackResult> WriteZpack(
       slot.plain.assign(std::min(kBlockBytes, bytes - at), std::byte{0});
       slot.frame.resize(ZSTD_compressBound(kBlockBytes));
       SW_TRY(fill(at, slot.plain));
-      slot.frame_bytes = ZSTD_compress(slot.frame.data(), slot.frame.size(), slot.plain.data(),
-                                       slot.plain.size(), kLevel);
+      const std::unique_ptr<ZSTD_CCtx, FreeContext> context(ZSTD_createCCtx());
+      SW_CHECK(context != nullptr);
+      SW_CHECK(
+          !ZSTD_isError(ZSTD_CCtx_setParameter(context.get(), ZSTD_c_compressionLevel, kLevel)));
+      SW_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context.get(), ZSTD_c_checksumFlag, 1)));
+      slot.frame_bytes = ZSTD_compress2(context.get(), slot.frame.data(), slot.frame.size(),
+                                        slot.plain.data(), slot.plain.size());
       if (ZSTD_isError(slot.frame_bytes) != 0) {
         return Fail(Errc::kInternal, path + ": " + ZSTD_getErrorName(slot.frame_bytes));
       }

@@ -155,6 +155,24 @@ class Neighbours(DemoTest):
         self.assertEqual(self.beside("none"), {})
         self.assertEqual(self.beside("bare_out"), {})
 
+    def test_damage_to_a_packed_one_is_found(self):
+        for pack in ("copy", "zstd"):
+            self.run_in("ucp-extract", "ckpt", pack, f"--pack={pack}")
+            path = sorted((self.work / pack / "pack").iterdir())[-1]
+            data = bytearray(path.read_bytes())
+            for at in (0, len(data) // 2, len(data) - 1):
+                data[at] ^= 1
+                path.write_bytes(data)
+                for flags in (("--target", "dp=3"), ()):
+                    done = self.run_in("ucp-load", pack, "out", *flags, code=4)
+                    self.assertIn(f"pack/{path.name}: damaged: its digest is", done.stderr)
+                    self.assertFalse((self.work / "out").exists())
+                data[at] ^= 1
+            self.run_in("ucp-load", pack, f"{pack}_none", "--neighbours=none")
+            path.write_bytes(data)
+            self.run_in("ucp-load", pack, f"{pack}_out")
+            self.assertEqual(self.beside(f"{pack}_out"), BESIDE)
+
     def test_links_stay_inside_the_folder(self):
         save = self.work / "ckpt"
         (self.work / "secret").write_text("key")
