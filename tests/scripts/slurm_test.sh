@@ -89,6 +89,12 @@ LOAD_CODE=0 NO_REPORT=1 convert
 expect "without a report the launcher's word counts" 0 "*complete" "$asked"
 LOAD_CODE=137 NO_REPORT=1 convert
 expect "killed ranks leave no report" 137 "" "$asked"
+mkdir -p out.partial-a
+LOAD_CODE=5 LAUNCHER_CODE=1 convert
+expect "what a stopped run left is of other files: once more, anew" 5 "" "$asked --resume"$'\n'"$asked"
+rmdir out.partial-a
+LOAD_CODE=5 LAUNCHER_CODE=1 convert
+expect "a mismatch of a run that is not resumed is final" 5 "" "$asked"
 run bash "$scripts/convert.sbatch" src out
 expect "arguments are counted" 2 "" ""
 
