@@ -7,9 +7,14 @@ set -euo pipefail
 if [[ -z ${OWN_MOUNTS:-} ]]; then
   OWN_MOUNTS=1 exec unshare --mount --propagation private "$0" "$@"
 fi
+own=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-}}
+if [[ -z $own ]]; then
+  echo "own_mounts.sh: the launcher tells no rank" >&2
+  exit 2
+fi
 while [[ $1 != -- ]]; do
   rank=${1%%:*} mount=${1#*:}
-  if [[ $rank == "${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-0}}" ]]; then
+  if [[ $rank == "$own" ]]; then
     mount --bind "${mount#*=}" "${mount%%=*}"
   fi
   shift
