@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "dialect/save_folder_internal.h"
 #include "dialect/source.h"
 #include "os/dir.h"
 
@@ -15,17 +16,6 @@ namespace {
 constexpr std::uint64_t kContentBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kAllContentBytes = std::uint64_t{4} << 20;
 constexpr int kAttempts = 3;
-
-/// What we put beside a checkpoint ourselves: not a part of it.
-std::optional<std::string> WhyOurs(std::string_view name) {
-  if (name == "shardwright.json") return "the manifest of another output";
-  if (name == ".journal") return "a name that outputs need while they are made";
-  if (name.ends_with(".report.json")) return "a report";
-  if (name.ends_with(".lock")) return "a lock";
-  if (name.ends_with(".partial")) return "an output that is not complete";
-  if (name.starts_with(".nfs")) return "removed, but still open somewhere";
-  return std::nullopt;
-}
 
 /// Where each neighbour is in the set, by name.
 using ByName = std::map<std::string, std::size_t>;
@@ -40,7 +30,7 @@ class Folder {
     const std::string real = os::RealPath(path_);
     SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_));
     for (const os::Entry& entry : entries) {
-      if (entry.name == "latest" || entry.name == "latest_universal") continue;  // written anew
+      if (IsPointer(entry.name)) continue;  // written anew
       if (entry.name == set_->tag) continue;
       if (auto why = WhyOurs(entry.name)) {
         LeaveOut(entry.name, *why);
@@ -119,7 +109,8 @@ class Folder {
     for (int attempt = 0; attempt < kAttempts && !found.content; ++attempt) {
       SW_TRY(ReadContent(*file, &found));
     }
-    if (!IsNew(found)) return {};
+    SW_TRY_ASSIGN(const bool fresh, IsNew(found));
+    if (!fresh) return {};
     if (found.content) content_bytes_ += found.content->size();
     by_name_.emplace(found.name, set_->neighbours.size());
     set_->neighbours.push_back(std::move(found));
@@ -140,12 +131,20 @@ class Folder {
     return {};
   }
 
+  static Result<bool> IsSame(const Neighbour& a, const Neighbour& b) {
+    if (a.identity.bytes != b.identity.bytes) return false;
+    if (a.content && b.content) return *a.content == *b.content;
+    if (a.identity == b.identity) return true;
+    return SameBytes(a.path, b.path, a.identity.bytes);
+  }
+
   /// False if another root has a file of that name; a different one is worth a warning.
-  bool IsNew(const Neighbour& found) {
+  Result<bool> IsNew(const Neighbour& found) {
     const auto have = by_name_.find(found.name);
     if (have == by_name_.end()) return true;
     const Neighbour& other = set_->neighbours[have->second];
-    if (other.identity.bytes != found.identity.bytes || other.content != found.content) {
+    SW_TRY_ASSIGN(const bool same, IsSame(other, found));
+    if (!same) {
       LeaveOutSurprising(found.name, "differs from the file of that name in " +
                                          other.path.substr(0, other.path.rfind('/')));
     }
@@ -169,6 +168,20 @@ std::string FirstFew(const std::vector<std::string>& names) {
   }
   if (names.size() > kShown) text += ", ... (" + std::to_string(names.size()) + " in all)";
   return text;
+}
+
+bool IsPointer(std::string_view name) {
+  return std::find(kPointers.begin(), kPointers.end(), name) != kPointers.end();
+}
+
+std::optional<std::string> WhyOurs(std::string_view name) {
+  if (name == "shardwright.json") return "the manifest of another output";
+  if (name == ".journal") return "a name that outputs need while they are made";
+  if (name.ends_with(".report.json")) return "a report";
+  if (name.ends_with(".lock")) return "a lock";
+  if (name.ends_with(".partial")) return "an output that is not complete";
+  if (name.starts_with(".nfs")) return "removed, but still open somewhere";
+  return std::nullopt;
 }
 
 Status FindNeighbours(SourceSet* set) {

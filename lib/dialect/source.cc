@@ -10,6 +10,7 @@
 
 #include "base/limits.h"
 #include "dialect/file_name_internal.h"
+#include "dialect/save_folder_internal.h"
 #include "format/zip/crc32.h"
 #include "os/dir.h"
 
@@ -19,8 +20,6 @@ namespace {
 constexpr std::string_view kAtomFolder = "zero";
 constexpr std::string_view kAtomManifest = "shardwright_atoms.json";
 constexpr std::uint64_t kTagBytes = 4096;
-/// Files that name a save folder's tag.
-constexpr std::array<const char*, 2> kPointers = {"latest", "latest_universal"};
 
 /// A file that belongs to the checkpoint, before it is opened.
 struct Found {
@@ -89,7 +88,7 @@ bool LooksLikeSave(const std::string& folder) {
   const auto entries = os::ListDir(folder);
   if (!entries) return false;
   return std::any_of(entries->begin(), entries->end(), [&](const os::Entry& entry) {
-    if (IsFile(entry)) return entry.name == kPointers[0];
+    if (IsFile(entry)) return IsPointer(entry.name);
     if (entry.type != os::EntryType::kDir) return false;
     const auto below = os::ListDir(folder + "/" + entry.name);
     return below && LooksLikeTag(*below);
@@ -358,21 +357,6 @@ Result<SourceFile> ReadFile(const Found& found) {
   return out;
 }
 
-Result<bool> SameBytes(const std::string& a, const std::string& b, std::uint64_t bytes) {
-  constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
-  SW_TRY_ASSIGN(const os::File x, os::File::OpenRead(a));
-  SW_TRY_ASSIGN(const os::File y, os::File::OpenRead(b));
-  std::vector<std::byte> p(kBlock);
-  std::vector<std::byte> q(kBlock);
-  for (std::uint64_t at = 0; at < bytes; at += kBlock) {
-    const auto n = static_cast<std::size_t>(std::min(kBlock, bytes - at));
-    SW_TRY(x.ReadAt(at, std::span(p).first(n)));
-    SW_TRY(y.ReadAt(at, std::span(q).first(n)));
-    if (std::memcmp(p.data(), q.data(), n) != 0) return false;
-  }
-  return true;
-}
-
 /// Refuses a second copy of a file that is another file.
 Status CheckCopy(const SourceFile& have, const Found& other) {
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(other.path));
@@ -438,6 +422,21 @@ bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b) {
     const torch_pt::Storage& x = a.storages[i];
     const torch_pt::Storage& y = b.storages[i];
     if (x.key != y.key || x.bytes != y.bytes || !x.crc32 || x.crc32 != y.crc32) return false;
+  }
+  return true;
+}
+
+Result<bool> SameBytes(const std::string& a, const std::string& b, std::uint64_t bytes) {
+  constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
+  SW_TRY_ASSIGN(const os::File x, os::File::OpenRead(a));
+  SW_TRY_ASSIGN(const os::File y, os::File::OpenRead(b));
+  std::vector<std::byte> p(kBlock);
+  std::vector<std::byte> q(kBlock);
+  for (std::uint64_t at = 0; at < bytes; at += kBlock) {
+    const auto n = static_cast<std::size_t>(std::min(kBlock, bytes - at));
+    SW_TRY(x.ReadAt(at, std::span(p).first(n)));
+    SW_TRY(y.ReadAt(at, std::span(q).first(n)));
+    if (std::memcmp(p.data(), q.data(), n) != 0) return false;
   }
   return true;
 }

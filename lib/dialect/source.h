@@ -92,6 +92,10 @@ Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* own
 /// one carries no checksums. Pure.
 bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b);
 
+/// True if two files begin with the same `bytes` bytes. \error kNotFound, kBadInput  as os::File
+/// Local; reads both.
+Result<bool> SameBytes(const std::string& a, const std::string& b, std::uint64_t bytes);
+
 /// Finds what lies beside the tag folder: files, and links to files that stay inside the save
 /// folder. Folders, other links, what is no file, and what Shardwright itself puts there is left
 /// out, with the reason; surprising ones with a warning. \error kNotFound  a folder or file that

@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "dialect/save_folder_internal.h"
 #include "dialect/source.h"
 #include "format/zip/crc32.h"
 #include "os/dir.h"
@@ -305,6 +306,9 @@ Result<Neighbour> UnpackNeighbour(Unpacker* in) {
   Neighbour out;
   SW_TRY_ASSIGN(out.name, in->Text());
   if (!os::SafeName(out.name)) return Damaged("a neighbour with a name that no file has");
+  if (IsPointer(out.name) || WhyOurs(out.name)) {
+    return Damaged("a neighbour with a name that is never carried over: " + out.name);
+  }
   SW_TRY_ASSIGN(out.path, in->Text());
   SW_TRY(UnpackIdentity(in, &out.identity));
   SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());

@@ -82,11 +82,18 @@ class Neighbours {
         continue;
       }
       const Neighbour& other = all_.neighbours[known->second.index];
-      if (other.identity.bytes == neighbour.identity.bytes && other.content == neighbour.content) {
+      const bool sized = other.identity.bytes == neighbour.identity.bytes;
+      const bool known_bytes = other.content && neighbour.content;
+      if (sized && (known_bytes ? other.content == neighbour.content
+                                : other.identity == neighbour.identity)) {
         continue;
       }
+      // No rank sees both, so bytes that are not in the set cannot be compared.
+      const std::string first = "that of " + OnRank(known->second.rank);
       part->left_out.push_back({neighbour.name + " of " + OnRank(rank),
-                                "differs from that of " + OnRank(known->second.rank)});
+                                sized && !known_bytes
+                                    ? "could not be compared with " + first + ", of the same size"
+                                    : "differs from " + first});
       part->warnings.push_back("beside the checkpoint, not carried over: " +
                                part->left_out.back().name + ": " + part->left_out.back().why);
     }

@@ -56,7 +56,7 @@ NeighbourReport AddNeighbours(const dialect::SourceSet& set,
   NeighbourReport report;
   report.folders = set.save_folders;
   report.left_out = set.left_out;
-  const std::set<std::string> taken = NamesOf(*target);
+  std::set<std::string> taken = NamesOf(*target);
   std::vector<std::string> gone;
   std::optional<std::uint64_t> last;  // rank of which there is a file
   // Every file has its place in the source map, carried over or not (PathsOf).
@@ -72,7 +72,7 @@ NeighbourReport AddNeighbours(const dialect::SourceSet& set,
       leave_out(neighbour, "of a rank that the target does not have");
       continue;
     }
-    if (taken.contains(neighbour.name)) {
+    if (!taken.insert(neighbour.name).second) {
       leave_out(neighbour, "a name that the output itself has");
       sink.Warn("beside the checkpoint, not carried over: " + neighbour.name +
                 ": the output has a file or folder of that name");

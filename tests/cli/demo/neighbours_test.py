@@ -221,9 +221,12 @@ class Neighbours(DemoTest):
         shutil.copytree(self.work / "ckpt", self.work / "other")
         (self.work / "other/config.json").write_text("[]")
         (self.work / "other/more.txt").write_text("more")
+        (self.work / "ckpt/same_size.bin").write_bytes(b"1" * 100_000)
+        (self.work / "other/same_size.bin").write_bytes(b"1" * 99_999 + b"2")
         done = self.run_in("ucp-load", "ckpt", "out", "--also", "other", "--target", "dp=3")
-        self.assertIn("config.json: differs from the file of that name in ckpt", done.stderr)
-        self.assertEqual(self.beside("out"), {**BESIDE, "more.txt": b"more"})
+        self.assertIn("config.json, same_size.bin: differs from the file of that name in ckpt", done.stderr)
+        self.assertNotIn(BIG, done.stderr)
+        self.assertEqual(self.beside("out"), {**BESIDE, "more.txt": b"more", "same_size.bin": b"1" * 100_000})
 
     def test_a_large_one_that_was_written_again_is_refused(self):
         self.run_in("ucp-extract", "ckpt", "catalogue")

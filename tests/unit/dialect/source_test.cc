@@ -210,6 +210,12 @@ TEST_F(Sources, SaveFoldersBelowAreNamedNewestFirst) {
                 "checkpoints: name one of them");
 }
 
+TEST_F(Sources, FoldersThatOnlyNameAtomsAreNamed) {
+  fs::create_directories(save_ / "atoms");
+  std::ofstream(save_ / "atoms" / "latest_universal") << "step4_universal";
+  ExpectRefused({save_.string()}, Errc::kNotFound, "atoms is a checkpoint: name it");
+}
+
 TEST_F(Sources, FilesInPlaceOfFoldersAreSaid) {
   TinyZero().Write(save_);
   const auto latest = (save_ / "latest").string();
@@ -261,6 +267,34 @@ TEST_F(Sources, SmallPayloadsAreInlined) {
     }
   }
   EXPECT_EQ(steps, 4U);  // two groups on two ranks
+}
+
+TEST(Neighbours, LargeOnesOfRanksThatCannotBeComparedAreTold) {
+  const auto warnings = [](const Neighbour& a, const Neighbour& b) {
+    std::vector<SourceSet> parts(2);
+    for (SourceSet& part : parts) {
+      part.tag = "t";
+      part.files.resize(1);
+    }
+    parts[0].neighbours = {a};
+    parts[1].neighbours = {b};
+    std::vector<int> owner;
+    const auto all = UniteParts(std::move(parts), &owner);
+    EXPECT_TRUE(all);
+    EXPECT_EQ(all->neighbours.size(), 1U);
+    return all->warnings;
+  };
+  const Neighbour large{"/0/big", "big", {1 << 20, 5, 7}, false, std::nullopt};
+  Neighbour other = large;
+  EXPECT_TRUE(warnings(large, other).empty());
+  other.identity.inode = 8;
+  EXPECT_NE(warnings(large, other).at(0).find("could not be compared"), std::string::npos);
+  other.identity.bytes = 1 << 21;
+  EXPECT_NE(warnings(large, other).at(0).find("differs"), std::string::npos);
+  const Neighbour small{"/0/small", "small", {1, 5, 7}, false, "a"};
+  other = small;
+  other.identity.inode = 8;
+  EXPECT_TRUE(warnings(small, other).empty());
 }
 
 TEST(Neighbours, SomeAreOfOneRank) {
@@ -354,7 +388,8 @@ TEST(Catalogues, HoldNeighbours) {
   EXPECT_EQ(without[11], 1);
   EXPECT_EQ(bytes[11], 2);
 
-  for (const char* name : {"../a", "", ".", "a/b"}) {
+  for (const char* name : {"../a", "", ".", "a/b", "latest", "latest_universal", "shardwright.json",
+                           ".journal", "x.lock"}) {
     source.neighbours[0].name = name;
     EXPECT_FALSE(DeserializeSource(Serialize(source))) << name;
   }
