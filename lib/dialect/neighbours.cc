@@ -17,6 +17,12 @@ constexpr std::uint64_t kContentBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kAllContentBytes = std::uint64_t{4} << 20;
 constexpr int kAttempts = 3;
 
+/// Atoms are of the step that they were made of.
+std::string_view StepOf(std::string_view tag) {
+  constexpr std::string_view kSuffix = "_universal";
+  return tag.ends_with(kSuffix) ? tag.substr(0, tag.size() - kSuffix.size()) : tag;
+}
+
 /// Where each neighbour is in the set, by name.
 using ByName = std::map<std::string, std::size_t>;
 
@@ -29,6 +35,7 @@ class Folder {
   Status Read() {
     const std::string real = os::RealPath(path_);
     SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_));
+    const std::size_t before = set_->neighbours.size();
     for (const os::Entry& entry : entries) {
       if (IsPointer(entry.name)) continue;  // written anew
       if (entry.name == set_->tag) continue;
@@ -51,6 +58,7 @@ class Folder {
           break;
       }
     }
+    if (set_->neighbours.size() > before) WarnIfNotNewest();
     for (const auto& [why, names] : surprising_) {
       set_->warnings.push_back("beside the checkpoint, not carried over: " + FirstFew(names) +
                                ": " + why);
@@ -59,6 +67,19 @@ class Folder {
   }
 
  private:
+  /// Trainers write these files anew with every checkpoint, and the pointer names the last one.
+  void WarnIfNotNewest() {
+    std::string newest;
+    for (const char* pointer : kPointers) {
+      const Result<std::string> tag = PointedTag(path_ + "/" + pointer);
+      if (!tag) continue;
+      if (StepOf(*tag) == StepOf(set_->tag)) return;
+      if (newest.empty()) newest = *tag;
+    }
+    if (newest.empty()) return;
+    set_->warnings.push_back("what lies beside " + set_->tag + " may be of " + newest);
+  }
+
   void LeaveOut(const std::string& name, const std::string& why) {
     set_->left_out.push_back({name, why});
   }

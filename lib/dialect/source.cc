@@ -52,11 +52,7 @@ Status ReadPointer(Root* root) {
     const std::string path = root->path + "/" + name;
     SW_TRY_ASSIGN(const bool there, os::Exists(path));
     if (!there) continue;
-    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kTagBytes));
-    const std::string_view tag = Trimmed(text);
-    if (tag.empty()) return Fail(Errc::kNotFound, path + ": the tag is empty");
-    if (Status safe = os::SafeName(tag); !safe) return Within(path, std::move(safe).error());
-    root->tag = std::string(tag);
+    SW_TRY_ASSIGN(root->tag, PointedTag(path));
     root->universal_pointer = name == kPointers[1];
     return {};
   }
@@ -415,6 +411,14 @@ Status ScanFolders(const std::vector<std::string>& folders, SourceSet* out) {
 }
 
 }  // namespace
+
+Result<std::string> PointedTag(const std::string& path) {
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kTagBytes));
+  const std::string_view tag = Trimmed(text);
+  if (tag.empty()) return Fail(Errc::kNotFound, path + ": the tag is empty");
+  if (Status safe = os::SafeName(tag); !safe) return Within(path, std::move(safe).error());
+  return std::string(tag);
+}
 
 bool SameSums(const torch_pt::Skeleton& a, const torch_pt::Skeleton& b) {
   if (a.pickle != b.pickle || a.storages.size() != b.storages.size()) return false;
