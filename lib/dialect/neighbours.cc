@@ -218,7 +218,7 @@ Status FindNeighbours(SourceSet* set) {
 }
 
 bool IsAppendedTo(std::string_view path) {
-  constexpr std::array<std::string_view, 5> kEnds = {".log", ".jsonl", ".out", ".err", ".txt"};
+  constexpr std::array<std::string_view, 4> kEnds = {".log", ".jsonl", ".out", ".err"};
   const std::string_view name = path.substr(path.rfind('/') + 1);
   return name.starts_with("events.out.tfevents") ||  // TensorBoard
          std::any_of(kEnds.begin(), kEnds.end(),

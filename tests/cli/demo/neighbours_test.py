@@ -254,7 +254,7 @@ class Neighbours(DemoTest):
             self.assertFalse((self.work / "out").exists())
 
     def test_a_log_that_grew_is_taken_as_it_was(self):
-        names = ("run.log", "metrics.jsonl", "events.out.tfevents.7", "slurm.out", "slurm.err", "notes.txt")
+        names = ("run.log", "metrics.jsonl", "events.out.tfevents.7", "slurm.out", "slurm.err")
         logs = {name: name.encode() * 20_000 for name in names}
         for name, data in logs.items():
             (self.work / "ckpt" / name).write_bytes(data)
