@@ -253,10 +253,12 @@ Result<std::uint32_t> AddPartitions(Reading* reading, const Flat& flat, std::uin
     const std::uint64_t needed = flat.total > first ? std::min(flat.total - first, flat.chunk) : 0;
     SW_TRY_ASSIGN(const std::uint64_t padded, PartitionElems(flat.chunk, 1));
     if (place->elems < needed || place->elems > padded) {
-      const std::string most = needed < padded ? " to " + std::to_string(padded) : "";
+      const auto most = [&] {
+        return needed < padded ? " to " + std::to_string(padded) : std::string();
+      };
       return Fail(Errc::kBadInput, reading->file_name(reading->shards[flat.mp][rank].file) +
                                        ": group " + std::to_string(flat.group) + " " + state +
-                                       ": " + std::to_string(needed) + most +
+                                       ": " + std::to_string(needed) + most() +
                                        " elements expected from param_shapes, found " +
                                        std::to_string(place->elems));
     }

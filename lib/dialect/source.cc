@@ -465,7 +465,8 @@ Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::str
     SW_TRY_ASSIGN(const bool there, os::Exists(root));
     if (!there) continue;
     SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(root));
-    const std::string folder = root + "/" + tag;
+    std::string folder = root;
+    folder.append("/").append(tag);
     SW_TRY_ASSIGN(const bool below, os::IsDir(folder));
     if (LooksLikeTag(entries)) {
       folders.push_back(root);

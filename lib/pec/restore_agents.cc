@@ -116,7 +116,7 @@ Status Restoring::DropGivenUp() {
   std::vector<AgentCopy> kept;
   for (AgentCopy& copy : copies_) {
     const std::string what = "what " + os::ToText(agents_[copy.agent]->address()) + " holds";
-    const Status past = store_->CheckPast(copy.recovery, copy.manifest.iteration, what);
+    Status past = store_->CheckPast(copy.recovery, copy.manifest.iteration, what);
     if (!past && past.error().code != Errc::kMismatch) return past;
     if (past) {
       kept.push_back(std::move(copy));

@@ -257,7 +257,7 @@ Status Checker::ComparePayloads() {
   const auto rank = static_cast<std::uint64_t>(comm_.rank());
   const std::uint64_t first = units * rank / ranks;
   units_mine_ = units * (rank + 1) / ranks - first;
-  const std::uint64_t workspaces = 2 * options_.threads * exec::kWorkspaceBytes;
+  const std::uint64_t workspaces = std::uint64_t{2} * options_.threads * exec::kWorkspaceBytes;
   const std::uint64_t budget =  // of a round, of which each side holds one
       (options_.memory_bytes - std::min(options_.memory_bytes, workspaces)) / 2;
   const std::uint64_t most = std::min(a.source.RoundUnits(budget), b.source.RoundUnits(budget));

@@ -94,7 +94,7 @@ TEST(ShardOwnersProperty, EveryExpertOnceAndNoDeviceOverTheMeanOrItsSlots) {
     const Loads loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
     const std::uint32_t nodes = Between(&random, 1, 3);
     const std::uint32_t gpus = Between(&random, 1, 3);
-    const std::uint64_t least = CeilDiv(std::uint64_t{loads.experts}, nodes * gpus);
+    const std::uint64_t least = CeilDiv(std::uint64_t{loads.experts}, std::uint64_t{nodes} * gpus);
     Cluster cluster = UniformCluster(nodes, gpus, static_cast<std::uint32_t>(least));
     for (Device& device : cluster.devices) device.slots += Between(&random, 0, 2);
     const LiveDevices devices(cluster);

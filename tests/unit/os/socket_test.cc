@@ -204,6 +204,7 @@ TEST_F(SocketFile, IsTakenByOneOfManyAtOnce) {
     std::atomic<int> got = 0;
     std::atomic<int> busy = 0;
     std::vector<std::thread> threads;
+    threads.reserve(8);
     for (int i = 0; i < 8; ++i) {
       threads.emplace_back([&] {
         for (--waiting; waiting > 0;) std::this_thread::yield();

@@ -212,6 +212,7 @@ TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
   {
     // Together they announce far more than the limit.
     std::vector<os::Connection> claims;
+    claims.reserve(8);
     for (int i = 0; i < 8; ++i) claims.push_back(push(kAgentTextBytes, 10));
     wait_for([](std::uint64_t bytes) { return bytes > 0; });
     EXPECT_LE(small.status().memory_bytes, 8U << 16);
