@@ -2,28 +2,19 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "base/bytes.h"
-#include "cli/text.h"
-#include "common/ucp.h"
-#include "exec/integrity.h"
-#include "pec/store.h"
+#include "base/text.h"
+#include "cli/text/text.h"
+#include "pec/report/report_json.h"
 
 namespace shardwright::apps {
 namespace {
 
-using Json = nlohmann::json;
 using Column = cli::Table::Column;
 constexpr auto kRight = cli::Table::Align::kRight;
-
-std::string Percent(double fraction) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3f %%", 100 * fraction);
-  return text;
-}
 
 /// Bytes of each rank; of many ranks their number.
 std::string Shares(const std::vector<std::uint64_t>& bytes) {
@@ -34,46 +25,10 @@ std::string Shares(const std::vector<std::uint64_t>& bytes) {
   return text;
 }
 
-Json LayersJson(const pec::Selection& selection) {
-  Json layers = Json::object();
-  for (std::size_t m = 0; m < selection.size(); ++m) layers[std::to_string(m)] = selection[m];
-  return layers;
-}
-
 std::string Iterations(const std::vector<std::uint64_t>& list) {
   std::string text;
   for (const std::uint64_t one : list) text += (text.empty() ? "" : ", ") + std::to_string(one);
   return text;
-}
-
-Json ModuleJson(const pec::RestoredModule& module) {
-  Json json = {{"module", module.name},
-               {"version", module.version},
-               {"source", pec::Name(module.source)},
-               {"expert", module.id.is_expert()}};
-  for (const pec::Component component : pec::kAllComponents) {
-    const auto& part = module.parts[static_cast<std::size_t>(component)];
-    if (!part) continue;
-    Json one = {{"version", part->version}, {"bytes", part->bytes}};
-    if (part->rounded_from_master) one["rounded_from"] = "master";
-    json[std::string(Name(component))] = std::move(one);
-  }
-  return json;
-}
-
-Json DynamicKJson(const pec::DynamicKReport& report) {
-  const pec::DynamicK& now = report.state;
-  return {{"k", now.k},
-          {"experts", now.experts},
-          {"mode", now.predict ? "predict" : "react"},
-          {"levels", now.levels},
-          {"limit", now.limit},
-          {"share", now.share()},
-          {"spent", now.spent},
-          {"total", now.total},
-          {"iterations", now.iterations > 0 ? Json(now.iterations) : Json(nullptr)},
-          {"fault_plt", report.fault_plt ? Json(*report.fault_plt) : Json(nullptr)},
-          {"faults_covered", report.faults_covered ? Json(*report.faults_covered) : Json(nullptr)}};
 }
 
 /// K now, what it has spent of its share, all K of the limit, and faults that are left.
@@ -86,23 +41,10 @@ void ShowDynamicK(cli::Context& context, const pec::DynamicKReport& report) {
   cli::Table table({Column{"DYNAMIC K", kRight}, Column{"SPENT", kRight}, Column{"SHARE", kRight},
                     Column{"TOTAL", kRight}, Column{"LIMIT", kRight},
                     Column{"FAULTS COVERED", kRight}});
-  table.AddRow({std::to_string(now.k) + " of " + std::to_string(now.experts), Percent(now.spent),
-                Percent(now.share()), Percent(now.total), Percent(now.limit), covered});
+  table.AddRow({std::to_string(now.k) + " of " + std::to_string(now.experts), Percent(now.spent, 3),
+                Percent(now.share(), 3), Percent(now.total, 3), Percent(now.limit, 3), covered});
   context.out() << "\n";
   context.Print(table);
-}
-
-Json LossJson(const pec::RestoreLoss& loss) {
-  return {{"lost", loss.fault.layer},
-          {"lost_by_expert", loss.fault.lost},
-          {"faults", loss.faults},
-          {"fault_plt", loss.plt},
-          {"plt", loss.run.plt},
-          {"plt_limit", pec::kPltLimit},
-          {"mlt_sum", loss.run.mlt_sum},
-          {"mlt_avg", loss.run.mlt_avg},
-          {"layers_without_tokens", loss.run.skipped},
-          {"tokens_of_the_run", loss.run.observed ? "observed" : "known"}};
 }
 
 }  // namespace
@@ -150,35 +92,7 @@ Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words) {
 
 void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run) {
   const pec::TwoLevelSelection& selection = report.selection;
-  Json result = {{"iteration", report.iteration},
-                 {"sequence", report.sequence},
-                 {"dry_run", dry_run},
-                 {"first", report.first},
-                 {"modules", report.modules},
-                 {"nonexpert_modules", report.nonexpert_modules},
-                 {"experts", report.experts},
-                 {"layers", LayersJson(selection.snapshot)},
-                 {"persist", LayersJson(selection.persist)},
-                 {"full_bytes", report.full_bytes},
-                 {"bytes", report.bytes},
-                 {"written_bytes", report.written_bytes},
-                 {"text_bytes", report.text_bytes},
-                 {"blobs", report.blobs},
-                 {"blobs_written", report.blobs_written},
-                 {"blobs_unchanged", report.blobs_unchanged},
-                 {"rank_bytes", report.rank_bytes},
-                 {"bottleneck_bytes", report.bottleneck_bytes},
-                 {"bound_bytes", report.bound_bytes},
-                 {"cut_ep", report.cut_ep == 0 ? Json(nullptr) : Json(report.cut_ep)},
-                 {"members_verified", report.members_verified},
-                 {"members_in_part", report.members_in_part}};
-  if (report.at_risk) {
-    result["tokens_at_risk"] = {{"at_risk", report.at_risk->at_risk},
-                                {"total", report.at_risk->total},
-                                {"fraction", report.at_risk->fraction()}};
-  }
-  if (report.dynamic_k) result["dynamic_k"] = DynamicKJson(*report.dynamic_k);
-  context.SetResult(std::move(result));
+  context.SetResult(pec::SaveJson(report, dry_run));
   std::ostream& out = context.out();
   const double share = report.full_bytes == 0 ? 0
                                               : static_cast<double>(report.bytes) /
@@ -189,7 +103,7 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
       << pec::SizeOf(selection.persist) << " of " << report.modules - report.nonexpert_modules
       << " experts\n"
       << "bytes     " << FormatBytes(report.bytes) << " of " << FormatBytes(report.full_bytes)
-      << " (" << Percent(share) << ")";
+      << " (" << Percent(share, 3) << ")";
   if (!dry_run) {
     out << ", " << FormatBytes(report.written_bytes) << " written in " << report.blobs_written
         << " blobs, " << report.blobs_unchanged << " unchanged";
@@ -202,7 +116,7 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
   }
   if (report.at_risk) {
     out << "at risk   " << report.at_risk->at_risk << " of " << report.at_risk->total
-        << " unsaved tokens (" << Percent(report.at_risk->fraction()) << ")\n";
+        << " unsaved tokens (" << Percent(report.at_risk->fraction(), 3) << ")\n";
   }
   if (report.dynamic_k) ShowDynamicK(context, *report.dynamic_k);
   if (selection.persist.empty()) return;
@@ -216,74 +130,25 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
   context.Print(table);
 }
 
-Status ShowStore(cli::Context& context, const std::string& path) {
-  SW_TRY_ASSIGN(const pec::Store store, pec::Store::Open(path));
-  SW_TRY_ASSIGN(const std::vector<pec::StoredCheckpoint> checkpoints, store.List());
-  SW_TRY_ASSIGN(const auto last, store.LastRecovery());
-  const pec::StoreHead& head = store.head();
-  Json list = Json::array();
+void ShowListing(cli::Context& context, const pec::StoreListing& listing) {
+  context.SetResult(pec::ListingJson(listing));
   cli::Table table({Column{"CHECKPOINT", kRight}, Column{"ITERATION", kRight}, Column{"POLICY"},
                     Column{"K", kRight}, Column{"STALE", kRight}, Column{"OLDEST", kRight},
                     Column{"STATE"}});
-  for (const pec::StoredCheckpoint& one : checkpoints) {
-    const Result<pec::Manifest> read = store.ReadManifest(one);
-    if (!read && store.IsGone(one)) continue;  // collected since it was listed
-    if (!read) return tl::unexpected<Error>(read.error());
-    const pec::Manifest& manifest = *read;
-    std::uint64_t oldest = manifest.iteration;
-    std::uint64_t stale = 0;
-    std::uint64_t missing = 0;
-    Json versions = Json::object();
-    for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
-      std::uint64_t version = manifest.iteration;
-      bool there = false;
-      for (const auto& held : manifest.modules[i]) {
-        if (!held) continue;
-        there = true;
-        version = std::min(version, held->version);
-      }
-      missing += there ? 0 : 1;
-      if (!there) continue;
-      stale += version < manifest.iteration ? 1 : 0;
-      oldest = std::min(oldest, version);
-      versions[manifest.names[i]] = version;
+  for (const pec::ListedCheckpoint& one : listing.checkpoints) {
+    std::string state = one.checkpoint.abandoned ? "abandoned" : "usable";
+    if (one.missing_modules > 0) {
+      state += ", " + std::to_string(one.missing_modules) + " modules missing";
     }
-    const auto& dynamic = manifest.state.dynamic_k;
-    const std::string state = one.abandoned ? "abandoned" : "usable";
-    table.AddRow(
-        {std::to_string(one.sequence), std::to_string(one.iteration), manifest.policy,
-         std::to_string(manifest.k_persist), std::to_string(stale), std::to_string(oldest),
-         state + (missing > 0 ? ", " + std::to_string(missing) + " modules missing" : "")});
-    list.push_back({{"sequence", one.sequence},
-                    {"iteration", one.iteration},
-                    {"abandoned", one.abandoned},
-                    {"policy", manifest.policy},
-                    {"k", manifest.k_snapshot},
-                    {"k_persist", manifest.k_persist},
-                    {"stale_modules", stale},
-                    {"missing_modules", missing},
-                    {"dynamic_k", dynamic ? DynamicKJson({*dynamic, {}, {}}) : Json(nullptr)},
-                    {"modules", std::move(versions)}});
+    table.AddRow({std::to_string(one.checkpoint.sequence), std::to_string(one.checkpoint.iteration),
+                  one.policy, std::to_string(one.k_persist), std::to_string(one.stale_modules),
+                  std::to_string(one.oldest), state});
   }
+  const pec::StoreHead& head = listing.head;
   context.out() << "store of " << head.modules << " modules, " << head.experts.size()
                 << " MoE layers, keeps " << pec::KeepText(head.keep) << " of every expert\n\n";
   context.Print(table);
-  Json result = {{"fingerprint", exec::Hex(head.fingerprint)},
-                 {"module_count", head.modules},
-                 {"experts", head.experts},
-                 {"keep", pec::KeepText(head.keep)},
-                 {"checkpoints", std::move(list)},
-                 {"recoveries", last ? last->sequence : 0}};
-  SW_TRY_ASSIGN(const auto dynamic, pec::NewestDynamicK(store, checkpoints, last));
-  if (dynamic) {
-    const std::uint64_t newest = pec::NewestIteration(checkpoints);
-    const pec::DynamicKReport now =
-        pec::ReportOf(*dynamic, head.experts, pec::IntervalBefore(checkpoints, newest), newest);
-    ShowDynamicK(context, now);
-    result["dynamic_k"] = DynamicKJson(now);
-  }
-  context.SetResult(std::move(result));
-  return {};
+  if (listing.dynamic_k) ShowDynamicK(context, *listing.dynamic_k);
 }
 
 Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check) {
@@ -322,43 +187,14 @@ void ShowCollected(cli::Context& context, const pec::Collected& collected, bool 
 }
 
 void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
+  context.SetResult(pec::RestoreJson(report));
   if (report.empty) {
-    context.SetResult({{"iteration", nullptr}, {"versions", Json::object()}, {"wrote", false}});
     context.out() << "no checkpoint yet\n";
     return;
   }
-  Json modules = Json::array();
-  Json versions = Json::object();
-  std::map<std::uint64_t, std::vector<std::string>> by_version;
-  std::size_t experts = 0;
-  for (const pec::RestoredModule& module : report.modules) {
-    modules.push_back(ModuleJson(module));
-    by_version[module.version].push_back(module.name);
-    // What is not named is at `iteration`: names of other modules may begin those of experts.
-    if (!module.id.is_expert()) continue;
-    versions[module.name] = module.version;
-    ++experts;
-  }
-  Json convert = report.convert.totals.output_files > 0 ? ConversionJson(report.convert) : Json();
-  context.SetResult({{"iteration", report.iteration},
-                     {"versions", std::move(versions)},
-                     {"sequence", report.sequence},
-                     {"tag", report.tag},
-                     {"modules", std::move(modules)},
-                     {"stale_modules", report.stale_modules},
-                     {"restarted_modules", report.restarted_modules},
-                     {"bytes",
-                      {{"memory", report.memory_bytes},
-                       {"peer", report.peer_bytes},
-                       {"storage", report.storage_bytes}}},
-                     {"lost_nodes", report.lost_nodes},
-                     {"lost_agents", report.lost_agents},
-                     {"abandoned", report.abandoned},
-                     {"damaged", report.damaged},
-                     {"loss", report.loss ? LossJson(*report.loss) : Json(nullptr)},
-                     {"dynamic_k", report.dynamic_k ? DynamicKJson(*report.dynamic_k) : Json()},
-                     {"wrote", report.wrote},
-                     {"conversion", std::move(convert)}});
+  const auto experts = static_cast<std::size_t>(
+      std::count_if(report.modules.begin(), report.modules.end(),
+                    [](const pec::RestoredModule& module) { return module.id.is_expert(); }));
   std::ostream& out = context.out();
   out << "iteration " << report.iteration << ", checkpoint " << report.sequence << " of the store, "
       << FormatBytes(report.storage_bytes) << " from storage, " << FormatBytes(report.memory_bytes)
@@ -378,9 +214,9 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
   }
   if (report.loss) {
     const pec::RestoreLoss& loss = *report.loss;
-    out << "lost      PLT " << Percent(loss.run.plt) << " of limit " << Percent(pec::kPltLimit)
-        << ", MLT " << Percent(loss.run.mlt_avg) << " on average, over " << loss.faults
-        << (loss.faults == 1 ? " fault\n" : " faults\n");
+    out << "lost      PLT " << Percent(loss.run.plt, 3) << " of limit "
+        << Percent(pec::kPltLimit, 3) << ", MLT " << Percent(loss.run.mlt_avg, 3)
+        << " on average, over " << Plural(loss.faults, "fault") << "\n";
   } else if (experts > 0) {
     out << "lost      unknown: the tokens were not counted\n";
   }

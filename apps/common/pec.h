@@ -6,11 +6,12 @@
 
 #include "base/result.h"
 #include "cli/app.h"
-#include "pec/check_store.h"
-#include "pec/collect.h"
-#include "pec/manifest.h"
-#include "pec/restore.h"
-#include "pec/save.h"
+#include "pec/report/list_store.h"
+#include "pec/restore/restore.h"
+#include "pec/save/save.h"
+#include "pec/store/check_store.h"
+#include "pec/store/collect.h"
+#include "pec/store/manifest.h"
 
 namespace shardwright::apps {
 
@@ -30,14 +31,14 @@ std::string Ranges(std::vector<std::uint32_t> ids);
 /// What a save did, or with --dry-run what it would do.
 void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run);
 
-/// Answers pec-save --list: the checkpoints of a store and the versions of the newest.
-Status ShowStore(cli::Context& context, const std::string& path);
+/// The checkpoints of a store and how old their modules are.
+void ShowListing(cli::Context& context, const pec::StoreListing& listing);
 
-/// Answers pec-save --check.
+/// What is wrong with a store.
 /// \error kMismatch  something is damaged
 Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check);
 
-/// Answers pec-save --gc.
+/// What a collection removed, or would remove.
 void ShowCollected(cli::Context& context, const pec::Collected& collected, bool dry_run);
 
 /// What a restore chose: module, version, source; tokens lost; what is abandoned.

@@ -1,6 +1,8 @@
 #include "common/ucp.h"
 
+#include <algorithm>
 #include <ostream>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -24,40 +26,27 @@ exec::Verify VerifyOf(cli::Verify verify) {
   return exec::Verify::kSums;
 }
 
-nlohmann::json TotalsJson(const ucp::ConvertReport& report) {
-  const plan::Totals& totals = report.totals;
-  return {{"output_files", totals.output_files},
-          {"output_bytes", totals.output_bytes},
-          {"linked_files", totals.linked_files},
-          {"payload_bytes", totals.payload_bytes},
-          {"read_bytes", totals.read_bytes + totals.verify_bytes},
-          {"verify_bytes", totals.verify_bytes},
-          {"units", totals.units},
-          {"members_read", totals.members_read},
-          {"members_unread", totals.members_unread},
-          {"buffer_bytes", report.buffer_bytes}};
-}
-
-nlohmann::json NeighboursJson(const ucp::NeighbourReport& report) {
-  nlohmann::json copied = nlohmann::json::array();
-  for (const auto& [name, bytes] : report.copied)
-    copied.push_back({{"name", name}, {"bytes", bytes}});
-  nlohmann::json left_out = nlohmann::json::array();
-  for (const dialect::LeftOut& one : report.left_out) {
-    left_out.push_back({{"name", one.name}, {"why", one.why}});
+/// "dp tp zero", without those that are flags.
+std::string KeysOf(const dialect::Dialect& dialect) {
+  std::string keys;
+  for (const dialect::TargetKey& key : dialect.keys) {
+    if (key.is_flag) continue;
+    keys += keys.empty() ? "" : " ";
+    keys += key.name;
   }
-  return {{"folders", report.folders},
-          {"copied", std::move(copied)},
-          {"bytes", report.bytes},
-          {"left_out", std::move(left_out)}};
+  return keys;
 }
 
 }  // namespace
 
+void AddPatterns(cli::App& app, std::vector<std::string>* files) {
+  app.AddList("--patterns", files, "file of rules that say how tensor parallelism cuts parameters",
+              "FILE");
+}
+
 void SourceFlags::AddTo(cli::App& app) {
   app.AddList("--also", &also, "another folder that holds a part of INPUT", "DIR");
-  app.AddList("--patterns", &patterns,
-              "file of rules that say how tensor parallelism cuts parameters", "FILE");
+  AddPatterns(app, &patterns);
   app.AddFlag("--node-local", &node_local,
               "INPUT is visible in part on every node; {rank} and {node} in it are replaced");
 }
@@ -75,15 +64,83 @@ ucp::InputOptions SourceFlags::Options() const {
   return options;
 }
 
-void AddLoader(cli::App& app, dialect::Loader* loader) {
-  app.AddEnum<dialect::Loader>(
-      "--loader", loader,
-      {{"auto", dialect::Loader::kAuto},
-       {"any", dialect::Loader::kAny},
-       {"stage3", dialect::Loader::kStage3}},
-      "loader of DeepSpeed that shall open the atoms: that of the layout's "
-      "stage in INPUT's release, those of all stages since 0.19.3 (before: "
-      "stages 1 and 2), or that of stage 3 of any release");
+void FormatFlags::AddTo(cli::App& app, const std::string& what) {
+  std::vector<std::pair<std::string, const dialect::Dialect*>> formats;
+  for (const dialect::Dialect& dialect : dialect::Dialects()) {
+    if (dialect.write == nullptr) continue;
+    formats.emplace_back(dialect.name, &dialect);
+  }
+  if (or_none) formats.emplace_back("none", nullptr);
+  app.AddText("--target", &target,
+              "layout to write, as key=value,... of " + KeysOf(*format) + "; " + what, "SPEC");
+  std::string summaries;
+  for (const auto& [name, dialect] : formats) {
+    if (dialect == nullptr) continue;
+    summaries += (summaries.empty() ? "" : "; ") + name + ": " + std::string(dialect->summary);
+    const std::string own = KeysOf(*dialect);
+    if (!own.empty() && own != KeysOf(*format)) summaries += ", with the keys " + own;
+  }
+  app.AddEnum<const dialect::Dialect*>("--format", &format, formats,
+                                       "files to write: " + summaries + none_help);
+}
+
+void FormatFlags::AddKeyFlags(cli::App& app) {
+  for (const dialect::Dialect& dialect : dialect::Dialects()) {
+    if (dialect.write == nullptr || (fixed && &dialect != format)) continue;
+    for (const dialect::TargetKey& key : dialect.keys) {
+      if (!key.is_flag || FindFlag(key.name) != nullptr) continue;
+      KeyFlag& flag = *key_flags_.emplace_back(std::make_unique<KeyFlag>());
+      flag.dialect = &dialect;
+      flag.key = &key;
+      const std::string name = "--" + std::string(key.name);
+      if (key.words.empty()) {
+        app.AddText(name, &flag.value, key.help, key.value_kind);
+        continue;
+      }
+      flag.value = key.words.front();
+      const std::vector<std::string> words(key.words.begin(), key.words.end());
+      app.AddChoice(name, &flag.value, words, key.help);
+    }
+  }
+}
+
+const FormatFlags::KeyFlag* FormatFlags::FindFlag(std::string_view name) const {
+  for (const std::unique_ptr<KeyFlag>& one : key_flags_) {
+    if (one->key->name == name) return one.get();
+  }
+  return nullptr;
+}
+
+std::string FormatFlags::GivenKeyFlag(const cli::App& app) const {
+  for (const std::unique_ptr<KeyFlag>& one : key_flags_) {
+    std::string name = "--" + std::string(one->key->name);
+    if (app.Given(name)) return name;
+  }
+  return "";
+}
+
+Result<dialect::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
+  dialect::TargetSpec spec;
+  if (format == nullptr) return spec;
+  SW_TRY_ASSIGN(spec, dialect::ParseTarget(*format, target));
+  for (const std::unique_ptr<KeyFlag>& one : key_flags_) {
+    const std::string name(one->key->name);
+    if (!app.Given("--" + name)) continue;
+    const auto key = std::find_if(format->keys.begin(), format->keys.end(),
+                                  [&](const dialect::TargetKey& its) { return its.name == name; });
+    if (key == format->keys.end()) {
+      return Fail(Errc::kUsage, "--" + name + " means nothing without --format=" +
+                                    std::string(one->dialect->name));
+    }
+    if (spec.Find(name) != nullptr) {
+      std::string both = "--" + name;
+      both.append(" and --target ").append(name).append("= exclude each other");
+      return Fail(Errc::kUsage, std::move(both));
+    }
+    SW_TRY(key->check(name, one->value));
+    spec.settings.emplace_back(name, one->value);
+  }
+  return spec;
 }
 
 ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output) {
@@ -113,7 +170,7 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
     return {};
   }
   context.out() << checkpoint.origin << " checkpoint " << checkpoint.tag << ": "
-                << ucp::Explain(checkpoint.topology) << ", " << checkpoint.map.files.size()
+                << ucp::Explain(checkpoint.layout) << ", " << checkpoint.map.files.size()
                 << " files\n\n";
   using Column = cli::Table::Column;
   cli::Table table({Column{"NAME", cli::Table::Align::kLeft, true}, Column{"SHAPE"}, Column{"KIND"},
@@ -128,32 +185,8 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
   return {};
 }
 
-nlohmann::json ConversionJson(const ucp::ConvertReport& report) {
-  nlohmann::json result = {{"dry_run", report.dry_run},
-                           {"found_done", report.found_done},
-                           {"verbatim", report.verbatim},
-                           {"linked", report.linked},
-                           {"neighbours", NeighboursJson(report.neighbours)},
-                           {"plan", TotalsJson(report)},
-                           {"source", ucp::ToJson(report.source)},
-                           {"target", ucp::ToJson(report.target)}};
-  if (!report.dry_run && !report.found_done) {
-    result["run"] = {{"payload_bytes_read", report.run.bytes_read},
-                     {"bytes_written", report.run.bytes_written},
-                     {"files_read", report.run.files_read},
-                     {"files_written", report.run.files_written},
-                     {"files_cloned", report.run.files_cloned},
-                     {"files_linked", report.run.files_linked},
-                     {"units", report.run.units},
-                     {"units_resumed", report.run.units_resumed},
-                     {"members_verified", report.run.members_verified},
-                     {"members_without_sum", report.run.members_without_sum}};
-  }
-  return result;
-}
-
 void ShowConversion(cli::Context& context, const ucp::ConvertReport& report) {
-  context.SetResult(ConversionJson(report));
+  context.SetResult(ucp::ConversionJson(report));
   if (!report.dry_run) return;
   const plan::Totals& totals = report.totals;
   context.out() << "source   " << ucp::Explain(report.source) << "\n"

@@ -1,15 +1,19 @@
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "cli/app.h"
+#include "dialect/dialects.h"
 #include "ucp/convert.h"
 #include "ucp/input.h"
 
 namespace shardwright::apps {
+
+/// --patterns.
+void AddPatterns(cli::App& app, std::vector<std::string>* files);
 
 /// The source flags that all ucp commands share: positional INPUT, --also, --patterns,
 /// --node-local.
@@ -27,8 +31,34 @@ struct SourceFlags {
   ucp::InputOptions Options() const;
 };
 
-/// --loader of the commands that write atoms.
-void AddLoader(cli::App& app, dialect::Loader* loader);
+/// What a command writes: --format, --target with the format's keys, and the keys that are flags of
+/// their own.
+struct FormatFlags {
+  const dialect::Dialect* format = &dialect::Dialects().front();
+  std::string target;
+  bool fixed = false;     ///< the command writes one format, and has no --format
+  bool or_none = false;   ///< --format none writes nothing: `format` is null
+  std::string none_help;  ///< what that means, for --help
+
+  /// \param what  of keys that are not named, for --help
+  void AddTo(cli::App& app, const std::string& what);
+  void AddKeyFlags(cli::App& app);
+  /// What is asked for, once the flags are parsed. \error kUsage
+  Result<dialect::TargetSpec> Spec(const cli::App& app) const;
+  /// The first flag of a key that is given, "--loader"; empty without one.
+  std::string GivenKeyFlag(const cli::App& app) const;
+
+ private:
+  /// A key of one format as a flag.
+  struct KeyFlag {
+    const dialect::Dialect* dialect = nullptr;
+    const dialect::TargetKey* key = nullptr;
+    std::string value;
+  };
+  const KeyFlag* FindFlag(std::string_view name) const;
+
+  std::vector<std::unique_ptr<KeyFlag>> key_flags_;  // the parser keeps their addresses
+};
 
 /// The shared flags of a command that writes `output`.
 ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output);
@@ -36,9 +66,6 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
 /// Answers --list or --explain.
 /// Collective.
 Status Describe(cli::Context& context, const SourceFlags& source);
-
-/// What a conversion did, for programs.
-nlohmann::json ConversionJson(const ucp::ConvertReport& report);
 
 /// Shows what was done, or with --dry-run what would be done.
 void ShowConversion(cli::Context& context, const ucp::ConvertReport& report);

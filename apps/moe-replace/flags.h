@@ -1,82 +1,62 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "cli/app.h"
-#include "moe/judge.h"
-#include "moe/load_trace.h"
-#include "moe/plan_text.h"
-#include "moe/replay.h"
-#include "moe/types.h"
+#include "moe/planning/planning.h"
 
 namespace shardwright::apps {
 
-/// What the command is asked to do.
-enum class Task : std::uint8_t { kPlan, kCompare, kEvents, kEvaluate };
-
-/// The flags of moe-replace.
+/// The flags of moe-replace and its subcommands; each adds those that it knows.
 struct MoeFlags {
-  std::string loads;
-  std::string cluster;
-  std::uint64_t nodes = 0;
-  std::uint64_t gpus = 0;
-  std::uint64_t slots = kNoSlots;
-  std::uint64_t expert_bytes = 0;
-  std::string strategy = "best";
-  std::string output;
-  moe::PlanFormat format = moe::PlanFormat::kPlan;
-  std::string old_plan;
-  std::uint64_t faults = 0;
-  std::uint64_t at = kNoIteration;
-  std::uint64_t window = 1;
-  std::string layers;
-  std::uint64_t measured_at = kNoIteration;
-  bool compare = false;
-  std::string events;
-  double iteration_seconds = 0;
-  std::uint64_t rebalance_every = 0;
-  std::string evaluate;
+  moe::PlanRequest request;
   std::string report;
   double node_failure = 0;
-  std::uint64_t failures = 16;
-  bool forward = false;
-  moe::Options options;
 
-  static constexpr std::uint64_t kNoSlots = UINT64_MAX;
-  static constexpr std::uint64_t kNoIteration = UINT64_MAX;
+  /// The cluster and what is read of the loads.
+  /// \param at  also the iteration that is planned for, and that of measuring
+  void AddInputTo(cli::App& app, bool at);
+  /// What strategies are asked for. \param moves  also --old and --forward
+  void AddStrategyOptionsTo(cli::App& app, bool moves);
+  /// --faults and --unit.
+  void AddFaultsTo(cli::App& app);
+  /// How a plan is looked at.
+  void AddReportTo(cli::App& app);
 
-  /// Declares the flags, and the rules between them.
-  void AddTo(cli::App& app);
-
-  Task task() const;
-  /// Whether the cluster is told by numbers: its nodes are places without names of their own.
-  bool short_cluster() const { return cluster.empty(); }
-  /// What to read of the loads.
-  Result<moe::LoadWindow> Window() const;
-  /// The cluster that the flags tell. \pre gives_cluster()
-  Result<moe::Cluster> ReadCluster(std::uint32_t layer_count) const;
-  /// False for --evaluate of a plan that tells its own.
-  bool gives_cluster() const { return !cluster.empty() || nodes != 0; }
-  moe::JudgeOptions Judging(std::uint64_t seed) const;
+  /// Completes `request`; rules of the flags above that join several.
+  /// \param cluster_needed  false where a plan may tell its own
+  /// \error kUsage
+  Status CheckRules(const cli::App& app, bool cluster_needed);
+  /// Refuses flags that the strategy does not know.
+  /// \param replayed  also those whose effect on a single plan is checked afterwards
+  /// \param writes_eplb  the format of the plan knows --groups
+  /// \error kUsage
+  Status CheckKnown(const cli::App& app, const std::string& strategy, bool replayed,
+                    bool writes_eplb) const;
 
  private:
-  void AddClusterFlags(cli::App& app);
-  void AddLoadFlags(cli::App& app);
-  void AddPlanFlags(cli::App& app);
-  void AddTaskFlags(cli::App& app);
-  Status Check(const cli::App& app);
-  Status CheckTask(const cli::App& app) const;
-  Status CheckStrategy(const cli::App& app) const;
+  Status CheckCluster(const cli::App& app, bool needed) const;
 
+  std::optional<std::uint64_t> slots_;
+  std::string layers_;
   std::string objective_;
   // Numbers that the library keeps in smaller types.
   std::uint64_t groups_ = 1;
   std::uint64_t effort_ = 4;
-  std::uint64_t overlap_ = kNoIteration;
-  std::uint64_t spare_ = kNoIteration;
+  std::optional<std::uint64_t> overlap_;
+  std::optional<std::uint64_t> spare_;
 };
+
+/// --strategy.
+void AddStrategy(cli::App& app, std::string* strategy);
+
+// The subcommands: each takes all arguments and returns the exit code.
+int CompareMain(int argc, const char* const* argv);
+int ReplayMain(int argc, const char* const* argv);
+int EvaluateMain(int argc, const char* const* argv);
 
 }  // namespace shardwright::apps

@@ -1,36 +1,118 @@
-#include "cli/app.h"
-#include "moe-replace/flags.h"
-#include "moe-replace/tasks.h"
+#include <string>
+#include <vector>
 
+#include "common/outputs.h"
+#include "moe-replace/flags.h"
+#include "moe-replace/show.h"
+
+namespace apps = shardwright::apps;
+namespace moe = shardwright::moe;
+using shardwright::Errc;
+using shardwright::Fail;
 using shardwright::Status;
-using shardwright::apps::Task;
 using shardwright::cli::Shared;
+using shardwright::cli::Subcommand;
+
+namespace {
+
+struct PlanFlags : apps::MoeFlags {
+  std::string strategy = "best";
+  std::string output;
+  moe::PlanFormat format = moe::PlanFormat::kPlan;
+};
+
+void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
+  app.AddInput(&flags.request.loads,
+               "token counts: JSONL, JSON, CSV, a dump of SGLang or vLLM, a folder", "LOADS");
+  flags.AddInputTo(app, true);
+  app.Group("The plan");
+  apps::AddStrategy(app, &flags.strategy);
+  flags.AddStrategyOptionsTo(app, true);
+  app.Group("Outputs");
+  app.Daily({"--output", "--format"});
+  app.AddText("-o,--output", &flags.output, "plan to write", "FILE");
+  app.AddEnum<moe::PlanFormat>("--format", &flags.format,
+                               {{"plan", moe::PlanFormat::kPlan},
+                                {"eplb", moe::PlanFormat::kEplb},
+                                {"sglang", moe::PlanFormat::kSglang},
+                                {"vllm", moe::PlanFormat::kVllm},
+                                {"tensorrt-llm", moe::PlanFormat::kTensorrt},
+                                {"vllm-ascend", moe::PlanFormat::kAscend}},
+                               "who reads the plan");
+  flags.AddReportTo(app);
+}
+
+Status CheckRules(const shardwright::cli::App& app, PlanFlags& flags) {
+  SW_TRY(flags.CheckRules(app, true));
+  if (flags.request.old_plan.empty() && app.Given("--map")) {
+    return Fail(Errc::kUsage, "--map needs --old");
+  }
+  const bool writes_eplb = flags.format == moe::PlanFormat::kEplb && !flags.output.empty();
+  SW_TRY(flags.CheckKnown(app, flags.strategy, false, writes_eplb));
+  if (!flags.output.empty()) return {};
+  if (app.Given("--format")) return Fail(Errc::kUsage, "--format needs --output");
+  if (!flags.report.empty() || !app.Given("--force")) return {};
+  return Fail(Errc::kUsage, "--force needs --output or --report");
+}
+
+Status Plan(shardwright::cli::Context& context, PlanFlags flags) {
+  moe::PlanRequest& request = flags.request;
+  request.options.seed = context.flags().seed;
+  request.threads = context.flags().threads;
+  SW_TRY(apps::CheckOutputs(context, {flags.output, flags.report}));
+  SW_TRY_ASSIGN(const moe::PlanInput input,
+                moe::ReadPlanInput(context.comm(), request, context.sink()));
+  SW_TRY_ASSIGN(const moe::Strategy* strategy, moe::FindStrategy(flags.strategy));
+  SW_TRY_ASSIGN(const moe::PlannedRow row,
+                moe::PlanWith(context.comm(), request, input, *strategy, context.sink()));
+  if (!row.reason.empty()) return Fail(Errc::kInfeasible, row.reason);
+  std::vector<moe::PlannedRow> others;
+  if (!flags.report.empty()) {
+    SW_TRY_ASSIGN(others, moe::PlanWithAll(context.comm(), request, input, context.sink()));
+  }
+  return context.comm().OnRoot([&]() -> Status {
+    SW_TRY(moe::CheckSurvives(*row.plan, request.faults, input.loads, input.cluster,
+                              request.options.failure_unit));
+    for (const std::string& warning : row.plan->result.warnings) context.sink().Warn(warning);
+    context.sink().Pass("write");
+    if (!flags.output.empty()) {
+      SW_TRY_ASSIGN(const std::string text,
+                    moe::PlanBytes(flags.format, request, input, *row.plan, context.sink()));
+      SW_TRY(apps::WriteText(context, flags.output, text));
+    }
+    if (!flags.report.empty()) {
+      const std::string page = moe::PlanPage(request, input, row, others);
+      SW_TRY(apps::WriteText(context, flags.report, page));
+    }
+    apps::ShowPlan(context, flags, input, row, flags.output);
+    return {};
+  });
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
+  const std::vector<Subcommand> subcommands = {
+      {"compare", "plan with every strategy and show them in one table", &apps::CompareMain},
+      {"replay", "play nodes that come and go over the run of the loads", &apps::ReplayMain},
+      {"evaluate", "measure a plan of any format", &apps::EvaluateMain}};
+  if (const Subcommand* one = shardwright::cli::FindSubcommand(subcommands, argc, argv)) {
+    return one->main(argc, argv);
+  }
   shardwright::cli::App app(
       "moe-replace", "Plan where expert replicas live, for balance and for surviving failures.",
       {{"loads.jsonl --cluster cluster.json --faults 1 -o plan.json",
         "Places the experts so that any one node may fail."},
        {"loads.jsonl --cluster cluster.json --old plan.json -o next.json --format sglang",
-        "Plans anew with few moves, for SGLang to read."},
-       {"loads.jsonl --cluster cluster.json --compare", "Shows every strategy in one table."},
-       {"loads.jsonl --nodes 32 --gpus 1 --slots 4 --events nodes.csv --strategy lazarus",
-        "Replays failures and arrivals over the run on 32 equal nodes."},
-       {"--evaluate theirs.json loads.jsonl", "Measures somebody else's plan."}});
-  shardwright::apps::MoeFlags flags;
+        "Plans anew with few moves, for SGLang to read."}});
+  PlanFlags flags;
+  app.AddSubcommands(subcommands);
+  app.Replaced("--compare", "moe-replace compare LOADS");
+  app.Replaced("--events", "moe-replace replay LOADS EVENTS");
+  app.Replaced("--evaluate", "moe-replace evaluate PLAN LOADS");
   app.Use({Shared::kForce, Shared::kThreads, Shared::kSeed});
-  flags.AddTo(app);
-  return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
-    switch (flags.task()) {
-      case Task::kPlan:
-        return shardwright::apps::RunPlan(context, flags);
-      case Task::kCompare:
-        return shardwright::apps::RunCompare(context, flags);
-      case Task::kEvents:
-        return shardwright::apps::RunEvents(context, flags);
-      case Task::kEvaluate:
-        break;
-    }
-    return shardwright::apps::RunEvaluate(context, flags);
-  });
+  AddTo(app, flags);
+  app.Check([&] { return CheckRules(app, flags); });
+  return app.Run(argc, argv,
+                 [&](shardwright::cli::Context& context) { return Plan(context, flags); });
 }

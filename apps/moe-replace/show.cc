@@ -1,16 +1,16 @@
 #include "moe-replace/show.h"
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/number.h"
-#include "cli/text.h"
-#include "moe-replace/show_json.h"
+#include "base/text.h"
+#include "cli/text/text.h"
+#include "moe/planning/planning_json.h"
+#include "moe/replay/trouble.h"
 
 namespace shardwright::apps {
 namespace {
@@ -20,10 +20,10 @@ using Column = cli::Table::Column;
 constexpr auto kLeft = cli::Table::Align::kLeft;
 constexpr auto kRight = cli::Table::Align::kRight;
 
-std::string Percent(double share) {
-  // What is short of certain is never shown as certain.
+/// In percent. What is short of certain is never shown as certain.
+std::string Share(double share) {
   if (share < 1 && share > 0.9995) return "<100 %";
-  return Fixed(100 * share, share < 1 && share >= 0.0005 ? 1 : 0) + " %";
+  return Percent(share, share < 1 && share >= 0.0005 ? 1 : 0);
 }
 
 std::string Millis(double seconds) {
@@ -35,21 +35,17 @@ std::string Duration(double seconds) {
   return seconds < 0.1 ? Millis(seconds) : cli::FormatSeconds(seconds);
 }
 
-std::string Plural(std::uint64_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 /// Bytes of moves, or nothing where the cluster does not say what an expert weighs.
 std::string MovedBytes(std::uint64_t bytes, const moe::Cluster& cluster) {
   return cluster.expert_bytes == 0 ? "-" : FormatBytes(bytes);
 }
 
-void Head(std::ostream& out, const MoeFlags& flags, const MoeInput& input) {
+void Head(std::ostream& out, const MoeFlags& flags, const moe::PlanInput& input) {
   const moe::Cluster& cluster = input.cluster;
   out << "loads     " << Plural(input.loads.layers, "layer") << " of "
       << Plural(input.loads.experts, "expert");
   if (input.loads.iteration) out << ", iteration " << *input.loads.iteration;
-  if (flags.window > 1) out << ", mean of " << flags.window;
+  if (flags.request.window.window > 1) out << ", mean of " << flags.request.window.window;
   if (input.later) out << "; balance measured at iteration " << *input.later->iteration;
   out << "\ncluster   " << Plural(cluster.live_nodes(), "node") << " with "
       << Plural(cluster.live_devices(), "gpu") << ", " << Plural(cluster.live_slots(), "slot")
@@ -61,11 +57,11 @@ void Head(std::ostream& out, const MoeFlags& flags, const MoeInput& input) {
 }
 
 std::string UnitName(const MoeFlags& flags) {
-  return flags.options.failure_unit == moe::FailureUnit::kRack ? "rack" : "node";
+  return flags.request.options.failure_unit == moe::FailureUnit::kRack ? "rack" : "node";
 }
 
 /// "any 1 node; 2: 93.3 %, 3: 80.0 %".
-std::string Survival(const moe::Recovery& recovery, const std::string& unit) {
+std::string Survival(const moe::RecoveryProbability& recovery, const std::string& unit) {
   if (recovery.certain < 0) return "nothing: experts are missing";
   std::string text = recovery.certain == 0
                          ? "no failure for certain"
@@ -74,12 +70,12 @@ std::string Survival(const moe::Recovery& recovery, const std::string& unit) {
   std::size_t shown = 0;
   for (std::size_t k = first; k < recovery.survived.size() && shown < 6; ++k, ++shown) {
     if (recovery.survived[k] == 0) break;
-    text += (shown == 0 ? "; " : ", ") + std::to_string(k) + ": " + Percent(recovery.survived[k]);
+    text += (shown == 0 ? "; " : ", ") + std::to_string(k) + ": " + Share(recovery.survived[k]);
   }
   return text;
 }
 
-std::string MethodText(const moe::Recovery& recovery) {
+std::string MethodText(const moe::RecoveryProbability& recovery) {
   if (!recovery.exact()) return "estimated by Monte Carlo";
   return "exact, " + std::string(moe::Name(recovery.method));
 }
@@ -120,7 +116,8 @@ void Volumes(std::ostream& out, const moe::JudgedPlan& plan) {
   out << "\n";
 }
 
-void Summary(std::ostream& out, const MoeFlags& flags, const MoeInput& input, const MoeRow& row) {
+void Summary(std::ostream& out, const MoeFlags& flags, const moe::PlanInput& input,
+             const moe::PlannedRow& row) {
   const moe::JudgedPlan& plan = *row.plan;
   const moe::ModelMetrics& balance = row.balance();
   out << "plan      ";
@@ -130,16 +127,15 @@ void Summary(std::ostream& out, const MoeFlags& flags, const MoeInput& input, co
   out << "\nbalance   " << Fixed(balance.imbalance_mean, 3) << " mean, "
       << Fixed(balance.imbalance_max, 3) << " worst layer (busiest gpu / mean); bound "
       << Fixed(balance.bound_mean, 3) << ", with any split " << Fixed(balance.lp_bound_mean, 3)
-      << "\nlinks     " << Percent(balance.inter_node_share) << " of the tokens leave their node, "
-      << Percent(balance.inter_node_share_least) << " if near replicas come first\n"
+      << "\nlinks     " << Share(balance.inter_node_share) << " of the tokens leave their node, "
+      << Share(balance.inter_node_share_least) << " if near replicas come first\n"
       << "survives  "
       << Indented(Survival(plan.model_recovery, UnitName(flags)) + " (" +
                   MethodText(plan.model_recovery) + ")")
       << "\n";
   if (flags.node_failure > 0) {
-    out << "          " << Percent(moe::SurvivalAt(plan.model_recovery, flags.node_failure))
-        << " when each " << UnitName(flags) << " fails with " << Percent(flags.node_failure)
-        << "\n";
+    out << "          " << Share(moe::SurvivalAt(plan.model_recovery, flags.node_failure))
+        << " when each " << UnitName(flags) << " fails with " << Share(flags.node_failure) << "\n";
   }
   if (!plan.volumes.empty()) Volumes(out, plan);
   if (!plan.migration) return;
@@ -156,28 +152,28 @@ void Summary(std::ostream& out, const MoeFlags& flags, const MoeInput& input, co
       << Indented(LostNames(migration, input.loads)) << "\n";
 }
 
-void LayerTable(cli::Context& context, const MoeInput& input, const MoeRow& row) {
+void LayerTable(cli::Context& context, const moe::PlanInput& input, const moe::PlannedRow& row) {
   cli::Table table({Column{"LAYER", kRight}, Column{"TOKENS", kRight}, Column{"BALANCE", kRight},
                     Column{"BOUND", kRight}, Column{"ANY SPLIT", kRight}, Column{"NODES", kRight},
                     Column{"LEAVE NODE", kRight}, Column{"REPLICAS", kRight},
                     Column{"SURVIVES", kRight}, Column{"THEN", kRight}});
   for (std::size_t l = 0; l < row.balance().layers.size(); ++l) {
     const moe::LayerMetrics& layer = row.balance().layers[l];
-    const moe::Recovery& recovery = row.plan->layer_recovery[l];
+    const moe::RecoveryProbability& recovery = row.plan->layer_recovery[l];
     const auto next = static_cast<std::size_t>(recovery.certain + 1);
     const double tokens = static_cast<double>(std::max<std::uint64_t>(layer.tokens, 1));
     table.AddRow({std::to_string(input.loads.layer_id[l]), std::to_string(layer.tokens),
                   Fixed(layer.imbalance, 3), Fixed(layer.bound, 3), Fixed(layer.lp_bound, 3),
-                  Fixed(layer.node_imbalance, 3), Percent(layer.inter_node_tokens_least / tokens),
+                  Fixed(layer.node_imbalance, 3), Share(layer.inter_node_tokens_least / tokens),
                   std::to_string(layer.replicas), std::to_string(recovery.certain),
-                  next < recovery.survived.size() ? Percent(recovery.survived[next]) : "-"});
+                  next < recovery.survived.size() ? Share(recovery.survived[next]) : "-"});
   }
   context.Print(table);
 }
 
 /// P(k) of the first failures that are not survived for certain by every row.
-std::string Chance(const moe::Recovery& recovery, std::size_t failures) {
-  return failures < recovery.survived.size() ? Percent(recovery.survived[failures]) : "-";
+std::string Chance(const moe::RecoveryProbability& recovery, std::size_t failures) {
+  return failures < recovery.survived.size() ? Share(recovery.survived[failures]) : "-";
 }
 
 /// What the columns of a table mean.
@@ -186,65 +182,11 @@ void Legend(cli::Context& context, const std::string& text) {
   for (const std::string& line : cli::Wrap(text, 98)) context.out() << line << "\n";
 }
 
-/// What happened to the strategies at one moment.
-struct Moment {
-  const moe::ReplayStep* step = nullptr;  ///< of the first one in trouble; all see the same nodes
-  std::vector<std::string> lost;
-  std::vector<std::string> stalled;
-};
-
-std::string Joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
-/// Names of strategies; of most of them, who is not among them.
-std::string Among(const std::vector<std::string>& names,
-                  const std::vector<moe::ReplayResult>& results) {
-  if (names.size() == results.size()) return "all";
-  if (names.size() * 2 < results.size()) return Joined(names);
-  std::vector<std::string> others;
-  for (const moe::ReplayResult& result : results) {
-    const bool named = std::find(names.begin(), names.end(), result.strategy) != names.end();
-    if (!named) others.push_back(result.strategy);
-  }
-  return "all but " + Joined(others);
-}
-
-std::string TroubleText(const Moment& moment, const std::vector<moe::ReplayResult>& results) {
-  if (results.size() == 1) {
-    const bool lost = moment.step->experts_lost > 0;
-    std::string text = lost ? Plural(moment.step->experts_lost, "expert") + " lost" : "";
-    if (moment.stalled.empty()) return text + ", restored from a checkpoint";
-    return text + (lost ? "; no plan: " : "no plan: ") + moment.step->reason;
-  }
-  std::string text;
-  if (!moment.lost.empty()) text = "lost: " + Among(moment.lost, results);
-  if (moment.stalled.empty()) return text;
-  return text + (text.empty() ? "no plan: " : "; no plan: ") + Among(moment.stalled, results);
-}
-
-std::map<std::uint64_t, Moment> TroubleOf(const std::vector<moe::ReplayResult>& results) {
-  std::map<std::uint64_t, Moment> moments;
-  for (const moe::ReplayResult& result : results) {
-    for (const moe::ReplayStep& step : result.steps) {
-      const bool stalled = step.state == moe::ReplayStep::State::kStalled;
-      if (!stalled && step.experts_lost == 0) continue;
-      Moment& moment = moments[step.time_ms];
-      if (moment.step == nullptr) moment.step = &step;
-      if (step.experts_lost > 0) moment.lost.push_back(result.strategy);
-      if (stalled) moment.stalled.push_back(result.strategy);
-    }
-  }
-  return moments;
-}
-
 /// Moments at which a strategy lost state or had no plan; the first ones, in one table.
 void TroubleTable(cli::Context& context, const std::vector<moe::ReplayResult>& results) {
   constexpr std::size_t kShown = 20;
   constexpr std::size_t kTextColumns = 62;
-  const std::map<std::uint64_t, Moment> moments = TroubleOf(results);
+  const auto moments = moe::TroubleOf(results);
   if (moments.empty()) {
     context.out() << "\nNothing was lost, and a plan existed at every moment.\n";
     return;
@@ -254,7 +196,7 @@ void TroubleTable(cli::Context& context, const std::vector<moe::ReplayResult>& r
   std::size_t shown = 0;
   for (const auto& [time, moment] : moments) {
     if (++shown > kShown) break;
-    const auto lines = cli::Wrap(TroubleText(moment, results), kTextColumns);
+    const auto lines = cli::Wrap(moe::TroubleText(moment, results), kTextColumns);
     table.AddRow({cli::FormatSeconds(static_cast<double>(time) / 1e3),
                   std::to_string(moment.step->iteration), std::to_string(moment.step->nodes_live),
                   std::to_string(moment.step->nodes_removed), lines.front()});
@@ -269,24 +211,24 @@ void TroubleTable(cli::Context& context, const std::vector<moe::ReplayResult>& r
 
 }  // namespace
 
-void ShowPlan(cli::Context& context, const MoeFlags& flags, const MoeInput& input,
-              const MoeRow& row) {
+void ShowPlan(cli::Context& context, const MoeFlags& flags, const moe::PlanInput& input,
+              const moe::PlannedRow& row, const std::string& output) {
   Head(context.out(), flags, input);
   Summary(context.out(), flags, input, row);
-  if (!flags.output.empty()) context.out() << "written   " << cli::Printable(flags.output) << "\n";
+  if (!output.empty()) context.out() << "written   " << cli::Printable(output) << "\n";
   if (!flags.report.empty()) context.out() << "report    " << cli::Printable(flags.report) << "\n";
   context.out() << "\n";
   LayerTable(context, input, row);
-  Json result = InputJson(input);
-  result["plan"] = RowJson(flags, input, row);
+  Json result = moe::InputJson(input);
+  result["plan"] = moe::RowJson(input, row, flags.node_failure);
   context.SetResult(std::move(result));
 }
 
-void ShowComparison(cli::Context& context, const MoeFlags& flags, const MoeInput& input,
-                    const std::vector<MoeRow>& rows) {
+void ShowComparison(cli::Context& context, const MoeFlags& flags, const moe::PlanInput& input,
+                    const std::vector<moe::PlannedRow>& rows) {
   Head(context.out(), flags, input);
   std::int64_t certain = -1;
-  for (const MoeRow& row : rows) {
+  for (const moe::PlannedRow& row : rows) {
     if (row.plan) certain = std::max(certain, row.plan->model_recovery.certain);
   }
   const auto failures = static_cast<std::size_t>(std::max<std::int64_t>(certain, 0)) + 1;
@@ -297,7 +239,7 @@ void ShowComparison(cli::Context& context, const MoeFlags& flags, const MoeInput
                     Column{"BOUND", kRight}, Column{"SPLIT", kRight}, Column{"LEAVE", kRight},
                     Column{"FAULTS", kRight}, Column{chance, kRight}, Column{"MOVES", kRight},
                     Column{"BYTES", kRight}, Column{"ROUNDS", kRight}, Column{"TIME", kRight}});
-  for (const MoeRow& row : rows) {
+  for (const moe::PlannedRow& row : rows) {
     if (!row.plan) {
       std::vector<std::string> cells(12, "-");
       cells[0] = row.strategy;
@@ -306,14 +248,14 @@ void ShowComparison(cli::Context& context, const MoeFlags& flags, const MoeInput
       continue;
     }
     const moe::ModelMetrics& balance = row.balance();
-    const moe::Recovery& recovery = row.plan->model_recovery;
+    const moe::RecoveryProbability& recovery = row.plan->model_recovery;
     const auto& migration = row.plan->migration;
-    const bool kept = recovery.certain >= static_cast<std::int64_t>(flags.faults);
+    const bool kept = recovery.certain >= static_cast<std::int64_t>(flags.request.faults);
     table.AddRow({row.strategy, Fixed(balance.imbalance_mean, 3), Fixed(balance.imbalance_max, 3),
                   Fixed(balance.bound_mean, 3), Fixed(balance.lp_bound_mean, 3),
-                  Percent(balance.inter_node_share_least),
+                  Share(balance.inter_node_share_least),
                   std::to_string(recovery.certain) + (kept ? "" : " !"),
-                  by_chance ? Percent(moe::SurvivalAt(recovery, flags.node_failure))
+                  by_chance ? Share(moe::SurvivalAt(recovery, flags.node_failure))
                             : Chance(recovery, failures),
                   migration ? std::to_string(migration->transfers.size()) : "-",
                   migration ? MovedBytes(migration->bytes, input.cluster) : "-",
@@ -326,26 +268,27 @@ void ShowComparison(cli::Context& context, const MoeFlags& flags, const MoeInput
       "slots. SPLIT: least possible with these replicas. LEAVE: tokens that leave their node if "
       "near replicas come first. FAULTS: any so many " +
       unit + " failures are survived. " + chance + ": chance to survive ";
-  legend += by_chance ? "when each " + unit + " fails with " + Percent(flags.node_failure)
-                      : std::to_string(failures) + (failures == 1 ? " failure" : " failures");
-  if (flags.faults > 0) legend += "; !: fewer failures than asked are survived";
+  legend += by_chance ? "when each " + unit + " fails with " + Share(flags.node_failure)
+                      : Plural(failures, "failure");
+  if (flags.request.faults > 0) legend += "; !: fewer failures than asked are survived";
   legend += ". MOVES: replicas copied from the old plan. TIME: of planning.";
   Legend(context, legend);
   Json strategies = Json::array();
-  for (const MoeRow& row : rows) {
-    strategies.push_back(RowJson(flags, input, row));
+  for (const moe::PlannedRow& row : rows) {
+    strategies.push_back(moe::RowJson(input, row, flags.node_failure));
     if (!row.reason.empty()) {
       context.out() << row.strategy << ": no plan: " << cli::Printable(row.reason) << "\n";
     }
   }
-  Json result = InputJson(input);
+  Json result = moe::InputJson(input);
   result["strategies"] = std::move(strategies);
   context.SetResult(std::move(result));
 }
 
-void ShowReplays(cli::Context& context, const MoeFlags& flags, const moe::Cluster& cluster,
-                 const std::vector<moe::ReplayResult>& results) {
+void ShowReplays(cli::Context& context, const std::string& events, const moe::Replays& replays) {
   if (context.comm().rank() != 0) return;
+  const std::vector<moe::ReplayResult>& results = replays.results;
+  const moe::Cluster& cluster = replays.cluster;
   cli::Table table({Column{"STRATEGY"}, Column{"FAILURES", kRight}, Column{"SURVIVED", kRight},
                     Column{"STALLED", kRight}, Column{"PLANS", kRight}, Column{"MOVES", kRight},
                     Column{"BYTES", kRight}, Column{"RESTORED", kRight}, Column{"BALANCE", kRight},
@@ -357,9 +300,9 @@ void ShowReplays(cli::Context& context, const MoeFlags& flags, const moe::Cluste
                   std::to_string(result.plans), std::to_string(result.transfers),
                   MovedBytes(result.bytes, cluster), MovedBytes(result.restored_bytes, cluster),
                   Fixed(result.imbalance_mean, 3), Millis(result.plan_seconds_mean)});
-    strategies.push_back(ReplayJson(result));
+    strategies.push_back(moe::ReplayJson(result));
   }
-  context.out() << "events    " << cli::Printable(flags.events);
+  context.out() << "events    " << cli::Printable(events);
   if (!results.empty()) {
     context.out() << ", " << Plural(results.front().steps.size(), "moment") << " over "
                   << cli::FormatSeconds(static_cast<double>(results.front().time_ms) / 1e3);

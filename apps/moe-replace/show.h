@@ -1,11 +1,11 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "cli/app.h"
 #include "moe-replace/flags.h"
-#include "moe-replace/tasks.h"
-#include "moe/replay.h"
+#include "moe/planning/planning.h"
 
 namespace shardwright::apps {
 
@@ -13,15 +13,16 @@ namespace shardwright::apps {
 // elsewhere nothing is shown.
 
 /// One plan: what it is good for, and a line per layer.
-void ShowPlan(cli::Context& context, const MoeFlags& flags, const MoeInput& input,
-              const MoeRow& row);
+/// \param output  file that it was written to; empty: none
+void ShowPlan(cli::Context& context, const MoeFlags& flags, const moe::PlanInput& input,
+              const moe::PlannedRow& row, const std::string& output);
 
 /// All strategies in one table.
-void ShowComparison(cli::Context& context, const MoeFlags& flags, const MoeInput& input,
-                    const std::vector<MoeRow>& rows);
+void ShowComparison(cli::Context& context, const MoeFlags& flags, const moe::PlanInput& input,
+                    const std::vector<moe::PlannedRow>& rows);
 
 /// Replays, one line per strategy and one per moment at which something was lost.
-void ShowReplays(cli::Context& context, const MoeFlags& flags, const moe::Cluster& cluster,
-                 const std::vector<moe::ReplayResult>& results);
+/// \param events  file that was played
+void ShowReplays(cli::Context& context, const std::string& events, const moe::Replays& replays);
 
 }  // namespace shardwright::apps

@@ -2,13 +2,11 @@
 
 #include "cli/flags.h"
 #include "common/pec.h"
-#include "dialect/target_spec.h"
+#include "common/ucp.h"
 #include "os/socket.h"
 
 namespace shardwright::apps {
 namespace {
-
-using pec::RestoreFormat;
 
 /// The values of --lost-nodes.
 Status ParseLost(const std::vector<std::string>& words, pec::RestoreOptions* options) {
@@ -33,17 +31,10 @@ Status ParseLost(const std::vector<std::string>& words, pec::RestoreOptions* opt
 
 void RestoreFlags::AddTo(cli::App& app) {
   app.AddInputOutput(&options.store, &output, "store to restore", "folder to make");
-  app.AddCount("--at", &at, 0, std::uint64_t{1} << 53, "no iteration above this");
-  app.AddText("--target", &target,
-              "layout to write, as key=value,... of dp tp pp ep zero dtype sub_group round_robin "
-              "stages; what is not named stays as it was saved",
-              "SPEC");
-  app.AddEnum<RestoreFormat>("--format", &options.format,
-                             {{"deepspeed", RestoreFormat::kDeepSpeed},
-                              {"universal", RestoreFormat::kUniversal},
-                              {"none", RestoreFormat::kNone}},
-                             "files to write: native ones of the layout, atoms, or none: the store "
-                             "only notes what training goes on from");
+  app.AddCount("--at", &options.at, 0, std::uint64_t{1} << 53, "no iteration above this");
+  format.or_none = true;
+  format.none_help = "; none: the store only notes what training goes on from";
+  format.AddTo(app, "what is not named stays as it was saved");
   app.AddFlag("--require-complete", &options.require_complete,
               "refuse modules older than the iteration restored; exit 5");
   app.AddFlag("--allow-older", &options.allow_older,
@@ -71,13 +62,12 @@ void RestoreFlags::AddTo(cli::App& app) {
       "commas, or \"unreachable\": all that do not answer, which else are an error; copies "
       "that others keep of them are used",
       "N,...");
-  app.AddList("--patterns", &options.pattern_files,
-              "file of rules that say how tensor parallelism cuts parameters", "FILE");
+  AddPatterns(app, &options.pattern_files);
 }
 
 Status RestoreFlags::CheckRules(cli::App& app) {
-  SW_TRY_ASSIGN(options.target, dialect::ParseTargetSpec(target));
-  if (at != kUnset) options.at = at;
+  SW_TRY_ASSIGN(options.target, format.Spec(app));
+  options.format = format.format;
   options.agents = Words(agents);
   for (const std::string& agent : options.agents) SW_TRY(os::ParseAddress(agent));
   SW_TRY(ParseLost(Words(lost), &options));
@@ -90,7 +80,7 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   if (options.begin && options.read_only) {
     return Fail(Errc::kUsage, "--begin and --read-only exclude each other");
   }
-  if (options.format != pec::RestoreFormat::kNone) return {};
+  if (options.format != nullptr) return {};
   // Nothing is written there.
   app.MayLack(&output);
   for (const char* flag : {"--target", "--force", "--resume", "--verify"}) {

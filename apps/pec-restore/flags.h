@@ -1,24 +1,20 @@
 #pragma once
 
-#include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "cli/app.h"
-#include "pec/restore.h"
+#include "common/ucp.h"
+#include "pec/restore/restore.h"
 
 namespace shardwright::apps {
 
 /// The flags of pec-restore.
 struct RestoreFlags {
-  static constexpr std::uint64_t kUnset = std::numeric_limits<std::uint64_t>::max();
-
   pec::RestoreOptions options;  ///< without how to write
   std::string output;
-  std::string target;
-  std::uint64_t at = kUnset;
+  FormatFlags format;
   std::vector<std::string> agents;
   std::vector<std::string> lost;
 

@@ -1,7 +1,7 @@
 #include "common/pec.h"
 #include "common/ucp.h"
 #include "pec-restore/flags.h"
-#include "pec/restore.h"
+#include "pec/restore/restore.h"
 
 namespace apps = shardwright::apps;
 namespace pec = shardwright::pec;
@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   apps::RestoreFlags flags;
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory});
+  app.Daily({"--at", "--target", "--format", "--agents", "--allow-older", "--memory"});
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {

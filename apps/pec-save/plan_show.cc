@@ -1,3 +1,5 @@
+#include "pec-save/plan_show.h"
+
 #include <algorithm>
 #include <numeric>
 #include <ostream>
@@ -5,10 +7,9 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/number.h"
-#include "cli/text.h"
+#include "base/text.h"
+#include "cli/text/text.h"
 #include "common/pec.h"
-#include "pec-save/plan.h"
 
 namespace shardwright::apps {
 namespace {
@@ -18,12 +19,13 @@ constexpr auto kRight = cli::Table::Align::kRight;
 /// Longer tables show their largest rows; the report has all.
 constexpr std::size_t kRows = 64;
 
-std::string Percent(double fraction) { return Fixed(100 * fraction, 1); }
+/// For columns headed "%".
+std::string InPercent(double fraction) { return Fixed(100 * fraction, 1); }
 
 std::string Seconds(double value) { return Fixed(value, 3) + " s"; }
 
 std::string Of(std::uint64_t part, std::uint64_t all) {
-  return all == 0 ? "-" : Percent(static_cast<double>(part) / static_cast<double>(all));
+  return all == 0 ? "-" : InPercent(static_cast<double>(part) / static_cast<double>(all));
 }
 
 std::uint64_t OptimizerOf(const pec::ComponentBytes& bytes) { return bytes.master + bytes.moments; }
@@ -45,7 +47,7 @@ void NoteRows(std::ostream& out, std::size_t count, const char* what) {
   out << "the " << kRows << " largest of " << count << " " << what << "; --json has all\n";
 }
 
-void ShowSize(cli::Context& context, const PlanAnswer& answer) {
+void ShowSize(cli::Context& context, const pec::PlanAnswer& answer) {
   cli::Table table({Column{"BYTES"}, Column{"WEIGHTS", kRight}, Column{"%", kRight},
                     Column{"OPTIMIZER", kRight}, Column{"%", kRight}, Column{"ALL", kRight},
                     Column{"%", kRight}});
@@ -62,13 +64,13 @@ void ShowSize(cli::Context& context, const PlanAnswer& answer) {
   add("experts", answer.full.expert.weights, OptimizerOf(answer.full.expert));
   add("other modules", answer.full.nonexpert.weights, OptimizerOf(answer.full.nonexpert));
   add_size("full checkpoint", answer.full);
-  const pec::ComingCheckpoint& first = answer.checkpoints.front();
+  const pec::PlannedCheckpoint& first = answer.checkpoints.front();
   if (first.persist) add_size("snapshot", first.snapshot.size);
   add_size(first.persist ? "persist" : "partial checkpoint", first.stored().size);
   context.Print(table);
 }
 
-void ShowBudget(cli::Context& context, const BudgetAnswer& budget) {
+void ShowBudget(cli::Context& context, const pec::BudgetAnswer& budget) {
   std::ostream& out = context.out();
   out << "\nbudget    " << budget.layers.total
       << " experts; tokens at risk after it: " << budget.layers.at_risk_tokens << " by layers, "
@@ -79,23 +81,23 @@ void ShowBudget(cli::Context& context, const BudgetAnswer& budget) {
   }
 }
 
-void ShowSelection(cli::Context& context, const PlanAnswer& answer) {
+void ShowSelection(cli::Context& context, const pec::PlanAnswer& answer) {
   cli::Table table({Column{"CHECKPOINT", kRight}, Column{"LAYER", kRight}, Column{"EXPERTS"},
                     Column{"PERSISTED"}, Column{"AT RISK %", kRight}});
   for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
-    const pec::ComingCheckpoint& one = answer.checkpoints[t];
+    const pec::PlannedCheckpoint& one = answer.checkpoints[t];
     for (std::size_t m = 0; m < answer.job.layer_id.size(); ++m) {
       const bool first = m == 0;
       table.AddRow({first ? std::to_string(t) : "", std::to_string(answer.job.layer_id[m]),
                     Ranges(one.snapshot.selection[m]), Ranges(one.stored().selection[m]),
-                    first && one.risk ? Percent(one.risk->fraction()) : ""});
+                    first && one.risk ? InPercent(one.risk->fraction()) : ""});
     }
   }
   context.out() << "\n";
   context.Print(table);
 }
 
-void ShowRanks(cli::Context& context, const pec::ComingLevel& level, const char* name) {
+void ShowRanks(cli::Context& context, const pec::PlannedLevel& level, const char* name) {
   const pec::ShareComparison& shares = level.shares;
   const std::vector<std::uint64_t>& bytes = shares.adaptive.rank_bytes;
   cli::Table table({Column{"RANK", kRight}, Column{"EXPERTS", kRight}, Column{"ADAPTIVE", kRight},
@@ -111,11 +113,11 @@ void ShowRanks(cli::Context& context, const pec::ComingLevel& level, const char*
   NoteRows(out, bytes.size(), "ranks");
 }
 
-void ShowBottlenecks(cli::Context& context, const PlanAnswer& answer) {
+void ShowBottlenecks(cli::Context& context, const pec::PlanAnswer& answer) {
   cli::Table table({Column{"CHECKPOINT", kRight}, Column{"LEVEL"}, Column{"ADAPTIVE", kRight},
                     Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}, Column{"IDEAL", kRight},
                     Column{"BOUND", kRight}, Column{"LESS %", kRight}});
-  const auto add = [&](std::size_t t, const char* name, const pec::ComingLevel& level) {
+  const auto add = [&](std::size_t t, const char* name, const pec::PlannedLevel& level) {
     const pec::ShareComparison& s = level.shares;
     const double less = s.unshared_bottleneck == 0
                             ? 0
@@ -123,7 +125,7 @@ void ShowBottlenecks(cli::Context& context, const PlanAnswer& answer) {
                                       static_cast<double>(s.unshared_bottleneck);
     table.AddRow({std::to_string(t), name, FormatBytes(s.adaptive.bottleneck),
                   FormatBytes(s.equal.bottleneck), FormatBytes(s.unshared_bottleneck),
-                  FormatBytes(s.adaptive.ideal), FormatBytes(s.adaptive.bound), Percent(less)});
+                  FormatBytes(s.adaptive.ideal), FormatBytes(s.adaptive.bound), InPercent(less)});
   };
   for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
     add(t, "persist", answer.checkpoints[t].stored());
@@ -139,7 +141,7 @@ void ShowBottlenecks(cli::Context& context, const PlanAnswer& answer) {
   }
 }
 
-void ShowCopies(cli::Context& context, const CopiesAnswer& copies, std::uint64_t asked) {
+void ShowCopies(cli::Context& context, const pec::CopiesAnswer& copies, std::uint64_t asked) {
   std::ostream& out = context.out();
   out << "\ncopies    " << copies.plan.replicas << " of each worker";
   if (copies.plan.clamped) out << " (" << asked << " asked for, there are no more workers)";
@@ -169,11 +171,11 @@ void ShowCopies(cli::Context& context, const CopiesAnswer& copies, std::uint64_t
   NoteRows(out, copies.sends.size(), "workers");
 }
 
-void ShowGradients(cli::Context& context, const std::vector<GradientAnswer>& list) {
+void ShowGradients(cli::Context& context, const std::vector<pec::GradientAnswer>& list) {
   cli::Table table({Column{"ITERATION", kRight}, Column{"GRADIENTS", kRight},
                     Column{"STATES", kRight}, Column{"SENT", kRight}, Column{"STATE ONLY", kRight},
                     Column{"FACTOR", kRight}});
-  for (const GradientAnswer& one : list) {
+  for (const pec::GradientAnswer& one : list) {
     const std::uint64_t bytes = one.bytes();
     table.AddRow(
         {std::to_string(one.plan.iteration), std::to_string(pec::SizeOf(one.plan.gradients)),
@@ -191,7 +193,7 @@ void ShowFill(std::ostream& out, const std::string& name, const pec::BubblePlan&
       << " in the bubble, " << FormatBytes(plan.beside) << " beside computation\n";
 }
 
-void ShowBubbles(cli::Context& context, const BubblesAnswer& bubbles) {
+void ShowBubbles(cli::Context& context, const pec::BubblesAnswer& bubbles) {
   std::ostream& out = context.out();
   const pec::BubbleTimes& any = bubbles.stage.front();
   out << "\npipeline  an iteration takes " << Seconds(any.iteration_s) << ", each stage idles "
@@ -218,7 +220,7 @@ void ShowBubbles(cli::Context& context, const BubblesAnswer& bubbles) {
   NoteRows(out, bubbles.names.size(), "modules");
 }
 
-void ShowDynamicK(cli::Context& context, const DynamicKAnswer& dynamic) {
+void ShowDynamicK(cli::Context& context, const pec::DynamicKAnswer& dynamic) {
   std::ostream& out = context.out();
   out << "\ndynamic K, PLT up to " << Fixed(100 * dynamic.state.limit, 2) << " %, "
       << Fixed(100 * dynamic.state.share(), 4) << " % for each K\n";
@@ -240,27 +242,27 @@ void ShowDynamicK(cli::Context& context, const DynamicKAnswer& dynamic) {
 
 }  // namespace
 
-void ShowPlan(cli::Context& context, const PlanAnswer& answer, const SaveFlags& save) {
-  const PlanFlags& flags = save.planning.plan;
+void ShowPlan(cli::Context& context, const pec::PlanAnswer& answer) {
+  const pec::PlanRequest& request = answer.request;
   std::ostream& out = context.out();
   ShowSize(context, answer);
   if (answer.budget) ShowBudget(context, *answer.budget);
   ShowSelection(context, answer);
-  const pec::ComingCheckpoint& first = answer.checkpoints.front();
+  const pec::PlannedCheckpoint& first = answer.checkpoints.front();
   ShowRanks(context, first.stored(), first.persist ? "persist" : "both levels");
   if (first.persist) ShowRanks(context, first.snapshot, "snapshot");
   ShowBottlenecks(context, answer);
-  if (answer.copies) ShowCopies(context, *answer.copies, flags.copies);
+  if (answer.copies) ShowCopies(context, *answer.copies, *request.copies);
   if (!answer.gradients.empty()) ShowGradients(context, answer.gradients);
   if (answer.bubbles) ShowBubbles(context, *answer.bubbles);
-  if (answer.boost) {
-    out << "\nrecovery  " << flags.lost_tokens << " lost tokens, " << answer.boost->extra
-        << " more than the capacity in an iteration: " << answer.boost->iterations
+  if (answer.extra_capacity) {
+    out << "\nrecovery  " << request.lost_tokens << " lost tokens, " << answer.extra_capacity->extra
+        << " more than the capacity in an iteration: " << answer.extra_capacity->iterations
         << " iterations\n";
   }
   if (answer.wasted) {
     out << "\nfailure   wastes " << Seconds(answer.wasted->wasted_s) << ": checkpoint "
-        << Seconds(answer.wasted->checkpoint_s) << ", retrieval " << Seconds(flags.retrieval_s)
+        << Seconds(answer.wasted->checkpoint_s) << ", retrieval " << Seconds(*request.retrieval_s)
         << ", half an interval\n";
   }
   if (answer.dynamic_k) ShowDynamicK(context, *answer.dynamic_k);

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
                      "catalogue to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
+  app.Daily({"--pack", "--also", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
   app.AddOptionalValue(

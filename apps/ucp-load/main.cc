@@ -7,10 +7,10 @@
 #include "common/ucp.h"
 #include "ucp/check.h"
 #include "ucp/convert.h"
+#include "ucp/describe.h"
 
 using shardwright::Status;
 using shardwright::cli::Shared;
-using shardwright::ucp::Format;
 
 namespace {
 
@@ -27,11 +27,7 @@ Status CheckBoth(shardwright::cli::Context& context, const shardwright::apps::So
                                                context.flags().memory_bytes};
   SW_TRY_ASSIGN(const auto report,
                 shardwright::ucp::Check(context.comm(), *a, *b, options, context.sink()));
-  context.SetResult({{"tensors_equal", report.tensors_equal},
-                     {"tensors_different", report.tensors_different},
-                     {"bytes_compared", report.bytes_compared},
-                     {"difference_count", report.difference_count},
-                     {"differences", report.differences}});
+  context.SetResult(shardwright::ucp::CheckJson(report));
   for (const std::string& line : report.differences) context.out() << line << "\n";
   context.out() << report.tensors_equal << " tensors equal, " << report.difference_count
                 << " differences, " << shardwright::FormatBytes(report.bytes_compared)
@@ -51,47 +47,38 @@ int main(int argc, char** argv) {
        {"--check ckpt/ out/", "Compares two checkpoints of any layouts, tensor by tensor."}});
   shardwright::apps::SourceFlags source;
   std::string output;
-  std::string target;
-  Format format = Format::kDeepSpeed;
+  shardwright::apps::FormatFlags format;
   bool check = false;
   bool link = false;
   app.AddInputOutput(&source.input, &output, "checkpoint, catalogue or folder of atoms",
                      "folder to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
+  app.Daily({"--target", "--format", "--check", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
-  app.AddText("--target", &target,
-              "layout to write, as key=value,... of dp tp pp ep zero dtype sub_group round_robin "
-              "stages; what is not "
-              "named stays as in INPUT",
-              "SPEC");
-  app.AddEnum<Format>("--format", &format,
-                      {{"deepspeed", Format::kDeepSpeed}, {"universal", Format::kUniversal}},
-                      "files to write: native ones of the layout, or atoms");
+  format.AddTo(app, "what is not named stays as in INPUT");
   app.AddFlag(
       "--link", &link,
       "equal layouts only: hard links to the files of INPUT instead of clones or copies; the "
       "two checkpoints then share their bytes, and a trainer that saves over a file of one "
       "changes both");
-  auto loader = shardwright::dialect::Loader::kAuto;
-  shardwright::apps::AddLoader(app, &loader);
+  format.AddKeyFlags(app);
   app.AddFlag("--check", &check,
               "compare INPUT with OUTPUT instead of writing; exit 5 if they differ");
   shardwright::dialect::TargetSpec spec;
   app.Check([&]() -> Status {
-    SW_TRY_ASSIGN(spec, shardwright::dialect::ParseTargetSpec(target));
-    for (const char* flag : {"--target", "--format", "--loader", "--force", "--resume", "--dry-run",
-                             "--verify", "--neighbours", "--link"}) {
+    for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
+                             "--neighbours", "--link"}) {
       if (check && app.Given(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  std::string(flag) + " means nothing with --check");
       }
     }
-    if (app.Given("--loader") && format != Format::kUniversal) {
-      return shardwright::Fail(shardwright::Errc::kUsage,
-                               "--loader means nothing without --format=universal");
+    if (const std::string flag = format.GivenKeyFlag(app); check && !flag.empty()) {
+      return shardwright::Fail(shardwright::Errc::kUsage, flag + " means nothing with --check");
     }
+    SW_TRY_ASSIGN(spec, format.Spec(app));
     return {};
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
@@ -103,10 +90,9 @@ int main(int argc, char** argv) {
                   shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.link = link;
-    options.loader = loader;
     SW_TRY_ASSIGN(const auto report,
-                  shardwright::ucp::Convert(context.comm(), *input, spec, format, "ucp-load",
-                                            options, context.sink()));
+                  shardwright::ucp::Convert(context.comm(), *input, spec, *format.format,
+                                            "ucp-load", options, context.sink()));
     shardwright::apps::ShowConversion(context, report);
     return {};
   });

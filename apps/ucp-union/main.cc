@@ -21,10 +21,13 @@ int main(int argc, char** argv) {
                      "folder of atoms to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
+  app.Daily({"--input_folder", "--output_folder", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
-  auto loader = shardwright::dialect::Loader::kAuto;
-  shardwright::apps::AddLoader(app, &loader);
+  shardwright::apps::FormatFlags format;
+  format.format = shardwright::dialect::FindDialect("universal");
+  format.fixed = true;
+  format.AddKeyFlags(app);
   app.AddText("--input_folder", &source.input, "INPUT, as ds_to_universal names it: a tag folder",
               "DIR");
   app.AddText("--output_folder", &compatible.output,
@@ -39,7 +42,9 @@ int main(int argc, char** argv) {
               "accepted: a pattern that no parameter needs is never an error");
   app.AddFlag("--inject_missing_state", &compatible.inject_missing_state,
               "accepted: universal_checkpoint_info is not needed where nothing is cut");
+  shardwright::dialect::TargetSpec spec;
   app.Check([&]() -> Status {
+    SW_TRY_ASSIGN(spec, format.Spec(app));
     if (!compatible.output.empty()) {
       // As the converter that these flags are of, which leaves what lies beside where it is.
       if (source.neighbours && app.Given("--neighbours")) {
@@ -55,12 +60,10 @@ int main(int argc, char** argv) {
     SW_TRY_ASSIGN(const auto input,
                   shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
-    options.loader = loader;
     compatible.Adjust(&options);
-    SW_TRY_ASSIGN(
-        const auto report,
-        shardwright::ucp::Convert(context.comm(), *input, {}, shardwright::ucp::Format::kUniversal,
-                                  "ucp-union", options, context.sink()));
+    SW_TRY_ASSIGN(const auto report,
+                  shardwright::ucp::Convert(context.comm(), *input, spec, *format.format,
+                                            "ucp-union", options, context.sink()));
     shardwright::apps::ShowConversion(context, report);
     return {};
   });

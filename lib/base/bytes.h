@@ -9,8 +9,9 @@
 namespace shardwright {
 
 /// Parses a size: digits, then an optional unit. KiB MiB GiB TiB are powers of 1024; K KB M MB G GB
-/// T TB powers of 1000; B or nothing means bytes. \error kUsage if it is not a size or does not fit
-/// in 64 bits Local.
+/// T TB powers of 1000; B or nothing means bytes.
+/// \error kUsage if it is not a size or does not fit in 64 bits
+/// Local.
 Result<std::uint64_t> ParseBytes(std::string_view text);
 
 /// Human form with three significant digits and a binary unit: "4.36 GiB", "512 B".

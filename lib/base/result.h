@@ -1,3 +1,9 @@
+// lib/base: what every other module stands on.
+// Nothing throws across a function of lib/. What can fail returns a Result; an Error names the
+// place and both sides of what is wrong, and its code is the exit code of the command. Numbers out
+// of files pass checked.h and the caps in limits.h before memory is taken for them. text.h makes
+// the small texts of messages. The library never prints: warnings and progress go to a Sink.
+
 #pragma once
 
 #include <cstdint>

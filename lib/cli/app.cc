@@ -1,21 +1,17 @@
 #include "cli/app.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "cli/parser_internal.h"
 
 namespace shardwright::cli {
 namespace {
-
-std::string Joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : "|") + word;
-  return text;
-}
 
 std::string RealText(double value) {
   char text[40];
@@ -32,7 +28,26 @@ Result<double> ParseReal(const std::string& text, double first, double last) {
               "\"" + text + "\" is not a number from " + RealText(first) + " to " + RealText(last));
 }
 
+/// A flag whose text `parse` turns into *value.
+template <class T, class Parse>
+CLI::Option* AddParsed(CLI::App& cli, const std::string& flag, std::string_view what,
+                       const char* kind, T* value, const Parse& parse) {
+  const std::string name = LongName(flag);
+  CLI::Option* option = cli.add_option_function<std::string>(
+      flag, [=](const std::string& text) { *value = ValueOrThrow(parse(text), name); },
+      std::string(what));
+  return option->type_name(kind);
+}
+
 }  // namespace
+
+const Subcommand* FindSubcommand(const std::vector<Subcommand>& list, int argc,
+                                 const char* const* argv) {
+  if (argc < 2) return nullptr;
+  const auto found = std::find_if(list.begin(), list.end(),
+                                  [&](const Subcommand& one) { return one.name == argv[1]; });
+  return found == list.end() ? nullptr : &*found;
+}
 
 App::App(std::string name, std::string about, std::vector<Example> examples)
     : parser_(std::make_unique<Parser>(std::move(name), std::move(about), std::move(examples))) {}
@@ -46,11 +61,15 @@ void App::Use(std::initializer_list<Shared> flags) {
 }
 
 void App::AddInput(std::string* input, std::string_view what, const std::string& name) {
-  parser_->AddPositional(name, input, what, false);
+  parser_->AddPositional(name, input, what, PositionalKind::kNeeded);
+}
+
+void App::AddOptionalInput(std::string* input, std::string_view what, const std::string& name) {
+  parser_->AddPositional(name, input, what, PositionalKind::kOptional);
 }
 
 void App::AddOutput(std::string* output, std::string_view what) {
-  parser_->AddPositional("OUTPUT", output, what, true);
+  parser_->AddPositional("OUTPUT", output, what, PositionalKind::kWritten);
 }
 
 void App::AddInputOutput(std::string* input, std::string* output, std::string_view what_input,
@@ -60,6 +79,16 @@ void App::AddInputOutput(std::string* input, std::string* output, std::string_vi
 }
 
 void App::MayLack(const std::string* value) { parser_->MayLack(value); }
+
+void App::AddSubcommands(const std::vector<Subcommand>& list) { parser_->AddSubcommands(list); }
+
+void App::Replaced(const std::string& flag, std::string_view now) {
+  parser_->Replaced(flag, std::string(now));
+}
+
+void App::Daily(std::initializer_list<std::string_view> flags) {
+  for (const std::string_view flag : flags) parser_->Daily(std::string(flag));
+}
 
 void App::Group(const std::string& heading) { parser_->Group(heading); }
 
@@ -81,35 +110,42 @@ CLI::Option* App::AddList(const std::string& flag, std::vector<std::string>* val
   return option->allow_extra_args(false)->type_name(std::string(kind));
 }
 
+CLI::Option* App::AddCount(const std::string& flag, std::optional<std::uint64_t>* value,
+                           std::uint64_t first, std::uint64_t last, std::string_view what) {
+  return AddParsed(cli(), flag, what, "N", value, [first, last](const std::string& text) {
+    return ParseCount(text, first, last);
+  });
+}
+
 CLI::Option* App::AddCount(const std::string& flag, std::uint64_t* value, std::uint64_t first,
                            std::uint64_t last, std::string_view what) {
-  const std::string name = LongName(flag);
-  CLI::Option* option = cli().add_option_function<std::string>(
-      flag,
-      [=](const std::string& text) { *value = ValueOrThrow(ParseCount(text, first, last), name); },
-      std::string(what));
+  CLI::Option* option =
+      AddParsed(cli(), flag, what, "N", value,
+                [first, last](const std::string& text) { return ParseCount(text, first, last); });
   if (*value >= first && *value <= last) parser_->ShowDefault(option, std::to_string(*value));
-  return option->type_name("N");
+  return option;
+}
+
+CLI::Option* App::AddReal(const std::string& flag, std::optional<double>* value, double first,
+                          double last, std::string_view what) {
+  return AddParsed(cli(), flag, what, "X", value,
+                   [first, last](const std::string& text) { return ParseReal(text, first, last); });
 }
 
 CLI::Option* App::AddReal(const std::string& flag, double* value, double first, double last,
                           std::string_view what) {
-  const std::string name = LongName(flag);
-  CLI::Option* option = cli().add_option_function<std::string>(
-      flag,
-      [=](const std::string& text) { *value = ValueOrThrow(ParseReal(text, first, last), name); },
-      std::string(what));
+  CLI::Option* option =
+      AddParsed(cli(), flag, what, "X", value,
+                [first, last](const std::string& text) { return ParseReal(text, first, last); });
   if (*value >= first && *value <= last) parser_->ShowDefault(option, RealText(*value));
-  return option->type_name("X");
+  return option;
 }
 
 CLI::Option* App::AddSize(const std::string& flag, std::uint64_t* value, std::string_view what) {
-  const std::string name = LongName(flag);
-  CLI::Option* option = cli().add_option_function<std::string>(
-      flag, [=](const std::string& text) { *value = ValueOrThrow(ParseBytes(text), name); },
-      std::string(what));
+  CLI::Option* option = AddParsed(cli(), flag, what, "SIZE", value,
+                                  [](const std::string& text) { return ParseBytes(text); });
   parser_->ShowDefault(option, FormatBytes(*value));
-  return option->type_name("SIZE");
+  return option;
 }
 
 CLI::Option* App::AddChoice(const std::string& flag, std::string* value,
@@ -122,7 +158,7 @@ CLI::Option* App::AddChosen(const std::string& flag, const std::vector<std::stri
                             const std::string& start, std::string_view what,
                             const std::function<void(std::size_t)>& choose) {
   const std::string name = LongName(flag);
-  const std::string all = Joined(words);
+  const std::string all = Joined(words, "|");
   CLI::Option* option = cli().add_option_function<std::string>(
       flag,
       [=](const std::string& text) {
@@ -152,6 +188,13 @@ void App::Check(std::function<Status()> rule) { parser_->AddRule(std::move(rule)
 bool App::Given(const std::string& flag) const {
   const CLI::Option* option = parser_->cli().get_option_no_throw(flag);
   return option != nullptr && option->count() > 0;
+}
+
+Status App::Refuse(std::initializer_list<const char*> flags, const std::string& why) const {
+  for (const char* flag : flags) {
+    if (Given(flag)) return Fail(Errc::kUsage, std::string(flag) + " means nothing " + why);
+  }
+  return {};
 }
 
 }  // namespace shardwright::cli

@@ -1,3 +1,8 @@
+// lib/cli: what all commands share.
+// A command declares its flags with App and gives it a body. App parses, starts MPI, catches
+// signals, shows progress, and ends with the answer, the report, and an exit code that is the same
+// on all ranks. Its steps are in run.cc. Source: docs/commands.md.
+
 #pragma once
 
 #include <cstdint>
@@ -15,7 +20,7 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "cli/flags.h"
-#include "cli/table.h"
+#include "cli/text/table.h"
 #include "comm/comm.h"
 
 namespace CLI {  // NOLINT(readability-identifier-naming): theirs
@@ -27,11 +32,24 @@ namespace shardwright::cli {
 
 class Parser;
 
-/// One of the examples that start --help.
+/// One of the examples that start the help.
 struct Example {
   std::string arguments;  ///< what follows the command's name
   std::string purpose;    ///< one sentence
 };
+
+/// Another thing that a command does, called by its first argument: "pec-save check STORE". It has
+/// an App of its own, named "pec-save check". A file of that name is reached as ./check.
+struct Subcommand {
+  std::string name;
+  std::string about;                                 ///< one line for the command's own help
+  std::function<int(int, const char* const*)> main;  ///< takes all arguments, returns the exit code
+};
+
+/// The one that the first argument names, or null.
+/// Local.
+const Subcommand* FindSubcommand(const std::vector<Subcommand>& list, int argc,
+                                 const char* const* argv);
 
 /// What a command's body works with. Not thread-safe apart from sink().
 class Context {
@@ -46,7 +64,7 @@ class Context {
   const CommonFlags& flags() const { return flags_; }
 
   /// The answer for people: shown on stdout when the body is over, whatever its status, from rank 0
-  /// only and not with --json to stdout. Names out of files go through Printable (cli/text.h).
+  /// only and not with --json to stdout. Names out of files go through Printable (cli/text/text.h).
   std::ostream& out() { return *out_; }
 
   /// Adds a table to the answer, as wide as the terminal allows.
@@ -70,9 +88,9 @@ class App {
  public:
   using Body = std::function<Status(Context&)>;
 
-  /// \param name  the command, as typed
-  /// \param about  one sentence for --help
-  /// \param examples  at least two
+  /// \param name  the command, as typed, and the subcommand after a space
+  /// \param about  one sentence for the help
+  /// \param examples  at least one
   App(std::string name, std::string about, std::vector<Example> examples);
   App(const App&) = delete;
   App& operator=(const App&) = delete;
@@ -83,12 +101,23 @@ class App {
 
   /// The positional INPUT, or of another name.
   void AddInput(std::string* input, std::string_view what, const std::string& name = "INPUT");
+  /// A positional that may be absent.
+  void AddOptionalInput(std::string* input, std::string_view what, const std::string& name);
   /// The positional OUTPUT, needed unless --list or --explain is given, and refused with them.
   void AddOutput(std::string* output, std::string_view what);
   /// INPUT and OUTPUT.
   void AddInputOutput(std::string* input, std::string* output,
                       std::string_view what_input = "checkpoint to read",
                       std::string_view what_output = "folder to make");
+
+  /// Names the other things that the command does, for its help.
+  void AddSubcommands(const std::vector<Subcommand>& list);
+
+  /// Has a flag that the command does not know any more refused with what is typed now.
+  void Replaced(const std::string& flag, std::string_view now);
+
+  /// Names the flags that -h shows, besides those that write or describe; --help shows all.
+  void Daily(std::initializer_list<std::string_view> flags);
 
   /// Puts the flags added from now on under a heading of --help.
   void Group(const std::string& heading);
@@ -107,9 +136,15 @@ class App {
   /// A whole number in [first, last]. A *value outside stands for "not given" and is not shown.
   CLI::Option* AddCount(const std::string& flag, std::uint64_t* value, std::uint64_t first,
                         std::uint64_t last, std::string_view what);
+  /// The same; absent unless given.
+  CLI::Option* AddCount(const std::string& flag, std::optional<std::uint64_t>* value,
+                        std::uint64_t first, std::uint64_t last, std::string_view what);
   /// A finite number in [first, last]; outside as AddCount.
   CLI::Option* AddReal(const std::string& flag, double* value, double first, double last,
                        std::string_view what);
+  /// The same; absent unless given.
+  CLI::Option* AddReal(const std::string& flag, std::optional<double>* value, double first,
+                       double last, std::string_view what);
   /// A size as ParseBytes takes it.
   CLI::Option* AddSize(const std::string& flag, std::uint64_t* value, std::string_view what);
   /// One word of `words`.
@@ -143,6 +178,11 @@ class App {
 
   /// True once Run has parsed `flag` ("--name") among the arguments.
   bool Given(const std::string& flag) const;
+
+  /// Within a rule: refuses flags that do nothing here.
+  /// \param why  continues "--x means nothing "
+  /// \error kUsage  names the first that is given
+  Status Refuse(std::initializer_list<const char*> flags, const std::string& why) const;
 
   /// The parser underneath, for what the helpers above cannot say.
   CLI::App& cli();

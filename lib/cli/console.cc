@@ -13,7 +13,7 @@
 #include <ctime>
 #include <utility>
 
-#include "cli/text.h"
+#include "cli/text/text.h"
 
 namespace shardwright::cli {
 namespace {

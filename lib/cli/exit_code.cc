@@ -8,31 +8,21 @@ namespace {
 struct Row {
   Errc code;
   std::string_view name;
-  std::string_view meaning;
 };
 
 constexpr std::array<Row, 11> kRows = {{
-    {Errc::kInternal, "internal", "our fault"},
-    {Errc::kUsage, "usage", "usage"},
-    {Errc::kNotFound, "not_found", "input not found or unreadable"},
-    {Errc::kBadInput, "bad_input", "input corrupt or unsafe"},
-    {Errc::kMismatch, "mismatch", "a check answered \"no\""},
-    {Errc::kBusy, "busy", "output exists or is in use"},
-    {Errc::kIo, "io", "write failed (I/O, space, quota)"},
-    {Errc::kLimit, "limit", "over a memory or size limit"},
-    {Errc::kUnsupported, "unsupported", "unsupported layout or version"},
-    {Errc::kInfeasible, "infeasible", "no feasible plan"},
-    {Errc::kStopped, "stopped", "stopped on request, --resume continues"},
+    {Errc::kInternal, "internal"},
+    {Errc::kUsage, "usage"},
+    {Errc::kNotFound, "not_found"},
+    {Errc::kBadInput, "bad_input"},
+    {Errc::kMismatch, "mismatch"},
+    {Errc::kBusy, "busy"},
+    {Errc::kIo, "io"},
+    {Errc::kLimit, "limit"},
+    {Errc::kUnsupported, "unsupported"},
+    {Errc::kInfeasible, "infeasible"},
+    {Errc::kStopped, "stopped"},
 }};
-
-std::string HelpLine(std::string_view code, std::string_view meaning) {
-  std::string line = "  ";
-  line.append(code);
-  line.append(7 - code.size(), ' ');
-  line.append(meaning);
-  line.push_back('\n');
-  return line;
-}
 
 }  // namespace
 
@@ -48,14 +38,6 @@ std::string_view ErrcName(Errc code) {
 std::string_view RunState(const Status& status) {
   if (status) return "done";
   return status.error().code == Errc::kStopped ? "stopped" : "failed";
-}
-
-std::string ExitCodeHelp() {
-  std::string text = HelpLine("0", "done");
-  for (const Row& row : kRows) {
-    text += HelpLine(std::to_string(static_cast<int>(row.code)), row.meaning);
-  }
-  return text + HelpLine("128+N", "ended by signal N");
 }
 
 }  // namespace shardwright::cli

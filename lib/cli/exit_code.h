@@ -1,6 +1,5 @@
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "base/result.h"
@@ -18,9 +17,5 @@ std::string_view ErrcName(Errc code);
 /// One word for a whole run in reports: "done", "stopped" or "failed".
 /// Local.
 std::string_view RunState(const Status& status);
-
-/// The exit-code table as it ends every --help: one line per code, two spaces of indent.
-/// Local.
-std::string ExitCodeHelp();
 
 }  // namespace shardwright::cli

@@ -62,7 +62,8 @@ Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std
 /// Local.
 Result<std::uint64_t> ParseMemory(std::string_view text);
 
-/// Words of the enumerated flags. \error kUsage naming the word and the ones that exist
+/// Words of the enumerated flags.
+/// \error kUsage naming the word and the ones that exist
 /// Local.
 Result<ProgressMode> ParseProgressMode(std::string_view text);
 Result<ColorMode> ParseColorMode(std::string_view text);

@@ -2,9 +2,8 @@
 #include <utility>
 
 #include "base/version.h"
-#include "cli/exit_code.h"
 #include "cli/parser_internal.h"
-#include "cli/text.h"
+#include "cli/text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -45,11 +44,19 @@ std::string Parser::LeftColumn(const CLI::Option* option) const {
   return text;
 }
 
-std::string Parser::OptionLines(const std::string& group) const {
+bool Parser::IsDaily(const CLI::Option* option) const {
+  for (const std::string& name : option->get_lnames()) {
+    if (daily_.contains("--" + name)) return true;
+  }
+  return false;
+}
+
+std::string Parser::OptionLines(const std::string& group, bool only_daily) const {
   std::string text;
   for (const CLI::Option* option : cli_.get_options()) {
     const bool positional = option->get_positional() && option->get_lnames().empty();
     if (positional ? group != "Arguments" : option->get_group() != group) continue;
+    if (only_daily && !positional && !IsDaily(option)) continue;
     std::string what = option->get_description();
     std::string start = option->get_default_str();
     if (const auto found = defaults_.find(option); found != defaults_.end()) start = found->second;
@@ -59,33 +66,57 @@ std::string Parser::OptionLines(const std::string& group) const {
   return text;
 }
 
-std::string Parser::HelpText() const {
+/// Examples, usage, purpose, arguments and subcommands: what both helps begin with.
+std::string Parser::HeadText() const {
   std::string text = "Examples:\n";
   for (const Example& example : examples_) {
-    text += "  " + name_ + " " + example.arguments + "\n" + Indented(example.purpose, 6);
+    text += "  " + name_ + (example.arguments.empty() ? "" : " ") + example.arguments + "\n" +
+            Indented(example.purpose, 6);
   }
   text += "\nUsage: " + name_ + " [FLAGS]";
   for (const Positional& positional : positionals_) {
     const std::string name = positional.option->get_name(true);
-    const bool optional = positional.is_written && (Uses(Shared::kList) || Uses(Shared::kExplain));
+    const bool describes = Uses(Shared::kList) || Uses(Shared::kExplain);
+    const bool optional = positional.kind == PositionalKind::kOptional ||
+                          (positional.kind == PositionalKind::kWritten && describes);
     text += optional ? " [" + name + "]" : " " + name;
   }
+  if (!subcommands_.empty()) text += "\n       " + name_ + " SUBCOMMAND -h";
   text += "\n" + Indented(about_, 0);
-  std::vector<std::string> groups = {"Arguments"};
-  groups.insert(groups.end(), groups_.begin(), groups_.end());
-  groups.emplace_back(kSharedGroup);
-  for (const std::string& group : groups) {
-    const std::string lines = OptionLines(group);
-    if (!lines.empty()) text.append("\n").append(group).append(":\n").append(lines);
+  if (const std::string lines = OptionLines("Arguments", false); !lines.empty()) {
+    text.append("\nArguments:\n").append(lines);
   }
-  text += "\nEnvironment, where the flag is absent:\n";
-  if (Uses(Shared::kThreads)) text += Entry("SHARDWRIGHT_THREADS", "value of --threads");
-  if (Uses(Shared::kMemory)) text += Entry("SHARDWRIGHT_MEMORY", "value of --memory");
-  text += Entry("SHARDWRIGHT_LOG", "value of --log-file");
-  text += "\nExit codes:\n" + ExitCodeHelp();
+  if (subcommands_.empty()) return text;
+  text += "\nSubcommands:\n";
+  for (const Subcommand& one : subcommands_) text += Entry(one.name, one.about);
   return text;
 }
 
-std::string Parser::VersionText() const { return name_ + " (Shardwright) " + kVersion + "\n"; }
+std::string Parser::ShortHelpText() const {
+  std::string text = HeadText();
+  std::string lines;
+  for (const std::string& group : groups_) lines += OptionLines(group, true);
+  text += "\nFlags for every day:\n" + lines + OptionLines(kSharedGroup, true);
+  return text + "\nAll flags, exit codes and environment: " + name_ + " --help\n";
+}
+
+std::string Parser::HelpText() const {
+  std::string text = HeadText();
+  std::vector<std::string> groups = groups_;
+  groups.emplace_back(kSharedGroup);
+  for (const std::string& group : groups) {
+    const std::string lines = OptionLines(group, false);
+    if (!lines.empty()) text.append("\n").append(group).append(":\n").append(lines);
+  }
+  text += "\nEnvironment: ";
+  if (Uses(Shared::kThreads)) text += "SHARDWRIGHT_THREADS, ";
+  if (Uses(Shared::kMemory)) text += "SHARDWRIGHT_MEMORY, ";
+  text += "SHARDWRIGHT_LOG (docs/commands.md)\n";
+  return text +
+         "Exit codes: 0 done, 1 to 10 failed, of them 5 a check's \"no\", 75 stopped "
+         "(docs/commands.md)\n";
+}
+
+std::string Parser::VersionText() const { return command() + " (Shardwright) " + kVersion + "\n"; }
 
 }  // namespace shardwright::cli

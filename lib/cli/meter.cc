@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
-#include "cli/text.h"
+#include "cli/text/text.h"
 
 namespace shardwright::cli {
 namespace {

@@ -6,8 +6,8 @@
 
 namespace shardwright::cli {
 
-/// Turns the bytes of one pass into rate, time left and text. Pure: the caller brings the clock.
-/// Not thread-safe.
+/// Turns the bytes of one pass into rate, time left and text.
+/// Pure: the caller brings the clock. Not thread-safe.
 class ProgressMeter {
  public:
   /// Starts the pass `name` at `now_seconds`.

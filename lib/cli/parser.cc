@@ -3,10 +3,11 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/text.h"
 #include "base/version.h"
 #include "cli/parser_internal.h"
 #include "cli/resources.h"
-#include "cli/text.h"
+#include "cli/text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -17,8 +18,6 @@ constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",   "--resume
                                              "--list",    "--explain", "--seed"};
 
 tl::unexpected<Error> Usage(std::string message) { return Fail(Errc::kUsage, std::move(message)); }
-
-std::string Quoted(std::string_view text) { return "\"" + std::string(text) + "\""; }
 
 /// The arguments up to a "--".
 std::vector<std::string> BeforeDashes(const std::vector<std::string>& args) {
@@ -42,7 +41,7 @@ Parser::Parser(std::string name, std::string about, std::vector<Example> example
       about_(std::move(about)),
       examples_(std::move(examples)),
       cli_(about_, name_) {
-  SW_CHECK(examples_.size() >= 2);
+  SW_CHECK(!examples_.empty());
   // Leftovers are judged here, where a hint can be given.
   cli_.allow_extras();
   cli_.set_help_flag();
@@ -55,9 +54,9 @@ void Parser::Group(const std::string& heading) {
 }
 
 void Parser::AddPositional(const std::string& name, std::string* value, std::string_view what,
-                           bool is_written) {
+                           PositionalKind kind) {
   CLI::Option* option = cli_.add_option(name, *value, std::string(what));
-  positionals_.push_back({option, value, is_written});
+  positionals_.push_back({option, value, kind});
 }
 
 void Parser::AddShared() {
@@ -157,7 +156,7 @@ void Parser::AddCommonFlags() {
   ShowDefault(color, "auto");
   cli_.add_flag("-v,--verbose", verbose_, "say more; may be repeated");
   cli_.add_flag("-q,--quiet", quiet_, "say nothing but errors")->disable_flag_override();
-  cli_.set_help_flag("-h,--help", "print this text and stop");
+  cli_.set_help_flag("-h,--help", "print what is needed daily, or all there is, and stop");
   cli_.set_version_flag("--version", std::string(), "print the version and stop");
 }
 
@@ -177,7 +176,8 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
   const std::vector<std::string> flag_args = BeforeDashes(args);
   // Help is given whatever else is wrong with the line.
   for (const std::string& arg : flag_args) {
-    if (arg == "-h" || arg == "--help") return Action::kHelp;
+    if (arg == "-h") return Action::kShortHelp;
+    if (arg == "--help") return Action::kHelp;
     if (arg == "--version") return Action::kVersion;
   }
   ReadEarlyFlags(flag_args);
@@ -217,7 +217,16 @@ Status Parser::CheckTokens(const std::vector<std::string>& args) const {
   return {};
 }
 
+Status Parser::CheckReplaced() const {
+  for (const std::string& arg : cli_.remaining()) {
+    const auto found = replaced_.find(arg.substr(0, arg.find('=')));
+    if (found != replaced_.end()) return Usage(found->first + " is now: " + found->second);
+  }
+  return {};
+}
+
 Status Parser::CheckUnknown() const {
+  SW_TRY(CheckReplaced());
   for (const std::string& arg : cli_.remaining()) {
     if (!arg.starts_with("-") || arg == "-") continue;
     const std::string flag = arg.substr(0, arg.find('='));
@@ -238,10 +247,17 @@ Status Parser::CheckUnknown() const {
 }
 
 Status Parser::CheckPositionals() const {
+  for (const Subcommand& one : subcommands_) {
+    if (positionals_.empty() || *positionals_.front().value != one.name) continue;
+    return Usage(Quoted(one.name) + " is a subcommand, which comes before all flags: " + name_ +
+                 " " + one.name + "; a file of that name is ./" + one.name);
+  }
   for (const Positional& positional : positionals_) {
-    const bool wanted = !positional.is_written || !flags_.describes();
+    const bool is_written = positional.kind == PositionalKind::kWritten;
+    const bool wanted = !is_written || !flags_.describes();
     const bool given = positional.option->count() > 0;
     const std::string name = positional.option->get_name(true);
+    if (positional.kind == PositionalKind::kOptional && !given) continue;
     // A flag of the command may give the value too.
     if (wanted && positional.value->empty() && (given || !lackable_.contains(positional.value))) {
       return Usage(given ? name + " is empty" : name + " is missing");

@@ -14,7 +14,14 @@
 namespace shardwright::cli {
 
 /// What the arguments ask for.
-enum class Action { kRun, kHelp, kVersion };
+enum class Action { kRun, kShortHelp, kHelp, kVersion };
+
+/// Whether a positional must be there.
+enum class PositionalKind {
+  kNeeded,
+  kWritten,  ///< needed, and allowed, only without --list and --explain
+  kOptional,
+};
 
 /// The command line of one command: its own flags, the shared ones, and the texts about them.
 class Parser {
@@ -27,15 +34,20 @@ class Parser {
   /// \error kUsage
   Result<Action> Parse(const std::vector<std::string>& args);
 
+  /// What one needs daily (-h).
+  std::string ShortHelpText() const;
+  /// All there is (--help).
   std::string HelpText() const;
   std::string VersionText() const;
 
-  /// A positional; those that are written are needed and allowed only without --list, --explain.
   void AddPositional(const std::string& name, std::string* value, std::string_view what,
-                     bool is_written);
+                     PositionalKind kind);
   void MayLack(const std::string* value) { lackable_.insert(value); }
   /// Own options from now on stand under this heading of --help.
   void Group(const std::string& heading);
+  void AddSubcommands(const std::vector<Subcommand>& list) { subcommands_ = list; }
+  void Replaced(const std::string& flag, std::string now) { replaced_[flag] = std::move(now); }
+  void Daily(std::string flag) { daily_.insert(std::move(flag)); }
   /// How --help writes an option when its own name and kind do not say it.
   void ShowAs(const CLI::Option* option, std::string text) { shown_[option] = std::move(text); }
   /// The default that --help shows.
@@ -45,7 +57,11 @@ class Parser {
 
   CLI::App& cli() { return cli_; }
   const CommonFlags& flags() const { return flags_; }
+  /// The command, without a subcommand.
+  std::string command() const { return name_.substr(0, name_.find(' ')); }
+  /// As typed: "pec-save check".
   const std::string& name() const { return name_; }
+  bool is_subcommand() const { return name_.find(' ') != std::string::npos; }
   bool Uses(Shared flag) const { return used_.contains(flag); }
   void Use(Shared flag) { used_.insert(flag); }
   void AddRule(std::function<Status()> rule) { rules_.push_back(std::move(rule)); }
@@ -54,7 +70,7 @@ class Parser {
   struct Positional {
     CLI::Option* option;
     const std::string* value;
-    bool is_written;
+    PositionalKind kind;
   };
 
   void AddShared();
@@ -64,13 +80,16 @@ class Parser {
   void ReadEarlyFlags(const std::vector<std::string>& args);
   Status CheckTokens(const std::vector<std::string>& args) const;
   Status CheckUnknown() const;
+  Status CheckReplaced() const;
   Status CheckPositionals() const;
   Status CheckCombinations() const;
   Status ReadEnvironment();
   Status FromParseError(const CLI::ParseError& error) const;
   std::vector<std::string> FlagNames() const;
   bool GivenFlag(const std::string& name) const;
-  std::string OptionLines(const std::string& group) const;
+  std::string HeadText() const;
+  std::string OptionLines(const std::string& group, bool only_daily) const;
+  bool IsDaily(const CLI::Option* option) const;
   std::string LeftColumn(const CLI::Option* option) const;
 
   const std::string name_;
@@ -81,6 +100,10 @@ class Parser {
   std::set<Shared> used_;
   std::vector<Positional> positionals_;
   std::set<const std::string*> lackable_;
+  std::vector<Subcommand> subcommands_;
+  std::map<std::string, std::string> replaced_;  // a flag that was, and what is typed now
+  std::set<std::string> daily_ = {"--list",   "--explain", "--dry-run", "--force",
+                                  "--resume", "--json",    "--help"};
   std::vector<std::string> groups_;  // own ones, in the order of --help
   std::map<const CLI::Option*, std::string> shown_;
   std::map<const CLI::Option*, std::string> defaults_;

@@ -1,6 +1,7 @@
 // One run of a command:
 //
-// 1. Arguments are read; --help and --version answer here, before MPI costs its tenth of a second.
+// 1. Arguments are read; -h, --help and --version answer here, before MPI costs its tenth of a
+// second.
 // 2. Signals are taken, the ranks meet, and a usage error or a log that cannot be opened ends the
 //    run on all of them.
 // 3. The body runs; what it throws is our fault, or the memory's.
@@ -10,6 +11,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -23,6 +25,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "cli/console.h"
 #include "cli/exit_code.h"
 #include "cli/parser_internal.h"
@@ -30,7 +33,7 @@
 #include "cli/resources.h"
 #include "cli/run_sink.h"
 #include "cli/signals.h"
-#include "cli/text.h"
+#include "cli/text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -100,10 +103,6 @@ std::string ErrorText(const Error& error, int ranks) {
   return text.find(system) == std::string::npos ? text + ": " + system : text;
 }
 
-std::string Plural(std::uint64_t count, std::string_view noun) {
-  return std::to_string(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
-}
-
 /// The one line every command ends with.
 std::string Summary(const Session& session) {
   const Report& report = session.report;
@@ -138,7 +137,7 @@ void ShowEnd(Session& session) {
   }
   if (!report.status) session.console.Error(ErrorText(report.status.error(), report.ranks));
   if (!report.status && report.status.error().code == Errc::kUsage) {
-    session.console.Note("try " + report.command + " --help", 0);
+    session.console.Note("try " + session.parser.name() + " --help", 0);
   } else {
     session.console.Note(Summary(session), 0);
   }
@@ -200,7 +199,8 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
   std::_Exit(code);
 }
 
-/// Steps 4 to 6. \returns the exit code
+/// Steps 4 to 6.
+/// \returns the exit code
 /// Collective.
 int Finish(Session& session, Status status, const std::string& answer,
            const nlohmann::json& result) {
@@ -222,7 +222,7 @@ int Finish(Session& session, Status status, const std::string& answer,
 Report NewReport(const Parser& parser, int argc, const char* const* argv, int ranks) {
   const CommonFlags& flags = parser.flags();
   Report report;
-  report.command = parser.name();
+  report.command = parser.command();
   report.argv.assign(argv, argv + argc);
   report.ranks = ranks;
   if (parser.Uses(Shared::kThreads)) report.threads = flags.threads;
@@ -270,17 +270,20 @@ void Context::SetResult(nlohmann::json result) {
 int App::Run(int argc, const char* const* argv, const Body& body) {
   const Clock::time_point start = Clock::now();
   const std::string started = TimestampUtc();
-  const Result<Action> action = parser_->Parse({argv + (argc > 0 ? 1 : 0), argv + argc});
-  if (action && *action == Action::kHelp) return AnswerAtOnce(parser_->name(), parser_->HelpText());
-  if (action && *action == Action::kVersion) {
-    return AnswerAtOnce(parser_->name(), parser_->VersionText());
+  const int words = std::min(argc, parser_->is_subcommand() ? 2 : 1);
+  const Result<Action> action = parser_->Parse({argv + words, argv + argc});
+  const std::string command = parser_->command();
+  if (action && *action == Action::kShortHelp) {
+    return AnswerAtOnce(command, parser_->ShortHelpText());
   }
+  if (action && *action == Action::kHelp) return AnswerAtOnce(command, parser_->HelpText());
+  if (action && *action == Action::kVersion) return AnswerAtOnce(command, parser_->VersionText());
   const CommonFlags& flags = parser_->flags();
   const SignalGuard signals;
   Result<std::unique_ptr<comm::Comm>> met = comm::MakeComm();
   const Status meeting = met ? Status() : tl::unexpected<Error>(met.error());
   const std::unique_ptr<comm::Comm> comm = met ? *std::move(met) : comm::MakeSerialComm();
-  Console console({parser_->name(), flags.verbosity, WantColor(flags.color), comm->rank()});
+  Console console({command, flags.verbosity, WantColor(flags.color), comm->rank()});
   RunSink sink({DecideProgress(flags), comm->rank(), comm->size()}, console, signals);
   Session session{*parser_, *comm, console, sink, NewReport(*parser_, argc, argv, comm->size()),
                   start};

@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "cli/resources.h"
-#include "cli/text.h"
+#include "cli/text/text.h"
 
 namespace shardwright::cli {
 namespace {

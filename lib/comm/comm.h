@@ -1,3 +1,9 @@
+// lib/comm: the ranks of a run.
+// One interface with two implementations: MPI, and a single process. All ranks make the same
+// collective calls in the same order. A rank that fails must not leave the others waiting, so every
+// section of work ends with Agree, after which all ranks hold the same outcome. Nothing else
+// includes mpi.h.
+
 #pragma once
 
 #include <cstddef>
@@ -86,7 +92,8 @@ struct CommOptions {
 std::unique_ptr<Comm> MakeSerialComm();
 
 /// True if a launcher (mpirun, srun, a PMI or PMIx starter) began this process as one of several
-/// ranks. Reads the environment only. Local.
+/// ranks. Reads the environment only.
+/// Local.
 bool UnderLauncher();
 
 /// The Comm of this process: MPI under a launcher, else serial. MPI is not touched without a

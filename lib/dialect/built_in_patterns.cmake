@@ -7,7 +7,7 @@ foreach(file ${files})
   file(READ "${file}" text)
   string(APPEND entries "    {\"patterns/${name}\", R\"json(${text})json\"},\n")
 endforeach()
-file(WRITE "${OUT}" "#include \"dialect/patterns_internal.h\"
+file(WRITE "${OUT}" "#include \"dialect/rules/patterns_internal.h\"
 
 namespace shardwright::dialect {
 namespace {

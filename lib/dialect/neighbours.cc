@@ -5,8 +5,8 @@
 #include <set>
 #include <utility>
 
-#include "dialect/save_folder_internal.h"
-#include "dialect/source.h"
+#include "base/text.h"
+#include "dialect/dialects.h"
 #include "os/dir.h"
 
 namespace shardwright::dialect {
@@ -17,12 +17,6 @@ constexpr std::uint64_t kContentBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kAllContentBytes = std::uint64_t{4} << 20;
 constexpr int kAttempts = 3;
 
-/// Atoms are of the step that they were made of.
-std::string_view StepOf(std::string_view tag) {
-  constexpr std::string_view kSuffix = "_universal";
-  return tag.ends_with(kSuffix) ? tag.substr(0, tag.size() - kSuffix.size()) : tag;
-}
-
 /// Where each neighbour is in the set, by name.
 using ByName = std::map<std::string, std::size_t>;
 
@@ -30,7 +24,7 @@ using ByName = std::map<std::string, std::size_t>;
 class Folder {
  public:
   Folder(const std::string& path, SourceSet* set, ByName* by_name)
-      : path_(path), set_(set), by_name_(*by_name) {}
+      : path_(path), set_(set), by_name_(*by_name), dialect_(FindDialect(set->dialect)) {}
 
   Status Read() {
     const std::string real = os::RealPath(path_);
@@ -39,6 +33,10 @@ class Folder {
     for (const os::Entry& entry : entries) {
       if (IsPointer(entry.name)) continue;  // written anew
       if (entry.name == set_->tag) continue;
+      if (dialect_ != nullptr && dialect_->pointer.empty() &&
+          dialect_->belongs(entry.name) != Belongs::kNo) {
+        continue;
+      }
       if (auto why = WhyOurs(entry.name)) {
         LeaveOut(entry.name, *why);
         continue;
@@ -70,10 +68,11 @@ class Folder {
   /// Trainers write these files anew with every checkpoint, and the pointer names the last one.
   void WarnIfNotNewest() {
     std::string newest;
-    for (const char* pointer : kPointers) {
-      const Result<std::string> tag = PointedTag(path_ + "/" + pointer);
+    for (const Dialect& dialect : Dialects()) {
+      if (dialect.pointer.empty()) continue;
+      const Result<std::string> tag = PointedTag(path_ + "/" + std::string(dialect.pointer));
       if (!tag) continue;
-      if (StepOf(*tag) == StepOf(set_->tag)) return;
+      if (PlainTag(*tag) == PlainTag(set_->tag)) return;  // atoms are of the step of their source
       if (newest.empty()) newest = *tag;
     }
     if (newest.empty()) return;
@@ -175,25 +174,12 @@ class Folder {
   const std::string& path_;
   SourceSet* set_;
   ByName& by_name_;
+  const Dialect* dialect_;
   std::uint64_t content_bytes_ = 0;
   std::map<std::string, std::vector<std::string>> surprising_;  // by reason
 };
 
 }  // namespace
-
-std::string FirstFew(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 8;
-  std::string text;
-  for (std::size_t i = 0; i < names.size() && i < kShown; ++i) {
-    text += (i == 0 ? "" : ", ") + names[i];
-  }
-  if (names.size() > kShown) text += ", ... (" + std::to_string(names.size()) + " in all)";
-  return text;
-}
-
-bool IsPointer(std::string_view name) {
-  return std::find(kPointers.begin(), kPointers.end(), name) != kPointers.end();
-}
 
 std::optional<std::string> WhyOurs(std::string_view name) {
   if (name == "shardwright.json") return "the manifest of another output";

@@ -34,7 +34,8 @@ class Exchange final : public ByteSource {
   bool sends() const { return !file_owner_.empty(); }
 
   /// Fetches from other ranks what is theirs of `wanted`, and serves them; forgets the round
-  /// before. Collective: ranks without work take part with nothing.
+  /// before.
+  /// Collective: ranks without work take part with nothing.
   Status Round(std::span<const Stretch> wanted);
 
   /// The same for what units of a plan read. Collective.

@@ -20,6 +20,14 @@ Result<std::shared_ptr<const os::File>> FilePool::Get(std::uint32_t file) {
   return shared;
 }
 
+void FilePool::Close(std::uint32_t file) {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(file);
+  if (found == entries_.end()) return;
+  recent_.erase(found->second.recent);
+  entries_.erase(found);
+}
+
 std::uint64_t FilePool::opened_count() const {
   const std::lock_guard lock(mutex_);
   return seen_.size();

@@ -13,7 +13,8 @@
 namespace shardwright::exec {
 
 /// Keeps a bounded number of files open; a checkpoint has more of them than a process may have
-/// descriptors. Thread-safe. Local.
+/// descriptors. Thread-safe.
+/// Local.
 class FilePool {
  public:
   using Open = std::function<Result<os::File>(std::uint32_t file)>;
@@ -23,6 +24,9 @@ class FilePool {
   /// The open file; it stays open at least as long as the caller holds it.
   /// \error what `open` returns
   Result<std::shared_ptr<const os::File>> Get(std::uint32_t file);
+
+  /// Closes a file as soon as nobody holds it. It may be opened again.
+  void Close(std::uint32_t file);
 
   /// How many files have been opened for the first time.
   std::uint64_t opened_count() const;

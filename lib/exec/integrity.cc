@@ -6,7 +6,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "format/zip/crc32.h"
+#include "base/crc32.h"
+#include "base/text.h"
 
 namespace shardwright::exec {
 namespace {
@@ -45,14 +46,21 @@ Digest DigestOf(std::span<const std::byte> data) {
   return Canonical(XXH3_128bits(data.data(), data.size()));
 }
 
-std::string Hex(const Digest& digest) {
-  constexpr const char* kDigits = "0123456789abcdef";
-  std::string text;
-  for (const std::uint8_t byte : digest) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
+std::string Hex(const Digest& digest) { return shardwright::Hex(std::as_bytes(std::span(digest))); }
+
+UnitSum SumOf(std::span<const std::byte> unit) {
+  return {Crc32(unit), DigestOf(unit), static_cast<std::uint32_t>(unit.size())};
+}
+
+std::uint32_t CombinedCrc32(std::span<const UnitSum> units) {
+  std::uint64_t after = 0;
+  for (const UnitSum& unit : units) after += unit.bytes;
+  std::uint32_t crc = 0;
+  for (const UnitSum& unit : units) {
+    after -= unit.bytes;
+    crc ^= Crc32Share(unit.crc32, after);
   }
-  return text;
+  return crc;
 }
 
 struct DigestStream::State {
@@ -112,31 +120,6 @@ Error WrongChecksum(const plan::Plan& plan, std::uint32_t member, std::uint32_t 
           plan.source().files[at.file] + ": " + at.name + TensorsIn(plan.source(), member) + ": " +
               text,
           0, -1};
-}
-
-Result<bool> VerifyMember(const plan::Plan& plan, const SourceSums& sums, std::uint32_t member,
-                          ByteSource& source) {
-  const layout::Member& at = plan.source().members[member];
-  if (!at.crc32) return false;
-  std::uint32_t crc = sums.crc(member);
-  std::uint64_t bytes = sums.bytes(member);
-  if (bytes < at.bytes) {
-    std::vector<std::byte> buffer;
-    for (const plan::Plan::Gap& gap : plan.Gaps(member)) {
-      for (std::uint64_t done = 0; done < gap.bytes;) {
-        const std::uint64_t count = std::min(gap.bytes - done, plan::kUnitBytes);
-        buffer.resize(count);
-        const std::uint64_t offset = gap.offset + done;
-        SW_TRY(source.Read(member, offset, buffer));
-        crc ^= zip::Crc32Share(zip::Crc32(buffer), at.bytes - offset - count);
-        done += count;
-      }
-      bytes += gap.bytes;
-    }
-  }
-  SW_CHECK(bytes == at.bytes);
-  if (crc != *at.crc32) return tl::unexpected<Error>(WrongChecksum(plan, member, crc));
-  return true;
 }
 
 }  // namespace shardwright::exec

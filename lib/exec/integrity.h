@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "exec/byte_source.h"
 #include "plan/plan.h"
 
 namespace shardwright::exec {
@@ -36,18 +35,28 @@ class DigestStream {
   std::unique_ptr<State> state_;
 };
 
+/// Sums of a unit's bytes.
+struct UnitSum {
+  std::uint32_t crc32 = 0;
+  Digest digest{};
+  std::uint32_t bytes = 0;
+};
+UnitSum SumOf(std::span<const std::byte> unit);
+
+/// CRC-32 of what consecutive units make up together.
+std::uint32_t CombinedCrc32(std::span<const UnitSum> units);
+
 /// A piece of a source member on its way through a unit.
 struct Share {
   std::uint32_t member = 0;
-  std::uint32_t crc_share = 0;  ///< zip::Crc32Share of the piece
+  std::uint32_t crc_share = 0;  ///< Crc32Share of the piece
   std::uint64_t bytes = 0;
 };
 
 /// What a unit leaves behind: kept in the journal, and combined into the checksums of payloads and
 /// files.
 struct UnitRecord {
-  std::uint32_t crc32 = 0;
-  Digest digest{};
+  UnitSum sum;
   std::vector<Share> shares;
 };
 
@@ -75,12 +84,6 @@ class SourceSums {
   std::vector<std::atomic<std::uint32_t>> crc_;
   std::vector<std::atomic<std::uint64_t>> bytes_;
 };
-
-/// Reads what no unit needed of a member that units read in part, and compares its checksum.
-/// \error kBadInput  names file, member and a tensor in it; \returns false where the file carries
-/// no checksum Local.
-Result<bool> VerifyMember(const plan::Plan& plan, const SourceSums& sums, std::uint32_t member,
-                          ByteSource& source);
 
 /// The error for a member whose bytes do not have their checksum.
 Error WrongChecksum(const plan::Plan& plan, std::uint32_t member, std::uint32_t found);

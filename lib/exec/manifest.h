@@ -15,7 +15,8 @@ namespace shardwright::exec {
 inline constexpr const char* kManifestName = "shardwright.json";
 
 /// The digest of an output file: XXH3-128 over the digests of its units in order, then the digest
-/// of its frame (all other bytes, in file order). Source: docs/formats/manifest.md.
+/// of its frame (all other bytes, in file order).
+/// Source: docs/formats/manifest.md.
 Digest FileDigest(std::span<const Digest> units, const Digest& frame);
 
 /// Digest of a file's frame.

@@ -18,13 +18,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include <tbb/blocked_range.h>
-#include <tbb/enumerable_thread_specific.h>
-#include <tbb/parallel_for.h>
-
 #include "base/bytes.h"
 #include "exec/run_internal.h"
-#include "format/zip/crc32.h"
 #include "os/dir.h"
 
 namespace shardwright::exec {
@@ -33,7 +28,7 @@ namespace {
 /// A journal record: unit, CRC-32, digest, shares. Host order: a journal is read where it was
 /// written.
 std::vector<std::byte> Encode(std::uint64_t unit, const UnitRecord& record) {
-  std::vector<std::byte> bytes(sizeof unit + sizeof record.crc32 + sizeof record.digest +
+  std::vector<std::byte> bytes(sizeof unit + sizeof record.sum.crc32 + sizeof record.sum.digest +
                                record.shares.size() * sizeof(Share));
   std::byte* at = bytes.data();
   const auto put = [&](const void* from, std::size_t count) {
@@ -41,18 +36,19 @@ std::vector<std::byte> Encode(std::uint64_t unit, const UnitRecord& record) {
     at += count;
   };
   put(&unit, sizeof unit);
-  put(&record.crc32, sizeof record.crc32);
-  put(record.digest.data(), record.digest.size());
+  put(&record.sum.crc32, sizeof record.sum.crc32);
+  put(record.sum.digest.data(), record.sum.digest.size());
   put(record.shares.data(), record.shares.size() * sizeof(Share));
   return bytes;
 }
 
 bool Decode(std::span<const std::byte> bytes, std::uint64_t* unit, UnitRecord* record) {
-  constexpr std::size_t kFixed = sizeof *unit + sizeof record->crc32 + sizeof record->digest;
+  constexpr std::size_t kFixed =
+      sizeof *unit + sizeof record->sum.crc32 + sizeof record->sum.digest;
   if (bytes.size() < kFixed || (bytes.size() - kFixed) % sizeof(Share) != 0) return false;
   std::memcpy(unit, bytes.data(), sizeof *unit);
-  std::memcpy(&record->crc32, bytes.data() + 8, sizeof record->crc32);
-  std::memcpy(record->digest.data(), bytes.data() + 12, record->digest.size());
+  std::memcpy(&record->sum.crc32, bytes.data() + 8, sizeof record->sum.crc32);
+  std::memcpy(record->sum.digest.data(), bytes.data() + 12, record->sum.digest.size());
   record->shares.resize((bytes.size() - kFixed) / sizeof(Share));
   if (!record->shares.empty())
     std::memcpy(record->shares.data(), bytes.data() + kFixed, bytes.size() - kFixed);
@@ -174,6 +170,7 @@ Status Runner::ReadJournals() {
     if (!ours) return Fail(Errc::kBadInput, journals + ": a record that is not of this run");
     // A run that compared no checksums of the source noted no shares of them.
     if (options_.verify != Verify::kNone && record.shares.empty()) continue;
+    record.sum.bytes = static_cast<std::uint32_t>(plan_.unit(unit).bytes);
     if (unit >= first_ && unit < last_) noted_.insert_or_assign(unit, std::move(record));
   }
   return {};
@@ -201,9 +198,9 @@ Status Runner::Recover() {
     SW_TRY(file->ReadAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
                         bytes));
     // A power failure may lose data that the journal speaks of, and a bad share must not count.
-    if (DigestOf(bytes) != record.digest) continue;
+    if (DigestOf(bytes) != record.sum.digest) continue;
     done_[index - first_] = true;
-    sums_[index] = {record.crc32, record.digest};
+    sums_[index] = record.sum;
     source_sums_.Add(record.shares);
     ++report_.units_resumed;
   }
@@ -211,62 +208,32 @@ Status Runner::Recover() {
   return {};
 }
 
-Status Runner::WriteOne(std::uint64_t index, Workspace* workspace) {
-  const plan::Unit unit = plan_.unit(index);
-  UnitRecord record;
-  SW_TRY(GatherUnit(plan_, unit, source_, workspace,
-                    options_.verify == Verify::kNone ? nullptr : &record.shares));
-  const std::span<const std::byte> bytes(workspace->unit);
-  record.crc32 = workspace->crc32 ? *workspace->crc32 : zip::Crc32(bytes);
-  record.digest = DigestOf(bytes);
-  SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
-  SW_TRY(file->WriteAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
-                       bytes));
-  SW_TRY(journal_->Append(Encode(index, record)));
-  sums_[index] = {record.crc32, record.digest};
-  source_sums_.Add(record.shares);
-  sink_.Progress(bytes_done_.fetch_add(unit.bytes, std::memory_order_relaxed) + unit.bytes,
-                 bytes_mine_);
+Status Runner::Put(const UnitInHand& unit) {
+  const plan::Unit& at = unit.unit;
+  SW_TRY_ASSIGN(const auto file, output_.Get(at.file));
+  SW_TRY(file->WriteAt(plan_.target().files[at.file].payloads[at.payload].offset + at.first,
+                       unit.bytes));
+  SW_TRY(journal_->Append(Encode(unit.index, *unit.record)));
+  sums_[unit.index] = unit.record->sum;
   return {};
-}
-
-Status Runner::WriteBatch(std::span<const std::uint64_t> units) {
-  FirstError error;
-  tbb::enumerable_thread_specific<Workspace> workspaces;
-  arena_.execute([&] {
-    tbb::parallel_for(tbb::blocked_range<std::size_t>(0, units.size()), [&](const auto& range) {
-      for (std::size_t i = range.begin(); i < range.end(); ++i) {
-        if (error.failed()) return;
-        if (sink_.stop_requested()) {
-          error.Set(~std::uint64_t{0},
-                    {Errc::kStopped, "stopped on request; --resume continues", 0, -1});
-          return;
-        }
-        if (Status status = WriteOne(units[i], &workspaces.local()); !status) {
-          error.Set(units[i], std::move(status).error());
-        }
-      }
-    });
-  });
-  return error.Take();
 }
 
 Status Runner::WriteUnits() {
   sink_.Pass("write");
+  UnitLoopOptions loop_options;
+  loop_options.sums = options_.verify == Verify::kNone ? nullptr : &source_sums_;
+  loop_options.stopped = "stopped on request; --resume continues";
   std::vector<std::uint64_t> todo;
   for (std::uint64_t index = first_; index < last_; ++index) {
     const plan::Unit unit = plan_.unit(index);
     if (done_[index - first_] || IsTwin(unit.file)) continue;
     todo.push_back(index);
-    bytes_mine_ += unit.bytes;
+    loop_options.bytes_total += unit.bytes;
   }
   const std::uint64_t most =
       source_.RoundUnits(options_.memory_bytes - options_.threads * kWorkspaceBytes);
-  return InRounds(comm_, todo.size(), most, [&](std::uint64_t first, std::uint64_t last) -> Status {
-    const auto part = std::span(todo).subspan(first, last - first);
-    SW_TRY(source_.Round(plan_, part));
-    return comm_.Agree(WriteBatch(part));
-  });
+  UnitLoop loop(plan_, source_, arena_, sink_, std::move(loop_options));
+  return ForUnitsInRounds(comm_, loop, plan_, source_, todo, most, *this);
 }
 
 Status Runner::ShareSums() {
@@ -283,10 +250,14 @@ Status Runner::ShareSums() {
 
 Status Runner::VerifyRead() {
   sink_.Pass("verify");
-  SW_TRY_ASSIGN(const MembersVerified members,
-                VerifyMembers(comm_, plan_, source_sums_, twin_sources_, source_, arena_));
-  report_.members_verified = members.verified;
-  report_.members_without_sum = members.without_sum;
+  MembersToVerify which{&source_};
+  which.mine = [this](std::uint32_t member) {
+    return source_.Mine(member) && !twin_sources_.contains(plan_.source().members[member].file);
+  };
+  const Result<MembersVerified> members = VerifyMembers(plan_, source_sums_, which, arena_);
+  SW_TRY(comm_.Agree(members ? Status() : Status(tl::unexpected<Error>(members.error()))));
+  report_.members_verified = members->verified;
+  report_.members_without_sum = members->without_sum;
   return comm_.Agree(LookAgain());
 }
 

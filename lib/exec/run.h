@@ -1,3 +1,10 @@
+// lib/exec: carries out plans.
+// Run writes an output, in the steps that run.cc begins with. Ranks and threads share the units;
+// gather.h fills one unit from a ByteSource, which reads files or, where a file is on another node,
+// asks other ranks for it (exchange.h). integrity.h holds the checksums: of source members, put
+// together from the pieces that were read, and of units, from which manifest.h makes those of
+// files. A stopped run goes on from its journal. zpack.h compresses packs.
+
 #pragma once
 
 #include <cstdint>
@@ -62,9 +69,9 @@ Status CheckShared(comm::Comm& comm, const std::string& stage, const std::string
 /// Carries out a plan: writes every output file beside `output` and gives it its name when all of
 /// it is complete, synced and described by a manifest (os/commit.h). Units are cut over ranks by
 /// bytes, then over threads; the output is the same, byte for byte, for every number of ranks and
-/// threads. \error kStopped  asked to stop; what is done stays for a resumed run; kBadInput  a
-/// source member has not its
-///        checksum; kIo, kBusy  the output; kLimit  memory_bytes is too small
+/// threads.
+/// \error kStopped  asked to stop; what is done stays for a resumed run; kBadInput  a source member
+///        has not its checksum; kIo, kBusy  the output; kLimit  memory_bytes is too small
 /// Collective. Source: docs/architecture.md, "Plan and run".
 Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
                       const RunOptions& options, Sink& sink);

@@ -4,11 +4,8 @@
 #include <cstring>
 #include <set>
 
-#include <tbb/parallel_for.h>
-
 #include "base/bytes.h"
 #include "exec/run_internal.h"
-#include "format/zip/crc32.h"
 #include "os/dir.h"
 
 namespace shardwright::exec {
@@ -36,16 +33,9 @@ Status CheckPath(std::string_view path) {
 
 template <class Visit>
 Status Runner::ForMyFiles(Visit&& visit) {
-  FirstError error;
-  arena_.execute([&] {
-    tbb::parallel_for(std::size_t{0}, plan_.target().files.size(), [&](std::size_t file) {
-      if (!Mine(file) || error.failed()) return;
-      if (Status status = visit(static_cast<std::uint32_t>(file)); !status) {
-        error.Set(file, std::move(status).error());
-      }
-    });
+  return ForEach(arena_, plan_.target().files.size(), [&](std::uint64_t file) {
+    return Mine(file) ? visit(static_cast<std::uint32_t>(file)) : Status();
   });
-  return error.Take();
 }
 
 Status Runner::CreateFiles() {
@@ -150,26 +140,13 @@ Status Runner::CreateFile(std::uint32_t index) {
 Status Runner::WriteFrame(std::uint32_t index) {
   if (IsTwin(index)) return {};
   const plan::OutputFile& file = plan_.target().files[index];
-  std::vector<std::uint32_t> crcs;
+  const auto sums =
+      std::span<const UnitSum>(sums_).subspan(plan_.first_unit(index, 0), plan_.unit_count(index));
+  SW_TRY_ASSIGN(const std::vector<std::uint32_t> crcs,
+                SumPayloads(plan_, index, sums, options_.verify != Verify::kNone));
   std::vector<Digest> digests;
-  for (std::uint32_t p = 0; p < file.payloads.size(); ++p) {
-    const std::uint64_t bytes = file.payloads[p].bytes;
-    std::uint32_t crc = 0;
-    std::uint64_t unit = plan_.first_unit(index, p);
-    for (std::uint64_t first = 0; first < bytes; first += plan::kUnitBytes, ++unit) {
-      const std::uint64_t after = bytes - std::min(bytes, first + plan::kUnitBytes);
-      crc ^= zip::Crc32Share(sums_[unit].crc32, after);
-      digests.push_back(sums_[unit].digest);
-    }
-    const bool copy = file.payloads[p].kind == plan::Payload::Kind::kMember;
-    if (copy && options_.verify != Verify::kNone) {
-      const std::uint32_t member = file.payloads[p].member;
-      const auto expected = plan_.source().members[member].crc32;
-      if (expected && *expected != crc)
-        return tl::unexpected<Error>(WrongChecksum(plan_, member, crc));
-    }
-    crcs.push_back(crc);
-  }
+  digests.reserve(sums.size());
+  for (const UnitSum& sum : sums) digests.push_back(sum.digest);
   SW_TRY_ASSIGN(const std::vector<plan::FramePiece> pieces, file.frame(crcs));
   SW_TRY_ASSIGN(const auto out, output_.Get(index));
   for (const plan::FramePiece& piece : pieces) {
@@ -187,17 +164,10 @@ Status Runner::SyncWritten() {
     const std::uint32_t file = plan_.unit(index).file;
     if (!IsTwin(file) && (files.empty() || files.back() != file)) files.push_back(file);
   }
-  FirstError error;
-  arena_.execute([&] {
-    tbb::parallel_for(std::size_t{0}, files.size(), [&](std::size_t i) {
-      Status status = [&]() -> Status {
-        SW_TRY_ASSIGN(const auto file, output_.Get(files[i]));
-        return file->Sync();
-      }();
-      if (!status) error.Set(i, std::move(status).error());
-    });
-  });
-  return comm_.Agree(error.Take());
+  return comm_.Agree(ForEach(arena_, files.size(), [&](std::uint64_t i) -> Status {
+    SW_TRY_ASSIGN(const auto file, output_.Get(files[i]));
+    return file->Sync();
+  }));
 }
 
 Status Runner::WriteFrames() {

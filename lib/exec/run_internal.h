@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -12,25 +11,20 @@
 #include <tbb/task_arena.h>
 
 #include "exec/exchange.h"
-#include "exec/first_error.h"
-#include "exec/gather.h"
+#include "exec/for_each.h"
 #include "exec/integrity.h"
 #include "exec/manifest.h"
 #include "exec/run.h"
+#include "exec/units.h"
 #include "exec/verify.h"
 #include "os/commit.h"
 #include "os/file_system.h"
 
 namespace shardwright::exec {
 
-/// Checksums of one written unit.
-struct UnitSum {
-  std::uint32_t crc32 = 0;
-  Digest digest{};
-};
-
-/// One run: its passes in order, and what they hand to each other.
-class Runner {
+/// One run: its passes in order, and what they hand to each other. As a sink it writes units into
+/// the output files and notes them in the journal.
+class Runner final : private UnitSink {
  public:
   Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source, const RunOptions& options,
          Sink& sink);
@@ -49,8 +43,7 @@ class Runner {
   Status CreateFile(std::uint32_t index);
   Status Recover();     // units that a stopped run has written; local
   Status WriteUnits();  // collective
-  Status WriteOne(std::uint64_t index, Workspace* workspace);
-  Status WriteBatch(std::span<const std::uint64_t> units);
+  Status Put(const UnitInHand& unit) override;
   Status ShareSums();    // collective
   Status VerifyRead();   // collective
   Status LookAgain();    // at source files that no checksum vouches for; local
@@ -93,12 +86,10 @@ class Runner {
   std::uint64_t first_ = 0;  // this rank's units
   std::uint64_t last_ = 0;
   std::vector<bool> done_;  // of this rank's units: found whole on resume
-  std::vector<UnitSum>
-      sums_;  // of all units after ShareSums; before, of this rank's, by global index
+  // By unit: of all after ShareSums, before of this rank's.
+  std::vector<UnitSum> sums_;
   SourceSums source_sums_;
   std::vector<Digest> file_digests_;
-  std::atomic<std::uint64_t> bytes_done_ = 0;
-  std::uint64_t bytes_mine_ = 0;
   RunReport report_;
 };
 

@@ -1,3 +1,9 @@
+// lib/format: file formats that others have defined, a room for each.
+// json and safetensors; zip and pickle, and on these two torch_pt, the files of torch.save. The
+// readers expect hostile bytes: a number is compared with the size of the file and with the caps in
+// base/limits.h before it is used, and nothing in a file is executed. Payloads of tensors stay
+// unread. This folder itself holds what several rooms need.
+
 #pragma once
 
 #include <cstddef>

@@ -55,8 +55,9 @@ Result<Cut> MakeCut(const SplitRule& rule, const Shape& shape, std::uint64_t ran
                     std::uint64_t rank);
 
 /// The shape that a rank's shard is stored in: that of the cut, or for a rule with a view of
-/// another rank the same elements in the tensor's own number of dimensions. \error as MakeCut;
-/// kUnsupported if the view mixes dimensions of the tensor Pure.
+/// another rank the same elements in the tensor's own number of dimensions.
+/// \error as MakeCut; kUnsupported if the view mixes dimensions of the tensor
+/// Pure.
 Result<Shape> ShardShape(const SplitRule& rule, const Shape& shape, std::uint64_t ranks,
                          std::uint64_t rank);
 

@@ -1,3 +1,10 @@
+// lib/layout: the one description of every layout.
+// A ShardMap says which element of which logical tensor lies at which bytes of which file. A Cut
+// (cut.h) says which elements a shard holds; Placement, Array and Region say where they lie; a
+// Member is a stretch of a file with a checksum. rule.h makes the cuts of tensor parallelism for
+// any number of ranks. Validate proves a map before any byte moves. All of it is pure: no files, no
+// ranks, no clock. More: docs/architecture.md, "Shard maps".
+
 #pragma once
 
 #include <cstdint>
@@ -103,8 +110,9 @@ void ForHolders(const ShardMap& map, const Placement& at, std::uint64_t first, s
 /// Proves the map before any byte moves: the owners of every tensor cover each element exactly once
 /// (or its partial fragments each cover all of it), every replica repeats an owner's elements,
 /// every fragment lies inside its array's regions, every region inside its member, and no two
-/// fragments of an array overlap. \error kBadInput  names the tensor, the files and both sides of
-/// the disagreement Local, pure; runs on the calling thread.
+/// fragments of an array overlap.
+/// \error kBadInput  names the tensor, the files and both sides of the disagreement
+/// Local, pure; runs on the calling thread.
 Status Validate(const ShardMap& map);
 
 /// Finds tensors by (name, state).

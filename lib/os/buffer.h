@@ -14,7 +14,8 @@ struct FreeBuffer {
 using Buffer = std::unique_ptr<std::byte[], FreeBuffer>;
 
 /// Memory for many bytes, on huge pages where the system has them: reading files into those is
-/// faster by a fifth. \returns null if there is no memory left
+/// faster by a fifth.
+/// \returns null if there is no memory left
 Buffer MakeBuffer(std::uint64_t bytes);
 
 }  // namespace shardwright::os

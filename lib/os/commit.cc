@@ -113,7 +113,7 @@ Result<std::string> MakeRunId() {
 
 Result<Stage> Stage::Begin(const std::string& output, const StageOptions& options) {
   if (!IsRunId(options.run_id)) {
-    return Fail(Errc::kUsage, "run id " + Quoted(options.run_id) +
+    return Fail(Errc::kUsage, "run id " + EscapedName(options.run_id) +
                                   " is not 1 to 64 letters, digits, \"_\" or \"-\"");
   }
   SW_TRY_ASSIGN(const ParentName split, SplitOutput(output));

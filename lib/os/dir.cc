@@ -45,7 +45,7 @@ std::string ParentName::Path() const { return parent == "/" ? "/" + name : paren
 
 Status SafeName(std::string_view name) {
   const auto refuse = [&](const char* why) {
-    return Fail(Errc::kBadInput, "name " + Quoted(name) + " cannot be a file name: " + why);
+    return Fail(Errc::kBadInput, "name " + EscapedName(name) + " cannot be a file name: " + why);
   };
   if (name.empty()) return refuse("it is empty");
   if (name.size() > kNameMax) {
@@ -68,17 +68,17 @@ Result<ParentName> SplitOutput(const std::string& path) {
   const std::size_t slash = trimmed.rfind('/');
   std::string name = slash == std::string::npos ? trimmed : trimmed.substr(slash + 1);
   if (!SafeName(name)) {
-    return Fail(Errc::kUsage, "output path " + Quoted(path) + " has no usable last name");
+    return Fail(Errc::kUsage, "output path " + EscapedName(path) + " has no usable last name");
   }
   std::string parent = slash == std::string::npos ? "." : trimmed.substr(0, slash);
   if (parent.empty()) parent = "/";
   std::string canonical = RealPath(parent);
   if (canonical.empty()) {
-    return SysFail(Errc::kNotFound, path, "parent directory " + Quoted(parent), errno);
+    return SysFail(Errc::kNotFound, path, "parent directory " + EscapedName(parent), errno);
   }
   SW_TRY_ASSIGN(const bool is_dir, IsDir(canonical));
   if (!is_dir) {
-    return Fail(Errc::kNotFound, path + ": parent " + Quoted(parent) + " is not a directory");
+    return Fail(Errc::kNotFound, path + ": parent " + EscapedName(parent) + " is not a directory");
   }
   return ParentName{std::move(canonical), std::move(name)};
 }
@@ -189,7 +189,7 @@ Result<std::string> ReadLink(const std::string& path) {
 
 Status Rename(const std::string& from, const std::string& to) {
   if (sys::Rename(from, to) == 0) return {};
-  return SysFail(Errc::kIo, from, "cannot rename to " + Quoted(to), errno);
+  return SysFail(Errc::kIo, from, "cannot rename to " + EscapedName(to), errno);
 }
 
 Status RenameNew(const std::string& from, const std::string& to) {
@@ -200,14 +200,14 @@ Status RenameNew(const std::string& from, const std::string& to) {
     if (!taken) return Rename(from, to);
     errno = EEXIST;
   }
-  return SysFail(errno == EEXIST ? Errc::kBusy : Errc::kIo, from, "cannot rename to " + Quoted(to),
-                 errno);
+  return SysFail(errno == EEXIST ? Errc::kBusy : Errc::kIo, from,
+                 "cannot rename to " + EscapedName(to), errno);
 }
 
 Result<bool> Exchange(const std::string& a, const std::string& b) {
   if (sys::Rename2(a, b, RENAME_EXCHANGE) == 0) return true;
   if (IsUnsupported(errno)) return false;
-  return SysFail(Errc::kIo, a, "cannot exchange with " + Quoted(b), errno);
+  return SysFail(Errc::kIo, a, "cannot exchange with " + EscapedName(b), errno);
 }
 
 Status SyncDir(const std::string& path) {

@@ -92,7 +92,8 @@ Status Rename(const std::string& from, const std::string& to);
 Status RenameNew(const std::string& from, const std::string& to);
 
 /// Swaps two names in one step.
-/// \returns false, with nothing changed, if the file system cannot. \error kIo
+/// \returns false, with nothing changed, if the file system cannot.
+/// \error kIo
 Result<bool> Exchange(const std::string& a, const std::string& b);
 
 /// Makes the names of a directory durable. A file system without directory sync (EINVAL) passes.
@@ -119,7 +120,8 @@ Status HardLink(const std::string& from, const std::string& to);
 
 /// Makes `to` share the blocks of `from` until one of them is written: a copy that costs nothing.
 /// \pre `to` is no longer than `from`
-/// \returns false, with nothing changed, if the file system cannot. \error kIo
+/// \returns false, with nothing changed, if the file system cannot.
+/// \error kIo
 Result<bool> CloneInto(const File& from, const File& to);
 
 /// Names that lead to the same bytes as this one, itself included. \error kNotFound
@@ -140,7 +142,8 @@ Status WriteWholeFile(const std::string& path, std::span<const std::byte> data);
 Status WriteWholeFile(const std::string& path, std::string_view text);
 
 /// Puts a file in place of what has that name, durably and in one step: readers see the old or the
-/// new content. Uses the name `path`.tmp. \error kIo
+/// new content. Uses the name `path`.tmp.
+/// \error kIo
 Status ReplaceFile(const std::string& path, std::span<const std::byte> data);
 Status ReplaceFile(const std::string& path, std::string_view text);
 

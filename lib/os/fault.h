@@ -99,8 +99,7 @@ inline Fault Hit(Op op) {
 
 /// A named place in a protocol where a rule may stop the process or inject an error.
 /// \pre the name holds a dot: "commit.rename"
-/// \error kIo, if a rule says so
-/// Thread-safe.
+/// \error kIo, if a rule says so Thread-safe.
 inline Status FaultPoint(const char* name) {
   if (internal::fault_state.load(std::memory_order_relaxed) == internal::kFaultOff) return {};
   return internal::FaultPointSlow(name);

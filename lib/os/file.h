@@ -1,3 +1,10 @@
+// lib/os: the only door to the file system.
+// Files, folders, locks, sockets and the journal of a run. Every call passes the fault hook
+// (fault.h), so that a test can stop the program, or make a call fail, at any of them. commit.h
+// gives an output its name in one step: whatever kills the program, the name leads to the whole old
+// output or to the whole new one. Names out of checkpoints are no paths until SafeName (dir.h) has
+// passed them.
+
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,8 @@ class FileSystem {
   ~FileSystem();
 
   /// The file system of an existing directory. Open it before writing: Sync reports the write
-  /// errors that happen after this. \error kIo
+  /// errors that happen after this.
+  /// \error kIo
   static Result<FileSystem> Of(const std::string& directory);
 
   /// True if the kernel tells of failed writes when a whole file system is synced (Linux 5.8 or
@@ -23,7 +24,8 @@ class FileSystem {
   static bool TellsErrors();
 
   /// Flushes everything this machine has written to the file system, files of other programs too. A
-  /// failure is final. \error kIo, with errno
+  /// failure is final.
+  /// \error kIo, with errno
   Status Sync() const;
 
  private:

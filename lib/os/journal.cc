@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
 #include "os/dir.h"
 
 namespace shardwright::os {
@@ -42,16 +43,6 @@ std::array<std::byte, kHeaderBytes> Header(const Fingerprint& fingerprint) {
   Store32(std::span(header).subspan(8, 4), kJournalVersion);
   std::copy(fingerprint.begin(), fingerprint.end(), header.begin() + 16);
   return header;
-}
-
-std::string Hex(std::span<const std::byte> bytes) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string text;
-  for (const std::byte b : bytes) {
-    text += kHex[std::to_integer<std::size_t>(b) >> 4];
-    text += kHex[std::to_integer<std::size_t>(b) & 15];
-  }
-  return text;
 }
 
 Status CheckHeader(const std::string& path, std::span<const std::byte> header,

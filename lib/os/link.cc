@@ -16,7 +16,7 @@ struct FileFd {
 Status HardLink(const std::string& from, const std::string& to) {
   if (sys::Link(from, to) == 0) return {};
   const int error = errno;
-  const std::string what = "cannot link to " + Quoted(from);
+  const std::string what = "cannot link to " + EscapedName(from);
   switch (error) {
     case EEXIST:
       return SysFail(Errc::kBusy, to, what, error);
@@ -38,7 +38,7 @@ Result<bool> CloneInto(const File& from, const File& to) {
   if (sys::Clone(FileFd::Get(from), FileFd::Get(to)) == 0) return true;
   const int error = errno;
   if (error == EIO || error == ENOSPC || error == EDQUOT || error == EROFS) {
-    return SysFail(Errc::kIo, to.path(), "cannot clone " + Quoted(from.path()), error);
+    return SysFail(Errc::kIo, to.path(), "cannot clone " + EscapedName(from.path()), error);
   }
   return false;
 }

@@ -22,7 +22,7 @@ std::string Owner(int fd) {
   if (bytes <= 0) return "another process";
   std::string_view line(text.data(), static_cast<std::size_t>(bytes));
   line = line.substr(0, line.find('\n'));
-  const std::string shown = Quoted(line);
+  const std::string shown = EscapedName(line);
   return shown.substr(1, shown.size() - 2);
 }
 

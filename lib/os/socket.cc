@@ -221,7 +221,7 @@ class Connection::Pace {
 Result<Address> ParseAddress(std::string_view text) {
   Address address;
   const auto refuse = [&](const std::string& what) {
-    return Fail(Errc::kUsage, "address " + Quoted(text) + ": " + what);
+    return Fail(Errc::kUsage, "address " + EscapedName(text) + ": " + what);
   };
   if (text.starts_with("unix:")) {
     address.path = text.substr(5);

@@ -37,7 +37,7 @@ using Stop = std::function<bool()>;
 
 /// A stream to another process. A call fails when less than 64 KiB, or what is left to move, moves
 /// within the connection's timeout: whoever trickles is as good as silent.
-/// One thread at a time. Local.
+/// Local; one thread at a time.
 class Connection {
  public:
   Connection() = default;

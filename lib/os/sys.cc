@@ -29,7 +29,7 @@ tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_vie
   return Fail(code, std::move(message), error);
 }
 
-std::string Quoted(std::string_view text) {
+std::string EscapedName(std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
   constexpr std::size_t kShown = 300;
   std::string out = "\"";

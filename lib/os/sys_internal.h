@@ -18,8 +18,9 @@ namespace shardwright::os {
 /// "<where>: <what>: <errno in words>".
 tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_view what, int error);
 
-/// `text` with quotes, control characters escaped, for names that others chose.
-std::string Quoted(std::string_view text);
+/// `text` in double quotes with control characters escaped, cut after 300 bytes: for names that
+/// others chose.
+std::string EscapedName(std::string_view text);
 
 /// A descriptor that closes itself.
 class Fd {

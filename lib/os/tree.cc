@@ -80,7 +80,7 @@ Status RemoveTree(const std::string& path, const std::string& root) {
   if (prefix.back() != '/') prefix += '/';
   const std::string parent = split.parent == "/" ? "/" : split.parent + "/";
   if (parent.rfind(prefix, 0) != 0) {
-    return Fail(Errc::kUsage, path + ": not removed: it is not inside " + Quoted(root));
+    return Fail(Errc::kUsage, path + ": not removed: it is not inside " + EscapedName(root));
   }
   const std::string full = split.Path();
   Fd fd(sys::Open(full, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));

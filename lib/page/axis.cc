@@ -2,7 +2,7 @@
 #include <array>
 #include <cmath>
 
-#include "base/number.h"
+#include "base/text.h"
 #include "page/axis_internal.h"
 
 namespace shardwright::page {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "base/number.h"
 #include "base/result.h"
+#include "base/text.h"
 #include "page/axis_internal.h"
 #include "page/page.h"
 

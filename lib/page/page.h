@@ -1,9 +1,12 @@
+// lib/page: pages to look at.
+// One HTML file each that needs nothing else, no network and no foreign script. page.h makes the
+// file, chart.h draws curves. What is on a page is the business of the module that reports:
+// pec/forecast/simulate_page.h, moe/io/report_page.h.
+
 #pragma once
 
 #include <string>
 #include <string_view>
-
-// Pages to look at: one HTML file each that needs nothing else, no network and no foreign script.
 
 namespace shardwright::page {
 

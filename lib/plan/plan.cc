@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "base/checked.h"
+#include "layout/states.h"
 #include "tensor/convert.h"
 
 namespace shardwright::plan {
@@ -126,13 +127,13 @@ Status Plan::FindFeeds(std::span<const std::uint32_t> known) {
   const layout::TensorIndex index(*source_);
   for (const LogicalTensor& tensor : target_->map.tensors) {
     std::optional<std::uint32_t> found = index.Find(tensor.name, tensor.state);
-    const bool weight = tensor.state == "weight";
+    const bool weight = tensor.state == layout::kWeight;
     if (weight && found && source_->tensors[*found].dtype != tensor.dtype) {
       // Rounding the master once is better than rounding a rounded weight again.
-      if (const auto master = index.Find(tensor.name, "fp32")) found = master;
+      if (const auto master = index.Find(tensor.name, layout::kMaster)) found = master;
     }
-    if (!found && weight) found = index.Find(tensor.name, "fp32");
-    if (!found && tensor.state == "fp32") found = index.Find(tensor.name, "weight");
+    if (!found && weight) found = index.Find(tensor.name, layout::kMaster);
+    if (!found && tensor.state == layout::kMaster) found = index.Find(tensor.name, layout::kWeight);
     if (!found)
       return Fail(Errc::kBadInput,
                   Label(tensor) + ": needed by the target, the source does not hold it");
@@ -144,6 +145,12 @@ Status Plan::FindFeeds(std::span<const std::uint32_t> known) {
     if (!CanConvert(from.dtype, tensor.dtype)) {
       return Fail(Errc::kUnsupported, Label(tensor) + ": no conversion from " +
                                           std::string(Name(from.dtype)) + " to " +
+                                          std::string(Name(tensor.dtype)));
+    }
+    const bool mean = !from.fragments.empty() && from.fragments[0].role == Role::kPartial;
+    if (mean && (!CanAverage(from.dtype) || !CanAverage(tensor.dtype))) {
+      return Fail(Errc::kUnsupported, Label(tensor) + ": the mean of its ranks' values, of " +
+                                          std::string(Name(from.dtype)) + " as " +
                                           std::string(Name(tensor.dtype)));
     }
     feeds_.push_back({*found, !primary_tensors_[*found]});
@@ -238,6 +245,10 @@ std::uint64_t Plan::unit_of_byte(std::uint64_t byte) const {
 
 std::uint64_t Plan::first_unit(std::uint32_t file, std::uint32_t payload) const {
   return unit_begin_[payload_begin_[file] + payload];
+}
+
+std::uint64_t Plan::unit_count(std::uint32_t file) const {
+  return unit_begin_[payload_begin_[file + 1]] - unit_begin_[payload_begin_[file]];
 }
 
 void Plan::AddRun(std::uint32_t target_tensor, bool owner, std::uint64_t logical,

@@ -1,3 +1,9 @@
+// lib/plan: from a source map and a target map to a copy program.
+// A Target (target.h) describes the files to write, to the byte, before anything is read. Plan
+// intersects its map with that of the source. The payloads of the output are cut into units of 1
+// MiB; Fill works out for one unit which bytes to read and where they go, converted or averaged, so
+// that a plan of any size is small. All of it is pure.
+
 #pragma once
 
 #include <cstdint>
@@ -83,22 +89,24 @@ struct Totals {
 /// What is known of a plan's source, and need not be found out again.
 struct KnownSource {
   bool proved = false;  ///< layout::Validate was passed
-  /// By target tensor: the source tensor that it is, of the same state, type and shape; empty: to
-  /// be found by name. Who knows that has made the target of them: it is not proved either.
-  /// \pre they exist
+  /// By target tensor: index of the source tensor with the same state, type and shape; empty: Make
+  /// looks sources up by name. A caller that passes indexes has made the target from these source
+  /// tensors, so Make proves neither the target nor the pairs.
+  /// \pre the indexes exist
   std::span<const std::uint32_t> tensors;
 };
 
-/// The copy program of a conversion: source map → target map. Pure: same input, same plan. Programs
-/// are worked out unit by unit, so that a plan of any size is small. Source: docs/architecture.md,
-/// "Plan and run".
+/// The copy program of a conversion: source map → target map. Programs are worked out unit by unit,
+/// so that a plan of any size is small.
+/// Pure: same input, same plan. Source: docs/architecture.md, "Plan and run".
 class Plan {
  public:
   /// Proves both maps (layout::Validate) and finds a source for every target tensor: the same
   /// (name, state), else "weight" from "fp32" or "fp32" from "weight", with a conversion of dtype
-  /// where they differ. \pre both outlive the plan \error kBadInput  what Validate says; a target
-  /// tensor without a source, or shapes that differ, both named;
-  ///        kUnsupported  a conversion of dtype that does not exist
+  /// where they differ.
+  /// \pre both outlive the plan
+  /// \error kBadInput  what Validate says; a target tensor without a source, or shapes that differ,
+  ///        both named; kUnsupported  a conversion of dtype that does not exist
   static Result<Plan> Make(const layout::ShardMap& source, const Target& target,
                            const KnownSource& known = {});
 
@@ -114,6 +122,8 @@ class Plan {
   std::uint64_t unit_of_byte(std::uint64_t byte) const;
   /// Index of the first unit of a payload.
   std::uint64_t first_unit(std::uint32_t file, std::uint32_t payload) const;
+  /// Units of all payloads of a file; they follow the first one of its first payload.
+  std::uint64_t unit_count(std::uint32_t file) const;
 
   /// Works out a unit's program, reusing `program`'s memory. Thread-safe.
   void Fill(const Unit& unit, Program* program) const;

@@ -1,10 +1,13 @@
 #include "tensor/convert.h"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/result.h"
+#include "tensor/float8_internal.h"
 
 namespace shardwright {
 namespace {
@@ -83,9 +86,27 @@ struct BF16 {
   }
 };
 
-/// Calls `visit` with the type tag of a floating dtype.
+template <class Codec>
+struct F8 {
+  static constexpr std::size_t kBytes = 1;
+  static float Get(const std::byte* at) { return kValues[std::to_integer<std::size_t>(*at)]; }
+  static void Put(double v, std::byte* at) {
+    *at = static_cast<std::byte>(Codec::Encode(static_cast<float>(v)));
+  }
+
+ private:
+  static constexpr std::array<float, 256> kValues = [] {
+    std::array<float, 256> values{};
+    for (std::size_t code = 0; code < values.size(); ++code) {
+      values[code] = Codec::Decode(static_cast<std::uint8_t>(code));
+    }
+    return values;
+  }();
+};
+
+/// Calls `visit` with the type tag of a floating dtype of more than 8 bits.
 template <class Visit>
-void ForFloat(DType dtype, Visit&& visit) {
+void ForWide(DType dtype, Visit&& visit) {
   switch (dtype) {
     case DType::kF64:
       return visit(F64{});
@@ -96,18 +117,48 @@ void ForFloat(DType dtype, Visit&& visit) {
     case DType::kBF16:
       return visit(BF16{});
     default:
-      SW_CHECK(false && "not a floating dtype that converts");
+      SW_CHECK(false && "not a wide floating dtype");
   }
 }
 
-bool IsFloat(DType dtype) {
-  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
-         dtype == DType::kBF16;
+/// The same for every floating dtype.
+template <class Visit>
+void ForFloat(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::kF8E4M3:
+      return visit(F8<internal::Float8E4M3>{});
+    case DType::kF8E5M2:
+      return visit(F8<internal::Float8E5M2>{});
+    case DType::kF8E4M3Fnuz:
+      return visit(F8<internal::Float8E4M3Fnuz>{});
+    case DType::kF8E5M2Fnuz:
+      return visit(F8<internal::Float8E5M2Fnuz>{});
+    default:
+      return ForWide(dtype, std::forward<Visit>(visit));
+  }
+}
+
+template <class In, class Out>
+void ConvertAll(In in, std::span<const std::byte> source, Out out, std::span<std::byte> target) {
+  const std::size_t count = source.size() / in.kBytes;
+  SW_CHECK(target.size() == count * out.kBytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    out.Put(in.Get(source.data() + i * in.kBytes), target.data() + i * out.kBytes);
+  }
 }
 
 }  // namespace
 
-bool CanConvert(DType from, DType to) { return from == to || (IsFloat(from) && IsFloat(to)); }
+bool CanAverage(DType dtype) { return IsFloating(dtype) && ItemSize(dtype) > 1; }
+
+bool CanConvert(DType from, DType to) {
+  if (from == to) return true;
+  if (!IsFloating(from) || !IsFloating(to)) return false;
+  // A unit of 8-bit elements would need more memory than a thread has (exec/gather.h), and weights
+  // are never float64.
+  if (from == DType::kF64 && !CanAverage(to)) return false;
+  return CanAverage(from) || CanAverage(to);
+}
 
 void Convert(DType from, std::span<const std::byte> source, DType to, std::span<std::byte> target) {
   if (from == to) {
@@ -115,19 +166,17 @@ void Convert(DType from, std::span<const std::byte> source, DType to, std::span<
     if (!source.empty()) std::memcpy(target.data(), source.data(), source.size());
     return;
   }
-  ForFloat(from, [&](auto in) {
-    ForFloat(to, [&](auto out) {
-      const std::size_t count = source.size() / in.kBytes;
-      SW_CHECK(target.size() == count * out.kBytes);
-      for (std::size_t i = 0; i < count; ++i) {
-        out.Put(in.Get(source.data() + i * in.kBytes), target.data() + i * out.kBytes);
-      }
+  if (CanAverage(from)) {
+    return ForWide(from, [&](auto in) {
+      ForFloat(to, [&](auto out) { ConvertAll(in, source, out, target); });
     });
-  });
+  }
+  ForFloat(from,
+           [&](auto in) { ForWide(to, [&](auto out) { ConvertAll(in, source, out, target); }); });
 }
 
 void Accumulate(DType dtype, std::span<const std::byte> source, std::span<double> sum) {
-  ForFloat(dtype, [&](auto in) {
+  ForWide(dtype, [&](auto in) {
     SW_CHECK(source.size() == sum.size() * in.kBytes);
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += in.Get(source.data() + i * in.kBytes);
   });
@@ -135,7 +184,7 @@ void Accumulate(DType dtype, std::span<const std::byte> source, std::span<double
 
 void StoreMean(std::span<const double> sum, std::uint64_t count, DType dtype,
                std::span<std::byte> target) {
-  ForFloat(dtype, [&](auto out) {
+  ForWide(dtype, [&](auto out) {
     SW_CHECK(target.size() == sum.size() * out.kBytes);
     for (std::size_t i = 0; i < sum.size(); ++i) {
       out.Put(sum[i] / static_cast<double>(count), target.data() + i * out.kBytes);

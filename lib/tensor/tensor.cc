@@ -13,7 +13,7 @@ struct DTypeInfo {
   std::uint64_t item_bytes;
 };
 
-constexpr std::array<DTypeInfo, 22> kDTypes = {{
+constexpr std::array<DTypeInfo, 24> kDTypes = {{
     {"float64", 8},
     {"float32", 4},
     {"float16", 2},
@@ -36,6 +36,8 @@ constexpr std::array<DTypeInfo, 22> kDTypes = {{
     {"float8_e4m3fnuz", 1},
     {"float8_e8m0fnu", 1},
     {"float4_e2m1fn_x2", 1},
+    {"float6_e2m3", 1},
+    {"float6_e3m2", 1},
 }};
 
 }  // namespace
@@ -43,6 +45,24 @@ constexpr std::array<DTypeInfo, 22> kDTypes = {{
 std::uint64_t ItemSize(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].item_bytes; }
 
 std::string_view Name(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].name; }
+
+bool IsKnownToTorch(DType dtype) { return dtype != DType::kF6E2M3 && dtype != DType::kF6E3M2; }
+
+bool IsFloating(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kF8E5M2:
+    case DType::kF8E4M3:
+    case DType::kF8E5M2Fnuz:
+    case DType::kF8E4M3Fnuz:
+      return true;
+    default:
+      return false;
+  }
+}
 
 std::optional<DType> DTypeFromName(std::string_view name) {
   constexpr std::array<std::pair<std::string_view, DType>, 4> kShort = {{{"fp64", DType::kF64},

@@ -10,6 +10,7 @@
 #include "exec/manifest.h"
 #include "os/dir.h"
 #include "os/file.h"
+#include "plan/target_builder.h"
 #include "ucp/pack_compressed.h"
 
 namespace shardwright::ucp {
@@ -40,47 +41,47 @@ const char* PackWord(Pack pack) {
 }
 
 /// The packed twin of a source: one file of payloads for each of its files.
-/// \param target  gets the pack files, `map` the members that feed them
+/// \param builder  gets the pack files, `map` the members that feed them
 dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::ShardMap* map,
-                              plan::Target* target) {
+                              plan::TargetBuilder* builder) {
   dialect::SourceSet packed = set;
   for (std::size_t f = 0; f < set.files.size(); ++f) {
     dialect::SourceFile& twin = packed.files[f];
     map->files.push_back(set.files[f].path);
-    plan::OutputFile out;
-    out.path = PackName(f, pack);
-    for (std::size_t s = 0; s < twin.skeleton.storages.size(); ++s) {
-      const torch_pt::Storage& from = set.files[f].skeleton.storages[s];
-      torch_pt::Storage& to = twin.skeleton.storages[s];
-      // An empty storage lies nowhere, and rounded up its place could be beyond the file's end.
-      to.offset = from.bytes == 0 ? out.bytes : RoundUp(out.bytes, kPackAlign);
-      if (from.bytes == 0) continue;
-      plan::Payload payload;
-      payload.kind = plan::Payload::Kind::kMember;
-      payload.offset = to.offset;
-      payload.bytes = from.bytes;
-      payload.member = static_cast<std::uint32_t>(map->members.size());
-      out.payloads.push_back(payload);
-      out.bytes = to.offset + from.bytes;
-      map->members.push_back(
-          {static_cast<std::uint32_t>(f), from.offset, from.bytes, from.crc32, "data/" + from.key});
+    const std::string path = PackName(f, pack);
+    const std::uint32_t out = builder->AddFile(path);
+    for (dialect::Container& container : twin.containers) {
+      for (format::Storage& to : container.skeleton.storages) {
+        const format::Storage from = to;
+        // An empty storage lies nowhere, and rounded up its place could be beyond the file's end.
+        const std::uint64_t end = builder->bytes(out);
+        to.offset = from.bytes == 0 ? end : RoundUp(end, kPackAlign);
+        if (from.bytes == 0) continue;
+        builder->AddMember(out, to.offset, static_cast<std::uint32_t>(map->members.size()),
+                           from.bytes);
+        map->members.push_back({static_cast<std::uint32_t>(f), from.offset, from.bytes, from.crc32,
+                                NameOf(container.skeleton, from)});
+      }
     }
-    twin.path = out.path;  // relative: a packed catalogue may be moved
-    twin.identity = {out.bytes, 0, 0};
-    twin.skeleton.file_bytes = out.bytes;
-    out.frame = [](std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
-      return std::vector<plan::FramePiece>();
-    };
-    target->files.push_back(std::move(out));
+    for (dialect::Container& one : twin.containers) {
+      one.skeleton.first = 0;
+      one.skeleton.last = builder->bytes(out);
+    }
+    twin.path = path;  // relative: a packed catalogue may be moved
+    twin.identity = {builder->bytes(out), 0, 0};
+    for (dialect::Container& one : twin.containers) {
+      one.skeleton.first = 0;
+      one.skeleton.last = builder->bytes(out);
+    }
   }
   for (dialect::Neighbour& twin : packed.neighbours) {
     if (twin.content) continue;
     const std::uint64_t bytes = twin.identity.bytes;
-    plan::OutputFile out = plan::WholeFile(PackName(target->files.size(), pack), twin.path, bytes,
+    plan::OutputFile out = plan::WholeFile(PackName(builder->file_count(), pack), twin.path, bytes,
                                            plan::Twin::kCopy, map);
     twin.path = out.path;
     twin.identity = {bytes, 0, 0};
-    target->files.push_back(std::move(out));
+    builder->AddFile(std::move(out));
   }
   return packed;
 }
@@ -196,21 +197,22 @@ bool IsCompressed(const dialect::SourceSet& set) {
 Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack,
                                        const ConvertOptions& options, Sink& sink) {
   layout::ShardMap map;
-  plan::Target target;
+  plan::TargetBuilder builder;
   const dialect::SourceSet packed =
-      pack == Pack::kNone ? dialect::SourceSet() : PackedTwin(input.set, pack, &map, &target);
+      pack == Pack::kNone ? dialect::SourceSet() : PackedTwin(input.set, pack, &map, &builder);
   const auto text = std::make_shared<const std::string>(
       dialect::Serialize(pack == Pack::kNone ? input.set : packed));
   exec::FileBytes bytes(map, PathsOf(input.set));
   nlohmann::ordered_json head = ManifestHead("ucp-extract", "catalogue", input);
   head["packed"] = PackWord(pack);
   ConvertReport report;
+  if (pack != Pack::kZstd) builder.AddText(kCatalogueFile, *text);
+  const plan::Target target = std::move(builder).Take();
   if (pack == Pack::kZstd) {
     SW_TRY_ASSIGN(report, PackCompressed(comm, input,
                                          {map, target, bytes, kCatalogueFile, *text, head.dump()},
                                          options, sink));
   } else {
-    target.files.push_back(plan::TextFile(kCatalogueFile, *text));
     SW_TRY_ASSIGN(report, RunPlan(comm, input, map, target, bytes, head.dump(), PackWord(pack),
                                   options, sink));
   }

@@ -5,7 +5,7 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
-#include "dialect/source.h"
+#include "dialect/core/source.h"
 #include "exec/run.h"
 #include "ucp/convert.h"
 #include "ucp/input.h"
@@ -30,11 +30,12 @@ bool IsCompressed(const dialect::SourceSet& set);
 enum class Pack : std::uint8_t {
   kNone,  ///< the payloads stay where they are
   kCopy,  ///< the catalogue holds the payloads too
-  kZstd,  ///< compressed (ucp/zpack.h)
+  kZstd,  ///< compressed (exec/zpack.h)
 };
 
 /// Writes the fragment catalogue of a source: the skeleton of every file, and with `pack` its
-/// payloads. Collective.
+/// payloads.
+/// Collective.
 Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack,
                                        const ConvertOptions& options, Sink& sink);
 

@@ -1,21 +1,22 @@
 #include "ucp/check.h"
 
 #include <algorithm>
-#include <atomic>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
+#include <span>
 
-#include <tbb/blocked_range.h>
 #include <tbb/enumerable_thread_specific.h>
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include "exec/exchange.h"
-#include "exec/first_error.h"
-#include "exec/gather.h"
+#include "exec/units.h"
 #include "exec/verify.h"
+#include "layout/states.h"
 #include "plan/plan.h"
+#include "plan/target_builder.h"
 #include "ucp/value.h"
 
 namespace shardwright::ucp {
@@ -30,40 +31,21 @@ std::string Label(const std::string& name, const std::string& state) {
 /// True if a checkpoint holds the tensor, or something that it is derived from.
 bool Derivable(const layout::TensorIndex& index, const LogicalTensor& tensor) {
   if (index.Find(tensor.name, tensor.state)) return true;
-  return (tensor.state == "weight" && index.Find(tensor.name, "fp32")) ||
-         (tensor.state == "fp32" && index.Find(tensor.name, "weight"));
+  return (tensor.state == layout::kWeight && index.Find(tensor.name, layout::kMaster)) ||
+         (tensor.state == layout::kMaster && index.Find(tensor.name, layout::kWeight));
 }
 
 /// The tensors to compare, as a target that is never written: one whole tensor per file.
 class Common {
  public:
   void Add(const LogicalTensor& tensor) {
-    layout::ShardMap& map = target_.map;
-    const auto index = static_cast<std::uint32_t>(map.tensors.size());
-    const std::uint64_t elems = Elems(tensor.shape);
-    const std::uint64_t bytes = elems * ItemSize(tensor.dtype);
-    map.files.push_back(tensor.name);
-    map.members.push_back({index, 0, bytes, std::nullopt, tensor.state});
-    map.arrays.push_back({tensor.dtype, {{index, 0, elems}}});
-    LogicalTensor whole{tensor.name, tensor.state, tensor.dtype, tensor.shape, {}};
-    layout::Placement at;
-    at.array = index;
-    whole.fragments.push_back({std::make_shared<layout::Cut>(layout::Cut::Whole(tensor.shape)), at,
-                               layout::Role::kOwner});
-    map.tensors.push_back(std::move(whole));
-    plan::Payload payload;
-    payload.array = index;
-    payload.bytes = bytes;
-    plan::OutputFile file;
-    file.path = tensor.name;
-    file.bytes = bytes;
-    file.payloads.push_back(payload);
-    target_.files.push_back(std::move(file));
+    const std::uint32_t file = builder_.AddFile(tensor.name);
+    builder_.AddWhole(file, 0, tensor.name, tensor.state, tensor.dtype, tensor.shape, tensor.state);
   }
-  const plan::Target& target() const { return target_; }
+  const plan::Target& target() const { return builder_.target(); }
 
  private:
-  plan::Target target_;
+  plan::TargetBuilder builder_;
 };
 
 class Checker {
@@ -97,13 +79,10 @@ class Checker {
     exec::Exchange source;
     exec::SourceSums sums;
   };
-  struct Pair {
-    exec::Workspace a;
-    exec::Workspace b;
-  };
+  class Second;
   Status ComparePayloads();
-  Status CompareUnits(std::uint64_t first, std::uint64_t last, Side* a, Side* b);
-  Status CompareUnit(std::uint64_t index, Side* a, Side* b, Pair* pair);
+  void CompareBytes(std::uint64_t index, const plan::Unit& unit, std::span<const std::byte> of_a,
+                    std::span<const std::byte> of_b);
   Status Verify(Side* side);
 
   comm::Comm& comm_;
@@ -117,8 +96,6 @@ class Checker {
   std::map<std::uint32_t, std::string>
       different_;  // by tensor: the first difference seen, by unit order
   std::map<std::uint32_t, std::uint64_t> different_at_;
-  std::uint64_t units_mine_ = 0;
-  std::atomic<std::uint64_t> compared_ = 0;
   CheckReport report_;
 };
 
@@ -191,26 +168,43 @@ void Checker::CompareParams() {
   }
 }
 
-Status Checker::CompareUnit(std::uint64_t index, Side* a, Side* b, Pair* pair) {
-  const plan::Unit unit = a->plan.unit(index);
-  const auto gather = [&](Side* side, exec::Workspace* workspace) -> Status {
+/// Takes the units of the first, and gathers and compares those of the second.
+class Checker::Second final : public exec::UnitSink {
+ public:
+  Second(Checker& checker, Side& side) : checker_(checker), side_(side) {}
+
+  Status BeginRound(std::span<const std::uint64_t> units) override {
+    return side_.source.Round(side_.plan, units);
+  }
+
+  Status Put(const exec::UnitInHand& first) override {
+    exec::Workspace& workspace = workspaces_.local();
+    workspace.unit.resize(first.unit.bytes);
     std::vector<exec::Share> shares;
-    SW_TRY(exec::GatherUnit(side->plan, unit, side->source, workspace, &shares));
-    side->sums.Add(shares);
+    std::optional<std::uint32_t> crc32;
+    SW_TRY(exec::GatherUnit(side_.plan, first.unit, side_.source, workspace.unit, &workspace,
+                            &shares, &crc32));
+    side_.sums.Add(shares);
+    checker_.CompareBytes(first.index, first.unit, first.bytes, workspace.unit);
     return {};
-  };
-  SW_TRY(gather(a, &pair->a));
-  SW_TRY(gather(b, &pair->b));
-  const std::vector<std::byte>& of_a = pair->a.unit;
-  const std::vector<std::byte>& of_b = pair->b.unit;
-  if (of_a == of_b) return {};
+  }
+
+ private:
+  Checker& checker_;
+  Side& side_;
+  tbb::enumerable_thread_specific<exec::Workspace> workspaces_;
+};
+
+void Checker::CompareBytes(std::uint64_t index, const plan::Unit& unit,
+                           std::span<const std::byte> of_a, std::span<const std::byte> of_b) {
+  if (std::memcmp(of_a.data(), of_b.data(), unit.bytes) == 0) return;
   const LogicalTensor& tensor = common_.target().map.tensors[unit.file];
   const std::uint64_t item = ItemSize(tensor.dtype);
   const auto byte = static_cast<std::uint64_t>(
       std::mismatch(of_a.begin(), of_a.end(), of_b.begin()).first - of_a.begin());
   const std::uint64_t at = byte / item * item;
-  const auto show = [&](const std::vector<std::byte>& bytes) {
-    return ElementText(tensor.dtype, std::span(bytes).subspan(at, item));
+  const auto show = [&](std::span<const std::byte> bytes) {
+    return ElementText(tensor.dtype, bytes.subspan(at, item));
   };
   const std::lock_guard lock(mutex_);
   const auto [entry, fresh] = different_at_.emplace(unit.file, index);
@@ -220,30 +214,14 @@ Status Checker::CompareUnit(std::uint64_t index, Side* a, Side* b, Pair* pair) {
                             ": element " + std::to_string((unit.first + at) / item) + ": " +
                             show(of_a) + " and " + show(of_b);
   }
-  return {};
 }
 
 Status Checker::Verify(Side* side) {
   SW_TRY(exec::CombineSums(comm_, &side->sums));
-  SW_TRY(exec::VerifyMembers(comm_, side->plan, side->sums, {}, side->source, arena_));
-  return {};
-}
-
-Status Checker::CompareUnits(std::uint64_t first, std::uint64_t last, Side* a, Side* b) {
-  tbb::enumerable_thread_specific<Pair> workspaces;
-  exec::FirstError error;
-  arena_.execute([&] {
-    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(first, last), [&](const auto& range) {
-      for (std::uint64_t index = range.begin(); index < range.end() && !error.failed(); ++index) {
-        if (sink_.stop_requested())
-          return error.Set(index, {Errc::kStopped, "stopped on request", 0, -1});
-        Status status = CompareUnit(index, a, b, &workspaces.local());
-        if (!status) return error.Set(index, std::move(status).error());
-        sink_.Progress(++compared_ * plan::kUnitBytes, units_mine_ * plan::kUnitBytes);
-      }
-    });
-  });
-  return error.Take();
+  const exec::MembersToVerify which{
+      &side->source, 1, [&](std::uint32_t member) { return side->source.Mine(member); }};
+  const auto members = exec::VerifyMembers(side->plan, side->sums, which, arena_);
+  return comm_.Agree(members ? Status() : Status(tl::unexpected<Error>(members.error())));
 }
 
 Status Checker::ComparePayloads() {
@@ -256,20 +234,18 @@ Status Checker::ComparePayloads() {
   const auto ranks = static_cast<std::uint64_t>(comm_.size());
   const auto rank = static_cast<std::uint64_t>(comm_.rank());
   const std::uint64_t first = units * rank / ranks;
-  units_mine_ = units * (rank + 1) / ranks - first;
+  std::vector<std::uint64_t> mine(units * (rank + 1) / ranks - first);
+  std::iota(mine.begin(), mine.end(), first);
   const std::uint64_t workspaces = std::uint64_t{2} * options_.threads * exec::kWorkspaceBytes;
   const std::uint64_t budget =  // of a round, of which each side holds one
       (options_.memory_bytes - std::min(options_.memory_bytes, workspaces)) / 2;
   const std::uint64_t most = std::min(a.source.RoundUnits(budget), b.source.RoundUnits(budget));
-  std::vector<std::uint64_t> part;
-  SW_TRY(exec::InRounds(comm_, units_mine_, most, [&](std::uint64_t begin, std::uint64_t end) {
-    part.resize(end - begin);
-    std::iota(part.begin(), part.end(), first + begin);
-    Status status = a.source.Round(plan_a, part);
-    if (status) status = b.source.Round(plan_b, part);
-    if (!status) return status;
-    return comm_.Agree(CompareUnits(first + begin, first + end, &a, &b));
-  }));
+  exec::UnitLoopOptions loop_options;
+  loop_options.sums = &a.sums;
+  for (const std::uint64_t index : mine) loop_options.bytes_total += plan_a.unit(index).bytes;
+  exec::UnitLoop loop(plan_a, a.source, arena_, sink_, loop_options);
+  Second second(*this, b);
+  SW_TRY(exec::ForUnitsInRounds(comm_, loop, plan_a, a.source, mine, most, second));
   SW_TRY(Verify(&a));
   SW_TRY(Verify(&b));
   report_.bytes_compared = plan_a.totals().payload_bytes;

@@ -8,38 +8,20 @@
 #include "base/version.h"
 #include "exec/integrity.h"
 #include "exec/manifest.h"
+#include "exec/replicas.h"
 #include "os/dir.h"
 #include "ucp/ds_to_universal.h"
-#include "ucp/replicas.h"
 #include "ucp/verbatim.h"
 
 namespace shardwright::ucp {
 
-nlohmann::ordered_json ToJson(const dialect::Topology& topology) {
-  nlohmann::ordered_json json = {{"zero", topology.zero}, {"dp", topology.dp},
-                                 {"tp", topology.tp},     {"pp", topology.pp},
-                                 {"ep", topology.ep},     {"dtype", Name(topology.dtype)}};
-  if (topology.zero == 3) json["sub_group"] = topology.sub_group;
-  if (topology.round_robin) json["round_robin"] = true;
-  if (topology.pipeline) json["stages"] = topology.stages;
-  return json;
+nlohmann::ordered_json ToJson(const dialect::Layout& layout) {
+  return nlohmann::ordered_json::parse(layout.Json());
 }
 
-std::string_view Name(dialect::Loader loader) {
-  switch (loader) {
-    case dialect::Loader::kAny:
-      return "any";
-    case dialect::Loader::kStage3:
-      return "stage3";
-    case dialect::Loader::kAuto:
-      break;
-  }
-  return "auto";
-}
-
-std::string Explain(const dialect::Topology& topology) {
+std::string Explain(const dialect::Layout& layout) {
   std::string text;
-  const nlohmann::ordered_json json = ToJson(topology);
+  const nlohmann::ordered_json json = ToJson(layout);
   for (const auto& [key, value] : json.items()) {
     if (key == "stages") continue;
     text += (text.empty() ? "" : " ") + key + "=" +
@@ -58,7 +40,7 @@ nlohmann::ordered_json ManifestHead(const std::string& command, const std::strin
           {"source",
            {{"kind", input.checkpoint.origin},
             {"tag", input.checkpoint.tag},
-            {"layout", ToJson(input.checkpoint.topology)},
+            {"layout", ToJson(input.checkpoint.layout)},
             {"fingerprint", FingerprintText(input)}}},
           {"neighbours", input.neighbours ? "copy" : "none"}};
 }
@@ -111,7 +93,7 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   if (options.verify == exec::Verify::kReplicas) {
     sink.Pass("replicas");
     exec::Exchange replicas(comm, input.checkpoint.map, *input.bytes, input.file_owner);
-    SW_TRY(CompareReplicas(comm, replicas, options.threads, options.memory_bytes, sink));
+    SW_TRY(exec::CompareReplicas(comm, replicas, options.threads, options.memory_bytes, sink));
   }
   Result<exec::RunReport> ran = exec::Run(comm, plan, bytes, run, sink);
   if (!ran) {
@@ -127,12 +109,6 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
 
 namespace {
 
-/// Ranks that a target is for; atoms are for any number.
-std::optional<std::uint64_t> RanksOf(Format format, const dialect::Topology& topology) {
-  if (format == Format::kUniversal) return std::nullopt;
-  return topology.dp * topology.tp * topology.pp;
-}
-
 /// Equal layouts: how the source's files become the output's.
 plan::Twin TwinFor(const Input& input, const ConvertOptions& options) {
   // A clone is not read, so nothing of it could be verified; and the root makes it.
@@ -143,15 +119,14 @@ plan::Twin TwinFor(const Input& input, const ConvertOptions& options) {
 }
 
 /// Refuses what cannot be done with links instead of doing something else.
-Status CheckLink(const Input& input, const dialect::Topology& topology, Format format,
+Status CheckLink(const Input& input, const dialect::Layout& layout, const dialect::Dialect& format,
                  const ConvertOptions& options) {
   std::string why;
-  if (format == Format::kUniversal) {
-    why = "atoms are always written";
-  } else if (!SameLayout(input.checkpoint.topology, topology)) {
-    why =
-        "the source is " + Explain(input.checkpoint.topology) + ", the target " + Explain(topology);
-  } else if (!IsVerbatim(input, topology)) {
+  if (format.same_files == nullptr) {
+    why = "files of format " + std::string(format.name) + " are always written";
+  } else if (!format.same_files(input.checkpoint.layout, layout)) {
+    why = "the source is " + Explain(input.checkpoint.layout) + ", the target " + Explain(layout);
+  } else if (!IsVerbatim(input, format, layout)) {
     why = "the source has no native files of its own";
   } else if (!input.file_owner.empty()) {
     why = "with --node-local nobody sees all of them";
@@ -166,18 +141,19 @@ Status CheckLink(const Input& input, const dialect::Topology& topology, Format f
 
 /// Copies, clones or links the source's files.
 Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
+                                  const dialect::Dialect& format,
                                   const nlohmann::ordered_json& head, const ConvertOptions& options,
                                   Sink& sink) {
   const plan::Twin twin = TwinFor(input, options);
   const bool link = twin == plan::Twin::kLink;
-  sink.Note("source and target layouts are equal (" + Explain(input.checkpoint.topology) + "): " +
+  sink.Note("source and target layouts are equal (" + Explain(input.checkpoint.layout) + "): " +
                 (link ? "linking its files: a program that writes into one of them changes both "
                         "checkpoints"
                       : "its files are taken as they are"),
             0);
-  SW_TRY_ASSIGN(Verbatim verbatim, PlanVerbatim(input, twin));
+  SW_TRY_ASSIGN(Verbatim verbatim, PlanVerbatim(input, format, twin));
   NeighbourReport neighbours =
-      AddNeighbours(input.set, std::nullopt, link ? plan::Twin::kCopy : twin, &verbatim.map,
+      AddNeighbours(input.set, format, std::nullopt, link ? plan::Twin::kCopy : twin, &verbatim.map,
                     &verbatim.target, sink);
   exec::FileBytes bytes(verbatim.map, PathsOf(input.set));
   SW_TRY_ASSIGN(ConvertReport report,
@@ -191,44 +167,53 @@ Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
 
 }  // namespace
 
+Result<dialect::Written> WriteLayout(const dialect::Dialect& format,
+                                     const dialect::Checkpoint& source,
+                                     const dialect::Layout& layout, Sink& sink) {
+  SW_TRY(dialect::CheckUnbound(source));
+  SW_TRY_ASSIGN(dialect::Written written, format.write(source, layout));
+  for (const std::string& one : written.not_carried) sink.Warn("not carried over: " + one);
+  return written;
+}
+
+void DescribeLayout(const dialect::Layout& layout, nlohmann::ordered_json* head) {
+  (*head)["layout"] = ToJson(layout);
+  for (const auto& [key, value] : layout.options) (*head)[key] = value;
+}
+
 Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::TargetSpec& spec,
-                              Format format, const std::string& command,
+                              const dialect::Dialect& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink) {
   const dialect::Checkpoint& source = input.checkpoint;
-  SW_TRY_ASSIGN(const dialect::Topology topology, dialect::ResolveTarget(spec, source));
+  SW_TRY_ASSIGN(const dialect::Layout layout, format.resolve(spec, source));
   ConvertReport report;
-  nlohmann::ordered_json head =
-      ManifestHead(command, format == Format::kUniversal ? "universal" : "deepspeed", input);
-  head["layout"] = ToJson(topology);
-  if (format == Format::kUniversal) head["loader"] = Name(options.loader);
-  const bool verbatim = format == Format::kDeepSpeed && IsVerbatim(input, topology);
+  nlohmann::ordered_json head = ManifestHead(command, std::string(format.name), input);
+  DescribeLayout(layout, &head);
   if (options.link) {
-    SW_TRY(CheckLink(input, topology, format, options));
+    SW_TRY(CheckLink(input, layout, format, options));
     head["linked"] = true;
   }
-  if (verbatim) {
-    SW_TRY_ASSIGN(report, RunVerbatim(comm, input, head, options, sink));
+  if (IsVerbatim(input, format, layout)) {
+    SW_TRY_ASSIGN(report, RunVerbatim(comm, input, format, head, options, sink));
   } else {
-    SW_TRY(dialect::CheckUnbound(source));
-    SW_TRY_ASSIGN(plan::Target target,
-                  format == Format::kUniversal
-                      ? dialect::WriteUniversal(source, topology, options.loader)
-                      : dialect::WriteDeepSpeed(source, topology));
-    if (options.flat) FlattenUniversal(&target);
-    NeighbourReport neighbours =
-        AddNeighbours(input.set, RanksOf(format, topology), plan::Twin::kCopy,
-                      &input.checkpoint.map, &target, sink);
+    SW_TRY_ASSIGN(dialect::Written written, WriteLayout(format, source, layout, sink));
+    plan::Target& target = written.target;
+    if (options.flat) Flatten(format, &target);
+    if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
+    NeighbourReport neighbours = AddNeighbours(input.set, format, layout.ranks, plan::Twin::kCopy,
+                                               &input.checkpoint.map, &target, sink);
+    std::string parameters = std::string(format.name) + " " + head["layout"].dump() + " ";
+    for (const auto& [key, value] : layout.options) parameters += value;
     SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
-                                  head["kind"].get<std::string>() + " " + head["layout"].dump() +
-                                      " " + head.value("loader", ""),
-                                  options, sink));
+                                  parameters, options, sink));
     report.neighbours = std::move(neighbours);
+    report.not_carried = std::move(written.not_carried);
   }
   if (options.flat && !options.dry_run) {
-    SW_TRY(comm.OnRoot([&] { return PointLatest(options.output); }));
+    SW_TRY(comm.OnRoot([&] { return PointLatest(format, options.output); }));
   }
-  report.source = source.topology;
-  report.target = topology;
+  report.source = source.layout;
+  report.target = layout;
   return report;
 }
 

@@ -1,27 +1,28 @@
+// lib/ucp: the operations behind the commands.
+// OpenInput (input.h) finds and understands a source; Convert makes the target, plans and runs, or
+// copies the files as they are where the layouts are equal (verbatim.h). catalogue.h writes
+// catalogues, check.h compares two checkpoints, describe.h tells what one holds. prove.h and
+// replicas.h prove what a reader had to assume, neighbours.h takes along what lies beside a
+// checkpoint.
+
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
-#include "dialect/dialect.h"
-#include "dialect/target_spec.h"
+#include "dialect/dialects.h"
 #include "exec/run.h"
 #include "plan/plan.h"
 #include "ucp/input.h"
 #include "ucp/neighbours.h"
 
 namespace shardwright::ucp {
-
-enum class Format : std::uint8_t {
-  kDeepSpeed,  ///< native files of a parallel layout
-  kUniversal,  ///< atoms: one file per parameter and state
-};
 
 /// How a command writes; the fields are the shared flags.
 struct ConvertOptions {
@@ -30,9 +31,7 @@ struct ConvertOptions {
   bool resume = false;
   bool dry_run = false;
   bool link = false;  ///< equal layouts: hard links to the source's files instead of copies
-  bool flat =
-      false;  ///< universal: the tag folder itself, as ds_to_universal writes it, not a save folder
-  dialect::Loader loader = dialect::Loader::kAuto;  ///< universal: who opens the state files
+  bool flat = false;  ///< the tag folder itself, as ds_to_universal writes it, not a save folder
   exec::Verify verify = exec::Verify::kSums;
   unsigned threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
@@ -48,32 +47,46 @@ struct ConvertReport {
   plan::Totals totals;
   exec::RunReport run;
   std::uint64_t buffer_bytes = 0;  ///< of each rank
-  dialect::Topology source;
-  dialect::Topology target;
+  dialect::Layout source;
+  dialect::Layout target;
+  /// What of the source's state has no place in the target, one sentence each.
+  std::vector<std::string> not_carried;
 };
 
 /// Writes the source in another layout, and what lies beside it if the input was searched for that.
 /// Equal layouts: its files as they are, as clones where the file system can and nothing is to be
 /// verified, else as copies that are checked like those of a conversion.
-/// \param spec  unset keys keep the source's value
+/// \param format  the dialect to write; it has a writer
+/// \param spec  its keys; unset ones keep the source's value
 /// \error kUsage  options.link, and the layouts differ or the source has no files to link to;
-///        kUnsupported  options.link, and the file system cannot; else as dialect::ResolveTarget,
-///        plan::Plan::Make and exec::Run
+///        kUnsupported  options.link, and the file system cannot; else as the dialect's `resolve`
+///        and `write`, plan::Plan::Make and exec::Run
 /// Collective.
 Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::TargetSpec& spec,
-                              Format format, const std::string& command,
+                              const dialect::Dialect& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink);
 
+/// Writes a checkpoint as a dialect's layout says, and warns of what has no place in it.
+/// Pure but for the warnings.
+Result<dialect::Written> WriteLayout(const dialect::Dialect& format,
+                                     const dialect::Checkpoint& source,
+                                     const dialect::Layout& layout, Sink& sink);
+
+/// Adds to a manifest the layout and the options of the dialect that it was written with.
+void DescribeLayout(const dialect::Layout& layout, nlohmann::ordered_json* head);
+
 /// Plans and runs a copy program, or with dry_run only plans it. `source` is the map that `bytes`
-/// reads. Collective.
+/// reads.
+/// Collective.
 Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
                               const plan::Target& target, exec::ByteSource& bytes,
                               const std::string& manifest_head, const std::string& parameters,
                               const ConvertOptions& options, Sink& sink);
 
 /// Whether --resume has nothing to do because the stopped run had committed: OUTPUT is there and
-/// its manifest says what this run would write. \param error  what the run failed with; only "the
-/// output exists" can mean this Collective.
+/// its manifest says what this run would write.
+/// \param error  what the run failed with; only "the output exists" can mean this
+/// Collective.
 Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
                        const std::string& manifest_head, const Error& error, Sink& sink);
 
@@ -81,12 +94,9 @@ Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
 nlohmann::ordered_json ManifestHead(const std::string& command, const std::string& kind,
                                     const Input& input);
 
-nlohmann::ordered_json ToJson(const dialect::Topology& topology);
-
-/// As --loader names it.
-std::string_view Name(dialect::Loader loader);
+nlohmann::ordered_json ToJson(const dialect::Layout& layout);
 
 /// "zero=2 dp=3 tp=1 pp=1 ep=1 dtype=bfloat16"
-std::string Explain(const dialect::Topology& topology);
+std::string Explain(const dialect::Layout& layout);
 
 }  // namespace shardwright::ucp

@@ -82,6 +82,34 @@ std::vector<Stretch> Stretches(const layout::ShardMap& map, const layout::Fragme
   return list;
 }
 
+nlohmann::json TotalsJson(const ConvertReport& report) {
+  const plan::Totals& totals = report.totals;
+  return {{"output_files", totals.output_files},
+          {"output_bytes", totals.output_bytes},
+          {"linked_files", totals.linked_files},
+          {"payload_bytes", totals.payload_bytes},
+          {"read_bytes", totals.read_bytes + totals.verify_bytes},
+          {"verify_bytes", totals.verify_bytes},
+          {"units", totals.units},
+          {"members_read", totals.members_read},
+          {"members_unread", totals.members_unread},
+          {"buffer_bytes", report.buffer_bytes}};
+}
+
+nlohmann::json NeighboursJson(const NeighbourReport& report) {
+  nlohmann::json copied = nlohmann::json::array();
+  for (const auto& [name, bytes] : report.copied)
+    copied.push_back({{"name", name}, {"bytes", bytes}});
+  nlohmann::json left_out = nlohmann::json::array();
+  for (const dialect::LeftOut& one : report.left_out) {
+    left_out.push_back({{"name", one.name}, {"why", one.why}});
+  }
+  return {{"folders", report.folders},
+          {"copied", std::move(copied)},
+          {"bytes", report.bytes},
+          {"left_out", std::move(left_out)}};
+}
+
 }  // namespace
 
 std::vector<ListRow> List(const Checkpoint& checkpoint) {
@@ -104,7 +132,7 @@ std::vector<ListRow> List(const Checkpoint& checkpoint) {
 nlohmann::ordered_json ListJson(const Checkpoint& checkpoint) {
   nlohmann::ordered_json json = {{"kind", checkpoint.origin},
                                  {"tag", checkpoint.tag},
-                                 {"layout", ToJson(checkpoint.topology)},
+                                 {"layout", ToJson(checkpoint.layout)},
                                  {"files", checkpoint.map.files.size()}};
   const auto tensors = ByName(checkpoint);
   json["parameters"] = nlohmann::ordered_json::array();
@@ -183,6 +211,39 @@ Result<nlohmann::ordered_json> ExplainJson(const Checkpoint& checkpoint, const s
     json["tensors"].push_back(std::move(entry));
   }
   return json;
+}
+
+nlohmann::json ConversionJson(const ConvertReport& report) {
+  nlohmann::json result = {{"dry_run", report.dry_run},
+                           {"found_done", report.found_done},
+                           {"verbatim", report.verbatim},
+                           {"linked", report.linked},
+                           {"neighbours", NeighboursJson(report.neighbours)},
+                           {"not_carried", report.not_carried},
+                           {"plan", TotalsJson(report)},
+                           {"source", ToJson(report.source)},
+                           {"target", ToJson(report.target)}};
+  if (!report.dry_run && !report.found_done) {
+    result["run"] = {{"payload_bytes_read", report.run.bytes_read},
+                     {"bytes_written", report.run.bytes_written},
+                     {"files_read", report.run.files_read},
+                     {"files_written", report.run.files_written},
+                     {"files_cloned", report.run.files_cloned},
+                     {"files_linked", report.run.files_linked},
+                     {"units", report.run.units},
+                     {"units_resumed", report.run.units_resumed},
+                     {"members_verified", report.run.members_verified},
+                     {"members_without_sum", report.run.members_without_sum}};
+  }
+  return result;
+}
+
+nlohmann::json CheckJson(const CheckReport& report) {
+  return {{"tensors_equal", report.tensors_equal},
+          {"tensors_different", report.tensors_different},
+          {"bytes_compared", report.bytes_compared},
+          {"difference_count", report.difference_count},
+          {"differences", report.differences}};
 }
 
 }  // namespace shardwright::ucp

@@ -7,7 +7,9 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "base/result.h"
-#include "dialect/checkpoint.h"
+#include "dialect/core/checkpoint.h"
+#include "ucp/check.h"
+#include "ucp/convert.h"
 
 namespace shardwright::ucp {
 
@@ -33,5 +35,13 @@ Result<std::string> ExplainParam(const dialect::Checkpoint& checkpoint, const st
 /// The same for programs.
 Result<nlohmann::ordered_json> ExplainJson(const dialect::Checkpoint& checkpoint,
                                            const std::string& name);
+
+/// The report's `result` of a conversion: layouts, plan, what was read and written.
+/// Pure.
+nlohmann::json ConversionJson(const ConvertReport& report);
+
+/// The report's `result` of a comparison.
+/// Pure.
+nlohmann::json CheckJson(const CheckReport& report);
 
 }  // namespace shardwright::ucp

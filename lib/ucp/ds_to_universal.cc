@@ -5,12 +5,6 @@
 #include "os/dir.h"
 
 namespace shardwright::ucp {
-namespace {
-
-constexpr std::string_view kPointer = "latest_universal";
-
-}  // namespace
-
 Status DsToUniversal::Apply(std::string* positional) {
   if (output.empty()) return {};
   if (!positional->empty())
@@ -26,17 +20,18 @@ void DsToUniversal::Adjust(ConvertOptions* options) const {
   options->threads = std::max(options->threads, static_cast<unsigned>(workers));
 }
 
-void FlattenUniversal(plan::Target* target) {
-  std::erase_if(target->files, [](const plan::OutputFile& file) { return file.path == kPointer; });
+void Flatten(const dialect::Dialect& format, plan::Target* target) {
+  std::erase_if(target->files,
+                [&](const plan::OutputFile& file) { return file.path == format.pointer; });
   for (plan::OutputFile& file : target->files) {
     if (const auto slash = file.path.find('/'); slash != std::string::npos)
       file.path.erase(0, slash + 1);
   }
 }
 
-Status PointLatest(const std::string& tag_folder) {
+Status PointLatest(const dialect::Dialect& format, const std::string& tag_folder) {
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(tag_folder));
-  return os::ReplaceFile(split.parent + "/" + std::string(kPointer), split.name);
+  return os::ReplaceFile(split.parent + "/" + std::string(format.pointer), split.name);
 }
 
 }  // namespace shardwright::ucp

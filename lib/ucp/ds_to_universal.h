@@ -11,8 +11,8 @@ namespace shardwright::ucp {
 
 /// The flags of DeepSpeed's ds_to_universal, so that a job script changes one word. With
 /// --output_folder the atoms lie directly in that tag folder, and its parent's `latest_universal`
-/// is pointed to it once it is complete. Source: docs/formats/deepspeed.md, "The upstream
-/// converter".
+/// is pointed to it once it is complete.
+/// Source: docs/formats/deepspeed.md, "The upstream converter".
 struct DsToUniversal {
   std::string output;
   std::uint64_t extract_workers = 0;
@@ -29,12 +29,12 @@ struct DsToUniversal {
   void Adjust(ConvertOptions* options) const;
 };
 
-/// Moves a universal target from save-folder form (tag folder beside its pointer) to the tag folder
+/// Moves a target from save-folder form (tag folder beside its pointer) to the tag folder
 /// alone.
-void FlattenUniversal(plan::Target* target);
+void Flatten(const dialect::Dialect& format, plan::Target* target);
 
-/// Points `latest_universal` beside a finished tag folder to it, in one step.
+/// Points the format's pointer file beside a finished tag folder to it, in one step.
 /// \error kIo
-Status PointLatest(const std::string& tag_folder);
+Status PointLatest(const dialect::Dialect& format, const std::string& tag_folder);
 
 }  // namespace shardwright::ucp

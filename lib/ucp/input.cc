@@ -8,12 +8,12 @@
 
 #include "base/limits.h"
 #include "base/version.h"
-#include "dialect/dialect.h"
+#include "dialect/dialects.h"
 #include "exec/integrity.h"
+#include "exec/zpack.h"
 #include "os/dir.h"
 #include "ucp/catalogue.h"
 #include "ucp/prove.h"
-#include "ucp/zpack.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -88,8 +88,8 @@ Status KeepVisible(dialect::SourceSet* set) {
   return {};
 }
 
-/// Every catalogued file is in what the ranks see together. \error kNotFound, naming one that is
-/// not
+/// Every catalogued file is in what the ranks see together.
+/// \error kNotFound, naming one that is not
 Status CheckCatalogued(const std::set<std::string>& catalogued, const dialect::SourceSet& all) {
   std::set<std::string> seen;
   for (const dialect::SourceFile& file : all.files) seen.insert(file.name);
@@ -125,13 +125,24 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
                                      std::vector<int>* file_owner) {
   const std::vector<std::string> roots = Expand(options.roots, comm.rank());
   Result<Part> mine = ScanPart(roots, options.neighbours);
-  // Only one node needs to hold `latest`, and not every node a part: the others are told the tag.
-  const std::string tag = mine ? mine->set.tag : "";
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> tags, comm.AllGather(BytesOf(tag)));
-  const auto known =
-      std::find_if(tags.begin(), tags.end(), [](const auto& text) { return !text.empty(); });
-  if (!mine && mine.error().code == Errc::kNotFound && known != tags.end()) {
-    Result<dialect::SourceSet> part = dialect::ScanPart(roots, TextOf(*known));
+  // Only one node needs to hold `latest`, and not every node a part: the others are told the tag. A
+  // node that sees weights where others see a tag folder sees what lies beside that.
+  const bool tagged = mine && !dialect::FindDialect(mine->set.dialect)->pointer.empty();
+  const std::string tag = mine ? (tagged ? "+" : "-") + mine->set.tag : "";
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> gathered, comm.AllGather(BytesOf(tag)));
+  std::vector<std::string> tags;
+  tags.reserve(gathered.size());
+  for (const comm::Bytes& text : gathered) tags.push_back(TextOf(text));
+  auto known = std::find_if(tags.begin(), tags.end(),
+                            [](const std::string& text) { return text.starts_with('+'); });
+  const bool any_tagged = known != tags.end();
+  if (!any_tagged) {
+    known = std::find_if(tags.begin(), tags.end(),
+                         [](const std::string& text) { return !text.empty(); });
+  }
+  const bool lacks = mine ? any_tagged && !tagged : mine.error().code == Errc::kNotFound;
+  if (lacks && known != tags.end()) {
+    Result<dialect::SourceSet> part = dialect::ScanPart(roots, known->substr(1));
     const Status found = part && options.neighbours ? dialect::FindNeighbours(&*part) : Status();
     if (!found) part = tl::unexpected(found.error());
     mine = part ? Result<Part>(Part{*std::move(part), {}}) : tl::unexpected(part.error());
@@ -238,7 +249,9 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
     digest.Add(BytesOf(file.name));
     digest.Add(std::as_bytes(std::span(&file.identity.bytes, 1)));
     digest.Add(std::as_bytes(std::span(&file.identity.mtime_ns, 1)));
-    digest.Add(BytesOf(file.skeleton.pickle));
+    for (const dialect::Container& one : file.containers) {
+      digest.Add(BytesOf(one.skeleton.header));
+    }
   }
   input->fingerprint = Finish(digest);
   input->neighbours_fingerprint = FingerprintOf(input->set.neighbours);
@@ -246,7 +259,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
     std::vector<std::string> packs;
     packs.reserve(paths.size());
     for (exec::SourcePath& path : paths) packs.push_back(std::move(path.path));
-    input->bytes = std::make_unique<ZpackBytes>(input->checkpoint.map, std::move(packs));
+    input->bytes = std::make_unique<exec::ZpackBytes>(input->checkpoint.map, std::move(packs));
   } else {
     input->bytes = std::make_unique<exec::FileBytes>(input->checkpoint.map, std::move(paths));
   }

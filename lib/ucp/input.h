@@ -8,9 +8,9 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
-#include "dialect/checkpoint.h"
-#include "dialect/patterns.h"
-#include "dialect/source.h"
+#include "dialect/core/checkpoint.h"
+#include "dialect/core/source.h"
+#include "dialect/rules/patterns.h"
 #include "exec/byte_source.h"
 #include "os/journal.h"
 

@@ -4,6 +4,8 @@
 #include <set>
 
 #include "base/bytes.h"
+#include "base/text.h"
+#include "dialect/scan.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -20,8 +22,7 @@ std::set<std::string> NamesOf(const plan::Target& target) {
 void WarnAboutRanks(const std::vector<std::string>& gone, std::uint64_t ranks,
                     const std::optional<std::uint64_t>& last, Sink& sink) {
   if (!gone.empty()) {
-    sink.Warn("files of ranks that the target does not have, not carried over: " +
-              dialect::FirstFew(gone));
+    sink.Warn("files of ranks that the target does not have, not carried over: " + FirstFew(gone));
   }
   if (last && *last + 1 < ranks) {
     sink.Warn("the target has " + std::to_string(ranks) + " ranks, the source random states of " +
@@ -50,7 +51,7 @@ NeighbourReport ListNeighbours(const dialect::SourceSet& set) {
   return report;
 }
 
-NeighbourReport AddNeighbours(const dialect::SourceSet& set,
+NeighbourReport AddNeighbours(const dialect::SourceSet& set, const dialect::Dialect& format,
                               const std::optional<std::uint64_t>& ranks, plan::Twin twin,
                               layout::ShardMap* map, plan::Target* target, Sink& sink) {
   NeighbourReport report;
@@ -70,6 +71,12 @@ NeighbourReport AddNeighbours(const dialect::SourceSet& set,
     if (rank && ranks && *rank >= *ranks) {
       gone.push_back(neighbour.name);
       leave_out(neighbour, "of a rank that the target does not have");
+      continue;
+    }
+    if (format.pointer.empty() && format.belongs(neighbour.name) != dialect::Belongs::kNo) {
+      leave_out(neighbour, "a file of the format that is written");
+      sink.Warn("beside the checkpoint, not carried over: " + neighbour.name +
+                ": it would be taken for a part of the output");
       continue;
     }
     if (!taken.insert(neighbour.name).second) {

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "base/sink.h"
-#include "dialect/source.h"
+#include "dialect/core/dialect.h"
+#include "dialect/core/source.h"
 #include "layout/shard_map.h"
 #include "plan/target.h"
 
@@ -26,11 +27,13 @@ NeighbourReport ListNeighbours(const dialect::SourceSet& set);
 
 /// Adds the neighbours that a source was searched for to a target in save-folder form, and their
 /// files to the source map, in the set's order. Says what is left out: files of ranks that
-/// the target does not have, and names that the target needs itself.
+/// the target does not have, names that the target needs itself, and files that a reader of the
+/// target's format would take for its own.
+/// \param format of the target
 /// \param map    files of the set, in its order; neighbours are added after them
 /// \param ranks  of the target; none for atoms, which are for any number of ranks
 /// \param twin   kClone only where the source's files are seen by the root
-NeighbourReport AddNeighbours(const dialect::SourceSet& set,
+NeighbourReport AddNeighbours(const dialect::SourceSet& set, const dialect::Dialect& format,
                               const std::optional<std::uint64_t>& ranks, plan::Twin twin,
                               layout::ShardMap* map, plan::Target* target, Sink& sink);
 

@@ -2,48 +2,20 @@
 
 #include <cstring>
 #include <optional>
+#include <utility>
+
+#include <tbb/task_arena.h>
 
 #include "exec/manifest.h"
 #include "exec/run.h"
-#include "format/zip/crc32.h"
+#include "exec/units.h"
+#include "exec/verify.h"
+#include "exec/zpack.h"
 #include "os/commit.h"
 #include "os/dir.h"
-#include "ucp/zpack.h"
 
 namespace shardwright::ucp {
 namespace {
-
-/// Fills a block of a plain pack file from the members that lie in it, and notes their checksums.
-Status FillBlock(const CompressedPack& pack, const plan::OutputFile& file, std::uint64_t at,
-                 std::span<std::byte> block, exec::SourceSums* sums) {
-  auto payload =
-      std::partition_point(file.payloads.begin(), file.payloads.end(),
-                           [&](const plan::Payload& p) { return p.offset + p.bytes <= at; });
-  for (; payload != file.payloads.end() && payload->offset < at + block.size(); ++payload) {
-    const std::uint64_t first = std::max(at, payload->offset);
-    const std::uint64_t last = std::min(at + block.size(), payload->offset + payload->bytes);
-    const std::span<std::byte> piece = block.subspan(first - at, last - first);
-    SW_TRY(pack.bytes.Read(payload->member, first - payload->offset, piece));
-    const std::uint64_t after = payload->offset + payload->bytes - last;
-    const exec::Share share{payload->member, zip::Crc32Share(zip::Crc32(piece), after),
-                            piece.size()};
-    sums->Add({&share, 1});
-  }
-  return {};
-}
-
-Status CheckSums(const CompressedPack& pack, const plan::OutputFile& file,
-                 const exec::SourceSums& sums) {
-  for (const plan::Payload& payload : file.payloads) {
-    const layout::Member& member = pack.map.members[payload.member];
-    if (!member.crc32 || *member.crc32 == sums.crc(payload.member)) continue;
-    char text[64];
-    std::snprintf(text, sizeof text, "CRC-32 %08x expected, %08x found", *member.crc32,
-                  sums.crc(payload.member));
-    return Fail(Errc::kBadInput, pack.map.files[member.file] + ": " + member.name + ": " + text);
-  }
-  return {};
-}
 
 /// A file's line of the manifest, as it travels to the root.
 struct Line {
@@ -62,41 +34,55 @@ int OwnerOf(const comm::Comm& comm, const Input& input, const CompressedPack& pa
   return payloads.empty() ? 0 : input.file_owner[pack.map.members[payloads.front().member].file];
 }
 
+/// The line of a pack file that a stopped run has completed.
+Result<Line> LineOfKept(std::uint64_t file, const std::string& path) {
+  SW_TRY_ASSIGN(const os::File kept, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::Identity identity, kept.Stat());
+  exec::DigestStream digest;
+  std::vector<std::byte> buffer;
+  for (std::uint64_t at = 0; at < identity.bytes; at += buffer.size()) {
+    buffer.resize(std::min<std::uint64_t>(plan::kUnitBytes, identity.bytes - at));
+    SW_TRY(kept.ReadAt(at, buffer));
+    digest.Add(buffer);
+  }
+  return Line{file, identity.bytes, exec::FileDigest({}, digest.Finish())};
+}
+
 /// Writes this rank's pack files.
 Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPack& pack,
                  const std::string& stage, const ConvertOptions& options, Sink& sink,
                  std::vector<Line>* lines) {
-  exec::SourceSums sums(pack.map.members.size());
-  for (std::size_t f = 0; f < pack.target.files.size(); ++f) {
+  SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(pack.map, pack.target));
+  std::vector<std::uint32_t> mine;
+  exec::UnitLoopOptions loop_options;
+  loop_options.stopped = "stopped on request; --resume continues";
+  for (std::uint32_t f = 0; f < pack.target.files.size(); ++f) {
     if (OwnerOf(comm, input, pack, f) != comm.rank()) continue;
-    if (sink.stop_requested())
-      return Fail(Errc::kStopped, "stopped on request; --resume continues");
+    mine.push_back(f);
+    for (const plan::Payload& payload : pack.target.files[f].payloads) {
+      loop_options.bytes_total += payload.bytes;
+    }
+  }
+  tbb::task_arena arena(static_cast<int>(options.threads));
+  exec::ZstdContexts contexts;
+  exec::UnitLoop loop(plan, pack.bytes, arena, sink, loop_options);
+  for (const std::uint32_t f : mine) {
+    if (sink.stop_requested()) return Fail(Errc::kStopped, loop_options.stopped);
     const plan::OutputFile& file = pack.target.files[f];
     const std::string path = stage + "/" + file.path;
     SW_TRY_ASSIGN(const bool there, os::Exists(path));
-    if (there && IsZpack(path, file.bytes)) {
-      SW_TRY_ASSIGN(const os::File kept, os::File::OpenRead(path));
-      SW_TRY_ASSIGN(const os::Identity identity, kept.Stat());
-      exec::DigestStream digest;
-      std::vector<std::byte> buffer;
-      for (std::uint64_t at = 0; at < identity.bytes; at += buffer.size()) {
-        buffer.resize(std::min<std::uint64_t>(plan::kUnitBytes, identity.bytes - at));
-        SW_TRY(kept.ReadAt(at, buffer));
-        digest.Add(buffer);
-      }
-      lines->push_back({f, identity.bytes, exec::FileDigest({}, digest.Finish())});
+    if (there && exec::IsZpack(path, file.bytes)) {
+      SW_TRY_ASSIGN(const Line line, LineOfKept(f, path));
+      lines->push_back(line);
       continue;
     }
     if (there) SW_TRY(os::RemoveFile(path));
-    SW_TRY_ASSIGN(const ZpackResult result, WriteZpack(
-                                                path, file.bytes,
-                                                [&](std::uint64_t at, std::span<std::byte> block) {
-                                                  return FillBlock(pack, file, at, block, &sums);
-                                                },
-                                                options.threads));
-    SW_TRY(CheckSums(pack, file, sums));
+    SW_TRY_ASSIGN(exec::ZpackWriter writer, exec::ZpackWriter::Create(path, contexts));
+    std::vector<exec::UnitSum> sums;
+    SW_TRY_ASSIGN(const exec::ZpackResult result,
+                  exec::PackFile(plan, f, loop, std::move(writer), arena, &sums));
+    SW_TRY(exec::SumPayloads(plan, f, sums, true));
     lines->push_back({f, result.bytes, exec::FileDigest({}, result.digest)});
-    sink.Progress(pack.bytes.bytes_read(), 0);
   }
   return {};
 }

@@ -22,8 +22,9 @@ struct CompressedPack {
 
 /// Writes a catalogue with compressed pack files. Sizes are known only when all is compressed, so
 /// this does not run as a copy program; files are spread over ranks, blocks over threads. A resumed
-/// run keeps the files that are complete. Every member is compared with its checksum. \error
-/// kBadInput, kIo, kBusy, kStopped Collective.
+/// run keeps the files that are complete. Every member is compared with its checksum.
+/// \error kBadInput, kIo, kBusy, kStopped
+/// Collective.
 Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
                                      const CompressedPack& pack, const ConvertOptions& options,
                                      Sink& sink);

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "layout/states.h"
 #include "tensor/convert.h"
 #include "ucp/value.h"
 
@@ -58,11 +59,12 @@ const Fragment* SameShard(const LogicalTensor& weight, const Fragment& master) {
 }
 
 /// The first and last elements of every holder's part of a parameter's masters, and the same of its
-/// weight. \returns false if they cannot be compared
+/// weight.
+/// \returns false if they cannot be compared
 bool AddSamples(const ShardMap& map, const layout::TensorIndex& index, const std::string& name,
                 std::uint32_t param, std::vector<Sample>* samples) {
-  const auto master = index.Find(name, "fp32");
-  const auto weight = index.Find(name, "weight");
+  const auto master = index.Find(name, layout::kMaster);
+  const auto weight = index.Find(name, layout::kWeight);
   if (!master || !weight) return false;
   const LogicalTensor& from = map.tensors[*master];
   const LogicalTensor& to = map.tensors[*weight];

@@ -3,7 +3,7 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
-#include "dialect/checkpoint.h"
+#include "dialect/core/checkpoint.h"
 #include "exec/exchange.h"
 
 namespace shardwright::ucp {

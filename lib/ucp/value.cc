@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "base/text.h"
 #include "tensor/convert.h"
 
 namespace shardwright::ucp {
@@ -19,14 +20,10 @@ std::string RealText(double value) {
   return std::strtod(shorter, nullptr) == value ? shorter : text;
 }
 
+/// As a number: the last byte first.
 std::string HexText(std::span<const std::byte> bytes) {
-  std::string text = "0x";
-  char digits[3];
-  for (std::size_t i = bytes.size(); i-- > 0;) {
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(bytes[i]));
-    text += digits;
-  }
-  return text;
+  const std::vector<std::byte> number(bytes.rbegin(), bytes.rend());
+  return "0x" + Hex(number);
 }
 
 std::string ScalarText(const dialect::Scalar& scalar) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dialect/checkpoint.h"
+#include "dialect/core/checkpoint.h"
 #include "tensor/dtype.h"
 
 namespace shardwright::ucp {

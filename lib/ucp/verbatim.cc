@@ -16,18 +16,12 @@ bool HasOwnFiles(const dialect::SourceSet& set) {
 
 }  // namespace
 
-bool SameLayout(const dialect::Topology& a, const dialect::Topology& b) {
-  return a.zero == b.zero && a.dp == b.dp && a.tp == b.tp && a.pp == b.pp && a.ep == b.ep &&
-         a.dtype == b.dtype && a.pipeline == b.pipeline && (!a.pipeline || a.stages == b.stages) &&
-         a.round_robin == b.round_robin && (a.zero != 3 || a.sub_group == b.sub_group);
+bool IsVerbatim(const Input& input, const dialect::Dialect& format, const dialect::Layout& layout) {
+  return format.same_files != nullptr && input.checkpoint.origin == format.name &&
+         HasOwnFiles(input.set) && format.same_files(input.checkpoint.layout, layout);
 }
 
-bool IsVerbatim(const Input& input, const dialect::Topology& topology) {
-  return input.checkpoint.origin == "deepspeed" && HasOwnFiles(input.set) &&
-         SameLayout(input.checkpoint.topology, topology);
-}
-
-Result<Verbatim> PlanVerbatim(const Input& input, plan::Twin twin) {
+Result<Verbatim> PlanVerbatim(const Input& input, const dialect::Dialect& format, plan::Twin twin) {
   Verbatim out;
   const std::string& tag = input.checkpoint.tag;
   SW_TRY(os::SafeName(tag));
@@ -36,12 +30,14 @@ Result<Verbatim> PlanVerbatim(const Input& input, plan::Twin twin) {
     const auto index = static_cast<std::uint32_t>(out.map.files.size());
     out.target.files.push_back(
         plan::WholeFile(path, file.path, file.identity.bytes, twin, &out.map));
-    for (const torch_pt::Storage& storage : file.skeleton.storages) {
-      out.map.members.push_back(
-          {index, storage.offset, storage.bytes, storage.crc32, "data/" + storage.key});
+    for (const dialect::Container& container : file.containers) {
+      for (const shardwright::format::Storage& storage : container.skeleton.storages) {
+        out.map.members.push_back({index, storage.offset, storage.bytes, storage.crc32,
+                                   NameOf(container.skeleton, storage)});
+      }
     }
   }
-  out.target.files.push_back(plan::TextFile("latest", tag));
+  out.target.files.push_back(plan::TextFile(std::string(format.pointer), tag));
   return out;
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts and stops the agent that keeps partial expert checkpoints (pec-save --agent) on this node.
+# Starts and stops the agent that keeps partial expert checkpoints (pec-save agent) on this node.
 #   scripts/slurm/pec-agent.sh start SOCKET CHECKPOINT STORE [FLAG...]
 #   scripts/slurm/pec-agent.sh stop SOCKET
 # start returns when the agent answers; one that answers already is left as it is, so that a job that
@@ -16,24 +16,30 @@ usage() {
   exit 2
 }
 
-# agent_pid: the process that answers at the socket; fails where none does. A file may be of an agent
+# ask: sets pid and theirs to the process that answers at the socket and to the store that it saves
+# into, both from one answer; fails where none answers. SOCKET.pid says nothing: it may be of an agent
 # that is gone, whose number another process has by now.
-agent_pid() {
-  pec-save "unix:$socket" --status -q --json 2>/dev/null | sed -n 's/^ *"pid": *\([0-9]\+\).*/\1/p' | grep .
+ask() {
+  local answer
+  answer=$(pec-save status "unix:$socket" -q --json 2>/dev/null) || return 1
+  answer=$(python3 -c 'import json, sys
+result = json.load(sys.stdin)["result"]
+print(int(result["pid"]), result["store"])' <<<"$answer" 2>/dev/null) || {
+    echo "pec-agent: the agent at $socket does not say which process it is and where it saves" >&2
+    exit 1
+  }
+  pid=${answer%% *} theirs=${answer#* }
 }
 
-# keep PID: ends a start with the agent that answers, unless it saves into another store.
+# keep: ends a start with the agent that has answered, unless it saves into another store.
 keep() {
-  local theirs
-  theirs=$(pec-save "unix:$socket" --status -q --json 2>/dev/null |
-    python3 -c 'import json, sys; print(json.load(sys.stdin)["result"]["store"])') || theirs=$(realpath -m -- "$store")
   # As it was given to the agent, in the folder where that was started.
-  [[ $theirs == /* ]] || theirs=/proc/$1/cwd/$theirs
+  [[ $theirs == /* ]] || theirs=/proc/$pid/cwd/$theirs
   if [[ $(realpath -m -- "$theirs") != "$(realpath -m -- "$store")" ]]; then
     echo "pec-agent: the agent at $socket saves into $theirs, not into $store" >&2
     exit 6
   fi
-  echo "$1" >"$socket.pid"
+  echo "$pid" >"$socket.pid"
   exit 0
 }
 
@@ -56,17 +62,17 @@ flock "$turn"
 
 if [[ $verb == start ]]; then
   checkpoint=$3 store=$4
-  if pid=$(agent_pid); then
-    keep "$pid"
+  if ask; then
+    keep
   fi
   said=$(stat -c %s "$socket.log" 2>/dev/null || echo 0)
   # Not a child of the job step: a training that is killed does not take it along.
-  setsid nohup pec-save "$checkpoint" "$store" --agent --listen "unix:$socket" "${@:5}" \
+  setsid nohup pec-save agent "$checkpoint" "$store" --listen "unix:$socket" "${@:5}" \
     {turn}>&- </dev/null >>"$socket.log" 2>&1 &
   child=$!
   for ((i = 0; i < 300; ++i)); do
-    if pid=$(agent_pid); then
-      keep "$pid"
+    if ask; then
+      keep
     fi
     if ended "$child"; then
       break
@@ -78,12 +84,12 @@ if [[ $verb == start ]]; then
   exit 1
 fi
 
-if ! pid=$(agent_pid); then
+if ! ask; then
   echo "pec-agent: no agent at $socket" >&2
   exit 3
 fi
 code=0
-pec-save "unix:$socket" --tell stop -q >/dev/null || code=$?
+pec-save tell "unix:$socket" stop -q >/dev/null || code=$?
 if [[ $code -ne 0 ]]; then
   echo "pec-agent: the agent at $socket has not said that all is in the store; it says in $socket.log:" >&2
   tail -n 20 "$socket.log" >&2

@@ -12,8 +12,8 @@ if [[ $# -lt 3 ]]; then
   exit 2
 fi
 socket=$1 checkpoint=$2 store=$3
-if pec-save "unix:$socket" --status -q >/dev/null 2>&1; then
-  exec pec-save "unix:$socket" --tell snapshot -q >/dev/null
+if pec-save status "unix:$socket" -q >/dev/null 2>&1; then
+  exec pec-save tell "unix:$socket" snapshot -q >/dev/null
 fi
 echo "pec-save-hook: no agent at $socket: saving into $store" >&2
 exec pec-save "$checkpoint" "$store" -q "${@:4}" >/dev/null

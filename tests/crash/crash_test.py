@@ -20,7 +20,7 @@ sys.dont_write_bytecode = True
 import scenarios  # pylint: disable=wrong-import-position
 from campaign import Campaign, Case  # pylint: disable=wrong-import-position
 from harness import (  # pylint: disable=wrong-import-position
-    DEMO, Broken, Scratch, expect, shared_checkpoints, tree, with_neighbours)
+    DEMO, Broken, Scratch, expect, own_checkpoints, tree, with_neighbours)
 
 
 def cases(programs, night, folder):
@@ -49,7 +49,7 @@ def cases(programs, night, folder):
         wanted = {"zero1_w2": "zero=3,dp=2", "moe4_ep2_zero1_w2": "zero=2,dp=4,ep=4",
                   "pp2_dp2_zero1": "zero=1,pp=4,dp=1"}
         found += [Case(ckpt.parent.name, [load, ckpt], ["--target", wanted[ckpt.parent.name]])
-                  for ckpt in shared_checkpoints() if ckpt.parent.name in wanted]
+                  for ckpt in own_checkpoints() if ckpt.parent.name in wanted]
     return found
 
 

@@ -22,11 +22,17 @@ def expect(condition, message):
         raise Broken(message)
 
 
-def shared_checkpoints():
-    """More checkpoints than the project carries, where a folder of them is at hand."""
+def own_checkpoints():
+    """Native checkpoints of real trainers that the project carries: one for each thing that they can have."""
+    return sorted(path / "ckpt" for path in (SOURCE / "tests" / "data" / "deepspeed").iterdir()
+                  if (path / "ckpt" / "latest").is_file())
+
+
+def real_checkpoints():
+    """These, and more of them where a folder is at hand."""
     root = pathlib.Path(os.environ.get("SHARDWRIGHT_SHARED", SOURCE.parent / "shared"))
     folder = root / "fixtures" / "deepspeed"
-    return sorted(path / "ckpt" for path in folder.glob("*") if (path / "ckpt").is_dir())
+    return own_checkpoints() + sorted(path / "ckpt" for path in folder.glob("*") if (path / "ckpt").is_dir())
 
 
 def environment(fault=None):

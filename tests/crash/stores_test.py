@@ -57,7 +57,7 @@ class Stores:
     def look(self, where, allowed, what):
         """The store is whole and gives one of the allowed iterations, bit for bit."""
         store = where / "store"
-        done = run([self.save, "--check", store])
+        done = run([self.save, "check", store])
         expect(done.code == 0, f"the store is damaged: {done}\n{what}")
         out, report = where / "seen", where / "report"
         done = run([self.restore, store, out, "--read-only", f"--json={report}"])
@@ -173,7 +173,7 @@ def cases(stores):
         return [*save(where), "--compress", "zstd"]
 
     def collect(where):
-        return [stores.save, "--gc", where / "store", "--keep-last", "1"]
+        return [stores.save, "gc", where / "store", "--keep-last", "1"]
 
     def restore(where):
         return [stores.restore, where / "store", where / "out", "--at", "2", "--threads", "1",

@@ -42,6 +42,16 @@ class GenDocs(unittest.TestCase):
         self.assertIn("## two\n\n```text\nhelp of two\n```\n", text)
         self.assertEqual(self.gen("--check").returncode, 0)
 
+    def test_a_subcommand_has_a_section_of_its_own(self):
+        self.add_command("two", r'''case "$1" in
+gc) printf "help of gc\n" ;;
+*) printf "help of two\n\nSubcommands:\n  gc          remove\n              what is old\n\nFlags:\n  --x\n" ;;
+esac''')
+        self.assertEqual(self.gen().returncode, 0)
+        text = self.page.read_text()
+        self.assertIn("  --x\n```\n\n### two gc\n\n```text\nhelp of gc\n```\n", text)
+        self.assertEqual(text.count("### "), 1)
+
     def test_check_fails_on_drift_and_changes_nothing(self):
         self.gen()
         before = self.page.read_text()

@@ -9,7 +9,7 @@ import zipfile
 
 import bench as at
 import ptfile
-from harness import expect, run, shared_checkpoints, tree
+from harness import expect, run, real_checkpoints, tree
 
 
 def members(path):
@@ -89,11 +89,11 @@ def flips(bench, thorough):
     return jobs
 
 
-def shared_flips(bench, thorough):
-    """The same for real checkpoints of all layouts, where they are at hand: every payload of every
-    file, or a few of each checkpoint."""
+def real_flips(bench, thorough):
+    """The same for real checkpoints of all layouts: every payload of every file, or a few of each
+    checkpoint."""
     jobs = []
-    for source in shared_checkpoints():
+    for source in real_checkpoints():
         choose = random.Random(source.parent.name)
         sound = bench.place() / "out"
         expect(run([bench.union, source, sound]).code == 0, f"{source}: the sound checkpoint")
@@ -103,12 +103,12 @@ def shared_flips(bench, thorough):
                   for path in sorted(source.rglob("*.pt")) for name, first, count in members(path)
                   if "/data/" in name and count]
         places = places if thorough else choose.sample(places, min(3, len(places)))
-        jobs += [lambda s=source, w=wanted, p=place: shared_flip(bench, s, w, *p)
+        jobs += [lambda s=source, w=wanted, p=place: real_flip(bench, s, w, *p)
                  for place in places]
     return jobs
 
 
-def shared_flip(bench, origin, wanted, path, member, position):
+def real_flip(bench, origin, wanted, path, member, position):
     source = shutil.copytree(origin, bench.place() / "ckpt", copy_function=shutil.copyfile)
     victim = source / path.relative_to(origin)
     with open(victim, "r+b") as file:
@@ -124,8 +124,11 @@ def shared_flip(bench, origin, wanted, path, member, position):
         expect(tree(output) == same, f"{what}: accepted, but the output differs")
         bench.count("bit flips in more checkpoints, harmless")
     else:
-        expect(done.code == 4 and victim.name in done.stderr and member in done.stderr,
-               f"{what}: {done}")
+        # Where an old release does not tell all places, weights that are not their rounded masters
+        # look like a place that was worked out wrongly.
+        damaged = done.code == 4 and member in done.stderr
+        misplaced = done.code == 9 and "its master weights are not where they should be" in done.stderr
+        expect((damaged or misplaced) and victim.name in done.stderr, f"{what}: {done}")
         bench.count("bit flips in more checkpoints, refused")
     shutil.rmtree(source.parent)
 

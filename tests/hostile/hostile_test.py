@@ -25,7 +25,7 @@ from harness import Broken, Scratch  # pylint: disable=wrong-import-position
 GROUPS = {
     "truncated": broken_files.truncations,
     "flips": broken_files.flips,
-    "shared": broken_files.shared_flips,
+    "real": broken_files.real_flips,
     "archives": lambda bench, _: broken_files.archive_jobs(bench),
     "pickles": lambda bench, _: broken_files.pickle_jobs(bench),
     "checkpoints": lambda bench, _: broken_checkpoints.checkpoint_jobs(bench),

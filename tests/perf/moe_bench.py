@@ -165,8 +165,8 @@ class Bench:
                 for at in iterations:
                     if at - age < iterations[0]:
                         continue
-                    _, result = self.command(self.args.trace, "--nodes", "2", "--gpus", "8", "--slots", str(slots),
-                                             "--compare", "--at", str(at - age), "--measured-at", str(at))
+                    _, result = self.command("compare", self.args.trace, "--nodes", "2", "--gpus", "8",
+                                             "--slots", str(slots), "--at", str(at - age), "--measured-at", str(at))
                     for row in result["strategies"]:
                         if "measured" in row:
                             sums.setdefault(row["strategy"], {}).setdefault(name, []).append(
@@ -183,8 +183,8 @@ class Bench:
         for path in sorted(glob.glob(os.path.join(self.args.nodes, "*.csv"))):
             for strategy, *more in (("lazarus",), ("spread",), ("compact",), ("best",),
                                     ("best", "--objective", "mixed")):
-                _, result = self.command(self.args.trace, "--nodes", "32", "--gpus", "1", "--slots", "8", "--events",
-                                         path, "--strategy", strategy, "--faults", "1", "--expert-bytes", "117512192",
+                _, result = self.command("replay", self.args.trace, path, "--nodes", "32", "--gpus", "1", "--slots",
+                                         "8", "--strategy", strategy, "--faults", "1", "--expert-bytes", "117512192",
                                          *more)
                 run = result["strategies"][0]
                 lost = sum(step["experts_lost"] > 0 for step in run["steps"])

@@ -44,7 +44,7 @@ struct Mesh {
 Mesh RandomMesh(Random& random);
 
 /// \param noise  fills padding with random bytes, as real checkpoints do; else zeros, as the engine
-/// writes
+///        writes
 Stored Store(const std::vector<Truth>& truth, const Mesh& mesh, Random& random, bool noise);
 
 /// The same map as something to be written: one file per member.

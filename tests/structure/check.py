@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Checks the shape of the source tree: who includes whom, file sizes, what lies where.
 
-Usage: check.py ROOT
+Usage: check.py [--graph] ROOT
 Prints one line per violation, "PATH[:LINE]: WHAT", and exits 1 if there is one.
+  --graph  prints who includes whom instead, folder by folder: "pec/save -> pec/shares pec/store"
 """
 
 import os
@@ -22,10 +23,58 @@ ARROWS = {
     "dialect": ["plan", "format"],
     "exec": ["plan", "format", "comm"],
     "device": ["tensor", "comm"],
+    "loads": ["format"],
     "ucp": ["exec", "dialect"],
-    "pec": ["exec", "ucp", "moe", "page"],
-    "moe": ["exec", "page"],
+    "pec": ["exec", "ucp", "loads", "page"],
+    "moe": ["exec", "loads", "page"],
     "cli": ["base", "comm"],
+}
+
+# The rooms of a module, its sub-folders, and the rooms that each may include directly. "" is the
+# module's own folder. A module that is not listed has no sub-folders with source files.
+ROOMS = {
+    "cli": {"": ["text"], "text": []},
+    "dialect": {
+        "": ["deepspeed", "universal"],
+        "core": [],
+        "build": ["core"],
+        "rules": ["core"],
+        "zero": ["build", "rules"],
+        "deepspeed": ["zero"],
+        "deepspeed/read": ["deepspeed"],
+        "deepspeed/write": ["deepspeed"],
+        "universal": ["zero"],
+    },
+    "format": {
+        "": [],
+        "json": [],
+        "pickle": [""],
+        "safetensors": ["", "json"],
+        "torch_pt": ["pickle", "zip"],
+        "zip": [""],
+    },
+    "moe": {
+        "core": [],
+        "recovery": ["core"],
+        "migration": ["core"],
+        "strategy": ["migration", "recovery"],
+        "judge": ["strategy"],
+        "io": ["judge", "io/page"],
+        "io/page": [],
+        "replay": ["migration"],
+        "planning": ["io", "replay"],
+    },
+    "pec": {
+        "select": [],
+        "shares": ["select"],
+        "forecast": ["shares"],
+        "store": ["select"],
+        "planning": ["forecast", "store"],
+        "save": ["shares", "store"],
+        "agent": ["save"],
+        "restore": ["agent"],
+        "report": ["restore"],
+    },
 }
 
 # Headers of others that are kept behind one module; None means nowhere.
@@ -54,19 +103,22 @@ SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".in", ".py", ".sh", ".sbatch"}
 CPP_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".in"}
 FILE_LINES_MAX = 600
 MAIN_LINES_MAX = 120
+COLUMNS_MAX = 100
+FOLDER_FILES_MAX = 25  # source files of lib/ that lie in one folder directly
 
 COMMENT_OR_TEXT = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#[ \t]*include[^\n]*|"(?:\\.|[^"\\\n])*"', re.S | re.M
 )
+CONTRACT = re.compile(r"^[ \t]*///(?!<).*\S.*?\s(\\(?:error|param|pre|returns)\b)")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.M)
 
 
-def allowed(module):
-    """The modules that `module` may include, itself among them."""
-    found = {module}
-    waiting = [module]
+def allowed(name, arrows):
+    """What `name` may include, itself among it."""
+    found = {name}
+    waiting = [name]
     while waiting:
-        for other in ARROWS[waiting.pop()]:
+        for other in arrows[waiting.pop()]:
             if other not in found:
                 found.add(other)
                 waiting.append(other)
@@ -112,6 +164,30 @@ def module_of(path):
     return parts[1] if parts[0] == "lib" and len(parts) > 2 else None
 
 
+def room_of(path):
+    """The room of its module that a path "module/room/file" belongs to, "" for the module itself."""
+    return "/".join(path.split("/")[1:-1])
+
+
+def room_name(module, room):
+    return f"{module}/{room}" if room else module
+
+
+def check_room(module, path, included):
+    """What is wrong with an include from one room of a module to another, or None."""
+    rooms = ROOMS.get(module, {"": []})
+    room, target = room_of(path), room_of(included)
+    for each in (room, target):
+        if each not in rooms:
+            return f"{room_name(module, each)} is no room of {module} that this check knows"
+    if target not in allowed(room, rooms):
+        return (
+            f"lib/{room_name(module, room)} may not include {included}: no arrow leads from "
+            f"{room_name(module, room)} to {room_name(module, target)}"
+        )
+    return None
+
+
 def is_project_header(root, included):
     exists = os.path.isfile(os.path.join(root, "lib", included))
     return exists or os.path.isfile(os.path.join(root, "lib", included + ".in"))
@@ -141,8 +217,12 @@ def check_include(root, path, included, quoted):
     target = included.split("/")[0]
     if target not in ARROWS:
         return f"{included}: {target} is no module that this check knows"
-    if module is not None and module in ARROWS and target not in allowed(module):
+    if module is not None and module in ARROWS and target not in allowed(module, ARROWS):
         return f"lib/{module} may not include {included}: no arrow leads from {module} to {target}"
+    if module == target:
+        wrong = check_room(module, path.replace(os.sep, "/").removeprefix("lib/"), included)
+        if wrong:
+            return wrong
     is_test_of_it = any(
         path.startswith(os.path.join("tests", kind, target) + os.sep) for kind in ("unit", "property")
     )
@@ -158,6 +238,20 @@ def read(root, path):
 
 def is_source(path, text):
     return os.path.splitext(path)[1] in SOURCE_SUFFIXES or text.startswith("#!")
+
+
+def check_comments(path, text):
+    """Comments that the formatter does not mend: see CommentPragmas in .clang-format."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.lstrip().startswith("//"):
+            continue
+        if len(line) > COLUMNS_MAX:
+            yield f"{path}:{number}: a comment of {len(line)} columns, at most {COLUMNS_MAX} are allowed"
+        around = lines[number - 2 : number - 1] + lines[number : number + 1]
+        glued = CONTRACT.match(line)
+        if glued and any(other.lstrip().startswith("///") for other in around):
+            yield f"{path}:{number}: {glued.group(1)} does not begin its line of the comment"
 
 
 def check_top_level(root):
@@ -180,10 +274,38 @@ def check_file(root, path):
         return
     if module_of(path) is not None and module_of(path) not in ARROWS:
         yield f"{path}: {module_of(path)} is no module that this check knows"
+    yield from check_comments(path, text)
     for line, included, quoted in includes_of(text):
         wrong = check_include(root, path, included, quoted)
         if wrong:
             yield f"{path}:{line}: {wrong}"
+
+
+def check_folders(root):
+    """Folders of lib/ that hold too many files to be looked through."""
+    counts = {}
+    for path in source_files(root):
+        if module_of(path) is not None and os.path.splitext(path)[1] in CPP_SUFFIXES:
+            folder = os.path.dirname(path)
+            counts[folder] = counts.get(folder, 0) + 1
+    for folder, count in sorted(counts.items()):
+        if count > FOLDER_FILES_MAX:
+            yield f"{folder}: {count} source files, at most {FOLDER_FILES_MAX} are allowed"
+
+
+def check_leads(root):
+    """Each folder of lib/ has one header to read first: it begins with "// lib/FOLDER: "."""
+    leads = {}
+    for path in source_files(root):
+        if module_of(path) is not None and path.endswith(".h"):
+            folder = os.path.dirname(path).replace(os.sep, "/")
+            found = leads.setdefault(folder, [])
+            if read(root, path).startswith(f"// {folder}: "):
+                found.append(os.path.basename(path))
+    for folder, found in sorted(leads.items()):
+        if len(found) != 1:
+            names = ", ".join(found) if found else "none"
+            yield f'{folder}: one header begins with "// {folder}: ", to be read first; found {names}'
 
 
 def check_tree(root):
@@ -191,14 +313,37 @@ def check_tree(root):
     found = list(check_top_level(root))
     for path in source_files(root):
         found.extend(check_file(root, path))
+    found.extend(check_folders(root))
+    found.extend(check_leads(root))
     return found
 
 
+def graph_of(root):
+    """Lines "ROOM -> ROOM..." for every folder of lib/ with sources: what its files include."""
+    edges = {}
+    for path in source_files(root):
+        if module_of(path) is None or os.path.splitext(path)[1] not in CPP_SUFFIXES:
+            continue
+        folder = os.path.dirname(path).replace(os.sep, "/").removeprefix("lib/")
+        found = edges.setdefault(folder, set())
+        for _, included, _ in includes_of(read(root, path)):
+            if is_project_header(root, included) and os.path.dirname(included) != folder:
+                found.add(os.path.dirname(included))
+    return [f"{folder} -> {' '.join(sorted(edges[folder]))}".rstrip(" ->") for folder in sorted(edges)]
+
+
 def main():
-    if len(sys.argv) != 2 or not os.path.isdir(os.path.join(sys.argv[1], "lib")):
-        print("usage: check.py ROOT (a folder that holds lib/)", file=sys.stderr)
+    arguments = sys.argv[1:]
+    graph = arguments[:1] == ["--graph"]
+    if graph:
+        arguments = arguments[1:]
+    if len(arguments) != 1 or not os.path.isdir(os.path.join(arguments[0], "lib")):
+        print("usage: check.py [--graph] ROOT (a folder that holds lib/)", file=sys.stderr)
         return 2
-    found = check_tree(sys.argv[1])
+    if graph:
+        print("\n".join(graph_of(arguments[0])))
+        return 0
+    found = check_tree(arguments[0])
     for line in found:
         print(line)
     return 1 if found else 0

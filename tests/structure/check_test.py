@@ -18,15 +18,15 @@ GOOD = {
     "apps/ucp-load/main.cc": '#include "ucp/load.h"\n#include "common/ucp.h"\n' + "\n" * 118,
     "build/dev/big.cc": "\n" * 5000 + "#include <mpi.h>\n",
     "docs/long.md": "line\n" * 5000,
-    "lib/base/result.h": "#include <tl/expected.hpp>\n",
+    "lib/base/result.h": "// lib/base: words\n#include <tl/expected.hpp>\n",
     "lib/base/version.h.in": "\n",
     "lib/comm/mpi_comm.cc": '#include <mpi.h>\n\n#include "base/result.h"\n',
     "lib/device/copy.cc": "#include <cuda_runtime.h>\n#include <nccl.h>\n",
     "lib/exec/run.cc": '#include "base/version.h"\n#include "layout/map.h"\n#include "exec/x_internal.h"\n',
-    "lib/exec/x_internal.h": "",
-    "lib/layout/map.h": "/* words\n#include <mpi.h>\n*/\n// #include <torch/torch.h>\n",
-    "lib/os/file.h": '#include "base/result.h"\n',
-    "lib/ucp/load.h": "\n" * 600,
+    "lib/exec/x_internal.h": "// lib/exec: words\n",
+    "lib/layout/map.h": "// lib/layout: words\n/* words\n#include <mpi.h>\n*/\n// #include <torch/torch.h>\n",
+    "lib/os/file.h": '// lib/os: words\n#include "base/result.h"\n',
+    "lib/ucp/load.h": "// lib/ucp: words\n" + "\n" * 599,
     "tests/mpi/main.cc": '#include "shared.h"\n#include "unit/exec/help.h"\n' + "\n" * 200,
     "tests/mpi/shared.h": "",
     "tests/unit/exec/help.h": "",
@@ -127,7 +127,8 @@ class CheckTest(unittest.TestCase):
 
     def test_unknown_module(self):
         self.assert_found(
-            {"lib/util/a.h": ""}, "lib/util/a.h: util is no module that this check knows"
+            {"lib/util/a.h": "// lib/util: words\n"},
+            "lib/util/a.h: util is no module that this check knows",
         )
 
     def test_long_files(self):
@@ -144,6 +145,32 @@ class CheckTest(unittest.TestCase):
         self.assert_found(
             {"apps/ucp-load/main.cc": "\n" * 121},
             "apps/ucp-load/main.cc: 121 lines, at most 120 are allowed in a main",
+        )
+
+    def test_comments(self):
+        good = "/// Reads.\n/// \\error kIo\n/// Local.\nint f();\n\n/// One. \\error kIo\nint g();\n"
+        self.assertEqual(self.check({"lib/os/a.h": good}), (0, ""))
+        self.assert_found(
+            {"lib/os/a.h": "/// Reads. \\error kIo\n/// Local.\nint f();\n"},
+            "lib/os/a.h:1: \\error does not begin its line of the comment",
+        )
+        self.assert_found(
+            {"lib/os/a.h": "  /// Reads a file\n  /// whole. \\pre open\nint f();\n"},
+            "lib/os/a.h:2: \\pre does not begin its line of the comment",
+        )
+        self.assert_found(
+            {"lib/os/a.h": "/// \\error " + "x" * 90 + "\n"},
+            "lib/os/a.h:1: a comment of 101 columns, at most 100 are allowed",
+        )
+
+    def test_one_header_of_a_folder_is_read_first(self):
+        self.assert_found(
+            {"lib/os/file.h": ""},
+            'lib/os: one header begins with "// lib/os: ", to be read first; found none',
+        )
+        self.assert_found(
+            {"lib/os/dir.h": "// lib/os: words\n"},
+            'lib/os: one header begins with "// lib/os: ", to be read first; found dir.h, file.h',
         )
 
     def test_top_level(self):

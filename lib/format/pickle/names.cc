@@ -308,8 +308,8 @@ std::optional<DType> DTypeOfGlobal(std::string_view dotted) {
   if (!dotted.starts_with("torch.")) return std::nullopt;
   dotted.remove_prefix(6);
   const std::optional<DType> dtype = DTypeFromName(dotted);
-  // Short forms ("fp32") are no torch names.
-  if (dtype && Name(*dtype) != dotted) return std::nullopt;
+  // Short forms ("fp32") are no torch names, and some types are of other formats.
+  if (dtype && (Name(*dtype) != dotted || !IsKnownToTorch(*dtype))) return std::nullopt;
   return dtype;
 }
 

@@ -1,3 +1,8 @@
+// lib/format/pickle: object graphs of Python, without Python.
+// reader.h runs the opcodes of a pickle over a closed table of names: what is not in the table
+// becomes an inert record, and nothing is called. The result is a graph of Nodes in an Arena.
+// writer.h writes such a graph as a pickle, inert records unchanged. Source: docs/formats/pt.md.
+
 #pragma once
 
 #include <cstdint>

@@ -44,7 +44,8 @@ Result<Graph> Load(std::string_view pickle);
 
 /// Checks what only a finished graph shows. Load has done it for what it returns.
 /// \error kUnsupported  a cycle; kLimit  more than limits::kPickleDepth levels; kBadInput  a key
-/// that is twice in a dict or cannot be one Pure.
+///        that is twice in a dict or cannot be one
+/// Pure.
 Status CheckGraph(const Node* root);
 
 /// Finds the end of the first pickle of a byte stream by walking over its opcodes.

@@ -272,6 +272,10 @@ Status Dumper::EmitStrided(const Tensor& tensor, bool requires_grad) {
     return Fail(Errc::kBadInput, "tensor of " + std::string(Name(tensor.dtype)) +
                                      " in a storage of " + std::string(Name(use.dtype)));
   }
+  if (!IsKnownToTorch(tensor.dtype)) {
+    return Fail(Errc::kUnsupported,
+                "tensor of " + std::string(Name(tensor.dtype)) + ": PyTorch has no such type");
+  }
   SW_TRY(CheckBounds(tensor, use.untyped ? use.elems / ItemSize(tensor.dtype) : use.elems));
   EmitKnown(typed ? "torch._utils._rebuild_tensor_v2" : "torch._utils._rebuild_tensor_v3");
   const bool as_arguments = tensor.attributes != nullptr && !tensor.is_parameter;

@@ -22,7 +22,7 @@ struct Dumped {
 /// that hang in several places are written once and shared.
 /// \param storages  by the index that tensors use; their keys are ignored
 /// \error kBadInput  a value that protocol 2 cannot hold, a tensor outside its storage, a cycle or
-/// nesting beyond limits::kPickleDepth
+///        nesting beyond limits::kPickleDepth; kUnsupported  a tensor of a type that torch lacks
 /// Pure: same input, same bytes.
 Result<Dumped> Dump(const Node* root, std::span<const StorageUse> storages);
 

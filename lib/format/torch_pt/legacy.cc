@@ -27,7 +27,8 @@ tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, st
 // Pickles that lie one behind the other from the start of a file.
 class Stream {
  public:
-  Stream(const os::File& file, std::uint64_t file_bytes) : file_(file), file_bytes_(file_bytes) {}
+  Stream(const format::Part& file, std::uint64_t file_bytes)
+      : file_(file), file_bytes_(file_bytes) {}
 
   Result<std::string> NextPickle() {
     std::size_t resume = 0;
@@ -56,7 +57,7 @@ class Stream {
     return file_.ReadAt(have, std::as_writable_bytes(std::span(buffer_)).subspan(have));
   }
 
-  const os::File& file_;
+  const format::Part& file_;
   std::uint64_t file_bytes_ = 0;
   std::string buffer_;
   std::size_t at_ = 0;
@@ -82,7 +83,7 @@ Status CheckHead(Stream& stream) {
 }
 
 // Locates the raw data of one storage and moves `offset` behind it.
-Result<Storage> TakeStorage(const os::File& file, std::uint64_t file_bytes,
+Result<Storage> TakeStorage(const format::Part& file, std::uint64_t file_bytes,
                             const pickle::StorageUse& use, std::uint64_t& offset) {
   if (file_bytes - offset < 8) return Bad("storage " + use.key + ": file is truncated");
   std::array<std::byte, 8> count_bytes{};
@@ -114,13 +115,13 @@ std::string_view LegacyMagic() {
   return "\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19."sv;
 }
 
-Result<Skeleton> ReadLegacy(const os::File& file, std::uint64_t file_bytes) {
+Result<Skeleton> ReadLegacy(const format::Part& file, std::uint64_t file_bytes) {
   Stream stream(file, file_bytes);
   SW_TRY(CheckHead(stream));
   Skeleton skeleton;
-  skeleton.file_bytes = file_bytes;
-  SW_TRY_ASSIGN(skeleton.pickle, stream.NextPickle());
-  SW_TRY_ASSIGN(const pickle::Graph graph, pickle::Load(skeleton.pickle));
+  skeleton.last = file_bytes;
+  SW_TRY_ASSIGN(skeleton.header, stream.NextPickle());
+  SW_TRY_ASSIGN(const pickle::Graph graph, pickle::Load(skeleton.header));
   std::unordered_map<std::string_view, const pickle::StorageUse*> uses;
   for (const pickle::StorageUse& use : graph.storages) uses[use.key] = &use;
   SW_TRY_ASSIGN(const std::string keys_pickle, stream.NextPickle());

@@ -3,8 +3,8 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "format/part.h"
 #include "format/torch_pt/reader.h"
-#include "os/file.h"
 
 namespace shardwright::torch_pt {
 
@@ -13,6 +13,6 @@ std::string_view LegacyMagic();
 
 /// Reads the head of a stream as torch wrote it before 1.6 and locates its storages.
 /// \error as ReadSkeleton; messages without the file's name
-Result<Skeleton> ReadLegacy(const os::File& file, std::uint64_t file_bytes);
+Result<Skeleton> ReadLegacy(const format::Part& file, std::uint64_t file_bytes);
 
 }  // namespace shardwright::torch_pt

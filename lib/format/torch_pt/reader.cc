@@ -25,7 +25,7 @@ tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, st
 enum class Kind : std::uint8_t { kZip, kLegacy };
 
 // Decides by the first bytes, never by the name.
-Result<Kind> Sniff(const os::File& file, std::uint64_t file_bytes) {
+Result<Kind> Sniff(const format::Part& file, std::uint64_t file_bytes) {
   std::array<char, 512> head{};
   const std::size_t bytes = std::min<std::uint64_t>(head.size(), file_bytes);
   SW_TRY(file.ReadAt(0, std::as_writable_bytes(std::span(head)).first(bytes)));
@@ -68,7 +68,7 @@ Result<Records> Root(const zip::Container& container) {
   return records;
 }
 
-Status CheckVersion(const os::File& file, const Records& records) {
+Status CheckVersion(const format::Part& file, const Records& records) {
   auto record = records.find("version");
   if (record == records.end()) record = records.find(".data/version");
   if (record == records.end()) return Bad(file.path() + ": no member version");
@@ -83,7 +83,7 @@ Status CheckVersion(const os::File& file, const Records& records) {
   return {};
 }
 
-Status CheckByteOrder(const os::File& file, const Records& records) {
+Status CheckByteOrder(const format::Part& file, const Records& records) {
   const auto record = records.find("byteorder");
   if (record == records.end()) return {};
   SW_TRY_ASSIGN(const std::string text, zip::ReadMember(file, *record->second, kSmallMember));
@@ -100,7 +100,7 @@ bool IsKey(std::string_view key) {
   return !key.empty() && key.size() <= kKeyBytes && std::all_of(key.begin(), key.end(), fine);
 }
 
-Result<Skeleton> ReadZip(const os::File& file) {
+Result<Skeleton> ReadZip(const format::Part& file) {
   SW_TRY_ASSIGN(const zip::Container container, zip::ReadContainer(file));
   Result<Records> records = Root(container);
   if (!records) return Within(file.path(), std::move(records).error());
@@ -112,8 +112,8 @@ Result<Skeleton> ReadZip(const os::File& file) {
   SW_TRY(CheckVersion(file, *records));
   SW_TRY(CheckByteOrder(file, *records));
   Skeleton skeleton;
-  skeleton.file_bytes = container.file_bytes;
-  SW_TRY_ASSIGN(skeleton.pickle, zip::ReadMember(file, *pickle->second, limits::kPickleBytes));
+  skeleton.last = container.file_bytes;
+  SW_TRY_ASSIGN(skeleton.header, zip::ReadMember(file, *pickle->second, limits::kPickleBytes));
   constexpr std::string_view kData = "data/";
   const std::size_t root_bytes = container.members.front().name.find('/') + 1;
   for (const zip::Member& member : container.members) {
@@ -157,7 +157,7 @@ Result<Document::StorageRef> Resolve(
 }
 
 Result<Document> Assemble(const Skeleton& skeleton) {
-  SW_TRY_ASSIGN(pickle::Graph graph, pickle::Load(skeleton.pickle));
+  SW_TRY_ASSIGN(pickle::Graph graph, pickle::Load(skeleton.header));
   std::unordered_map<std::string_view, const Storage*> storages;
   storages.reserve(skeleton.storages.size());
   for (const Storage& storage : skeleton.storages) storages.emplace(storage.key, &storage);
@@ -174,14 +174,17 @@ Result<Document> Assemble(const Skeleton& skeleton) {
 
 }  // namespace
 
-Result<Skeleton> ReadSkeleton(const os::File& file) {
-  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
-  SW_TRY_ASSIGN(const Kind kind, Sniff(file, identity.bytes));
-  if (kind == Kind::kZip) return ReadZip(file);
-  Result<Skeleton> skeleton = ReadLegacy(file, identity.bytes);
-  if (!skeleton && !skeleton.error().message.starts_with(file.path())) {
+Result<Skeleton> ReadSkeleton(const format::Part& file) {
+  SW_TRY_ASSIGN(const std::uint64_t bytes, file.Bytes());
+  SW_TRY_ASSIGN(const Kind kind, Sniff(file, bytes));
+  Result<Skeleton> skeleton = kind == Kind::kZip ? ReadZip(file) : ReadLegacy(file, bytes);
+  if (!skeleton) {
+    if (skeleton.error().message.starts_with(file.path())) return skeleton;
     return Within(file.path(), std::move(skeleton).error());
   }
+  skeleton->first = file.first();
+  skeleton->last += file.first();
+  for (Storage& storage : skeleton->storages) storage.offset += file.first();
   return skeleton;
 }
 

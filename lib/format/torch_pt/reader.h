@@ -1,3 +1,9 @@
+// lib/format/torch_pt: files of torch.save.
+// A Skeleton is a file without its payloads: the pickle, and where each storage lies, in a zip
+// container or in the older stream of pickles. Parse makes the object graph of a Skeleton. writer.h
+// lays a file out to the byte before any payload is known, and completes it when their checksums
+// are. Source: docs/formats/pt.md.
+
 #pragma once
 
 #include <cstdint>
@@ -8,36 +14,29 @@
 #include <vector>
 
 #include "base/result.h"
+#include "format/part.h"
 #include "format/pickle/node.h"
+#include "format/skeleton.h"
 #include "os/file.h"
 
 namespace shardwright::torch_pt {
 
-/// Where the bytes of one storage lie.
-struct Storage {
-  std::string key;           ///< record data/<key>
-  std::uint64_t offset = 0;  ///< of the payload, from the start of the file
-  std::uint64_t bytes = 0;
-  std::optional<std::uint32_t>
-      crc32;  ///< none where the file does not carry one (legacy stream, stored 0)
-};
+using format::Skeleton;
+using format::Storage;
 
-/// Everything in a file but the payloads: what a fragment catalogue keeps of it.
-/// For a zip container: its data.pkl and record table. For the legacy stream: the object pickle and
-/// where each storage's raw data lies.
-struct Skeleton {
-  std::string pickle;
-  std::vector<Storage> storages;
-  std::uint64_t file_bytes = 0;
-};
+// Of a `.pt` file: the header is its data.pkl or, in the legacy stream, the object pickle; storage
+// "12" is the record data/12.
 
 /// Reads the directory and data.pkl of a `.pt` file; payloads stay unread.
 /// \error kBadInput  not a readable container, truncated, wrong CRC of a record read, overlapping
-/// or unsafe records
-///                   (docs/formats/pt.md); kUnsupported TorchScript, tar, preview containers,
-///                   big-endian
+///        or unsafe records (docs/formats/pt.md); kUnsupported TorchScript, tar, preview
+///        containers, big-endian
 /// Local; many threads may read different files.
-Result<Skeleton> ReadSkeleton(const os::File& file);
+/// What it says of places counts from the start of the file, also of a part.
+Result<Skeleton> ReadSkeleton(const format::Part& file);
+inline Result<Skeleton> ReadSkeleton(const os::File& file) {
+  return ReadSkeleton(format::Part(file));
+}
 
 /// The object graph of a file. Tensors refer to `storages` (in first-use order) by index.
 struct Document {
@@ -55,8 +54,9 @@ struct Document {
 };
 
 /// Interprets the pickle over the closed table of globals; nothing is ever executed. Every tensor
-/// is checked against its storage (bounds, dtype, element count). \error kBadInput  with the byte
-/// offset of the opcode at fault Pure.
+/// is checked against its storage (bounds, dtype, element count).
+/// \error kBadInput  with the byte offset of the opcode at fault
+/// Pure.
 Result<Document> Parse(const Skeleton& skeleton);
 
 }  // namespace shardwright::torch_pt

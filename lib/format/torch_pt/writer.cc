@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "base/checked.h"
+#include "base/crc32.h"
 #include "format/pickle/writer.h"
-#include "format/zip/crc32.h"
 
 namespace shardwright::torch_pt {
 
@@ -210,7 +210,7 @@ Result<Layout> Layout::Make(const pickle::Node* root, std::span<const StorageSpe
   }
   SW_TRY_ASSIGN(pickle::Dumped dumped, pickle::Dump(root, uses));
   layout.pickle_ = std::move(dumped.bytes);
-  layout.pickle_crc_ = zip::Crc32(BytesOf(layout.pickle_));
+  layout.pickle_crc_ = Crc32(BytesOf(layout.pickle_));
   layout.order_ = std::move(dumped.order);
   const std::vector<std::string> names = StorageNames(storages.size());
   Members members(layout.pickle_.size(), storages.size());
@@ -247,7 +247,7 @@ std::vector<Layout::Piece> Layout::Frame(std::span<const std::uint32_t> crcs) co
       const std::string_view content = i == 0                        ? std::string_view(pickle_)
                                        : i < members.first_storage() ? kHead[i - 1].content
                                                                      : kLast.content;
-      crc = i == 0 ? pickle_crc_ : zip::Crc32(BytesOf(content));
+      crc = i == 0 ? pickle_crc_ : Crc32(BytesOf(content));
       pieces.back().bytes.append(content);
     }
     PutDescriptor(pieces.back().bytes, member, crc);

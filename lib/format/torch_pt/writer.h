@@ -38,7 +38,8 @@ class Layout {
     std::string bytes;
   };
   /// Every byte of the file that is not a payload, in file order, given the CRC-32 of every
-  /// payload. \pre crcs.size() == storage_count()
+  /// payload.
+  /// \pre crcs.size() == storage_count()
   std::vector<Piece> Frame(std::span<const std::uint32_t> crcs) const;
 
  private:

@@ -53,7 +53,8 @@ std::optional<std::size_t> FindEndRecord(Bytes tail) {
   return std::nullopt;
 }
 
-Result<Place> ReadPlace64(const os::File& file, Bytes locator, Bytes end, std::uint64_t end_at) {
+Result<Place> ReadPlace64(const format::Part& file, Bytes locator, Bytes end,
+                          std::uint64_t end_at) {
   Place place;
   place.end = U64(locator, 8);
   const std::uint64_t locator_at = end_at - kLocatorBytes;
@@ -78,7 +79,7 @@ Result<Place> ReadPlace64(const os::File& file, Bytes locator, Bytes end, std::u
   return place;
 }
 
-Result<Place> ReadPlace(const os::File& file, const Tail& tail, std::size_t at) {
+Result<Place> ReadPlace(const format::Part& file, const Tail& tail, std::size_t at) {
   const Bytes end = Bytes(tail.bytes).subspan(at, kEndBytes);
   const std::uint64_t end_at = tail.offset + at;
   if (end_at >= kLocatorBytes) {
@@ -195,7 +196,7 @@ std::uint64_t U64(Bytes bytes, std::size_t at) {
   return U32(bytes, at) | static_cast<std::uint64_t>(U32(bytes, at + 4)) << 32;
 }
 
-Result<Directory> ReadDirectory(const os::File& file, std::uint64_t file_bytes) {
+Result<Directory> ReadDirectory(const format::Part& file, std::uint64_t file_bytes) {
   if (file_bytes < kEndBytes) return Bad("central directory not found: file is truncated");
   Tail tail;
   tail.bytes.resize(Narrow(file_bytes, kTailBytes + kEndBytes));

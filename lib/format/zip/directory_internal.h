@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "os/file.h"
+#include "format/part.h"
 
 namespace shardwright::zip {
 
@@ -28,7 +28,7 @@ struct Directory {
 
 /// Finds and parses the central directory.
 /// \error as ReadContainer; messages without the file's name
-Result<Directory> ReadDirectory(const os::File& file, std::uint64_t file_bytes);
+Result<Directory> ReadDirectory(const format::Part& file, std::uint64_t file_bytes);
 
 /// Little-endian numbers of a header. \pre at + size is inside
 std::uint16_t U16(std::span<const std::byte> bytes, std::size_t at);

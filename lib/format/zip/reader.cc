@@ -5,8 +5,8 @@
 #include <unordered_set>
 
 #include "base/checked.h"
+#include "base/crc32.h"
 #include "base/limits.h"
-#include "format/zip/crc32.h"
 #include "format/zip/directory_internal.h"
 
 namespace shardwright::zip {
@@ -71,7 +71,7 @@ Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_off
 // Reads local headers in file order; small members that are near share one read.
 class Window {
  public:
-  Window(const os::File& file, const std::vector<Entry>& entries, std::uint64_t end)
+  Window(const format::Part& file, const std::vector<Entry>& entries, std::uint64_t end)
       : file_(file), entries_(entries), end_(end) {}
 
   // The fixed part and the name of entry i's local header. \pre CheckOrder has passed
@@ -101,7 +101,7 @@ class Window {
     return end - first;
   }
 
-  const os::File& file_;
+  const format::Part& file_;
   const std::vector<Entry>& entries_;
   std::uint64_t end_ = 0;
   std::uint64_t first_ = 0;
@@ -147,15 +147,15 @@ Result<Member> Locate(Bytes header, const Entry& entry, std::uint64_t limit) {
   return member;
 }
 
-Result<Container> Read(const os::File& file) {
-  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
-  SW_TRY_ASSIGN(Directory directory, ReadDirectory(file, identity.bytes));
+Result<Container> Read(const format::Part& file) {
+  SW_TRY_ASSIGN(const std::uint64_t file_bytes, file.Bytes());
+  SW_TRY_ASSIGN(Directory directory, ReadDirectory(file, file_bytes));
   std::vector<Entry>& entries = directory.entries;
   std::sort(entries.begin(), entries.end(),
             [](const Entry& a, const Entry& b) { return a.header_offset < b.header_offset; });
   SW_TRY(CheckOrder(entries, directory.offset));
   Container container;
-  container.file_bytes = identity.bytes;
+  container.file_bytes = file_bytes;
   container.members.reserve(entries.size());
   Window window(file, entries, directory.offset);
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -178,7 +178,7 @@ const Member* Container::Find(std::string_view name) const {
   return nullptr;
 }
 
-Result<Container> ReadContainer(const os::File& file) {
+Result<Container> ReadContainer(const format::Part& file) {
   Result<Container> container = Read(file);
   // Errors of os::File name the file already.
   if (!container && !container.error().message.starts_with(file.path())) {
@@ -194,7 +194,7 @@ Status CheckStored(const Member& member) {
                                       "): only stored members are read");
 }
 
-Result<std::string> ReadMember(const os::File& file, const Member& member,
+Result<std::string> ReadMember(const format::Part& file, const Member& member,
                                std::uint64_t max_bytes) {
   const std::string where = file.path() + ": member " + member.name;
   if (Status stored = CheckStored(member); !stored) {

@@ -1,3 +1,8 @@
+// lib/format/zip: zip containers.
+// The directory and the local header of every member, compared with each other; torch stores its
+// members uncompressed, so their bytes can be read in place. crc32.h makes the checksum of a whole
+// out of those of its pieces.
+
 #pragma once
 
 #include <cstdint>
@@ -6,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "format/part.h"
 #include "os/file.h"
 
 namespace shardwright::zip {
@@ -23,8 +29,8 @@ struct Member {
 /// A container whose every member has been located: local headers agree with the directory, nothing
 /// overlaps, names are safe and differ in more than case.
 struct Container {
-  std::vector<Member> members;  ///< in file order
-  std::uint64_t file_bytes = 0;
+  std::vector<Member> members;   ///< in file order
+  std::uint64_t file_bytes = 0;  ///< of the file, or of the part that was read
 
   /// Null if there is none. Linear.
   const Member* Find(std::string_view name) const;
@@ -32,15 +38,23 @@ struct Container {
 
 /// Reads the central directory and every local header; payloads stay unread.
 /// \error kBadInput  truncated, malformed, overlapping or unsafe (docs/formats/pt.md); kLimit  more
-/// members than limits::kZipRecords
+///        members than limits::kZipRecords
 /// Local; many threads may read different files.
-Result<Container> ReadContainer(const os::File& file);
+Result<Container> ReadContainer(const format::Part& file);
+inline Result<Container> ReadContainer(const os::File& file) {
+  return ReadContainer(format::Part(file));
+}
 
 /// \error kUnsupported if a member is compressed: its payload cannot be read in place
 Status CheckStored(const Member& member);
 
 /// The bytes of one member, its CRC verified (a stored CRC of 0 is not checked).
 /// \error kBadInput on a wrong CRC; kLimit beyond `max_bytes`; kUnsupported if compressed
-Result<std::string> ReadMember(const os::File& file, const Member& member, std::uint64_t max_bytes);
+Result<std::string> ReadMember(const format::Part& file, const Member& member,
+                               std::uint64_t max_bytes);
+inline Result<std::string> ReadMember(const os::File& file, const Member& member,
+                                      std::uint64_t max_bytes) {
+  return ReadMember(format::Part(file), member, max_bytes);
+}
 
 }  // namespace shardwright::zip

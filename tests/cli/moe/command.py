@@ -74,6 +74,12 @@ class Case(unittest.TestCase):
     def plan(self, *words, **more):
         return self.run_in("loads.jsonl", *CLUSTER, *words, **more)
 
+    def compare(self, *words, **more):
+        return self.run_in("compare", "loads.jsonl", *CLUSTER, *words, **more)
+
+    def replay(self, *words, **more):
+        return self.run_in("replay", "loads.jsonl", "nodes.csv", *CLUSTER, *words, **more)
+
     def result(self, *words, **more):
         """The report's answer of a run."""
         return json.loads(self.run_in(*words, "--json", **more).stdout)["result"]

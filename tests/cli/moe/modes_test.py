@@ -127,9 +127,10 @@ class Plans(Case):
     def test_an_output_is_replaced_only_when_told(self):
         self.plan("--strategy", "eplb", "-o", "p.json")
         before = (self.work / "p.json").read_bytes()
-        for words in (["-o", "p.json"], ["--report", "p.json"], ["--report", "p.json", "--compare"]):
+        for words in (["-o", "p.json"], ["--report", "p.json"]):
             done = self.refused(6, "--force", "loads.jsonl", *CLUSTER, *words)
             self.assertIn("p.json: exists", done.stderr)
+        self.refused(6, "--force", "compare", "loads.jsonl", *CLUSTER, "--report", "p.json")
         self.assertEqual((self.work / "p.json").read_bytes(), before)
         self.plan("--strategy", "lazarus", "-o", "p.json", "--force")
         self.assertNotEqual((self.work / "p.json").read_bytes(), before)
@@ -156,7 +157,7 @@ class Plans(Case):
         again = self.result("loads.jsonl", *CLUSTER, "--strategy", "hecate", "--overlap", "4", "--spare", "2",
                             "--old", "p.json")["plan"]
         self.assertEqual(again["migration"]["transfers"], 0)
-        theirs = self.result("--evaluate", "p.json", "loads.jsonl")["plan"]
+        theirs = self.result("evaluate", "p.json", "loads.jsonl")["plan"]
         self.assertEqual(theirs["recovery"], plan["recovery"])
         self.assertAlmostEqual(theirs["metrics"]["imbalance_mean"], plan["metrics"]["imbalance_mean"])
 
@@ -168,23 +169,22 @@ class Asked(Case):
         done = self.refused(10, "1 asked", "loads.jsonl", *CLUSTER, "--strategy", "compact", "--faults", "1", "-o", "p")
         self.assertIn("--faults of at most 1", done.stderr)
         self.refused(10, "--faults of at most 1", "loads.jsonl", *CLUSTER, "--strategy", "eplb", "--faults", "1")
-        done = self.plan("--compare", "--faults", "1")
+        done = self.compare("--faults", "1")
         self.assertRegex(done.stdout, r"(?m)^eplb .* 0 ! ")
         for strategy in ("best", "lazarus"):
             self.assertNotRegex(done.stdout, rf"(?m)^{strategy} .*!")
 
     def test_a_plan_of_others_is_checked(self):
         self.plan("--strategy", "lazarus", "--faults", "1", "-o", "p.json")
-        done = self.run_in("--evaluate", "p.json", "loads.jsonl", "--faults", "1")
+        done = self.run_in("evaluate", "p.json", "loads.jsonl", "--faults", "1")
         self.assertIn("plan      p.json, format plan", done.stdout)
-        done = self.run_in("--evaluate", "p.json", "loads.jsonl", "--faults", "2", code=5)
+        done = self.run_in("evaluate", "p.json", "loads.jsonl", "--faults", "2", code=5)
         self.assertIn("survives any 1 failures, 2 asked", done.stderr)
         self.assertIn("survives  any 1 node", done.stdout)
 
     def test_flags_that_would_do_nothing(self):
         base = ["loads.jsonl", *CLUSTER]
         self.write("nodes.csv", NODES)
-        events = ["--events", "nodes.csv"]
         for part, words in (
                 ("--distinct means nothing with --strategy eplb", ["--strategy", "eplb", "--distinct"]),
                 ("--policy means nothing with --strategy best", ["--policy", "global"]),
@@ -199,19 +199,26 @@ class Asked(Case):
                 ("--recovery-loss needs --objective mixed", ["--strategy", "lazarus", "--recovery-loss", "0.1"]),
                 ("--forward needs --old", ["--forward"]), ("--map needs --old", ["--map", "greedy"]),
                 ("--format needs --output", ["--format", "vllm"]), ("--force needs --output", ["--force"]),
-                ("--iteration-seconds and --rebalance-every need --events", ["--rebalance-every", "5"]),
-                ("--output means nothing with --compare", ["--compare", "-o", "p"]),
-                ("--strategy means nothing with --compare", ["--compare", "--strategy", "best"]),
-                ("--at means nothing with --events", [*events, "--at", "5"]),
-                ("--report means nothing with --events", [*events, "--report", "r.html"]),
-                ("--failures means nothing with --events", [*events, "--failures", "5"]),
-                ("--faults means nothing with --strategy eplb in --events",
-                 [*events, "--strategy", "eplb", "--faults", "1"]),
-                ("--strategy means nothing with --evaluate", ["--evaluate", "p", "--strategy", "best"]),
-                ("--effort means nothing with --evaluate", ["--evaluate", "p", "--effort", "2"]),
+                ('unknown flag "--rebalance-every"', ["--rebalance-every", "5"]),
                 ("--nodes and --cluster exclude each other", ["--cluster", "c.json"])):
             with self.subTest(part):
                 self.refused(2, part, *base, *words)
+        replay = ["replay", "loads.jsonl", "nodes.csv", *CLUSTER]
+        for part, words in (
+                ('unknown flag "-o"', ["compare", *base, "-o", "p"]),
+                ('unknown flag "--strategy"', ["compare", *base, "--strategy", "best"]),
+                ("--force needs --report", ["compare", *base, "--force"]),
+                ("--map needs --old", ["compare", *base, "--map", "greedy"]),
+                ('unknown flag "--at"', [*replay, "--at", "5"]),
+                ('unknown flag "--report"', [*replay, "--report", "r.html"]),
+                ('unknown flag "--failures"', [*replay, "--failures", "5"]),
+                ("--strategy means nothing with --compare", [*replay, "--compare", "--strategy", "best"]),
+                ("--faults means nothing with --strategy eplb in a replay",
+                 [*replay, "--strategy", "eplb", "--faults", "1"]),
+                ('unknown flag "--strategy"', ["evaluate", "p", *base, "--strategy", "best"]),
+                ('unknown flag "--effort"', ["evaluate", "p", *base, "--effort", "2"])):
+            with self.subTest(words):
+                self.refused(2, part, *words)
 
     def test_groups_are_known_to_eplb_and_its_format(self):
         self.plan("--strategy", "lazarus", "--format", "eplb", "--groups", "4", "-o", "p.json")
@@ -225,20 +232,20 @@ class Shown(Case):
         self.write("nodes.csv", NODES + "9000,remove,n1\n9000,remove,n2\n9900,add,m1\n")
         self.write("wide.jsonl", jsonl([[[value * 10**10 for value in layer] for layer in record] for record in trace()]))
         huge = ["--nodes", "4", "--gpus", "2", "--slots", "4", "--expert-bytes", "900GiB"]
-        for words in (["loads.jsonl", *CLUSTER, "--compare", "--old", "p.json", "--faults", "1"],
-                      ["wide.jsonl", *huge, "--compare", "--old", "p.json", "--node-failure", "0.01"],
+        for words in (["compare", "loads.jsonl", *CLUSTER, "--old", "p.json", "--faults", "1"],
+                      ["compare", "wide.jsonl", *huge, "--old", "p.json", "--node-failure", "0.01"],
                       ["wide.jsonl", *huge, "--strategy", "lazarus", "--old", "p.json", "--node-failure", "0.01"],
                       ["loads.jsonl", *CLUSTER, "--strategy", "hecate", "--old", "p.json"],
                       ["loads.jsonl", "--nodes", "40", "--gpus", "1", "--slots", "16", "--strategy", "spread"],
-                      ["wide.jsonl", *huge, "--events", "nodes.csv", "--compare"],
-                      ["loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy", "vanilla"],
-                      ["--evaluate", "p.json", "loads.jsonl"]):
+                      ["replay", "wide.jsonl", "nodes.csv", *huge, "--compare"],
+                      ["replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "vanilla"],
+                      ["evaluate", "p.json", "loads.jsonl"]):
             lines = self.run_in(*words).stdout.splitlines()
             self.assertLessEqual(max(map(len, lines)), 100, max(lines, key=len))
             self.assertFalse([line for line in lines if line != line.rstrip()])
 
     def test_a_comparison_has_every_strategy(self):
-        done = self.plan("--compare", "--faults", "1")
+        done = self.compare("--faults", "1")
         rows = re.findall(r"^(\S+) +\d+\.\d{3} ", done.stdout, re.M)
         self.assertEqual(tuple(rows), STRATEGIES)
 
@@ -246,7 +253,7 @@ class Shown(Case):
         text = self.run_in("--help").stdout
         self.assertTrue(text.startswith("Examples:"))
         for flag in ("--cluster", "--nodes", "--gpus", "--slots", "--strategy", "--old", "-o, --output", "--format",
-                     "--compare", "--events", "--evaluate", "--faults", "--at", "--window", "--layers", "--objective",
+                     "compare", "replay", "evaluate", "--faults", "--at", "--window", "--layers", "--objective",
                      "--report", "--json"):
             self.assertRegex(text, rf"(?m)^  {re.escape(flag)}\b")
         for name in STRATEGIES + FORMATS:
@@ -254,12 +261,13 @@ class Shown(Case):
         self.assertLessEqual(max(map(len, text.splitlines())), 100)
 
     def test_the_examples_of_the_help_run(self):
-        text = self.run_in("--help").stdout.split("Usage:")[0]
+        texts = [self.run_in(*words, "--help").stdout.split("Usage:")[0]
+                 for words in ([], ["compare"], ["replay"], ["evaluate"])]
         self.plan("-o", "plan.json")
         self.plan("-o", "theirs.json")
         self.write("cluster.json", {"nodes": 4, "gpus": 2, "slots": 4})
         self.write("nodes.csv", NODES)
-        examples = re.findall(r"^  moe-replace (.*)$", text, re.M)
+        examples = re.findall(r"^  moe-replace (.*)$", "".join(texts), re.M)
         self.assertGreaterEqual(len(examples), 5)
         for example in examples:
             self.run_in(*example.split(), *(["--force"] if "-o" in example else []))
@@ -269,7 +277,7 @@ class Replays(Case):
     def test_failures_are_replayed(self):
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,remove,n0\n6000,remove,n1\n7000,add,a\n7000,add,b\n"
                                         "8000,add,c\n")
-        done = self.plan("--events", "nodes.csv", "--strategy", "lazarus", "--faults", "1", "--json")
+        done = self.replay("--strategy", "lazarus", "--faults", "1", "--json")
         result = json.loads(done.stdout)["result"]["strategies"][0]
         self.assertEqual([step["nodes_live"] for step in result["steps"]], [4, 3, 1, 3, 4])
         self.assertEqual([step["state"] for step in result["steps"]],
@@ -277,42 +285,42 @@ class Replays(Case):
         self.assertEqual((result["failures"], result["survived"], result["restores"]), (2, 1, 1))
         self.assertEqual(result["stalled_milliseconds"], 1000)
         self.assertEqual(result["bytes"], result["transfers"] * 14_000_000)
-        text = self.plan("--events", "nodes.csv", "--strategy", "lazarus", "--faults", "1").stdout
+        text = self.replay("--strategy", "lazarus", "--faults", "1").stdout
         self.assertIn("1 moment with something lost or no plan", text)
 
     def test_one_table_tells_the_trouble_of_all_strategies(self):
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,add,m\n7000,remove,n1\n")
-        text = self.plan("--events", "nodes.csv", "--compare").stdout
+        text = self.replay("--compare").stdout
         self.assertEqual(text.count("WHAT HAPPENED"), 1)
         self.assertEqual(tuple(re.findall(r"^(\S+) +2 +\d ", text, re.M)), STRATEGIES)
 
     def test_quiet_runs_are_told_so(self):
         self.write("nodes.csv", NODES)
-        text = self.plan("--events", "nodes.csv", "--strategy", "lazarus").stdout
+        text = self.replay("--strategy", "lazarus").stdout
         self.assertIn("Nothing was lost", text)
 
     def test_plans_follow_the_loads(self):
         self.write("nodes.csv", NODES + "3000,add,n0\n".replace("n0", "m") + "")
         self.write("nodes.csv", NODES + "2000,remove,n3\n3000,add,m\n")
-        result = self.result("loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy", "lazarus",
+        result = self.result("replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "lazarus",
                              "--iteration-seconds", "0.01", "--rebalance-every", "100")["strategies"][0]
         self.assertEqual([step["iteration"] for step in result["steps"]], [0, 100, 200, 300])
         self.assertEqual([step["milliseconds"] for step in result["steps"]], [0, 1000, 2000, 3000])
 
     def test_what_no_cluster_could_hold_is_refused(self):
         self.write("nodes.csv", NODES)
-        self.refused(10, "the largest --faults is 1", "loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy",
+        self.refused(10, "the largest --faults is 1", "replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy",
                      "lazarus", "--faults", "2")
-        self.refused(10, "experts do not fit", "loads.jsonl", "--nodes", "4", "--gpus", "1", "--slots", "2",
-                     "--events", "nodes.csv")
+        self.refused(10, "experts do not fit", "replay", "loads.jsonl", "nodes.csv", "--nodes", "4", "--gpus", "1",
+                     "--slots", "2")
 
     def test_nodes_must_be_known(self):
         self.write("c.json", {"nodes": [{"name": "a"}, {"name": "b"}], "gpus": 2, "slots": 8})
         self.write("nodes.csv", "0,add,a\n0,add,b\n5,remove,zebra\n")
-        self.refused(4, 'node "zebra" is unknown to the cluster', "loads.jsonl", "--cluster", "c.json", "--events",
-                     "nodes.csv", "--strategy", "eplb")
+        self.refused(4, 'node "zebra" is unknown to the cluster', "replay", "loads.jsonl", "nodes.csv", "--cluster",
+                     "c.json", "--strategy", "eplb")
         self.write("nodes.csv", NODES + "0,add,n4\n")
-        self.refused(4, 'node "n4": all 4 nodes', "loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy",
+        self.refused(4, 'node "n4": all 4 nodes', "replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy",
                      "eplb")
 
     def test_bad_lines_are_named(self):
@@ -322,7 +330,7 @@ class Replays(Case):
                            ("5,add,a\n4,add,b\n", "time runs backward"),
                            ("0,add,a\n1,add,a\n", 'node "a"'), ("", "nodes.csv")):
             self.write("nodes.csv", text)
-            self.refused(4, part, "loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--strategy", "eplb")
+            self.refused(4, part, "replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "eplb")
 
 
 if __name__ == "__main__":

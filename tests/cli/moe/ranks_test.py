@@ -25,9 +25,9 @@ class Ranks(Case):
     def test_every_number_of_ranks_gives_the_same_answers(self):
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,add,m\n")
         self.plan("--strategy", "lazarus", "-o", "p.json")
-        for words in (["loads.jsonl", *CLUSTER, "--compare", "--faults", "1"],
-                      ["loads.jsonl", *CLUSTER, "--compare", "--events", "nodes.csv"],
-                      ["--evaluate", "p.json", "loads.jsonl"]):
+        for words in (["compare", "loads.jsonl", *CLUSTER, "--faults", "1"],
+                      ["replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare"],
+                      ["evaluate", "p.json", "loads.jsonl"]):
             told = [timeless(self.result(*words, ranks=ranks)) for ranks in (1, 2, 3)]
             self.assertEqual(told[1:], told[:1] * 2)
 

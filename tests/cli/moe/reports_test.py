@@ -37,11 +37,11 @@ class Schemas(Case):
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,remove,n0\n6000,remove,n1\n7000,add,a\n7000,add,b\n")
         more = ["--faults", "1", "--old", "old.json", "--node-failure", "0.01", "--measured-at", "0"]
         for words in (["loads.jsonl", *CLUSTER], ["loads.jsonl", *CLUSTER, *more, "--strategy", "lazarus"],
-                      ["loads.jsonl", *CLUSTER, "--compare", *more],
-                      ["loads.jsonl", "--nodes", "2", "--gpus", "1", "--slots", "9", "--compare", "--layers", "2"],
-                      ["loads.jsonl", "--nodes", "2", "--gpus", "2", "--slots", "4", "--compare", "--groups", "3"],
-                      ["loads.jsonl", *CLUSTER, "--events", "nodes.csv", "--compare", "--faults", "1"],
-                      ["--evaluate", "old.json", "loads.jsonl"]):
+                      ["compare", "loads.jsonl", *CLUSTER, *more],
+                      ["compare", "loads.jsonl", "--nodes", "2", "--gpus", "1", "--slots", "9", "--layers", "2"],
+                      ["compare", "loads.jsonl", "--nodes", "2", "--gpus", "2", "--slots", "4", "--groups", "3"],
+                      ["replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare", "--faults", "1"],
+                      ["evaluate", "old.json", "loads.jsonl"]):
             with self.subTest(words):
                 result.validate(self.report(*words)["result"])
         for strategy in STRATEGIES:
@@ -57,7 +57,7 @@ class Schemas(Case):
 
     def test_a_check_that_says_no_still_answers(self):
         self.plan("--strategy", "eplb", "-o", "p.json")
-        report = self.report("--evaluate", "p.json", "loads.jsonl", "--faults", "1", code=5)
+        report = self.report("evaluate", "p.json", "loads.jsonl", "--faults", "1", code=5)
         self.assertEqual(report["error"]["name"], "mismatch")
         self.validator("moe-replace.schema.json").validate(report["result"])
 

@@ -65,7 +65,7 @@ class Again(Stores):
 
     def test_after_a_collection_too(self):
         self.save_series((3, 4, 5), "--k", 1)
-        self.run_tool("pec-save", "--gc", self.store)
+        self.run_tool("pec-save", "gc", self.store)
         self.save_other(5, "--k", 1)
         self.assert_of_one_run(5)
 
@@ -107,7 +107,7 @@ class Again(Stores):
         self.assertEqual((self.report["iteration"], self.report["versions"][expert]), (5, 4))
 
     def states(self):
-        listed = self.run_tool("pec-save", "--list", self.store)["checkpoints"]
+        listed = self.run_tool("pec-save", "list", self.store)["checkpoints"]
         return [(c["sequence"], c["iteration"], c["abandoned"]) for c in listed]
 
     def test_the_place_of_the_first_save_is_taken(self):
@@ -118,7 +118,7 @@ class Again(Stores):
         self.assertEqual(self.restore("out", "--at", 3)["abandoned"], [4])
         (self.store / "manifests" / "0000000003-0000000004.json").unlink()
         self.assertEqual(self.states(), [(1, 3, False), (2, 4, True)])
-        self.run_tool("pec-save", "--gc", self.store, "--keep-last", 9)
+        self.run_tool("pec-save", "gc", self.store, "--keep-last", 9)
         self.assertEqual(self.states(), [(1, 3, False)])
 
     def test_resumed_from_gives_up_both_saves(self):
@@ -150,7 +150,7 @@ class InMemory(Agents):
         self.start("a", "--k", 1)
         self.tell("a", "snapshot")
         self.tell("a", "flush")
-        listed = self.run_tool("pec-save", "--list", self.store)["checkpoints"]
+        listed = self.run_tool("pec-save", "list", self.store)["checkpoints"]
         self.assertEqual([(c["iteration"], c["abandoned"], c["stale_modules"]) for c in listed],
                          [(3, False, 0), (4, True, 0), (4, False, 0)])
 
@@ -169,7 +169,7 @@ class InMemory(Agents):
         (self.run_folder / "other" / "global_step5").rename(self.run_folder / "global_step5")
         self.assertEqual(self.tell("a", "snapshot global_step5"), {"answer": "5"})
         self.assertEqual(self.tell("a", "flush"), {"answer": "5"})
-        listed = self.run_tool("pec-save", "--list", self.store)["checkpoints"]
+        listed = self.run_tool("pec-save", "list", self.store)["checkpoints"]
         self.assertEqual([(c["iteration"], c["abandoned"]) for c in listed],
                          [(3, False), (4, False), (5, True), (5, False)])
         # All that is called 5, in memory and in the store, is of the second save.

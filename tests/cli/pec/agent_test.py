@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""pec-save --agent as a process: it watches, persists, is killed and stopped, serves its memory to
+"""pec-save agent as a process: it watches, persists, is killed and stopped, serves its memory to
 peers and to pec-restore.
 
 Usage: agent_test.py BIN
@@ -49,8 +49,8 @@ class Agents(stores.Stores):
         env = environment()
         if fault:
             env["SHARDWRIGHT_FAULT"] = fault
-        argv = [stores.Given.bin / "pec-save", folder or self.run_folder, store or self.store,
-                "--agent", "--listen", f"unix:{self.work / name}",
+        argv = [stores.Given.bin / "pec-save", "agent", folder or self.run_folder,
+                store or self.store, "--listen", f"unix:{self.work / name}",
                 f"--json={self.work / name}.json", *words]
         agent = subprocess.Popen([str(word) for word in argv], env=env, cwd=self.work, text=True,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -70,10 +70,10 @@ class Agents(stores.Stores):
             time.sleep(0.02)
 
     def status(self, name):
-        return self.run_tool("pec-save", self.address(name), "--status")
+        return self.run_tool("pec-save", "status", self.address(name))
 
     def tell(self, name, request, code=0):
-        return self.run_tool("pec-save", self.address(name), "--tell", request, code=code)
+        return self.run_tool("pec-save", "tell", self.address(name), request, code=code)
 
     def checkpoint(self, iteration, clock=None):
         """A checkpoint as DeepSpeed leaves it: `latest` last; CLOCK is what the clock shows."""
@@ -91,7 +91,7 @@ class Agents(stores.Stores):
         """Iteration of the store's newest usable checkpoint; nothing without one."""
         if not list((self.store / "manifests").glob("*.json")):
             return None
-        listed = self.run_tool("pec-save", "--list", self.store)["checkpoints"]
+        listed = self.run_tool("pec-save", "list", self.store)["checkpoints"]
         return max((c["iteration"] for c in listed if not c["abandoned"]), default=None)
 
     def end(self, agent, how=signal.SIGTERM):
@@ -128,7 +128,7 @@ class Watching(Agents):
         report = json.loads((self.work / "a.json").read_text())
         self.assertEqual((report["exit_code"], report["result"]["persisted"]), (0, 5))
         self.assertFalse((self.work / "a").exists(), "the socket file is gone")
-        self.run_tool("pec-save", "--check", self.store)
+        self.run_tool("pec-save", "check", self.store)
         self.restore("out", "--read-only")
         self.same("out", 5, self.report["versions"])
 
@@ -161,7 +161,7 @@ class Watching(Agents):
             self.assertIsNone(self.newest())
             self.assertEqual(self.end(agent, how), 0, agent.stderr.read())
             self.assertEqual(self.newest(), 5)
-            self.run_tool("pec-save", "--check", self.store)
+            self.run_tool("pec-save", "check", self.store)
 
     def test_limits_are_kept(self):
         self.start("a", "--memory-limit", "2000")
@@ -177,12 +177,12 @@ class Watching(Agents):
         second.wait(PATIENCE)
         self.assertEqual(second.returncode, 6)
         for words in (["--listen", "nowhere"], ["--peer", "x:99999"], ["--copies-only"],
-                      ["--dry-run"], ["--status"], ["--resumed-from", "3"]):
-            self.run_tool("pec-save", self.run_folder, self.store, "--agent", *words, code=2)
+                      ["--dry-run"], ["--force"], ["--resumed-from", "3"]):
+            self.run_tool("pec-save", "agent", self.run_folder, self.store, *words, code=2)
         for words in (["--listen", "unix:/x"], ["--bandwidth", "1MB"], ["--peer", "a:1"]):
             self.run_tool("pec-save", self.run_folder, self.store, *words, code=2)
-        self.run_tool("pec-save", self.address("a"), self.store, "--status", code=2)
-        self.run_tool("pec-save", self.run_folder, "--status", code=2)
+        self.run_tool("pec-save", "status", self.address("a"), self.store, code=2)
+        self.run_tool("pec-save", "status", self.run_folder, code=2)
 
     def test_a_damaged_checkpoint_is_passed_over(self):
         agent = self.start("a", "--k", 4)
@@ -237,7 +237,7 @@ class Watching(Agents):
             self.wait(lambda i=iteration: self.status("a")["persisted"] == i)
         self.assertEqual(self.end(agent), 0)
         self.assertNotIn("older than", agent.stderr.read())
-        self.run_tool("pec-save", "--check", self.store)
+        self.run_tool("pec-save", "check", self.store)
 
 
 class Killed(Agents):
@@ -250,7 +250,7 @@ class Killed(Agents):
 
     def judge(self):
         """The store is whole, and holds 4 or, saved completely, 5."""
-        self.run_tool("pec-save", "--check", self.store)
+        self.run_tool("pec-save", "check", self.store)
         newest = self.newest()
         self.restore("out", "--read-only", "--force")
         versions = self.report["versions"]
@@ -360,7 +360,7 @@ class Restoring(Agents):
         self.assertTrue(all(v <= 4 for v in versions.values()))
         self.checkpoint(5)
         self.wait(lambda: self.status("a")["persisted"] == 5 and self.newest() == 5)
-        self.run_tool("pec-save", "--check", self.store)
+        self.run_tool("pec-save", "check", self.store)
 
     def test_a_peer_has_what_a_lost_node_held(self):
         peer = self.start("b", "--copies-only")
@@ -467,7 +467,7 @@ class Restoring(Agents):
         self.assertEqual((result["bytes"]["memory"], result["bytes"]["storage"]), (0, 0))
         self.assertGreater(result["bytes"]["peer"], 0)
         self.same("out", 3, self.report["versions"])
-        self.run_tool("pec-save", address, "--tell", "stop", code=2)
+        self.run_tool("pec-save", "tell", address, "stop", code=2)
 
     def test_another_model_is_refused(self):
         self.start("a", "--k", 2)

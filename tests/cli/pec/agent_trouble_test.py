@@ -191,9 +191,9 @@ class Mute(agent_test.Agents):
             for argv in (["pec-restore", self.store, self.work / "out", "--agents", address],
                          ["pec-restore", self.store, self.work / "out", "--agents", address,
                           "--lost-nodes", "unreachable"],
-                         ["pec-save", address, "--tell", "flush"],
-                         ["pec-save", address, "--tell", "stop"],
-                         ["pec-save", address, "--status"]):
+                         ["pec-save", "tell", address, "flush"],
+                         ["pec-save", "tell", address, "stop"],
+                         ["pec-save", "status", address]):
                 argv = [str(word) for word in (stores.Given.bin / argv[0], *argv[1:])]
                 with subprocess.Popen(argv, env=environment(), cwd=self.work, text=True,
                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as asks:

@@ -15,7 +15,7 @@ import shutil
 
 import stores
 from stores import ITERATIONS, MODEL, Stores, moe_checkpoint
-from harness import shared_checkpoints, tree
+from harness import real_checkpoints, tree
 
 
 class Saving(Stores):
@@ -122,7 +122,7 @@ class Saving(Stores):
         self.save(3, "--compress", "zstd")
         self.assertTrue(all(p.suffix == ".zst" for p in self.blobs()))
         self.save(4, "--k", 1)
-        self.run_tool("pec-save", "--check", self.store)
+        self.run_tool("pec-save", "check", self.store)
         self.restore("out")
         self.same("out", 4, self.report["versions"])
 
@@ -149,7 +149,7 @@ class Saving(Stores):
 
     def test_list_tells_what_is_stale(self):
         self.save_series((3, 4), "--k", 1)
-        result = self.run_tool("pec-save", "--list", self.store)
+        result = self.run_tool("pec-save", "list", self.store)
         self.assertEqual([c["stale_modules"] for c in result["checkpoints"]], [0, 6])
         self.assertEqual([c["iteration"] for c in result["checkpoints"]], [3, 4])
 
@@ -157,7 +157,7 @@ class Saving(Stores):
         for level in ("none", "sums", "replicas", "readback"):
             shutil.rmtree(self.store, ignore_errors=True)
             self.save(3, "--verify", level)
-            self.run_tool("pec-save", "--check", self.store)
+            self.run_tool("pec-save", "check", self.store)
 
     def test_damaged_source_is_refused(self):
         shutil.copytree(self.shared / "run" / "global_step3", self.work / "bad" / "global_step3")
@@ -169,7 +169,7 @@ class Saving(Stores):
         path.write_bytes(data)
         self.save(3, source=self.work / "bad", code=4)
         self.assertIn("CRC-32", self.stderr)
-        self.run_tool("pec-save", "--list", self.store)
+        self.run_tool("pec-save", "list", self.store)
         self.assertEqual(list((self.store / "manifests").iterdir()), [])
 
 
@@ -241,7 +241,7 @@ class Restoring(Stores):
         self.save_series((3, 4, 5, 6), "--k", 1)
         result = self.restore("out", "--at", 4)
         self.assertEqual(result["abandoned"], [5, 6])
-        states = self.run_tool("pec-save", "--list", self.store)["checkpoints"]
+        states = self.run_tool("pec-save", "list", self.store)["checkpoints"]
         self.assertEqual([c["abandoned"] for c in states], [False, False, True, True])
         self.restore("out2", "--dry-run")
         self.assertEqual(self.report["iteration"], 4)
@@ -313,10 +313,7 @@ class Layouts(Stores):
         self.through_a_store(self.work / "run")
 
     def test_real_checkpoints_of_every_layout(self):
-        found = shared_checkpoints()
-        if not found:
-            self.skipTest("no folder of real checkpoints: set SHARDWRIGHT_SHARED")
-        for source in found:
+        for source in real_checkpoints():
             with self.subTest(source.parent.name):
                 self.through_a_store(source)
 

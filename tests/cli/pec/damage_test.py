@@ -64,7 +64,7 @@ class Refusing(Stores):
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.save(4, code=6)
             self.restore("out", code=6)
-            self.run_tool("pec-save", "--gc", self.store, code=6)
+            self.run_tool("pec-save", "gc", self.store, code=6)
             (self.store / "lock").unlink()
         self.assertEqual(tree(self.store), before)
         self.save(4)
@@ -78,12 +78,12 @@ class Refusing(Stores):
 
     def test_flags_that_mean_nothing(self):
         step = self.shared / "run/global_step3"
-        for words in (["--check", self.store, "--k", 2], ["--gc", "--check", self.store],
+        for words in (["check", self.store, "--k", 2], ["gc", "check", self.store],
                       [step, self.store, "--keep-last", 2], [step, self.store, "--max-age", 2],
                       [step, self.store, "--policy", "full", "--k", 2],
                       [step, self.store, "--k", 1, "--k-persist", 2],
                       [step, self.store, "--budget", "1GiB"], [step, self.store, "--keep", "all"],
-                      ["--check", self.store, self.store]):
+                      ["check", self.store, self.store]):
             self.run_tool("pec-save", *words, code=2)
         self.assertFalse(self.store.exists())
 
@@ -112,11 +112,11 @@ class Damage(Stores):
             path = self.victims(4, expert)[0]
             good = path.read_bytes()
             self.damage(path, how)
-            result = self.run_tool("pec-save", "--check", self.store, code=5)
+            result = self.run_tool("pec-save", "check", self.store, code=5)
             self.assertEqual(len(result["damaged"]), 1)
             self.assertIn(f"{expert} moments of iteration 3", result["damaged"][0])
             path.write_bytes(good)
-        self.run_tool("pec-save", "--check", self.store)
+        self.run_tool("pec-save", "check", self.store)
 
     def test_damaged_blobs_are_not_restored(self):
         self.save_series((3, 4, 5, 6, 7), "--k", 1)
@@ -154,7 +154,7 @@ class Damage(Stores):
             self.restore("out", "--allow-older", "--read-only", "--force")
             self.assertEqual(self.report["iteration"], 3)
             self.same("out", 3, after[3])
-            self.run_tool("pec-save", "--check", self.store, code=5)
+            self.run_tool("pec-save", "check", self.store, code=5)
             path.write_bytes(good)
         head = self.store / "store.json"
         head.write_text(head.read_text().replace('"schema": 1', '"schema": 2'))
@@ -177,15 +177,15 @@ class Collecting(Stores):
 
     def test_rules(self):
         after = self.save_series(ITERATIONS, "--k", 1)
-        self.run_tool("pec-save", "--gc", self.store, "--keep-last", 2, "--keep-every", 4, "-n")
+        self.run_tool("pec-save", "gc", self.store, "--keep-last", 2, "--keep-every", 4, "-n")
         self.assertEqual(self.iterations(), list(ITERATIONS))
-        self.run_tool("pec-save", "--gc", self.store, "--keep-last", 2, "--keep-every", 4)
+        self.run_tool("pec-save", "gc", self.store, "--keep-last", 2, "--keep-every", 4)
         self.assertEqual(self.iterations(), [4, 7, 8])
-        self.run_tool("pec-save", "--check", self.store)
+        self.run_tool("pec-save", "check", self.store)
         for at in (4, 7, 8):
             self.restore("out", "--at", at, "--read-only", "--force")
             self.same("out", at, after[at])
-        self.run_tool("pec-save", "--gc", self.store)
+        self.run_tool("pec-save", "gc", self.store)
         self.assertEqual(self.iterations(), [8])
         self.restore("out", "--read-only", "--force")
         self.same("out", 8, after[8])
@@ -197,7 +197,7 @@ class Collecting(Stores):
     def test_abandoned_ones_go_and_numbers_are_not_used_again(self):
         self.save_series((3, 4, 5), "--k", 1)
         self.restore("out", "--at", 4)
-        self.run_tool("pec-save", "--gc", self.store, "--keep-last", 9)
+        self.run_tool("pec-save", "gc", self.store, "--keep-last", 9)
         self.assertEqual(self.iterations(), [3, 4])
         self.assertEqual(self.save(5, "--k", 1)["sequence"], 4)
 
@@ -207,15 +207,15 @@ class Collecting(Stores):
             self.save_series(ITERATIONS, "--k", 2)
             readers = [subprocess.Popen([Given.bin / "pec-save", how, self.store, "-q"],
                                         env=environment(), stdout=subprocess.DEVNULL)
-                       for how in 3 * ("--check", "--list")]
-            self.run_tool("pec-save", "--gc", self.store)
+                       for how in 3 * ("check", "list")]
+            self.run_tool("pec-save", "gc", self.store)
             self.assertEqual([reader.wait(60) for reader in readers], [0] * len(readers))
 
     def test_nothing_goes_while_the_newest_is_damaged(self):
         self.save_series((3, 4, 5), "--k", 1)
         Damage.victims(self, 5, MODEL.module(1, 3))[0].unlink()
         before = tree(self.store)
-        self.run_tool("pec-save", "--gc", self.store, code=5)
+        self.run_tool("pec-save", "gc", self.store, code=5)
         self.assertEqual(tree(self.store), before)
 
 
@@ -236,7 +236,7 @@ class Ranks(Stores):
                 self.assertEqual(" each, bound " in self.stdout, ranks > 1)
                 self.assertLessEqual(result["bottleneck_bytes"], 4 * result["bound_bytes"] / 3)
             stores.append(tree(self.store))
-            self.run_tool("pec-save", "--check", self.store, launcher=launcher)
+            self.run_tool("pec-save", "check", self.store, launcher=launcher)
             self.restore("out", "--target", "ep=4,dp=4", "--threads", 1, launcher=launcher)
             outputs.append(tree(self.work / "out"))
             shutil.rmtree(self.work / "out")
@@ -251,19 +251,19 @@ class Ranks(Stores):
         self.save_series((3, 4), "--k", 1)
         for path in self.blobs()[::5]:
             self.damage(path, "cut")
-        alone = self.run_tool("pec-save", "--check", self.store, code=5)
+        alone = self.run_tool("pec-save", "check", self.store, code=5)
         self.assertGreater(len(alone["damaged"]), 3)
         launcher = [Given.mpiexec, "--oversubscribe", "-n", 3]
-        together = self.run_tool("pec-save", "--check", self.store, code=5, launcher=launcher)
+        together = self.run_tool("pec-save", "check", self.store, code=5, launcher=launcher)
         self.assertEqual(sorted(together["damaged"]), sorted(alone["damaged"]))
         sorted((self.store / "manifests").iterdir())[0].write_text("{")
-        together = self.run_tool("pec-save", "--check", self.store, code=5, launcher=launcher)
+        together = self.run_tool("pec-save", "check", self.store, code=5, launcher=launcher)
         self.assertEqual(len([d for d in together["damaged"] if "manifests" in d]), 1)
 
     def test_ranks_measure_at_once(self):
         if Given.mpiexec is None:
             self.skipTest("no MPI launcher given")
-        result = self.run_tool("pec-save", "--auto", "--measure", self.work,
+        result = self.run_tool("pec-save", "tune", "--measure", self.work,
                                launcher=[Given.mpiexec, "--oversubscribe", "-n", 2])
         self.assertIn("the slowest of 2 at once", self.stdout)
         self.assertEqual(self.report["bytes_written"], 512 << 20)

@@ -56,7 +56,7 @@ class Run(stores.Stores):
         return result and result["dynamic_k"]
 
     def listed(self):
-        return self.run_tool("pec-save", "--list", self.store)
+        return self.run_tool("pec-save", "list", self.store)
 
 
 class WorkedExample(Run):
@@ -213,7 +213,7 @@ class State(Run):
                             (["--policy", "budget-global"], "has no K"),
                             (["--k-persist", 1], "exclude each other"),
                             (["--k", 5], "starts at 5, expected 1 to 4"),
-                            (["--dynamic-k", 0], "--dynamic-k"), (["--list"], "--dynamic-k")):
+                            (["--dynamic-k", 0], "--dynamic-k"), (["--list"], "pec-save list STORE")):
             self.save_as(1, *words, code=2)
             self.assertIn(said, self.stderr)
         self.save_as(1, tokens=False, code=2)

@@ -167,7 +167,7 @@ class OldReleases(Old):
         for iteration in (3, 4, 5):
             self.make("old", iteration, **model)
             self.save(iteration, "--k", 1, source=self.work / "old")
-        self.run_tool("pec-save", "--check", self.store)
+        self.run_tool("pec-save", "check", self.store)
         self.restore("out", "--target", "ep=1,dp=2")
         self.same("out", 5, self.report["versions"],
                   moe_checkpoint.Model(ranks=4, expert=BIAS))

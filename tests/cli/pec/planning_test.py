@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""pec-save --simulate and --auto: figures that follow from closed forms or from the papers, what is
+"""pec-save simulate and tune: figures that follow from closed forms or from the papers, what is
 written, and what is refused.
 
 Usage: planning_test.py BIN
@@ -35,7 +35,7 @@ class Planning(Stores):
         return path
 
     def simulate(self, *words, **options):
-        return self.run_tool("pec-save", "--simulate", *words, **options)
+        return self.run_tool("pec-save", "simulate", *words, **options)
 
     def test_the_published_plt(self):
         result = self.simulate(self.trace(2, 8, 1280), "--faults", self.faults("640 # one\n"),
@@ -174,15 +174,16 @@ class Planning(Stores):
         self.assertIn("<b title='x'>&amp;\"\\x1b.jsonl", "".join(page.itertext()))
 
     def test_page_of_a_real_trace(self):
-        shared = pathlib.Path(os.environ.get(
-            "SHARDWRIGHT_SHARED", pathlib.Path(__file__).resolve().parents[4] / "shared"))
-        trace = shared / "fixtures/routing/gpt_moe_24x32.jsonl"
-        if not trace.exists():
-            self.skipTest(f"no {trace}: set SHARDWRIGHT_SHARED")
-        out = self.work / "page.html"
-        result = self.simulate(trace, "--interval", 1, "--faults", 0.15, "--ranks-per-node", 8,
-                               "--dynamic-k", 0.05, "--page", out)
-        self.check_page(self.page_of(out), result)
+        source = pathlib.Path(__file__).resolve().parents[3]
+        shared = pathlib.Path(os.environ.get("SHARDWRIGHT_SHARED", source.parent / "shared"))
+        traces = [source / "tests/data/deepspeed/routing_12x32/tokens.jsonl",
+                  shared / "fixtures/routing/gpt_moe_24x32.jsonl"]
+        for number, trace in enumerate(trace for trace in traces if trace.exists()):
+            with self.subTest(trace):
+                out = self.work / f"page{number}.html"
+                result = self.simulate(trace, "--interval", 1, "--faults", 0.15, "--ranks-per-node", 8,
+                                       "--dynamic-k", 0.05, "--page", out)
+                self.check_page(self.page_of(out), result)
 
     def test_dynamic_k_doubles_as_faults_spend_its_share(self):
         # 16 experts from K = 1: four levels of 1 %. Faults cost 75, 35, 15 and 5 iterations of
@@ -226,17 +227,17 @@ class Planning(Stores):
         result = self.simulate(self.tokens_path, self.store, "--interval", 1, "--faults", 0)
         self.assertEqual(result["full_bytes"], full)
         self.assertEqual(result["moe_layers"], [0, 1])
-        numbers = self.run_tool("pec-save", "--auto", self.store)
+        numbers = self.run_tool("pec-save", "tune", self.store)
         self.assertEqual(numbers["full"]["full_bytes"], full)
         self.simulate(self.trace(2, 8, 10), self.store, code=5)
         self.assertIn("layers of 8 experts", self.stderr)
-        self.run_tool("pec-save", "--auto", self.store, "--experts", 4, code=2)
-        self.run_tool("pec-save", "--auto", self.work / "nothing", code=3)
+        self.run_tool("pec-save", "tune", self.store, "--experts", 4, code=2)
+        self.run_tool("pec-save", "tune", self.work / "nothing", code=3)
 
     def test_auto_prints_the_model(self):
         rate, total, iteration_s, restart_s = 1e-3, 50000, 2.0, 100.0
         result = self.run_tool(
-            "pec-save", "--auto", "--fault-rate", rate, "--iterations", total, "--iteration-time",
+            "pec-save", "tune", "--fault-rate", rate, "--iterations", total, "--iteration-time",
             iteration_s, "--restart-time", restart_s, "--forward-backward", 1.25)
         for numbers in (result["chosen"], result["full"]):
             stall = max(0, numbers["snapshot_s"] - 1.25)
@@ -264,14 +265,14 @@ class Planning(Stores):
 
     def test_the_published_share(self):
         # One of 16 experts with all master weights: 42 % of GPT-350M-16E.
-        chosen = self.run_tool("pec-save", "--auto", "--keep", "master", "--snapshot-bandwidth",
+        chosen = self.run_tool("pec-save", "tune", "--keep", "master", "--snapshot-bandwidth",
                                "1MB", "--ep", 8)["chosen"]
         self.assertEqual((chosen["k"], chosen["k_persist"]), (1, 1))
         self.assertEqual(round(100 * chosen["bytes"] / chosen["full_bytes"]), 42)
         self.assertGreater(chosen["stall_s"], 0)
 
     def test_auto_warns_when_nothing_is_enough(self):
-        result = self.run_tool("pec-save", "--auto", "--fault-rate", 0.01, "--interval", 5000,
+        result = self.run_tool("pec-save", "tune", "--fault-rate", 0.01, "--interval", 5000,
                                "--iterations", 100000, "--snapshot-bandwidth", "100MB")["chosen"]
         k, interval = result["k"], result["interval"]
         self.assertFalse(result["plt_in_limit"])
@@ -284,7 +285,7 @@ class Planning(Stores):
     def test_auto_measures(self):
         folder = self.work / "where"
         folder.mkdir()
-        result = self.run_tool("pec-save", "--auto", "--measure", folder)
+        result = self.run_tool("pec-save", "tune", "--measure", folder)
         measured, chosen = result["measured"], result["chosen"]
         self.assertEqual(measured["bytes"], 256 << 20)
         for level, bottleneck in (("persist", "bottleneck_bytes"),
@@ -294,21 +295,21 @@ class Planning(Stores):
                                    chosen[bottleneck], delta=1)
         self.assertRegex(self.stdout, r"measured  persist .*/s, snapshot .*/s of a rank")
         self.assertEqual(self.report["bytes_written"], 256 << 20)
-        self.assertIsNone(self.run_tool("pec-save", "--auto")["measured"])
+        self.assertIsNone(self.run_tool("pec-save", "tune")["measured"])
         for fault, code in (("write:3:kill", -9), ("write:3:enospc", 7), ("sync:1:eio", 7),
                             ("write:5:term", 75), ("unlink:1:kill", -9)):
-            done = subprocess.run([Given.bin / "pec-save", "--auto", "--measure", folder],
+            done = subprocess.run([Given.bin / "pec-save", "tune", "--measure", folder],
                                   env=environment() | {"SHARDWRIGHT_FAULT": fault},
                                   capture_output=True, timeout=120, check=False)
             self.assertEqual(done.returncode, code, done.stderr)
             left = [path.stat().st_size for path in folder.iterdir()]
             # Only a kill before the file loses its name leaves it, with nothing in it.
             self.assertEqual(left, [0] if fault == "unlink:1:kill" else [], fault)
-        self.run_tool("pec-save", "--auto", "--measure", self.work / "nowhere", code=3)
+        self.run_tool("pec-save", "tune", "--measure", self.work / "nowhere", code=3)
         for flag in ("--persist-bandwidth", "--snapshot-bandwidth"):
-            self.run_tool("pec-save", "--auto", "--measure", folder, flag, "1GB", code=2)
+            self.run_tool("pec-save", "tune", "--measure", folder, flag, "1GB", code=2)
             self.assertIn("exclude each other", self.stderr)
-        self.run_tool("pec-save", "--simulate", self.work / "t.jsonl", "--measure", folder, code=2)
+        self.run_tool("pec-save", "simulate", self.work / "t.jsonl", "--measure", folder, code=2)
 
     def test_refusals(self):
         trace = self.trace(1, 4, 10)
@@ -320,20 +321,20 @@ class Planning(Stores):
                 (["--dynamic-k", 0.1, "--policy", "load-aware"], "load-aware"),
                 (["--dynamic-k", 0.1, "--k", 2, "--k-persist", 1], "--k-persist"),
                 (["--dynamic-k", 0], "--dynamic-k"),
-                (["--auto"], "exclude"), (["--policy", "full", "--k", 2], "--k"),
+                (["--policy", "full", "--k", 2], "--k"),
                 (["--policy", "sequential", "--max-age", 3], "--max-age"),
                 (["--faults", "1.5"], "1.5"), (["--nonexpert-params", "3y2"], "3y2"),
                 (["--param-bytes", "1,2"], "--param-bytes"), (["--ep", 3], "3")):
             with self.subTest(words=words):
                 self.simulate(trace, *words, code=2)
                 self.assertIn(said, self.stderr)
-        self.run_tool("pec-save", "--auto", "--k", 2, code=2)
-        self.run_tool("pec-save", "--auto", "--page", "x", code=2)
-        self.run_tool("pec-save", "--auto", "--interval", 1)
+        self.run_tool("pec-save", "tune", "--k", 2, code=2)
+        self.run_tool("pec-save", "tune", "--page", "x", code=2)
+        self.run_tool("pec-save", "tune", "--interval", 1)
         self.assertIn(" every iteration\n", self.stdout)
-        self.run_tool("pec-save", "--auto", self.store, "more", code=2)
+        self.run_tool("pec-save", "tune", self.store, "more", code=2)
         self.run_tool("pec-save", self.store, self.store, "--interval", 2, code=2)
-        self.assertIn("without --simulate or --auto", self.stderr)
+        self.assertIn('unknown flag "--interval"', self.stderr)
         self.simulate(self.work / "nothing.jsonl", code=3)
 
     def test_bad_faults(self):

@@ -10,11 +10,11 @@
 #include <string>
 #include <string_view>
 
+#include "base/crc32.h"
 #include "base/result.h"
-#include "dialect/dialect.h"
-#include "dialect/patterns.h"
-#include "dialect/source.h"
-#include "format/zip/crc32.h"
+#include "dialect/core/source.h"
+#include "dialect/dialects.h"
+#include "dialect/rules/patterns.h"
 
 namespace dialect = shardwright::dialect;
 using shardwright::Errc;
@@ -30,7 +30,7 @@ std::string Wrapped(std::string_view content) {
       ZSTD_compress(frame.data(), frame.size(), content.data(), content.size(), 1);
   SW_CHECK(!ZSTD_isError(size));
   frame.resize(size);
-  const std::uint32_t sum = shardwright::zip::Crc32(std::as_bytes(std::span(frame)));
+  const std::uint32_t sum = shardwright::Crc32(std::as_bytes(std::span(frame)));
   std::string out(kMagic);
   for (unsigned b = 0; b < 4; ++b) out += static_cast<char>(sum >> (8 * b));
   return out + frame;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "dialect/patterns.h"
+#include "dialect/rules/patterns.h"
 #include "layout/rule.h"
 #include "tensor/shape.h"
 

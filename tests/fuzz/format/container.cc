@@ -20,7 +20,7 @@ using shardwright::Result;
 namespace {
 
 void CheckPlaces(const torch_pt::Skeleton& skeleton, std::size_t size_bytes) {
-  SW_CHECK(skeleton.file_bytes == size_bytes);
+  SW_CHECK(skeleton.last == size_bytes);
   for (const torch_pt::Storage& storage : skeleton.storages) {
     SW_CHECK(storage.offset <= size_bytes && storage.bytes <= size_bytes - storage.offset);
   }

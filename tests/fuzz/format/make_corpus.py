@@ -3,6 +3,7 @@
 
 import collections
 import io
+import json
 import pathlib
 import pickle
 import struct
@@ -114,6 +115,27 @@ def legacy():
     return b"".join(parts) + struct.pack("<q", 6) + bytes(24)
 
 
+def safetensors(header, data_bytes, pad=b""):
+    text = json.dumps(header, separators=(",", ":")).encode() + pad
+    return struct.pack("<Q", len(text)) + text + bytes(data_bytes)
+
+
+def safetensors_inputs():
+    def entry(dtype, shape, first, last):
+        return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}
+    types = {"z": entry("I64", [1], 0, 8), "f": entry("F32", [2, 1], 8, 16), "h": entry("BF16", [], 16, 18),
+             "e": entry("F8_E4M3", [0, 3], 18, 18), "s": entry("F6_E2M3", [4], 18, 21),
+             "p": entry("F4", [1, 2], 21, 22), "\n\u00fc": entry("BOOL", [1], 22, 23)}
+    return {
+        "types": safetensors({"__metadata__": {"format": "pt"}, **types}, 23, b"   "),
+        "empty": safetensors({}, 0),
+        "unknown_field": safetensors({"a": {**entry("U8", [1], 0, 1), "x": [{"y": -1.5}]}}, 1),
+        "hole": safetensors({"a": entry("U8", [1], 1, 2)}, 2),
+        "huge": safetensors({"a": entry("F64", [0, 2**61], 0, 0)}, 0),
+        "index": b"i" + json.dumps({"metadata": {"total_size": 3}, "weight_map": {"a": "x", "b": "../y"}}).encode(),
+    }
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     inputs = {}
@@ -127,6 +149,8 @@ def main():
     inputs["fuzz_container/zip"] = container(dumps(state()), both)
     inputs["fuzz_container/small"] = container(b"\x80\x02}.", [])
     inputs["fuzz_container/legacy"] = legacy()
+    for name, content in safetensors_inputs().items():
+        inputs["fuzz_safetensors/" + name] = content
     for name, content in inputs.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

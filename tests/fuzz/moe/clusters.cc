@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "moe/cluster_text.h"
-#include "moe/node_events.h"
-#include "moe/plan_text.h"
+#include "moe/core/node_events.h"
+#include "moe/io/cluster_text.h"
+#include "moe/io/plan_text.h"
 
 namespace moe = shardwright::moe;
 

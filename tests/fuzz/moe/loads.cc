@@ -7,22 +7,22 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "moe/load_trace.h"
+#include "loads/load_trace.h"
 
-namespace moe = shardwright::moe;
+namespace loads = shardwright::loads;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
   const std::string_view text(reinterpret_cast<const char*>(data), size_bytes);
-  const auto trace = moe::ParseLoads(text, "input");
+  const auto trace = loads::ParseLoads(text, "input");
   if (!trace) return 0;
   SW_CHECK(!trace->records.empty() && !trace->layer_id.empty() && trace->experts > 0);
   SW_CHECK(std::is_sorted(trace->layer_id.begin(), trace->layer_id.end()));
   for (const auto& record : trace->records) {
     SW_CHECK(record.tokens.size() == trace->layer_id.size() * trace->experts);
   }
-  moe::LoadWindow window;
+  loads::LoadWindow window;
   window.window = trace->records.size();
-  const auto mean = moe::Pick(*trace, window);
-  SW_CHECK(mean && moe::Validate(*mean));
+  const auto mean = loads::Pick(*trace, window);
+  SW_CHECK(mean && loads::Validate(*mean));
   return 0;
 }

@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "moe/judge.h"
-#include "moe/plan_file.h"
-#include "moe/plan_text.h"
+#include "moe/io/plan_file.h"
+#include "moe/io/plan_text.h"
+#include "moe/judge/judge.h"
 
 namespace moe = shardwright::moe;
 

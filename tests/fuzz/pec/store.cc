@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/result.h"
-#include "pec/dynamic_run.h"
-#include "pec/lost_tokens.h"
-#include "pec/manifest.h"
-#include "pec/selection.h"
+#include "pec/select/lost_tokens.h"
+#include "pec/select/selection.h"
+#include "pec/store/dynamic_run.h"
+#include "pec/store/manifest.h"
 
 namespace pec = shardwright::pec;
 using shardwright::Errc;

@@ -96,8 +96,9 @@ class Block(nn.Module):
         if case["experts"]:
             from deepspeed.moe.layer import MoE
             expert = nn.Sequential(nn.Linear(width, width + 3), nn.ReLU(), nn.Linear(width + 3, width))
+            room = float(case["experts"])  # for every token, wherever it goes; older releases stumble over more
             self.moe = MoE(width, expert=expert, num_experts=case["experts"], ep_size=case["ep"], k=1,
-                           capacity_factor=8.0, eval_capacity_factor=8.0, min_capacity=8, use_rts=False)
+                           capacity_factor=room, eval_capacity_factor=room, min_capacity=8, use_rts=False)
 
     def forward(self, x):
         # A tensor-parallel rank holds some of the heads: their number follows from the weights.

@@ -16,6 +16,9 @@ import traceback
 os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", GLOO_SOCKET_IFNAME="lo",
                   MASTER_ADDR="localhost", MASTER_PORT="0")
 
+import old_releases
+
+old_releases.prepare()
 import deepspeed
 import deepspeed.comm.torch
 import deepspeed.runtime.pipe.engine
@@ -27,9 +30,7 @@ import torch
 import torch._dynamo
 import torch._inductor.compile_fx
 
-import old_gloo
-
-old_gloo.complete()
+old_releases.complete()
 torch.set_num_threads(1)
 # A compiled short cut for reductions within a machine: seconds of compiling, nothing of a checkpoint.
 deepspeed.comm.torch.build_shm_op = lambda: None

@@ -120,8 +120,8 @@ class Page(Case):
 
     def test_other_pages_draw_themselves_too(self):
         self.plan("--report", "fresh.html")
-        self.plan("--compare", "--report", "compare.html")
-        self.run_in("--evaluate", "old.json", "loads.jsonl", "--report", "theirs.html")
+        self.compare("--report", "compare.html")
+        self.run_in("evaluate", "old.json", "loads.jsonl", "--report", "theirs.html")
         self.write("one.json", [[5, 4, 3, 2]])
         self.run_in("one.json", "--nodes", "1", "--gpus", "1", "--slots", "4", "--report", "tiny.html")
         large = ["one.json", "--nodes", "600", "--gpus", "2", "--slots", "4"]

@@ -194,9 +194,9 @@ class Ascend(Peers):
                     maps[layer, rank, expert] = place
             rows.append(slots)
         record(types.SimpleNamespace(rank_id=0), maps, str(self.work / "record.json"))
-        theirs = self.result("--evaluate", "record.json", "loads.jsonl", *CLUSTER)["plan"]["metrics"]
+        theirs = self.result("evaluate", "record.json", "loads.jsonl", *CLUSTER)["plan"]["metrics"]
         self.write("rows.json", rows)
-        self.assertEqual(theirs, self.result("--evaluate", "rows.json", "loads.jsonl", *CLUSTER)["plan"]["metrics"])
+        self.assertEqual(theirs, self.result("evaluate", "rows.json", "loads.jsonl", *CLUSTER)["plan"]["metrics"])
 
 
 class Published(Peers):
@@ -226,8 +226,8 @@ class Published(Peers):
         self.assertEqual(config.num_slots % RANKS, 0)
         # As its own tool writes it.
         (self.work / "theirs.yaml").write_text(yaml.dump(config.model_dump(), default_flow_style=None))
-        self.assertEqual(self.result("--evaluate", "theirs.yaml", "loads.jsonl", *CLUSTER)["plan"]["metrics"],
-                         self.result("--evaluate", "ours.json", "loads.jsonl", *CLUSTER)["plan"]["metrics"])
+        self.assertEqual(self.result("evaluate", "theirs.yaml", "loads.jsonl", *CLUSTER)["plan"]["metrics"],
+                         self.result("evaluate", "ours.json", "loads.jsonl", *CLUSTER)["plan"]["metrics"])
 
     def test_statistics_of_tensorrt_llm(self):
         folder = self.work / "statistics"

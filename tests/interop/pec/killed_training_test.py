@@ -211,7 +211,7 @@ def main():
         if kills < given.kills:
             sys.exit(f"the training ended after {kills} of {given.kills} kills")
         run.hook("pec-agent.sh", "stop", folder / "sock")
-        subprocess.run(["pec-save", "--check", folder / "store", "-q"], check=True)
+        subprocess.run(["pec-save", "check", folder / "store", "-q"], check=True)
         load, resume = run.restore()
         if resume != last:
             sys.exit(f"the last snapshot is of iteration {resume}, training ended at {last}")

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "base/crc32.h"
 #include "format/torch_pt/reader.h"
 #include "format/torch_pt/writer.h"
-#include "format/zip/crc32.h"
 #include "os/file.h"
 
 namespace {
@@ -21,7 +21,7 @@ namespace {
 namespace os = shardwright::os;
 namespace pickle = shardwright::pickle;
 namespace torch_pt = shardwright::torch_pt;
-namespace zip = shardwright::zip;
+using shardwright::Crc32;
 using shardwright::Errc;
 using shardwright::Fail;
 using shardwright::ItemSize;
@@ -90,7 +90,7 @@ Status Rewrite(const std::string& from, const std::string& to) {
   for (std::size_t i = 0; i < layout.storage_count(); ++i) {
     std::vector<std::byte> bytes(layout.payload_bytes(i));
     SW_TRY(input.file.ReadAt(input.document.storages[i].offset, bytes));
-    crcs.push_back(zip::Crc32(bytes));
+    crcs.push_back(Crc32(bytes));
     if (input.document.storages[i].crc32.value_or(crcs[i]) != crcs[i]) {
       return Fail(Errc::kBadInput, input.document.storages[i].member + ": wrong CRC-32");
     }

@@ -11,11 +11,25 @@ namespace shardwright::dialect {
 namespace {
 
 struct Case {
-  std::string name;
-  bool pipeline = false;  ///< its folder has neither buffers nor frozen parameters
+  fs::path folder;
+  bool pipeline =
+      false;  ///< what the converter makes of it has neither buffers nor frozen parameters
 };
 
-void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
+void PrintTo(const Case& test, std::ostream* out) { *out << test.folder; }
+
+std::vector<Case> Cases(const std::vector<fs::path>& folders) {
+  std::vector<Case> out;
+  out.reserve(folders.size());
+  for (const fs::path& folder : folders) {
+    out.push_back({folder, folder.filename() == "pp2_dp2_zero1"});
+  }
+  return out;
+}
+
+std::string CaseName(const testing::TestParamInfo<Case>& tested) {
+  return TestName(tested.param.folder.filename().string());
+}
 
 /// Python of the environment that scripts/peers makes; empty if there is none.
 fs::path PeerPython() {
@@ -39,11 +53,9 @@ std::string Quoted(const fs::path& path) { return "'" + path.string() + "'"; }
 class Upstream : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    const fs::path fixtures = SharedFixtures();
-    if (fixtures.empty()) GTEST_SKIP() << "no shared fixtures: set SHARDWRIGHT_SHARED";
     const fs::path python = PeerPython();
     if (python.empty()) GTEST_SKIP() << "no peers: run scripts/peers";
-    source_ = fixtures / GetParam().name / "ckpt";
+    source_ = GetParam().folder / "ckpt";
     const std::string tag = ReadFileText(source_ / "latest");
     const std::string command =
         "DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 PATH=" + Quoted(python.parent_path()) + ":$PATH " +
@@ -91,8 +103,8 @@ TEST_P(Upstream, FoldersHoldWhatTheirSourcesHold) {
   ASSERT_TRUE(after.has_value()) << after.error().message;
   EXPECT_EQ(after->origin, "universal");
   EXPECT_EQ(after->tag, before->tag);
-  const auto resolved = ResolveTarget({}, *before);
-  const auto again = ResolveTarget({}, *after);
+  const auto resolved = ResolveTopology({}, *before);
+  const auto again = ResolveTopology({}, *after);
   ASSERT_TRUE(resolved && again);
   ExpectSameTopology(*resolved, *again);
   EXPECT_EQ(GroupNames(*before), GroupNames(*after));
@@ -108,14 +120,21 @@ TEST_P(Upstream, FoldersHoldWhatTheirSourcesHold) {
   ExpectSameClient(*before, *after);
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures, Upstream,
-                         testing::Values(Case{"zero1_w2"}, Case{"zero2_w3_frozen_tied"},
-                                         Case{"zero2_w4_three_groups"}, Case{"bf16_zero2_w2"},
-                                         Case{"bf16opt_w4"}, Case{"zero3_w2_sub_groups"},
-                                         Case{"zero3_w4_frozen"}, Case{"bf16_zero3_w3"},
-                                         Case{"pp2_dp2_zero1", true}, Case{"autotp2_dp2_zero1"},
-                                         Case{"llama_tp1_zero2_w2"}),
-                         [](const auto& test) { return test.param.name; });
+const std::vector<std::string>& CommonCases() {
+  static const std::vector<std::string> kNames = {
+      "zero1_w2",      "zero2_w3_frozen_tied", "zero2_w4_three_groups", "bf16_zero2_w2",
+      "bf16opt_w4",    "zero3_w2_sub_groups",  "zero3_w4_frozen",       "bf16_zero3_w3",
+      "pp2_dp2_zero1", "autotp2_dp2_zero1"};
+  return kNames;
+}
+
+INSTANTIATE_TEST_SUITE_P(Own, Upstream, testing::ValuesIn(Cases(OwnCheckpoints(CommonCases()))),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Shared, Upstream,
+                         testing::ValuesIn(Cases(SharedCheckpoints(CommonCases()))), CaseName);
+INSTANTIATE_TEST_SUITE_P(SharedOnly, Upstream,
+                         testing::ValuesIn(Cases(SharedCheckpoints({"llama_tp1_zero2_w2"}))),
+                         CaseName);
 
 }  // namespace
 }  // namespace shardwright::dialect

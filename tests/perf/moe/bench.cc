@@ -13,14 +13,15 @@
 #include <tbb/parallel_for.h>
 #include <nlohmann/json.hpp>
 
-#include "moe/load_trace.h"
-#include "moe/metrics.h"
-#include "moe/migration.h"
-#include "moe/recovery.h"
-#include "moe/types.h"
+#include "loads/load_trace.h"
+#include "moe/core/metrics.h"
+#include "moe/core/types.h"
+#include "moe/migration/migration.h"
+#include "moe/recovery/recovery.h"
 
 namespace {
 
+namespace loads = shardwright::loads;
 namespace moe = shardwright::moe;
 using shardwright::Errc;
 using shardwright::Fail;
@@ -37,8 +38,8 @@ struct Task {
 };
 
 Result<moe::Loads> ReadLoads(const std::string& path) {
-  SW_TRY_ASSIGN(const moe::LoadTrace trace, moe::ReadLoads(path));
-  return moe::Pick(trace, {});
+  SW_TRY_ASSIGN(const loads::LoadTrace trace, loads::ReadLoads(path));
+  return loads::Pick(trace, {});
 }
 
 // Seconds that the recovery probabilities of all layers and of the model take.
@@ -47,11 +48,11 @@ double TimeRecovery(const moe::Placement& placement, const moe::Cluster& cluster
   moe::RecoveryOptions options;
   options.failures_max = 16;
   const double start = Now();
-  std::vector<moe::Recovery> layers(placement.layers);
+  std::vector<moe::RecoveryProbability> layers(placement.layers);
   tbb::parallel_for(std::uint32_t{0}, placement.layers, [&](std::uint32_t l) {
     layers[l] = moe::LayerRecovery(placement, cluster, l, moe::FailureUnit::kNode, options);
   });
-  const moe::Recovery model =
+  const moe::RecoveryProbability model =
       moe::ModelRecovery(placement, cluster, moe::FailureUnit::kNode, options);
   const double seconds = Now() - start;
   (*report)["recovery_method"] = Name(model.method);

@@ -4,9 +4,9 @@
 #include <random>
 #include <string>
 
-#include "pec/manifest.h"
-#include "pec/selection.h"
-#include "pec/sharding.h"
+#include "pec/select/selection.h"
+#include "pec/shares/sharding.h"
+#include "pec/store/manifest.h"
 
 namespace shardwright::pec {
 namespace {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "pec/memory.h"
-#include "pec/modules.h"
+#include "pec/agent/memory.h"
+#include "pec/store/modules.h"
 
 namespace shardwright::pec {
 namespace {

@@ -8,17 +8,17 @@
 #include <string>
 #include <vector>
 
+#include "base/crc32.h"
 #include "format/pickle/writer.h"
 #include "format/torch_pt/reader.h"
 #include "format/torch_pt/writer.h"
-#include "format/zip/crc32.h"
 #include "os/file.h"
 
 namespace {
 
 namespace os = shardwright::os;
 namespace torch_pt = shardwright::torch_pt;
-namespace zip = shardwright::zip;
+using shardwright::Crc32Share;
 using shardwright::ItemSize;
 using shardwright::Result;
 
@@ -41,7 +41,7 @@ Result<Times> Pass(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     double start = Now();
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
-    SW_TRY_ASSIGN(const torch_pt::Skeleton skeleton, torch_pt::ReadSkeleton(file));
+    SW_TRY_ASSIGN(const shardwright::format::Skeleton skeleton, torch_pt::ReadSkeleton(file));
     times.open_s += Now() - start;
     start = Now();
     SW_TRY_ASSIGN(const torch_pt::Document document, torch_pt::Parse(skeleton));
@@ -56,7 +56,7 @@ Result<Times> Pass(const std::vector<std::string>& paths) {
     start = Now();
     const auto pieces = layout.Frame(std::vector<std::uint32_t>(specs.size()));
     times.frame_s += Now() - start;
-    times.pickle_bytes += skeleton.pickle.size();
+    times.pickle_bytes += skeleton.header.size();
     times.storages += pieces.size() - 1;
   }
   return times;
@@ -67,7 +67,7 @@ double ShareNanoseconds() {
   std::uint32_t crc = 1;
   const double start = Now();
   for (std::uint64_t i = 0; i < kCalls; ++i)
-    crc ^= zip::Crc32Share(static_cast<std::uint32_t>(i), i * 0x9E3779B97F4A7C15U);
+    crc ^= Crc32Share(static_cast<std::uint32_t>(i), i * 0x9E3779B97F4A7C15U);
   const double seconds = Now() - start;
   // The sum is printed so that the loop stays.
   std::printf("crc share       %8.1f ns a call (%08x)\n", seconds * 1e9 / kCalls, crc);

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <set>
 
-#include "moe/judge.h"
+#include "moe/judge/judge.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {

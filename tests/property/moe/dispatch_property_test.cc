@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "moe/dispatch.h"
+#include "moe/core/dispatch.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "moe/eplb.h"
-#include "moe/metrics.h"
+#include "moe/core/metrics.h"
+#include "moe/strategy/eplb.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {

@@ -5,7 +5,7 @@
 #include <set>
 #include <tuple>
 
-#include "moe/migration.h"
+#include "moe/migration/migration.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "moe/metrics.h"
-#include "moe/recovery.h"
+#include "moe/core/metrics.h"
+#include "moe/recovery/recovery.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "moe/random.h"
-#include "moe/types.h"
+#include "moe/core/random.h"
+#include "moe/core/types.h"
 
 namespace shardwright::moe {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "moe/lazarus.h"
-#include "moe/recovery.h"
+#include "moe/recovery/recovery.h"
+#include "moe/strategy/lazarus.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {
@@ -233,7 +233,7 @@ TEST(RecoveryProperty, CountsAreExactAndModelsNoBetterThanLayers) {
         model.push_back(set);
       }
     }
-    const Recovery whole = SolveRecovery(model, units);
+    const RecoveryProbability whole = SolveRecovery(model, units);
     ASSERT_EQ(whole.survived_sets, Survived(model, units)) << i;
     ASSERT_TRUE(whole.exact());
     for (std::size_t k = 0; k <= units; ++k) {
@@ -243,7 +243,7 @@ TEST(RecoveryProperty, CountsAreExactAndModelsNoBetterThanLayers) {
       }
     }
     for (const auto& layer : sets) {
-      const Recovery one = SolveRecovery(layer, units);
+      const RecoveryProbability one = SolveRecovery(layer, units);
       for (std::size_t k = 0; k <= units; ++k) {
         ASSERT_LE(whole.survived_sets[k], one.survived_sets[k]);
       }

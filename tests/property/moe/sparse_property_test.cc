@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
-#include "moe/hecate.h"
+#include "moe/strategy/hecate.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {

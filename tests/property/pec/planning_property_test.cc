@@ -6,12 +6,12 @@
 
 #include <gtest/gtest.h>
 
-#include "pec/boost.h"
-#include "pec/bubbles.h"
-#include "pec/budget.h"
-#include "pec/buffers.h"
-#include "pec/replicas.h"
-#include "pec/sharding.h"
+#include "pec/agent/buffers.h"
+#include "pec/forecast/bubbles.h"
+#include "pec/forecast/extra_capacity.h"
+#include "pec/select/budget.h"
+#include "pec/shares/replica_placement.h"
+#include "pec/shares/sharding.h"
 #include "random_pec.h"
 
 namespace shardwright::pec {
@@ -300,18 +300,18 @@ TEST(BubblesProperty, EveryElementOnce) {
   }
 }
 
-TEST(BoostProperty, NoDeviceExceedsItsCapacity) {
+TEST(ExtraCapacityProperty, NoDeviceExceedsItsCapacity) {
   Random random(8);
   for (int i = 0; i < kCases; ++i) {
-    std::vector<BoostExpert> experts(random.In(1, 6));
+    std::vector<ExpertCapacity> experts(random.In(1, 6));
     std::uint64_t capacity = 0;
     std::uint64_t used = 0;
-    for (BoostExpert& expert : experts) {
+    for (ExpertCapacity& expert : experts) {
       expert = {random.In(0, 100), random.In(0, 150), random.Chance(50) ? random.In(0, 30) : 0};
       capacity += expert.capacity;
       used += std::min(expert.capacity, expert.tokens);
     }
-    const auto extra = BoostStep(experts);
+    const auto extra = TokensToMakeUp(experts);
     ASSERT_TRUE(extra);
     for (std::size_t e = 0; e < experts.size(); ++e) {
       ASSERT_LE((*extra)[e], std::min(experts[e].debt, experts[e].capacity / 10));

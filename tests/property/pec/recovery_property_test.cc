@@ -4,9 +4,9 @@
 
 #include <gtest/gtest.h>
 
-#include "pec/lost_tokens.h"
-#include "pec/recovery.h"
-#include "pec/simulate.h"
+#include "pec/forecast/simulate.h"
+#include "pec/restore/recovery.h"
+#include "pec/select/lost_tokens.h"
 #include "random_pec.h"
 
 namespace shardwright::pec {
@@ -146,7 +146,7 @@ std::uint64_t TokensOf(const SimulationInput& input, std::size_t m, std::size_t 
 }
 
 // L(m, j) of a run for all faults, by replaying what it saved.
-PerExpert<std::uint64_t> Replay(const SimulationInput& input, const LostTokensRun& run,
+PerExpert<std::uint64_t> Replay(const SimulationInput& input, const SimulatedRun& run,
                                 std::size_t layers, std::uint32_t experts) {
   PerExpert<std::uint64_t> lost(run.faults.size(), std::vector<std::uint64_t>(layers, 0));
   for (std::size_t m = 0; m < layers; ++m) {
@@ -157,7 +157,7 @@ PerExpert<std::uint64_t> Replay(const SimulationInput& input, const LostTokensRu
       std::uint64_t it = 0;
       std::size_t next = 0;
       for (std::size_t j = 0; j < run.faults.size(); ++j) {
-        const LostTokensRun::Fault& fault = run.faults[j];
+        const SimulatedRun::Fault& fault = run.faults[j];
         while (it < fault.iteration) {
           live |= std::uint64_t{1} << ++it;
           if (next == run.checkpoints.size() || run.checkpoints[next].iteration != it) continue;

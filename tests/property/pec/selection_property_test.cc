@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "base/checked.h"
-#include "pec/lost_tokens.h"
-#include "pec/selection.h"
+#include "pec/select/lost_tokens.h"
+#include "pec/select/selection.h"
 #include "random_pec.h"
 
 namespace shardwright::pec {

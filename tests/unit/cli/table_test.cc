@@ -1,10 +1,10 @@
-#include "cli/table.h"
+#include "cli/text/table.h"
 
 #include <gtest/gtest.h>
 
 #include <sstream>
 
-#include "cli/text.h"
+#include "cli/text/text.h"
 
 namespace shardwright::cli {
 namespace {

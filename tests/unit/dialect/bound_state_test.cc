@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/comm.h"
-#include "dialect/target_spec.h"
+#include "dialect/zero/target.h"
 #include "fixtures.h"
 #include "same_checkpoint.h"
 #include "tiny_checkpoint.h"
@@ -30,9 +30,10 @@ class BoundState : public testing::Test {
     return ucp::OpenInput(*comm_, from, sink_);
   }
 
-  Result<ucp::ConvertReport> Convert(const std::string& target, ucp::Format format) {
+  Result<ucp::ConvertReport> Convert(const std::string& target, const std::string& name) {
+    const Dialect& format = *FindDialect(name);
     SW_TRY_ASSIGN(const auto input, Open(true));
-    SW_TRY_ASSIGN(const TargetSpec spec, ParseTargetSpec(target));
+    SW_TRY_ASSIGN(const TargetSpec spec, ParseTarget(format, target));
     ucp::ConvertOptions options;
     options.output = (scratch_ / "out").string();
     return ucp::Convert(*comm_, *input, spec, format, "test", options, sink_);
@@ -58,17 +59,17 @@ TEST_F(BoundState, IsRefusedUnlessTheCallerKnowsOfIt) {
 
 TEST_F(BoundState, IsNotConverted) {
   for (const char* target : {"dp=3", "zero=3", "zero=1,dp=1"}) {
-    const auto refused = Convert(target, ucp::Format::kDeepSpeed);
+    const auto refused = Convert(target, "deepspeed");
     ASSERT_FALSE(refused) << target;
     ExpectRefused(refused.error());
   }
-  const auto atoms = Convert("", ucp::Format::kUniversal);
+  const auto atoms = Convert("", "universal");
   ASSERT_FALSE(atoms);
   ExpectRefused(atoms.error());
 }
 
 TEST_F(BoundState, IsKeptInTheSameLayout) {
-  const auto same = Convert("zero=2,dp=2", ucp::Format::kDeepSpeed);
+  const auto same = Convert("zero=2,dp=2", "deepspeed");
   ASSERT_TRUE(same) << same.error().message;
   for (const auto& entry : fs::directory_iterator(scratch_ / "ckpt" / "global_step4")) {
     const fs::path other = scratch_ / "out" / "global_step4" / entry.path().filename();

@@ -1,4 +1,4 @@
-#include "dialect/deepspeed_flat.h"
+#include "dialect/zero/flat.h"
 
 #include <gtest/gtest.h>
 

@@ -27,7 +27,7 @@ void AddTwoLayers(Model& model, bool two_groups) {
 Rendered Write(const Model& model, const Checkpoint& source, const Topology& to) {
   const auto target = WriteDeepSpeed(source, to);
   EXPECT_TRUE(target.has_value()) << target.error().message;
-  return Rendered(model, *target);
+  return Rendered(model, target->target);
 }
 
 const std::string kTag = "global_step4/";
@@ -125,7 +125,7 @@ TEST(DeepSpeedWriteTest, PaddingOnSeveralRanks) {
   Model model;
   model.Add("a", {75}, 0);
   model.Add("b", {10}, 1);
-  model.source().topology.dtype = DType::kBF16;
+  model.Change([](auto& topology) { topology.dtype = DType::kBF16; });
   Topology to = Zero(1, 4);
   to.dtype = DType::kBF16;
   for (Param& param : model.source().params) param.dtype = DType::kBF16;
@@ -250,20 +250,20 @@ TEST(DeepSpeedWriteTest, LargeExpertGroupsAreSplitAgain) {
   for (std::uint32_t expert = 0; expert < 8; ++expert) {
     model.AddExpert(0, expert, "weight", {60'000, 1'000}, expert % 4 < 2 ? 0 : 1);
   }
-  model.source().topology.ep = 2;
+  model.Change([](auto& topology) { topology.ep = 2; });
   Topology to = Zero(1, 8);
   to.ep = 8;
   const auto merged = WriteDeepSpeed(model.source(), to);
   ASSERT_TRUE(merged.has_value()) << merged.error().message;
   std::size_t arrays = 0;
-  for (const auto& tensor : merged->map.tensors) arrays += tensor.state == "fp32" ? 1 : 0;
+  for (const auto& tensor : merged->target.map.tensors) arrays += tensor.state == "fp32" ? 1 : 0;
   EXPECT_EQ(arrays, 8U);
   to.ep = 1;
   const auto split = WriteDeepSpeed(model.source(), to);
   ASSERT_TRUE(split.has_value()) << split.error().message;
   // Eight experts on every rank now: groups of at most 178 956 971 elements hold two.
   std::set<std::uint32_t> groups;
-  for (const auto& tensor : split->map.tensors) {
+  for (const auto& tensor : split->target.map.tensors) {
     if (tensor.state == "fp32") groups.insert(tensor.fragments.at(0).at.array);
   }
   EXPECT_EQ(groups.size(), 4U);
@@ -395,8 +395,8 @@ TEST(DeepSpeedWriteTest, PipelineStagesRepeatTiedParameters) {
   tied.tied_layers = {0, 3};
   model.Add("1.weight", {7, 6}).layer = 1;
   model.Add("2.weight", {6, 7}).layer = 2;
-  model.source().topology.pipeline = true;
-  model.source().topology.stages = {{0, 1, 2, 3}};
+  model.Change([](auto& topology) { topology.pipeline = true; });
+  model.Change([](auto& topology) { topology.stages = {{0, 1, 2, 3}}; });
   Topology to = Zero(1, 2);
   to.pp = 2;
   to.pipeline = true;
@@ -419,7 +419,7 @@ TEST(DeepSpeedWriteTest, PipelineStagesRepeatTiedParameters) {
 TEST(DeepSpeedWriteTest, ClientTensorsArePassedThrough) {
   Model model;
   AddTwoLayers(model, false);
-  Passed& passed = model.source().model_states[0];
+  Passed& passed = model.state().model_states[0];
   torch_pt::Document::StorageRef bytes;
   bytes.bytes = 16;
   passed.document.storages.push_back(bytes);

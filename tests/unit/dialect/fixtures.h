@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -9,25 +10,49 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "dialect/dialect.h"
+#include "dialect/dialects.h"
 #include "tensor/convert.h"
 
 namespace shardwright::dialect {
 
 namespace fs = std::filesystem;
 
-/// Folder of the shared fixtures; empty where there are none.
-inline fs::path SharedFixtures() {
+/// Folder of the checkpoints that the project carries, made by tests/data/train.py.
+inline fs::path OwnCheckpoints() { return fs::path(SW_SOURCE_DIR) / "tests/data/deepspeed"; }
+
+/// More checkpoints than the project carries, in the same form, where a folder of them is at hand;
+/// of these names, as whole paths.
+inline std::vector<fs::path> SharedCheckpoints(const std::vector<std::string>& names) {
   const char* given = std::getenv("SHARDWRIGHT_SHARED");
   const fs::path shared =
       given != nullptr ? fs::path(given) : fs::path(SW_SOURCE_DIR) / ".." / "shared";
   const fs::path cases = shared / "fixtures" / "deepspeed";
-  return fs::is_directory(cases) ? cases : fs::path();
+  std::vector<fs::path> out;
+  if (!fs::is_directory(cases)) return out;
+  for (const std::string& name : names) out.push_back(cases / name);
+  return out;
+}
+
+/// Checkpoints of the project, as whole paths.
+inline std::vector<fs::path> OwnCheckpoints(const std::vector<std::string>& names) {
+  std::vector<fs::path> out;
+  out.reserve(names.size());
+  for (const std::string& name : names) out.push_back(OwnCheckpoints() / name);
+  return out;
+}
+
+/// A name that a test may have.
+inline std::string TestName(std::string name) {
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return name;
 }
 
 inline std::string ReadFileText(const fs::path& path) {
@@ -128,5 +153,36 @@ class Gatherer {
   const layout::ShardMap& map_;
   std::map<std::uint32_t, std::string> files_;
 };
+
+/// Every tensor of the checkpoint is what the trainer held, and it holds every tensor of the
+/// trainer; weights only where the checkpoint keeps them.
+/// \param frozen  whether parameters that are not trained are in it
+inline void ExpectTensors(const Checkpoint& checkpoint, const Expected& expected,
+                          bool frozen = true) {
+  Gatherer gatherer(checkpoint.map);
+  std::set<std::string> found;
+  for (const layout::LogicalTensor& tensor : checkpoint.map.tensors) {
+    const bool weight = tensor.state == "weight";
+    const std::string key = tensor.name + (weight ? "/computed" : "/" + tensor.state);
+    const auto at = expected.tensors.find(key);
+    if (weight && at == expected.tensors.end()) continue;  // some makers have noted masters only
+    ASSERT_NE(at, expected.tensors.end()) << key << " is not in the model";
+    EXPECT_EQ(tensor.shape, at->second.shape) << key;
+    EXPECT_TRUE(gatherer.Whole(tensor) == at->second.bytes) << key << " differs";
+    found.insert(key);
+  }
+  for (const Param& param : checkpoint.params) {
+    if (param.alias_of.empty()) continue;
+    const std::string key = param.name + "/alias_of";
+    ASSERT_TRUE(expected.tensors.contains(key)) << key;
+    EXPECT_EQ(expected.tensors.at(key).bytes, param.alias_of);
+    found.insert(key);
+  }
+  for (const auto& [key, tensor] : expected.tensors) {
+    if (key.ends_with("/computed")) continue;
+    const bool wanted = frozen || !key.ends_with("/frozen");
+    EXPECT_EQ(found.contains(key), wanted) << key << (wanted ? " was not found" : " was found");
+  }
+}
 
 }  // namespace shardwright::dialect

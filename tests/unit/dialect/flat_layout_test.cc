@@ -5,21 +5,22 @@
 
 #include <optional>
 
+#include "dialect/deepspeed/deepspeed.h"
+#include "dialect/zero/engine_state.h"
 #include "fixtures.h"
 #include "tiny_checkpoint.h"
+#include "unit/os/scratch.h"
 
 namespace shardwright::dialect {
 namespace {
 
-class FlatLayout : public testing::Test {
+class FlatLayout : public os::Scratch {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    save_ = fs::path(testing::TempDir()) / (std::string("flat_layout_") + test->name());
-    fs::remove_all(save_);
+    Scratch::SetUp();
+    save_ = At("save");
     fs::create_directories(save_);
   }
-  void TearDown() override { fs::remove_all(save_); }
 
   Result<Checkpoint> Read() const {
     SW_TRY_ASSIGN(const SourceSet source, ScanSource({save_.string()}));
@@ -82,8 +83,8 @@ TEST_F(FlatLayout, TwoGroupsOverTwoRanks) {
   tiny.Write(save_);
   const auto checkpoint = ReadRight(tiny);
   ASSERT_TRUE(checkpoint);
-  EXPECT_EQ(checkpoint->topology.zero, 2U);
-  EXPECT_EQ(checkpoint->topology.dp, 2U);
+  EXPECT_EQ(TopologyOf(checkpoint->layout).zero, 2U);
+  EXPECT_EQ(TopologyOf(checkpoint->layout).dp, 2U);
   EXPECT_EQ(checkpoint->tag, "global_step4");
   EXPECT_EQ(Names(*checkpoint, 1), (std::vector<std::string>{"l1.bias", "l2.bias"}));
   // Lengths of the worked example: 76 and 74 elements of group 0, 8 and 5 of group 1.
@@ -104,7 +105,7 @@ TEST_F(FlatLayout, EveryNumberOfRanks) {
     tiny.Write(save_);
     const auto checkpoint = ReadRight(tiny);
     ASSERT_TRUE(checkpoint) << ranks;
-    EXPECT_EQ(checkpoint->topology.dp, ranks);
+    EXPECT_EQ(TopologyOf(checkpoint->layout).dp, ranks);
     fs::remove_all(save_);
   }
 }
@@ -121,7 +122,7 @@ TEST_F(FlatLayout, DegreesOfOtherGroupsAreNotThoseOfTheModel) {
   tiny.Write(save_);
   const auto checkpoint = ReadRight(tiny);
   ASSERT_TRUE(checkpoint);
-  EXPECT_EQ(checkpoint->topology.tp, 1U);
+  EXPECT_EQ(TopologyOf(checkpoint->layout).tp, 1U);
   fs::remove_all(save_);
   counted = 2;
   tiny.Write(save_);
@@ -150,7 +151,7 @@ TEST_F(FlatLayout, RoundRobinIsFoundByTheMappingsOfTheOriginalOrder) {
   tiny.Write(save_);
   const auto checkpoint = ReadRight(tiny);
   ASSERT_TRUE(checkpoint);
-  EXPECT_TRUE(checkpoint->topology.round_robin);
+  EXPECT_TRUE(TopologyOf(checkpoint->layout).round_robin);
   EXPECT_EQ(Names(*checkpoint, 0),
             (std::vector<std::string>{"emb", "l1.w", "l1.b", "l2.w", "l2.b"}));
 }
@@ -166,7 +167,7 @@ TEST_F(FlatLayout, RoundRobinWithoutMappingsIsFoundByTheConfig) {
   tiny.Write(save_);
   const auto checkpoint = ReadRight(tiny);
   ASSERT_TRUE(checkpoint);
-  EXPECT_TRUE(checkpoint->topology.round_robin);
+  EXPECT_TRUE(TopologyOf(checkpoint->layout).round_robin);
   EXPECT_EQ(Names(*checkpoint, 0),
             (std::vector<std::string>{"emb.weight", "l1.weight", "l2.weight"}));
 }
@@ -220,8 +221,8 @@ TEST_F(FlatLayout, MastersWithPaddingAsTheBf16OptimizerSavesThem) {
   tiny.Write(save_);
   const auto checkpoint = ReadRight(tiny);
   ASSERT_TRUE(checkpoint);
-  EXPECT_TRUE(checkpoint->topology.bf16_optimizer);
-  EXPECT_EQ(checkpoint->topology.zero, 1U);
+  EXPECT_TRUE(TopologyOf(checkpoint->layout).bf16_optimizer);
+  EXPECT_EQ(TopologyOf(checkpoint->layout).zero, 1U);
 }
 
 TEST_F(FlatLayout, TheStepMayBeANumber) {
@@ -259,7 +260,7 @@ TEST_F(FlatLayout, StageMayBeAnEnumOrItsMember) {
     tiny.Write(save_);
     const auto checkpoint = ReadRight(tiny);
     ASSERT_TRUE(checkpoint);
-    EXPECT_EQ(checkpoint->topology.zero, 1U);
+    EXPECT_EQ(TopologyOf(checkpoint->layout).zero, 1U);
     fs::remove_all(save_);
   }
 }

@@ -45,12 +45,13 @@ class LeftOutFrozen : public testing::Test {
   }
 
   void Convert(const std::string& from, const std::string& to, const std::string& target,
-               ucp::Format format = ucp::Format::kDeepSpeed) {
+               const std::string& name = "deepspeed") {
     const auto comm = comm::MakeSerialComm();
     NullSink sink;
     const auto input = ucp::OpenInput(*comm, {{(scratch_ / from).string()}, {}, false}, sink);
     ASSERT_TRUE(input.has_value()) << input.error().message;
-    const auto spec = ParseTargetSpec(target);
+    const Dialect& format = *FindDialect(name);
+    const auto spec = ParseTarget(format, target);
     ASSERT_TRUE(spec.has_value());
     ucp::ConvertOptions options;
     options.output = (scratch_ / to).string();
@@ -163,7 +164,7 @@ TEST_F(LeftOutFrozen, OtherNamesOfTiedOnesKeepTheirDataThroughEveryStage) {
     ExpectSame("source", "one");
     Convert("one", "none", "zero=0,dp=1");
     ExpectSame("source", "none");
-    Convert("three", "atoms", "", ucp::Format::kUniversal);
+    Convert("three", "atoms", "", "universal");
     ExpectSame("source", "atoms");
     Convert("atoms", "again", "zero=3,dp=2");
     ExpectNoFrozenListed(Model("again", "zero_pp_rank_1_"));

@@ -3,23 +3,24 @@
 
 #include <gtest/gtest.h>
 
+#include "dialect/deepspeed/deepspeed.h"
+#include "dialect/zero/engine_state.h"
 #include "fixtures.h"
 #include "tiny_checkpoint.h"
+#include "unit/os/scratch.h"
 
 namespace shardwright::dialect {
 namespace {
 
 using Group = TinyZero::GroupDicts;
 
-class OddStates : public testing::Test {
+class OddStates : public os::Scratch {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    save_ = fs::path(testing::TempDir()) / (std::string("odd_states_") + test->name());
-    fs::remove_all(save_);
+    Scratch::SetUp();
+    save_ = At("save");
     fs::create_directories(save_);
   }
-  void TearDown() override { fs::remove_all(save_); }
 
   /// Reads a checkpoint of `ranks` ranks whose groups `change` has changed; no failure is expected.
   Checkpoint Read(const std::function<void(const Group&)>& change, std::uint64_t ranks = 2) {

@@ -4,21 +4,22 @@
 
 #include <functional>
 
+#include "dialect/deepspeed/deepspeed.h"
+#include "dialect/zero/engine_state.h"
 #include "fixtures.h"
 #include "tiny_checkpoint.h"
+#include "unit/os/scratch.h"
 
 namespace shardwright::dialect {
 namespace {
 
-class OtherLayouts : public testing::Test {
+class OtherLayouts : public os::Scratch {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) / (std::string("other_layouts_") + test->name());
-    fs::remove_all(folder_);
+    Scratch::SetUp();
+    folder_ = At("save");
     fs::create_directories(folder_);
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   Result<Checkpoint> Read() const {
     SW_TRY_ASSIGN(const SourceSet source, ScanSource({folder_.string()}));
@@ -153,8 +154,8 @@ TEST_F(OtherLayouts, OneGroupFollowsTheModule) {
   WritePlain(folder_, {{{"a", {2, 3}}, {"b", {2, 3}}, {"c", {4}}}, {{"a", "b", "c"}}});
   const auto checkpoint = Read();
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-  EXPECT_EQ(checkpoint->topology.zero, 0U);
-  EXPECT_EQ(checkpoint->topology.dp, 2U);
+  EXPECT_EQ(TopologyOf(checkpoint->layout).zero, 0U);
+  EXPECT_EQ(TopologyOf(checkpoint->layout).dp, 2U);
   for (const auto& [name, i] : {std::pair("a", 0.0F), std::pair("b", 1.0F), std::pair("c", 2.0F)}) {
     EXPECT_EQ(FirstOf(*checkpoint, name, "exp_avg"), 100 + i);
     EXPECT_EQ(FirstOf(*checkpoint, name, "fp32"), i);  // the weight is the master
@@ -327,8 +328,9 @@ TEST_F(OtherLayouts, TiedLayersOfAPipelineAreOneParameter) {
   WritePipe(folder_, {});
   const auto checkpoint = Read();
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-  EXPECT_EQ(checkpoint->topology.pp, 2U);
-  EXPECT_EQ(checkpoint->topology.stages, (std::vector<std::vector<std::uint32_t>>{{0, 1}, {2, 3}}));
+  EXPECT_EQ(TopologyOf(checkpoint->layout).pp, 2U);
+  EXPECT_EQ(TopologyOf(checkpoint->layout).stages,
+            (std::vector<std::vector<std::uint32_t>>{{0, 1}, {2, 3}}));
   ASSERT_EQ(checkpoint->params.size(), 3U);
   const Param& tied = checkpoint->params[0];
   EXPECT_EQ(tied.name, "tied_modules.embed.weight");
@@ -377,11 +379,9 @@ TEST_F(OtherLayouts, AMissingStageIsNamed) {
 
 /// Removing a real checkpoint's expert file names it.
 TEST_F(OtherLayouts, AMissingExpertIsNamed) {
-  const fs::path cases = SharedFixtures();
-  if (cases.empty()) GTEST_SKIP() << "no shared fixtures: set SHARDWRIGHT_SHARED";
   const std::string expert = "layer_1_expert_2_mp_rank_00_model_states.pt";
   for (const auto& entry :
-       fs::directory_iterator(cases / "moe4_ep2_zero1_w2" / "ckpt" / "global_step4")) {
+       fs::directory_iterator(OwnCheckpoints() / "moe4_ep2_zero1_w2" / "ckpt" / "global_step4")) {
     if (entry.path().filename() != expert) fs::copy(entry.path(), folder_);
   }
   ExpectRefused(Errc::kNotFound, {"1 file is missing", expert});

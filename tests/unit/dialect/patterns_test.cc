@@ -1,8 +1,8 @@
-#include "dialect/patterns.h"
+#include "dialect/rules/patterns.h"
 
 #include <gtest/gtest.h>
 
-#include "dialect/universal_info.h"
+#include "dialect/zero/universal_info.h"
 #include "fixtures.h"
 
 namespace shardwright::dialect {
@@ -277,6 +277,12 @@ TEST(Patterns, ErrorsNameFileRuleAndKey) {
   }
 }
 
+Result<Ruled> Decide(const UniversalInfo& info, const Patterns& patterns, const std::string& name,
+                     std::span<const Shape> shards) {
+  const RuleSource* const own = &info;
+  return DecideRule(std::span(&own, 1), patterns, name, shards);
+}
+
 TEST(DecideRule, AsksTheUserThenTheCheckpointThenTheFamily) {
   pickle::Arena arena;
   pickle::Node* dict = arena.Dict();
@@ -289,20 +295,20 @@ TEST(DecideRule, AsksTheUserThenTheCheckpointThenTheFamily) {
   const std::vector<Shape> shapes{{4, 4}, {4, 4}};
   const std::vector<Shape> head{{3, 4}, {3, 4}};
   const Patterns chosen = patterns.ForModel(names, shapes);
-  EXPECT_EQ(DecideRule(*info, chosen, "lm_head.weight", head)->rule.split, Split::kReplicated);
-  EXPECT_EQ(DecideRule(UniversalInfo(), chosen, "lm_head.weight", head)->rule.split, Split::kDim);
+  EXPECT_EQ(Decide(*info, chosen, "lm_head.weight", head)->rule.split, Split::kReplicated);
+  EXPECT_EQ(Decide(UniversalInfo(), chosen, "lm_head.weight", head)->rule.split, Split::kDim);
   ASSERT_TRUE(patterns
                   .AddFile(R"({"family": "u", "rules": [{"match": "lm_head.weight", "split": "dim",
                                "dim": 1}]})",
                            "u.json")
                   .has_value());
-  EXPECT_EQ(DecideRule(*info, patterns.ForModel(names, shapes), "lm_head.weight", head)->whole,
+  EXPECT_EQ(Decide(*info, patterns.ForModel(names, shapes), "lm_head.weight", head)->whole,
             (Shape{3, 8}));
   // One rank and nobody to ask: fine until a target has more.
   const Shape alone{3, 4};
-  EXPECT_EQ(DecideRule(UniversalInfo(), chosen, "odd.weight", std::span(&alone, 1))->rule.split,
+  EXPECT_EQ(Decide(UniversalInfo(), chosen, "odd.weight", std::span(&alone, 1))->rule.split,
             Split::kUnknown);
-  const auto refused = DecideRule(UniversalInfo(), chosen, "odd.weight", head);
+  const auto refused = Decide(UniversalInfo(), chosen, "odd.weight", head);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::kUnsupported);
   EXPECT_NE(refused.error().message.find(R"("match": "odd\\.weight")"), std::string::npos)
@@ -320,7 +326,7 @@ TEST(DecideRule, TheFamilyTellsHowOtherRanksAreMade) {
   Set(arena, dict, "tp_replicated_parameter_patterns", arena.List({arena.String("^norm")}));
   const auto info = UniversalInfo::Parse(dict);
   const std::vector<Shape> head{{31, 4}, {30, 4}};
-  const auto ruled = DecideRule(*info, chosen, "lm_head.weight", head);
+  const auto ruled = Decide(*info, chosen, "lm_head.weight", head);
   ASSERT_TRUE(ruled.has_value());
   EXPECT_EQ(ruled->rule.origin, "universal_checkpoint_info");
   EXPECT_EQ(layout::ShardShape(ruled->rule, ruled->whole, 3, 0).value(), (Shape{21, 4}));

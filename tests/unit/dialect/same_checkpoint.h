@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "dialect/dialect.h"
-#include "dialect/target_spec.h"
+#include "dialect/dialects.h"
+#include "dialect/universal/universal.h"
+#include "dialect/zero/engine_state.h"
+#include "dialect/zero/target.h"
 #include "fixtures.h"
 
 namespace shardwright::dialect {
@@ -112,10 +114,12 @@ inline void ExpectSameTensors(const Checkpoint& before, const Checkpoint& after)
 }
 
 inline void ExpectSameClient(const Checkpoint& before, const Checkpoint& after) {
-  ASSERT_EQ(before.model_states.size(), after.model_states.size());
-  for (std::size_t mp = 0; mp < before.model_states.size(); ++mp) {
-    const pickle::Node* a = before.model_states[mp].document.root;
-    const pickle::Node* b = after.model_states[mp].document.root;
+  const EngineState& first = *EngineStateOf(before);
+  const EngineState& second = *EngineStateOf(after);
+  ASSERT_EQ(first.model_states.size(), second.model_states.size());
+  for (std::size_t mp = 0; mp < first.model_states.size(); ++mp) {
+    const pickle::Node* a = first.model_states[mp].document.root;
+    const pickle::Node* b = second.model_states[mp].document.root;
     for (const char* key : {"note", "consumed", "lr_scheduler", "global_steps", "global_samples",
                             "skipped_steps", "ds_version", "ds_config", "mp_world_size"}) {
       EXPECT_TRUE(SameNode(a->Find(key), b->Find(key))) << key;

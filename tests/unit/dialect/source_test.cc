@@ -1,12 +1,14 @@
-#include "dialect/source.h"
+#include "dialect/dialects.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "dialect/file_name_internal.h"
+#include "dialect/deepspeed/deepspeed.h"
+#include "dialect/zero/file_name.h"
 #include "fixtures.h"
 #include "tiny_checkpoint.h"
+#include "unit/os/scratch.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -68,15 +70,13 @@ TEST(FileNames, NumbersSortByValue) {
   EXPECT_FALSE(NaturalLess("a1", "a1"));
 }
 
-class Sources : public testing::Test {
+class Sources : public os::Scratch {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    save_ = fs::path(testing::TempDir()) / (std::string("sources_") + test->name());
-    fs::remove_all(save_);
+    Scratch::SetUp();
+    save_ = At("save");
     fs::create_directories(save_);
   }
-  void TearDown() override { fs::remove_all(save_); }
 
   static void ExpectRefused(const std::vector<std::string>& roots, Errc code,
                             const std::string& word) {
@@ -259,8 +259,8 @@ TEST_F(Sources, SmallPayloadsAreInlined) {
   ASSERT_TRUE(source);
   std::size_t steps = 0;
   for (const SourceFile& file : source->files) {
-    for (const auto& [storage, bytes] : file.inlined) {
-      ASSERT_EQ(bytes.size(), file.skeleton.storages[storage].bytes);
+    for (const auto& [storage, bytes] : file.containers.front().inlined) {
+      ASSERT_EQ(bytes.size(), file.containers.front().skeleton.storages[storage].bytes);
       float value = 0;
       if (bytes.size() == sizeof(value)) std::memcpy(&value, bytes.data(), sizeof(value));
       steps += value == 4.0F ? 1 : 0;
@@ -274,7 +274,9 @@ TEST(Neighbours, LargeOnesOfRanksThatCannotBeComparedAreTold) {
     std::vector<SourceSet> parts(2);
     for (SourceSet& part : parts) {
       part.tag = "t";
+      part.dialect = "deepspeed";
       part.files.resize(1);
+      part.files[0].name = "mp_rank_00_model_states.pt";
     }
     parts[0].neighbours = {a};
     parts[1].neighbours = {b};
@@ -310,7 +312,7 @@ TEST(Neighbours, SomeAreOfOneRank) {
 SourceSet MadeUp() {
   std::mt19937 random(7);
   SourceSet out;
-  out.kind = SourceKind::kUniversal;
+  out.dialect = "universal";
   out.tag = "global_step12";
   out.manifest = std::string("{}\0x", 4);
   out.warnings = {"one", ""};
@@ -319,21 +321,51 @@ SourceSet MadeUp() {
     file.name = "zero/p" + std::to_string(i) + "/fp32.pt";
     file.path = "/somewhere/" + file.name;
     file.identity = {random(), -static_cast<std::int64_t>(random()), random()};
-    file.skeleton.file_bytes = 1 << 20;
+    Container& container = file.containers.emplace_back();
+    format::Skeleton& skeleton = container.skeleton;
+    skeleton.last = 1 << 20;
     for (std::uint32_t s = 0; s < random() % 6; ++s) {
-      torch_pt::Storage storage;
+      format::Storage storage;
       storage.key = s % 2 == 0 ? std::to_string(s) : "key" + std::to_string(random());
       storage.offset = random() % (1 << 19);
       storage.bytes = s == 0 ? 4 : random() % (1 << 19);
       if (s % 3 != 0) storage.crc32 = static_cast<std::uint32_t>(random());
-      file.skeleton.storages.push_back(storage);
-      if (s == 0) file.inlined[0] = "abcd";
+      skeleton.storages.push_back(storage);
+      if (s == 0) container.inlined[0] = "abcd";
     }
-    file.skeleton.pickle.resize(random() % 300000, static_cast<char>(random()));
-    for (char& c : file.skeleton.pickle) c = static_cast<char>(random() % 3);
+    skeleton.header.resize(random() % 300000, static_cast<char>(random()));
+    for (char& c : skeleton.header) c = static_cast<char>(random() % 3);
     out.files.push_back(std::move(file));
   }
   return out;
+}
+
+// What no older version could say: several containers in a file, a JSON header, no checksums.
+TEST(Catalogues, HoldContainersOfAnyKind) {
+  SourceSet source = MadeUp();
+  SourceFile& file = source.files.front();
+  Container json;
+  json.skeleton.head = format::Head::kJson;
+  json.skeleton.header = "{}";
+  json.skeleton.first = 1 << 20;
+  json.skeleton.last = 1 << 21;
+  json.skeleton.storages = {{"a.weight", (1 << 20) + 8, 64, std::nullopt}};
+  file.containers.push_back(json);
+  const std::string bytes = Serialize(source);
+  EXPECT_EQ(bytes.substr(0, 12), std::string("SWsource\0\0\0\3", 12));
+  const auto again = DeserializeSource(bytes);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(Serialize(*again), bytes);
+  ASSERT_EQ(again->files.front().containers.size(), 2U);
+  const format::Skeleton& back = again->files.front().containers[1].skeleton;
+  EXPECT_EQ(back.head, format::Head::kJson);
+  EXPECT_EQ(back.header, "{}");
+  EXPECT_EQ(back.first, 1U << 20);
+  EXPECT_EQ(back.storages.at(0).key, "a.weight");
+  EXPECT_FALSE(back.storages.at(0).crc32.has_value());
+  EXPECT_EQ(again->dialect, "universal");
+  source.dialect = "none such";
+  EXPECT_FALSE(DeserializeSource(Serialize(source)));
 }
 
 TEST(Catalogues, GiveBackWhatTheyWereGiven) {
@@ -342,20 +374,23 @@ TEST(Catalogues, GiveBackWhatTheyWereGiven) {
   EXPECT_EQ(Serialize(source), bytes);
   const auto again = DeserializeSource(bytes);
   ASSERT_TRUE(again) << again.error().message;
-  EXPECT_EQ(again->kind, source.kind);
+  EXPECT_EQ(again->dialect, source.dialect);
   EXPECT_EQ(again->tag, source.tag);
   EXPECT_EQ(again->manifest, source.manifest);
   EXPECT_EQ(again->warnings, source.warnings);
   ASSERT_EQ(again->files.size(), source.files.size());
   for (std::size_t i = 0; i < source.files.size(); ++i) {
-    const SourceFile& a = source.files[i];
-    const SourceFile& b = again->files[i];
-    EXPECT_EQ(a.name, b.name);
-    EXPECT_EQ(a.path, b.path);
-    EXPECT_EQ(a.identity, b.identity);
+    const SourceFile& was = source.files[i];
+    const SourceFile& is = again->files[i];
+    EXPECT_EQ(was.name, is.name);
+    EXPECT_EQ(was.path, is.path);
+    EXPECT_EQ(was.identity, is.identity);
+    ASSERT_EQ(is.containers.size(), 1U);
+    const Container& a = was.containers.front();
+    const Container& b = is.containers.front();
     EXPECT_EQ(a.inlined, b.inlined);
-    EXPECT_TRUE(a.skeleton.pickle == b.skeleton.pickle);
-    EXPECT_EQ(a.skeleton.file_bytes, b.skeleton.file_bytes);
+    EXPECT_TRUE(a.skeleton.header == b.skeleton.header);
+    EXPECT_EQ(a.skeleton.last, b.skeleton.last);
     ASSERT_EQ(a.skeleton.storages.size(), b.skeleton.storages.size());
     for (std::size_t s = 0; s < a.skeleton.storages.size(); ++s) {
       EXPECT_EQ(a.skeleton.storages[s].key, b.skeleton.storages[s].key);

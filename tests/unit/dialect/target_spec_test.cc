@@ -1,21 +1,27 @@
-#include "dialect/target_spec.h"
+#include "dialect/zero/target.h"
 
 #include <gtest/gtest.h>
 
+#include "dialect/dialects.h"
 #include "write_model.h"
 
 namespace shardwright::dialect::test {
 namespace {
 
+Result<ZeroSpec> Parse(std::string_view text) {
+  SW_TRY_ASSIGN(const TargetSpec spec, ParseTarget(*FindDialect("deepspeed"), text));
+  return ReadZeroSpec(spec);
+}
+
 Error ErrorOf(std::string_view text) {
-  const auto spec = ParseTargetSpec(text);
+  const auto spec = Parse(text);
   EXPECT_FALSE(spec.has_value()) << text;
   return spec ? Error{} : spec.error();
 }
 
 TEST(TargetSpecTest, ReadsEveryKey) {
-  const auto spec = ParseTargetSpec(
-      "zero=3,dp=4,tp=2,pp=2,ep=8,dtype=bf16,sub_group=1000,round_robin=true,stages=0-3,4-7");
+  const auto spec =
+      Parse("zero=3,dp=4,tp=2,pp=2,ep=8,dtype=bf16,sub_group=1000,round_robin=true,stages=0-3,4-7");
   ASSERT_TRUE(spec.has_value()) << spec.error().message;
   EXPECT_EQ(spec->zero, 3U);
   EXPECT_EQ(spec->dp, 4U);
@@ -26,8 +32,8 @@ TEST(TargetSpecTest, ReadsEveryKey) {
   EXPECT_EQ(spec->sub_group, 1000U);
   EXPECT_EQ(spec->round_robin, true);
   EXPECT_EQ(spec->stages, "0-3,4-7");
-  EXPECT_EQ(ParseTargetSpec("stages=uniform,pp=2")->pp, 2U);
-  EXPECT_FALSE(ParseTargetSpec("")->zero.has_value());
+  EXPECT_EQ(Parse("stages=uniform,pp=2")->pp, 2U);
+  EXPECT_FALSE(Parse("")->zero.has_value());
 }
 
 TEST(TargetSpecTest, NamesTheKeyAndWhatItAccepts) {
@@ -46,15 +52,15 @@ TEST(TargetSpecTest, NamesTheKeyAndWhatItAccepts) {
 }
 
 Result<Topology> Resolve(std::string_view text, const Checkpoint& source) {
-  const auto spec = ParseTargetSpec(text);
+  const auto spec = Parse(text);
   EXPECT_TRUE(spec.has_value()) << spec.error().message;
-  return ResolveTarget(*spec, source);
+  return ResolveTopology(*spec, source);
 }
 
 TEST(TargetSpecTest, KeepsWhatIsUnset) {
   Model model;
   model.Add("a", {8});
-  model.source().topology.round_robin = true;
+  model.Change([](auto& topology) { topology.round_robin = true; });
   const auto to = Resolve("dp=4", model.source());
   ASSERT_TRUE(to.has_value()) << to.error().message;
   EXPECT_EQ(to->zero, 1U);
@@ -101,9 +107,11 @@ Model Pipeline(std::vector<std::vector<std::uint32_t>> stages) {
     const std::uint64_t rows = layer == 0 ? 80 : 8;
     model.Add(std::to_string(layer) + ".weight", {rows, 8}).layer = layer;
   }
-  model.source().topology.pipeline = true;
-  model.source().topology.pp = stages.size();
-  model.source().topology.stages = std::move(stages);
+  model.Change([&](auto& topology) {
+    topology.pipeline = true;
+    topology.pp = stages.size();
+    topology.stages = std::move(stages);
+  });
   return model;
 }
 

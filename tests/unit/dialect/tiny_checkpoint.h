@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "dialect/deepspeed_flat.h"
+#include "base/crc32.h"
+#include "dialect/zero/flat.h"
 #include "format/pickle/node.h"
 #include "format/torch_pt/writer.h"
-#include "format/zip/crc32.h"
 #include "tensor/shape.h"
 
 namespace shardwright::dialect {
@@ -78,7 +78,7 @@ class PtFile {
     std::vector<std::uint32_t> sums;
     for (std::size_t i = 0; i < payloads_.size(); ++i) {
       const auto payload = std::as_bytes(std::span(payloads_[i]));
-      sums.push_back(zip::Crc32(payload));
+      sums.push_back(Crc32(payload));
       if (!payload.empty()) {
         std::memcpy(bytes.data() + layout->payload_offset(i), payload.data(), payload.size());
       }

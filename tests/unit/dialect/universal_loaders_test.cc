@@ -34,17 +34,23 @@ class StateFiles : public testing::Test {
     tiny.Write(scratch_ / "source");
   }
 
+  static std::string Word(Loader loader) {
+    return std::string(universal::kLoaderWords.at(static_cast<std::size_t>(loader)));
+  }
+
   Status Convert(const std::string& from, const std::string& to, const std::string& target,
                  Loader loader) {
+    const Dialect& universal = *FindDialect("universal");
     const auto comm = comm::MakeSerialComm();
     NullSink sink;
     SW_TRY_ASSIGN(const auto input,
                   ucp::OpenInput(*comm, {{(scratch_ / from).string()}, {}, false}, sink));
-    SW_TRY_ASSIGN(const TargetSpec spec, ParseTargetSpec(target));
+    SW_TRY_ASSIGN(
+        const TargetSpec spec,
+        ParseTarget(universal, target + (target.empty() ? "" : ",") + "loader=" + Word(loader)));
     ucp::ConvertOptions options;
     options.output = (scratch_ / to).string();
-    options.loader = loader;
-    SW_TRY(ucp::Convert(*comm, *input, spec, ucp::Format::kUniversal, "test", options, sink));
+    SW_TRY(ucp::Convert(*comm, *input, spec, universal, "test", options, sink));
     return {};
   }
 
@@ -113,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, UniversalLoaders,
 TEST_F(StateFiles, OfStage3KnowNoTensorParallelism) {
   WriteSource("0.16.9");
   Checkpoint source = *Read(scratch_ / "source");
-  Topology to = source.topology;
+  Topology to = TopologyOf(source.layout);
   to.tp = 2;
   const auto refused = WriteUniversal(source, to, Loader::kStage3);
   ASSERT_FALSE(refused.has_value());

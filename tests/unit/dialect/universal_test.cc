@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "comm/comm.h"
-#include "dialect/target_spec.h"
+#include "dialect/zero/target.h"
 #include "fixtures.h"
 #include "same_checkpoint.h"
 #include "ucp/convert.h"
@@ -14,13 +14,10 @@
 namespace shardwright::dialect {
 namespace {
 
-class Atoms : public testing::TestWithParam<std::string> {
+/// The folder of a case.
+class Atoms : public testing::TestWithParam<fs::path> {
  protected:
-  void SetUp() override {
-    fixtures_ = SharedFixtures();
-    if (fixtures_.empty()) GTEST_SKIP() << "no shared fixtures: set SHARDWRIGHT_SHARED";
-  }
-  fs::path Source() const { return fixtures_ / GetParam() / "ckpt"; }
+  fs::path Source() const { return GetParam() / "ckpt"; }
 
   /// Writes a source as atoms.
   Status Write(const fs::path& source, const fs::path& out, const TargetSpec& spec = {}) {
@@ -31,11 +28,10 @@ class Atoms : public testing::TestWithParam<std::string> {
     SW_TRY_ASSIGN(const auto input, ucp::OpenInput(*comm, from, sink));
     ucp::ConvertOptions options;
     options.output = out.string();
-    SW_TRY(ucp::Convert(*comm, *input, spec, ucp::Format::kUniversal, "test", options, sink));
+    SW_TRY(ucp::Convert(*comm, *input, spec, *FindDialect("universal"), "test", options, sink));
     return {};
   }
 
-  fs::path fixtures_;
   Scratch scratch_;
 };
 
@@ -49,9 +45,9 @@ TEST_P(Atoms, KeepEverything) {
   EXPECT_EQ(after->origin, "universal");
   EXPECT_EQ(after->tag, before->tag);
   EXPECT_TRUE(after->warnings.empty()) << after->warnings.front();
-  const auto resolved = ResolveTarget({}, *before);
+  const auto resolved = ResolveTopology({}, *before);
   ASSERT_TRUE(resolved.has_value());
-  ExpectSameTopology(*resolved, after->topology);
+  ExpectSameTopology(*resolved, TopologyOf(after->layout));
   ExpectSameParams(*before, *after);
   ExpectSameGroups(*before, *after);
   ExpectSameTensors(*before, *after);
@@ -80,13 +76,13 @@ TEST_P(Atoms, HaveTheFilesThatEveryLoaderOpens) {
   const std::string tag = ReadFileText(scratch_ / "atoms" / "latest_universal");
   EXPECT_EQ(tag, before->tag + "_universal");
   const fs::path folder = scratch_ / "atoms" / tag;
-  for (std::uint64_t mp = 0; mp < before->topology.mp(); ++mp) {
+  for (std::uint64_t mp = 0; mp < TopologyOf(before->layout).mp(); ++mp) {
     const std::string rank = "mp_rank_0" + std::to_string(mp) + "_model_states.pt";
     EXPECT_TRUE(fs::exists(folder / rank));
     EXPECT_TRUE(fs::exists(folder / ("zero_pp_rank_0_" + rank)));
   }
-  EXPECT_FALSE(fs::exists(
-      folder / ("mp_rank_0" + std::to_string(before->topology.mp()) + "_model_states.pt")));
+  EXPECT_FALSE(fs::exists(folder / ("mp_rank_0" + std::to_string(TopologyOf(before->layout).mp()) +
+                                    "_model_states.pt")));
   EXPECT_TRUE(fs::exists(folder / "zero" / "optimizer_state.pt"));
   for (const Param& param : before->params) {
     const fs::path atoms = folder / "zero" / param.name;
@@ -99,21 +95,60 @@ TEST_P(Atoms, HaveTheFilesThatEveryLoaderOpens) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures, Atoms,
-                         testing::Values("zero1_w2", "zero1_w2_sgd", "zero2_w4_three_groups",
-                                         "zero2_w3_frozen_tied", "zero2_w2_round_robin",
-                                         "bf16_zero2_w2", "bf16opt_w4", "zero3_w2_sub_groups",
-                                         "zero3_w4_frozen", "bf16_zero3_w3", "zero0_w1_fp32",
-                                         "zero0_w2_bf16", "moe4_ep2_zero1_w2", "moe4_ep2_zero2_w4",
-                                         "pp2_dp2_zero1", "autotp2_dp2_zero1",
-                                         "llama_tp1_zero2_w2"),
-                         [](const auto& test) { return test.param; });
+std::string CaseName(const testing::TestParamInfo<fs::path>& tested) {
+  return TestName(tested.param.filename().string());
+}
+
+const std::vector<std::string>& CommonCases() {
+  static const std::vector<std::string> kNames = {"zero1_w2",
+                                                  "zero1_w2_sgd",
+                                                  "zero2_w4_three_groups",
+                                                  "zero2_w3_frozen_tied",
+                                                  "zero2_w2_round_robin",
+                                                  "bf16_zero2_w2",
+                                                  "bf16opt_w4",
+                                                  "zero3_w2_sub_groups",
+                                                  "zero3_w4_frozen",
+                                                  "bf16_zero3_w3",
+                                                  "zero0_w1_fp32",
+                                                  "zero0_w2_bf16",
+                                                  "moe4_ep2_zero1_w2",
+                                                  "moe4_ep2_zero2_w4",
+                                                  "pp2_dp2_zero1",
+                                                  "autotp2_dp2_zero1"};
+  return kNames;
+}
+
+INSTANTIATE_TEST_SUITE_P(Own, Atoms, testing::ValuesIn(OwnCheckpoints(CommonCases())), CaseName);
+INSTANTIATE_TEST_SUITE_P(OwnOnly, Atoms,
+                         testing::ValuesIn(OwnCheckpoints({"fp16_zero2_w2", "0.14.5_zero3_w2",
+                                                           "0.16.9_bf16opt_w2"})),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Shared, Atoms, testing::ValuesIn(SharedCheckpoints(CommonCases())),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(SharedOnly, Atoms,
+                         testing::ValuesIn(SharedCheckpoints({"llama_tp1_zero2_w2"})), CaseName);
+
+/// What DeepSpeed's own converter has made.
+class UpstreamAtoms : public testing::TestWithParam<fs::path> {};
+
+TEST_P(UpstreamAtoms, HoldEveryTensorOfTheTrainer) {
+  const auto checkpoint = Read(GetParam() / "ckpt");
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  EXPECT_EQ(checkpoint->origin, "universal");
+  EXPECT_EQ(checkpoint->tag, "global_step4");
+  ExpectTensors(*checkpoint, Expected::Read(GetParam() / "expected.safetensors"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Own, UpstreamAtoms,
+                         testing::ValuesIn(OwnCheckpoints({"universal_zero2_w2",
+                                                           "universal_bf16_zero3_w2",
+                                                           "universal_autotp2"})),
+                         CaseName);
 
 class BrokenAtoms : public Atoms {
  protected:
   void SetUp() override {
-    Atoms::SetUp();
-    if (IsSkipped()) return;
     ASSERT_TRUE(Write(Source(), scratch_ / "atoms").has_value());
     folder_ = scratch_ / "atoms" / "global_step4_universal";
   }
@@ -131,10 +166,11 @@ class BrokenAtoms : public Atoms {
 };
 
 TEST_P(BrokenAtoms, NameWhatIsMissing) {
-  fs::remove(folder_ / "zero" / "emb.weight" / "exp_avg.pt");
+  fs::remove(folder_ / "zero" / "embed.emb.weight" / "exp_avg.pt");
   const Error error = ReadError();
   EXPECT_EQ(error.code, Errc::kNotFound);
-  EXPECT_NE(error.message.find("zero/emb.weight/exp_avg.pt"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("zero/embed.emb.weight/exp_avg.pt"), std::string::npos)
+      << error.message;
 }
 
 TEST_P(BrokenAtoms, NeedEveryModelFile) {
@@ -147,11 +183,11 @@ TEST_P(BrokenAtoms, NeedEveryModelFile) {
 }
 
 TEST_P(BrokenAtoms, MustHaveTheirShapes) {
-  Edit([](auto& json) { json["params"][0]["shape"] = {60, 24}; });
+  Edit([](auto& json) { json["params"][0]["shape"] = {12, 8}; });
   const Error error = ReadError();
   EXPECT_EQ(error.code, Errc::kBadInput);
-  EXPECT_NE(error.message.find("[60, 24]"), std::string::npos) << error.message;
-  EXPECT_NE(error.message.find("[61, 24]"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("[12, 8]"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("[13, 8]"), std::string::npos) << error.message;
 }
 
 TEST_P(BrokenAtoms, MustBeDescribedWithoutContradiction) {
@@ -186,27 +222,27 @@ TEST_P(BrokenAtoms, MustBeDescribedWithoutContradiction) {
 }
 
 TEST_P(BrokenAtoms, WarnOfFilesThatNobodyLists) {
-  fs::copy_file(folder_ / "zero" / "emb.weight" / "fp32.pt",
-                folder_ / "zero" / "emb.weight" / "momentum.pt");
+  fs::copy_file(folder_ / "zero" / "embed.emb.weight" / "fp32.pt",
+                folder_ / "zero" / "embed.emb.weight" / "momentum.pt");
   const auto read = Read(scratch_ / "atoms");
   ASSERT_TRUE(read.has_value()) << read.error().message;
   ASSERT_EQ(read->warnings.size(), 1U);
-  EXPECT_NE(read->warnings[0].find("zero/emb.weight/momentum.pt"), std::string::npos);
+  EXPECT_NE(read->warnings[0].find("zero/embed.emb.weight/momentum.pt"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures, BrokenAtoms, testing::Values("zero1_w2"),
-                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Own, BrokenAtoms, testing::ValuesIn(OwnCheckpoints({"zero1_w2"})),
+                         CaseName);
 
 class Converted : public Atoms {};
 
 TEST_P(Converted, FrozenWeightsFollowTheTypeAskedFor) {
   TargetSpec spec;
-  spec.dtype = DType::kBF16;
+  spec.settings = {{"dtype", "bf16"}};
   ASSERT_TRUE(Write(Source(), scratch_ / "atoms", spec).has_value());
   const auto before = Read(Source());
   const auto after = Read(scratch_ / "atoms");
   ASSERT_TRUE(before && after);
-  EXPECT_EQ(after->topology.dtype, DType::kBF16);
+  EXPECT_EQ(TopologyOf(after->layout).dtype, DType::kBF16);
   const layout::TensorIndex index(after->map);
   for (const Param& param : before->params) {
     if (!param.alias_of.empty()) continue;
@@ -220,8 +256,8 @@ TEST_P(Converted, FrozenWeightsFollowTheTypeAskedFor) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures, Converted, testing::Values("zero2_w3_frozen_tied"),
-                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Own, Converted,
+                         testing::ValuesIn(OwnCheckpoints({"zero2_w3_frozen_tied"})), CaseName);
 
 }  // namespace
 }  // namespace shardwright::dialect

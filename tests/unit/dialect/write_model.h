@@ -11,10 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "dialect/checkpoint.h"
-#include "dialect/dialect.h"
+#include "base/crc32.h"
+#include "dialect/core/checkpoint.h"
+#include "dialect/deepspeed/deepspeed.h"
+#include "dialect/dialects.h"
+#include "dialect/zero/engine_state.h"
+#include "dialect/zero/flat.h"
 #include "format/torch_pt/reader.h"
-#include "format/zip/crc32.h"
 #include "layout/shard_map.h"
 #include "plan/target.h"
 #include "tensor/shape.h"
@@ -28,8 +31,10 @@ class Model {
   Model() {
     source_.origin = "deepspeed";
     source_.tag = "global_step4";
-    source_.topology.zero = 1;
-    source_.topology.dp = 2;
+    Topology topology;
+    topology.zero = 1;
+    topology.dp = 2;
+    source_.layout = LayoutOf(topology);
     source_.states = {"exp_avg", "exp_avg_sq"};
     source_.arena = std::make_shared<pickle::Arena>();
     source_.map.files = {"source.pt"};
@@ -45,7 +50,9 @@ class Model {
     Passed passed;
     passed.document.arena = source_.arena;
     passed.document.root = model_;
-    source_.model_states.push_back(passed);
+    state_->model_states.push_back(passed);
+    source_.own = state_;
+    source_.iteration = 4;
   }
 
   /// Adds a parameter of group `group` (-1: frozen, -2: buffer).
@@ -53,7 +60,7 @@ class Model {
     Param param;
     param.name = name;
     param.shape = shape;
-    param.dtype = source_.topology.dtype;
+    param.dtype = source_.layout.dtype;
     param.group = group;
     param.kind = group >= 0    ? ParamKind::kTrainable
                  : group == -1 ? ParamKind::kFrozen
@@ -83,7 +90,7 @@ class Model {
         Add("blocks." + std::to_string(layer) + ".moe.deepspeed_moe.experts.deepspeed_experts." +
                 std::to_string(expert) + "." + rest,
             shape, group);
-    param.expert = ExpertId{layer, expert};
+    param.expert = ExpertId{layer, expert, ExpertModuleOf(param.name)};
     source_.groups[static_cast<std::size_t>(group)].moe = true;
     return param;
   }
@@ -97,6 +104,14 @@ class Model {
   }
 
   Checkpoint& source() { return source_; }
+  EngineState& state() { return *state_; }
+  /// Changes the source's topology.
+  template <class F>
+  void Change(const F& change) {
+    Topology topology = TopologyOf(source_.layout);
+    change(topology);
+    source_.layout = LayoutOf(topology);
+  }
   pickle::Node* model() { return model_; }
   pickle::Arena& arena() { return *source_.arena; }
 
@@ -135,6 +150,7 @@ class Model {
   }
 
   Checkpoint source_;
+  std::shared_ptr<EngineState> state_ = std::make_shared<EngineState>();
   pickle::Node* model_ = nullptr;
   std::uint64_t at_ = 0;
 };
@@ -194,7 +210,10 @@ class Rendered {
   void FillTensor(const Model& model, const plan::Target& target,
                   const layout::LogicalTensor& tensor) {
     std::size_t number = model.TensorOf(tensor.name, tensor.state);
-    if (number == ~std::size_t{0}) number = model.TensorOf(tensor.name, "fp32");
+    // A weight is its master rounded, a master a widened weight.
+    for (const char* other : {"fp32", "weight"}) {
+      if (number == ~std::size_t{0}) number = model.TensorOf(tensor.name, other);
+    }
     ASSERT_NE(number, ~std::size_t{0}) << tensor.name << " " << tensor.state;
     if (tensor.dtype != DType::kF32) return;
     for (const layout::Fragment& fragment : tensor.fragments) {
@@ -231,7 +250,7 @@ class Rendered {
         part = std::string(payload.bytes, static_cast<char>('a' + payload.member));
       }
       EXPECT_EQ(part.size(), payload.bytes) << file.path;
-      crcs.push_back(zip::Crc32(std::as_bytes(std::span(part))));
+      crcs.push_back(Crc32(std::as_bytes(std::span(part))));
       bytes.replace(payload.offset, payload.bytes, part);
       covered += payload.bytes;
     }

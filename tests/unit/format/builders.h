@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/crc32.h"
 #include "base/result.h"
-#include "format/zip/crc32.h"
 
 namespace shardwright {
 
@@ -24,7 +24,7 @@ inline std::string Le(std::uint64_t number, unsigned bytes) {
 }
 
 inline std::uint32_t CrcOf(std::string_view text) {
-  return zip::Crc32(std::as_bytes(std::span(text.data(), text.size())));
+  return Crc32(std::as_bytes(std::span(text.data(), text.size())));
 }
 
 /// Expects a failure of this code whose message holds `words`.

@@ -40,7 +40,7 @@ class LegacyStream : public FileTest {
 TEST_F(LegacyStream, LocatesStorages) {
   const Result<Document> document = Read();
   ASSERT_TRUE(document.has_value()) << document.error().message;
-  const std::uint64_t first = skeleton.file_bytes - data.size();
+  const std::uint64_t first = skeleton.last - data.size();
   ASSERT_EQ(document->storages.size(), 2U);
   EXPECT_EQ(document->storages[0].dtype, DType::kF32);
   EXPECT_EQ(document->storages[0].offset, first + 8 + 16 + 8);

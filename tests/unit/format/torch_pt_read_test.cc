@@ -40,7 +40,7 @@ TEST_F(TorchPt, ReadsAContainer) {
   const std::string bytes = Build(One());
   const Result<Skeleton> skeleton = Read(bytes);
   ASSERT_TRUE(skeleton.has_value()) << skeleton.error().message;
-  EXPECT_EQ(skeleton->file_bytes, bytes.size());
+  EXPECT_EQ(skeleton->last, bytes.size());
   ASSERT_EQ(skeleton->storages.size(), 1U);
   EXPECT_EQ(skeleton->storages[0].offset, bytes.find("xxxx"));
   const Result<Document> document = Parse(*skeleton);
@@ -53,6 +53,27 @@ TEST_F(TorchPt, ReadsAContainer) {
   EXPECT_EQ(storage.crc32, CrcOf(std::string(12, 'x')));
   EXPECT_EQ(storage.member, "data/0");
   EXPECT_EQ(document->root->tensor->shape, (Shape{3}));
+}
+
+// One of several streams in a file: its places are those in the file.
+TEST_F(TorchPt, ReadsAContainerInsideAFile) {
+  const std::string bytes = Build(One());
+  const std::string before(100, 'b');
+  Write(before + bytes + bytes);
+  const auto file = os::File::OpenRead(path());
+  ASSERT_TRUE(file.has_value());
+  for (const std::uint64_t first : {before.size(), before.size() + bytes.size()}) {
+    const auto skeleton = ReadSkeleton(format::Part(*file, first, bytes.size()));
+    ASSERT_TRUE(skeleton.has_value()) << skeleton.error().message;
+    EXPECT_EQ(skeleton->first, first);
+    EXPECT_EQ(skeleton->last, first + bytes.size());
+    EXPECT_EQ(skeleton->storages.at(0).offset, first + bytes.find("xxxx"));
+    EXPECT_TRUE(Parse(*skeleton).has_value());
+  }
+  ExpectFails(ReadSkeleton(format::Part(*file, 0, bytes.size())), Errc::kBadInput,
+              "not a file of torch.save");
+  ExpectFails(ReadSkeleton(format::Part(*file, before.size() + 1, 2 * bytes.size())),
+              Errc::kBadInput, "the file ends at");
 }
 
 TEST_F(TorchPt, ChecksumThatWasNotComputed) {

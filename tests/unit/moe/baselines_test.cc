@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "moe/metrics.h"
+#include "moe/core/metrics.h"
 #include "support.h"
 
 namespace shardwright::moe {

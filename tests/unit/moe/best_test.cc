@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <functional>
 
-#include "moe/metrics.h"
-#include "moe/migration.h"
-#include "moe/random.h"
+#include "moe/core/metrics.h"
+#include "moe/core/random.h"
+#include "moe/migration/migration.h"
 #include "support.h"
 
 namespace shardwright::moe {

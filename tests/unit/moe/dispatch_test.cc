@@ -1,4 +1,4 @@
-#include "moe/dispatch.h"
+#include "moe/core/dispatch.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
-#include "moe/eplb.h"
+#include "moe/strategy/eplb.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "moe/metrics.h"
+#include "moe/core/metrics.h"
 #include "support.h"
 
 namespace shardwright::moe {

@@ -3,9 +3,9 @@
 #include <string>
 #include <tuple>
 
-#include "moe/cluster_text.h"
-#include "moe/node_events.h"
-#include "moe/plan_text.h"
+#include "moe/core/node_events.h"
+#include "moe/io/cluster_text.h"
+#include "moe/io/plan_text.h"
 
 namespace shardwright::moe {
 namespace {

@@ -4,10 +4,10 @@
 #include <string>
 #include <tuple>
 
-#include "moe/parallel.h"
-#include "moe/plan_file.h"
-#include "moe/plan_text.h"
-#include "moe/report_page.h"
+#include "moe/core/parallel.h"
+#include "moe/io/plan_file.h"
+#include "moe/io/plan_text.h"
+#include "moe/io/report_page.h"
 
 namespace shardwright::moe {
 namespace {

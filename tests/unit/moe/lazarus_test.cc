@@ -1,14 +1,12 @@
-#include "moe/lazarus.h"
+#include "moe/strategy/lazarus.h"
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
 #include <numeric>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
-#include "moe/random.h"
+#include "moe/core/random.h"
 #include "support.h"
 
 namespace shardwright::moe {
@@ -218,7 +216,7 @@ TEST(BalanceUnitsTest, LowersThePeakAndKeepsWhatIsAsked) {
     return most;
   };
   const auto mean = [&](const UnitPlan& plan) {
-    const Recovery r = SolveRecovery(SetsOf(plan, tokens.size()), 6);
+    const RecoveryProbability r = SolveRecovery(SetsOf(plan, tokens.size()), 6);
     return std::accumulate(r.survived.begin(), r.survived.end(), 0.0) / 7;
   };
   UnitPlan even = first;
@@ -230,55 +228,6 @@ TEST(BalanceUnitsTest, LowersThePeakAndKeepsWhatIsAsked) {
   EXPECT_LE(peak(mixed), peak(first));
   EXPECT_GE(mean(mixed), mean(first) - 0.05);
   EXPECT_GE(SolveRecovery(SetsOf(even, tokens.size()), 6).certain, 1);
-}
-
-// Table of the reference: 12 layers, 10 nodes of 6 slots, threshold 2, one node order.
-class PublishedRecoveryTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const auto shared = SharedFolder();
-    if (shared.empty()) GTEST_SKIP() << "no shared inputs";
-    std::ifstream in(shared / "algorithms" / "smartmoe_iter201_top16.json");
-    const auto text = nlohmann::json::parse(in);
-    for (const auto& layer : text["layer_loads"]) {
-      layers_.push_back(layer.get<std::vector<std::uint64_t>>());
-    }
-  }
-
-  // Survival for 1 to 7 failures with the `count` hottest experts of every layer.
-  std::vector<double> Model(std::string_view strategy, std::size_t count) const {
-    std::vector<std::uint64_t> tokens;
-    for (auto layer : layers_) {
-      while (layer.size() > count) layer.erase(std::min_element(layer.begin(), layer.end()));
-      tokens.insert(tokens.end(), layer.begin(), layer.end());
-    }
-    const Loads loads = LoadsOf(static_cast<std::uint32_t>(count), tokens);
-    const Cluster cluster = UniformCluster(10, 1, 6);
-    Options options;
-    options.copies_min = 2;
-    auto plan = (*FindStrategy(strategy))->plan(loads, cluster, nullptr, options);
-    EXPECT_TRUE(plan.has_value());
-    const Recovery recovery = ModelRecovery(plan->placement, cluster);
-    EXPECT_TRUE(recovery.exact());
-    return {recovery.survived.begin() + 1, recovery.survived.begin() + 8};
-  }
-
-  static void Expect(const std::vector<double>& found, const std::vector<double>& table) {
-    for (std::size_t k = 0; k < 7; ++k) EXPECT_NEAR(found[k], table[k], 0.0005001) << k + 1;
-  }
-
-  std::vector<std::vector<std::uint64_t>> layers_;
-};
-
-TEST_F(PublishedRecoveryTest, SixteenExperts) {
-  Expect(Model("lazarus", 16), {1, .933, .800, .614, .405, .210, .067});
-  Expect(Model("spread", 16), {1, .778, .417, .119, .008, 0, 0});
-  Expect(Model("compact", 16), {0, 0, 0, 0, 0, 0, 0});
-}
-
-TEST_F(PublishedRecoveryTest, TwelveAndEightExperts) {
-  Expect(Model("lazarus", 12), {1, .956, .867, .738, .579, .405, .233});
-  Expect(Model("lazarus", 8), {1, .978, .933, .867, .778, .662, .500});
 }
 
 }  // namespace

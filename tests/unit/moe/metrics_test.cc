@@ -1,10 +1,10 @@
-#include "moe/metrics.h"
+#include "moe/core/metrics.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "moe/random.h"
+#include "moe/core/random.h"
 #include "support.h"
 
 namespace shardwright::moe {

@@ -1,4 +1,4 @@
-#include "moe/recovery.h"
+#include "moe/recovery/recovery.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "moe/random.h"
+#include "moe/core/random.h"
 
 namespace shardwright::moe {
 namespace {
@@ -50,7 +50,7 @@ Sets RandomSets(Random* random, std::uint32_t units, std::uint32_t count, std::u
 
 // The document's checks: disjoint pairs, a ring of pairs, nested sets.
 TEST(RecoveryTest, DisjointPairs) {
-  const Recovery found = SolveRecovery(Of({{0, 1}, {2, 3}, {4, 5}}, 10), 10);
+  const RecoveryProbability found = SolveRecovery(Of({{0, 1}, {2, 3}, {4, 5}}, 10), 10);
   EXPECT_EQ(found.method, RecoveryMethod::kProduct);
   EXPECT_EQ(found.survived_sets[4], 129U);
   EXPECT_DOUBLE_EQ(found.survived[4], 129.0 / 210);
@@ -62,23 +62,24 @@ TEST(RecoveryTest, DisjointPairs) {
 TEST(RecoveryTest, RingOfPairs) {
   Sets ring;
   for (std::uint32_t i = 0; i < 10; ++i) ring.push_back({i, (i + 1) % 10});
-  const Recovery found = SolveRecovery(Of(ring, 10), 10);
+  const RecoveryProbability found = SolveRecovery(Of(ring, 10), 10);
   EXPECT_EQ(found.survived_sets[4], 25U);
   EXPECT_TRUE(found.exact());
 }
 
 TEST(RecoveryTest, NestedSetsAreTheRarestOne) {
-  const Recovery plan_b = SolveRecovery(Of({{0, 1}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}}, 5), 5);
+  const RecoveryProbability plan_b =
+      SolveRecovery(Of({{0, 1}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}}, 5), 5);
   EXPECT_EQ(plan_b.survived_sets[3], 7U);
-  const Recovery plan_a = SolveRecovery(Of({{0, 1}, {2, 3}}, 5), 5);
+  const RecoveryProbability plan_a = SolveRecovery(Of({{0, 1}, {2, 3}}, 5), 5);
   EXPECT_EQ(plan_a.survived_sets[3], 4U);
 }
 
 TEST(RecoveryTest, NothingToLoseAndNothingLeft) {
-  const Recovery all = SolveRecovery({}, 3);
+  const RecoveryProbability all = SolveRecovery({}, 3);
   EXPECT_EQ(all.certain, 3);
   EXPECT_EQ(all.survived, (std::vector<double>{1, 1, 1, 1}));
-  const Recovery none = SolveRecovery(Of({{}, {1}}, 3), 3);
+  const RecoveryProbability none = SolveRecovery(Of({{}, {1}}, 3), 3);
   EXPECT_EQ(none.certain, -1);
   EXPECT_EQ(none.survived, (std::vector<double>{0, 0, 0, 0}));
 }
@@ -97,7 +98,7 @@ TEST(RecoveryTest, EveryMethodCountsWhatBruteForceCounts) {
           std::optional{RecoveryMethod::kFrontier}, std::optional{RecoveryMethod::kEnumeration}}) {
       RecoveryOptions options;
       options.force = force;
-      const Recovery found = SolveRecovery(Of(sets, units), units, options);
+      const RecoveryProbability found = SolveRecovery(Of(sets, units), units, options);
       ASSERT_EQ(found.survived_sets, expected) << "round " << round;
       ASSERT_TRUE(found.exact());
       ++used[static_cast<std::size_t>(found.method)];
@@ -126,7 +127,7 @@ TEST(RecoveryTest, RunsAreFoundInAnyOrder) {
       const auto last = first + 1 + static_cast<std::uint32_t>(random.Below(units - first));
       for (std::uint32_t u = first; u < last; ++u) set.push_back(name[u]);
     }
-    const Recovery found = SolveRecovery(Of(sets, units), units);
+    const RecoveryProbability found = SolveRecovery(Of(sets, units), units);
     ASSERT_EQ(found.survived_sets, BruteForce(sets, units)) << "round " << round;
     ASSERT_TRUE(found.method == RecoveryMethod::kProduct ||
                 found.method == RecoveryMethod::kIntervals ||
@@ -139,7 +140,7 @@ TEST(RecoveryTest, ManyUnitsAgreeWithFewerMethods) {
   for (const std::uint32_t units : {62U, 63U, 200U, 1001U}) {
     Sets sets;
     for (std::uint32_t i = 0; i + 3 <= units; i += 3) sets.push_back({i, i + 1, i + 2});
-    const Recovery found = SolveRecovery(Of(sets, units), units);
+    const RecoveryProbability found = SolveRecovery(Of(sets, units), units);
     // All of three given units fail with 3 failures: one failure set for each triple.
     const double choose3 = double(units) * (units - 1) * (units - 2) / 6;
     EXPECT_NEAR(found.lost[3] / (double(sets.size()) / choose3), 1, 1e-12) << units;
@@ -148,7 +149,7 @@ TEST(RecoveryTest, ManyUnitsAgreeWithFewerMethods) {
     RecoveryOptions options;
     options.force = RecoveryMethod::kFrontier;
     options.failures_max = 40;
-    const Recovery frontier = SolveRecovery(Of(sets, units), units, options);
+    const RecoveryProbability frontier = SolveRecovery(Of(sets, units), units, options);
     for (std::size_t k = 0; k <= 40; ++k) {
       EXPECT_NEAR(frontier.survived[k], found.survived[k], 1e-12) << units << " " << k;
     }
@@ -161,13 +162,13 @@ TEST(RecoveryTest, MonteCarloSaysHowFarItIsOff) {
   int looked = 0;
   for (int round = 0; round < 20; ++round) {
     const Sets sets = RandomSets(&random, 16, 12, 4);
-    const Recovery exact = SolveRecovery(Of(sets, 16), 16);
+    const RecoveryProbability exact = SolveRecovery(Of(sets, 16), 16);
     RecoveryOptions options;
     options.force = RecoveryMethod::kMonteCarlo;
     options.enumeration_max = 0;
     options.samples = 4000;
     options.seed = static_cast<std::uint64_t>(round);
-    const Recovery drawn = SolveRecovery(Of(sets, 16), 16, options);
+    const RecoveryProbability drawn = SolveRecovery(Of(sets, 16), 16, options);
     ASSERT_FALSE(drawn.exact());
     ASSERT_EQ(drawn.certain, exact.certain);
     for (std::size_t k = 0; k <= 16; ++k) {
@@ -185,7 +186,7 @@ TEST(RecoveryTest, MonteCarloSaysHowFarItIsOff) {
 }
 
 TEST(RecoveryTest, FailuresPerUnitWeighTheSizes) {
-  const Recovery found = SolveRecovery(Of({{0, 1}}, 4), 4);
+  const RecoveryProbability found = SolveRecovery(Of({{0, 1}}, 4), 4);
   for (const double q : {0.0, 0.01, 0.3, 1.0}) EXPECT_NEAR(SurvivalAt(found, q), 1 - q * q, 1e-12);
 }
 

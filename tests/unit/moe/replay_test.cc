@@ -1,13 +1,16 @@
-#include "moe/replay.h"
+#include "moe/replay/replay.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
+#include <random>
 #include <set>
+#include <string>
 #include <tuple>
 
-#include "moe/migration.h"
+#include "moe/migration/migration.h"
 #include "support.h"
 
 namespace shardwright::moe {
@@ -15,9 +18,10 @@ namespace {
 
 using State = ReplayStep::State;
 
-LoadTrace TraceOf(std::uint32_t experts, const std::vector<std::vector<std::uint64_t>>& records,
-                  std::uint64_t step = 100) {
-  LoadTrace trace;
+loads::LoadTrace TraceOf(std::uint32_t experts,
+                         const std::vector<std::vector<std::uint64_t>>& records,
+                         std::uint64_t step = 100) {
+  loads::LoadTrace trace;
   trace.experts = experts;
   for (std::size_t l = 0; l < records.front().size() / experts; ++l) {
     trace.layer_id.push_back(static_cast<std::uint32_t>(l));
@@ -41,8 +45,9 @@ ReplayOptions Options2() {
   return options;
 }
 
-ReplayResult Played(std::string_view strategy, const LoadTrace& trace, const Cluster& cluster,
-                    const std::vector<NodeEvent>& events, const ReplayOptions& options) {
+ReplayResult Played(std::string_view strategy, const loads::LoadTrace& trace,
+                    const Cluster& cluster, const std::vector<NodeEvent>& events,
+                    const ReplayOptions& options) {
   NullSink sink;
   const auto comm = comm::MakeSerialComm();
   auto result = Replay(*comm, **FindStrategy(strategy), trace, cluster, events, options, sink);
@@ -52,7 +57,7 @@ ReplayResult Played(std::string_view strategy, const LoadTrace& trace, const Clu
 
 // Compact keeps each of two experts on a node of its own: losing one loses state.
 TEST(ReplayTest, StateIsLostOrSurvives) {
-  const LoadTrace trace = TraceOf(2, {{5, 5}});
+  const loads::LoadTrace trace = TraceOf(2, {{5, 5}});
   const std::vector<NodeEvent> events{{1000, false, "node3"}, {2000, false, "node0"}};
   ReplayOptions options = Options2();
   options.plan.copies_min = 1;
@@ -78,7 +83,7 @@ TEST(ReplayTest, StateIsLostOrSurvives) {
 }
 
 TEST(ReplayTest, LostStateIsReadAgainWhenThereIsRoom) {
-  const LoadTrace trace = TraceOf(2, {{5, 5}});
+  const loads::LoadTrace trace = TraceOf(2, {{5, 5}});
   ReplayOptions options = Options2();
   options.plan.copies_min = 1;
   const std::vector<NodeEvent> events{
@@ -100,7 +105,7 @@ TEST(ReplayTest, LostStateIsReadAgainWhenThereIsRoom) {
 }
 
 TEST(ReplayTest, StalledTimeIsCounted) {
-  const LoadTrace trace = TraceOf(2, {{5, 5}});
+  const loads::LoadTrace trace = TraceOf(2, {{5, 5}});
   ReplayOptions options = Options2();
   const std::vector<NodeEvent> events{{0, true, "node1"},
                                       {100, false, "node1"},
@@ -120,7 +125,7 @@ TEST(ReplayTest, StalledTimeIsCounted) {
 
 // A stall keeps what live nodes hold: when the room is back nothing has to be read again.
 TEST(ReplayTest, SurvivorsOfAStallAreKept) {
-  const LoadTrace trace = TraceOf(3, {{5, 5, 5}});
+  const loads::LoadTrace trace = TraceOf(3, {{5, 5, 5}});
   ReplayOptions options = Options2();
   options.plan.copies_may_fall = false;
   const std::vector<NodeEvent> events{
@@ -135,7 +140,7 @@ TEST(ReplayTest, SurvivorsOfAStallAreKept) {
 }
 
 TEST(ReplayTest, LoadsFollowTheTrace) {
-  const LoadTrace trace = TraceOf(2, {{5, 5}, {9, 1}, {1, 9}});
+  const loads::LoadTrace trace = TraceOf(2, {{5, 5}, {9, 1}, {1, 9}});
   ReplayOptions options = Options2();
   const std::vector<NodeEvent> events{
       {1000, true, "node1"}, {1900, true, "node2"}, {2000, true, "node3"}, {3000, false, "node3"}};
@@ -155,7 +160,7 @@ TEST(ReplayTest, LoadsFollowTheTrace) {
 }
 
 TEST(ReplayTest, MachinesTakeFreePlaces) {
-  const LoadTrace trace = TraceOf(2, {{5, 5}});
+  const loads::LoadTrace trace = TraceOf(2, {{5, 5}});
   ReplayOptions options = Options2();
   options.nodes_are_places = true;
   const std::vector<NodeEvent> events{{0, true, "i-1"},  {0, true, "i-2"},  {10, false, "i-1"},
@@ -180,7 +185,7 @@ TEST(ReplayTest, MachinesTakeFreePlaces) {
   EXPECT_NE(unknown.error().message.find("i-1"), std::string::npos) << unknown.error().message;
 }
 
-// Real traces: what a replay says is counted again from the placements that it went through.
+// Long runs: what a replay says is counted again from the placements that it went through.
 struct Recorded {
   const Strategy* strategy = nullptr;
   std::vector<Placement> placements;
@@ -209,13 +214,52 @@ Held HeldIn(const Placement& placement, const Cluster& cluster) {
   return held;
 }
 
-class RealEventsTest : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
+/// Nodes that come and go: all at first, then one at a time, as a seed says.
+std::vector<NodeEvent> MadeEvents(std::uint64_t seed) {
+  std::mt19937_64 dice(seed);
+  constexpr std::uint64_t kNodes = 14;
+  std::vector<bool> there(kNodes, true);
+  std::vector<NodeEvent> events;
+  std::uint64_t time = 0;
+  for (std::uint64_t n = 0; n < kNodes; ++n)
+    events.push_back({time, true, "n" + std::to_string(n)});
+  for (int i = 0; i < 90; ++i) {
+    time += dice() % 3 == 0 ? 0 : 1000 + dice() % 5000;  // some go together
+    const std::uint64_t node = dice() % kNodes;
+    // Those that are away come back more often than others leave.
+    if (there[node] && dice() % 2 == 0) continue;
+    there[node] = !there[node];
+    events.push_back({time, there[node], "n" + std::to_string(node)});
+  }
+  return events;
+}
+
+struct RealEvents {
+  std::string name;
+  std::filesystem::path trace;
+  std::filesystem::path events;  ///< empty: made by the seed
+  std::uint64_t seed = 0;
+};
+
+std::vector<RealEvents> AllEvents() {
+  std::vector<RealEvents> out = {{"made_1", OwnTrace(), {}, 1}, {"made_2", OwnTrace(), {}, 2}};
+  for (const std::filesystem::path& shared : SharedFolders()) {
+    for (const char* name : {"p3", "g4dn"}) {
+      out.push_back({name, shared / "fixtures/routing/gpt_moe_24x32.jsonl",
+                     shared / "fixtures/nodes" / (std::string(name) + ".csv")});
+    }
+  }
+  return out;
+}
+
+class RealEventsTest : public ::testing::TestWithParam<std::tuple<RealEvents, const char*>> {
  protected:
   void SetUp() override {
-    const auto shared = SharedFolder();
-    if (shared.empty()) GTEST_SKIP() << "no shared inputs";
-    trace_ = *ReadLoads((shared / "fixtures" / "routing" / "gpt_moe_24x32.jsonl").string());
-    events_ = *ReadNodeEvents((shared / "fixtures" / "nodes" / std::get<0>(GetParam())).string());
+    const RealEvents& from = std::get<0>(GetParam());
+    auto trace = loads::ReadLoads(from.trace.string());
+    ASSERT_TRUE(trace.has_value()) << trace.error().message;
+    trace_ = *std::move(trace);
+    events_ = from.events.empty() ? MadeEvents(from.seed) : *ReadNodeEvents(from.events.string());
   }
 
   Cluster ClusterOfNames() const {
@@ -272,7 +316,7 @@ class RealEventsTest : public ::testing::TestWithParam<std::tuple<const char*, c
     EXPECT_GT(failures, 20U);
   }
 
-  LoadTrace trace_;
+  loads::LoadTrace trace_;
   std::vector<NodeEvent> events_;
 };
 
@@ -289,10 +333,11 @@ TEST_P(RealEventsTest, CountsAreThoseOfThePlacements) {
   RecordProperty("survived", static_cast<int>(result->survived));
 }
 
-INSTANTIATE_TEST_SUITE_P(Traces, RealEventsTest,
-                         ::testing::Combine(::testing::Values("p3.csv", "g4dn.csv"),
-                                            ::testing::Values("lazarus", "spread", "compact",
-                                                              "best")));
+INSTANTIATE_TEST_SUITE_P(
+    Traces, RealEventsTest,
+    ::testing::Combine(::testing::ValuesIn(AllEvents()),
+                       ::testing::Values("lazarus", "spread", "compact", "best")),
+    [](const auto& test) { return std::get<0>(test.param).name + "_" + std::get<1>(test.param); });
 
 }  // namespace
 }  // namespace shardwright::moe

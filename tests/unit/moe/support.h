@@ -5,19 +5,25 @@
 #include <filesystem>
 #include <vector>
 
-#include "moe/lazarus.h"
-#include "moe/recovery.h"
-#include "moe/types.h"
+#include "moe/core/types.h"
+#include "moe/recovery/recovery.h"
+#include "moe/strategy/lazarus.h"
 
 namespace shardwright::moe {
 
-/// Folder of the shared inputs; empty where there are none.
-inline std::filesystem::path SharedFolder() {
+/// Tokens per layer and expert of a run of the project's own trainer, of 12 layers and 32 experts.
+inline std::filesystem::path OwnTrace() {
+  return std::filesystem::path(SW_SOURCE_DIR) / "tests/data/deepspeed/routing_12x32/tokens.jsonl";
+}
+
+/// The folder of published inputs, which the project does not carry; none where it is not at hand.
+inline std::vector<std::filesystem::path> SharedFolders() {
   const char* given = std::getenv("SHARDWRIGHT_SHARED");
   const std::filesystem::path shared = given != nullptr
                                            ? std::filesystem::path(given)
                                            : std::filesystem::path(SW_SOURCE_DIR) / ".." / "shared";
-  return std::filesystem::is_directory(shared / "fixtures") ? shared : std::filesystem::path();
+  if (!std::filesystem::is_directory(shared / "fixtures")) return {};
+  return {shared};
 }
 
 inline Loads LoadsOf(std::uint32_t experts, std::vector<std::uint64_t> tokens) {

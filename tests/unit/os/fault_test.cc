@@ -103,7 +103,8 @@ TEST_F(FaultTest, KillActsBeforeTheCallAndTornAfterHalfOfIt) {
   EXPECT_EQ(WTERMSIG(status), SIGTERM);
 }
 
-// The environment is read once per process, so each case starts this program again.
+// Not a case of its own: the environment is read once per process, so Child starts this program
+// again with this test alone. It is disabled so that no other run takes it for a case.
 TEST(FaultProgram, DISABLED_ChildMakesTwoDirectories) {
   const char* where = std::getenv("SW_TEST_WHERE");
   ASSERT_NE(where, nullptr);

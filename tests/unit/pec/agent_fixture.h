@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "comm/comm.h"
-#include "pec/agent.h"
-#include "pec/store.h"
+#include "pec/agent/agent.h"
+#include "pec/store/store.h"
 #include "ucp/input.h"
 #include "unit/os/scratch.h"
 
@@ -80,7 +80,7 @@ class AgentTest : public os::Scratch {
   void Restore(std::uint64_t resume) const {
     const auto store = Store::Open(At("store"));
     ASSERT_TRUE(store) << store.error().message;
-    Recovery recovery;
+    RecoveryRecord recovery;
     const auto last = store->LastRecovery();
     recovery.sequence = *last ? (*last)->sequence + 1 : 1;
     recovery.resume = resume;

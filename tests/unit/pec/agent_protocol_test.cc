@@ -1,4 +1,4 @@
-#include "pec/agent_protocol.h"
+#include "pec/agent/agent_protocol.h"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "pec/agent_client.h"
-#include "pec/agent_server.h"
+#include "pec/agent/agent_client.h"
+#include "pec/agent/agent_server.h"
 #include "unit/pec/agent_fixture.h"
 
 namespace shardwright::pec {
@@ -43,9 +43,22 @@ class ProtocolTest : public AgentTest {
         std::make_unique<AgentServer>(*agent_, commands_, *std::move(listener), sink_, limits));
   }
   void TearDown() override {
+    small_server_.reset();
+    small_.reset();
     servers_.clear();
     agent_.reset();
     AgentTest::TearDown();
+  }
+
+  /// Starts small_, an agent of another store with little memory, behind a port: small_server_.
+  void ServeSmall(std::uint64_t memory_bytes) {
+    AgentOptions options = Options();
+    options.save.store = At("other-store");
+    options.memory_bytes = memory_bytes;
+    small_.emplace(options);
+    auto listener = os::Listener::Open(*os::ParseAddress("127.0.0.1:0"));
+    ASSERT_TRUE(listener);
+    small_server_.emplace(*small_, commands_, *std::move(listener), sink_);
   }
 
   os::Connection Connect(std::size_t server = 1) {
@@ -70,6 +83,8 @@ class ProtocolTest : public AgentTest {
   std::optional<Agent> agent_;
   AgentCommands commands_;
   std::vector<std::unique_ptr<AgentServer>> servers_;
+  std::optional<Agent> small_;
+  std::optional<AgentServer> small_server_;
   std::atomic<bool> stopped_ = false;
 };
 
@@ -192,22 +207,16 @@ TEST_F(ProtocolTest, ConnectionsWithoutARequestEnd) {
 }
 
 TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
-  AgentOptions options = Options();
-  options.save.store = At("other-store");
-  options.memory_bytes = std::uint64_t{1} << 20;
-  Agent small(options);
-  auto listener = os::Listener::Open(*os::ParseAddress("127.0.0.1:0"));
-  ASSERT_TRUE(listener);
-  AgentServer server(small, commands_, *std::move(listener), sink_);
+  ASSERT_NO_FATAL_FAILURE(ServeSmall(std::uint64_t{1} << 20));
   const auto push = [&](std::size_t announced, std::size_t sent) {
-    auto connection = os::Connection::Open(server.address(), milliseconds(10'000));
+    auto connection = os::Connection::Open(small_server_->address(), milliseconds(10'000));
     EXPECT_TRUE(connection);
     EXPECT_TRUE(connection->Send("push a " + std::to_string(announced) + " 1 0\n"));
     (void)connection->Send(std::string(sent, ' '));  // it may be refused on its way
     return *std::move(connection);
   };
   const auto wait_for = [&](const std::function<bool(std::uint64_t)>& enough) {
-    while (!enough(small.status().memory_bytes)) std::this_thread::yield();
+    while (!enough(small_->status().memory_bytes)) std::this_thread::yield();
   };
   {
     // Together they announce far more than the limit.
@@ -215,9 +224,9 @@ TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
     claims.reserve(8);
     for (int i = 0; i < 8; ++i) claims.push_back(push(kAgentTextBytes, 10));
     wait_for([](std::uint64_t bytes) { return bytes > 0; });
-    EXPECT_LE(small.status().memory_bytes, 8U << 16);
-    ASSERT_EQ(*Snapshot(small, 1), 1U) << "there is room";
-    ASSERT_TRUE(small.Persist(sink_));
+    EXPECT_LE(small_->status().memory_bytes, 8U << 16);
+    ASSERT_EQ(*Snapshot(*small_, 1), 1U) << "there is room";
+    ASSERT_TRUE(small_->Persist(sink_));
   }
   const std::uint64_t own = 100'000;
   wait_for([&](std::uint64_t bytes) { return bytes < own; });
@@ -233,18 +242,12 @@ TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
 }
 
 TEST_F(ProtocolTest, APeersReasonForRefusingAPushIsTold) {
-  AgentOptions options = Options();
-  options.save.store = At("other-store");
-  options.memory_bytes = std::uint64_t{256} << 10;
-  Agent small(options);
-  auto listener = os::Listener::Open(*os::ParseAddress("127.0.0.1:0"));
-  ASSERT_TRUE(listener);
-  AgentServer server(small, commands_, *std::move(listener), sink_);
+  ASSERT_NO_FATAL_FAILURE(ServeSmall(std::uint64_t{256} << 10));
   MemoryCheckpoint large = *agent_->Newest();
   large.catalogue.assign(std::size_t{32} << 20, ' ');  // more than the connection takes unread
   Limiter limiter(0);
   for (int i = 0; i < 3; ++i) {
-    AgentClient client(server.address());
+    AgentClient client(small_server_->address());
     const auto refused = client.Push("own", large, limiter);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, Errc::kLimit) << refused.error().message;

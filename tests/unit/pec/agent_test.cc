@@ -1,4 +1,4 @@
-#include "pec/agent.h"
+#include "pec/agent/agent.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 #include "exec/byte_source.h"
 #include "os/fault.h"
-#include "pec/check_store.h"
+#include "pec/store/check_store.h"
 #include "unit/pec/agent_fixture.h"
 
 namespace shardwright::pec {

@@ -1,4 +1,4 @@
-#include "pec/buffers.h"
+#include "pec/agent/buffers.h"
 
 #include <string>
 

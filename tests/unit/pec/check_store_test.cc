@@ -1,4 +1,4 @@
-#include "pec/check_store.h"
+#include "pec/store/check_store.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "comm/threads.h"
-#include "pec/collect.h"
+#include "pec/store/collect.h"
 #include "unit/pec/agent_fixture.h"
 
 namespace shardwright::pec {

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "pec/auto_config.h"
-#include "pec/dynamic_k.h"
-#include "pec/lost_tokens.h"
+#include "pec/forecast/auto_config.h"
+#include "pec/select/dynamic_k.h"
+#include "pec/select/lost_tokens.h"
 
 namespace shardwright::pec {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "pec/sizes.h"
+#include "pec/select/sizes.h"
 
 namespace shardwright::pec::testing {
 

@@ -1,4 +1,4 @@
-#include "pec/lost_tokens.h"
+#include "pec/select/lost_tokens.h"
 
 #include <gtest/gtest.h>
 
@@ -112,9 +112,8 @@ TEST(Ledger, RefusalsChangeNothing) {
 }
 
 TEST(Plt, MeanOverTheLayersThatHadTokens) {
-  const auto processed = KnownTokens({1000, 0, 500}, 2);
-  ASSERT_TRUE(processed);
-  const auto summary = SummarizeLoss({100, 0, 30}, *processed);
+  const LayerTokens processed = {{2000, 0, 1000}, false};
+  const auto summary = SummarizeLoss({100, 0, 30}, processed);
   ASSERT_TRUE(summary);
   EXPECT_DOUBLE_EQ(summary->plt, (0.05 + 0.03) / 2);
   EXPECT_DOUBLE_EQ(summary->mlt_sum, 0.08);  // as printed: no mean
@@ -125,8 +124,7 @@ TEST(Plt, MeanOverTheLayersThatHadTokens) {
   ASSERT_TRUE(observed);
   EXPECT_TRUE(observed->observed);
   EXPECT_DOUBLE_EQ(observed->plt, 0.5);
-  EXPECT_FALSE(SummarizeLoss({1, 2}, *processed));
-  EXPECT_FALSE(KnownTokens({1}, 0));
+  EXPECT_FALSE(SummarizeLoss({1, 2}, processed));
 }
 
 TEST(Plt, TokensOfARunAreScaledToItsLength) {
@@ -147,8 +145,8 @@ TEST(Plt, TokensOfARunAreScaledToItsLength) {
 }
 
 TEST(Plt, MltAsPrintedExceedsOne) {
-  const auto processed = KnownTokens(std::vector<std::uint64_t>(24, 100), 1);
-  const auto summary = SummarizeLoss(std::vector<std::uint64_t>(24, 5), *processed);
+  const LayerTokens processed = {std::vector<std::uint64_t>(24, 100), false};
+  const auto summary = SummarizeLoss(std::vector<std::uint64_t>(24, 5), processed);
   ASSERT_TRUE(summary);
   EXPECT_NEAR(summary->mlt_sum, 1.2, 1e-12);
   EXPECT_NEAR(summary->mlt_avg, 0.05, 1e-12);

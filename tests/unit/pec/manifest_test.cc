@@ -1,4 +1,4 @@
-#include "pec/manifest.h"
+#include "pec/store/manifest.h"
 
 #include <gtest/gtest.h>
 
@@ -170,7 +170,7 @@ TEST(Manifest, DynamicKIsOptionalAndMustBePossible) {
 
 TEST(Schemas, NewerOnesAreNotRead) {
   for (std::string text :
-       {ToText(Sample()), ToText(StoreHead{}), ToText(Recovery{}), ToText(TokenRecord{})}) {
+       {ToText(Sample()), ToText(StoreHead{}), ToText(RecoveryRecord{}), ToText(TokenRecord{})}) {
     const std::size_t at = text.find("\"schema\":") + 9;
     text.replace(text.find('1', at), 1, "2");
     EXPECT_EQ(ParseManifest(text, "m").error().code == Errc::kUnsupported,
@@ -206,7 +206,7 @@ TEST(Texts, ReadWhatTheyWrote) {
   EXPECT_EQ(tokens->sums[1].iteration, 9U);
   EXPECT_EQ(tokens->sums[1].tokens, record.sums[1].tokens);
 
-  Recovery recovery;
+  RecoveryRecord recovery;
   recovery.sequence = 2;
   recovery.manifest = 5;
   recovery.resume = 40;

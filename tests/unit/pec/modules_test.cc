@@ -1,4 +1,4 @@
-#include "pec/modules.h"
+#include "pec/store/modules.h"
 
 #include <gtest/gtest.h>
 
@@ -98,7 +98,7 @@ TEST(Fingerprint, IsOfTheModelNotOfItsReading) {
   std::reverse(b.source().map.tensors.begin(), b.source().map.tensors.end());
   EXPECT_EQ(DescribeModel(a.source())->fingerprint, DescribeModel(b.source())->fingerprint);
   EXPECT_EQ(FirstDifference(a.source(), b.source()), "");
-  b.source().topology.dp = 8;
+  b.Change([](auto& topology) { topology.dp = 8; });
   b.source().tag = "global_step9";
   EXPECT_EQ(DescribeModel(a.source())->fingerprint, DescribeModel(b.source())->fingerprint);
 }
@@ -126,23 +126,13 @@ TEST(Fingerprint, TellsShapesTypesStatesAndTies) {
             "\"head.weight\": absent and tied to \"emb.weight\"");
 }
 
-TEST(IterationOf, IsGlobalSteps) {
-  Model model = TwoLayers();
-  EXPECT_EQ(*IterationOf(model.source()), 4U);
-  model.source().model_states.clear();
-  const auto none = IterationOf(model.source());
-  ASSERT_FALSE(none);
-  EXPECT_EQ(none.error().code, Errc::kBadInput);
-  EXPECT_NE(none.error().message.find("--iteration"), std::string::npos);
-}
-
 TEST(PassedMembers, AreThoseThatNoTensorUses) {
   Model model = TwoLayers();
   layout::ShardMap& map = model.source().map;
   const auto random = static_cast<std::uint32_t>(map.members.size());
   map.members.push_back({.file = 0, .offset = 0, .bytes = 100, .crc32 = {}, .name = "random"});
   map.members.push_back({.file = 0, .offset = 0, .bytes = 0, .crc32 = {}, .name = "empty"});
-  model.source().model_states[0].members = {0, 1, random, random + 1};
+  model.state().model_states[0].members = {0, 1, random, random + 1};
   EXPECT_EQ(PassedMembers(model.source()), (std::vector<std::uint32_t>{random}));
 }
 

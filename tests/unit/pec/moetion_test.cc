@@ -4,10 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include "pec/boost.h"
-#include "pec/bubbles.h"
-#include "pec/gradient_plan.h"
-#include "pec/replicas.h"
+#include "pec/forecast/bubbles.h"
+#include "pec/forecast/extra_capacity.h"
+#include "pec/forecast/gradient_plan.h"
+#include "pec/shares/replica_placement.h"
 
 namespace shardwright::pec {
 namespace {
@@ -135,7 +135,7 @@ TEST(Gradients, FiveTimesSmaller) {
   EXPECT_EQ(second->full_bytes, 10'000U);
 }
 
-TEST(Gradients, AGapAnIntervalAndABreakNeedFullCopies) {
+TEST(Gradients, AGapAndAnIntervalNeedFullCopies) {
   GradientChains chains = GradientChains::Make({3});
   const PerExpert<ComponentBytes> bytes(1, std::vector<ComponentBytes>(3, {2, 0, 8}));
   ASSERT_TRUE(EnterTransfers(&chains, *PlanTransfers(chains, bytes, {{0, 1, 2}}, 5, {})));
@@ -143,11 +143,8 @@ TEST(Gradients, AGapAnIntervalAndABreakNeedFullCopies) {
   GradientOptions options;
   options.interval = 2;
   EXPECT_EQ(PlanTransfers(chains, bytes, {{0}}, 6, options)->full, (Selection{{0}}));
-  ASSERT_TRUE(BreakChain(&chains, {0, 1}));
   const auto plan = PlanTransfers(chains, bytes, {{0, 1}}, 6, {});
-  EXPECT_EQ(plan->gradients, (Selection{{0}}));
-  EXPECT_EQ(plan->full, (Selection{{1}}));
-  EXPECT_FALSE(BreakChain(&chains, {0, 3}));
+  EXPECT_EQ(plan->gradients, (Selection{{0, 1}}));
   ASSERT_TRUE(EnterTransfers(&chains, *plan));
   const Status again = EnterTransfers(&chains, *plan);
   ASSERT_FALSE(again);
@@ -211,31 +208,29 @@ TEST(Bubbles, WholeModulesOnOneSide) {
   EXPECT_EQ(cut->module[0].beside, 20U);
 }
 
-TEST(Boost, TheWorkedExample) {
-  EXPECT_EQ(*BoostIterations(2000, 512), 40U);
-  EXPECT_FALSE(BoostIterations(2000, 9));
-  EXPECT_EQ(*CapacityOf(1.25, 4096, 10), 512U);
-  EXPECT_FALSE(CapacityOf(1.25, 4096, 0));
+TEST(ExtraCapacity, TheWorkedExample) {
+  EXPECT_EQ(*IterationsToMakeUp(2000, 512), 40U);
+  EXPECT_FALSE(IterationsToMakeUp(2000, 9));
 }
 
-TEST(Boost, OnlyUnusedCapacityIsUsed) {
+TEST(ExtraCapacity, OnlyUnusedCapacityIsUsed) {
   // Expert 0 recovers; 1 has 30 to spare; 2 is full.
-  EXPECT_EQ(*BoostStep({{100, 200, 500}, {100, 70, 0}, {100, 150, 0}}),
+  EXPECT_EQ(*TokensToMakeUp({{100, 200, 500}, {100, 70, 0}, {100, 150, 0}}),
             (std::vector<std::uint64_t>{10, 0, 0}));  // a tenth of its capacity
-  EXPECT_EQ(*BoostStep({{100, 104, 500}, {100, 70, 0}}), (std::vector<std::uint64_t>{4, 0}));
-  EXPECT_EQ(*BoostStep({{100, 200, 3}, {100, 70, 0}}), (std::vector<std::uint64_t>{3, 0}));
-  EXPECT_EQ(*BoostStep({{100, 200, 500}, {100, 100, 0}}), (std::vector<std::uint64_t>{0, 0}));
-  EXPECT_EQ(*BoostStep({{100, 200, 9}, {100, 200, 9}, {100, 95, 0}}),
+  EXPECT_EQ(*TokensToMakeUp({{100, 104, 500}, {100, 70, 0}}), (std::vector<std::uint64_t>{4, 0}));
+  EXPECT_EQ(*TokensToMakeUp({{100, 200, 3}, {100, 70, 0}}), (std::vector<std::uint64_t>{3, 0}));
+  EXPECT_EQ(*TokensToMakeUp({{100, 200, 500}, {100, 100, 0}}), (std::vector<std::uint64_t>{0, 0}));
+  EXPECT_EQ(*TokensToMakeUp({{100, 200, 9}, {100, 200, 9}, {100, 95, 0}}),
             (std::vector<std::uint64_t>{3, 2, 0}));  // equal shares of 5
 }
 
-TEST(Boost, ADebtIsPaidInTheLeastTime) {
+TEST(ExtraCapacity, ADebtIsPaidInTheLeastTime) {
   std::uint64_t debt = 2000;
   std::uint64_t iterations = 0;
   for (; debt > 0; ++iterations) {
-    debt -= (*BoostStep({{500, 1000, debt}, {500, 0, 0}}))[0];
+    debt -= (*TokensToMakeUp({{500, 1000, debt}, {500, 0, 0}}))[0];
   }
-  EXPECT_EQ(iterations, *BoostIterations(2000, 500));
+  EXPECT_EQ(iterations, *IterationsToMakeUp(2000, 500));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "pec/records.h"
+#include "pec/forecast/records.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -34,27 +34,6 @@ TEST(Records, Budget) {
             R"({"kind":"budget","popularity":[[40,25],[70,20]],"s_total":2,"s":[1,1],)"
             R"("selected":[[0],[0]]})"
             "\n");
-}
-
-TEST(Records, LostTokens) {
-  LostTokensRun run;
-  run.checkpoints = {{1, {{0, 1}}, {{0}}}};
-  run.faults = {{2, {{1}}, 1, {7}}};
-  run.plt = 0.25;
-  const std::vector<Counts> tokens = {{{5, 7}}, {{6, 8}}};
-  const auto text = LostTokensRecord(tokens, run);
-  ASSERT_TRUE(text);
-  EXPECT_EQ(*text, R"({"kind":"lost-tokens","tokens":[[[0,0]],[[5,7]],[[6,8]]],)"
-                   R"("checkpoints":[{"it":1,"saved":{"memory":{"0":[0,1]},"storage":{"0":[0]}}}],)"
-                   R"("faults":[{"it":2,"lost":{"0":[1]}}],"resume":[1],"lost":[[7]],"plt":0.25})"
-                   "\n");
-  run.faults[0].lost = {{}};
-  EXPECT_EQ(Json::parse(*LostTokensRecord(tokens, run))["faults"][0]["lost"], Json::object());
-  run.faults[0].layer = {7, 7};
-  EXPECT_FALSE(LostTokensRecord(tokens, run));
-  run.faults.clear();
-  run.checkpoints[0].memory = {{2}};
-  EXPECT_FALSE(LostTokensRecord(tokens, run));
 }
 
 TEST(Records, Sharding) {

@@ -1,4 +1,4 @@
-#include "pec/recovery.h"
+#include "pec/restore/recovery.h"
 
 #include <algorithm>
 

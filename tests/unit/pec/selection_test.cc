@@ -1,4 +1,4 @@
-#include "pec/selection.h"
+#include "pec/select/selection.h"
 
 #include <set>
 
@@ -251,20 +251,6 @@ TEST(TwoLevels, FullAndBudgetPersistWhatTheySnapshot) {
   ASSERT_TRUE(budget);
   EXPECT_EQ(budget->persist, (Selection{{0}, {0, 1, 2}}));
   EXPECT_EQ(budget->snapshot, budget->persist);
-}
-
-TEST(Policies, Names) {
-  for (Policy policy : {Policy::kSequential, Policy::kLoadAware, Policy::kBudget,
-                        Policy::kBudgetGlobal, Policy::kFull}) {
-    const auto parsed = ParsePolicy(Name(policy));
-    ASSERT_TRUE(parsed);
-    EXPECT_EQ(*parsed, policy);
-  }
-  const auto unknown = ParsePolicy("best");
-  ASSERT_FALSE(unknown);
-  EXPECT_EQ(unknown.error().message,
-            "unknown selection policy \"best\", expected one of sequential, load-aware, budget, "
-            "budget-global, full");
 }
 
 }  // namespace

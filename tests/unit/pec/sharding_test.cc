@@ -1,4 +1,4 @@
-#include "pec/sharding.h"
+#include "pec/shares/sharding.h"
 
 #include <algorithm>
 #include <map>
@@ -215,8 +215,7 @@ TEST(Published, Eq8AsPrintedIsWrong) {
   const Loads loads = LoadsOf({16, 8}, testing::kExperts);
   EXPECT_GT(printed, loads.baseline);
   EXPECT_NEAR(loads.ideal,
-              static_cast<double>(
-                  IdealRankBytes(SizeForK(testing::Gpt350M(), testing::kExperts, {})->bytes, 16)),
+              static_cast<double>(SizeForK(testing::Gpt350M(), testing::kExperts, {})->bytes) / 16,
               1.0);
 }
 

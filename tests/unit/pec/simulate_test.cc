@@ -1,4 +1,4 @@
-#include "pec/simulate.h"
+#include "pec/forecast/simulate.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,9 +7,8 @@
 #include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
-#include "moe/load_trace.h"
+#include "loads/load_trace.h"
 
 namespace shardwright::pec {
 namespace {
@@ -135,57 +134,60 @@ TEST(Simulate, FaultsComeFromTheSeed) {
   EXPECT_TRUE(MakeFaults(0, 1, 10, 4, 1, 0)->empty());
 }
 
-std::filesystem::path Shared() {
+/// The trace of the project's own trainer, and one more where it is at hand.
+std::vector<std::filesystem::path> RealTraces() {
+  const std::filesystem::path source = SW_SOURCE_DIR;
+  std::vector<std::filesystem::path> out = {source /
+                                            "tests/data/deepspeed/routing_12x32/tokens.jsonl"};
   const char* folder = std::getenv("SHARDWRIGHT_SHARED");
-  if (folder != nullptr) return folder;
-  return std::filesystem::path(SW_SOURCE_DIR).parent_path() / "shared";
+  const std::filesystem::path shared =
+      folder != nullptr ? std::filesystem::path(folder) : source.parent_path() / "shared";
+  const std::filesystem::path more = shared / "fixtures/routing/gpt_moe_24x32.jsonl";
+  if (std::filesystem::exists(more)) out.push_back(more);
+  return out;
 }
 
-// What the record of a run says, counted again from the record alone.
-std::uint64_t LostBy(const nlohmann::json& record, std::size_t layer, std::size_t fault) {
-  const std::size_t experts = record["tokens"][0][layer].size();
+// Tokens of a layer that a fault of a run loses, counted again from what was saved and what was
+// gone.
+std::uint64_t LostBy(const SimulationInput& input, const SimulatedRun& run, std::size_t layer,
+                     std::size_t fault) {
+  const auto among = [](const Selection& selection, std::size_t m, std::uint32_t e) {
+    return std::find(selection[m].begin(), selection[m].end(), e) != selection[m].end();
+  };
   std::uint64_t lost = 0;
-  for (std::uint64_t e = 0; e < experts; ++e) {
+  for (std::uint32_t e = 0; e < input.tokens[0][layer].size(); ++e) {
     // Replay: what training holds of the expert, and what memory and storage hold.
     std::set<std::uint64_t> live;
     std::set<std::uint64_t> memory;
     std::set<std::uint64_t> storage;
     std::uint64_t it = 0;
     for (std::size_t j = 0; j <= fault; ++j) {
-      const std::uint64_t at = record["faults"][j]["it"];
-      const std::uint64_t resume = record["resume"][j];
-      for (++it; it <= at; ++it) {
+      const SimulatedRun::Fault& at = run.faults[j];
+      for (++it; it <= at.iteration; ++it) {
         live.insert(it);
-        for (const auto& checkpoint : record["checkpoints"]) {
-          if (checkpoint["it"] != it || it > resume) continue;
-          const auto has = [&](const char* level) {
-            const auto& ids = checkpoint["saved"][level][std::to_string(layer)];
-            return std::find(ids.begin(), ids.end(), e) != ids.end();
-          };
-          if (has("memory")) memory = live;
-          if (has("storage")) storage = live;
+        for (const SimulatedRun::Checkpoint& checkpoint : run.checkpoints) {
+          if (checkpoint.iteration != it || it > at.resume) continue;
+          if (among(checkpoint.memory, layer, e)) memory = live;
+          if (among(checkpoint.storage, layer, e)) storage = live;
         }
       }
-      const auto& gone = record["faults"][j]["lost"];
-      const auto ids = gone.find(std::to_string(layer));
-      const bool from_storage =
-          ids != gone.end() && std::find(ids->begin(), ids->end(), e) != ids->end();
-      if (from_storage) memory = storage;
-      std::erase_if(live, [&](std::uint64_t i) { return i > resume; });
-      for (std::uint64_t i : live) {
-        if (j == fault && !memory.contains(i))
-          lost += record["tokens"][i][layer][e].get<std::uint64_t>();
+      if (among(at.lost, layer, e)) memory = storage;
+      std::erase_if(live, [&](std::uint64_t i) { return i > at.resume; });
+      for (const std::uint64_t i : live) {
+        if (j == fault && !memory.contains(i)) lost += input.tokens[i - 1][layer][e];
       }
       live = memory;
-      it = resume;
+      it = at.resume;
     }
   }
   return lost;
 }
 
-TEST(Simulate, RealRoutingAgainstAnIndependentCount) {
-  const auto trace = moe::ReadLoads(Shared() / "fixtures" / "routing" / "gpt_moe_24x32.jsonl");
-  if (!trace) GTEST_SKIP() << "no routing series: " << trace.error().message;
+class RealRouting : public testing::TestWithParam<std::filesystem::path> {};
+
+TEST_P(RealRouting, AgreesWithAnIndependentCount) {
+  const auto trace = loads::ReadLoads(GetParam());
+  ASSERT_TRUE(trace) << trace.error().message;
   auto counts = CountsOfTrace(*trace);
   ASSERT_TRUE(counts) << counts.error().message;
   SimulationInput input =
@@ -203,12 +205,9 @@ TEST(Simulate, RealRoutingAgainstAnIndependentCount) {
   for (const SimulatedPolicy& policy : AllPolicies(8)) {
     if (policy.k_persist == 2 || policy.k_persist == 8) {
       const SimulationRow row = Row(input, policy);
-      const auto text = LostTokensRecord(input.tokens, row.run);
-      ASSERT_TRUE(text) << text.error().message;
-      const auto record = nlohmann::json::parse(*text);
       for (std::size_t j = 0; j < row.run.faults.size(); ++j) {
-        for (std::size_t m = 0; m < 24; m += 11) {
-          ASSERT_EQ(row.run.faults[j].layer[m], LostBy(record, m, j))
+        for (std::size_t m = 0; m < trace->layer_id.size(); m += 11) {
+          ASSERT_EQ(row.run.faults[j].layer[m], LostBy(input, row.run, m, j))
               << Name(policy.policy) << " fault " << j << " layer " << m;
         }
       }
@@ -219,6 +218,8 @@ TEST(Simulate, RealRoutingAgainstAnIndependentCount) {
   EXPECT_GT(sequential, 0);
   EXPECT_LE(best, sequential);
 }
+
+INSTANTIATE_TEST_SUITE_P(Traces, RealRouting, testing::ValuesIn(RealTraces()));
 
 TEST(Simulate, EveryPolicyAndK) {
   const std::vector<SimulatedPolicy> policies = AllPolicies(8);

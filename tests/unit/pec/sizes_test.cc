@@ -1,4 +1,4 @@
-#include "pec/sizes.h"
+#include "pec/select/sizes.h"
 
 #include <gtest/gtest.h>
 

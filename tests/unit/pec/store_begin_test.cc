@@ -6,7 +6,7 @@
 #include <set>
 
 #include "os/fault.h"
-#include "pec/store.h"
+#include "pec/store/store.h"
 #include "unit/os/scratch.h"
 
 namespace shardwright::pec {

@@ -1,4 +1,4 @@
-#include "pec/store.h"
+#include "pec/store/store.h"
 
 #include <gtest/gtest.h>
 
@@ -9,19 +9,27 @@
 #include <fstream>
 #include <memory>
 
+#include "base/crc32.h"
 #include "base/sink.h"
+#include "dialect/scan.h"
 #include "exec/manifest.h"
-#include "format/zip/crc32.h"
 #include "os/fault.h"
-#include "pec/collect.h"
-#include "pec/dynamic_run.h"
-#include "pec/read_blobs.h"
-#include "pec/write_blobs.h"
+#include "pec/store/collect.h"
+#include "pec/store/dynamic_run.h"
+#include "pec/store/read_blobs.h"
+#include "pec/store/write_blobs.h"
 #include "plan/plan.h"
 #include "unit/os/scratch.h"
 
 namespace shardwright::pec {
 namespace {
+
+/// A source without files, as a catalogue has it.
+dialect::SourceSet Nothing() {
+  dialect::SourceSet set;
+  set.dialect = "deepspeed";
+  return set;
+}
 
 class StoreTest : public os::Scratch {
  protected:
@@ -43,15 +51,15 @@ class StoreTest : public os::Scratch {
     manifest.modules.resize(1);
     Held held;
     held.version = iteration;
-    const UnitSum sum{0, exec::DigestOf(os::AsBytes(text)), text.size()};
+    const exec::UnitSum sum = exec::SumOf(os::AsBytes(text));
     held.blob = Summarize({&sum, 1});
     manifest.modules[0][0] = held;
     manifest.catalogue = exec::DigestOf(os::AsBytes("catalogue"));
     const std::string path = store.BlobPath(held.blob);
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
     std::ofstream(path, std::ios::binary) << text;
-    EXPECT_TRUE(store.Commit({sequence, iteration, false}, ToText(manifest), dialect::Serialize({}),
-                             std::nullopt));
+    EXPECT_TRUE(store.Commit({sequence, iteration, false}, ToText(manifest),
+                             dialect::Serialize(Nothing()), std::nullopt));
     return manifest;
   }
 };
@@ -82,7 +90,7 @@ TEST_F(StoreTest, ListsCheckpointsAndWhatIsAbandoned) {
   Put(store, 1, 10, "a");
   Put(store, 2, 20, "b");
   Put(store, 3, 30, "c");
-  Recovery recovery;
+  RecoveryRecord recovery;
   recovery.sequence = 1;
   recovery.manifest = 1;
   recovery.abandoned = {2, 3};
@@ -105,7 +113,7 @@ TEST_F(StoreTest, OfOneIterationTheLastSaveCounts) {
   EXPECT_EQ(*store.List(),
             (std::vector<StoredCheckpoint>{{1, 10, false}, {2, 20, true}, {3, 20, false}}));
   // Given up too, it does not let the first one come back.
-  Recovery recovery;
+  RecoveryRecord recovery;
   recovery.sequence = 1;
   recovery.manifest = 1;
   recovery.abandoned = {3};
@@ -144,7 +152,7 @@ TEST_F(StoreTest, TheNewestStateOfDynamicKIsTheRuns) {
   put(2, 20, 0);
   put(3, 30, 0);
   EXPECT_EQ(total(), 0);
-  Recovery recovery;
+  RecoveryRecord recovery;
   recovery.sequence = 1;
   recovery.manifest = 2;
   recovery.abandoned = {3};
@@ -188,7 +196,7 @@ TEST_F(StoreTest, ADamagedCatalogueIsNamed) {
   ASSERT_FALSE(damaged);
   EXPECT_EQ(damaged.error().code, Errc::kBadInput);
   EXPECT_NE(damaged.error().message.find("0000000001.swc"), std::string::npos);
-  manifest.catalogue = exec::DigestOf(os::AsBytes(dialect::Serialize({})));
+  manifest.catalogue = exec::DigestOf(os::AsBytes(dialect::Serialize(Nothing())));
   EXPECT_TRUE(store.ReadCatalogue(manifest));
 }
 
@@ -238,9 +246,9 @@ TEST_F(StoreTest, CollectionKeepsWhatIsNamed) {
   Manifest last;
   for (std::uint64_t i = 1; i <= 4; ++i) {
     last = Put(store, i, i * 10, "content " + std::to_string(i % 2));
-    last.catalogue = exec::DigestOf(os::AsBytes(dialect::Serialize({})));
-    ASSERT_TRUE(
-        store.Commit({i, i * 10, false}, ToText(last), dialect::Serialize({}), std::nullopt));
+    last.catalogue = exec::DigestOf(os::AsBytes(dialect::Serialize(Nothing())));
+    ASSERT_TRUE(store.Commit({i, i * 10, false}, ToText(last), dialect::Serialize(Nothing()),
+                             std::nullopt));
   }
   Scratch::Put("store/blobs/ab/ab" + std::string(30, '0'), "garbage");
   const auto dry = CollectGarbage(At("store"), {1, 20}, true);
@@ -289,7 +297,7 @@ class WriteBlobsTest : public StoreTest {
       map_.members.push_back({.file = 0,
                               .offset = 0,
                               .bytes = member.size(),
-                              .crc32 = zip::Crc32(os::AsBytes(member)),
+                              .crc32 = Crc32(os::AsBytes(member)),
                               .name = "m"});
       plan::OutputFile file;
       file.path = "blob";
@@ -340,7 +348,7 @@ TEST_F(WriteBlobsTest, NamesContentByItsTreeDigest) {
     }
     const BlobRef& ref = (*done)[0].ref;
     EXPECT_EQ(ref.digest, exec::FileDigest(units, exec::FrameDigest({})));
-    EXPECT_EQ(ref.crc32, zip::Crc32(os::AsBytes(large)));
+    EXPECT_EQ(ref.crc32, Crc32(os::AsBytes(large)));
     EXPECT_EQ(ref.head, units[0]);
     EXPECT_EQ(ref.bytes, large.size());
     EXPECT_EQ(ref.zstd, zstd);
@@ -369,7 +377,7 @@ TEST_F(WriteBlobsTest, AChangeBehindTheFirstUnitIsSeen) {
   const auto first = Write(store, {{0, {}}});
   ASSERT_TRUE(first);
   bytes_->members[0].back() = static_cast<char>(bytes_->members[0].back() ^ 1);
-  map_.members[0].crc32 = zip::Crc32(os::AsBytes(bytes_->members[0]));
+  map_.members[0].crc32 = Crc32(os::AsBytes(bytes_->members[0]));
   const auto again = Write(store, {{0, (*first)[0].ref}});
   ASSERT_TRUE(again);
   EXPECT_FALSE((*again)[0].unchanged);

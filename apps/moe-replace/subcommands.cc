@@ -1,0 +1,141 @@
+#include <string>
+#include <vector>
+
+#include "base/limits.h"
+#include "common/outputs.h"
+#include "moe-replace/flags.h"
+#include "moe-replace/show.h"
+
+namespace shardwright::apps {
+namespace {
+
+constexpr const char* kLoads = "token counts: JSONL, JSON, CSV, a dump of SGLang or vLLM, a folder";
+
+/// The request, with what the shared flags say.
+moe::PlanRequest RequestOf(cli::Context& context, const MoeFlags& flags) {
+  moe::PlanRequest request = flags.request;
+  request.options.seed = context.flags().seed;
+  request.threads = context.flags().threads;
+  return request;
+}
+
+Status CheckForce(const cli::App& app, const MoeFlags& flags) {
+  if (!flags.report.empty() || !app.Given("--force")) return {};
+  return Fail(Errc::kUsage, "--force needs --report");
+}
+
+Status Compare(cli::Context& context, const MoeFlags& flags) {
+  const moe::PlanRequest request = RequestOf(context, flags);
+  SW_TRY(CheckOutputs(context, {flags.report}));
+  SW_TRY_ASSIGN(const moe::PlanInput input,
+                moe::ReadPlanInput(context.comm(), request, context.sink()));
+  SW_TRY_ASSIGN(const std::vector<moe::PlannedRow> rows,
+                moe::PlanWithAll(context.comm(), request, input, context.sink()));
+  return context.comm().OnRoot([&]() -> Status {
+    ShowComparison(context, flags, input, rows);
+    const moe::PlannedRow* const chosen = moe::FirstPlan(rows);
+    if (chosen == nullptr) return Fail(Errc::kInfeasible, "no strategy has a plan");
+    if (flags.report.empty()) return {};
+    context.sink().Pass("write");
+    return WriteText(context, flags.report, moe::PlanPage(request, input, *chosen, rows));
+  });
+}
+
+Status Evaluate(cli::Context& context, const MoeFlags& flags, const std::string& plan) {
+  const moe::PlanRequest request = RequestOf(context, flags);
+  SW_TRY(CheckOutputs(context, {flags.report}));
+  return context.comm().OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(const moe::EvaluatedPlan found, moe::EvaluatePlan(request, plan, context.sink()));
+    if (!flags.report.empty()) {
+      context.sink().Pass("write");
+      const std::string page = moe::PlanPage(request, found.input, found.row, {});
+      SW_TRY(WriteText(context, flags.report, page));
+    }
+    ShowPlan(context, flags, found.input, found.row, "");
+    return moe::CheckEvaluated(request, found.row);
+  });
+}
+
+}  // namespace
+
+int CompareMain(int argc, const char* const* argv) {
+  cli::App app("moe-replace compare", "Plan with every strategy and show them in one table.",
+               {{"loads.jsonl --cluster cluster.json", "Shows every strategy in one table."}});
+  MoeFlags flags;
+  app.Use({cli::Shared::kForce, cli::Shared::kThreads, cli::Shared::kSeed});
+  app.AddInput(&flags.request.loads, kLoads, "LOADS");
+  flags.AddInputTo(app, true);
+  app.Group("The plans");
+  flags.AddStrategyOptionsTo(app, true);
+  app.Group("Outputs");
+  flags.AddReportTo(app);
+  app.Check([&]() -> Status {
+    SW_TRY(flags.CheckRules(app, true));
+    if (flags.request.old_plan.empty() && app.Given("--map")) {
+      return Fail(Errc::kUsage, "--map needs --old");
+    }
+    return CheckForce(app, flags);
+  });
+  return app.Run(argc, argv, [&](cli::Context& context) { return Compare(context, flags); });
+}
+
+int ReplayMain(int argc, const char* const* argv) {
+  cli::App app("moe-replace replay", "Play nodes that come and go over the run of the loads.",
+               {{"loads.jsonl nodes.csv --nodes 32 --gpus 1 --slots 4 --strategy lazarus",
+                 "Replays failures and arrivals over the run on 32 equal nodes."}});
+  MoeFlags flags;
+  moe::EventsRequest events;
+  events.strategy = "best";
+  bool compare = false;
+  app.Use({cli::Shared::kThreads, cli::Shared::kSeed});
+  app.AddInput(&flags.request.loads, kLoads, "LOADS");
+  app.AddInput(&events.events, "nodes that come and go (docs/formats/loads.md)", "EVENTS");
+  app.Daily({"--compare", "--rebalance-every", "--iteration-seconds"});
+  app.AddFlag("--compare", &compare, "replay with every strategy and show them in one table");
+  app.AddReal("--iteration-seconds", &events.iteration_seconds, 0, 1e6,
+              "time of an iteration; 0 spreads the run over the events");
+  app.AddCount("--rebalance-every", &events.rebalance_every, 0, limits::kMoeTokens,
+               "iterations between two plans when no node comes or goes; 0 is never");
+  flags.AddInputTo(app, false);
+  app.Group("The plans");
+  AddStrategy(app, &events.strategy);
+  flags.AddStrategyOptionsTo(app, false);
+  app.Check([&]() -> Status {
+    SW_TRY(flags.CheckRules(app, true));
+    flags.request.options.copies_may_fall = true;
+    if (!compare) return flags.CheckKnown(app, events.strategy, true, false);
+    SW_TRY(app.Refuse({"--strategy"}, "with --compare"));
+    events.strategy.clear();
+    return {};
+  });
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    SW_TRY_ASSIGN(
+        const moe::Replays replays,
+        moe::ReplayEvents(context.comm(), RequestOf(context, flags), events, context.sink()));
+    ShowReplays(context, events.events, replays);
+    return {};
+  });
+}
+
+int EvaluateMain(int argc, const char* const* argv) {
+  cli::App app("moe-replace evaluate",
+               "Measure a plan of any format; exit 5 if it survives fewer failures than asked.",
+               {{"theirs.json loads.jsonl", "Measures somebody else's plan."}});
+  MoeFlags flags;
+  std::string plan;
+  app.Use({cli::Shared::kForce, cli::Shared::kThreads, cli::Shared::kSeed});
+  app.AddInput(&plan, "plan to measure, of any format (docs/formats/plan.md)", "PLAN");
+  app.AddInput(&flags.request.loads, kLoads, "LOADS");
+  flags.AddInputTo(app, true);
+  app.Group("The plan");
+  flags.AddFaultsTo(app);
+  app.Group("Outputs");
+  flags.AddReportTo(app);
+  app.Check([&]() -> Status {
+    SW_TRY(flags.CheckRules(app, false));
+    return CheckForce(app, flags);
+  });
+  return app.Run(argc, argv, [&](cli::Context& context) { return Evaluate(context, flags, plan); });
+}
+
+}  // namespace shardwright::apps

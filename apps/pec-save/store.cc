@@ -1,0 +1,64 @@
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/pec.h"
+#include "pec-save/save_flags.h"
+#include "pec-save/subcommands.h"
+#include "ucp/input.h"
+
+namespace shardwright::apps {
+
+int CheckMain(int argc, const char* const* argv) {
+  cli::App app("pec-save check", "Verify every blob of a store; exit 5 if one is bad.",
+               {{"store/", "Reads and verifies all that the checkpoints of a store refer to."}});
+  std::string store;
+  std::vector<std::string> patterns;
+  app.AddInput(&store, "store to verify", "STORE");
+  app.Use({cli::Shared::kThreads});
+  AddPatterns(app, &patterns);
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    SW_TRY_ASSIGN(const auto rules, ucp::ReadPatterns(patterns));
+    SW_TRY_ASSIGN(const auto report, pec::CheckStore(context.comm(), store, rules,
+                                                     context.flags().threads, context.sink()));
+    return ShowCheck(context, store, report);
+  });
+}
+
+int CollectMain(int argc, const char* const* argv) {
+  cli::App app("pec-save gc", "Remove what no rule keeps from a store.",
+               {{"store/ --keep-last 3", "Keeps the three newest checkpoints."}});
+  std::string store;
+  pec::Retention rules;
+  app.AddInput(&store, "store to collect", "STORE");
+  app.Use({cli::Shared::kDryRun});
+  app.Daily({"--keep-last", "--keep-every"});
+  app.AddCount("--keep-last", &rules.keep_last, 1, kMany, "newest checkpoints to keep");
+  app.AddCount("--keep-every", &rules.keep_every, 1, kMany,
+               "also checkpoints whose iteration is a multiple of this");
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    const bool dry_run = context.flags().dry_run;
+    pec::Collected collected;
+    SW_TRY(context.comm().OnRoot([&]() -> Status {
+      SW_TRY_ASSIGN(collected, pec::CollectGarbage(store, rules, dry_run));
+      return {};
+    }));
+    ShowCollected(context, collected, dry_run);
+    return {};
+  });
+}
+
+int ListMain(int argc, const char* const* argv) {
+  cli::App app("pec-save list", "Say what a store holds; reads no payload.",
+               {{"store/", "Shows the checkpoints and how old their modules are."}});
+  std::string store;
+  app.AddInput(&store, "store to list", "STORE");
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    SW_TRY_ASSIGN(const pec::StoreListing listing, pec::ListStore(store));
+    ShowListing(context, listing);
+    return {};
+  });
+}
+
+}  // namespace shardwright::apps

@@ -1,0 +1,17 @@
+#pragma once
+
+// The subcommands of pec-save: each takes all arguments and returns the exit code.
+
+namespace shardwright::apps {
+
+int CheckMain(int argc, const char* const* argv);
+int CollectMain(int argc, const char* const* argv);
+int ListMain(int argc, const char* const* argv);
+int AgentMain(int argc, const char* const* argv);
+int StatusMain(int argc, const char* const* argv);
+int TellMain(int argc, const char* const* argv);
+int SimulateMain(int argc, const char* const* argv);
+int TuneMain(int argc, const char* const* argv);
+int PlanMain(int argc, const char* const* argv);
+
+}  // namespace shardwright::apps

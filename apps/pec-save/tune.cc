@@ -1,0 +1,134 @@
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <ostream>
+#include <string>
+
+#include "base/bytes.h"
+#include "base/text.h"
+#include "cli/text/text.h"
+#include "pec-save/job_flags.h"
+#include "pec-save/save_flags.h"
+#include "pec-save/subcommands.h"
+#include "pec/planning/tune.h"
+
+namespace shardwright::apps {
+namespace {
+
+using Column = cli::Table::Column;
+constexpr auto kRight = cli::Table::Align::kRight;
+
+cli::Table NumbersTable(const pec::TunedNumbers& a, const pec::TunedNumbers& b) {
+  cli::Table table(
+      {Column{"NUMBER"}, Column{"EQ"}, Column{"CHOSEN", kRight}, Column{"FULL", kRight}});
+  const auto add = [&](const char* what, const char* eq, const auto& of) {
+    table.AddRow({what, eq, of(a), of(b)});
+  };
+  const auto seconds = [](double value) { return Fixed(value, 3) + " s"; };
+  const auto percent = [](double value) { return Fixed(100 * value, 3) + " %"; };
+  add("K of a snapshot", "",
+      [](const pec::TunedNumbers& n) { return std::to_string(n.config.k_snapshot); });
+  add("K of a persist", "",
+      [](const pec::TunedNumbers& n) { return std::to_string(n.config.k_persist); });
+  add("iterations between", "",
+      [](const pec::TunedNumbers& n) { return std::to_string(n.config.interval); });
+  add("checkpoint", "5, 6",
+      [](const pec::TunedNumbers& n) { return FormatBytes(n.persist.bytes); });
+  add("of the full one", "6",
+      [&](const pec::TunedNumbers& n) { return percent(n.persist.ratio()); });
+  add("snapshot of a rank", "8, 9",
+      [](const pec::TunedNumbers& n) { return FormatBytes(n.snapshot_rank_bytes); });
+  add("persist of a rank", "8, 9",
+      [](const pec::TunedNumbers& n) { return FormatBytes(n.persist_rank_bytes); });
+  add("snapshot takes", "10",
+      [&](const pec::TunedNumbers& n) { return seconds(n.config.snapshot_s); });
+  add("persist takes", "", [&](const pec::TunedNumbers& n) { return seconds(n.config.persist_s); });
+  add("stall", "10", [&](const pec::TunedNumbers& n) { return seconds(n.config.stall_s); });
+  add("all stalls", "3, 11", [&](const pec::TunedNumbers& n) { return seconds(n.stalls_s); });
+  add("all restarts", "4, 12", [&](const pec::TunedNumbers& n) { return seconds(n.restarts_s); });
+  add("repeated work", "4, 12", [&](const pec::TunedNumbers& n) { return seconds(n.repeated_s); });
+  add("overhead", "4, 13",
+      [&](const pec::TunedNumbers& n) { return seconds(n.config.overhead_s); });
+  add("per iteration", "14-16",
+      [](const pec::TunedNumbers& n) { return Fixed(1e3 * n.rate_s, 3) + " ms"; });
+  add("lost tokens (PLT)", "7",
+      [&](const pec::TunedNumbers& n) { return percent(n.config.expected_plt); });
+  add("effective time", "", [&](const pec::TunedNumbers& n) { return percent(n.config.ettr); });
+  return table;
+}
+
+/// Both bandwidths of a rank, measured while all ranks do the same.
+Result<pec::Bandwidths> Measure(cli::Context& context, const std::string& folder) {
+  SW_TRY_ASSIGN(const pec::Bandwidths measured,
+                pec::MeasureBandwidths(context.comm(), folder, context.sink()));
+  const auto rate = [](double bytes_per_s) {
+    return FormatBytes(static_cast<std::uint64_t>(bytes_per_s)) + "/s";
+  };
+  const int ranks = context.comm().size();
+  context.out() << "measured  persist " << rate(measured.persist_bytes_per_s) << ", snapshot "
+                << rate(measured.snapshot_bytes_per_s) << " of a rank"
+                << (ranks > 1 ? ", the slowest of " + std::to_string(ranks) + " at once" : "")
+                << ": " << FormatBytes(pec::kMeasuredBytes) << " written to "
+                << cli::Printable(folder) << " and synced, and as much copied\n\n";
+  return measured;
+}
+
+Status Tune(cli::Context& context, const pec::TuneRequest& request, const std::string& folder) {
+  SW_TRY_ASSIGN(const pec::Job job, pec::ReadJob(request.job, std::nullopt));
+  std::optional<pec::Bandwidths> measured;
+  if (!folder.empty()) {
+    SW_TRY_ASSIGN(measured, Measure(context, folder));
+  }
+  SW_TRY_ASSIGN(const pec::Tuning tuning, pec::Tune(request, job, measured));
+  context.SetResult(pec::TuningJson(tuning));
+  context.Print(NumbersTable(tuning.chosen, tuning.full));
+  const pec::AutoConfig& config = tuning.chosen.config;
+  const std::uint64_t interval = config.interval;
+  context.out() << "\nuse --k " << config.k_snapshot << " --k-persist " << config.k_persist
+                << (interval == 1 ? " every iteration\n"
+                                  : " every " + std::to_string(interval) + " iterations\n");
+  if (!config.plt_in_limit) {
+    context.sink().Warn("the expected PLT is above " + Fixed(100 * request.plt_limit, 2) +
+                        " %: no K to persist that fits the interval is enough");
+  }
+  return {};
+}
+
+}  // namespace
+
+int TuneMain(int argc, const char* const* argv) {
+  cli::App app("pec-save tune",
+               "Choose K, K to persist and the interval for a store, or for the sizes given.",
+               {{"store/ --fault-rate 0.0001", "Chooses for the model and ranks of a store."},
+                {"--dp 64 --ep 16 --measure /scratch", "Measures bandwidths where stores lie."}});
+  pec::TuneRequest request;
+  JobFlags job;
+  std::string measure;
+  app.Daily({"--fault-rate", "--iterations", "--measure", "--plt-limit", "--interval"});
+  app.Group("The run");
+  app.AddCount("--interval", &request.interval, 1, kMany,
+               "iterations between checkpoints [default: what is best]");
+  app.AddReal("--fault-rate", &request.fault_rate, 0, 1, "faults per iteration");
+  app.AddCount("--iterations", &request.iterations, 1, kMany, "length of the run");
+  app.AddReal("--plt-limit", &request.plt_limit, 1e-9, 1, "share of lost tokens that is tolerable");
+  app.AddReal("--lost-share", &request.lost_share, 0, 1,
+              "share of the memory copies that a fault takes [default: of one node]");
+  app.AddSize("--persist-bandwidth", &request.persist_bandwidth,
+              "bytes per second of a rank into storage");
+  app.AddText("--measure", &measure,
+              "measure both bandwidths instead, in FOLDER, where the store will be: every rank "
+              "writes, syncs and removes 256 MiB there, and copies as much in memory",
+              "FOLDER");
+  job.AddTo(app, &request.job, true);
+  AddStepTimes(app, &request.job);
+  app.Check([&]() -> Status {
+    for (const char* flag : {"--persist-bandwidth", "--snapshot-bandwidth"}) {
+      if (measure.empty() || !app.Given(flag)) continue;
+      return Fail(Errc::kUsage, std::string("--measure and ") + flag + " exclude each other");
+    }
+    return job.Complete(app, &request.job);
+  });
+  return app.Run(argc, argv,
+                 [&](cli::Context& context) { return Tune(context, request, measure); });
+}
+
+}  // namespace shardwright::apps

@@ -1,0 +1,95 @@
+#include "dialect/build/map_builder.h"
+
+#include "base/checked.h"
+#include "tensor/shape.h"
+
+namespace shardwright::dialect {
+
+MapBuilder::MapBuilder(const SourceSet& source, layout::ShardMap* map)
+    : source_(source), map_(map), members_(source.files.size()) {
+  for (const SourceFile& file : source.files) map_->files.push_back(file.path);
+}
+
+std::uint32_t MapBuilder::MemberOf(std::uint32_t file, std::uint32_t container,
+                                   std::uint32_t storage) {
+  const auto [at, fresh] = stored_.try_emplace({file, container, storage},
+                                               static_cast<std::uint32_t>(map_->members.size()));
+  if (fresh) {
+    const format::Skeleton& skeleton = source_.files[file].containers[container].skeleton;
+    const format::Storage& stored = skeleton.storages[storage];
+    map_->members.push_back(
+        {file, stored.offset, stored.bytes, stored.crc32, NameOf(skeleton, stored)});
+  }
+  return at->second;
+}
+
+std::uint32_t MapBuilder::MemberOf(std::uint32_t file, const torch_pt::Document& document,
+                                   std::uint32_t storage) {
+  std::vector<std::uint32_t>& known = members_[file];
+  if (known.size() < document.storages.size()) known.resize(document.storages.size(), kNone);
+  std::uint32_t& index = known[storage];
+  if (index == kNone) {
+    const torch_pt::Document::StorageRef& ref = document.storages[storage];
+    index = static_cast<std::uint32_t>(map_->members.size());
+    map_->members.push_back({file, ref.offset, ref.bytes, ref.crc32, ref.member});
+  }
+  return index;
+}
+
+Result<Place> MapBuilder::PlaceOf(std::uint32_t file, const torch_pt::Document& document,
+                                  const pickle::Node* node, const std::string& what) {
+  const std::string& name = source_.files[file].name;
+  if (node == nullptr || !node->is_tensor()) {
+    return Fail(Errc::kBadInput,
+                name + ": " + what + ": tensor expected, found " + pickle::Describe(node));
+  }
+  const pickle::Tensor& tensor = *node->tensor;
+  Place out;
+  SW_TRY_ASSIGN(out.elems, CountElems(tensor.shape));
+  out.dtype = tensor.dtype;
+  if (out.elems > 0) {
+    const std::vector<std::uint64_t> dense = ContiguousStrides(tensor.shape);
+    for (std::size_t dim = 0; dim < dense.size(); ++dim) {
+      if (tensor.shape[dim] > 1 && tensor.strides[dim] != dense[dim]) {
+        return Fail(Errc::kUnsupported, std::string(name).append(": ").append(what).append(
+                                            ": its elements are not stored in row-major order"));
+      }
+    }
+    SW_TRY_ASSIGN(out.offset, CheckedMul(tensor.offset, ItemSize(tensor.dtype)));
+  }
+  out.member = MemberOf(file, document, tensor.storage);
+  return out;
+}
+
+Result<std::string> MapBuilder::Payload(std::uint32_t file, const torch_pt::Document& document,
+                                        const pickle::Node* tensor, const std::string& what) {
+  SW_TRY_ASSIGN(const Place place, PlaceOf(file, document, tensor, what));
+  const SourceFile& named = source_.files[file];
+  const Container& source = named.containers.front();
+  if (keyed_file_ != file) {
+    keys_.clear();
+    for (std::size_t i = 0; i < source.skeleton.storages.size(); ++i) {
+      keys_.emplace(source.skeleton.storages[i].key, static_cast<std::uint32_t>(i));
+    }
+    keyed_file_ = file;
+  }
+  const std::string& member = map_->members[place.member].name;
+  auto found = keys_.find(member);
+  if (found == keys_.end()) found = keys_.find(member.substr(member.rfind('/') + 1));
+  const std::uint64_t bytes = place.elems * ItemSize(place.dtype);
+  if (bytes == 0) return std::string();
+  const auto inlined =
+      found == keys_.end() ? source.inlined.end() : source.inlined.find(found->second);
+  if (inlined == source.inlined.end() || place.offset + bytes > inlined->second.size()) {
+    return Fail(Errc::kUnsupported,
+                named.name + ": " + what + ": " + pickle::Describe(tensor) + " is no number");
+  }
+  return inlined->second.substr(place.offset, bytes);
+}
+
+std::uint32_t MapBuilder::AddArray(DType dtype, std::vector<layout::Region> regions) {
+  map_->arrays.push_back({dtype, std::move(regions)});
+  return static_cast<std::uint32_t>(map_->arrays.size() - 1);
+}
+
+}  // namespace shardwright::dialect

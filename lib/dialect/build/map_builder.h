@@ -1,0 +1,71 @@
+// lib/dialect/build: what readers and writers of pickled formats need.
+// MapBuilder enters storages of files into a shard map and says whose they are; document.h makes
+// object graphs for files that are written.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/source.h"
+#include "format/pickle/node.h"
+#include "format/torch_pt/reader.h"
+#include "layout/shard_map.h"
+
+namespace shardwright::dialect {
+
+/// A contiguous tensor in a source file.
+struct Place {
+  std::uint32_t member = 0;
+  std::uint64_t offset = 0;  ///< bytes, in the member
+  std::uint64_t elems = 0;
+  DType dtype = DType::kF32;
+};
+
+/// Adds to a shard map what the source files hold.
+class MapBuilder {
+ public:
+  MapBuilder(const SourceSet& source, layout::ShardMap* map);
+
+  /// The member that a storage in a container's header is; made when it is first asked for.
+  std::uint32_t MemberOf(std::uint32_t file, std::uint32_t container, std::uint32_t storage);
+
+  // Of pickled files of one container each:
+
+  /// The member that a document's storage is; made when it is first asked for.
+  std::uint32_t MemberOf(std::uint32_t file, const torch_pt::Document& document,
+                         std::uint32_t storage);
+  /// \param what  for messages: "tensor "emb.weight""
+  /// \error kBadInput not a tensor; kUnsupported not contiguous
+  Result<Place> PlaceOf(std::uint32_t file, const torch_pt::Document& document,
+                        const pickle::Node* node, const std::string& what);
+  /// Bytes of a small tensor, from the payloads that the scan has inlined.
+  /// \error kUnsupported if it is larger than kInlineBytes
+  Result<std::string> Payload(std::uint32_t file, const torch_pt::Document& document,
+                              const pickle::Node* tensor, const std::string& what);
+
+  layout::Region RegionOf(const Place& place) const {
+    return {place.member, place.offset, place.elems};
+  }
+  std::uint32_t AddArray(DType dtype, std::vector<layout::Region> regions);
+  /// An array of one holder.
+  std::uint32_t AddWhole(const Place& place) { return AddArray(place.dtype, {RegionOf(place)}); }
+  const layout::ShardMap& map() const { return *map_; }
+
+ private:
+  const SourceSet& source_;
+  layout::ShardMap* map_;
+  std::vector<std::vector<std::uint32_t>> members_;  // by file, by storage; kNone if not made
+  // By container that has no document: by file, container and storage.
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::uint32_t> stored_;
+  std::uint32_t keyed_file_ = kNone;  // the file whose keys are in keys_
+  std::unordered_map<std::string, std::uint32_t> keys_;
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+};
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,510 @@
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "base/crc32.h"
+#include "dialect/dialects.h"
+#include "dialect/scan.h"
+#include "os/dir.h"
+
+// Byte form: magic, CRC-32 of what follows it, one zstd frame. In the frame, numbers are LEB128,
+// texts a length and bytes: kind, tag, warnings, manifest, files. A storage is its key (unless it
+// is its index), the gap to the payload before it, its length, and its CRC-32 if it has one. Form 2
+// has neighbours after the files, and what is left out; a set without either is of form 1. Form 3
+// has the dialect's name for its number, and of every file the number of containers, and before
+// each its kind and where it begins; a set that can do without is of form 1 or 2.
+
+namespace shardwright::dialect {
+namespace {
+
+constexpr std::string_view kMagic("SWsource\0\0\0\1", 12);
+constexpr std::string_view kMagicNeighbours("SWsource\0\0\0\2", 12);
+constexpr std::string_view kMagicContainers("SWsource\0\0\0\3", 12);
+constexpr std::size_t kHeaderBytes = kMagic.size() + 4;
+constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
+constexpr int kLevel = 1;
+// The window covers the whole content up to this: a skeleton is 200 KiB and much like the one 100
+// files before.
+constexpr int kWindowLog = 27;
+constexpr int kWindowLogMin = 17;
+
+/// Compresses what is written to it.
+class Packer {
+ public:
+  /// \param content_bytes  about how much will be written: no larger a window is made
+  explicit Packer(std::uint64_t content_bytes)
+      : context_(ZSTD_createCCtx()), buffer_(ZSTD_CStreamOutSize()) {
+    SW_CHECK(context_ != nullptr);
+    Set(ZSTD_c_compressionLevel, kLevel);
+    Set(ZSTD_c_enableLongDistanceMatching, 1);
+    Set(ZSTD_c_windowLog,
+        std::clamp(static_cast<int>(std::bit_width(content_bytes)), kWindowLogMin, kWindowLog));
+    Set(ZSTD_c_checksumFlag, 1);
+  }
+
+  // Small pieces are gathered: a call into zstd costs more than a copy.
+  void Bytes(std::string_view bytes) {
+    if (bytes.size() < kGather) {
+      gathered_.append(bytes);
+      if (gathered_.size() >= kGather) Flush();
+      return;
+    }
+    Flush();
+    Compress(bytes, ZSTD_e_continue);
+  }
+
+  void Number(std::uint64_t value) {
+    std::array<char, 10> bytes{};
+    std::size_t count = 0;
+    do {
+      bytes[count++] = static_cast<char>((value & 0x7f) | (value > 0x7f ? 0x80 : 0));
+      value >>= 7;
+    } while (value != 0);
+    Bytes(std::string_view(bytes.data(), count));
+  }
+
+  void Text(std::string_view text) {
+    Number(text.size());
+    Bytes(text);
+  }
+
+  std::string Finish() {
+    Flush();
+    Compress({}, ZSTD_e_end);
+    return std::move(out_);
+  }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
+  };
+  static constexpr std::size_t kGather = std::size_t{1} << 16;
+
+  void Set(ZSTD_cParameter parameter, int value) {
+    SW_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
+  }
+
+  void Flush() {
+    Compress(gathered_, ZSTD_e_continue);
+    gathered_.clear();
+  }
+
+  void Compress(std::string_view bytes, ZSTD_EndDirective how) {
+    ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
+    for (;;) {
+      ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
+      const std::size_t left = ZSTD_compressStream2(context_.get(), &to, &in, how);
+      SW_CHECK(!ZSTD_isError(left));
+      out_.append(buffer_.data(), to.pos);
+      if (how == ZSTD_e_end ? left == 0 : in.pos == in.size) return;
+    }
+  }
+
+  std::unique_ptr<ZSTD_CCtx, Free> context_;
+  std::vector<char> buffer_;
+  std::string gathered_;
+  std::string out_;
+};
+
+tl::unexpected<Error> Damaged(const std::string& what) {
+  return Fail(Errc::kBadInput, "catalogue: " + what);
+}
+
+/// Reads a frame piece by piece. Lengths are believed only as far as there are bytes.
+class Unpacker {
+ public:
+  explicit Unpacker(std::string_view frame)
+      : context_(ZSTD_createDCtx()), buffer_(ZSTD_DStreamOutSize()) {
+    SW_CHECK(context_ != nullptr);
+    SW_CHECK(
+        !ZSTD_isError(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
+    in_ = {frame.data(), frame.size(), 0};
+  }
+
+  Result<std::uint8_t> Byte() {
+    while (at_ == have_) SW_TRY(Refill());
+    return static_cast<std::uint8_t>(buffer_[at_++]);
+  }
+
+  Result<std::uint64_t> Number() {
+    std::uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+      SW_TRY_ASSIGN(const std::uint8_t byte, Byte());
+      const std::uint64_t bits = byte & 0x7f;
+      if (shift == 63 && bits > 1) break;
+      value |= bits << shift;
+      if (byte < 0x80) return value;
+    }
+    return Damaged("a number beyond 64 bits");
+  }
+
+  Result<std::string> Text() {
+    SW_TRY_ASSIGN(std::uint64_t left, Number());
+    std::string text;
+    while (left > 0) {
+      while (at_ == have_) SW_TRY(Refill());
+      const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(left, have_ - at_));
+      // Doubling by hand: an exact append would copy a long text once per block.
+      if (text.capacity() - text.size() < n) {
+        text.reserve(std::max(text.size() + n, text.capacity() * 2));
+      }
+      text.append(buffer_.data() + at_, n);
+      at_ += n;
+      left -= n;
+    }
+    text.shrink_to_fit();
+    return text;
+  }
+
+  /// The frame is read to its end, and nothing follows it.
+  Status Done() {
+    while (!ended_) {
+      SW_TRY(Refill());
+      if (at_ != have_) return Damaged("bytes after its end");
+    }
+    if (at_ != have_ || in_.pos != in_.size) return Damaged("bytes after its end");
+    return {};
+  }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
+  };
+
+  Status Refill() {
+    if (ended_) return Damaged("it ends early");
+    ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
+    const std::size_t before = in_.pos;
+    const std::size_t hint = ZSTD_decompressStream(context_.get(), &to, &in_);
+    if (ZSTD_isError(hint)) return Damaged(ZSTD_getErrorName(hint));
+    if (hint == 0) ended_ = true;
+    if (!ended_ && to.pos == 0 && in_.pos == before) return Damaged("it ends early");
+    at_ = 0;
+    have_ = to.pos;
+    total_ += to.pos;
+    if (total_ > kCatalogueBytes) {
+      return Fail(Errc::kLimit, "catalogue: more than " + std::to_string(kCatalogueBytes) +
+                                    " bytes when unpacked");
+    }
+    return {};
+  }
+
+  std::unique_ptr<ZSTD_DCtx, Free> context_;
+  std::vector<char> buffer_;
+  ZSTD_inBuffer in_{};
+  std::size_t at_ = 0;
+  std::size_t have_ = 0;
+  std::uint64_t total_ = 0;
+  bool ended_ = false;
+};
+
+std::string Index(std::size_t i) { return std::to_string(i); }
+
+std::uint64_t ZigZag(std::int64_t value) {
+  return (static_cast<std::uint64_t>(value) << 1) ^ static_cast<std::uint64_t>(value >> 63);
+}
+
+std::int64_t UnZigZag(std::uint64_t value) {
+  return static_cast<std::int64_t>(value >> 1) ^ -static_cast<std::int64_t>(value & 1);
+}
+
+constexpr std::uint64_t kHasSum = 1;
+constexpr std::uint64_t kKeyIsIndex = 2;
+
+void PackSkeleton(const format::Skeleton& skeleton, Packer* out) {
+  out->Number(skeleton.last);
+  out->Text(skeleton.header);
+  out->Number(skeleton.storages.size());
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < skeleton.storages.size(); ++i) {
+    const format::Storage& storage = skeleton.storages[i];
+    const bool index = storage.key == Index(i);
+    out->Number((storage.crc32 ? kHasSum : 0) | (index ? kKeyIsIndex : 0));
+    if (!index) out->Text(storage.key);
+    out->Number(ZigZag(static_cast<std::int64_t>(storage.offset - end)));
+    out->Number(storage.bytes);
+    if (storage.crc32) {
+      std::array<char, 4> sum{};
+      for (unsigned b = 0; b < 4; ++b) sum[b] = static_cast<char>(*storage.crc32 >> (8 * b));
+      out->Bytes(std::string_view(sum.data(), sum.size()));
+    }
+    end = storage.offset + storage.bytes;
+  }
+}
+
+Result<format::Skeleton> UnpackSkeleton(Unpacker* in) {
+  format::Skeleton out;
+  SW_TRY_ASSIGN(out.last, in->Number());
+  SW_TRY_ASSIGN(out.header, in->Text());
+  SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
+  std::uint64_t end = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    format::Storage storage;
+    SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());
+    if (flags > (kHasSum | kKeyIsIndex)) return Damaged("unknown flags of a storage");
+    if ((flags & kKeyIsIndex) != 0) {
+      storage.key = Index(static_cast<std::size_t>(i));
+    } else {
+      SW_TRY_ASSIGN(storage.key, in->Text());
+    }
+    SW_TRY_ASSIGN(const std::uint64_t gap, in->Number());
+    storage.offset = end + static_cast<std::uint64_t>(UnZigZag(gap));
+    SW_TRY_ASSIGN(storage.bytes, in->Number());
+    if (storage.offset > out.last || storage.bytes > out.last - storage.offset) {
+      return Damaged("a storage outside its file");
+    }
+    if ((flags & kHasSum) != 0) {
+      std::uint32_t sum = 0;
+      for (unsigned b = 0; b < 4; ++b) {
+        SW_TRY_ASSIGN(const std::uint8_t byte, in->Byte());
+        sum |= static_cast<std::uint32_t>(byte) << (8 * b);
+      }
+      storage.crc32 = sum;
+    }
+    end = storage.offset + storage.bytes;
+    out.storages.push_back(std::move(storage));
+  }
+  return out;
+}
+
+void PackIdentity(const os::Identity& identity, Packer* out) {
+  out->Number(identity.bytes);
+  out->Number(ZigZag(identity.mtime_ns));
+  out->Number(identity.inode);
+}
+
+Status UnpackIdentity(Unpacker* in, os::Identity* out) {
+  SW_TRY_ASSIGN(out->bytes, in->Number());
+  SW_TRY_ASSIGN(const std::uint64_t mtime, in->Number());
+  out->mtime_ns = UnZigZag(mtime);
+  SW_TRY_ASSIGN(out->inode, in->Number());
+  return {};
+}
+
+constexpr std::uint64_t kExecutable = 1;
+constexpr std::uint64_t kHasContent = 2;
+
+void PackNeighbours(const SourceSet& source, Packer* out) {
+  out->Number(source.neighbours.size());
+  for (const Neighbour& neighbour : source.neighbours) {
+    out->Text(neighbour.name);
+    out->Text(neighbour.path);
+    PackIdentity(neighbour.identity, out);
+    out->Number((neighbour.executable ? kExecutable : 0) | (neighbour.content ? kHasContent : 0));
+    if (neighbour.content) out->Text(*neighbour.content);
+  }
+  out->Number(source.left_out.size());
+  for (const LeftOut& one : source.left_out) {
+    out->Text(one.name);
+    out->Text(one.why);
+  }
+}
+
+Result<Neighbour> UnpackNeighbour(Unpacker* in) {
+  Neighbour out;
+  SW_TRY_ASSIGN(out.name, in->Text());
+  if (!os::SafeName(out.name)) return Damaged("a neighbour with a name that no file has");
+  if (IsPointer(out.name) || WhyOurs(out.name)) {
+    return Damaged("a neighbour with a name that is never carried over: " + out.name);
+  }
+  SW_TRY_ASSIGN(out.path, in->Text());
+  SW_TRY(UnpackIdentity(in, &out.identity));
+  SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());
+  if (flags > (kExecutable | kHasContent)) return Damaged("unknown flags of a neighbour");
+  out.executable = (flags & kExecutable) != 0;
+  if ((flags & kHasContent) != 0) {
+    SW_TRY_ASSIGN(out.content, in->Text());
+    if (out.content->size() != out.identity.bytes) return Damaged("a neighbour of another size");
+  }
+  return out;
+}
+
+Status UnpackNeighbours(Unpacker* in, SourceSet* out) {
+  SW_TRY_ASSIGN(const std::uint64_t neighbours, in->Number());
+  for (std::uint64_t i = 0; i < neighbours; ++i) {
+    SW_TRY_ASSIGN(Neighbour neighbour, UnpackNeighbour(in));
+    out->neighbours.push_back(std::move(neighbour));
+  }
+  SW_TRY_ASSIGN(const std::uint64_t left_out, in->Number());
+  for (std::uint64_t i = 0; i < left_out; ++i) {
+    LeftOut one;
+    SW_TRY_ASSIGN(one.name, in->Text());
+    SW_TRY_ASSIGN(one.why, in->Text());
+    out->left_out.push_back(std::move(one));
+  }
+  return {};
+}
+
+void PackContainer(const Container& container, Packer* out) {
+  PackSkeleton(container.skeleton, out);
+  out->Number(container.inlined.size());
+  for (const auto& [storage, bytes] : container.inlined) {
+    out->Number(storage);
+    out->Text(bytes);
+  }
+}
+
+void PackFile(const SourceFile& file, bool containers, Packer* out) {
+  out->Text(file.name);
+  out->Text(file.path);
+  PackIdentity(file.identity, out);
+  if (!containers) return PackContainer(file.containers.front(), out);
+  out->Number(file.containers.size());
+  for (const Container& container : file.containers) {
+    out->Number(static_cast<std::uint64_t>(container.skeleton.head));
+    out->Number(container.skeleton.first);
+    PackContainer(container, out);
+  }
+}
+
+Result<Container> UnpackContainer(const std::string& name, Unpacker* in) {
+  Container out;
+  SW_TRY_ASSIGN(out.skeleton, UnpackSkeleton(in));
+  SW_TRY_ASSIGN(const std::uint64_t inlined, in->Number());
+  for (std::uint64_t i = 0; i < inlined; ++i) {
+    SW_TRY_ASSIGN(const std::uint64_t storage, in->Number());
+    SW_TRY_ASSIGN(std::string bytes, in->Text());
+    if (storage >= out.skeleton.storages.size() ||
+        bytes.size() != out.skeleton.storages[static_cast<std::size_t>(storage)].bytes) {
+      return Damaged(name + ": an inlined payload without its storage");
+    }
+    out.inlined.emplace(static_cast<std::uint32_t>(storage), std::move(bytes));
+  }
+  return out;
+}
+
+Result<SourceFile> UnpackFile(bool containers, Unpacker* in) {
+  SourceFile out;
+  SW_TRY_ASSIGN(out.name, in->Text());
+  SW_TRY_ASSIGN(out.path, in->Text());
+  SW_TRY(UnpackIdentity(in, &out.identity));
+  if (!containers) {
+    SW_TRY_ASSIGN(Container one, UnpackContainer(out.name, in));
+    out.containers.push_back(std::move(one));
+    return out;
+  }
+  SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
+  for (std::uint64_t i = 0; i < count; ++i) {
+    SW_TRY_ASSIGN(const std::uint64_t head, in->Number());
+    if (head > static_cast<std::uint64_t>(format::Head::kJson)) {
+      return Damaged(out.name + ": a container of an unknown kind");
+    }
+    SW_TRY_ASSIGN(const std::uint64_t first, in->Number());
+    SW_TRY_ASSIGN(Container one, UnpackContainer(out.name, in));
+    const bool inside =
+        std::all_of(one.skeleton.storages.begin(), one.skeleton.storages.end(),
+                    [&](const format::Storage& storage) { return storage.offset >= first; });
+    if (first > one.skeleton.last || !inside) {
+      return Damaged(out.name + ": a storage outside its container");
+    }
+    one.skeleton.head = static_cast<format::Head>(head);
+    one.skeleton.first = first;
+    out.containers.push_back(std::move(one));
+  }
+  return out;
+}
+
+// Forms 1 and 2 number the dialects that there were then.
+constexpr std::array<std::string_view, 2> kNumbered = {"deepspeed", "universal"};
+
+/// True if a set can be told in forms 1 and 2: each file one pickled container.
+bool IsPlain(const SourceSet& source) {
+  if (std::find(kNumbered.begin(), kNumbered.end(), source.dialect) == kNumbered.end()) {
+    return false;
+  }
+  return std::all_of(source.files.begin(), source.files.end(), [](const SourceFile& file) {
+    return file.containers.size() == 1 && file.containers[0].skeleton.first == 0 &&
+           file.containers[0].skeleton.head == format::Head::kPickle;
+  });
+}
+
+std::uint32_t Sum(std::string_view bytes) { return Crc32(std::as_bytes(std::span(bytes))); }
+
+}  // namespace
+
+std::string Serialize(const SourceSet& source) {
+  constexpr std::uint64_t kStorageBytes = 16;  // a usual storage, packed
+  std::uint64_t content_bytes = 0;
+  for (const SourceFile& file : source.files) {
+    for (const Container& one : file.containers) {
+      content_bytes += one.skeleton.header.size() + kStorageBytes * one.skeleton.storages.size();
+    }
+  }
+  Packer packer(content_bytes);
+  const bool plain = IsPlain(source);
+  if (plain) {
+    packer.Number(static_cast<std::uint64_t>(
+        std::find(kNumbered.begin(), kNumbered.end(), source.dialect) - kNumbered.begin()));
+  } else {
+    packer.Text(source.dialect);
+  }
+  packer.Text(source.tag);
+  packer.Number(source.warnings.size());
+  for (const std::string& warning : source.warnings) packer.Text(warning);
+  packer.Text(source.manifest);
+  packer.Number(source.files.size());
+  for (const SourceFile& file : source.files) PackFile(file, !plain, &packer);
+  const bool more = !plain || !source.neighbours.empty() || !source.left_out.empty();
+  if (more) PackNeighbours(source, &packer);
+  const std::string frame = packer.Finish();
+
+  std::string out(!plain ? kMagicContainers : more ? kMagicNeighbours : kMagic);
+  const std::uint32_t sum = Sum(frame);
+  for (unsigned b = 0; b < 4; ++b) out += static_cast<char>(sum >> (8 * b));
+  out += frame;
+  return out;
+}
+
+Result<SourceSet> DeserializeSource(std::string_view bytes) {
+  constexpr std::size_t kVersionBytes = 4;
+  const std::string_view name = kMagic.substr(0, kMagic.size() - kVersionBytes);
+  if (!bytes.starts_with(name)) return Damaged("not a catalogue");
+  const bool containers = bytes.starts_with(kMagicContainers);
+  const bool more = containers || bytes.starts_with(kMagicNeighbours);
+  if (!more && !bytes.starts_with(kMagic)) {
+    return Fail(Errc::kUnsupported, "catalogue: written by another version of this program");
+  }
+  if (bytes.size() < kHeaderBytes) return Damaged("it ends early");
+  std::uint32_t sum = 0;
+  for (unsigned b = 0; b < 4; ++b) {
+    sum |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[kMagic.size() + b]))
+           << (8 * b);
+  }
+  const std::string_view frame = bytes.substr(kHeaderBytes);
+  if (Sum(frame) != sum) return Damaged("its checksum does not hold");
+
+  Unpacker in(frame);
+  SourceSet out;
+  if (containers) {
+    SW_TRY_ASSIGN(out.dialect, in.Text());
+  } else {
+    SW_TRY_ASSIGN(const std::uint64_t kind, in.Number());
+    if (kind >= kNumbered.size()) return Damaged("unknown kind");
+    out.dialect = kNumbered[kind];
+  }
+  if (FindDialect(out.dialect) == nullptr) return Damaged("unknown kind");
+  SW_TRY_ASSIGN(out.tag, in.Text());
+  // A rank that sees nothing of a checkpoint does not know its tag.
+  if (!out.tag.empty() && !os::SafeName(out.tag)) return Damaged("a tag that no folder has");
+  SW_TRY_ASSIGN(const std::uint64_t warnings, in.Number());
+  for (std::uint64_t i = 0; i < warnings; ++i) {
+    SW_TRY_ASSIGN(std::string warning, in.Text());
+    out.warnings.push_back(std::move(warning));
+  }
+  SW_TRY_ASSIGN(out.manifest, in.Text());
+  SW_TRY_ASSIGN(const std::uint64_t files, in.Number());
+  for (std::uint64_t i = 0; i < files; ++i) {
+    SW_TRY_ASSIGN(SourceFile file, UnpackFile(containers, &in));
+    out.files.push_back(std::move(file));
+  }
+  if (more) SW_TRY(UnpackNeighbours(&in, &out));
+  SW_TRY(in.Done());
+  return out;
+}
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/layout.h"
+#include "format/pickle/node.h"
+#include "layout/rule.h"
+#include "layout/shard_map.h"
+
+namespace shardwright::dialect {
+
+/// A value of the optimizer state that is one number, not a tensor of the parameter's shape: the
+/// step.
+struct Scalar {
+  std::string state;       ///< "step"
+  bool is_tensor = false;  ///< a 0-d (or one-element) tensor; else the plain Python value `value`
+  DType dtype = DType::kF32;  ///< is_tensor
+  Shape shape;                ///< is_tensor
+  std::string bytes;          ///< is_tensor: the element
+  const pickle::Node* value = nullptr;
+};
+
+bool operator==(const Scalar& a, const Scalar& b);
+
+enum class ParamKind : std::uint8_t { kTrainable, kFrozen, kBuffer };
+
+struct ExpertId {
+  std::uint32_t layer = 0;   ///< MoE layer id as in the file names
+  std::uint32_t expert = 0;  ///< global
+  std::string module = {};   ///< name of the expert's module: the parameter's up to its number
+};
+
+/// One named tensor of the model, layout-free.
+struct Param {
+  std::string name;  ///< with the global expert id
+  ParamKind kind = ParamKind::kTrainable;
+  Shape shape;                ///< whole (all tensor-parallel ranks, no padding)
+  DType dtype = DType::kF32;  ///< of the compute weight, or of the buffer
+  layout::SplitRule rule;
+  std::string
+      alias_of;  ///< tied: the name that holds the data; such a param has no tensors of its own
+  std::string left_out_holder;  ///< frozen and tied: the name that held the data, where it was left
+                                ///< out of the files (exclude_frozen_parameters) and this was not
+  std::int32_t group = -1;      ///< trainable: index into Checkpoint::groups
+  std::optional<std::uint32_t> layer;  ///< pipeline module: layer index; tied: its first layer
+  std::vector<std::uint32_t>
+      tied_layers;  ///< pipeline module: every layer that shares this tied parameter
+  std::optional<ExpertId> expert;
+  std::vector<Scalar> scalars;  ///< trainable, optimizer stepped
+};
+
+/// Hyper-parameters of a parameter group that every optimizer means the same by; what a source
+/// does not say is absent.
+struct HyperParams {
+  std::optional<double> lr;
+  std::optional<std::pair<double, double>> betas;
+  std::optional<double> eps;
+  std::optional<double> weight_decay;
+  std::optional<double> momentum;
+  std::optional<double> step;  ///< of optimizers that keep it in the group
+};
+
+/// An optimizer parameter group.
+struct Group {
+  HyperParams hyper = {};
+  const pickle::Node* options = nullptr;  ///< as the source has them, without "params": also what
+                                          ///< `hyper` does not know; null: the source has none
+  std::vector<std::uint32_t>
+      params;        ///< into Checkpoint::params, in the order of the flat buffer at zero = 1
+                     ///< without round robin, over all stages and experts
+  bool moe = false;  ///< partitioned over expert-data-parallel ranks
+};
+
+/// State that only one dialect, or one family of them, understands: client state, random states,
+/// scheduler, loss scaler, arguments. A writer that knows the type writes it back unchanged; others
+/// make their own anew from the neutral values and tell what was left behind.
+struct OwnState {
+  virtual ~OwnState() = default;
+  /// Members of the map whose bytes belong to it.
+  virtual std::vector<std::uint32_t> Members() const = 0;
+  /// What it holds, for whom cannot carry it: "random states", "client state \"note\"".
+  virtual std::vector<std::string> Contents() const = 0;
+};
+
+/// Parameters whose place in the flat buffers no file tells: it follows from sizes and from the
+/// order of the model, and is proved by their master weights, which rounded are the weights
+/// (ucp/prove.h).
+struct Inferred {
+  std::vector<std::uint32_t> params;  ///< into Checkpoint::params, ascending
+  std::string why;                    ///< what the files do not tell; empty without params
+};
+
+/// A checkpoint of any layout: its logical tensors and where they lie, and everything else worth
+/// keeping.
+struct Checkpoint {
+  std::string origin;  ///< name of the dialect that read it
+  std::string tag;
+  Layout layout;
+  layout::ShardMap map;
+  bool proved = false;  ///< the map has passed layout::Validate and is as it was then
+  std::vector<Param>
+      params;  ///< in the order of the module's state dict, stages one after the other
+  /// The model may have frozen parameters that are not among `params`: no file lists them (stages 0
+  /// and 1, exclude_frozen_parameters), and there are none but other names of tied ones.
+  bool frozen_unknown = false;
+  std::vector<Group> groups;
+  std::vector<std::string>
+      states;             ///< tensor states of the optimizer, sorted: "exp_avg", "exp_avg_sq"
+  std::string optimizer;  ///< its kind in lower case, "adamw"; empty where no file says it
+  /// Of training, or why it is not known.
+  Result<std::uint64_t> iteration = Fail(Errc::kBadInput, "no file tells the iteration");
+  std::optional<std::uint64_t> consumed_samples;
+  std::shared_ptr<const OwnState> own;  ///< null: the source has nothing of the kind
+  /// Why nobody knows in which order the model has `params`, nor which of them are trained; empty:
+  /// it is known. Layouts whose buffers have no names cannot be written then.
+  std::string order_unknown;
+  Inferred inferred;
+  std::shared_ptr<pickle::Arena> arena;  ///< owns nodes made by the reader
+  /// Optimizer state that only the ranks that saved it can use (scales of 8-bit blocks, factored
+  /// moments): `map` has nothing of it. One message for each; see CheckUnbound.
+  std::vector<std::string> bound;
+  std::vector<std::string> warnings;
+};
+
+/// A checkpoint whose optimizer state can be cut again whole: `bound` is empty. \error kUnsupported
+Status CheckUnbound(const Checkpoint& checkpoint);
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,116 @@
+// lib/dialect/core: what all formats have in common.
+// A SourceSet (source.h) is what was found on disk, a Checkpoint (checkpoint.h) what it means, a
+// Layout (layout.h) how training is or will be spread over ranks, and a Dialect (here) the
+// functions that lead from one to the next. None of it knows a trainer: what only one dialect
+// understands is an opaque part that it alone opens again.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/checkpoint.h"
+#include "dialect/core/layout.h"
+#include "dialect/core/source.h"
+#include "os/dir.h"
+#include "plan/target.h"
+
+namespace shardwright::dialect {
+
+class Patterns;
+
+/// A key that --target takes for one dialect.
+struct TargetKey {
+  std::string_view name;  ///< "zero"
+  std::string_view help;  ///< what it sets, one phrase
+  /// Whether a value can be one. \error kUsage, naming the key and what it accepts
+  Status (*check)(std::string_view key, std::string_view value);
+  /// Commands that write have it as a flag of its own, --NAME, too; it is no part of the layout.
+  bool is_flag = false;
+  /// Of a flag: the words it takes, the first of them the default. Empty: any value that `check`
+  /// accepts, which --help calls `value_kind`.
+  std::span<const std::string_view> words = {};
+  std::string_view value_kind = "VALUE";
+  /// It may list ranges, which hold commas: then it comes last.
+  bool lists = false;
+};
+
+/// What --target asks for: keys of a dialect with values that they accept; what is unset keeps the
+/// source's value.
+struct TargetSpec {
+  std::vector<std::pair<std::string, std::string>> settings;
+
+  /// The value of a key, or null.
+  const std::string* Find(std::string_view key) const;
+};
+
+/// A checkpoint's folder by the names in it; the parts of a checkpoint on several nodes are several
+/// folders.
+struct Listing {
+  struct Folder {
+    std::string path;
+    std::vector<os::Entry> entries;
+  };
+  std::vector<Folder> folders;
+
+  /// True if a folder of that name is in one of the folders.
+  bool HasFolder(std::string_view name) const;
+};
+
+/// A file, as far as the entry itself tells: a link counts as what it points to, for opening it
+/// refuses anything but a regular file.
+bool IsFile(const os::Entry& entry);
+
+/// Whether a file belongs to a checkpoint, by its name.
+enum class Belongs : std::uint8_t {
+  kNo,
+  kYes,
+  kOneVersion,  ///< and all ranks that see it must see the same bytes
+};
+
+/// What a writer made.
+struct Written {
+  plan::Target target;
+  /// What of the source's state has no place in the target, one sentence each: for the report and
+  /// for a warning.
+  std::vector<std::string> not_carried;
+};
+
+/// One format of checkpoints. lib/dialect/dialects.cc has the table of all of them; nothing else
+/// names one. Every function is pure but `scan`, which reads files on the calling thread.
+struct Dialect {
+  std::string_view name;     ///< the word of --format, of manifests and of catalogues
+  std::string_view summary;  ///< what its files are, for --help
+  std::span<const TargetKey> keys;
+  /// The file in a save folder that names the tag folder of the newest checkpoint. Empty: a
+  /// checkpoint's files lie in the save folder itself.
+  std::string_view pointer;
+  /// True if a folder holds files of such a checkpoint, or a part of one.
+  bool (*claims)(const Listing& listing);
+  /// Whether a file of that name, relative to the tag folder, is one of the checkpoint's.
+  Belongs (*belongs)(std::string_view name);
+  /// Reads the skeletons of the checkpoint's files; fills all of the set but its dialect, tag and
+  /// save folders.
+  /// \error kBadInput, kNotFound, kUnsupported  as ScanSource
+  Result<SourceSet> (*scan)(const Listing& listing);
+  /// Understands a scanned source: logical tensors, where they lie, groups, order, and what is
+  /// passed through.
+  /// \error kBadInput, kNotFound (missing files, named), kUnsupported
+  Result<Checkpoint> (*read)(const SourceSet& source, const Patterns& patterns);
+  /// The full layout that --target asks for, checked against the checkpoint, which may be of any
+  /// dialect. Null: the format is read only.
+  /// \error kUnsupported, kInfeasible  names both sides: "ep=3: 8 experts do not divide"
+  Result<Layout> (*resolve)(const TargetSpec& spec, const Checkpoint& source);
+  /// The files of a layout that `resolve` made. Null: read only.
+  Result<Written> (*write)(const Checkpoint& source, const Layout& layout);
+  /// True if files of both layouts hold the same, so that a checkpoint of this dialect can be
+  /// repeated as it is. Null: never.
+  bool (*same_files)(const Layout& a, const Layout& b);
+};
+
+}  // namespace shardwright::dialect

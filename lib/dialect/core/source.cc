@@ -1,0 +1,163 @@
+#include "dialect/core/source.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "base/crc32.h"
+#include "base/text.h"
+#include "format/torch_pt/reader.h"
+
+namespace shardwright::dialect {
+namespace {
+
+constexpr std::string_view kUniversal = "_universal";  // behind a tag
+
+/// Scalars are used from here, so no later pass over the payloads compares them.
+Status CheckSum(const std::string& path, const format::Storage& storage, std::string_view bytes) {
+  const std::uint32_t crc = Crc32(std::as_bytes(std::span(bytes)));
+  if (!storage.crc32 || *storage.crc32 == crc) return {};
+  char text[64];
+  std::snprintf(text, sizeof text, "CRC-32 %08x expected, %08x found", *storage.crc32, crc);
+  return Fail(Errc::kBadInput, path + ": data/" + storage.key + ": " + text);
+}
+
+/// Refuses a second copy of a file that is another file.
+Status CheckCopy(const SourceFile& have, const Found& other, ReadContainers read) {
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(other.path));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  if (identity == have.identity) return {};
+  bool same = identity.bytes == have.identity.bytes;
+  if (same) {
+    SW_TRY_ASSIGN(const std::vector<Container> twin, read(other, file, identity));
+    same = SameSums(have.containers, twin);
+    if (!same) {
+      SW_TRY_ASSIGN(same, SameBytes(have.path, other.path, identity.bytes));
+    }
+  }
+  if (!same) {
+    return Fail(Errc::kBadInput, other.path + " and " + have.path +
+                                     ": two different files with the name " + have.name);
+  }
+  return {};
+}
+
+bool SameContainer(const Container& one, const Container& other) {
+  const format::Skeleton& a = one.skeleton;
+  const format::Skeleton& b = other.skeleton;
+  if (a.head != b.head || a.header != b.header || a.storages.size() != b.storages.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < a.storages.size(); ++i) {
+    const format::Storage& x = a.storages[i];
+    const format::Storage& y = b.storages[i];
+    if (x.key != y.key || x.bytes != y.bytes || !x.crc32 || x.crc32 != y.crc32) return false;
+  }
+  return true;
+}
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+}  // namespace
+
+Status ReadFiles(std::vector<Found> found, ReadContainers read, SourceSet* set) {
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Found& a, const Found& b) { return NaturalLess(a.name, b.name); });
+  for (Found& one : found) {
+    if (!set->files.empty() && set->files.back().name == one.name) {
+      SW_TRY(CheckCopy(set->files.back(), one, read));
+      continue;
+    }
+    SourceFile out;
+    SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(one.path));
+    SW_TRY_ASSIGN(out.identity, file.Stat());
+    SW_TRY_ASSIGN(out.containers, read(one, file, out.identity));
+    out.path = std::move(one.path);
+    out.name = std::move(one.name);
+    set->files.push_back(std::move(out));
+  }
+  return {};
+}
+
+Result<Container> ReadPickled(const Found& found, const os::File& file) {
+  Container container;
+  SW_TRY_ASSIGN(container.skeleton, torch_pt::ReadSkeleton(file));
+  const std::vector<format::Storage>& storages = container.skeleton.storages;
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    const format::Storage& storage = storages[i];
+    if (storage.bytes == 0 || storage.bytes > kInlineBytes) continue;
+    std::string bytes(static_cast<std::size_t>(storage.bytes), '\0');
+    SW_TRY(file.ReadAt(storage.offset, std::as_writable_bytes(std::span(bytes))));
+    SW_TRY(CheckSum(found.path, storage, bytes));
+    container.inlined.emplace(static_cast<std::uint32_t>(i), std::move(bytes));
+  }
+  return container;
+}
+
+bool SameSums(const std::vector<Container>& a, const std::vector<Container>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), SameContainer);
+}
+
+Result<bool> SameBytes(const std::string& a, const std::string& b, std::uint64_t bytes) {
+  constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
+  SW_TRY_ASSIGN(const os::File x, os::File::OpenRead(a));
+  SW_TRY_ASSIGN(const os::File y, os::File::OpenRead(b));
+  std::vector<std::byte> p(kBlock);
+  std::vector<std::byte> q(kBlock);
+  for (std::uint64_t at = 0; at < bytes; at += kBlock) {
+    const auto n = static_cast<std::size_t>(std::min(kBlock, bytes - at));
+    SW_TRY(x.ReadAt(at, std::span(p).first(n)));
+    SW_TRY(y.ReadAt(at, std::span(q).first(n)));
+    if (std::memcmp(p.data(), q.data(), n) != 0) return false;
+  }
+  return true;
+}
+
+std::string_view PlainTag(std::string_view tag) {
+  const bool longer = tag.size() > kUniversal.size() && tag.ends_with(kUniversal);
+  return longer ? tag.substr(0, tag.size() - kUniversal.size()) : tag;
+}
+
+std::string UniversalTag(std::string_view tag) {
+  std::string universal(tag);
+  if (!tag.ends_with(kUniversal)) universal += kUniversal;
+  return universal;
+}
+
+void WarnAboutSkipped(const std::vector<std::string>& skipped, SourceSet* set) {
+  if (skipped.empty()) return;
+  const std::set<std::string> names(skipped.begin(), skipped.end());
+  set->warnings.push_back("not part of the checkpoint, ignored: " +
+                          FirstFew({names.begin(), names.end()}));
+}
+
+bool NaturalLess(std::string_view a, std::string_view b) {
+  std::size_t i = 0;
+  std::size_t j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (!IsDigit(a[i]) || !IsDigit(b[j])) {
+      if (a[i] != b[j]) return static_cast<unsigned char>(a[i]) < static_cast<unsigned char>(b[j]);
+      ++i;
+      ++j;
+      continue;
+    }
+    while (i < a.size() && a[i] == '0') ++i;
+    while (j < b.size() && b[j] == '0') ++j;
+    std::size_t m = i;
+    std::size_t n = j;
+    while (m < a.size() && IsDigit(a[m])) ++m;
+    while (n < b.size() && IsDigit(b[n])) ++n;
+    if (m - i != n - j) return m - i < n - j;
+    const int order = a.substr(i, m - i).compare(b.substr(j, n - j));
+    if (order != 0) return order < 0;
+    i = m;
+    j = n;
+  }
+  if ((a.size() - i) != (b.size() - j)) return a.size() - i < b.size() - j;
+  return a < b;  // equal but for leading zeros
+}
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,32 @@
+// lib/dialect/deepspeed: DeepSpeed's native files, one set for each rank.
+// The functions of the dialect's row. read makes a checkpoint of model states and optimizer shards,
+// write the reverse; what they share with universal folders is in zero.
+
+#pragma once
+
+#include <string_view>
+
+#include "base/result.h"
+#include "dialect/core/dialect.h"
+#include "dialect/zero/topology.h"
+
+namespace shardwright::dialect {
+
+/// Reads native files. docs/formats/deepspeed.md sections "Files" and "Flattening".
+Result<Checkpoint> ReadDeepSpeed(const SourceSet& source, const Patterns& patterns);
+
+/// Native DeepSpeed files for a topology: OUT/latest, OUT/<tag>/*. Pure.
+/// docs/formats/deepspeed.md section "Writing".
+Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topology);
+
+namespace deepspeed {
+
+// The row of the table; see Dialect.
+bool Claims(const Listing& listing);
+Belongs BelongsTo(std::string_view name);
+Result<SourceSet> Scan(const Listing& listing);
+Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
+Result<Written> Write(const Checkpoint& source, const Layout& layout);
+
+}  // namespace deepspeed
+}  // namespace shardwright::dialect

@@ -1,0 +1,110 @@
+#include "dialect/dialects.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/text.h"
+#include "dialect/deepspeed/deepspeed.h"
+#include "dialect/universal/universal.h"
+#include "dialect/zero/target.h"
+
+namespace shardwright::dialect {
+namespace {
+
+constexpr Dialect kDialects[] = {
+    {.name = "deepspeed",
+     .summary = "native files of a parallel layout",
+     .keys = kZeroKeys,
+     .pointer = "latest",
+     .claims = deepspeed::Claims,
+     .belongs = deepspeed::BelongsTo,
+     .scan = deepspeed::Scan,
+     .read = ReadDeepSpeed,
+     .resolve = deepspeed::Resolve,
+     .write = deepspeed::Write,
+     .same_files = SameFiles},
+    {.name = "universal",
+     .summary = "atoms, one file per parameter and state",
+     .keys = kUniversalKeys,
+     .pointer = "latest_universal",
+     .claims = universal::Claims,
+     .belongs = universal::BelongsTo,
+     .scan = universal::Scan,
+     .read = ReadUniversal,
+     .resolve = universal::Resolve,
+     .write = universal::Write,
+     .same_files = nullptr},
+};
+
+/// The names of records of a table: "deepspeed, universal".
+template <typename Record>
+std::string NamesOf(std::span<const Record> records) {
+  std::vector<std::string> names;
+  for (const Record& record : records) names.emplace_back(record.name);
+  return Joined(names, ", ");
+}
+
+Result<const TargetKey*> NeedKey(const Dialect& dialect, std::string_view name) {
+  for (const TargetKey& key : dialect.keys) {
+    if (key.name == name) return &key;
+  }
+  return Fail(Errc::kUsage, "target key " + Quoted(name) + " is none of " + NamesOf(dialect.keys));
+}
+
+}  // namespace
+
+std::span<const Dialect> Dialects() { return kDialects; }
+
+std::string FormatNames() { return NamesOf(Dialects()); }
+
+const Dialect* FindDialect(std::string_view name) {
+  for (const Dialect& dialect : kDialects) {
+    if (dialect.name == name) return &dialect;
+  }
+  return nullptr;
+}
+
+Result<const Dialect*> NeedDialect(std::string_view name) {
+  if (const Dialect* dialect = FindDialect(name)) return dialect;
+  return Fail(Errc::kUsage,
+              "format " + Quoted(name) + " does not exist, there are " + FormatNames());
+}
+
+Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patterns) {
+  SW_TRY_ASSIGN(const Dialect* dialect, NeedDialect(source.dialect));
+  return dialect->read(source, patterns);
+}
+
+Result<TargetSpec> ParseTarget(const Dialect& dialect, std::string_view text) {
+  TargetSpec spec;
+  std::set<std::string_view> seen;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::size_t equals = rest.find('=');
+    std::size_t comma = rest.find(',');
+    if (equals == std::string_view::npos || equals > comma) {
+      return Fail(Errc::kUsage,
+                  "target \"" + std::string(rest.substr(0, comma)) + "\": key=value expected");
+    }
+    const std::string_view name = rest.substr(0, equals);
+    if (!seen.insert(name).second) {
+      return Fail(Errc::kUsage, "target key \"" + std::string(name) + "\" is given twice");
+    }
+    SW_TRY_ASSIGN(const TargetKey* key, NeedKey(dialect, name));
+    const bool ranges = key->lists && equals + 1 < rest.size() && rest[equals + 1] >= '0' &&
+                        rest[equals + 1] <= '9';
+    if (ranges) comma = std::string_view::npos;
+    const std::string_view value =
+        rest.substr(equals + 1, comma == std::string_view::npos ? comma : comma - equals - 1);
+    SW_TRY(key->check(name, value));
+    spec.settings.emplace_back(name, value);
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+    if (rest.empty())
+      return Fail(Errc::kUsage, "target \"" + std::string(text) + "\" ends in a comma");
+  }
+  return spec;
+}
+
+}  // namespace shardwright::dialect

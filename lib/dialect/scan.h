@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/source.h"
+
+namespace shardwright::dialect {
+
+/// Finds the checkpoint at `roots`, whichever dialect claims it, and reads the skeleton of every
+/// file of it. A root is a save folder (with a pointer file as `latest`), a tag folder, or one
+/// node's part of either; the parts of several roots are united, and a name that two roots hold
+/// must have the same identity or bytes.
+/// \error kNotFound  nothing there, an empty tag, a vanished file
+/// \error kBadInput  a broken file, two tags, two versions of a file; named
+/// \error kUnsupported  what a dialect knows and cannot read; named
+/// Local; reads files on the calling thread.
+/// Source: docs/formats/deepspeed.md, "Directory layout".
+Result<SourceSet> ScanSource(const std::vector<std::string>& roots);
+
+/// A part of checkpoint `tag`, where others hold the rest: what lies in the roots themselves or in
+/// their folder `tag`. A root that is absent, or has neither, holds nothing; one that cannot be
+/// looked at is an error.
+/// \returns the set without files if there is nothing
+/// \error as ScanSource
+/// Local.
+Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag);
+
+/// Unites what several ranks see of a checkpoint into what one would see that sees it all. Of a
+/// file that several see, the first one's is taken; of files that belong in one version only (as
+/// optimizer shards) it must be the same file, by identity or checksums, and of others that differ
+/// (each node of DeepSpeed's node-local storage writes its own model states) a warning tells; so of
+/// neighbours.
+/// \param parts  by rank; those without files hold nothing but neighbours
+/// \param owner  gets the rank of every file, then of every neighbour without `content`
+/// \error kNotFound  no part has a file; kBadInput  parts of different checkpoints or dialects, two
+///        versions of a shard; both ranks are named
+/// Pure.
+Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* owner);
+
+/// Name of the pointer file that a save folder has, empty without one.
+/// \error as os::Exists
+/// Local.
+Result<std::string_view> PointerIn(const std::string& folder);
+
+/// True for the name of a pointer file of any dialect.
+bool IsPointer(std::string_view name);
+
+/// The tag in a pointer file.
+/// \error kNotFound, kBadInput  it cannot be read, or is no name
+/// Local.
+Result<std::string> PointedTag(const std::string& path);
+
+/// Finds what lies beside the checkpoint's files: files, and links to files that stay inside the
+/// save folder. Folders, other links, what is no file, and what Shardwright itself puts there is
+/// left out, with the reason; surprising ones with a warning.
+/// \error kNotFound  a folder or file that cannot be read
+/// Local.
+Status FindNeighbours(SourceSet* set);
+
+/// Why a name in a save folder is of what we put there ourselves: not a part of the checkpoint.
+std::optional<std::string> WhyOurs(std::string_view name);
+
+/// True if a file is appended to by its nature, as its name tells: a log. Whatever else is found
+/// longer than it was has been written anew, and the new bytes need not begin as the old did.
+/// \param path  where it lies: of a link, what it leads to
+bool IsAppendedTo(std::string_view path);
+
+/// The rank that a file's name says it is of, for the files that trainers write per rank.
+std::optional<std::uint64_t> RankOfNeighbour(std::string_view name);
+
+/// Compact byte form (zstd): the same bytes for the same set.
+std::string Serialize(const SourceSet& source);
+
+/// \error kBadInput if the bytes are not a catalogue, damaged, of an unknown dialect, or over the
+///        limits
+Result<SourceSet> DeserializeSource(std::string_view bytes);
+
+}  // namespace shardwright::dialect

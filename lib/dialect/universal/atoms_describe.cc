@@ -1,0 +1,161 @@
+#include <bit>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "dialect/universal/atoms_internal.h"
+
+namespace shardwright::dialect {
+namespace {
+
+using json = nlohmann::ordered_json;
+using layout::Split;
+
+std::string_view KindName(ParamKind kind) {
+  switch (kind) {
+    case ParamKind::kTrainable:
+      return "trainable";
+    case ParamKind::kFrozen:
+      return "frozen";
+    case ParamKind::kBuffer:
+      break;
+  }
+  return "buffer";
+}
+
+std::string_view SplitName(Split split) {
+  switch (split) {
+    case Split::kReplicated:
+      return "replicated";
+    case Split::kAverage:
+      return "average";
+    case Split::kDim:
+      return "dim";
+    case Split::kSub:
+      return "sub";
+    case Split::kListed:
+      return "listed";
+    case Split::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+json CutJson(const layout::Cut& cut) {
+  json boxes = json::array();
+  for (const layout::Box& box : cut.boxes()) {
+    boxes.push_back({{"at_view", box.at_view}, {"at_shard", box.at_shard}, {"sizes", box.sizes}});
+  }
+  return {{"view", cut.view()}, {"shard", cut.shard()}, {"boxes", std::move(boxes)}};
+}
+
+json RuleJson(const layout::SplitRule& rule) {
+  json out = {{"split", SplitName(rule.split)}};
+  if (rule.split == Split::kDim || rule.split == Split::kSub) out["dim"] = rule.dim;
+  if (!rule.view.empty()) out["view"] = rule.view;
+  if (!rule.sub_sizes.empty()) out["sizes"] = rule.sub_sizes;
+  if (!rule.widths.empty()) out["widths"] = rule.widths;
+  if (!rule.granule.empty()) out["granule"] = rule.granule;
+  if (rule.uneven) out["uneven"] = true;
+  if (rule.padded) out["padded"] = true;
+  for (const layout::Cut& cut : rule.cuts) out["cuts"].push_back(CutJson(cut));
+  if (!rule.origin.empty()) out["origin"] = rule.origin;
+  return out;
+}
+
+Result<json> ScalarJson(const Scalar& scalar) {
+  json out = {{"state", scalar.state}};
+  if (scalar.is_tensor) {
+    out["dtype"] = Name(scalar.dtype);
+    out["shape"] = scalar.shape;
+    out["bytes"] = Hex(std::as_bytes(std::span(scalar.bytes)));
+    return out;
+  }
+  const pickle::Node* value = scalar.value;
+  if (value == nullptr || value->is_none()) {
+    out["none"] = true;
+  } else if (value->kind == pickle::Kind::kInt) {
+    out["int"] = value->integer;
+  } else if (value->kind == pickle::Kind::kBool) {
+    out["bool"] = value->integer != 0;
+  } else if (value->kind == pickle::Kind::kFloat) {
+    // The bits, as 16 hexadecimal digits: infinities and NaN are no JSON numbers.
+    const auto bits = std::bit_cast<std::uint64_t>(value->real);
+    std::string bytes;
+    for (int shift = 56; shift >= 0; shift -= 8) bytes += static_cast<char>(bits >> shift & 255);
+    out["float"] = Hex(std::as_bytes(std::span(bytes)));
+  } else {
+    return Fail(Errc::kUnsupported,
+                "optimizer state \"" + scalar.state + "\": " + pickle::Describe(value));
+  }
+  return out;
+}
+
+Result<json> ParamJson(const Param& param) {
+  json out = {{"name", param.name},
+              {"kind", KindName(param.kind)},
+              {"shape", param.shape},
+              {"dtype", Name(param.dtype)}};
+  if (!param.alias_of.empty()) out["alias_of"] = param.alias_of;
+  if (!param.left_out_holder.empty()) out["left_out_holder"] = param.left_out_holder;
+  out["rule"] = RuleJson(param.rule);
+  if (param.group >= 0) out["group"] = param.group;
+  if (param.layer) out["layer"] = *param.layer;
+  if (!param.tied_layers.empty()) out["tied_layers"] = param.tied_layers;
+  if (param.expert) {
+    out["expert"] = {{"layer", param.expert->layer}, {"expert", param.expert->expert}};
+  }
+  for (const Scalar& scalar : param.scalars) {
+    Result<json> mine = ScalarJson(scalar);
+    if (!mine) return Within("\"" + param.name + "\"", mine.error());
+    out["scalars"].push_back(*std::move(mine));
+  }
+  return out;
+}
+
+json TopologyJson(const Topology& topology) {
+  return {{"zero", topology.zero},
+          {"dp", topology.dp},
+          {"tp", topology.tp},
+          {"pp", topology.pp},
+          {"ep", topology.ep},
+          {"dtype", Name(topology.dtype)},
+          {"bf16_optimizer", topology.bf16_optimizer},
+          {"sub_group", topology.sub_group},
+          {"round_robin", topology.round_robin},
+          {"pipeline", topology.pipeline},
+          {"stages", topology.stages}};
+}
+
+}  // namespace
+
+Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& topology,
+                                  std::span<const std::vector<std::string>> atoms) {
+  SW_CHECK(atoms.size() == checkpoint.params.size());
+  // One line for each parameter and group.
+  std::string text = R"({"format": "shardwright atoms", "version": 1,)";
+  try {
+    text += "\n \"topology\": " + TopologyJson(topology).dump() +
+            ",\n \"states\": " + json(checkpoint.states).dump();
+    if (checkpoint.frozen_unknown) text += R"(, "frozen_unknown": true)";
+    if (!checkpoint.order_unknown.empty()) {
+      text += ", \"order_unknown\": " + json(checkpoint.order_unknown).dump();
+    }
+    text += ",\n \"params\": [";
+    for (std::size_t i = 0; i < checkpoint.params.size(); ++i) {
+      SW_TRY_ASSIGN(json mine, ParamJson(checkpoint.params[i]));
+      if (!atoms[i].empty()) mine["atoms"] = atoms[i];
+      text += (i == 0 ? "\n  " : ",\n  ") + mine.dump();
+    }
+    text += "\n ],\n \"groups\": [";
+    for (std::size_t i = 0; i < checkpoint.groups.size(); ++i) {
+      const Group& group = checkpoint.groups[i];
+      text +=
+          (i == 0 ? "\n  " : ",\n  ") + json({{"moe", group.moe}, {"params", group.params}}).dump();
+    }
+  } catch (const json::exception& error) {
+    return Fail(Errc::kBadInput, std::string("a name that is not UTF-8: ") + error.what());
+  }
+  return text + "\n ]\n}\n";
+}
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,47 @@
+// lib/dialect/universal: folders with one file per parameter and state.
+// These files, zero/<parameter>/<state>.pt, are the atoms. They depend on no layout. Read: folders
+// of ours, whose shardwright_atoms.json says what atoms do not (docs/formats/atoms.md), and those
+// of DeepSpeed's own converter, which lack it (foreign_internal.h). Written: ours, in the form that
+// DeepSpeed's loaders open.
+
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/checkpoint.h"
+#include "dialect/universal/universal.h"
+#include "dialect/zero/scan.h"
+
+namespace shardwright::dialect {
+
+inline constexpr const char* kOptimizerStateFile = "optimizer_state.pt";
+
+/// What an atom folder's files do not say about a checkpoint: parameters, groups, order, topology,
+/// states, numbers. JSON text, the same for the same checkpoint.
+/// \param atoms  states of every parameter that are files
+/// \error kUnsupported a scalar that is no number; names it
+/// Pure. Source: docs/formats/atoms.md.
+Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& topology,
+                                  std::span<const std::vector<std::string>> atoms);
+
+/// The inverse: fills the topology, params, groups (without their options), and states.
+/// \error kBadInput  not such a text, over the limits, or it contradicts itself; names the key
+/// Pure.
+Status ParseAtoms(std::string_view text, Checkpoint* checkpoint, Topology* topology,
+                  std::vector<std::vector<std::string>>* atoms);
+
+/// The DeepSpeed release that saved a checkpoint: a string node, or null where no file says it.
+/// Pure.
+const pickle::Node* ReleaseOf(const Checkpoint& checkpoint);
+
+/// Whether the state files of trained parameters have to be bare tensors, not dicts. Without a
+/// wish: at stage 3, unless the source's release is known to open dicts there.
+/// \error kUnsupported bare tensors are asked for with tensor parallelism
+/// Pure. Source: docs/interop.md, "Which loader".
+Result<bool> WantsBareStates(const Checkpoint& source, const Topology& topology, Loader loader);
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/checkpoint.h"
+
+namespace shardwright::dialect {
+
+/// A checkpoint as DeepSpeed's writers take it, and what was lost on the way.
+struct Adopted {
+  Checkpoint checkpoint;
+  std::vector<std::string> not_carried;
+};
+
+/// Makes what DeepSpeed's engine keeps anew for a checkpoint whose dialect keeps something else:
+/// model states with iteration, samples and schedule, a configuration of what is known, parameter
+/// groups with their hyper-parameters, and one group of all trained parameters where the source has
+/// no optimizer.
+/// \pre EngineStateOf(source) == nullptr
+/// \error kUnsupported  a parameter in no group of a source that has groups, or experts whose names
+///        DeepSpeed does not know
+/// Pure. Source: docs/formats/deepspeed.md, "Files".
+Result<Adopted> Adopt(const Checkpoint& source);
+
+}  // namespace shardwright::dialect

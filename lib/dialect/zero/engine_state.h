@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dialect/core/checkpoint.h"
+#include "dialect/zero/topology.h"
+#include "format/torch_pt/reader.h"
+
+namespace shardwright::dialect {
+
+/// A source file kept for what is passed through: client state, scheduler, loss scaler, random
+/// states.
+struct Passed {
+  torch_pt::Document document;
+  std::vector<std::uint32_t> members;  ///< by storage of the document: index into map.members
+};
+
+/// What DeepSpeed's engine keeps beside the tensors; native and universal folders have the same.
+struct EngineState : OwnState {
+  std::vector<Passed> model_states;  ///< by mp rank: root is the model-states dict of ZeRO rank 0
+  std::vector<Passed> optimizer;  ///< by mp rank: root is the shard's `optimizer_state_dict` dict
+                                  ///< of ZeRO rank 0, or the `optimizer` value at stage 0
+
+  std::vector<std::uint32_t> Members() const override;
+  std::vector<std::string> Contents() const override;
+};
+
+/// The engine's state of a checkpoint, or null if its dialect has none.
+const EngineState* EngineStateOf(const Checkpoint& checkpoint);
+
+/// Completes a checkpoint that a reader of DeepSpeed's files has made: layout, the engine's state,
+/// and the neutral values that it holds (iteration, samples, optimizer, hyper-parameters).
+void TakeEngineState(const Topology& topology, EngineState state, Checkpoint* checkpoint);
+
+/// Key of stage-3 model files of ours: a dict of frozen parameters by name, each whole. It holds
+/// the other names of tied ones that were left out, for which DeepSpeed's files have a place at
+/// stages 0 to 2 only.
+inline constexpr std::string_view kWholeFrozen = "shardwright_frozen";
+
+/// Keys of a model file that depend on the layout or hold what the writer builds anew.
+inline constexpr std::array<std::string_view, 14> kModelKeys = {
+    "module",
+    "model",
+    "buffer_names",
+    "optimizer",
+    "param_shapes",
+    "frozen_param_shapes",
+    "shared_params",
+    "frozen_param_fragments",
+    "dp_world_size",
+    "mp_world_size",
+    "checkpoint_parallel_dimensions",
+    "ds_version",
+    "universal_checkpoint_info",
+    kWholeFrozen,
+};
+
+/// True if a dict's key is one of these texts.
+bool IsOneOf(const pickle::Node* key, std::span<const std::string_view> keys);
+
+}  // namespace shardwright::dialect

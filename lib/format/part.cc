@@ -1,0 +1,25 @@
+#include "format/part.h"
+
+namespace shardwright::format {
+
+Result<std::uint64_t> Part::Bytes() const {
+  SW_TRY_ASSIGN(const os::Identity identity, file_.Stat());
+  if (!bytes_) return identity.bytes;
+  if (first_ > identity.bytes || *bytes_ > identity.bytes - first_) {
+    return Fail(Errc::kBadInput, path() + ": " + std::to_string(*bytes_) +
+                                     " bytes expected at offset " + std::to_string(first_) +
+                                     ", the file ends at " + std::to_string(identity.bytes));
+  }
+  return *bytes_;
+}
+
+Status Part::ReadAt(std::uint64_t offset, std::span<std::byte> out) const {
+  if (bytes_ && (offset > *bytes_ || out.size() > *bytes_ - offset)) {
+    return Fail(Errc::kBadInput, path() + ": " + std::to_string(out.size()) +
+                                     " bytes expected at offset " + std::to_string(offset) +
+                                     " of a container that ends at " + std::to_string(*bytes_));
+  }
+  return file_.ReadAt(first_ + offset, out);
+}
+
+}  // namespace shardwright::format

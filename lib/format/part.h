@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+#include "os/file.h"
+
+namespace shardwright::format {
+
+/// A file, or a stretch of one that is read as if it were a file by itself: some formats put many
+/// containers into one file. Offsets count from where it begins. Refers to the file.
+class Part {
+ public:
+  /// The whole file.
+  explicit Part(const os::File& file) : file_(file) {}
+  /// [first, first + bytes) of it.
+  Part(const os::File& file, std::uint64_t first, std::uint64_t bytes)
+      : file_(file), first_(first), bytes_(bytes) {}
+
+  std::uint64_t first() const { return first_; }
+  const std::string& path() const { return file_.path(); }
+  /// \error kNotFound if the file cannot be asked; kBadInput if it ends before the stretch does
+  Result<std::uint64_t> Bytes() const;
+  /// As os::File::ReadAt. \error kBadInput if the stretch ends before
+  Status ReadAt(std::uint64_t offset, std::span<std::byte> out) const;
+
+ private:
+  const os::File& file_;
+  std::uint64_t first_ = 0;
+  std::optional<std::uint64_t> bytes_;  // none: to the end of the file
+};
+
+}  // namespace shardwright::format

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "tensor/shape.h"
+
+namespace shardwright::safetensors {
+
+/// An entry as it stands in a header: of the right form, its values unchecked.
+struct RawEntry {
+  std::string name;
+  std::string dtype;
+  Shape shape;
+  std::uint64_t first = 0;  ///< data_offsets
+  std::uint64_t last = 0;
+};
+
+struct RawHeader {
+  std::vector<RawEntry> entries;  ///< in the order of the text; names may repeat
+  std::map<std::string, std::string> metadata;
+  std::string unknown_field;  ///< the first one that the format does not have
+};
+
+/// Parses a header's JSON event by event, so that memory stays in proportion to its entries.
+/// \error kBadInput  not JSON, not of the format's form; names the byte or the tensor. kLimit names
+///        or shapes beyond limits
+/// Pure.
+Result<RawHeader> ParseRaw(std::string_view text);
+
+}  // namespace shardwright::safetensors

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "format/json/json.h"
+#include "loads/load_trace.h"
+
+namespace shardwright::loads {
+
+using json::Json;
+
+/// One number that counts tokens: a whole number, or a mean that is rounded half up.
+/// \error kBadInput  negative, not a number, or above limits::kMoeTokens
+Result<std::uint64_t> CountOf(const Json& value, const std::string& where);
+Result<std::uint64_t> CountOf(double value, const std::string& where);
+
+/// Counts of one record as they are found: rows by layer number. Rows of several ranks add up.
+class RecordBuilder {
+ public:
+  /// \param where  starts messages
+  explicit RecordBuilder(std::string where) : where_(std::move(where)) {}
+
+  /// Adds a layer's counts. \error kBadInput  another number of experts than other layers have
+  Status Add(std::uint64_t layer, std::vector<std::uint64_t> counts);
+
+  bool empty() const { return rows_.empty(); }
+  const std::map<std::uint64_t, std::vector<std::uint64_t>>& rows() const { return rows_; }
+
+ private:
+  std::string where_;
+  std::map<std::uint64_t, std::vector<std::uint64_t>> rows_;
+};
+
+/// Appends a record; the first one says what layers and experts there are.
+/// \error kBadInput  other layers or experts than the records before; kLimit
+Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
+              const std::string& where);
+
+/// Sorts by iteration and proves the trace.
+/// \error kBadInput  no records, an iteration twice, counts that overflow
+Status Finish(LoadTrace* trace, const std::string& where);
+
+/// "layer 3 expert 5". For messages.
+std::string CellName(std::uint64_t layer, std::uint64_t expert);
+
+/// A list of lists of counts, as rows of consecutive layers from 0.
+Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record);
+
+Result<LoadTrace> ParseCsvLoads(std::string_view text, const std::string& where);
+/// A `.pt` file of SGLang's recorder.
+Result<LoadTrace> ReadRecorderDump(const std::string& path);
+/// A folder of TensorRT-LLM's statistics: meta_info.json and rank*.safetensors.
+Result<LoadTrace> ReadStatisticFolder(const std::string& folder);
+/// A checkpoint folder whose model files hold token counters.
+Result<LoadTrace> ReadCheckpointCounters(const std::string& folder);
+
+}  // namespace shardwright::loads

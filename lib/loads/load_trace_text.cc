@@ -1,0 +1,229 @@
+// Loads out of texts. What a document is, is told by its first character and its keys:
+//
+// 1. "[": a list of counts (one layer), of layers, or of records of layers.
+// 2. "{" on every line: JSONL, one record per line, ours or vLLM's.
+// 3. "{": one object: a record, SGLang's logical_count, or the loads that a plan was made for.
+// 4. Anything else is CSV.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/limits.h"
+#include "base/text.h"
+#include "loads/load_trace_internal.h"
+
+namespace shardwright::loads {
+namespace {
+
+Result<std::vector<std::uint64_t>> CountsOf(const Json& row, std::uint64_t layer,
+                                            const std::string& where) {
+  if (!row.is_array()) {
+    return Fail(Errc::kBadInput, where + ": layer " + std::to_string(layer) +
+                                     ": a list of counts expected, found " + json::KindOf(row));
+  }
+  std::vector<std::uint64_t> counts;
+  counts.reserve(row.size());
+  for (const Json& value : row) {
+    // The plain case spares the text of the place.
+    if (value.is_number_unsigned() && value.get<std::uint64_t>() <= limits::kMoeTokens) {
+      counts.push_back(value.get<std::uint64_t>());
+      continue;
+    }
+    SW_TRY_ASSIGN(const std::uint64_t count,
+                  CountOf(value, where + ": " + CellName(layer, counts.size())));
+    counts.push_back(count);
+  }
+  return counts;
+}
+
+int DepthOf(const Json& list) {
+  int depth = 0;
+  for (const Json* at = &list; at->is_array(); at = &at->front()) {
+    ++depth;
+    if (at->empty()) break;
+  }
+  return depth;
+}
+
+/// Records, layers or one layer, by how deep the lists are.
+Status AddLists(const Json& lists, const std::string& where, bool skip_idle, LoadTrace* trace) {
+  const int depth = DepthOf(lists);
+  if (depth < 1 || depth > 3) {
+    return Fail(Errc::kBadInput, where + ": lists of layers of counts expected, found " +
+                                     (depth == 0 ? json::KindOf(lists)
+                                                 : std::to_string(depth) + " levels of lists"));
+  }
+  if (depth < 3) {
+    RecordBuilder record(where);
+    SW_TRY(AddMatrix(depth == 2 ? lists : Json::array({lists}), where, &record));
+    return Append(trace, 0, record, where);
+  }
+  std::uint64_t step = 0;
+  for (const Json& matrix : lists) {
+    const std::string place = where + ": record " + std::to_string(step);
+    RecordBuilder record(place);
+    SW_TRY(AddMatrix(matrix, place, &record));
+    SW_TRY(Append(trace, step++, record, place));
+    const auto& tokens = trace->records.back().tokens;
+    const bool idle = std::all_of(tokens.begin(), tokens.end(), [](auto t) { return t == 0; });
+    if (skip_idle && idle) trace->records.pop_back();
+  }
+  return {};
+}
+
+/// vLLM counts physical experts; `map` says which expert each of them is.
+Status AddPhysical(const Json& load, const Json& map, const std::string& where,
+                   RecordBuilder* record) {
+  if (!load.is_array() || !map.is_array() || load.size() != map.size()) {
+    return Fail(Errc::kBadInput, where +
+                                     ": expert_load and p2l_map: lists of equal length "
+                                     "expected");
+  }
+  std::uint64_t experts = 0;
+  std::vector<std::vector<std::int64_t>> ids(map.size());
+  for (std::size_t l = 0; l < map.size(); ++l) {
+    if (!map[l].is_array() || !load[l].is_array() || map[l].size() != load[l].size()) {
+      return Fail(Errc::kBadInput, where + ": layer " + std::to_string(l) +
+                                       ": expert_load and p2l_map differ in length");
+    }
+    for (const Json& id : map[l]) {
+      const bool unused = id.is_number_integer() && id.get<std::int64_t>() == -1;
+      std::uint64_t expert = 0;
+      if (!unused) {
+        SW_TRY_ASSIGN(expert, json::WholeOf(id, 0, limits::kMoeExperts - 1,
+                                            where + ": p2l_map of layer " + std::to_string(l)));
+        experts = std::max(experts, expert + 1);
+      }
+      ids[l].push_back(unused ? -1 : static_cast<std::int64_t>(expert));
+    }
+  }
+  for (std::size_t l = 0; l < map.size(); ++l) {
+    SW_TRY_ASSIGN(const auto physical, CountsOf(load[l], l, where));
+    std::vector<std::uint64_t> counts(experts, 0);
+    for (std::size_t p = 0; p < physical.size(); ++p) {
+      if (ids[l][p] >= 0) counts[static_cast<std::size_t>(ids[l][p])] += physical[p];
+    }
+    SW_TRY(record->Add(l, std::move(counts)));
+  }
+  return {};
+}
+
+Status AddVllm(const Json& object, const std::string& where, LoadTrace* trace) {
+  trace->format = "vllm";
+  const Json& type = object["record_type"];
+  if (type == "eplb_load_meta") return {};
+  const Json* load = json::Find(object, "expert_load");
+  const Json* map = json::Find(object, "p2l_map");
+  if (type != "eplb_load_stats" || load == nullptr || map == nullptr) {
+    return Fail(Errc::kBadInput, where + ": record_type " + type.dump() +
+                                     ": eplb_load_stats with expert_load and p2l_map expected");
+  }
+  std::uint64_t step = trace->records.size();
+  if (const Json* given = json::Find(object, "step")) {
+    SW_TRY_ASSIGN(step, json::WholeOf(*given, 0, limits::kMoeTokens, where + ": step"));
+  }
+  RecordBuilder record(where);
+  SW_TRY(AddPhysical(*load, *map, where, &record));
+  return Append(trace, step, record, where);
+}
+
+/// The loads that one of our plans was made for.
+Status AddPlanLoads(const Json& layers, const std::string& where, LoadTrace* trace) {
+  RecordBuilder record(where);
+  for (const Json& layer : layers) {
+    const Json* number = json::Find(layer, "layer");
+    const Json* loads = json::Find(layer, "loads");
+    if (number == nullptr || loads == nullptr) {
+      return Fail(Errc::kBadInput, where + ": layers: objects with layer and loads expected");
+    }
+    SW_TRY_ASSIGN(const std::uint64_t id,
+                  json::WholeOf(*number, 0, limits::kMoeLayers - 1, where + ": layer"));
+    if (record.rows().contains(id)) {
+      return Fail(Errc::kBadInput, where + ": layer " + std::to_string(id) + " twice");
+    }
+    SW_TRY_ASSIGN(auto counts, CountsOf(*loads, id, where));
+    SW_TRY(record.Add(id, std::move(counts)));
+  }
+  return Append(trace, 0, record, where);
+}
+
+Status AddObject(const Json& object, const std::string& where, LoadTrace* trace) {
+  if (object.contains("record_type")) return AddVllm(object, where, trace);
+  if (const Json* tokens = json::Find(object, "tokens")) {
+    if (trace->format == "vllm") return Fail(Errc::kBadInput, where + ": no record of vLLM");
+    std::uint64_t iteration = trace->records.size();
+    if (const Json* given = json::Find(object, "iteration")) {
+      SW_TRY_ASSIGN(iteration, json::WholeOf(*given, 0, limits::kMoeTokens, where + ": iteration"));
+    }
+    RecordBuilder record(where);
+    SW_TRY(AddMatrix(*tokens, where + ": tokens", &record));
+    return Append(trace, iteration, record, where);
+  }
+  if (const Json* counts = json::Find(object, "logical_count")) {
+    trace->format = "sglang";
+    return AddLists(*counts, where + ": logical_count", true, trace);
+  }
+  if (const Json* loads = json::Find(object, "loads")) {
+    return AddLists(*loads, where + ": loads", false, trace);
+  }
+  const Json* layers = json::Find(object, "layers");
+  if (layers != nullptr && layers->is_array()) return AddPlanLoads(*layers, where, trace);
+  return Fail(Errc::kBadInput,
+              where + ": no loads: none of tokens, logical_count, expert_load, loads and layers");
+}
+
+Result<LoadTrace> ParseLines(std::string_view text, const std::string& where) {
+  LoadTrace trace;
+  trace.format = "jsonl";
+  std::uint64_t number = 0;
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    ++number;
+    if (Trimmed(line).empty()) continue;
+    const std::string place = where + ":" + std::to_string(number);
+    SW_TRY_ASSIGN(const Json object, json::Parse(line, place));
+    if (!object.is_object()) {
+      return Fail(Errc::kBadInput, place + ": an object expected, found " + json::KindOf(object));
+    }
+    SW_TRY(AddObject(object, place, &trace));
+  }
+  SW_TRY(Finish(&trace, where));
+  return trace;
+}
+
+}  // namespace
+
+Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record) {
+  if (!matrix.is_array()) {
+    return Fail(Errc::kBadInput,
+                where + ": a list of layers expected, found " + json::KindOf(matrix));
+  }
+  std::uint64_t layer = 0;
+  for (const Json& row : matrix) {
+    SW_TRY_ASSIGN(auto counts, CountsOf(row, layer, where));
+    SW_TRY(record->Add(layer++, std::move(counts)));
+  }
+  return {};
+}
+
+Result<LoadTrace> ParseLoads(std::string_view text, const std::string& where) {
+  const std::string_view body = Trimmed(text);
+  if (body.empty()) return Fail(Errc::kBadInput, where + ": is empty");
+  if (body.front() != '{' && body.front() != '[') return ParseCsvLoads(text, where);
+  const std::string_view line = Trimmed(body.substr(0, body.find('\n')));
+  if (body.front() == '{' && line.back() == '}') return ParseLines(text, where);
+  SW_TRY_ASSIGN(const Json json, json::Parse(text, where));
+  LoadTrace trace;
+  trace.format = "json";
+  if (json.is_array()) {
+    SW_TRY(AddLists(json, where, false, &trace));
+  } else {
+    SW_TRY(AddObject(json, where, &trace));
+  }
+  SW_TRY(Finish(&trace, where));
+  return trace;
+}
+
+}  // namespace shardwright::loads

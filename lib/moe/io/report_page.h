@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "moe/core/types.h"
+#include "moe/io/plan_text.h"
+
+namespace shardwright::moe {
+
+/// A row of the page's comparison table.
+struct PageRow {
+  std::string strategy;
+  const JudgedPlan* plan = nullptr;  ///< null if there is none
+  double seconds = 0;
+  std::string reason;  ///< why there is none
+};
+
+/// What a page shows. Everything is borrowed.
+struct ReportPage {
+  const Loads* loads = nullptr;
+  const Cluster* cluster = nullptr;
+  const JudgedPlan* plan = nullptr;
+  const Placement* before = nullptr;  ///< null if nothing is known of it
+  std::string before_name;
+  FailureUnit unit = FailureUnit::kNode;
+  std::string loads_name;
+  std::vector<PageRow> rows;
+};
+
+/// One self-contained HTML page: heat maps of experts and devices before and after, loads against
+/// the bound, survival by number of failures, migration rounds, comparison. It needs no network and
+/// follows the reader's choice of light or dark.
+/// \pre loads, cluster and plan are set
+/// Pure.
+std::string PageText(const ReportPage& report);
+
+}  // namespace shardwright::moe

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "moe/migration/migration.h"
+
+namespace shardwright::moe::internal {
+
+/// Colors the edges (sender, receiver) of a bipartite multigraph so that no two of a color share an
+/// end, with as many colors as the largest degree (König).
+/// \returns the color of every edge
+std::vector<std::uint32_t> ColorEdges(
+    std::span<const std::pair<std::uint32_t, std::uint32_t>> edges, std::uint32_t nodes);
+
+/// Rounds for transfers: those between nodes by coloring, those inside a node in the first round
+/// after their expert arrived in which both devices are free.
+void ColorRounds(const Cluster& cluster, Migration* migration);
+
+/// Chooses senders again, round by round: whoever has an expert, also since an earlier round, may
+/// send it on.
+void ForwardInRounds(const Placement& current, const Cluster& cluster, Migration* migration);
+
+}  // namespace shardwright::moe::internal

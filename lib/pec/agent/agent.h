@@ -1,0 +1,170 @@
+// lib/pec/agent: keeps snapshots in memory, so that training does not wait for storage.
+// An Agent is the state: three buffers (buffers.h) of checkpoints in memory (memory.h), persisted
+// into a store one after the other, and copies of other agents' newest. AgentServer answers
+// requests over a socket, AgentClient asks, agent_protocol.h is the language between them. RunAgent
+// (agent_run.h) is the process. Source: docs/formats/agent.md.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "pec/agent/buffers.h"
+#include "pec/agent/limiter.h"
+#include "pec/agent/memory.h"
+#include "pec/save/save.h"
+#include "ucp/input.h"
+
+namespace shardwright::pec {
+
+/// How an agent works; the fields are flags of pec-save.
+struct AgentOptions {
+  SaveRequest save;                        ///< how checkpoints are chosen and stored
+  std::vector<std::string> pattern_files;  ///< of the source
+  std::string tokens_path;                 ///< read anew for every snapshot; empty: not counted
+  std::uint64_t memory_bytes = 0;          ///< of all blobs in memory
+  std::uint64_t bandwidth = 0;  ///< bytes per second that persists and copies take; 0: any
+};
+
+/// A complete checkpoint in an agent's memory.
+struct AgentEntry {
+  std::string state;   ///< "filled", "persisting", "recovery", "copy"
+  std::string origin;  ///< of a copy: the agent that it is of
+  std::shared_ptr<const MemoryCheckpoint> checkpoint;
+};
+
+/// Numbers of an agent.
+struct AgentStatus {
+  std::array<BufferState, SnapshotBuffers::kBuffers> states{};
+  std::array<std::uint64_t, SnapshotBuffers::kBuffers> iterations{};  ///< of buffers not idle
+  std::uint64_t snapshots = 0;
+  std::uint64_t snapshots_failed = 0;
+  std::uint64_t snapshots_skipped = 0;  ///< given up without being persisted
+  std::uint64_t persists = 0;
+  std::uint64_t persists_failed = 0;
+  std::optional<std::uint64_t> newest;     ///< iteration of the newest complete snapshot
+  std::optional<std::uint64_t> persisted;  ///< iteration of the last durable one
+  std::uint64_t snapshot_bytes = 0;        ///< of all snapshots
+  double snapshot_seconds = 0;             ///< until they were copied
+  std::uint64_t memory_bytes = 0;
+  std::uint64_t memory_limit_bytes = 0;
+  std::string last_error;
+};
+
+/// Keeps snapshots of checkpoints in memory and persists them, as it is told. It has no threads and
+/// no sockets; every call may come from any thread. A call returns without waiting for a persist,
+/// except Persist, Flush, and CatchUp if there was a restore.
+/// Source: MoC-System section 5; docs/pec-planning.md section 6.2; docs/formats/agent.md.
+class Agent {
+ public:
+  explicit Agent(AgentOptions options);
+
+  /// Called when all bytes of a snapshot are in memory: training may go on.
+  using Copied = std::function<void(std::uint64_t iteration)>;
+
+  /// Reads the selected modules of a checkpoint into memory, and then works out their sums. A
+  /// snapshot of the newest snapshot's iteration takes its place, and holds what that held besides.
+  /// \param known  the number of the store's last recovery (Store::RecoveriesAfter) before the
+  ///        files of `input` were opened; 0: there was none
+  /// \param copied  not called for a checkpoint whose very files are in memory already
+  /// \returns its iteration
+  /// \error kUsage  older than the newest snapshot; kLimit  memory; kMismatch  another model, or a
+  ///        restore later than `known`; as Save. The buffer is given up; older snapshots stay.
+  Result<std::uint64_t> Snapshot(ucp::Input& input, std::uint64_t known, Sink& sink,
+                                 const Copied& copied = {});
+
+  /// Until no snapshot is under way.
+  void WaitForSnapshot();
+
+  /// Whether a snapshot waits to be persisted.
+  bool wants_persist() const;
+
+  /// Writes the newest snapshot that is not persisted into the store.
+  /// \returns its iteration; nothing if there is none
+  /// \error as Save; the snapshot stays and can be persisted later
+  Result<std::optional<std::uint64_t>> Persist(Sink& sink);
+
+  /// Makes everything durable that is newer than the store: own snapshots, and copies of agents
+  /// that may be gone.
+  /// \returns the store's newest iteration; nothing if it has none
+  Result<std::optional<std::uint64_t>> Flush(Sink& sink);
+
+  /// Asks the store for restores that this agent does not know yet, and forgets the checkpoints
+  /// that training gave up with them; a persist of such a checkpoint is stopped. Snapshot, Persist,
+  /// Flush and Accept call this themselves.
+  /// \error as Store::RecoveriesAfter
+  Status CatchUp();
+
+  /// Complete checkpoints, newest first; then copies.
+  std::vector<AgentEntry> Entries() const;
+  /// The newest complete own snapshot; null: none.
+  std::shared_ptr<const MemoryCheckpoint> Newest() const;
+  /// A blob of any entry. Null: not in memory
+  BlobPtr Find(const exec::Digest& digest) const;
+
+  /// Reads the manifest of a copy. One text at a time, since while it is taken apart it takes many
+  /// times its size.
+  /// \param counted  where what it holds is counted
+  /// \error as ParseManifest; kLimit
+  Result<Manifest> ReadManifest(const std::string& text, const std::string& where,
+                                Counted* counted);
+
+  /// Keeps another agent's checkpoint in place of the one before.
+  /// \error kBadInput  it contradicts itself; kMismatch  of another model than the store, or given
+  ///        up by a restore; kNotFound  of another store
+  Status Accept(const std::string& origin, MemoryCheckpoint checkpoint);
+
+  AgentStatus status() const;
+  const std::shared_ptr<MemoryPool>& pool() const { return pool_; }
+  const AgentOptions& options() const { return options_; }
+  Limiter& limiter() { return limiter_; }
+
+ private:
+  /// What buffers hold of a module, or of a part of it.
+  struct ModuleCopy {
+    std::array<BlobPtr, kComponents> parts;
+  };
+
+  Status Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
+              std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied);
+  Status Put(const SnapshotChoice& choice, Taken taken);
+  Status LookForRestores();
+  void Rollback(const std::vector<RecoveryRecord>& restores);
+  Status CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
+                    const Model& model) const;
+  Status FlushCopy(const AgentEntry& entry, Sink& sink);
+  bool Holds(const AgentEntry& copy) const;
+  Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Sink& sink);
+  Result<std::shared_ptr<const loads::LoadTrace>> ReadTokens() const;
+  Result<std::optional<std::uint64_t>> StoredIteration() const;
+  void DropIdle();
+
+  const AgentOptions options_;
+  const std::shared_ptr<MemoryPool> pool_;
+  Limiter limiter_;
+  std::mutex text_mutex_;      // one text of a copy at a time is taken apart
+  std::mutex snapshot_mutex_;  // one snapshot at a time; before mutex_
+  std::mutex catch_up_mutex_;  // before persist_mutex_
+  std::mutex persist_mutex_;   // one persist at a time; before mutex_
+  std::atomic<bool> stop_persist_ = false;
+  mutable std::mutex mutex_;
+  SnapshotBuffers buffers_;
+  std::array<std::shared_ptr<const MemoryCheckpoint>, SnapshotBuffers::kBuffers> records_;
+  std::map<std::string, std::shared_ptr<const MemoryCheckpoint>> copies_;
+  std::uint64_t recovery_ = 0;                  // the last one of the store that is known here
+  std::optional<SelectionState> level_;         // of the snapshots; absent: as the store says
+  std::optional<SelectionState> level_before_;  // the newest snapshot, for one in its place
+  AgentStatus status_;
+};
+
+}  // namespace shardwright::pec

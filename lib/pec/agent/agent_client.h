@@ -1,0 +1,74 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "os/socket.h"
+#include "pec/agent/limiter.h"
+#include "pec/agent/memory.h"
+#include "pec/store/manifest.h"
+
+namespace shardwright::pec {
+
+/// How long a client waits for an answer: a flush may write for long before it answers.
+inline constexpr std::chrono::milliseconds kAgentPatience(600'000);
+
+/// Speaks to an agent. Thread-safe: threads that ask at once have connections of their own.
+class AgentClient {
+ public:
+  /// \param stop  true ends every call with kStopped, also one that waits
+  explicit AgentClient(os::Address address, os::Stop stop = {},
+                       std::chrono::milliseconds patience = kAgentPatience)
+      : address_(std::move(address)), stop_(std::move(stop)), patience_(patience) {}
+
+  const os::Address& address() const { return address_; }
+
+  /// Sends a request.
+  /// \returns what follows "ok", and where that is a length, the text behind it
+  /// \error what the agent answers; kNotFound  nobody listens; kIo; kStopped
+  Result<std::string> Ask(const std::string& request);
+  Result<std::string> AskText(const std::string& request);
+
+  /// Checkpoints in its memory.
+  struct Listed {
+    std::string state;
+    std::uint64_t recovery = 0;  ///< as MemoryCheckpoint; 0 too where the agent does not say
+    Manifest manifest;
+  };
+  /// \error kBadInput  no such list; as Ask
+  Result<std::vector<Listed>> List();
+
+  /// A part of a blob, its checksum compared.
+  /// \error kBadInput  another length or checksum; as Ask
+  Status Read(const exec::Digest& digest, std::uint64_t offset, std::span<std::byte> out);
+
+  /// Brings the agent a copy of a checkpoint: only what it has not yet.
+  /// \returns bytes of blobs sent
+  /// \error as Ask
+  Result<std::uint64_t> Push(const std::string& name, const MemoryCheckpoint& checkpoint,
+                             Limiter& limiter);
+
+ private:
+  Result<os::Connection> Borrow(bool* lay_idle);
+  void Return(os::Connection connection);
+  Result<std::string> Exchange(const std::string& request, os::Connection* connection);
+
+  const os::Address address_;
+  const os::Stop stop_;
+  const std::chrono::milliseconds patience_;
+  std::mutex mutex_;
+  std::vector<os::Connection> idle_;
+};
+
+/// Parses the answer to "list".
+/// \error kBadInput
+/// Pure.
+Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
+                                                        const std::string& where);
+
+}  // namespace shardwright::pec

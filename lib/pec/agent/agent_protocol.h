@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "os/socket.h"
+#include "pec/agent/limiter.h"
+#include "pec/agent/memory.h"
+
+// What agents, restores and job scripts say to each other: docs/formats/agent.md. A request is one
+// line; an answer is "ok ...", perhaps with bytes behind it, or "error CODE MESSAGE".
+
+namespace shardwright::pec {
+
+inline constexpr std::size_t kAgentLineBytes = 4096;
+inline constexpr std::uint64_t kAgentTextBytes = std::uint64_t{256} << 20;
+inline constexpr std::uint64_t kAgentReadBytes = std::uint64_t{1} << 24;  ///< of one "read"
+
+/// Words of a line: separated by single spaces, none empty.
+std::vector<std::string_view> WordsOf(std::string_view line);
+
+/// \error kBadInput  not a decimal number up to `most`: names `what`
+Result<std::uint64_t> ParseNumber(std::string_view word, std::uint64_t most,
+                                  const std::string& what);
+
+/// \error kBadInput  not 32 hexadecimal digits
+Result<exec::Digest> ParseDigest(std::string_view word);
+
+/// Sends an "ok" line, or the error of `status` in one line.
+Status SendAnswer(os::Connection& connection, const Status& status, std::string_view rest = {});
+
+/// Receives an answer's line.
+/// \returns what follows "ok"
+/// \error what the other side says, its name before; kIo; kBadInput  no answer
+Result<std::string> ReceiveAnswer(os::Connection& connection);
+
+/// Receives so many bytes of text. Memory for it is taken as it comes, whatever was announced.
+/// \param counted  where it is counted; null: nowhere
+/// \error kLimit  above kAgentTextBytes, or memory; kIo
+Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes,
+                                Counted* counted = nullptr);
+
+/// Sends "ok BYTES UNITS", the length of every unit as u32, and the bytes.
+Status SendBlob(os::Connection& connection, const MemoryBlob& blob, Limiter& limiter);
+
+/// Receives a blob and proves that it is the one that was asked for. It counts as it comes.
+/// \error kBadInput  another size, unit lengths that do not add up, another digest: names both
+///        sides; kLimit  memory; kIo
+Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
+                            const std::shared_ptr<MemoryPool>& pool);
+
+}  // namespace shardwright::pec

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "pec/agent/agent.h"
+#include "ucp/input.h"
+
+namespace shardwright::pec {
+
+/// What an agent process does besides its AgentOptions.
+struct AgentRunOptions {
+  AgentOptions agent;
+  ucp::InputOptions input;          ///< the first root is the folder whose `latest` is watched
+  std::vector<std::string> listen;  ///< addresses (os::ParseAddress)
+  std::vector<std::string> peers;   ///< agents that get copies
+  std::string name;                 ///< what peers call it
+  bool copies_only = false;         ///< take no snapshots: keep the copies of others
+};
+
+/// Runs an agent until it is asked to stop (the sink, or a request): takes a snapshot whenever the
+/// folder's `latest` is written, persists and copies beside that, answers requests. Before it ends
+/// it persists the newest snapshot.
+/// \error kUsage  an address; kBusy, kIo  a listener; what the last persist returns
+/// Local. Source: docs/formats/agent.md.
+Result<AgentStatus> RunAgent(const AgentRunOptions& options, Sink& sink);
+
+}  // namespace shardwright::pec

@@ -1,0 +1,310 @@
+#include "pec/agent/agent_server.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "base/crc32.h"
+#include "pec/agent/agent_protocol.h"
+
+namespace shardwright::pec {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr std::chrono::milliseconds kTick(100);
+
+std::string StatusText(const Agent& agent) {
+  const AgentStatus status = agent.status();
+  json buffers = json::array();
+  for (std::size_t i = 0; i < status.states.size(); ++i) {
+    json one = {{"state", Name(status.states[i])}};
+    if (status.states[i] != BufferState::kIdle) one["iteration"] = status.iterations[i];
+    buffers.push_back(std::move(one));
+  }
+  json copies = json::array();
+  for (const AgentEntry& entry : agent.Entries()) {
+    if (entry.state != "copy") continue;
+    copies.push_back(
+        {{"origin", entry.origin}, {"iteration", entry.checkpoint->manifest.iteration}});
+  }
+  json out;
+  out["pid"] = ::getpid();
+  out["buffers"] = std::move(buffers);
+  out["copies"] = std::move(copies);
+  out["newest"] = status.newest ? json(*status.newest) : json(nullptr);
+  out["persisted"] = status.persisted ? json(*status.persisted) : json(nullptr);
+  out["snapshots"] = status.snapshots;
+  out["snapshots_failed"] = status.snapshots_failed;
+  out["snapshots_skipped"] = status.snapshots_skipped;
+  out["persists"] = status.persists;
+  out["persists_failed"] = status.persists_failed;
+  out["snapshot_bytes"] = status.snapshot_bytes;
+  out["snapshot_seconds"] = status.snapshot_seconds;
+  out["memory_bytes"] = status.memory_bytes;
+  out["memory_limit_bytes"] = status.memory_limit_bytes;
+  out["store"] = agent.options().save.store;
+  out["last_error"] = status.last_error;
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Status SendText(os::Connection& connection, const std::string& text) {
+  SW_TRY(SendAnswer(connection, {}, std::to_string(text.size())));
+  return connection.Send(text);
+}
+
+bool IsOrigin(std::string_view name) {
+  return !name.empty() && name.size() <= 128 &&
+         std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 0x7f; });
+}
+
+}  // namespace
+
+AgentServer::AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener,
+                         Sink& sink, ServerLimits limits)
+    : agent_(agent),
+      commands_(commands),
+      listener_(std::move(listener)),
+      sink_(sink),
+      limits_(limits) {
+  thread_ = std::thread([this] { Accept(); });
+}
+
+AgentServer::~AgentServer() {
+  stop_.store(true);
+  thread_.join();
+}
+
+void AgentServer::Reap(bool all) {
+  for (auto session = sessions_.begin(); session != sessions_.end();) {
+    if (!all && !session->over.load()) {
+      ++session;
+      continue;
+    }
+    session->thread.join();
+    session = sessions_.erase(session);
+  }
+}
+
+void AgentServer::Accept() {
+  while (!stop_.load()) {
+    Reap(false);
+    if (sessions_.size() >= limits_.sessions) {
+      if (listener_.Pending(kTick)) {
+        MakeRoom();
+        std::this_thread::sleep_for(kTick);
+      }
+      continue;
+    }
+    auto connection = listener_.Accept(kTick, limits_.idle, [this] { return stop_.load(); });
+    if (!connection) {
+      sink_.Warn(connection.error().message);
+      std::this_thread::sleep_for(kTick);
+      continue;
+    }
+    if (!*connection) continue;
+    Session& session = sessions_.emplace_back();
+    session.thread = std::thread([this, &session, one = std::move(**connection)]() mutable {
+      Serve(session, std::move(one));
+      session.over.store(true);
+    });
+  }
+  Reap(true);
+}
+
+/// Sends away the connection that has been without a request for longest.
+void AgentServer::MakeRoom() {
+  Session* longest = nullptr;
+  const Clock::time_point before = Clock::now() - limits_.grace;
+  for (Session& session : sessions_) {
+    const State state = session.state.load();
+    if (state == State::kLeaves) return;  // there is room in a moment
+    if (state != State::kWaits || session.since.load() > before) continue;
+    if (longest == nullptr || session.since.load() < longest->since.load()) longest = &session;
+  }
+  State waits = State::kWaits;
+  if (longest != nullptr) longest->state.compare_exchange_strong(waits, State::kLeaves);
+}
+
+/// Waits for a whole request. \returns false: the connection ends
+bool AgentServer::Await(Session& session, os::Connection& connection) const {
+  const Clock::time_point start = Clock::now();
+  session.since.store(start);
+  session.state.store(State::kWaits);
+  while (session.state.load() == State::kWaits && Clock::now() - start < limits_.idle) {
+    const Result<bool> line = connection.HasLine(kAgentLineBytes, kTick);
+    if (!line) return false;
+    State waits = State::kWaits;
+    if (*line) return session.state.compare_exchange_strong(waits, State::kAsks);
+  }
+  return false;
+}
+
+void AgentServer::Serve(Session& session, os::Connection connection) {
+  while (Await(session, connection)) {
+    const auto line = connection.ReceiveLine(kAgentLineBytes);
+    if (!line) {
+      sink_.Note("agent: " + line.error().message, 1);
+      (void)SendAnswer(connection, tl::unexpected<Error>(line.error()));
+      return;
+    }
+    if (!*line) return;
+    const Status status = Answer(connection, **line);
+    if (status) continue;
+    sink_.Note("agent: " + status.error().message, 1);
+    (void)SendAnswer(connection, status);
+    // After a cut transfer nobody knows where the next request would begin.
+    const Errc code = status.error().code;
+    if (code == Errc::kIo || code == Errc::kBadInput || code == Errc::kLimit) return;
+  }
+}
+
+Status AgentServer::Answer(os::Connection& connection, const std::string& line) {
+  const std::vector<std::string_view> words = WordsOf(line);
+  const std::string_view verb = words.empty() ? std::string_view() : words[0];
+  const auto is = [&](std::string_view name, std::size_t count) {
+    return verb == name && words.size() == count + 1;
+  };
+  if (is("status", 0)) return SendText(connection, StatusText(agent_));
+  if (is("list", 0)) return List(connection);
+  if (is("get", 1)) {
+    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
+    const BlobPtr blob = agent_.Find(digest);
+    if (blob) return SendBlob(connection, *blob, agent_.limiter());
+    return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
+  }
+  if (is("read", 3)) {
+    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
+    SW_TRY_ASSIGN(const std::uint64_t offset, ParseNumber(words[2], ~std::uint64_t{0}, "offset"));
+    SW_TRY_ASSIGN(const std::uint64_t bytes, ParseNumber(words[3], kAgentReadBytes, "bytes"));
+    return Read(connection, digest, offset, bytes);
+  }
+  if (is("catalogue", 1)) {
+    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
+    for (const AgentEntry& entry : agent_.Entries()) {
+      if (entry.checkpoint->manifest.catalogue == digest) {
+        return SendText(connection, entry.checkpoint->catalogue);
+      }
+    }
+    return Fail(Errc::kNotFound, "catalogue " + exec::Hex(digest) + " is not in memory");
+  }
+  // Without the recovery it comes from a version that did not know of it.
+  if (is("push", 3) || is("push", 4)) return Push(connection, words);
+  if (is("flush", 0)) {
+    SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, commands_.flush());
+    return SendAnswer(connection, {}, stored ? std::to_string(*stored) : "none");
+  }
+  if (is("snapshot", 0) || is("snapshot", 1) || is("stop", 0)) {
+    if (!connection.is_local()) {
+      return Fail(Errc::kUsage, std::string(verb) + ": only over a socket file");
+    }
+    if (verb == "stop") {
+      SW_TRY(commands_.stop());
+      return SendAnswer(connection, {});
+    }
+    return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
+  }
+  return Fail(Errc::kUsage,
+              "no such request; there are status, list, get DIGEST, read DIGEST OFFSET BYTES, "
+              "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG] and stop");
+}
+
+/// Answers as soon as training may go on.
+Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag) {
+  std::optional<Status> sent;
+  const auto answer = [&](std::uint64_t iteration) {
+    sent = SendAnswer(connection, {}, std::to_string(iteration));
+  };
+  const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer);
+  if (iteration && !sent) answer(*iteration);
+  if (sent) {
+    if (!iteration) sink_.Warn("snapshot: " + iteration.error().message);
+    return *std::move(sent);
+  }
+  return tl::unexpected<Error>(iteration.error());
+}
+
+Status AgentServer::List(os::Connection& connection) const {
+  SW_TRY(agent_.CatchUp());
+  json list = json::array();
+  for (const AgentEntry& entry : agent_.Entries()) {
+    list.push_back({{"state", entry.state},
+                    {"origin", entry.origin},
+                    {"recovery", entry.checkpoint->recovery},
+                    {"manifest", ToText(entry.checkpoint->manifest)}});
+  }
+  return SendText(connection, list.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
+                         std::uint64_t offset, std::uint64_t bytes) {
+  const BlobPtr blob = agent_.Find(digest);
+  if (!blob) return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
+  const std::uint64_t size = blob->ref().bytes;
+  if (offset > size || bytes > size - offset) {
+    return Fail(Errc::kUsage, "read: bytes " + std::to_string(offset) + " and " +
+                                  std::to_string(bytes) + " more of a blob of " +
+                                  std::to_string(size));
+  }
+  const std::span<const std::byte> part = blob->bytes().subspan(offset, bytes);
+  agent_.limiter().Spend(bytes);
+  SW_TRY(SendAnswer(connection, {}, std::to_string(bytes) + " " + std::to_string(Crc32(part))));
+  return connection.Send(part);
+}
+
+Status AgentServer::Push(os::Connection& connection, const std::vector<std::string_view>& words) {
+  if (!IsOrigin(words[1])) return Fail(Errc::kBadInput, "push: no name of an agent");
+  SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
+  SW_TRY_ASSIGN(const std::uint64_t catalogue, ParseNumber(words[3], kAgentTextBytes, "catalogue"));
+  std::uint64_t recovery = 0;
+  if (words.size() > 4) {
+    SW_TRY_ASSIGN(recovery, ParseNumber(words[4], ~std::uint64_t{0}, "recovery"));
+  }
+  return Take(connection, std::string(words[1]), manifest, catalogue, recovery);
+}
+
+/// A copy of another agent's checkpoint: says which blobs are not here yet, and takes them in.
+Status AgentServer::Take(os::Connection& connection, const std::string& origin,
+                         std::uint64_t manifest_bytes, std::uint64_t catalogue_bytes,
+                         std::uint64_t recovery) {
+  MemoryCheckpoint checkpoint;
+  checkpoint.recovery = recovery;
+  const auto counted = std::make_shared<Counted>(agent_.pool());
+  checkpoint.counted = counted;
+  SW_TRY_ASSIGN(std::string text, ReceiveText(connection, manifest_bytes, counted.get()));
+  SW_TRY_ASSIGN(checkpoint.catalogue, ReceiveText(connection, catalogue_bytes, counted.get()));
+  SW_TRY_ASSIGN(checkpoint.manifest,
+                agent_.ReadManifest(text, "manifest of " + origin, counted.get()));
+  std::map<exec::Digest, BlobRef> missing;
+  const auto want = [&](const BlobRef& ref) {
+    if (BlobPtr blob = agent_.Find(ref.digest); blob && blob->ref() == ref) {
+      checkpoint.blobs[ref.digest] = std::move(blob);
+    } else {
+      missing.emplace(ref.digest, ref);
+    }
+  };
+  for (const HeldModule& module : checkpoint.manifest.modules) {
+    for (const auto& held : module) {
+      if (held) want(held->blob);
+    }
+  }
+  if (checkpoint.manifest.passed) want(*checkpoint.manifest.passed);
+  std::uint64_t bytes = 0;
+  for (const auto& [digest, ref] : missing) {
+    if (__builtin_add_overflow(bytes, ref.bytes, &bytes)) bytes = ~std::uint64_t{0};
+  }
+  SW_TRY(agent_.pool()->CheckRoom(bytes, "copy of " + origin));
+  std::string need;
+  for (const auto& [digest, ref] : missing) need += exec::Hex(digest) + "\n";
+  SW_TRY(SendText(connection, need));
+  for (const auto& [digest, ref] : missing) {
+    SW_TRY_ASSIGN(checkpoint.blobs[digest], ReceiveBlob(connection, ref, agent_.pool()));
+  }
+  SW_TRY(agent_.Accept(origin, std::move(checkpoint)));
+  return SendAnswer(connection, {});
+}
+
+}  // namespace shardwright::pec

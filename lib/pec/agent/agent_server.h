@@ -1,0 +1,97 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "os/socket.h"
+#include "pec/agent/agent.h"
+
+namespace shardwright::pec {
+
+/// What a server asks of who runs the agent.
+struct AgentCommands {
+  /// Takes a snapshot of a checkpoint folder's tag; empty: of the one that `latest` names.
+  std::function<Result<std::uint64_t>(const std::string& tag, const Agent::Copied& copied)>
+      snapshot;
+  /// Makes everything durable, a checkpoint too that has not been noticed yet.
+  /// \returns the store's newest iteration
+  std::function<Result<std::optional<std::uint64_t>>()> flush;
+  /// Ends the agent. \returns when the newest snapshot is in the store, or cannot be saved
+  std::function<Status()> stop;
+};
+
+/// How many connections a server serves, and what it bears with.
+struct ServerLimits {
+  /// At once: peers and the ranks of a restore.
+  std::size_t sessions = 64;
+  /// How long a connection may be without a whole request, or a transfer stand still.
+  std::chrono::milliseconds idle{30'000};
+  /// Where all places are taken and somebody waits, the connection that has been without a request
+  /// for longest, and for so long, makes room.
+  std::chrono::milliseconds grace{1'000};
+};
+
+/// Answers requests to an agent on one listener; every connection has its thread, so that a slow
+/// reader holds nobody up. Each server has its own places: connections to a port take none of a
+/// socket file, which is for the agent's user.
+/// Source: docs/formats/agent.md.
+class AgentServer {
+ public:
+  /// \pre agent, commands and sink outlive it
+  AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener, Sink& sink,
+              ServerLimits limits = {});
+  AgentServer(const AgentServer&) = delete;
+  AgentServer& operator=(const AgentServer&) = delete;
+  /// Cuts what is under way.
+  ~AgentServer();
+
+  const os::Address& address() const { return listener_.address(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class State : std::uint8_t {
+    kAsks,    ///< a request is under way
+    kWaits,   ///< for a request
+    kLeaves,  ///< for others
+  };
+  struct Session {
+    std::thread thread;
+    std::atomic<State> state = State::kAsks;
+    std::atomic<Clock::time_point> since = Clock::now();  ///< of kWaits
+    std::atomic<bool> over = false;
+  };
+
+  void Accept();
+  void MakeRoom();
+  void Serve(Session& session, os::Connection connection);
+  bool Await(Session& session, os::Connection& connection) const;
+  Status Snapshot(os::Connection& connection, const std::string& tag);
+  Status Answer(os::Connection& connection, const std::string& line);
+  Status Push(os::Connection& connection, const std::vector<std::string_view>& words);
+  Status Take(os::Connection& connection, const std::string& origin, std::uint64_t manifest_bytes,
+              std::uint64_t catalogue_bytes, std::uint64_t recovery);
+  Status List(os::Connection& connection) const;
+  Status Read(os::Connection& connection, const exec::Digest& digest, std::uint64_t offset,
+              std::uint64_t bytes);
+  void Reap(bool all);
+
+  Agent& agent_;
+  const AgentCommands& commands_;
+  os::Listener listener_;
+  Sink& sink_;
+  const ServerLimits limits_;
+  std::atomic<bool> stop_ = false;
+  std::list<Session> sessions_;  // touched by the accepting thread only
+  std::thread thread_;
+};
+
+}  // namespace shardwright::pec

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "pec/forecast/overhead.h"
+#include "pec/select/types.h"
+#include "pec/shares/sharding.h"
+
+namespace shardwright::pec {
+
+/// What a checkpoint of K experts per layer costs, for every K. Bytes are those of the rank that
+/// saves most, or of the node that does, as the bandwidths they are compared with.
+struct BottleneckTable {
+  std::vector<std::uint64_t> bytes;  ///< [K - 1], K = 1 .. N
+};
+
+/// Bottlenecks from real shard plans of sequential selections: for each K the largest of the first
+/// `checkpoints` checkpoints (with equal experts PhaseCount(K, ep) of them show everything).
+/// \param ranks_per_node  consecutive data-parallel ranks that share a link; 1: a link for each
+/// \error kUsage  0 checkpoints or ranks per node; as PlanSave
+/// Pure. Source: docs/pec-planning.md section 8.1.
+Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t checkpoints,
+                                      std::uint32_t ranks_per_node);
+
+/// What is measured, and what is wished.
+struct AutoInput {
+  BottleneckTable snapshot;
+  BottleneckTable persist;
+  double snapshot_bytes_per_s = 0;  ///< of a rank, or of a node, as the table
+  double persist_bytes_per_s = 0;
+  double forward_backward_s = 0;  ///< T_fb
+  double iteration_s = 0;         ///< T_iter
+  double fault_rate = 0;          ///< lambda, faults per iteration
+  double restart_s = 0;           ///< O_restart
+  double iterations = 0;          ///< I_total
+  double lost_share = 1;          ///< share of the experts whose memory copies a fault takes
+  double plt_limit = 0.0375;
+  std::optional<std::uint64_t> interval;  ///< wanted I; absent: as short as pays
+};
+
+/// A configuration and the model's numbers for it.
+struct AutoConfig {
+  std::uint32_t k_snapshot = 1;
+  std::uint32_t k_persist = 1;
+  std::uint64_t interval = 1;  ///< I
+  double snapshot_s = 0;
+  double persist_s = 0;
+  double stall_s = 0;        ///< O_save
+  double expected_plt = 0;   ///< of the whole run
+  bool plt_in_limit = true;  ///< false: no k_persist that fits the interval is enough
+  double overhead_s = 0;     ///< expected, of the whole run (eq 4)
+  double ettr = 0;           ///< effective training time ratio
+};
+
+/// Chooses K_snapshot, K_persist and I: K_snapshot is the largest K whose snapshot hides behind
+/// forward and backward (none: 1, with a stall); K_persist is 1, raised while the expected PLT is
+/// above the limit and the persist still ends within the interval; I is what the persist takes, or
+/// the best interval if that is longer. Then both K are raised while the bottleneck does not grow.
+/// \error kUsage  tables of no or different lengths, bandwidths or times that are not positive;
+///        as the functions of overhead.h and lost_tokens.h
+/// Pure. Source: docs/pec-planning.md section 8.1.
+Result<AutoConfig> ChooseConfig(const AutoInput& input);
+
+}  // namespace shardwright::pec

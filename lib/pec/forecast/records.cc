@@ -1,0 +1,97 @@
+#include "pec/forecast/records.h"
+
+#include <nlohmann/json.hpp>
+
+namespace shardwright::pec {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// {"0":[ids],...}
+Json LayersOf(const Selection& selection) {
+  Json layers = Json::object();
+  for (std::size_t m = 0; m < selection.size(); ++m) {
+    layers[std::to_string(m)] = selection[m];
+  }
+  return layers;
+}
+
+std::string TextOf(const Json& record) {
+  // Names come from files: what is no UTF-8 must not throw.
+  return record.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Json Start(const char* kind) {
+  Json record = Json::object();
+  record["kind"] = kind;
+  return record;
+}
+
+}  // namespace
+
+Result<std::string> SelectionRecord(const ExpertMap& map, std::uint32_t k_snapshot,
+                                    std::optional<std::uint32_t> k_persist,
+                                    std::span<const TwoLevelSelection> checkpoints) {
+  const LayerExperts experts = map.experts();
+  SW_TRY(ValidateExperts(experts));
+  for (std::size_t m = 1; m < experts.size(); ++m) {
+    if (experts[m] == experts[0]) continue;
+    return Fail(Errc::kUsage, "selection record: MoE layer " + std::to_string(m) + " has " +
+                                  std::to_string(experts[m]) + " experts, layer 0 has " +
+                                  std::to_string(experts[0]));
+  }
+  Json record = Start("selection");
+  record["experts"] = experts[0];
+  record["k"] = k_snapshot;
+  if (k_persist) record["k_persist"] = *k_persist;
+  record["ep"] = map.ep;
+  record["moe_layers"] = experts.size();
+  Json& list = record["checkpoints"] = Json::array();
+  for (std::size_t t = 0; t < checkpoints.size(); ++t) {
+    Json entry = Json::object();
+    entry["t"] = t;
+    entry["layers"] = LayersOf(checkpoints[t].snapshot);
+    if (k_persist) entry["persist"] = LayersOf(checkpoints[t].persist);
+    list.push_back(std::move(entry));
+  }
+  return TextOf(record);
+}
+
+std::string BudgetRecord(const Counts& popularity, const BudgetSelection& budget) {
+  Json record = Start("budget");
+  record["popularity"] = popularity;
+  record["s_total"] = budget.total;
+  record["s"] = budget.share;
+  record["selected"] = budget.selected;
+  return TextOf(record);
+}
+
+Result<std::string> ShardingRecord(std::span<const std::string> names,
+                                   std::span<const std::uint64_t> start, const ShardPlan& plan) {
+  std::vector<std::uint32_t> count(names.size(), 0);
+  for (const ShardPiece& piece : plan.pieces) {
+    if (piece.module >= names.size()) {
+      return Fail(Errc::kMismatch, "sharding record: " + std::to_string(names.size()) +
+                                       " names, a piece of module " + std::to_string(piece.module));
+    }
+    ++count[piece.module];
+  }
+  Json modules = Json::object();
+  Json owner = Json::object();
+  for (const ShardPiece& piece : plan.pieces) {
+    std::string name = names[piece.module];
+    if (count[piece.module] > 1) {
+      name += "[" + std::to_string(piece.first) + ":" + std::to_string(piece.last) + "]";
+    }
+    modules[name] = piece.last - piece.first;
+    owner[name] = piece.rank;
+  }
+  Json record = Start("sharding");
+  record["modules"] = std::move(modules);
+  record["start"] = std::vector<std::uint64_t>(start.begin(), start.end());
+  record["owner"] = std::move(owner);
+  record["bottleneck"] = plan.bottleneck;
+  return TextOf(record);
+}
+
+}  // namespace shardwright::pec

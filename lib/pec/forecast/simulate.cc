@@ -1,0 +1,320 @@
+#include "pec/forecast/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/limits.h"
+#include "pec/forecast/overhead.h"
+#include "pec/shares/saved_model.h"
+
+namespace shardwright::pec {
+namespace {
+
+/// A fault takes a copy only if the node that saved it is lost; until then nobody has saved it.
+constexpr std::uint32_t kNoNode = std::numeric_limits<std::uint32_t>::max();
+
+/// What the checkpoints hold: goes back with the training.
+struct Levels {
+  LevelState memory;
+  LevelState storage;
+  PerExpert<std::uint32_t> node;  // whose memory has the copy
+  std::uint64_t iteration = 0;    // of the newest checkpoint; 0: none
+};
+
+Status Check(const SimulationInput& input) {
+  const LayerExperts experts = input.map.experts();
+  SW_TRY(ValidateExperts(experts));
+  SW_TRY(Validate(input.ranks, input.map.ep));
+  if (input.tokens.empty()) return Fail(Errc::kUsage, "a run without iterations");
+  if (input.interval == 0 || input.ranks_per_node == 0) {
+    return Fail(Errc::kUsage, "a checkpoint every " + std::to_string(input.interval) +
+                                  " iterations, " + std::to_string(input.ranks_per_node) +
+                                  " ranks per node: expected at least 1");
+  }
+  const std::uint64_t nodes = CeilDiv(input.ranks.dp, input.ranks_per_node);
+  std::uint64_t before = 0;
+  for (const SimulatedFault& fault : input.faults) {
+    if (fault.iteration < before || fault.iteration == 0 || fault.iteration > input.tokens.size()) {
+      return Fail(Errc::kUsage, "fault at iteration " + std::to_string(fault.iteration) +
+                                    ", expected " +
+                                    std::to_string(std::max<std::uint64_t>(before, 1)) + " to " +
+                                    std::to_string(input.tokens.size()));
+    }
+    before = fault.iteration;
+    for (std::uint32_t node : fault.nodes) {
+      if (node < nodes) continue;
+      return Fail(Errc::kUsage, "fault at iteration " + std::to_string(fault.iteration) +
+                                    ": node " + std::to_string(node) +
+                                    " does not exist, there are " + std::to_string(nodes));
+    }
+  }
+  return {};
+}
+
+/// One run of one policy.
+class Run {
+ public:
+  Run(const SimulationInput& input, const SimulatedPolicy& policy, TokenHistory history)
+      : input_(input), experts_(input.map.experts()), history_(std::move(history)) {
+    row_.policy = policy;
+    ledger_ = LossLedger::Make(experts_);
+    k_snapshot_ = policy.k_snapshot;
+    k_persist_ = policy.dynamic_limit ? policy.k_snapshot : policy.k_persist;
+    levels_.memory = MakeLevelState(experts_, k_snapshot_);
+    levels_.storage = MakeLevelState(experts_, k_persist_);
+    for (std::uint32_t n : experts_) levels_.node.emplace_back(n, kNoNode);
+    newest_ = levels_;
+  }
+
+  Result<SimulationRow> Go() {
+    SW_TRY_ASSIGN(saved_, SavedModelOf(input_.model, input_.keep, input_.map, input_.ranks, 0));
+    saved_.options.split_above = input_.split_above;
+    whole_run_ = ObservedTokens(history_, input_.tokens.size());
+    if (row_.policy.dynamic_limit) SW_TRY(StartDynamicK(*row_.policy.dynamic_limit));
+    std::size_t fault = 0;
+    for (std::uint64_t i = 1; i <= input_.tokens.size(); ++i) {
+      ++step_;
+      SW_TRY(CountTokens(&levels_.memory, input_.tokens[i - 1]));
+      SW_TRY(CountTokens(&levels_.storage, input_.tokens[i - 1]));
+      if (i % input_.interval == 0) SW_TRY(Checkpoint(i));
+      if (fault < input_.faults.size() && input_.faults[fault].iteration == i) {
+        SW_TRY(Recover(input_.faults[fault++]));
+        i = levels_.iteration;
+      }
+    }
+    SW_TRY(Finish());
+    return std::move(row_);
+  }
+
+ private:
+  Result<TwoLevelSelection> Select() const {
+    if (levels_.iteration == 0 && input_.first_full) {
+      return TwoLevelSelection{SelectAll(experts_), SelectAll(experts_)};
+    }
+    SelectionOptions options{row_.policy.policy, k_snapshot_, k_persist_, row_.policy.max_age, 0};
+    options.budget = std::uint64_t{k_persist_} * experts_.size();
+    return SelectTwoLevels(input_.map, levels_.memory, levels_.storage, options);
+  }
+
+  Status Checkpoint(std::uint64_t iteration) {
+    const bool whole = levels_.iteration == 0 && input_.first_full;
+    SW_TRY_ASSIGN(const TwoLevelSelection chosen, Select());
+    SW_TRY(NoteRisk(chosen.persist, iteration));
+    SW_TRY_ASSIGN(const CheckpointSize snapshot,
+                  SizeOfCheckpoint(input_.model, chosen.snapshot, input_.keep));
+    SW_TRY_ASSIGN(const CheckpointSize persist,
+                  SizeOfCheckpoint(input_.model, chosen.persist, input_.keep));
+    SW_TRY_ASSIGN(row_.snapshot_bytes, CheckedAdd(row_.snapshot_bytes, snapshot.bytes));
+    SW_TRY_ASSIGN(row_.persist_bytes, CheckedAdd(row_.persist_bytes, persist.bytes));
+    SW_TRY_ASSIGN(const SavePlan memory, PlanSave(saved_, chosen.snapshot));
+    SW_TRY_ASSIGN(const SavePlan storage, PlanSave(saved_, chosen.persist));
+    if (!whole && storage.bottleneck > row_.bottleneck_bytes) {
+      row_.bottleneck_bytes = storage.bottleneck;
+      row_.bound_bytes = storage.bound;
+    }
+    if (input_.snapshot_bytes_per_s > 0) {
+      const double snapshot_s =
+          static_cast<double>(memory.bottleneck) / input_.snapshot_bytes_per_s;
+      const double stall_s = SaveStall(snapshot_s, input_.forward_backward_s);
+      if (!whole) row_.stall_s = std::max(row_.stall_s, stall_s);
+      row_.overhead_s += stall_s;
+    }
+    for (const ExpertOwner& owner : memory.experts) {
+      levels_.node[static_cast<std::size_t>(owner.module.layer)]
+                  [static_cast<std::size_t>(owner.module.expert)] =
+          owner.rank / input_.ranks_per_node;
+    }
+    SW_TRY(CompleteSave(&levels_.memory, BeginSave(levels_.memory, chosen.snapshot, iteration)));
+    SW_TRY(CompleteSave(&levels_.storage, BeginSave(levels_.storage, chosen.persist, iteration)));
+    levels_.iteration = iteration;
+    ++row_.checkpoints;
+    row_.run.checkpoints.push_back({iteration, chosen.snapshot, chosen.persist});
+    newest_ = levels_;
+    return {};
+  }
+
+  /// What storage will not have after a checkpoint, of what it does not have before it.
+  Status NoteRisk(const Selection& persisted, std::uint64_t iteration) {
+    SW_TRY_ASSIGN(const TokensAtRisk risk, RiskOf(Unsaved(levels_.storage), persisted));
+    row_.risk.push_back({step_, iteration, risk.fraction()});
+    risk_sum_ += risk.fraction();
+    row_.risk_max = std::max(row_.risk_max, risk.fraction());
+    return {};
+  }
+
+  Status Recover(const SimulatedFault& fault) {
+    row_.replayed_iterations += fault.iteration - newest_.iteration;
+    row_.overhead_s += input_.restart_s + static_cast<double>(fault.iteration - newest_.iteration) *
+                                              input_.iteration_s;
+    SimulatedRun::Fault entry;
+    entry.iteration = fault.iteration;
+    entry.resume = newest_.iteration;
+    entry.lost.resize(experts_.size());
+    Levels back = newest_;
+    Counts version = back.memory.version;
+    for (std::size_t m = 0; m < experts_.size(); ++m) {
+      for (std::uint32_t e = 0; e < experts_[m]; ++e) {
+        const bool gone =
+            std::find(fault.nodes.begin(), fault.nodes.end(), back.node[m][e]) != fault.nodes.end();
+        if (!gone) continue;
+        entry.lost[m].push_back(e);
+        version[m][e] = back.storage.version[m][e];
+      }
+    }
+    SW_TRY_ASSIGN(const FaultLoss loss, ledger_.Charge(history_, version, entry.resume));
+    SW_TRY(ForgetLost(&back.storage, loss.lost));
+    // Memory holds again what training goes on with: the copies that are left, or those that were
+    // loaded from storage.
+    back.memory.tokens = back.storage.tokens;
+    back.memory.covered = back.storage.tokens;
+    back.memory.version = version;
+    SW_TRY(EnterFault(loss, entry));
+    entry.layer = loss.layer;
+    row_.run.faults.push_back(std::move(entry));
+    levels_ = std::move(back);
+    newest_ = levels_;
+    return {};
+  }
+
+  Status StartDynamicK(double limit) {
+    const std::uint32_t experts = *std::max_element(experts_.begin(), experts_.end());
+    DynamicRun& run = row_.dynamic.emplace();
+    SW_TRY_ASSIGN(run.state, MakeDynamicK(experts, k_snapshot_, limit, false));
+    run.k = {{0, 0, k_snapshot_}};
+    return {};
+  }
+
+  /// Faults outlive the training that goes back: what dynamic K has spent stays spent.
+  Status EnterFault(const FaultLoss& loss, const SimulatedRun::Fault& fault) {
+    if (!row_.dynamic) return {};
+    DynamicRun& run = *row_.dynamic;
+    SW_TRY_ASSIGN(const LossSummary cost, SummarizeLoss(loss.layer, whole_run_));
+    SW_TRY(EnterRecovery(&run.state, cost.plt));
+    if (run.state.k == k_snapshot_) return {};
+    k_snapshot_ = k_persist_ = run.state.k;
+    run.k.push_back({step_, fault.iteration, run.state.k});
+    return {};
+  }
+
+  void FinishDynamicK() {
+    if (!row_.dynamic) return;
+    row_.dynamic->faults_covered = FaultsCovered(
+        row_.dynamic->state, EvenFaultCost(experts_, input_.interval, input_.tokens.size()));
+  }
+
+  Status Finish() {
+    FinishDynamicK();
+    SW_TRY_ASSIGN(row_.loss, SummarizeLoss(ledger_.layer_lost, whole_run_));
+    if (row_.checkpoints > 0) {
+      row_.risk_mean = risk_sum_ / static_cast<double>(row_.checkpoints);
+    }
+    return {};
+  }
+
+  const SimulationInput& input_;
+  LayerExperts experts_;
+  TokenHistory history_;
+  LayerTokens whole_run_;
+  LossLedger ledger_;
+  std::uint32_t k_snapshot_ = 1;  // now: dynamic K raises both
+  std::uint32_t k_persist_ = 1;
+  std::uint64_t step_ = 0;  // iterations run
+  Levels levels_;
+  Levels newest_;  // as the newest checkpoint left it
+  SavedModel saved_;
+  double risk_sum_ = 0;
+  SimulationRow row_;
+};
+
+Result<TokenHistory> HistoryOf(const SimulationInput& input) {
+  SW_TRY_ASSIGN(TokenHistory history, TokenHistory::Make(input.map.experts()));
+  for (std::size_t i = 0; i < input.tokens.size(); ++i) {
+    SW_TRY(history.Add(i + 1, input.tokens[i]));
+  }
+  return history;
+}
+
+}  // namespace
+
+Result<std::vector<SimulatedFault>> MakeFaults(double rate, std::uint64_t first, std::uint64_t last,
+                                               std::uint32_t nodes, double node_share,
+                                               std::uint64_t seed) {
+  const auto is_share = [](double value) { return value >= 0 && value <= 1; };
+  if (!is_share(rate) || !is_share(node_share)) {
+    return Fail(Errc::kUsage, "a fault rate of " + std::to_string(rate) + " and a node share of " +
+                                  std::to_string(node_share) + ", expected 0 to 1");
+  }
+  if (nodes == 0 || first == 0 || first > last || last - first >= limits::kMoeEvents) {
+    return Fail(Errc::kUsage, "faults of " + std::to_string(nodes) + " nodes in iterations " +
+                                  std::to_string(first) + " to " + std::to_string(last));
+  }
+  std::mt19937_64 random(seed);
+  // The library's distributions differ between machines: three draws an iteration, by hand.
+  const auto unit = [&random] { return static_cast<double>(random() >> 11) * 0x1p-53; };
+  std::vector<SimulatedFault> faults;
+  for (std::uint64_t i = first; i <= last; ++i) {
+    const bool fails = unit() < rate;
+    const bool takes_node = unit() < node_share;
+    const auto node = static_cast<std::uint32_t>(random() % nodes);
+    if (!fails) continue;
+    faults.push_back({i, {}});
+    if (takes_node) faults.back().nodes.push_back(node);
+  }
+  return faults;
+}
+
+std::vector<SimulatedPolicy> AllPolicies(std::uint32_t experts) {
+  std::vector<SimulatedPolicy> policies;
+  for (Policy policy :
+       {Policy::kSequential, Policy::kLoadAware, Policy::kBudget, Policy::kBudgetGlobal}) {
+    for (std::uint64_t k = 1; k < experts; k *= 2) {
+      const auto saved = static_cast<std::uint32_t>(k);
+      policies.push_back({policy, saved, saved, std::nullopt});
+    }
+  }
+  policies.push_back({Policy::kFull, experts, experts, std::nullopt});
+  return policies;
+}
+
+Result<std::vector<Counts>> CountsOfTrace(const loads::LoadTrace& trace) {
+  const LayerExperts experts(trace.layer_id.size(), trace.experts);
+  SW_TRY(ValidateExperts(experts));
+  std::vector<Counts> tokens;
+  for (const loads::LoadTrace::Record& record : trace.records) {
+    if (record.tokens.size() != experts.size() * trace.experts) {
+      return Fail(Errc::kBadInput, "iteration " + std::to_string(record.iteration) + ": " +
+                                       std::to_string(record.tokens.size()) + " counts, expected " +
+                                       std::to_string(experts.size() * trace.experts));
+    }
+    Counts& counts = tokens.emplace_back();
+    for (std::size_t m = 0; m < experts.size(); ++m) {
+      const auto first = record.tokens.begin() + static_cast<std::ptrdiff_t>(m * trace.experts);
+      counts.emplace_back(first, first + trace.experts);
+    }
+  }
+  return tokens;
+}
+
+Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPolicy& policy) {
+  SW_TRY(Check(input));
+  SW_TRY_ASSIGN(TokenHistory history, HistoryOf(input));
+  return Run(input, policy, std::move(history)).Go();
+}
+
+Result<std::vector<SimulationRow>> SimulateAll(const SimulationInput& input,
+                                               std::span<const SimulatedPolicy> policies) {
+  std::vector<SimulationRow> rows;
+  for (const SimulatedPolicy& policy : policies) {
+    auto row = Simulate(input, policy);
+    if (!row) return Within(Name(policy.policy), std::move(row).error());
+    rows.push_back(*std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace shardwright::pec

@@ -1,0 +1,108 @@
+#include "pec/planning/tune.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "pec/forecast/overhead.h"
+#include "pec/shares/saved_model.h"
+
+namespace shardwright::pec {
+namespace {
+
+using Json = nlohmann::json;
+
+Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input) {
+  TunedNumbers n;
+  SW_TRY_ASSIGN(n.config, ChooseConfig(input));
+  SW_TRY_ASSIGN(n.snapshot, SizeForK(job.model, n.config.k_snapshot, job.keep));
+  SW_TRY_ASSIGN(n.persist, SizeForK(job.model, n.config.k_persist, job.keep));
+  n.snapshot_rank_bytes = input.snapshot.bytes[n.config.k_snapshot - 1];
+  n.persist_rank_bytes = input.persist.bytes[n.config.k_persist - 1];
+  const auto interval = static_cast<double>(n.config.interval);
+  const double faults = input.fault_rate * input.iterations;
+  n.stalls_s = n.config.stall_s * input.iterations / interval;
+  n.restarts_s = faults * input.restart_s;
+  n.repeated_s = faults * interval * input.iteration_s / 2;
+  SW_TRY_ASSIGN(n.rate_s, OverheadRate({n.config.stall_s, interval, input.iteration_s,
+                                        input.fault_rate, input.restart_s}));
+  return n;
+}
+
+/// The same job with full checkpoints: every K but N is taken away.
+Result<TunedNumbers> FullNumbers(const Job& job, AutoInput input) {
+  const std::size_t experts = input.snapshot.bytes.size();
+  for (BottleneckTable* table : {&input.snapshot, &input.persist}) {
+    // Equal costs for all K: the choice is then K = N.
+    std::fill(table->bytes.begin(), table->bytes.end(), table->bytes[experts - 1]);
+  }
+  return NumbersOf(job, input);
+}
+
+Json NumbersJson(const TunedNumbers& n) {
+  return {{"k", n.config.k_snapshot},
+          {"k_persist", n.config.k_persist},
+          {"interval", n.config.interval},
+          {"snapshot_bytes", n.snapshot.bytes},
+          {"bytes", n.persist.bytes},
+          {"full_bytes", n.persist.full_bytes},
+          {"snapshot_bottleneck_bytes", n.snapshot_rank_bytes},
+          {"bottleneck_bytes", n.persist_rank_bytes},
+          {"snapshot_s", n.config.snapshot_s},
+          {"persist_s", n.config.persist_s},
+          {"stall_s", n.config.stall_s},
+          {"stalls_s", n.stalls_s},
+          {"restarts_s", n.restarts_s},
+          {"repeated_s", n.repeated_s},
+          {"overhead_s", n.config.overhead_s},
+          {"overhead_per_iteration_s", n.rate_s},
+          {"expected_plt", n.config.expected_plt},
+          {"plt_in_limit", n.config.plt_in_limit},
+          {"ettr", n.config.ettr}};
+}
+
+Json MeasuredJson(const Bandwidths& measured) {
+  return {{"bytes", kMeasuredBytes},
+          {"persist_bytes_per_s", measured.persist_bytes_per_s},
+          {"snapshot_bytes_per_s", measured.snapshot_bytes_per_s}};
+}
+
+}  // namespace
+
+Result<Tuning> Tune(const TuneRequest& request, const Job& job,
+                    const std::optional<Bandwidths>& measured) {
+  SW_TRY_ASSIGN(const SavedModel model, SavedModelOf(job.model, job.keep, job.map, job.ranks, 0));
+  Tuning tuning;
+  tuning.measured = measured;
+  AutoInput& input = tuning.input;
+  // The loads of ranks repeat after ep checkpoints at most.
+  SW_TRY_ASSIGN(input.snapshot, BottleneckByK(model, job.map.ep, 1));
+  input.persist = input.snapshot;
+  input.snapshot_bytes_per_s = measured ? measured->snapshot_bytes_per_s
+                                        : static_cast<double>(request.job.snapshot_bandwidth);
+  input.persist_bytes_per_s =
+      measured ? measured->persist_bytes_per_s : static_cast<double>(request.persist_bandwidth);
+  input.forward_backward_s = request.job.forward_backward_s;
+  input.iteration_s = request.job.iteration_s;
+  input.fault_rate = request.fault_rate;
+  input.restart_s = request.job.restart_s;
+  input.iterations = static_cast<double>(request.iterations);
+  input.plt_limit = request.plt_limit;
+  input.lost_share = job.LostShare(request.lost_share);
+  input.interval = request.interval;
+  SW_TRY_ASSIGN(tuning.chosen, NumbersOf(job, input));
+  SW_TRY_ASSIGN(tuning.full, FullNumbers(job, input));
+  return tuning;
+}
+
+Json TuningJson(const Tuning& tuning) {
+  const AutoInput& input = tuning.input;
+  return {{"chosen", NumbersJson(tuning.chosen)},
+          {"full", NumbersJson(tuning.full)},
+          {"bottleneck_bytes_by_k", input.snapshot.bytes},
+          {"plt_limit", input.plt_limit},
+          {"lost_share", input.lost_share},
+          {"measured", tuning.measured ? MeasuredJson(*tuning.measured) : Json(nullptr)},
+          {"faults", input.fault_rate * input.iterations}};
+}
+
+}  // namespace shardwright::pec

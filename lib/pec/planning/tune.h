@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+#include "base/result.h"
+#include "pec/forecast/auto_config.h"
+#include "pec/forecast/bandwidth.h"
+#include "pec/planning/job.h"
+#include "pec/select/sizes.h"
+
+namespace shardwright::pec {
+
+/// What a configuration is chosen for; the fields are the flags of pec-save tune.
+struct TuneRequest {
+  JobRequest job;
+  std::uint64_t persist_bandwidth = std::uint64_t{512} << 20;  ///< bytes per second of a rank
+  double fault_rate = 1e-4;                                    ///< faults per iteration
+  std::uint64_t iterations = 100'000;                          ///< of the whole run
+  double plt_limit = 0.0375;
+  std::optional<double> lost_share;       ///< as Job::LostShare
+  std::optional<std::uint64_t> interval;  ///< absent: what is best
+};
+
+/// A configuration, what its checkpoints hold, and the terms of eq 4.
+struct TunedNumbers {
+  AutoConfig config;
+  CheckpointSize snapshot;
+  CheckpointSize persist;
+  std::uint64_t snapshot_rank_bytes = 0;
+  std::uint64_t persist_rank_bytes = 0;
+  double stalls_s = 0;
+  double restarts_s = 0;
+  double repeated_s = 0;
+  double rate_s = 0;  ///< overhead of an iteration, eq 14 to 16
+};
+
+/// What is chosen, beside the same job with full checkpoints.
+struct Tuning {
+  AutoInput input;
+  TunedNumbers chosen;
+  TunedNumbers full;
+  std::optional<Bandwidths> measured;
+};
+
+/// Chooses K of both levels and the interval for a job.
+/// \param measured  bandwidths that stand for those of the request
+/// \error as SavedModelOf, BottleneckByK, ChooseConfig and OverheadRate
+/// Pure. Source: docs/pec-planning.md sections 3 and 8.1.
+Result<Tuning> Tune(const TuneRequest& request, const Job& job,
+                    const std::optional<Bandwidths>& measured);
+
+/// The report's `result` of pec-save tune.
+/// Pure.
+nlohmann::json TuningJson(const Tuning& tuning);
+
+}  // namespace shardwright::pec

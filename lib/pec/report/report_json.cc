@@ -1,0 +1,130 @@
+#include "pec/report/report_json.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "ucp/describe.h"
+
+namespace shardwright::pec {
+namespace {
+
+using Json = nlohmann::json;
+
+Json LayersJson(const Selection& selection) {
+  Json layers = Json::object();
+  for (std::size_t m = 0; m < selection.size(); ++m) layers[std::to_string(m)] = selection[m];
+  return layers;
+}
+
+Json ModuleJson(const RestoredModule& module) {
+  Json json = {{"module", module.name},
+               {"version", module.version},
+               {"source", Name(module.source)},
+               {"expert", module.id.is_expert()}};
+  for (const Component component : kAllComponents) {
+    const auto& part = module.parts[static_cast<std::size_t>(component)];
+    if (!part) continue;
+    Json one = {{"version", part->version}, {"bytes", part->bytes}};
+    if (part->rounded_from_master) one["rounded_from"] = "master";
+    json[std::string(Name(component))] = std::move(one);
+  }
+  return json;
+}
+
+Json LossJson(const RestoreLoss& loss) {
+  return {{"lost", loss.fault.layer},
+          {"lost_by_expert", loss.fault.lost},
+          {"faults", loss.faults},
+          {"fault_plt", loss.plt},
+          {"plt", loss.run.plt},
+          {"plt_limit", kPltLimit},
+          {"mlt_sum", loss.run.mlt_sum},
+          {"mlt_avg", loss.run.mlt_avg},
+          {"layers_without_tokens", loss.run.skipped},
+          {"tokens_of_the_run", loss.run.observed ? "observed" : "known"}};
+}
+
+}  // namespace
+
+Json SaveJson(const SaveReport& report, bool dry_run) {
+  const TwoLevelSelection& selection = report.selection;
+  Json result = {{"iteration", report.iteration},
+                 {"sequence", report.sequence},
+                 {"dry_run", dry_run},
+                 {"first", report.first},
+                 {"modules", report.modules},
+                 {"nonexpert_modules", report.nonexpert_modules},
+                 {"experts", report.experts},
+                 {"layers", LayersJson(selection.snapshot)},
+                 {"persist", LayersJson(selection.persist)},
+                 {"full_bytes", report.full_bytes},
+                 {"bytes", report.bytes},
+                 {"written_bytes", report.written_bytes},
+                 {"text_bytes", report.text_bytes},
+                 {"blobs", report.blobs},
+                 {"blobs_written", report.blobs_written},
+                 {"blobs_unchanged", report.blobs_unchanged},
+                 {"rank_bytes", report.rank_bytes},
+                 {"bottleneck_bytes", report.bottleneck_bytes},
+                 {"bound_bytes", report.bound_bytes},
+                 {"cut_ep", report.cut_ep == 0 ? Json(nullptr) : Json(report.cut_ep)},
+                 {"members_verified", report.members_verified},
+                 {"members_in_part", report.members_in_part}};
+  if (report.at_risk) {
+    result["tokens_at_risk"] = {{"at_risk", report.at_risk->at_risk},
+                                {"total", report.at_risk->total},
+                                {"fraction", report.at_risk->fraction()}};
+  }
+  if (report.dynamic_k) result["dynamic_k"] = DynamicKJson(*report.dynamic_k);
+  return result;
+}
+
+Json RestoreJson(const RestoreReport& report) {
+  if (report.empty) {
+    return {{"iteration", nullptr}, {"versions", Json::object()}, {"wrote", false}};
+  }
+  Json modules = Json::array();
+  Json versions = Json::object();
+  for (const RestoredModule& module : report.modules) {
+    modules.push_back(ModuleJson(module));
+    // What is not named is at `iteration`: names of other modules may begin those of experts.
+    if (module.id.is_expert()) versions[module.name] = module.version;
+  }
+  const bool converted = report.convert.totals.output_files > 0;
+  return {{"iteration", report.iteration},
+          {"versions", std::move(versions)},
+          {"sequence", report.sequence},
+          {"tag", report.tag},
+          {"modules", std::move(modules)},
+          {"stale_modules", report.stale_modules},
+          {"restarted_modules", report.restarted_modules},
+          {"bytes",
+           {{"memory", report.memory_bytes},
+            {"peer", report.peer_bytes},
+            {"storage", report.storage_bytes}}},
+          {"lost_nodes", report.lost_nodes},
+          {"lost_agents", report.lost_agents},
+          {"abandoned", report.abandoned},
+          {"damaged", report.damaged},
+          {"loss", report.loss ? LossJson(*report.loss) : Json(nullptr)},
+          {"dynamic_k", report.dynamic_k ? DynamicKJson(*report.dynamic_k) : Json()},
+          {"wrote", report.wrote},
+          {"conversion", converted ? ucp::ConversionJson(report.convert) : Json()}};
+}
+
+Json DynamicKJson(const DynamicKReport& report) {
+  const DynamicK& now = report.state;
+  return {{"k", now.k},
+          {"experts", now.experts},
+          {"mode", now.predict ? "predict" : "react"},
+          {"levels", now.levels},
+          {"limit", now.limit},
+          {"share", now.share()},
+          {"spent", now.spent},
+          {"total", now.total},
+          {"iterations", now.iterations > 0 ? Json(now.iterations) : Json(nullptr)},
+          {"fault_plt", report.fault_plt ? Json(*report.fault_plt) : Json(nullptr)},
+          {"faults_covered", report.faults_covered ? Json(*report.faults_covered) : Json(nullptr)}};
+}
+
+}  // namespace shardwright::pec

@@ -1,0 +1,143 @@
+#include "pec/save/save.h"
+
+#include <utility>
+
+#include "base/bytes.h"
+#include "exec/gather.h"
+#include "pec/save/save_internal.h"
+
+namespace shardwright::pec {
+namespace save {
+namespace {
+
+/// What is kept must be there, and something must be left to select.
+Status CheckKeep(const Job& job, const Model& model) {
+  if (!job.options.keep || model.experts.empty()) return {};
+  bool selects = false;
+  for (const Component component : kAllComponents) {
+    bool any = false;
+    for (std::size_t i = model.nonexpert_count; i < model.modules.size(); ++i) {
+      any = any || model.modules[i].part(component).bytes > 0;
+    }
+    const bool kept = (*job.options.keep)[static_cast<std::size_t>(component)];
+    if (kept && !any) {
+      return Fail(Errc::kUsage, "--keep " + std::string(Name(component)) + ": the experts of " +
+                                    job.input.checkpoint.tag + " have no " +
+                                    std::string(Name(component)));
+    }
+    selects = selects || (any && !kept);
+  }
+  if (selects) return {};
+  return Fail(Errc::kUsage, "--keep " + KeepText(*job.options.keep) +
+                                ": nothing is left to select; use --policy full");
+}
+
+/// Local.
+Result<Subject> Describe(const Job& job) {
+  Subject subject;
+  SW_TRY_ASSIGN(subject.model, DescribeModel(job.input.checkpoint));
+  if (job.options.iteration) {
+    subject.iteration = *job.options.iteration;
+  } else {
+    SW_TRY_ASSIGN(subject.iteration, job.input.checkpoint.iteration);
+  }
+  SW_TRY(CheckKeep(job, subject.model));
+  return subject;
+}
+
+/// Collective.
+Result<Subject> Understand(const Job& job) {
+  const SaveRequest& options = job.options;
+  if (options.memory_bytes < options.threads * exec::kWorkspaceBytes) {
+    return Fail(Errc::kLimit, "--memory " + FormatBytes(options.memory_bytes) + ": " +
+                                  std::to_string(options.threads) + " threads need " +
+                                  FormatBytes(options.threads * exec::kWorkspaceBytes) +
+                                  " of buffers");
+  }
+  if (!job.input.file_owner.empty()) {
+    return Fail(
+        Errc::kUnsupported,
+        job.input.checkpoint.tag + ": --node-local: a save needs every rank to see every file");
+  }
+  job.sink.Pass("select");
+  return AgreeOn(job.comm, Describe(job));
+}
+
+/// What is known before anything is written.
+SaveReport ReportOf(const Subject& subject, const Base& base, const Chosen& chosen,
+                    const Blobs& blobs) {
+  SaveReport report;
+  report.iteration = subject.iteration;
+  report.sequence = base.sequence;
+  report.first = base.parent() == nullptr;
+  report.modules = subject.model.modules.size();
+  report.nonexpert_modules = subject.model.nonexpert_count;
+  report.experts = subject.model.experts;
+  report.layer_id = subject.model.layer_id;
+  report.selection = chosen.selection;
+  report.full_bytes = blobs.full_bytes;
+  report.bytes = blobs.bytes;
+  report.blobs = blobs.wanted.size() + (blobs.passed_file ? 1 : 0);
+  report.rank_bytes = blobs.writers.rank_bytes;
+  report.bottleneck_bytes = blobs.writers.bottleneck;
+  report.bound_bytes = blobs.writers.bound;
+  report.cut_ep = blobs.writers.ep;
+  report.at_risk = chosen.at_risk;
+  report.dynamic_k = chosen.dynamic_k;
+  return report;
+}
+
+}  // namespace
+}  // namespace save
+
+std::string KeepText(const KeptComponents& keep) {
+  std::string text;
+  for (const Component component : kAllComponents) {
+    if (!keep[static_cast<std::size_t>(component)]) continue;
+    text += (text.empty() ? "" : ",") + std::string(Name(component));
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& options,
+                        Sink& sink) {
+  const save::Job job{comm, input, options, sink};
+  SW_TRY_ASSIGN(const save::Subject subject, save::Understand(job));
+  SW_TRY_ASSIGN(save::Base base, save::FindBase(job, subject));
+  SW_TRY_ASSIGN(const save::Chosen chosen,
+                save::AgreeOn(comm, save::Choose(job, subject, nullptr, &base)));
+  SW_TRY_ASSIGN(const save::Blobs blobs,
+                save::AgreeOn(comm, save::ListBlobs(job, subject, base, chosen)));
+  SaveReport report = save::ReportOf(subject, base, chosen, blobs);
+  if (options.dry_run) return report;
+  SW_TRY_ASSIGN(const save::Written written, save::Write(job, subject, chosen, blobs, &base));
+  report.written_bytes = written.bytes;
+  report.blobs_written = written.blobs;
+  report.blobs_unchanged = written.blobs_unchanged;
+  report.text_bytes = written.text_bytes;
+  report.members_verified = written.members_verified;
+  report.members_in_part = written.members_in_part;
+  return report;
+}
+
+Result<SnapshotChoice> ChooseSnapshot(comm::Comm& comm, ucp::Input& input,
+                                      const SaveRequest& options, const SelectionState* level,
+                                      Sink& sink) {
+  SaveRequest look = options;
+  look.dry_run = true;
+  const save::Job job{comm, input, look, sink};
+  SW_TRY_ASSIGN(save::Subject subject, save::Understand(job));
+  SW_TRY_ASSIGN(save::Base base, save::FindBase(job, subject));
+  SW_TRY_ASSIGN(save::Chosen chosen, save::AgreeOn(comm, save::Choose(job, subject, level, &base)));
+  SnapshotChoice choice;
+  choice.iteration = subject.iteration;
+  choice.keep = base.keep;
+  choice.model = std::move(subject.model);
+  choice.selection = std::move(chosen.selection.snapshot);
+  choice.k_snapshot = chosen.k_snapshot;
+  choice.k_persist = chosen.k_persist;
+  choice.state = std::move(chosen.state);
+  return choice;
+}
+
+}  // namespace shardwright::pec

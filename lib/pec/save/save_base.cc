@@ -1,0 +1,196 @@
+// What a save finds in the store.
+
+#include <cstdio>
+#include <utility>
+
+#include "dialect/dialects.h"
+#include "pec/save/save_internal.h"
+#include "pec/store/dynamic_run.h"
+
+namespace shardwright::pec::save {
+namespace {
+
+/// The checkpoint that a new one continues, by number; 0 stands for none.
+struct Numbers {
+  std::uint64_t sequence = 0;
+  std::uint64_t iteration = 0;
+  std::uint64_t next = 1;
+};
+
+std::string Pack(const Numbers& numbers) {
+  return std::to_string(numbers.sequence) + " " + std::to_string(numbers.iteration) + " " +
+         std::to_string(numbers.next);
+}
+
+Numbers Unpack(const std::string& text) {
+  unsigned long long a = 0;
+  unsigned long long b = 0;
+  unsigned long long c = 0;
+  SW_CHECK(std::sscanf(text.c_str(), "%llu %llu %llu", &a, &b, &c) == 3);
+  return {a, b, c};
+}
+
+Status CheckModel(const Job& job, const Model& model, const Base& base) {
+  const StoreHead& head = base.store->head();
+  if (head.fingerprint != model.fingerprint) {
+    std::string what = "fingerprint " + exec::Hex(head.fingerprint) + " expected, found " +
+                       exec::Hex(model.fingerprint);
+    if (base.newest) {
+      SW_TRY_ASSIGN(const dialect::SourceSet set, base.store->ReadCatalogue(base.newest->head));
+      const auto before = dialect::ReadCheckpoint(set, job.input.patterns);
+      if (before) what += ": " + FirstDifference(*before, job.input.checkpoint);
+    }
+    return Fail(Errc::kMismatch, job.options.store + " and " + job.input.checkpoint.tag +
+                                     ": another model: " + what);
+  }
+  if (job.options.keep && *job.options.keep != head.keep) {
+    return Fail(Errc::kMismatch, job.options.store + ": made with --keep " + KeepText(head.keep) +
+                                     ", now --keep " + KeepText(*job.options.keep));
+  }
+  return {};
+}
+
+bool Dropped(const SaveRequest& options, const StoredCheckpoint& checkpoint) {
+  return options.resumed_from && checkpoint.iteration > *options.resumed_from;
+}
+
+Status AbandonNewer(const SaveRequest& options, const Store& store) {
+  if (options.dry_run) return {};
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+  RecoveryRecord recovery;
+  std::optional<StoredCheckpoint> base;
+  bool news = false;
+  for (const StoredCheckpoint& one : checkpoints) {
+    if (Dropped(options, one)) {
+      recovery.abandoned.push_back(one.sequence);
+      news = news || !one.abandoned;
+    } else if (!one.abandoned) {
+      base = one;
+    }
+  }
+  // With nothing newer here, agents may hold something newer all the same.
+  if (!news && !base) return {};
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
+  recovery.sequence = last ? last->sequence + 1 : 1;
+  recovery.resume = *options.resumed_from;
+  if (last) recovery.ledger = last->ledger;
+  if (base) {
+    recovery.manifest = base->sequence;
+    if (last && last->manifest == base->sequence) {
+      recovery.state = last->state;
+    } else {
+      SW_TRY_ASSIGN(const ManifestLines manifest, store.ReadManifestLines(*base));
+      recovery.state = manifest.head.state;
+    }
+    SW_TRY_ASSIGN(recovery.state.dynamic_k, NewestDynamicK(store, checkpoints, last));
+  }
+  return store.AddRecovery(recovery);
+}
+
+/// Rank 0's part: opens or makes the store and locks it.
+Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
+  const SaveRequest& options = job.options;
+  const Model& model = subject.model;
+  Numbers numbers;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(options.store));
+  if (!there && options.dry_run) return numbers;
+  StoreHead head{model.fingerprint, model.modules.size(), model.experts, model.layer_id,
+                 options.keep.value_or(KeptComponents{})};
+  SW_TRY_ASSIGN(Store store, Store::OpenOrCreate(options.store, head));
+  if (!options.dry_run) {
+    SW_TRY_ASSIGN(*lock, store.LockForWriting("pec-save"));
+  }
+  SW_TRY(CheckPast(job, subject, store));
+  // Another model's store is refused by ReadBase, and must not be touched before.
+  if (options.resumed_from && store.head().fingerprint == model.fingerprint) {
+    SW_TRY(AbandonNewer(options, store));
+  }
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+  for (const StoredCheckpoint& one : checkpoints) {
+    if (one.abandoned || Dropped(options, one)) continue;
+    numbers.sequence = one.sequence;
+    numbers.iteration = one.iteration;
+  }
+  SW_TRY_ASSIGN(numbers.next, store.NextSequence());
+  return numbers;
+}
+
+/// An iteration that is saved again repeats its selection: a job script may not know that a save
+/// was complete when it was killed.
+Status FindParent(const Subject& subject, Base* base) {
+  if (!base->newest) return {};
+  const Manifest& newest = base->newest->head;
+  if (newest.iteration != subject.iteration) {
+    base->continues_newest = true;
+    return {};
+  }
+  if (newest.parent == 0) return {};
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, base->store->List());
+  for (const StoredCheckpoint& one : checkpoints) {
+    if (one.sequence != newest.parent) continue;
+    SW_TRY_ASSIGN(base->earlier, base->store->ReadManifestLines(one));
+    return {};
+  }
+  base->continues_newest = true;  // the parent was collected since
+  return {};
+}
+
+/// Every rank's part.
+Status ReadBase(const Job& job, const Subject& subject, const Numbers& numbers, Base* base) {
+  const std::string& path = job.options.store;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (!there) return {};
+  SW_TRY_ASSIGN(Store store, Store::Open(path));
+  base->store.emplace(std::move(store));
+  base->keep = base->store->head().keep;
+  if (numbers.sequence != 0) {
+    SW_TRY_ASSIGN(base->newest,
+                  base->store->ReadManifestLines({numbers.sequence, numbers.iteration, false}));
+  }
+  SW_TRY(CheckModel(job, subject.model, *base));
+  SW_TRY(FindParent(subject, base));
+  if (base->newest && base->newest->head.iteration > subject.iteration) {
+    return Fail(Errc::kMismatch,
+                path + ": holds iteration " + std::to_string(base->newest->head.iteration) +
+                    ", this checkpoint is of iteration " + std::to_string(subject.iteration) +
+                    ": restore the store with pec-restore, or say with --resumed-from where "
+                    "training went on");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Base> FindBase(const Job& job, const Subject& subject) {
+  Base base;
+  base.keep = job.options.keep.value_or(KeptComponents{});
+  const auto look = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const Numbers numbers, Look(job, subject, &base.lock));
+    return Pack(numbers);
+  };
+  SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText(look));
+  const Numbers numbers = Unpack(text);
+  base.sequence = numbers.next;
+  SW_TRY(job.comm.Agree(ReadBase(job, subject, numbers, &base)));
+  return base;
+}
+
+Result<HeldModule> NewestOf(Base* base, const Model& model, std::uint32_t module) {
+  if (!base->newest) return HeldModule();
+  const ManifestLines& newest = *base->newest;
+  base->modules.resize(model.modules.size());
+  std::optional<HeldModule>& held = base->modules[module];
+  if (!held) {
+    SW_TRY_ASSIGN(held, ParseModule(newest.lines[module], model.modules[module].name,
+                                    base->store->ManifestPath(
+                                        {newest.head.sequence, newest.head.iteration, false})));
+  }
+  return *held;
+}
+
+Status CheckPast(const Job& job, const Subject& subject, const Store& store) {
+  if (job.options.snapshotted == nullptr) return {};
+  return store.CheckPast(job.options.snapshotted->recovery, subject.iteration, "the snapshot");
+}
+
+}  // namespace shardwright::pec::save

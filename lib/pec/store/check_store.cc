@@ -1,0 +1,237 @@
+#include "pec/store/check_store.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include "dialect/dialects.h"
+#include "pec/store/modules.h"
+#include "pec/store/read_blobs.h"
+#include "pec/store/store.h"
+
+namespace shardwright::pec {
+namespace {
+
+/// A blob to look at, once however often it is referred to.
+struct Task {
+  BlobRef ref;
+  std::string what;  ///< of the first checkpoint that has it
+  std::vector<std::uint64_t> payloads;
+  std::vector<std::size_t> users;  ///< checkpoints that refer to it, ascending
+  std::string error;
+};
+
+using Tasks = std::map<std::pair<exec::Digest, bool>, Task>;
+
+void Add(const BlobRef& ref, const std::string& what, std::vector<std::uint64_t> payloads,
+         std::size_t user, Tasks* tasks) {
+  const auto [task, is_new] = tasks->try_emplace({ref.digest, ref.zstd});
+  if (is_new) task->second = Task{ref, what, std::move(payloads), {}, ""};
+  std::vector<std::size_t>& users = task->second.users;
+  if (users.empty() || users.back() != user) users.push_back(user);
+}
+
+/// Lists the blobs of one checkpoint. \param user  its place among the checkpoints
+Status AddCheckpoint(const Store& store, const StoredCheckpoint& checkpoint, std::size_t user,
+                     const dialect::Patterns& patterns, Tasks* tasks) {
+  SW_TRY_ASSIGN(const Manifest manifest, store.ReadManifest(checkpoint));
+  SW_TRY_ASSIGN(const dialect::SourceSet set, store.ReadCatalogue(manifest));
+  SW_TRY_ASSIGN(const dialect::Checkpoint source, dialect::ReadCheckpoint(set, patterns));
+  SW_TRY_ASSIGN(const Model model, DescribeModel(source));
+  const std::string of = " of iteration ";
+  for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
+    for (const Component component : kAllComponents) {
+      const auto& held = manifest.modules[i][static_cast<std::size_t>(component)];
+      if (!held) continue;
+      std::vector<std::uint64_t> payloads;
+      if (i < model.modules.size()) {
+        for (const ModuleTensor& one : model.modules[i].part(component).tensors) {
+          payloads.push_back(one.bytes);
+        }
+      }
+      Add(held->blob,
+          manifest.names[i] + " " + std::string(Name(component)) + of +
+              std::to_string(held->version),
+          std::move(payloads), user, tasks);
+    }
+  }
+  if (manifest.passed) {
+    std::vector<std::uint64_t> payloads;
+    for (const std::uint32_t member : PassedMembers(source)) {
+      payloads.push_back(source.map.members[member].bytes);
+    }
+    Add(*manifest.passed, "client state" + of + std::to_string(manifest.iteration),
+        std::move(payloads), user, tasks);
+  }
+  return {};
+}
+
+std::string Lines(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + '\n';
+  return text;
+}
+
+std::vector<std::string> Split(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  return lines;
+}
+
+/// A check: its passes in order, and what they hand to each other. Garbage may be collected
+/// meanwhile. A collection removes a manifest before anything that only it refers to, so that what
+/// is missing is damage if the manifest of a checkpoint that needs it is still there afterwards.
+class Checking {
+ public:
+  Checking(comm::Comm& comm, const dialect::Patterns& patterns, unsigned threads, Sink& sink)
+      : comm_(comm), patterns_(patterns), threads_(threads), sink_(sink) {}
+
+  Result<StoreCheck> Go(const std::string& path) {
+    sink_.Pass("list");
+    SW_TRY(List(path));
+    sink_.Pass("read");
+    ReadTexts();
+    sink_.Pass("check");
+    CheckBlobs();
+    SW_TRY(comm_.Agree(sink_.stop_requested() ? Status(Fail(Errc::kStopped, "stopped on request"))
+                                              : Status()));
+    SW_TRY(FindGone());
+    return Report();
+  }
+
+ private:
+  /// Collective. The root lists for all: between two looks a save or a collection may end.
+  Status List(const std::string& path) {
+    const auto open = [&]() -> Status {
+      SW_TRY_ASSIGN(Store opened, Store::Open(path));
+      store_.emplace(std::move(opened));
+      return {};
+    };
+    SW_TRY(comm_.Agree(open()));
+    const auto list = [&]() -> Result<std::string> {
+      SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> found, store_->List());
+      std::string text;
+      for (const StoredCheckpoint& one : found) {
+        text += std::to_string(one.sequence) + " " + std::to_string(one.iteration) + '\n';
+      }
+      return text;
+    };
+    SW_TRY_ASSIGN(const std::string text, comm_.OnRootText(list));
+    for (const std::string& line : Split(text)) {
+      const std::size_t space = line.find(' ');
+      checkpoints_.push_back({std::stoull(line), std::stoull(line.substr(space)), false});
+    }
+    return {};
+  }
+
+  void ReadTexts() {
+    texts_.resize(checkpoints_.size());
+    for (std::size_t i = 0; i < checkpoints_.size(); ++i) {
+      const Status added = AddCheckpoint(*store_, checkpoints_[i], i, patterns_, &tasks_);
+      if (!added) texts_[i] = added.error().message;
+    }
+    // By digest, not by number: ranks may have read other checkpoints before a collection.
+    for (auto& [key, task] : tasks_) {
+      const int rank = key.first[0] % comm_.size();
+      if (rank == comm_.rank()) mine_.push_back(&task);
+    }
+  }
+
+  void CheckBlobs() {
+    tbb::task_arena arena(static_cast<int>(threads_));
+    arena.execute([&] {
+      tbb::parallel_for(std::size_t{0}, mine_.size(), [&](std::size_t i) {
+        if (sink_.stop_requested()) return;
+        Task& task = *mine_[i];
+        const Status good = VerifyBlob(store_->BlobPath(task.ref), task.ref, task.payloads);
+        if (!good) task.error = good.error().message + " (" + task.what + ")";
+      });
+    });
+  }
+
+  /// Collective: the checkpoints that were collected since they were listed.
+  Status FindGone() {
+    const auto look = [&]() -> Result<std::string> {
+      std::string gone;
+      for (std::size_t i = 0; i < checkpoints_.size(); ++i) {
+        if (store_->IsGone(checkpoints_[i]))
+          gone += std::to_string(checkpoints_[i].sequence) + '\n';
+      }
+      return gone;
+    };
+    SW_TRY_ASSIGN(const std::string text, comm_.OnRootText(look));
+    const std::vector<std::string> lines = Split(text);
+    for (const StoredCheckpoint& one : checkpoints_) {
+      const bool gone =
+          std::find(lines.begin(), lines.end(), std::to_string(one.sequence)) != lines.end();
+      gone_.push_back(gone);
+    }
+    if (lines.empty() || lines.size() < checkpoints_.size()) return {};
+    return comm_.Agree(Fail(Errc::kBusy, store_->path() + ": all " + std::to_string(lines.size()) +
+                                             " checkpoints were removed while they were read"));
+  }
+
+  bool IsNeeded(const Task& task) const {
+    return std::any_of(task.users.begin(), task.users.end(),
+                       [&](std::size_t user) { return !gone_[user]; });
+  }
+
+  /// Collective.
+  Result<StoreCheck> Report() {
+    StoreCheck report;
+    std::vector<std::string> damaged;
+    for (std::size_t i = 0; i < checkpoints_.size(); ++i) {
+      report.collected += gone_[i] ? 1 : 0;
+      if (!gone_[i] && !texts_[i].empty()) damaged.push_back(texts_[i]);
+    }
+    report.checkpoints = checkpoints_.size() - report.collected;
+    for (const auto& [key, task] : tasks_) {
+      if (!IsNeeded(task)) continue;
+      ++report.blobs;
+      report.bytes += task.ref.bytes;
+    }
+    for (const Task* task : mine_) {
+      if (!task->error.empty() && IsNeeded(*task)) damaged.push_back(task->error);
+    }
+    const std::string text = Lines(damaged);
+    SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,
+                  comm_.AllGather(std::as_bytes(std::span(text))));
+    std::set<std::string> seen;  // every rank reads all texts
+    for (const comm::Bytes& part : parts) {
+      for (std::string& line : Split({reinterpret_cast<const char*>(part.data()), part.size()})) {
+        if (seen.insert(line).second) report.damaged.push_back(std::move(line));
+      }
+    }
+    if (comm_.rank() == 0) sink_.AddRead(report.bytes, report.blobs);
+    return report;
+  }
+
+  comm::Comm& comm_;
+  const dialect::Patterns& patterns_;
+  const unsigned threads_;
+  Sink& sink_;
+  std::optional<Store> store_;
+  std::vector<StoredCheckpoint> checkpoints_;  // the same on every rank
+  std::vector<std::string> texts_;  // by checkpoint: what is wrong with its texts; empty: nothing
+  std::vector<bool> gone_;          // by checkpoint
+  Tasks tasks_;
+  std::vector<Task*> mine_;  // of this rank
+};
+
+}  // namespace
+
+Result<StoreCheck> CheckStore(comm::Comm& comm, const std::string& path,
+                              const dialect::Patterns& patterns, unsigned threads, Sink& sink) {
+  return Checking(comm, patterns, threads, sink).Go(path);
+}
+
+}  // namespace shardwright::pec

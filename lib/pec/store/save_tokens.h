@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+#include "loads/load_trace.h"
+#include "pec/select/lost_tokens.h"
+#include "pec/store/manifest.h"
+#include "pec/store/store.h"
+
+namespace shardwright::pec {
+
+/// Brings the counters of both levels up to `iteration` from a trace: adds what came after
+/// state->counted_to; where tokens were not counted until now, counts anew from the trace alone.
+/// \returns what to keep beside the checkpoint; its parent is not set
+/// \error kMismatch  the trace has other layers or experts than the model, both named; kBadInput
+///        iterations that are missing from the trace, named
+/// Pure.
+Result<TokenRecord> CountUpTo(const loads::LoadTrace& trace, const std::string& where,
+                              std::uint64_t iteration, const LayerExperts& experts,
+                              SelectionState* state);
+
+/// The tokens of a chain of checkpoints, from the one with `sequence` backward as far as records
+/// reach. Nothing where that checkpoint has no record.
+/// \error as Store::ReadTokens
+/// Local.
+Result<std::optional<TokenHistory>> ReadHistory(const Store& store, std::uint64_t sequence);
+
+}  // namespace shardwright::pec

@@ -1,0 +1,252 @@
+#include "pec/store/write_blobs.h"
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <utility>
+
+#include <tbb/task_arena.h>
+
+#include "exec/file_pool.h"
+#include "exec/manifest.h"
+#include "exec/units.h"
+#include "exec/verify.h"
+#include "exec/zpack.h"
+#include "os/dir.h"
+#include "os/fault.h"
+#include "os/file_system.h"
+
+namespace shardwright::pec {
+namespace {
+
+/// Above this number of files the file system is synced as a whole, as exec::Run does.
+constexpr std::size_t kFilesSyncedOneByOne = 64;
+
+/// Takes units of blobs: writes them, or only keeps their sums where a blob has begun like the one
+/// that is known. Whoever puts the last unit of a blob finishes it.
+class Writer final : private exec::UnitSink {
+ public:
+  Writer(const Store& store, const plan::Plan& plan, exec::ByteSource& source,
+         std::span<const BlobJob> jobs, const BlobOptions& options, exec::SourceSums* sums,
+         Sink& sink)
+      : store_(store),
+        plan_(plan),
+        source_(source),
+        jobs_(jobs),
+        options_(options),
+        sums_(sums),
+        sink_(sink),
+        arena_(static_cast<int>(options.threads)),
+        out_([this](std::uint32_t job) { return OpenIncoming(job); }),
+        states_(jobs.size()),
+        job_of_file_(plan.target().files.size()),
+        results_(jobs.size()) {
+    for (std::size_t job = 0; job < jobs.size(); ++job) {
+      job_of_file_[jobs[job].file] = static_cast<std::uint32_t>(job);
+      states_[job].sums.resize(plan.unit_count(jobs[job].file));
+      states_[job].missing = states_[job].sums.size();
+    }
+  }
+
+  Result<std::vector<BlobResult>> Go() {
+    if (jobs_.size() > kFilesSyncedOneByOne && os::FileSystem::TellsErrors()) {
+      SW_TRY_ASSIGN(os::FileSystem system, os::FileSystem::Of(options_.incoming));
+      file_system_.emplace(std::move(system));
+    }
+    SW_TRY(WriteAll());
+    if (file_system_) SW_TRY(file_system_->Sync());
+    SW_TRY(os::FaultPoint("store.names"));
+    SW_TRY(NameAll());
+    return std::move(results_);
+  }
+
+ private:
+  /// A blob under way.
+  struct State {
+    std::vector<exec::UnitSum> sums;         // by unit
+    std::atomic<std::uint64_t> missing = 0;  // units that were not put yet
+    bool only_sums = false;  // it has begun like the known one: nothing is written so far
+    bool again = false;      // but it went on differently, or is gone: to be read and written
+    bool created = false;    // its file; the lock of the pool guards it
+  };
+
+  Status WriteAll() {
+    exec::UnitLoopOptions loop_options;
+    loop_options.stopped = "stopped on request; nothing was saved";
+    for (const BlobJob& job : jobs_) {
+      loop_options.bytes_total += plan_.target().files[job.file].bytes;
+    }
+    exec::UnitLoopOptions noting = loop_options;
+    if (options_.note_sums) noting.sums = sums_;
+    exec::UnitLoop loop(plan_, source_, arena_, sink_, std::move(noting));
+    // The first unit of every blob says whether the rest is written.
+    std::vector<std::uint64_t> heads;
+    std::vector<std::uint64_t> rest;
+    for (const BlobJob& job : jobs_) {
+      const std::uint64_t first = plan_.first_unit(job.file, 0);
+      heads.push_back(first);
+      for (std::uint64_t i = 1; i < plan_.unit_count(job.file); ++i) rest.push_back(first + i);
+    }
+    SW_TRY(loop.ForUnits(heads, *this));
+    SW_TRY(loop.ForUnits(rest, *this));
+    std::vector<std::uint64_t> again;
+    for (std::size_t job = 0; job < jobs_.size(); ++job) {
+      State& state = states_[job];
+      if (!state.again) continue;
+      state.only_sums = false;
+      state.missing = state.sums.size();
+      const std::uint64_t first = plan_.first_unit(jobs_[job].file, 0);
+      for (std::uint64_t i = 0; i < state.sums.size(); ++i) again.push_back(first + i);
+    }
+    // What it is made of was noted before.
+    exec::UnitLoop once_more(plan_, source_, arena_, sink_, std::move(loop_options));
+    return once_more.ForUnits(again, *this);
+  }
+
+  std::string Incoming(std::size_t job) const {
+    return options_.incoming + "/" + std::to_string(job);
+  }
+
+  Result<os::File> OpenIncoming(std::uint32_t job) {
+    if (std::exchange(states_[job].created, true)) return os::File::OpenWrite(Incoming(job));
+    return os::File::Create(Incoming(job));
+  }
+
+  Status Put(const exec::UnitInHand& unit) override {
+    const std::uint32_t job = job_of_file_[unit.unit.file];
+    State& state = states_[job];
+    const std::uint64_t i = unit.index - plan_.first_unit(unit.unit.file, 0);
+    state.sums[i] = unit.record->sum;
+    if (i == 0 && !state.again) {
+      const auto& known = jobs_[job].known;
+      state.only_sums = known && known->bytes == plan_.target().files[unit.unit.file].bytes &&
+                        known->head == unit.record->sum.digest;
+    }
+    if (!state.only_sums) {
+      const plan::Payload& payload =
+          plan_.target().files[unit.unit.file].payloads[unit.unit.payload];
+      SW_TRY_ASSIGN(const auto out, out_.Get(job));
+      SW_TRY(out->WriteAt(payload.offset + unit.unit.first, unit.bytes));
+    }
+    if (state.missing.fetch_sub(1) > 1) return {};
+    Status finished = Finish(job);
+    out_.Close(job);
+    return finished;
+  }
+
+  Status Finish(std::uint32_t job) {
+    State& state = states_[job];
+    if (!state.again) {
+      // Passed members have no shares: their checksum is that of the whole payload.
+      SW_TRY(exec::SumPayloads(plan_, jobs_[job].file, state.sums, options_.note_sums));
+    }
+    BlobResult& result = results_[job];
+    result.ref = Summarize(state.sums);
+    if (state.only_sums) {
+      FinishUnwritten(job);
+      return {};
+    }
+    result.written_bytes = result.ref.bytes;
+    if (const auto found = store_.Find(result.ref.digest, result.ref.bytes)) {
+      result.ref.zstd = found->zstd;
+      result.written_bytes = 0;
+      return os::RemoveFile(Incoming(job));
+    }
+    if (options_.zstd) return Compress(job);
+    if (file_system_) return {};
+    SW_TRY_ASSIGN(const auto out, out_.Get(job));
+    return out->Sync();
+  }
+
+  /// A blob that began like the known one was read to its end.
+  void FinishUnwritten(std::uint32_t job) {
+    BlobResult& result = results_[job];
+    const BlobRef& known = *jobs_[job].known;
+    result.unchanged = result.ref.digest == known.digest;
+    if (result.unchanged && !options_.look_for_known) {
+      // A manifest that is not collected names it, and the lock keeps collections out: it is there.
+      result.ref.zstd = known.zstd;
+      return;
+    }
+    if (const auto found = store_.Find(result.ref.digest, result.ref.bytes)) {
+      result.ref.zstd = found->zstd;
+      return;
+    }
+    result.unchanged = false;
+    states_[job].again = true;
+  }
+
+  Status Compress(std::uint32_t job) {
+    BlobResult& result = results_[job];
+    SW_TRY_ASSIGN(const auto plain, out_.Get(job));
+    SW_TRY_ASSIGN(exec::ZpackWriter writer,
+                  exec::ZpackWriter::Create(Incoming(job) + ".zst", contexts_));
+    tbb::task_arena alone(1);  // other threads have other blobs
+    std::vector<std::byte> block;
+    for (std::uint64_t at = 0; at < result.ref.bytes; at += block.size()) {
+      block.resize(std::min(exec::kZpackBlockBytes, result.ref.bytes - at));
+      SW_TRY(plain->ReadAt(at, block));
+      SW_TRY(writer.Append(block, alone));
+    }
+    SW_TRY_ASSIGN(const exec::ZpackResult packed, writer.Finish());
+    result.ref.zstd = true;
+    result.written_bytes = packed.bytes;
+    return os::RemoveFile(Incoming(job));
+  }
+
+  Status NameAll() {
+    std::set<std::string> folders;
+    for (std::size_t job = 0; job < jobs_.size(); ++job) {
+      const BlobRef& ref = results_[job].ref;
+      if (results_[job].written_bytes == 0) continue;
+      const std::string name = store_.BlobPath(ref);
+      const std::string folder = name.substr(0, name.rfind('/'));
+      if (folders.insert(folder).second) SW_TRY(os::MakeDirs(folder));
+      SW_TRY(os::Rename(Incoming(job) + (ref.zstd ? ".zst" : ""), name));
+    }
+    // One call for names in many folders: each folder by itself waits for the device.
+    if (file_system_) return file_system_->Sync();
+    for (const std::string& folder : folders) SW_TRY(os::SyncDir(folder));
+    return folders.empty() ? Status() : os::SyncDir(store_.path() + "/blobs");
+  }
+
+  const Store& store_;
+  const plan::Plan& plan_;
+  exec::ByteSource& source_;
+  std::span<const BlobJob> jobs_;
+  const BlobOptions& options_;
+  exec::SourceSums* sums_;
+  Sink& sink_;
+  tbb::task_arena arena_;
+  exec::FilePool out_;  // by job
+  exec::ZstdContexts contexts_;
+  std::optional<os::FileSystem> file_system_;
+  std::vector<State> states_;               // by job
+  std::vector<std::uint32_t> job_of_file_;  // by file of the target
+  std::vector<BlobResult> results_;
+};
+
+}  // namespace
+
+BlobRef Summarize(std::span<const exec::UnitSum> units) {
+  BlobRef ref;
+  std::vector<exec::Digest> digests;
+  digests.reserve(units.size());
+  for (const exec::UnitSum& unit : units) {
+    ref.bytes += unit.bytes;
+    digests.push_back(unit.digest);
+  }
+  ref.crc32 = exec::CombinedCrc32(units);
+  ref.digest = exec::FileDigest(digests, exec::FrameDigest({}));
+  if (!units.empty()) ref.head = units[0].digest;
+  return ref;
+}
+
+Result<std::vector<BlobResult>> WriteBlobs(const Store& store, const plan::Plan& plan,
+                                           exec::ByteSource& source, std::span<const BlobJob> jobs,
+                                           const BlobOptions& options, exec::SourceSums* sums,
+                                           Sink& sink) {
+  return Writer(store, plan, source, jobs, options, sums, sink).Go();
+}
+
+}  // namespace shardwright::pec

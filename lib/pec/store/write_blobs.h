@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "exec/byte_source.h"
+#include "exec/integrity.h"
+#include "pec/store/store.h"
+#include "plan/plan.h"
+
+namespace shardwright::pec {
+
+/// One blob to be stored: a file of the plan's target.
+struct BlobJob {
+  std::uint32_t file = 0;
+  /// What a manifest of the store that stays names of the same component: content that has not
+  /// changed is only hashed.
+  std::optional<BlobRef> known;
+};
+
+/// Where a blob ended up.
+struct BlobResult {
+  BlobRef ref;
+  bool unchanged = false;           ///< it is the one that was known
+  std::uint64_t written_bytes = 0;  ///< 0 if the store had the content already
+};
+
+struct BlobOptions {
+  std::string incoming;  ///< folder for blobs under way; it exists and is this rank's
+  bool zstd = false;
+  bool note_sums = true;  ///< note checksums of what is read
+  /// Look whether what is known and unchanged is there, and write it again if not. Otherwise a
+  /// manifest that stays is believed.
+  bool look_for_known = false;
+  unsigned threads = 1;
+};
+
+/// Gathers, hashes and stores blobs: on return each has its name in the store and is durable. A
+/// blob whose first unit is as before is hashed to its end before anything is written.
+/// \pre no blob is empty
+/// \param sums  gets the pieces of source members that were read
+/// \error kStopped, kIo, what the source returns; kBadInput  a passed member has not its checksum
+/// Local; on several ranks each writes its own jobs. Source: docs/formats/store.md, "Blobs".
+Result<std::vector<BlobResult>> WriteBlobs(const Store& store, const plan::Plan& plan,
+                                           exec::ByteSource& source, std::span<const BlobJob> jobs,
+                                           const BlobOptions& options, exec::SourceSums* sums,
+                                           Sink& sink);
+
+/// Digest, checksum and head of a blob's plain bytes, from those of its units in order.
+BlobRef Summarize(std::span<const exec::UnitSum> units);
+
+}  // namespace shardwright::pec

@@ -1,0 +1,19 @@
+// Prints the table of dialects as JSON: [{"name": "deepspeed", "writes": true}, ...].
+
+#include <exception>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "dialect/dialects.h"
+
+int main() try {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const shardwright::dialect::Dialect& dialect : shardwright::dialect::Dialects()) {
+    rows.push_back({{"name", dialect.name}, {"writes", dialect.write != nullptr}});
+  }
+  std::cout << rows.dump() << "\n";
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << "\n";
+  return 1;
+}

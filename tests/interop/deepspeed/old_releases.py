@@ -1,0 +1,101 @@
+"""What older releases of DeepSpeed and PyTorch lack on CPU ranks, to run them in tests: packages that DeepSpeed before
+0.15 insists on and does not need, and operations that ZeRO needs and Gloo of PyTorch before 2.3 has not, made of what
+it has. The functions have the parameters of those that they stand for."""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+import torch
+import torch.distributed as dist
+
+ALL_REDUCE, ALL_GATHER, BROADCAST = dist.all_reduce, dist.all_gather, dist.broadcast
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class Done:
+    """The handle of an operation that has ended."""
+
+    def wait(self):
+        return True
+
+    def is_completed(self):
+        return True
+
+
+def prepare():
+    """To be called before DeepSpeed is imported."""
+    os.environ.setdefault("LOCAL_SIZE", "1")  # else DeepSpeed asks the program numactl
+    if release() >= (0, 15):
+        return
+    for name in ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"):
+        if importlib.util.find_spec(name) is None:
+            module = types.ModuleType(name)
+            module.__version__, module.__spec__ = "0", importlib.machinery.ModuleSpec(name, None)
+            sys.modules[name] = module
+
+
+def release():
+    from importlib.metadata import version
+    return tuple(map(int, version("deepspeed").split(".")[:2]))
+
+
+def widened(tensor):
+    """As fp32 where it has 16 bits, which Gloo does not know; not to be written to."""
+    return tensor.detach().float() if tensor.dtype in HALVES else tensor.detach().contiguous()
+
+
+def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    if tensor.dtype not in HALVES:
+        return ALL_REDUCE(tensor, op, group, async_op)
+    wide = tensor.detach().float()
+    ALL_REDUCE(wide, op, group)
+    tensor.data.copy_(wide)
+    return Done() if async_op else None
+
+
+def reduce(tensor, dst, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    return all_reduce(tensor, op, group, async_op)
+
+
+def broadcast(tensor, src, group=None, async_op=False):
+    if tensor.dtype not in HALVES:
+        return BROADCAST(tensor, src, group, async_op)
+    wide = tensor.detach().float()
+    BROADCAST(wide, src, group)
+    tensor.data.copy_(wide)
+    return Done() if async_op else None
+
+
+def all_gather(tensor_list, tensor, group=None, async_op=False):
+    own = widened(tensor)
+    parts = [torch.empty(part.shape, dtype=own.dtype) for part in tensor_list]
+    ALL_GATHER(parts, own, group)
+    for part, wide in zip(tensor_list, parts):
+        part.data.copy_(wide)
+    return Done() if async_op else None
+
+
+def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
+    parts = list(output_tensor.data.view(-1).chunk(dist.get_world_size(group)))
+    return all_gather(parts, input_tensor.reshape(-1), group, async_op)
+
+
+def reduce_scatter_tensor(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    whole = input.detach().float() if input.dtype in HALVES else input.detach().clone()
+    ALL_REDUCE(whole, op, group)
+    output.data.view(-1).copy_(whole.view(-1).chunk(dist.get_world_size(group))[dist.get_rank(group)])
+    return Done() if async_op else None
+
+
+def complete():
+    """To be called after DeepSpeed is imported: Gloo for releases that ask for oneCCL, and the missing operations."""
+    from deepspeed.accelerator import get_accelerator
+    get_accelerator()._communication_backend_name = "gloo"
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 3):
+        return
+    for function in (all_reduce, reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor):
+        setattr(dist, function.__name__, function)
+        setattr(dist.distributed_c10d, function.__name__, function)

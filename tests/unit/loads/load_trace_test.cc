@@ -1,0 +1,239 @@
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <tuple>
+
+#include "base/limits.h"
+#include "loads/load_trace.h"
+
+namespace shardwright::loads {
+namespace {
+
+LoadTrace Parsed(const std::string& text) {
+  auto trace = ParseLoads(text, "x");
+  EXPECT_TRUE(trace) << trace.error().message;
+  return trace ? *trace : LoadTrace();
+}
+
+void ExpectRefused(const std::string& text, Errc code, const std::string& part) {
+  const auto trace = ParseLoads(text, "x");
+  ASSERT_FALSE(trace) << text;
+  EXPECT_EQ(trace.error().code, code) << trace.error().message;
+  EXPECT_NE(trace.error().message.find(part), std::string::npos)
+      << trace.error().message << "\nexpected: " << part;
+}
+
+using Tokens = std::vector<std::uint64_t>;
+
+TEST(IoLoadsTest, JsonLinesAreRecords) {
+  const LoadTrace trace = Parsed(
+      "{\"iteration\":10,\"tokens\":[[1,2],[3,4]]}\n\n{\"iteration\":5,\"tokens\":[[5,6],[7,8]]}"
+      "\n");
+  EXPECT_EQ(trace.format, "jsonl");
+  EXPECT_EQ(trace.experts, 2U);
+  EXPECT_EQ(trace.layer_id, (std::vector<std::uint32_t>{0, 1}));
+  ASSERT_EQ(trace.records.size(), 2U);
+  EXPECT_EQ(trace.records[0].iteration, 5U);
+  EXPECT_EQ(trace.records[0].tokens, (Tokens{5, 6, 7, 8}));
+}
+
+TEST(IoLoadsTest, ListsAreLayersOrRecords) {
+  EXPECT_EQ(Parsed("[1,2,3]").records[0].tokens, (Tokens{1, 2, 3}));
+  const LoadTrace layers = Parsed("[[1,2,3],\n [4,5,6]]");
+  EXPECT_EQ(layers.layer_id.size(), 2U);
+  EXPECT_EQ(Parsed("[[[1,2]],[[3,4]],[[5,6]]]").records.size(), 3U);
+  EXPECT_EQ(Parsed("{\n \"loads\": [[7, 8]]\n}").records[0].tokens, (Tokens{7, 8}));
+}
+
+TEST(IoLoadsTest, MeansAreRounded) {
+  EXPECT_EQ(Parsed("[[1.5, 2.4, 0.0]]").records[0].tokens, (Tokens{2, 2, 0}));
+}
+
+TEST(IoLoadsTest, StepsThatSglangDidNotFillAreLeftOut) {
+  const LoadTrace trace = Parsed("{\"rank\":0,\"logical_count\":[[[1,2]],[[0,0]],[[3,4]]]}");
+  EXPECT_EQ(trace.format, "sglang");
+  ASSERT_EQ(trace.records.size(), 2U);
+  EXPECT_EQ(trace.records[1].tokens, (Tokens{3, 4}));
+}
+
+TEST(IoLoadsTest, PhysicalExpertsOfVllmAddUp) {
+  const LoadTrace trace = Parsed(
+      "{\"record_type\":\"eplb_load_meta\",\"version\":1,\"num_ranks\":2}\n"
+      "{\"record_type\":\"eplb_load_stats\",\"version\":1,\"step\":7,\"num_ranks\":2,"
+      "\"expert_load\":[[10,1,5,2],[2,8,1,3]],\"p2l_map\":[[0,1,2,0],[1,2,0,1]]}\n");
+  EXPECT_EQ(trace.format, "vllm");
+  EXPECT_EQ(trace.experts, 3U);
+  ASSERT_EQ(trace.records.size(), 1U);
+  EXPECT_EQ(trace.records[0].iteration, 7U);
+  EXPECT_EQ(trace.records[0].tokens, (Tokens{12, 1, 5, 1, 5, 8}));
+}
+
+TEST(IoLoadsTest, LoadsOfAPlanKeepTheirLayers) {
+  const LoadTrace trace =
+      Parsed("{\"layers\":[\n{\"layer\":3,\"loads\":[1,2]},\n{\"layer\":60,\"loads\":[3,4]}]}");
+  EXPECT_EQ(trace.layer_id, (std::vector<std::uint32_t>{3, 60}));
+}
+
+TEST(IoLoadsTest, CsvHasARowPerLayerOrPerCount) {
+  const LoadTrace wide = Parsed("# counts\n1, 2,3\n4,5 ,6\r\n");
+  EXPECT_EQ(wide.format, "csv");
+  EXPECT_EQ(wide.records[0].tokens, (Tokens{1, 2, 3, 4, 5, 6}));
+  const LoadTrace rows = Parsed(
+      "iteration,rank,expert,layer,tokens\n7,0,0,5,1\n7,1,0,5,10\n7,0,1,5,2\n7,1,1,5,20\n"
+      "8,0,0,5,3\n8,0,1,5,4\n");
+  EXPECT_EQ(rows.layer_id, (std::vector<std::uint32_t>{5}));
+  ASSERT_EQ(rows.records.size(), 2U);
+  EXPECT_EQ(rows.records[0].tokens, (Tokens{11, 22}));
+}
+
+TEST(IoLoadsTest, WindowsAreMeansOfRecords) {
+  const LoadTrace trace = Parsed(
+      "{\"iteration\":1,\"tokens\":[[1,10],[100,0]]}\n{\"iteration\":2,\"tokens\":[[2,20],[0,0]]}\n"
+      "{\"iteration\":4,\"tokens\":[[4,40],[50,0]]}\n");
+  LoadWindow window;
+  EXPECT_EQ(Pick(trace, window)->tokens, (Tokens{4, 40, 50, 0}));
+  window.window = 2;
+  EXPECT_EQ(Pick(trace, window)->tokens, (Tokens{3, 30, 25, 0}));
+  window.window = 3;
+  const auto mean = Pick(trace, window);
+  EXPECT_EQ(mean->tokens, (Tokens{2, 23, 50, 0}));  // 7/3 and 70/3, to the nearest
+  EXPECT_EQ(mean->iteration, 4U);
+  window.at = 3;
+  window.window = 1;
+  window.layers = {1};
+  const auto one = Pick(trace, window);
+  EXPECT_EQ(one->tokens, (Tokens{0, 0}));
+  EXPECT_EQ(one->iteration, 2U);
+  EXPECT_EQ(one->layer_id, (std::vector<std::uint32_t>{1}));
+}
+
+TEST(IoLoadsTest, MeansOfHugeCountsDoNotOverflow) {
+  const std::string most = std::to_string(limits::kMoeTokens);
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += "{\"tokens\":[[" + most + "]]}\n";
+  const LoadTrace trace = Parsed(text);
+  LoadWindow window;
+  window.window = 3000;
+  EXPECT_EQ(Pick(trace, window)->tokens, (Tokens{limits::kMoeTokens}));
+}
+
+TEST(IoLoadsTest, WindowsThatDoNotFitAreRefused) {
+  const LoadTrace trace = Parsed("{\"iteration\":5,\"tokens\":[[1]]}\n");
+  LoadWindow window;
+  window.at = 4;
+  EXPECT_EQ(Pick(trace, window).error().code, Errc::kUsage);
+  window.at.reset();
+  window.window = 2;
+  EXPECT_NE(Pick(trace, window).error().message.find("there are 1"), std::string::npos);
+  window.window = 1;
+  window.layers = {3};
+  EXPECT_NE(Pick(trace, window).error().message.find("layer 3"), std::string::npos);
+}
+
+TEST(IoLoadsTest, LayerListsAreRead) {
+  EXPECT_EQ(*ParseLayers("3"), (std::vector<std::uint32_t>{3}));
+  EXPECT_EQ(*ParseLayers("5,0-2,1"), (std::vector<std::uint32_t>{0, 1, 2, 5}));
+  for (const char* text : {"", ",", "1,", "-", "1-", "-1", "a", "3-1", "1-99999999", "0x1", " 1"}) {
+    const auto layers = ParseLayers(text);
+    ASSERT_FALSE(layers) << text;
+    EXPECT_EQ(layers.error().code, Errc::kUsage);
+  }
+}
+
+class BadLoads : public testing::TestWithParam<std::tuple<const char*, Errc, const char*>> {};
+
+TEST_P(BadLoads, IsRefusedWithItsPlace) {
+  const auto& [text, code, part] = GetParam();
+  ExpectRefused(text, code, part);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    IoLoadsTest, BadLoads,
+    testing::Values(
+        std::tuple("", Errc::kBadInput, "x: is empty"),
+        std::tuple("{\"tokens\":[[1,2],[3]]}", Errc::kBadInput, "layer 1 has 1 experts, layer 0"),
+        std::tuple("{\"tokens\":[[1,2]]}\n{\"tokens\":[[1,2],[3,4]]}", Errc::kBadInput,
+                   "x:2: 2 layers of 2 experts, the first record has 1"),
+        std::tuple("{\"tokens\":[[1,-2]]}", Errc::kBadInput, "layer 0 expert 1: negative: -2"),
+        std::tuple("[[1],[-0.5]]", Errc::kBadInput, "layer 1 expert 0: negative: -0.5"),
+        std::tuple("{\"tokens\":[[1,NaN]]}", Errc::kBadInput, "column 15: cannot read \"NaN\""),
+        std::tuple("[[1,\n 2,x]]", Errc::kBadInput, "line 2, column 4"),
+        std::tuple("[[1e300]]", Errc::kBadInput, "layer 0 expert 0: more than"),
+        std::tuple("[[18446744073709551616]]", Errc::kBadInput, "more than"),
+        std::tuple("[[9007199254740992,1]]", Errc::kBadInput, "the layer has more than"),
+        std::tuple("[[\"1\"]]", Errc::kBadInput, "a count expected, found a text"),
+        std::tuple("[[1,null]]", Errc::kBadInput, "layer 0 expert 1: a count expected, found null"),
+        std::tuple("[]", Errc::kBadInput, "layer 0: no experts"),
+        std::tuple("[[]]", Errc::kBadInput, "layer 0: no experts"),
+        std::tuple("[[[[1]]]]", Errc::kBadInput, "4 levels of lists"),
+        std::tuple("{\"token\":[[1]]}", Errc::kBadInput, "no loads: none of tokens"),
+        std::tuple("{\"tokens\":[[1]],\"tokens\":[[2]]}", Errc::kBadInput, "key \"tokens\" twice"),
+        std::tuple("{\"iteration\":3,\"tokens\":[[1]]}\n{\"iteration\":3,\"tokens\":[[1]]}",
+                   Errc::kBadInput, "iteration 3 twice"),
+        std::tuple("{\"iteration\":-1,\"tokens\":[[1]]}", Errc::kBadInput, "iteration: a whole"),
+        std::tuple("{\"tokens\":[[1]]}\n[1]\n", Errc::kBadInput, "x:2: an object expected"),
+        std::tuple("{\"logical_count\":[[[0]]]}", Errc::kBadInput, "holds no loads"),
+        std::tuple("{\"record_type\":\"other\"}", Errc::kBadInput, "eplb_load_stats"),
+        std::tuple(
+            "{\"record_type\":\"eplb_load_stats\",\"expert_load\":[[1]],\"p2l_map\":[[0,1]]}",
+            Errc::kBadInput, "layer 0: expert_load and p2l_map differ"),
+        std::tuple("{\"record_type\":\"eplb_load_stats\",\"expert_load\":[[1]],\"p2l_map\":[[-2]]}",
+                   Errc::kBadInput, "p2l_map of layer 0"),
+        std::tuple("1,2\n3,x\n", Errc::kBadInput, "x:2: layer 1 expert 1: \"x\" is not a count"),
+        std::tuple("1,2\n3\n", Errc::kBadInput, "layer 1 has 1 experts"),
+        std::tuple("layer,expert\n0,0\n", Errc::kBadInput, "columns layer, expert and tokens"),
+        std::tuple("layer,expert,tokens,foo\n", Errc::kBadInput, "column \"foo\" is unknown"),
+        std::tuple("layer,layer,expert,tokens\n", Errc::kBadInput, "column \"layer\" twice"),
+        std::tuple("layer,expert,tokens\n0,0,1\n0,2,1\n", Errc::kBadInput,
+                   "no count for layer 0 expert 1"),
+        std::tuple("layer,expert,tokens\n0,0,1\n0,0,1\n", Errc::kBadInput,
+                   "x:3: layer 0 expert 0 twice"),
+        std::tuple("layer,expert,tokens\n0,0\n", Errc::kBadInput, "x:2: 3 columns expected"),
+        std::tuple("layer,expert,tokens\n99999,0,1\n", Errc::kLimit, "at most 4096 layers"),
+        std::tuple("layer,expert,tokens\n", Errc::kBadInput, "holds no loads"),
+        std::tuple("layer,expert,tokens\n0,0,nan\n", Errc::kBadInput, "not a number"),
+        std::tuple("layer,expert,tokens\n0,0,inf\n", Errc::kBadInput, "more than")));
+
+TEST(IoLoadsTest, AbsurdSizesAreRefusedBeforeTheyAreMade) {
+  ExpectRefused(std::string(100, '['), Errc::kLimit, "levels");
+  std::string many = "[[";
+  for (std::uint64_t e = 0; e <= limits::kMoeExperts; ++e) many += e == 0 ? "1" : ",1";
+  ExpectRefused(many + "]]", Errc::kLimit, "at most 4096 layers of 65536");
+  const std::string commas(limits::kMoeJsonValues + 1, ',');
+  ExpectRefused("[" + commas + "]", Errc::kLimit, "values");
+}
+
+/// What is known of a trace: every layer of a record has all tokens of its steps.
+void ExpectTrace(const std::string& path, std::size_t layers, std::uint32_t experts,
+                 std::size_t records, std::uint64_t last, std::uint64_t tokens) {
+  const auto trace = ReadLoads(path);
+  ASSERT_TRUE(trace) << trace.error().message;
+  EXPECT_EQ(trace->layer_id.size(), layers);
+  EXPECT_EQ(trace->experts, experts);
+  EXPECT_EQ(trace->records.size(), records);
+  EXPECT_EQ(trace->records.back().iteration, last);
+  for (const auto& record : trace->records) {
+    for (std::size_t l = 0; l < layers; ++l) {
+      const auto first = record.tokens.begin() + static_cast<std::ptrdiff_t>(l * experts);
+      ASSERT_EQ(std::accumulate(first, first + experts, std::uint64_t{0}), tokens);
+    }
+  }
+}
+
+TEST(IoLoadsTest, TheTraceOfARealRunIsRead) {
+  const std::string own = std::string(SW_SOURCE_DIR) + "/tests/data/deepspeed/";
+  ExpectTrace(own + "routing_12x32/tokens.jsonl", 12, 32, 30, 150, 640);
+  // Its file lies beside the checkpoints of its run.
+  ExpectTrace(own + "moe4_ep2_series/tokens.jsonl", 1, 4, 6, 6, 192);
+  const char* given = std::getenv("SHARDWRIGHT_SHARED");
+  const std::string folder = given != nullptr ? given : std::string(SW_SOURCE_DIR) + "/../shared";
+  const std::string path = folder + "/fixtures/routing/gpt_moe_24x32.jsonl";
+  if (std::filesystem::exists(path)) ExpectTrace(path, 24, 32, 51, 5001, 262144);
+}
+
+}  // namespace
+}  // namespace shardwright::loads

@@ -1,0 +1,134 @@
+#include "ucp/convert.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "dialect/zero/topology.h"
+#include "opened.h"
+#include "ucp/check.h"
+#include "ucp/verbatim.h"
+
+namespace shardwright::ucp {
+namespace {
+
+class Conversions : public os::Scratch {
+ protected:
+  Result<ConvertReport> To(const std::string& source, const std::string& target,
+                           const std::string& out, std::string_view format = "deepspeed") {
+    const auto input = Opened(source);
+    if (!input) return Fail(Errc::kInternal, "not opened");
+    options_.output = At(out);
+    return Converted(*input, target, options_, format);
+  }
+
+  ConvertOptions options_;
+};
+
+TEST_F(Conversions, OfADryRunWriteNothing) {
+  options_.dry_run = true;
+  const auto planned = To(Own("zero1_w2"), "zero=3,dp=4", "out");
+  ASSERT_TRUE(planned.has_value()) << planned.error().message;
+  EXPECT_TRUE(planned->dry_run);
+  EXPECT_EQ(Contents().size(), 0U);
+  options_.dry_run = false;
+  const auto done = To(Own("zero1_w2"), "zero=3,dp=4", "out");
+  ASSERT_TRUE(done.has_value()) << done.error().message;
+  EXPECT_EQ(planned->totals.output_files, done->totals.output_files);
+  EXPECT_EQ(planned->totals.output_bytes, done->totals.output_bytes);
+  EXPECT_EQ(planned->totals.read_bytes, done->totals.read_bytes);
+  EXPECT_EQ(done->run.files_written, done->totals.output_files);
+  EXPECT_EQ(done->source.mesh.dp(), 2U);
+  EXPECT_EQ(done->target.mesh.dp(), 4U);
+  EXPECT_FALSE(done->verbatim);
+}
+
+TEST_F(Conversions, ByWayOfAtomsGiveTheFilesOfADirectOne) {
+  ASSERT_TRUE(To(Own("zero1_w2"), "zero=2,dp=3", "direct"));
+  ASSERT_TRUE(To(Own("zero1_w2"), "", "atoms", "universal"));
+  ASSERT_TRUE(To(At("atoms"), "zero=2,dp=3", "again"));
+  auto direct = Files(Contents("direct"));
+  auto again = Files(Contents("again"));
+  ASSERT_EQ(direct.size(), again.size());
+  for (const auto& [path, bytes] : direct) {
+    const std::string other = "again" + path.substr(std::string("direct").size());
+    EXPECT_TRUE(again[other] == bytes) << path;
+  }
+}
+
+TEST_F(Conversions, OfEqualLayoutsRepeatTheFiles) {
+  const auto done = To(Own("moe4_ep2_zero1_w2"), "", "out");
+  ASSERT_TRUE(done.has_value()) << done.error().message;
+  EXPECT_TRUE(done->verbatim);
+  std::size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(Own("moe4_ep2_zero1_w2"))) {
+    if (!entry.is_regular_file()) continue;
+    const std::string name = fs::relative(entry.path(), Own("moe4_ep2_zero1_w2")).string();
+    std::ifstream in(entry.path(), std::ios::binary);
+    std::ostringstream text;
+    text << in.rdbuf();
+    EXPECT_TRUE(Get("out/" + name) == text.str()) << name;
+    ++files;
+  }
+  EXPECT_GE(files, 12U);
+}
+
+TEST_F(Conversions, LinkOnlyWhatStaysAsItIs) {
+  options_.link = true;
+  const auto refused = To(Own("zero1_w2"), "zero=2,dp=3", "out");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kUsage);
+  EXPECT_EQ(Contents().size(), 0U);
+}
+
+TEST_F(Conversions, DoNotReplaceAnOutput) {
+  Put("out/mine", "precious");
+  const auto refused = To(Own("zero1_w2"), "zero=2,dp=3", "out");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kBusy);
+  EXPECT_EQ(Get("out/mine"), "precious");
+}
+
+TEST_F(Conversions, FindThatTheyAreDone) {
+  options_.resume = true;
+  ASSERT_TRUE(To(Own("zero1_w2"), "zero=2,dp=3", "out"));
+  const auto again = To(Own("zero1_w2"), "zero=2,dp=3", "out");
+  ASSERT_TRUE(again.has_value()) << again.error().message;
+  EXPECT_TRUE(again->found_done);
+  const auto other = To(Own("zero1_w2"), "zero=2,dp=4", "out");
+  ASSERT_FALSE(other.has_value()) << "it holds another layout";
+  EXPECT_EQ(other.error().code, Errc::kBusy);
+}
+
+TEST(Layouts, AreTheSameWhereTheirFilesAre) {
+  dialect::Topology a;
+  a.zero = 1;
+  a.dp = 2;
+  dialect::Topology b = a;
+  const auto same = [&] { return dialect::SameFiles(LayoutOf(a), LayoutOf(b)); };
+  EXPECT_TRUE(same());
+  b.sub_group = 5;
+  EXPECT_TRUE(same()) << "only stage 3 has sub-groups";
+  a.zero = b.zero = 3;
+  EXPECT_FALSE(same());
+  b = a;
+  b.dtype = DType::kBF16;
+  EXPECT_FALSE(same());
+  b = a;
+  b.pipeline = a.pipeline = true;
+  b.stages = {{0, 1}, {2}};
+  EXPECT_FALSE(same());
+}
+
+TEST(Layouts, AreExplainedInOneLine) {
+  dialect::Topology topology;
+  topology.zero = 2;
+  topology.dp = 3;
+  EXPECT_EQ(Explain(LayoutOf(topology)), "zero=2 dp=3 tp=1 pp=1 ep=1 dtype=float32");
+  EXPECT_EQ(ToJson(LayoutOf(topology))["dp"], 3);
+}
+
+}  // namespace
+}  // namespace shardwright::ucp
