@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "dialect/deepspeed/deepspeed.h"
+#include "dialect/safetensors/safetensors.h"
 #include "dialect/universal/universal.h"
 #include "dialect/zero/target.h"
 
@@ -34,6 +35,17 @@ constexpr Dialect kDialects[] = {
      .read = ReadUniversal,
      .resolve = universal::Resolve,
      .write = universal::Write,
+     .same_files = nullptr},
+    {.name = "safetensors",
+     .summary = "weights by name, as model hubs have them",
+     .keys = kSafetensorsKeys,
+     .pointer = "",
+     .claims = safetensors::Claims,
+     .belongs = safetensors::BelongsTo,
+     .scan = safetensors::Scan,
+     .read = safetensors::Read,
+     .resolve = safetensors::Resolve,
+     .write = safetensors::Write,
      .same_files = nullptr},
 };
 

@@ -288,6 +288,51 @@ class Bench:
         self.row("selection for 60 layers × 256 experts on 1024 ranks, the slowest policy and K",
                  f"{slowest[0]:.2f} ms ({' '.join(slowest[1].split())})", "≤ 5 ms")
 
+    def safetensors(self):
+        """Model files out of a training checkpoint, and a training checkpoint out of model files."""
+        source = self.checkpoint("big")
+        out, copy, files = (os.path.join(self.work, name) for name in ("out", "copy", "files"))
+        quiet = ["--threads", "2", "--progress", "off"]
+        report = os.path.join(self.work, "report.json")
+
+        def planned(*words):
+            subprocess.run([*words, "-n", "--json=" + report], check=True, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL)
+            return json.load(open(report, encoding="utf-8"))["result"]["plan"]
+
+        # Another type than that of the compute weights is rounded from the masters.
+        load = [self.command("ucp-load"), source, out, "--format", "safetensors", *quiet]
+        rounded = [*load, "--target", "dtype=float16"]
+        clear(out, copy)
+        needed = planned(*rounded)["read_bytes"]
+        # As many bytes of the source's own; a read by this process would count as memory of the next command.
+        subprocess.run(["sh", "-c", 'cat "$0"/*/*.pt | head -c "$1" > "$2"', source, str(needed), files], check=True)
+        self.ratio("`ucp-load --format safetensors`, masters to 16-bit weights, against `cp` of the bytes read, tmpfs",
+                   rounded, ["cp", files, copy + "-file"], [out], "≤ 0.8")
+        os.remove(files)
+        os.remove(copy + "-file")
+        masters = [*load, "--only", "master"]
+        theirs = [self.python, os.path.join(source, "zero_to_fp32.py"), source, copy, "--safe_serialization"]
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        self.ratio("`ucp-load --format safetensors --only master` against `zero_to_fp32.py --safe_serialization`, tmpfs",
+                   masters, theirs, [out, copy], "≥ 5 times faster", invert=True)
+        peaks = []
+        for words in (rounded, masters):
+            clear(out)
+            peaks.append(timed([*words, "--memory", "256MiB"])[1])
+        clear(out)
+        subprocess.run([*load[:2], files, *load[3:]], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        back = [self.command("ucp-load"), files, out, "--target", "zero=2,dp=3", *quiet]
+        peaks.append(timed([*back, "--memory", "256MiB"])[1])
+        self.row("peak resident memory with `--memory 256MiB`: to 16-bit weights, to masters, from safetensors",
+                 ", ".join(f"{peak:.0f} MiB" for peak in peaks), "≤ 320 MiB")
+        kept = os.path.join(self.work, "kept")
+        clear(kept)
+        os.rename(out, kept)
+        self.ratio("safetensors to `--target zero=2,dp=3` against `cp -r` of the result, tmpfs", back,
+                   ["cp", "-r", kept, copy], [out, copy], "≤ 0.8")
+        clear(kept, files)
+
     def help(self):
         for name in ("ucp-extract", "ucp-union", "ucp-load", "pec-save", "pec-restore"):
             times = [timed([self.command(name), "--help"])[0] for _ in range(21)]

@@ -35,7 +35,7 @@ ARROWS = {
 ROOMS = {
     "cli": {"": ["text"], "text": []},
     "dialect": {
-        "": ["deepspeed", "universal"],
+        "": ["deepspeed", "safetensors", "universal"],
         "core": [],
         "build": ["core"],
         "rules": ["core"],
@@ -43,6 +43,7 @@ ROOMS = {
         "deepspeed": ["zero"],
         "deepspeed/read": ["deepspeed"],
         "deepspeed/write": ["deepspeed"],
+        "safetensors": ["build", "rules"],
         "universal": ["zero"],
     },
     "format": {

@@ -1,0 +1,467 @@
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "base/text.h"
+#include "dialect/build/map_builder.h"
+#include "dialect/rules/rule_source.h"
+#include "dialect/safetensors/notes_internal.h"
+#include "dialect/safetensors/safetensors.h"
+#include "format/safetensors/header.h"
+#include "format/safetensors/index.h"
+#include "layout/states.h"
+
+namespace shardwright::dialect::safetensors {
+namespace {
+
+namespace files = shardwright::safetensors;
+
+/// Says which piece of a tensor a file has.
+constexpr const char* kPiecesKey = "DCP_SHARDING_INFO";
+
+/// A tensor of the set.
+struct Tensor {
+  files::Entry entry;
+  std::uint32_t file = 0;
+  std::uint32_t storage = 0;
+  TensorNote note;  // with notes only
+};
+
+/// A file of a numbered set: "model-00002-of-00003.safetensors".
+struct Numbered {
+  std::string stem;
+  std::uint64_t number = 0;
+  std::uint64_t count = 0;
+};
+
+std::optional<Numbered> ParseNumbered(std::string_view name) {
+  constexpr std::string_view kOf = "-of-";
+  constexpr std::size_t kDigits = 5;
+  if (!name.ends_with(files::kSuffix)) return std::nullopt;
+  name.remove_suffix(files::kSuffix.size());
+  constexpr std::size_t kTail = 1 + kDigits + kOf.size() + kDigits;
+  if (name.size() <= kTail || name[name.size() - kTail] != '-') return std::nullopt;
+  const std::string_view tail = name.substr(name.size() - kTail + 1);
+  if (tail.substr(kDigits, kOf.size()) != kOf) return std::nullopt;
+  Numbered numbered;
+  numbered.stem = name.substr(0, name.size() - kTail);
+  const auto number = [](std::string_view digits, std::uint64_t* value) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), *value);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  if (!number(tail.substr(0, kDigits), &numbered.number) ||
+      !number(tail.substr(kDigits + kOf.size()), &numbered.count)) {
+    return std::nullopt;
+  }
+  return numbered;
+}
+
+/// Without an index numbered files must be one whole set and all that there is of it.
+Status CheckNumbers(const SourceSet& source) {
+  std::map<std::string, std::map<std::uint64_t, std::set<std::uint64_t>>> sets;
+  for (const SourceFile& file : source.files) {
+    if (const auto numbered = ParseNumbered(file.name)) {
+      sets[numbered->stem][numbered->count].insert(numbered->number);
+    }
+  }
+  for (const auto& [stem, counts] : sets) {
+    if (counts.size() > 1) {
+      return Fail(Errc::kBadInput, stem + "-*" + std::string(files::kSuffix) + ": of " +
+                                       std::to_string(counts.begin()->first) + " and of " +
+                                       std::to_string(counts.rbegin()->first) +
+                                       " files, and no index says which of them count");
+    }
+    const auto& [count, numbers] = *counts.begin();
+    for (std::uint64_t i = 0; i < count; ++i) {
+      if (!numbers.contains(i + 1)) {
+        return Fail(Errc::kNotFound, stem + "-*" + std::string(files::kSuffix) + ": " +
+                                         std::to_string(numbers.size()) + " of " +
+                                         std::to_string(count) + " files are there, number " +
+                                         std::to_string(i + 1) +
+                                         " is missing: an incomplete download or save");
+      }
+    }
+  }
+  return {};
+}
+
+bool IsTrained(DType dtype) { return IsFloating(dtype) && ItemSize(dtype) > 1; }
+
+class Reader {
+ public:
+  Reader(const SourceSet& source, const Patterns& patterns)
+      : source_(source), patterns_(patterns) {}
+
+  Result<Checkpoint> Go() {
+    out_.origin = "safetensors";
+    out_.tag = source_.tag;
+    out_.arena = std::make_shared<pickle::Arena>();
+    out_.warnings = source_.warnings;
+    SW_TRY(ReadIndex());
+    SW_TRY(ReadHeaders());
+    SW_TRY(CheckNames());
+    TakeNotes();
+    MakeParams();
+    AddTied();
+    Order();
+    SW_TRY(DecideRules());
+    SW_TRY(AddTensors());
+    MakeGroups();
+    Finish();
+    return std::move(out_);
+  }
+
+ private:
+  Status ReadIndex();
+  Status ReadHeaders();
+  Status ReadHeader(std::uint32_t file);
+  Status CheckNames();
+  void TakeNotes();
+  bool NotesAgree();
+  void MergeMetadata();
+  void MakeParams();
+  void AddTied();
+  void Order();
+  Status DecideRules();
+  Status AddTensors();
+  void MakeGroups();
+  void Finish();
+
+  void Warn(std::string text) { out_.warnings.push_back(std::move(text)); }
+  const std::string& NameOf(std::uint32_t file) const { return source_.files[file].name; }
+
+  const SourceSet& source_;
+  const Patterns& patterns_;
+  Checkpoint out_;
+  files::Index index_;
+  std::vector<files::Header> headers_;                      // by file, entries moved out
+  std::vector<Tensor> tensors_;                             // by file, in the order of their bytes
+  std::unordered_map<std::string, std::uint32_t> by_name_;  // into tensors_
+  std::optional<Notes> notes_;                              // of all files together
+  std::vector<std::uint64_t> places_;                       // by parameter
+};
+
+Status Reader::ReadIndex() {
+  if (source_.manifest.empty()) return CheckNumbers(source_);
+  SW_TRY_ASSIGN(index_, files::ParseIndex(source_.manifest, source_.tag + ": index"));
+  std::set<std::string_view> there;
+  for (const SourceFile& file : source_.files) there.insert(file.name);
+  std::set<std::string> missing;
+  for (const auto& [name, file] : index_.files) {
+    if (!there.contains(file)) missing.insert(file);
+  }
+  if (missing.empty()) return {};
+  return Fail(Errc::kNotFound, source_.tag + ": the index names files that are not there: " +
+                                   FirstFew({missing.begin(), missing.end()}) +
+                                   ": an incomplete download or save");
+}
+
+Status Reader::ReadHeader(std::uint32_t file) {
+  const SourceFile& source = source_.files[file];
+  const auto broken = [&](const std::string& what) {
+    return Fail(Errc::kBadInput, source.name + ": " + what);
+  };
+  if (source.containers.size() != 1) return broken("one header expected");
+  const shardwright::format::Skeleton& skeleton = source.containers.front().skeleton;
+  if (skeleton.head != shardwright::format::Head::kJson) return broken("a JSON header expected");
+  // In a catalogue with payloads they lie elsewhere than the header says, but as many bytes.
+  std::uint64_t bytes = files::kLengthBytes + skeleton.header.size();
+  for (const auto& storage : skeleton.storages) bytes += storage.bytes;
+  auto header = files::ParseHeader({skeleton.header, bytes});
+  if (!header) return Within(source.name, header.error());
+  if (header->entries.size() != skeleton.storages.size()) {
+    return broken(std::to_string(header->entries.size()) + " tensors in the header, " +
+                  std::to_string(skeleton.storages.size()) + " payloads");
+  }
+  for (std::uint32_t i = 0; i < header->entries.size(); ++i) {
+    files::Entry& entry = header->entries[i];
+    if (entry.bytes != skeleton.storages[i].bytes) return broken("payloads of other sizes");
+    tensors_.push_back({std::move(entry), file, i, {}});
+  }
+  header->entries.clear();
+  if (header->metadata.contains(kPiecesKey)) {
+    return Fail(Errc::kUnsupported, source.name +
+                                        ": pieces of tensors, as PyTorch's distributed checkpoints "
+                                        "save them; its consolidated files are read");
+  }
+  for (const std::string& warning : header->warnings) Warn(source.name + ": " + warning);
+  headers_.push_back(*std::move(header));
+  return {};
+}
+
+Status Reader::ReadHeaders() {
+  for (std::uint32_t file = 0; file < source_.files.size(); ++file) SW_TRY(ReadHeader(file));
+  return {};
+}
+
+/// No tensor twice, and the index says of each where it is.
+Status Reader::CheckNames() {
+  std::uint64_t total = 0;
+  std::vector<std::string> unlisted;
+  for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
+    const Tensor& tensor = tensors_[i];
+    const std::string& name = tensor.entry.name;
+    total += tensor.entry.bytes;
+    const auto [at, fresh] = by_name_.emplace(name, i);
+    if (!fresh) {
+      return Fail(Errc::kBadInput, "tensor \"" + name + "\": in " +
+                                       NameOf(tensors_[at->second].file) + " and in " +
+                                       NameOf(tensor.file));
+    }
+    if (source_.manifest.empty()) continue;
+    const auto listed = index_.files.find(name);
+    if (listed == index_.files.end()) {
+      unlisted.push_back(name);
+    } else if (listed->second != NameOf(tensor.file)) {
+      return Fail(Errc::kBadInput, "tensor \"" + name + "\": in " + NameOf(tensor.file) +
+                                       ", the index says " + listed->second);
+    }
+  }
+  for (const auto& [name, file] : index_.files) {
+    if (by_name_.contains(name)) continue;
+    return Fail(Errc::kBadInput, "tensor " + Quoted(name) + ": the index says it is in " + file +
+                                     ", which lacks it");
+  }
+  if (!unlisted.empty()) Warn("tensors that the index does not list: " + FirstFew(unlisted));
+  if (index_.total_bytes && *index_.total_bytes != total) {
+    Warn("the index speaks of " + std::to_string(*index_.total_bytes) + " bytes of tensors, " +
+         std::to_string(total) + " are there");
+  }
+  return {};
+}
+
+/// Puts the notes of all files together: all or none of them.
+void Reader::TakeNotes() {
+  Notes all;
+  std::uint32_t noted = 0;
+  std::string wrong;
+  std::vector<const std::string*> names;
+  std::size_t first = 0;
+  for (std::uint32_t file = 0; file < headers_.size() && wrong.empty(); ++file) {
+    std::size_t last = first;
+    names.clear();
+    for (; last < tensors_.size() && tensors_[last].file == file; ++last) {
+      names.push_back(&tensors_[last].entry.name);
+    }
+    const auto text = headers_[file].metadata.find(std::string(kNotesKey));
+    if (text != headers_[file].metadata.end()) {
+      auto notes = ParseNotes(text->second, names);
+      if (!notes) {
+        wrong = NameOf(file) + ": " + notes.error().message;
+        break;
+      }
+      for (std::size_t i = first; i < last; ++i) tensors_[i].note = notes->tensors[i - first];
+      all.tied.merge(notes->tied);
+      all.experts.merge(notes->experts);
+      notes->tied = std::move(all.tied);
+      notes->experts = std::move(all.experts);
+      const bool same = noted == 0 || (notes->state == all.state && notes->dtype == all.dtype &&
+                                       notes->groups.size() == all.groups.size() &&
+                                       notes->iteration == all.iteration);
+      all = *std::move(notes);
+      if (!same) wrong = NameOf(file) + ": its notes are of another save";
+      ++noted;
+    }
+    first = last;
+  }
+  if (noted == 0 && wrong.empty()) return;
+  if (wrong.empty() && noted < headers_.size()) wrong = "only some files have notes";
+  notes_ = std::move(all);
+  if (wrong.empty() && !NotesAgree()) wrong = "the notes of the files contradict each other";
+  if (wrong.empty()) return;
+  notes_.reset();
+  Warn(wrong + ": the notes of Shardwright are not used");
+}
+
+/// Every place is taken once, and what is trained can be.
+bool Reader::NotesAgree() {
+  std::set<std::uint64_t> places;
+  for (const Tensor& tensor : tensors_) {
+    if (!places.insert(tensor.note.place).second) return false;
+    if (tensor.note.group >= 0 && !IsTrained(tensor.entry.dtype)) return false;
+  }
+  return std::all_of(notes_->tied.begin(), notes_->tied.end(), [&](const auto& tie) {
+    return places.insert(tie.second.place).second && by_name_.contains(tie.second.holder) &&
+           !by_name_.contains(tie.first);
+  });
+}
+
+void Reader::MakeParams() {
+  for (const Tensor& tensor : tensors_) {
+    Param param;
+    param.name = tensor.entry.name;
+    param.dtype = tensor.entry.dtype;
+    const bool trained = notes_ ? tensor.note.group >= 0 : IsTrained(param.dtype);
+    param.kind = trained ? ParamKind::kTrainable : ParamKind::kBuffer;
+    if (notes_ && tensor.note.group == TensorNote::kFrozen) param.kind = ParamKind::kFrozen;
+    if (trained && notes_) param.group = static_cast<std::int32_t>(tensor.note.group);
+    if (trained && notes_ && notes_->state == layout::kMaster && notes_->dtype)
+      param.dtype = *notes_->dtype;
+    if (notes_) {
+      const auto expert = notes_->experts.find(param.name);
+      if (expert != notes_->experts.end()) param.expert = expert->second;
+    }
+    places_.push_back(tensor.note.place);
+    out_.params.push_back(std::move(param));
+  }
+}
+
+/// Names without data: by our notes, or by those that safetensors' save_model leaves in the
+/// metadata.
+void Reader::AddTied() {
+  std::map<std::string, TieNote> tied;
+  if (notes_) {
+    tied = notes_->tied;
+  } else {
+    for (const files::Header& header : headers_) {
+      for (const auto& [key, value] : header.metadata) {
+        if (key != "format" && !by_name_.contains(key) && by_name_.contains(value)) {
+          tied.emplace(key, TieNote{value, 0});
+        }
+      }
+    }
+  }
+  for (const auto& [name, tie] : tied) {
+    Param param = out_.params[by_name_.at(tie.holder)];
+    param.name = name;
+    param.alias_of = tie.holder;
+    param.expert.reset();
+    places_.push_back(tie.place);
+    out_.params.push_back(std::move(param));
+  }
+}
+
+/// The module's order where notes tell it, else that of names.
+void Reader::Order() {
+  std::vector<std::uint32_t> order(out_.params.size());
+  for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    if (notes_) return places_[a] < places_[b];
+    return NaturalLess(out_.params[a].name, out_.params[b].name);
+  });
+  std::vector<Param> params;
+  params.reserve(order.size());
+  for (const std::uint32_t i : order) params.push_back(std::move(out_.params[i]));
+  out_.params = std::move(params);
+  if (!notes_) {
+    out_.order_unknown =
+        "files of safetensors do not tell in which order a model has its parameters, nor which of "
+        "them are trained, unless Shardwright has written them";
+  }
+}
+
+Status Reader::DecideRules() {
+  std::vector<std::string> names;
+  std::vector<Shape> shapes;
+  for (Param& param : out_.params) {
+    if (!param.alias_of.empty()) continue;
+    SW_TRY_ASSIGN(param.shape, files::ElemShape(tensors_[by_name_.at(param.name)].entry));
+    names.push_back(param.name);
+    shapes.push_back(param.shape);
+  }
+  const Patterns chosen = patterns_.ForModel(names, shapes);
+  std::unordered_map<std::string, std::uint32_t> holders;
+  for (std::uint32_t i = 0; i < out_.params.size(); ++i) {
+    Param& param = out_.params[i];
+    if (!param.alias_of.empty()) continue;
+    SW_TRY_ASSIGN(Ruled ruled, DecideRule({}, chosen, param.name, std::span(&param.shape, 1)));
+    param.rule = std::move(ruled.rule);
+    holders.emplace(param.name, i);
+  }
+  for (Param& param : out_.params) {
+    if (param.alias_of.empty()) continue;
+    const Param& holder = out_.params[holders.at(param.alias_of)];
+    param.shape = holder.shape;
+    param.rule = holder.rule;
+  }
+  return {};
+}
+
+Status Reader::AddTensors() {
+  MapBuilder map(source_, &out_.map);
+  for (const Param& param : out_.params) {
+    if (!param.alias_of.empty()) continue;
+    const Tensor& tensor = tensors_[by_name_.at(param.name)];
+    layout::LogicalTensor logical;
+    logical.name = param.name;
+    logical.state = param.kind == ParamKind::kFrozen   ? std::string(layout::kFrozen)
+                    : param.kind == ParamKind::kBuffer ? std::string(layout::kBuffer)
+                    : notes_                           ? notes_->state
+                                                       : std::string(layout::kWeight);
+    logical.dtype = tensor.entry.dtype;
+    logical.shape = param.shape;
+    layout::Fragment fragment;
+    fragment.cut = std::make_shared<const layout::Cut>(layout::Cut::Whole(param.shape));
+    fragment.at.array = map.AddWhole({.member = map.MemberOf(tensor.file, 0, tensor.storage),
+                                      .offset = 0,
+                                      .elems = Elems(param.shape),
+                                      .dtype = tensor.entry.dtype});
+    logical.fragments.push_back(std::move(fragment));
+    out_.map.tensors.push_back(std::move(logical));
+  }
+  return {};
+}
+
+void Reader::MakeGroups() {
+  if (!notes_) return;
+  for (const GroupNote& note : notes_->groups) {
+    Group group;
+    group.hyper = note.hyper;
+    group.moe = note.moe;
+    out_.groups.push_back(std::move(group));
+  }
+  for (std::uint32_t i = 0; i < out_.params.size(); ++i) {
+    const Param& param = out_.params[i];
+    if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
+    out_.groups[static_cast<std::size_t>(param.group)].params.push_back(i);
+  }
+}
+
+void Reader::MergeMetadata() {
+  auto own = std::make_shared<FileMetadata>();
+  std::set<std::string> differing;
+  for (const files::Header& header : headers_) {
+    for (const auto& [key, value] : header.metadata) {
+      if (key == kNotesKey) continue;
+      const auto [at, fresh] = own->values.emplace(key, value);
+      if (!fresh && at->second != value) differing.insert(key);
+    }
+  }
+  for (const std::string& key : differing) own->values.erase(key);
+  if (!differing.empty()) {
+    Warn("metadata that differs from file to file, not carried over: " +
+         FirstFew({differing.begin(), differing.end()}));
+  }
+  out_.own = std::move(own);
+}
+
+void Reader::Finish() {
+  MergeMetadata();
+  std::map<DType, std::uint64_t> elems;
+  for (const Param& param : out_.params) {
+    if (param.kind == ParamKind::kTrainable && param.alias_of.empty()) {
+      elems[param.dtype] += Elems(param.shape);
+    }
+  }
+  const auto most = std::max_element(
+      elems.begin(), elems.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most != elems.end()) out_.layout.dtype = most->first;
+  if (!notes_) return;
+  out_.optimizer = notes_->optimizer;
+  if (notes_->iteration) out_.iteration = *notes_->iteration;
+  out_.consumed_samples = notes_->consumed_samples;
+}
+
+}  // namespace
+
+Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
+  return Reader(source, patterns).Go();
+}
+
+}  // namespace shardwright::dialect::safetensors

@@ -1,0 +1,98 @@
+#include "dialect/safetensors/safetensors.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "format/safetensors/header.h"
+#include "format/safetensors/index.h"
+
+namespace shardwright::dialect::safetensors {
+namespace {
+
+namespace files = shardwright::safetensors;
+
+constexpr std::uint64_t kShardBytes = 5'000'000'000;
+
+Result<DType> DTypeOf(std::string_view key, std::string_view value) {
+  const auto dtype = DTypeFromName(value);
+  if (dtype && IsFloating(*dtype) && !files::Word(*dtype).empty()) return *dtype;
+  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
+                                ": a floating type expected, such as float32, bfloat16, float16 or "
+                                "float8_e4m3fn");
+}
+
+Result<std::uint64_t> ShardBytesOf(std::string_view key, std::string_view value) {
+  const auto bytes = ParseBytes(value);
+  if (bytes && *bytes > 0) return *bytes;
+  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
+                                ": a size above 0 expected, such as 5GB or 512MiB");
+}
+
+}  // namespace
+
+std::vector<std::string> FileMetadata::Contents() const {
+  std::vector<std::string> contents;
+  for (const auto& [key, value] : values) {
+    if (key != "format") contents.push_back("metadata \"" + key + "\"");
+  }
+  return contents;
+}
+
+std::string FilesLayout::Json() const {
+  nlohmann::ordered_json json = {{"dtype", Name(dtype)},
+                                 {"only", kOnlyWords[static_cast<std::size_t>(only)]},
+                                 {"shard_size", shard_bytes}};
+  if (convert) json["convert"] = true;
+  return json.dump();
+}
+
+bool Claims(const Listing& listing) {
+  return std::any_of(listing.folders.begin(), listing.folders.end(), [](const auto& folder) {
+    return std::any_of(folder.entries.begin(), folder.entries.end(), [](const os::Entry& entry) {
+      return IsFile(entry) && BelongsTo(entry.name) != Belongs::kNo;
+    });
+  });
+}
+
+bool IsIndex(std::string_view name) {
+  return name.ends_with(".json") && name.find(".safetensors.index.") != std::string_view::npos;
+}
+
+Belongs BelongsTo(std::string_view name) {
+  return IsIndex(name) || name.ends_with(files::kSuffix) ? Belongs::kOneVersion : Belongs::kNo;
+}
+
+Status CheckKey(std::string_view key, std::string_view value) {
+  if (key == "shard-size") {
+    SW_TRY(ShardBytesOf(key, value));
+  } else if (key == "dtype") {
+    SW_TRY(DTypeOf(key, value));
+  } else if (std::find(kOnlyWords.begin(), kOnlyWords.end(), value) == kOnlyWords.end()) {
+    return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
+                                  ": weight or master expected");
+  }
+  return {};
+}
+
+Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
+  auto own = std::make_shared<FilesLayout>();
+  own->shard_bytes = kShardBytes;
+  if (const std::string* only = spec.Find("only")) {
+    own->only = *only == kOnlyWords[1] ? Only::kMaster : Only::kWeight;
+  }
+  if (const std::string* size = spec.Find("shard-size")) {
+    SW_TRY_ASSIGN(own->shard_bytes, ShardBytesOf("shard-size", *size));
+  }
+  own->dtype = own->only == Only::kMaster ? DType::kF32 : source.layout.dtype;
+  if (const std::string* dtype = spec.Find("dtype")) {
+    SW_TRY_ASSIGN(own->dtype, DTypeOf("dtype", *dtype));
+    own->convert = true;
+  }
+  Layout layout;
+  layout.dtype = own->dtype;
+  layout.own = std::move(own);
+  return layout;
+}
+
+}  // namespace shardwright::dialect::safetensors

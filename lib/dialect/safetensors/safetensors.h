@@ -1,0 +1,94 @@
+// lib/dialect/safetensors: weights in .safetensors files, as Hugging Face libraries keep them.
+// One file, or several with an index that names them. Read: weights alone, so whoever writes a
+// trainer's layout of them makes masters of weights and starts with fresh moments. Written: weights
+// or masters, tied ones once, the same bytes for the same source. Source:
+// docs/formats/safetensors.md.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/checkpoint.h"
+#include "dialect/core/dialect.h"
+
+namespace shardwright::dialect::safetensors {
+
+/// What only this dialect understands: `__metadata__` of the files, by key, but for our own notes.
+/// Of several files: the keys whose values are equal in all that have them.
+struct FileMetadata : OwnState {
+  std::map<std::string, std::string> values;
+
+  std::vector<std::uint32_t> Members() const override { return {}; }
+  std::vector<std::string> Contents() const override;
+};
+
+/// Which state of a trained parameter its tensor is.
+enum class Only : std::uint8_t { kWeight, kMaster };
+
+/// How a set of files is to be written.
+struct FilesLayout : OwnLayout {
+  std::uint64_t shard_bytes = 0;  ///< of payloads in a file; a tensor above it has one of its own
+  Only only = Only::kWeight;
+  bool convert = false;  ///< --target dtype: all trained and frozen floating tensors become `dtype`
+  DType dtype = DType::kF32;
+
+  std::string Json() const override;
+};
+
+/// Whether a file of that name says which files make a set.
+bool IsIndex(std::string_view name);
+
+// The row of the table; see Dialect.
+bool Claims(const Listing& listing);
+Belongs BelongsTo(std::string_view name);
+
+/// Finds the files of a set. With an index those that it names, else `model.safetensors`, else
+/// every file; the set's `manifest` is the index.
+/// \error kBadInput  several sets, a broken file; kNotFound  numbered files that are missing
+/// Local; reads headers.
+Result<SourceSet> Scan(const Listing& listing);
+
+/// Tensors by name. Files that we wrote tell in their notes in which order the model has them, and
+/// what is frozen or a buffer; of other files that is not known.
+/// Source: docs/formats/safetensors.md, "As a checkpoint".
+Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
+
+Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
+
+/// model.safetensors, or numbered files and their index. Pure.
+Result<Written> Write(const Checkpoint& source, const Layout& layout);
+
+/// As TargetKey::check. \error kUsage
+Status CheckKey(std::string_view key, std::string_view value);
+
+inline constexpr std::array<std::string_view, 2> kOnlyWords = {"weight", "master"};
+
+}  // namespace shardwright::dialect::safetensors
+
+namespace shardwright::dialect {
+
+inline constexpr std::array<TargetKey, 3> kSafetensorsKeys = {{
+    {.name = "shard-size",
+     .help = "bytes of tensors in a file, 5GB unless told otherwise; a larger tensor has its own",
+     .check = safetensors::CheckKey,
+     .is_flag = true,
+     .value_kind = "SIZE"},
+    {.name = "dtype",
+     .help = "type of the weights, such as bf16 or float8_e4m3fn",
+     .check = safetensors::CheckKey,
+     .is_flag = true,
+     .value_kind = "TYPE"},
+    {.name = "only",
+     .help = "state of the trained parameters to write: compute weights, or master weights",
+     .check = safetensors::CheckKey,
+     .is_flag = true,
+     .words = safetensors::kOnlyWords},
+}};
+
+}  // namespace shardwright::dialect

@@ -1,0 +1,278 @@
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "base/checked.h"
+#include "dialect/safetensors/notes_internal.h"
+#include "dialect/safetensors/safetensors.h"
+#include "format/safetensors/index.h"
+#include "format/safetensors/layout.h"
+#include "layout/shard_map.h"
+#include "layout/states.h"
+
+namespace shardwright::dialect::safetensors {
+namespace {
+
+namespace files = shardwright::safetensors;
+
+/// A tensor to be written.
+struct Item {
+  std::uint32_t param = 0;
+  std::string state;
+  DType dtype = DType::kF32;
+  std::uint64_t bytes = 0;
+};
+
+bool IsTrained(DType dtype) { return IsFloating(dtype) && ItemSize(dtype) > 1; }
+
+class Writer {
+ public:
+  Writer(const Checkpoint& source, const FilesLayout& layout) : source_(source), layout_(layout) {}
+
+  Result<Written> Go() {
+    SW_TRY(MakeItems());
+    CutFiles();
+    MakeNotes();
+    for (std::size_t file = 0; file < begin_.size(); ++file) SW_TRY(AddFile(file));
+    if (begin_.size() > 1) AddIndex();
+    TellWhatIsLeft();
+    return std::move(out_);
+  }
+
+ private:
+  Status MakeItems();
+  Item ItemOf(std::uint32_t index) const;
+  void CutFiles();
+  void MakeNotes();
+  Status AddFile(std::size_t file);
+  std::uint32_t AddArray(const Item& item, const plan::Payload& payload);
+  Result<std::map<std::string, std::string>> MetadataOf(std::size_t first, std::size_t last) const;
+  void AddIndex();
+  void TellWhatIsLeft();
+
+  std::size_t EndOf(std::size_t file) const {
+    return file + 1 < begin_.size() ? begin_[file + 1] : items_.size();
+  }
+
+  const Checkpoint& source_;
+  const FilesLayout& layout_;
+  std::vector<Item> items_;         // in the order of the model
+  std::vector<std::size_t> begin_;  // by file: its first item
+  Notes notes_;                     // but for what is of a file's tensors
+  Written out_;
+};
+
+/// What of a parameter is written, and as which type. Buffers, and what is in no type that weights
+/// are trained in, stay as they are: 8-bit weights have scales elsewhere.
+Item Writer::ItemOf(std::uint32_t index) const {
+  const Param& param = source_.params[index];
+  Item item;
+  item.param = index;
+  item.dtype = param.dtype;
+  const bool convert = layout_.convert && IsTrained(param.dtype);
+  switch (param.kind) {
+    case ParamKind::kBuffer:
+      item.state = layout::kBuffer;
+      break;
+    case ParamKind::kFrozen:
+      item.state = layout::kFrozen;
+      if (convert) item.dtype = layout_.dtype;
+      break;
+    case ParamKind::kTrainable:
+      item.state = layout_.only == Only::kMaster ? layout::kMaster : layout::kWeight;
+      if (layout_.only == Only::kMaster) item.dtype = DType::kF32;
+      if (convert) item.dtype = layout_.dtype;
+      break;
+  }
+  return item;
+}
+
+Status Writer::MakeItems() {
+  for (std::uint32_t i = 0; i < source_.params.size(); ++i) {
+    const Param& param = source_.params[i];
+    if (!param.alias_of.empty()) continue;
+    Item item = ItemOf(i);
+    SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(param.shape));
+    SW_TRY_ASSIGN(item.bytes, CheckedMul(elems, ItemSize(item.dtype)));
+    items_.push_back(std::move(item));
+  }
+  return {};
+}
+
+void Writer::CutFiles() {
+  begin_.push_back(0);
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    const std::uint64_t next = items_[i].bytes;
+    if (i > begin_.back() && (next > layout_.shard_bytes || bytes > layout_.shard_bytes - next)) {
+      begin_.push_back(i);
+      bytes = 0;
+    }
+    bytes += next;
+  }
+}
+
+void Writer::MakeNotes() {
+  notes_.state = layout_.only == Only::kMaster ? layout::kMaster : layout::kWeight;
+  if (layout_.only == Only::kMaster) notes_.dtype = source_.layout.dtype;
+  notes_.optimizer = source_.optimizer;
+  if (source_.iteration) notes_.iteration = *source_.iteration;
+  notes_.consumed_samples = source_.consumed_samples;
+  for (const Group& group : source_.groups) notes_.groups.push_back({group.hyper, group.moe});
+  for (std::uint32_t i = 0; i < source_.params.size(); ++i) {
+    const Param& param = source_.params[i];
+    if (!param.alias_of.empty()) notes_.tied.emplace(param.name, TieNote{param.alias_of, i});
+  }
+}
+
+/// What stands in a file's `__metadata__`.
+/// \param first, last  its items, in the order of the model
+Result<std::map<std::string, std::string>> Writer::MetadataOf(std::size_t first,
+                                                              std::size_t last) const {
+  std::map<std::string, std::string> values;
+  if (const auto* own = dynamic_cast<const FileMetadata*>(source_.own.get())) values = own->values;
+  values.emplace("format", "pt");
+  if (!source_.order_unknown.empty()) return values;
+  std::vector<files::TensorSpec> specs;
+  for (std::size_t i = first; i < last; ++i) {
+    const Param& param = source_.params[items_[i].param];
+    specs.push_back({param.name, items_[i].dtype, param.shape});
+  }
+  SW_TRY_ASSIGN(const files::Layout order, files::Layout::Make(specs, {}));
+  Notes notes = notes_;
+  std::vector<const std::string*> names;
+  for (const std::uint32_t at : order.order()) {
+    const std::uint32_t index = items_[first + at].param;
+    const Param& param = source_.params[index];
+    TensorNote note;
+    note.place = index;
+    note.group = param.kind == ParamKind::kTrainable ? std::max(param.group, 0)
+                 : param.kind == ParamKind::kFrozen  ? TensorNote::kFrozen
+                                                     : TensorNote::kBuffer;
+    notes.tensors.push_back(note);
+    names.push_back(&param.name);
+    if (param.expert) notes.experts.emplace(param.name, *param.expert);
+  }
+  if (first > 0) notes.tied.clear();  // once in the set is enough
+  values[std::string(kNotesKey)] = NotesText(notes, names);
+  return values;
+}
+
+std::uint32_t Writer::AddArray(const Item& item, const plan::Payload& payload) {
+  layout::ShardMap& map = out_.target.map;
+  const Param& param = source_.params[item.param];
+  const auto array = static_cast<std::uint32_t>(map.arrays.size());
+  map.arrays.push_back({.dtype = item.dtype,
+                        .regions = {{.member = static_cast<std::uint32_t>(map.members.size()),
+                                     .offset = 0,
+                                     .elems = Elems(param.shape)}}});
+  map.members.push_back({.file = static_cast<std::uint32_t>(out_.target.files.size()),
+                         .offset = payload.offset,
+                         .bytes = payload.bytes,
+                         .crc32 = std::nullopt,
+                         .name = param.name});
+  layout::LogicalTensor tensor;
+  tensor.name = param.name;
+  tensor.state = item.state;
+  tensor.dtype = item.dtype;
+  tensor.shape = param.shape;
+  layout::Fragment fragment;
+  fragment.cut = std::make_shared<const layout::Cut>(layout::Cut::Whole(param.shape));
+  fragment.at.array = array;
+  tensor.fragments.push_back(std::move(fragment));
+  map.tensors.push_back(std::move(tensor));
+  return array;
+}
+
+Status Writer::AddFile(std::size_t file) {
+  const std::size_t first = begin_[file];
+  const std::size_t last = EndOf(file);
+  plan::OutputFile output;
+  output.path = files::FileName(file, begin_.size());
+  std::vector<files::TensorSpec> specs;
+  for (std::size_t i = first; i < last; ++i) {
+    const Param& param = source_.params[items_[i].param];
+    specs.push_back({param.name, items_[i].dtype, param.shape});
+  }
+  const auto metadata = MetadataOf(first, last);
+  if (!metadata) return Within(output.path, metadata.error());
+  const auto layout = files::Layout::Make(specs, *metadata);
+  if (!layout) {
+    Error error = layout.error();
+    if (error.code == Errc::kLimit) error.message += "; give a smaller shard-size";
+    return Within(output.path, std::move(error));
+  }
+  output.bytes = layout->file_bytes();
+  for (const std::uint32_t at : layout->order()) {
+    plan::Payload payload;
+    payload.offset = layout->offset(at);
+    payload.bytes = layout->bytes(at);
+    if (payload.bytes == 0) continue;
+    payload.array = AddArray(items_[first + at], payload);
+    output.payloads.push_back(std::move(payload));
+  }
+  output.frame = [head = std::make_shared<const std::string>(layout->head())](
+                     std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
+    return std::vector<plan::FramePiece>{{.offset = 0, .bytes = *head}};
+  };
+  out_.target.map.files.push_back(output.path);
+  out_.target.files.push_back(std::move(output));
+  return {};
+}
+
+void Writer::AddIndex() {
+  files::Index index;
+  index.total_bytes = 0;
+  for (std::size_t file = 0; file < begin_.size(); ++file) {
+    const std::string name = files::FileName(file, begin_.size());
+    for (std::size_t i = begin_[file]; i < EndOf(file); ++i) {
+      *index.total_bytes += items_[i].bytes;
+      index.files.emplace(source_.params[items_[i].param].name, name);
+    }
+  }
+  const std::string path(files::kIndexName);
+  out_.target.map.files.push_back(path);
+  out_.target.files.push_back(plan::TextFile(path, files::IndexText(index)));
+}
+
+void Writer::TellWhatIsLeft() {
+  std::vector<std::string>& left = out_.not_carried;
+  bool masters = false;
+  for (const layout::LogicalTensor& tensor : source_.map.tensors) {
+    masters = masters || tensor.state == layout::kMaster;
+  }
+  if (masters && layout_.only == Only::kWeight) {
+    left.emplace_back("the master weights: --only master writes them and not the compute weights");
+  }
+  if (!source_.states.empty()) {
+    std::string names;
+    for (const std::string& state : source_.states) names += (names.empty() ? "" : ", ") + state;
+    left.push_back("the state of the optimizer: " + names);
+  }
+  if (source_.own != nullptr && dynamic_cast<const FileMetadata*>(source_.own.get()) == nullptr) {
+    const std::vector<std::string> contents = source_.own->Contents();
+    for (const std::string& one : contents) left.push_back(one);
+  }
+  std::map<DType, std::uint64_t> kept;
+  for (const Item& item : items_) {
+    const Param& param = source_.params[item.param];
+    const bool packed = IsFloating(param.dtype) && ItemSize(param.dtype) == 1;
+    if (layout_.convert && packed && item.dtype != layout_.dtype) ++kept[item.dtype];
+  }
+  for (const auto& [dtype, count] : kept) {
+    left.push_back("the conversion of " + std::to_string(count) + " tensors of " +
+                   std::string(Name(dtype)) +
+                   ", which stay as they are: their scales are elsewhere");
+  }
+}
+
+}  // namespace
+
+Result<Written> Write(const Checkpoint& source, const Layout& layout) {
+  const auto* own = dynamic_cast<const FilesLayout*>(layout.own.get());
+  SW_CHECK(own != nullptr);
+  return Writer(source, *own).Go();
+}
+
+}  // namespace shardwright::dialect::safetensors
