@@ -14,38 +14,42 @@ namespace {
 
 float FromBf16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
+// As the 8-bit types, these work out all cases and choose one: compilers turn a loop over them into
+// vector instructions.
+
+using internal::Choose;
+
 std::uint16_t ToBf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7FFFFFFFU) > 0x7F800000U)
-    return 0x7FC0;  // as torch: every NaN becomes the quiet one
-  return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+  const std::uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
+  const bool nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
+  return static_cast<std::uint16_t>(nan ? 0x7FC0U : rounded);  // as torch: one quiet NaN for all
 }
 
 float FromF16(std::uint16_t half) {
   const std::uint32_t sign = std::uint32_t{half & 0x8000U} << 16;
   const std::uint32_t magnitude = half & 0x7FFFU;
-  if (magnitude >= 0x7C00U)
-    return std::bit_cast<float>(sign | 0x7F800000U | ((magnitude & 0x3FFU) << 13));
-  if (magnitude >= 0x0400U) return std::bit_cast<float>(sign | ((magnitude << 13) + (112U << 23)));
-  const float subnormal = static_cast<float>(magnitude) * 0x1p-24F;
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(subnormal));
+  const auto subnormal = std::bit_cast<std::uint32_t>(
+      static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24F);
+  std::uint32_t bits = (magnitude << 13) + (112U << 23);
+  bits = Choose(magnitude < 0x0400U, subnormal, bits);
+  bits = Choose(magnitude >= 0x7C00U, 0x7F800000U | ((magnitude & 0x3FFU) << 13), bits);
+  return std::bit_cast<float>(sign | bits);
 }
 
 std::uint16_t ToF16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000U;
   const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-  if (magnitude > 0x7F800000U) return static_cast<std::uint16_t>(sign | 0x7E00U);
-  if (magnitude >= 0x477FF000U)
-    return static_cast<std::uint16_t>(sign | 0x7C00U);  // rounds to 65536 or more
-  if (magnitude < 0x38800000U) {
-    // Subnormal: adding 0.5 lines the 24-bit mantissa up so that the FPU rounds to nearest even at
-    // 2^-24.
-    const float rounded = std::bit_cast<float>(magnitude) + 0.5F;
-    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(rounded) - 0x3F000000U));
-  }
-  const std::uint32_t rounded = magnitude - (112U << 23) + 0xFFFU + ((magnitude >> 13) & 1U);
-  return static_cast<std::uint16_t>(sign | (rounded >> 13));
+  // Subnormal: adding 0.5 lines the 24-bit mantissa up so that the FPU rounds to nearest even at
+  // 2^-24.
+  const std::uint32_t subnormal =
+      std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
+  std::uint32_t half = (magnitude - (112U << 23) + 0xFFFU + ((magnitude >> 13) & 1U)) >> 13;
+  half = Choose(magnitude < 0x38800000U, subnormal, half);
+  half = Choose(magnitude >= 0x477FF000U, 0x7C00U, half);  // rounds to 65536 or more
+  half = Choose(magnitude > 0x7F800000U, 0x7E00U, half);
+  return static_cast<std::uint16_t>(sign | half);
 }
 
 template <class T>

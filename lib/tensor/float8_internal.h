@@ -7,6 +7,11 @@
 
 namespace shardwright::internal {
 
+/// `a` if `condition`, else `b`; never a branch, which the ternary operator may become.
+constexpr std::uint32_t Choose(bool condition, std::uint32_t a, std::uint32_t b) {
+  return b ^ ((a ^ b) & (0U - static_cast<std::uint32_t>(condition)));
+}
+
 /// An 8-bit floating type: a sign, `8 - 1 - kMantissa` bits of exponent, kMantissa bits of
 /// mantissa. \tparam kBias  subtracted from the stored exponent \tparam kMost  code of the largest
 /// finite value \tparam kOver  code of what is larger: infinity where the type has one, else NaN
@@ -35,26 +40,25 @@ struct Float8 {
   /// Rounds to nearest even.
   static constexpr std::uint8_t Encode(float value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
-    const auto sign = static_cast<std::uint8_t>(bits >> 24 & 0x80U);
+    const std::uint32_t sign = bits >> 24 & 0x80U;
     const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-    if (magnitude > 0x7F800000U) return kNegativeZero ? sign | kNan : kNan;
-    std::uint32_t code = 0;
+    // Subnormal: adding this number lines the digits up so that the sum is rounded to a whole
+    // number of the smallest steps.
     constexpr std::uint32_t kSmallestNormal = static_cast<std::uint32_t>(127 + 1 - kBias) << 23;
-    if (magnitude < kSmallestNormal) {
-      // Adding this number lines the digits up so that the sum is rounded to a whole number of the
-      // smallest steps.
-      constexpr float kAlign = PowerOfTwo(1 - kBias - static_cast<int>(kMantissa) + 23);
-      code = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + kAlign) -
-             std::bit_cast<std::uint32_t>(kAlign);
-    } else {
-      constexpr unsigned kDrop = 23 - kMantissa;
-      const std::uint32_t rebased =
-          magnitude - (static_cast<std::uint32_t>(127 - kBias) << 23);  // with the type's own bias
-      code = (rebased + (1U << (kDrop - 1)) - 1U + (rebased >> kDrop & 1U)) >> kDrop;
-    }
-    if (code > kMost) return kNegativeZero ? sign | kOver : kOver;
-    if (code == 0 && !kNegativeZero) return 0;
-    return static_cast<std::uint8_t>(sign | code);
+    constexpr float kAlign = PowerOfTwo(1 - kBias - static_cast<int>(kMantissa) + 23);
+    const std::uint32_t subnormal =
+        std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + kAlign) -
+        std::bit_cast<std::uint32_t>(kAlign);
+    constexpr unsigned kDrop = 23 - kMantissa;
+    const std::uint32_t rebased =
+        magnitude - (static_cast<std::uint32_t>(127 - kBias) << 23);  // with the type's own bias
+    std::uint32_t code = (rebased + (1U << (kDrop - 1)) - 1U + (rebased >> kDrop & 1U)) >> kDrop;
+    code = Choose(magnitude < kSmallestNormal, subnormal, code);
+    code = Choose(code > kMost, kOver, code);
+    code = Choose(magnitude > 0x7F800000U, kNan, code);
+    // Where 0x80 is NaN there is one zero, and one NaN.
+    const bool signs = kNegativeZero || (code != 0 && code != kNan);
+    return static_cast<std::uint8_t>(code | Choose(signs, sign, 0));
   }
 
  private:
