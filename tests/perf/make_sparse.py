@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Makes the files of a huge ZeRO-3 checkpoint without its bytes: real containers and pickles, payloads are holes.
+The files of all ranks are links to those of the first.
 
     make_sparse.py OUT [--ranks 1024] [--tensors 1500] [--params 1e12]
 """
@@ -9,6 +10,9 @@ from collections import OrderedDict
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+MODEL = "zero_pp_rank_{}_mp_rank_00_model_states.pt"
+SHARD = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 
 
 def main():
@@ -36,39 +40,41 @@ def main():
     with FakeTensorMode(), torch.serialization.skip_data(materialize_fake_tensors=True):
         flats = [torch.empty(share * len(group)) for group in groups]
         moments = [(torch.empty_like(flat), torch.empty_like(flat)) for flat in flats]
-    for rank in range(args.ranks):
-        model = {
-            "module": OrderedDict((name, torch.empty(0, dtype=torch.bfloat16)) for name in names),
-            "buffer_names": [],
-            "optimizer": None,
-            "param_shapes": [OrderedDict((name, shapes[name]) for name in group) for group in groups],
-            "frozen_param_shapes": None,
-            "shared_params": {},
-            "frozen_param_fragments": None,
-            "lr_scheduler": None,
-            "skipped_steps": 0,
-            "global_steps": 1,
-            "global_samples": 1024,
-            "dp_world_size": args.ranks,
-            "mp_world_size": 1,
-            "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
-            "ds_config": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}},
-            "ds_version": "0.19.8",
-        }
-        torch.save(model, os.path.join(folder, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"))
-        state = {g: {"step": 1, "exp_avg": a, "exp_avg_sq": b} for g, (a, b) in enumerate(moments)}
-        shard = {
-            "zero_stage": 3,
-            "loss_scaler": None,
-            "dynamic_loss_scale": False,
-            "overflow": False,
-            "partition_count": args.ranks,
-            "optimizer_state_dict": {"state": state, "param_groups": [{"lr": 1e-4, "params": list(range(len(groups)))}]},
-            "fp32_flat_groups": flats,
-        }
-        with FakeTensorMode(), torch.serialization.skip_data(materialize_fake_tensors=True):
-            torch.save({"optimizer_state_dict": shard, "ds_config": model["ds_config"], "ds_version": "0.19.8"},
-                       os.path.join(folder, f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"))
+    model = {
+        "module": OrderedDict((name, torch.empty(0, dtype=torch.bfloat16)) for name in names),
+        "buffer_names": [],
+        "optimizer": None,
+        "param_shapes": [OrderedDict((name, shapes[name]) for name in group) for group in groups],
+        "frozen_param_shapes": None,
+        "shared_params": {},
+        "frozen_param_fragments": None,
+        "lr_scheduler": None,
+        "skipped_steps": 0,
+        "global_steps": 1,
+        "global_samples": 1024,
+        "dp_world_size": args.ranks,
+        "mp_world_size": 1,
+        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
+        "ds_config": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}},
+        "ds_version": "0.19.8",
+    }
+    torch.save(model, os.path.join(folder, MODEL.format(0)))
+    state = {g: {"step": 1, "exp_avg": a, "exp_avg_sq": b} for g, (a, b) in enumerate(moments)}
+    shard = {
+        "zero_stage": 3,
+        "loss_scaler": None,
+        "dynamic_loss_scale": False,
+        "overflow": False,
+        "partition_count": args.ranks,
+        "optimizer_state_dict": {"state": state, "param_groups": [{"lr": 1e-4, "params": list(range(len(groups)))}]},
+        "fp32_flat_groups": flats,
+    }
+    with FakeTensorMode(), torch.serialization.skip_data(materialize_fake_tensors=True):
+        torch.save({"optimizer_state_dict": shard, "ds_config": model["ds_config"], "ds_version": "0.19.8"},
+                   os.path.join(folder, SHARD.format(0)))
+    for rank in range(1, args.ranks):  # nothing in these files tells their rank
+        for name in (MODEL, SHARD):
+            os.link(os.path.join(folder, name.format(0)), os.path.join(folder, name.format(rank)))
     with open(os.path.join(args.out, "latest"), "w", encoding="ascii") as file:
         file.write("global_step1")
 
