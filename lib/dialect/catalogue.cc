@@ -13,19 +13,19 @@
 #include "os/dir.h"
 
 // Byte form: magic, CRC-32 of what follows it, one zstd frame. In the frame, numbers are LEB128,
-// texts a length and bytes: kind, tag, warnings, manifest, files. A storage is its key (unless it
-// is its index), the gap to the payload before it, its length, and its CRC-32 if it has one. Form 2
-// has neighbours after the files, and what is left out; a set without either is of form 1. Form 3
-// has the dialect's name for its number, and of every file the number of containers, and before
-// each its kind and where it begins; a set that can do without is of form 1 or 2.
+// texts a length and bytes: the dialect's name, tag, warnings, manifest, files, neighbours, what is
+// left out. A file has containers, and each of these the number of its skeleton: the first
+// container that has one brings it along. A storage is its key (unless it is its index), the gap to
+// the payload before it, its length, and its CRC-32 if it has one. Form 4 is written; the forms
+// before it are read: every container of form 3 brings its skeleton along, files of forms 1 and 2
+// are one pickled container and dialects have numbers, and form 1 has no neighbours.
 
 namespace shardwright::dialect {
 namespace {
 
-constexpr std::string_view kMagic("SWsource\0\0\0\1", 12);
-constexpr std::string_view kMagicNeighbours("SWsource\0\0\0\2", 12);
-constexpr std::string_view kMagicContainers("SWsource\0\0\0\3", 12);
-constexpr std::size_t kHeaderBytes = kMagic.size() + 4;
+constexpr std::string_view kMagic("SWsource\0\0\0", 11);  // and a byte, the form
+constexpr unsigned kForm = 4;
+constexpr std::size_t kHeaderBytes = kMagic.size() + 1 + 4;
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
 constexpr int kLevel = 1;
 // The window covers the whole content up to this: a skeleton is 200 KiB and much like the one 100
@@ -217,6 +217,8 @@ constexpr std::uint64_t kHasSum = 1;
 constexpr std::uint64_t kKeyIsIndex = 2;
 
 void PackSkeleton(const format::Skeleton& skeleton, Packer* out) {
+  out->Number(static_cast<std::uint64_t>(skeleton.head));
+  out->Number(skeleton.first);
   out->Number(skeleton.last);
   out->Text(skeleton.header);
   out->Number(skeleton.storages.size());
@@ -237,16 +239,27 @@ void PackSkeleton(const format::Skeleton& skeleton, Packer* out) {
   }
 }
 
-Result<format::Skeleton> UnpackSkeleton(Unpacker* in) {
+/// \param head  whether it says of what kind it is and where it begins
+/// \param name  of the file
+Result<format::Skeleton> UnpackSkeleton(bool head, const std::string& name, Unpacker* in) {
   format::Skeleton out;
+  if (head) {
+    SW_TRY_ASSIGN(const std::uint64_t kind, in->Number());
+    if (kind > static_cast<std::uint64_t>(format::Head::kJson)) {
+      return Damaged(name + ": a container of an unknown kind");
+    }
+    out.head = static_cast<format::Head>(kind);
+    SW_TRY_ASSIGN(out.first, in->Number());
+  }
   SW_TRY_ASSIGN(out.last, in->Number());
+  if (out.first > out.last) return Damaged(name + ": a container that ends before it begins");
   SW_TRY_ASSIGN(out.header, in->Text());
   SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
   std::uint64_t end = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
     format::Storage storage;
     SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());
-    if (flags > (kHasSum | kKeyIsIndex)) return Damaged("unknown flags of a storage");
+    if (flags > (kHasSum | kKeyIsIndex)) return Damaged(name + ": unknown flags of a storage");
     if ((flags & kKeyIsIndex) != 0) {
       storage.key = Index(static_cast<std::size_t>(i));
     } else {
@@ -255,8 +268,9 @@ Result<format::Skeleton> UnpackSkeleton(Unpacker* in) {
     SW_TRY_ASSIGN(const std::uint64_t gap, in->Number());
     storage.offset = end + static_cast<std::uint64_t>(UnZigZag(gap));
     SW_TRY_ASSIGN(storage.bytes, in->Number());
-    if (storage.offset > out.last || storage.bytes > out.last - storage.offset) {
-      return Damaged("a storage outside its file");
+    if (storage.offset < out.first || storage.offset > out.last ||
+        storage.bytes > out.last - storage.offset) {
+      return Damaged(name + ": a storage outside its container");
     }
     if ((flags & kHasSum) != 0) {
       std::uint32_t sum = 0;
@@ -340,87 +354,101 @@ Status UnpackNeighbours(Unpacker* in, SourceSet* out) {
   return {};
 }
 
-void PackContainer(const Container& container, Packer* out) {
-  PackSkeleton(container.skeleton, out);
-  out->Number(container.inlined.size());
-  for (const auto& [storage, bytes] : container.inlined) {
-    out->Number(storage);
-    out->Text(bytes);
-  }
-}
-
-void PackFile(const SourceFile& file, bool containers, Packer* out) {
+void PackFile(const SourceFile& file, Skeletons* skeletons, std::size_t* packed, Packer* out) {
   out->Text(file.name);
   out->Text(file.path);
   PackIdentity(file.identity, out);
-  if (!containers) return PackContainer(file.containers.front(), out);
   out->Number(file.containers.size());
   for (const Container& container : file.containers) {
-    out->Number(static_cast<std::uint64_t>(container.skeleton.head));
-    out->Number(container.skeleton.first);
-    PackContainer(container, out);
-  }
-}
-
-Result<Container> UnpackContainer(const std::string& name, Unpacker* in) {
-  Container out;
-  SW_TRY_ASSIGN(out.skeleton, UnpackSkeleton(in));
-  SW_TRY_ASSIGN(const std::uint64_t inlined, in->Number());
-  for (std::uint64_t i = 0; i < inlined; ++i) {
-    SW_TRY_ASSIGN(const std::uint64_t storage, in->Number());
-    SW_TRY_ASSIGN(std::string bytes, in->Text());
-    if (storage >= out.skeleton.storages.size() ||
-        bytes.size() != out.skeleton.storages[static_cast<std::size_t>(storage)].bytes) {
-      return Damaged(name + ": an inlined payload without its storage");
+    const auto [skeleton, index] = skeletons->Share(container.skeleton);
+    out->Number(index);
+    if (index == *packed) {
+      PackSkeleton(*skeleton, out);
+      ++*packed;
     }
-    out.inlined.emplace(static_cast<std::uint32_t>(storage), std::move(bytes));
+    out->Number(container.inlined.size());
+    for (const auto& [storage, bytes] : container.inlined) {
+      out->Number(storage);
+      out->Text(bytes);
+    }
   }
-  return out;
 }
 
-Result<SourceFile> UnpackFile(bool containers, Unpacker* in) {
-  SourceFile out;
-  SW_TRY_ASSIGN(out.name, in->Text());
-  SW_TRY_ASSIGN(out.path, in->Text());
-  SW_TRY(UnpackIdentity(in, &out.identity));
-  if (!containers) {
-    SW_TRY_ASSIGN(Container one, UnpackContainer(out.name, in));
-    out.containers.push_back(std::move(one));
+/// Reads the files of a set, in any form.
+class FileUnpacker {
+ public:
+  FileUnpacker(unsigned form, Unpacker* in) : form_(form), in_(*in) {}
+
+  Result<SourceFile> Next() {
+    SourceFile out;
+    SW_TRY_ASSIGN(out.name, in_.Text());
+    SW_TRY_ASSIGN(out.path, in_.Text());
+    SW_TRY(UnpackIdentity(&in_, &out.identity));
+    std::uint64_t count = 1;
+    if (form_ >= 3) {
+      SW_TRY_ASSIGN(count, in_.Number());
+    }
+    for (std::uint64_t i = 0; i < count; ++i) {
+      Container one;
+      SW_TRY_ASSIGN(one.skeleton, NextSkeleton(out.name));
+      SW_TRY(UnpackInlined(out.name, &one));
+      out.containers.push_back(std::move(one));
+    }
     return out;
   }
-  SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
-  for (std::uint64_t i = 0; i < count; ++i) {
-    SW_TRY_ASSIGN(const std::uint64_t head, in->Number());
-    if (head > static_cast<std::uint64_t>(format::Head::kJson)) {
-      return Damaged(out.name + ": a container of an unknown kind");
+
+ private:
+  using Shared = std::shared_ptr<const format::Skeleton>;
+
+  Result<Shared> NextSkeleton(const std::string& name) {
+    if (form_ < 4) {
+      SW_TRY_ASSIGN(format::Skeleton skeleton, UnpackSkeleton(form_ == 3, name, &in_));
+      return shared_.Share(std::make_shared<const format::Skeleton>(std::move(skeleton))).first;
     }
-    SW_TRY_ASSIGN(const std::uint64_t first, in->Number());
-    SW_TRY_ASSIGN(Container one, UnpackContainer(out.name, in));
-    const bool inside =
-        std::all_of(one.skeleton.storages.begin(), one.skeleton.storages.end(),
-                    [&](const format::Storage& storage) { return storage.offset >= first; });
-    if (first > one.skeleton.last || !inside) {
-      return Damaged(out.name + ": a storage outside its container");
+    SW_TRY_ASSIGN(const std::uint64_t index, in_.Number());
+    if (index > known_.size()) return Damaged(name + ": a skeleton that is not there");
+    if (index == known_.size()) {
+      SW_TRY_ASSIGN(format::Skeleton skeleton, UnpackSkeleton(true, name, &in_));
+      known_.push_back(std::make_shared<const format::Skeleton>(std::move(skeleton)));
     }
-    one.skeleton.head = static_cast<format::Head>(head);
-    one.skeleton.first = first;
-    out.containers.push_back(std::move(one));
+    return known_[static_cast<std::size_t>(index)];
   }
-  return out;
-}
+
+  Status UnpackInlined(const std::string& name, Container* out) {
+    const std::vector<format::Storage>& storages = out->skeleton->storages;
+    SW_TRY_ASSIGN(const std::uint64_t inlined, in_.Number());
+    for (std::uint64_t i = 0; i < inlined; ++i) {
+      SW_TRY_ASSIGN(const std::uint64_t storage, in_.Number());
+      SW_TRY_ASSIGN(std::string bytes, in_.Text());
+      if (storage >= storages.size() ||
+          bytes.size() != storages[static_cast<std::size_t>(storage)].bytes) {
+        return Damaged(name + ": an inlined payload without its storage");
+      }
+      out->inlined.emplace(static_cast<std::uint32_t>(storage), std::move(bytes));
+    }
+    return {};
+  }
+
+  const unsigned form_;
+  Unpacker& in_;
+  std::vector<Shared> known_;  // by number
+  Skeletons shared_;           // of the forms without numbers
+};
 
 // Forms 1 and 2 number the dialects that there were then.
 constexpr std::array<std::string_view, 2> kNumbered = {"deepspeed", "universal"};
 
-/// True if a set can be told in forms 1 and 2: each file one pickled container.
-bool IsPlain(const SourceSet& source) {
-  if (std::find(kNumbered.begin(), kNumbered.end(), source.dialect) == kNumbered.end()) {
-    return false;
+Result<std::string> UnpackDialect(unsigned form, Unpacker* in) {
+  std::string name;
+  if (form < 3) {
+    SW_TRY_ASSIGN(const std::uint64_t kind, in->Number());
+    if (kind >= kNumbered.size()) return Damaged("unknown kind");
+    name = kNumbered[static_cast<std::size_t>(kind)];
+  } else {
+    SW_TRY_ASSIGN(name, in->Text());
   }
-  return std::all_of(source.files.begin(), source.files.end(), [](const SourceFile& file) {
-    return file.containers.size() == 1 && file.containers[0].skeleton.first == 0 &&
-           file.containers[0].skeleton.head == format::Head::kPickle;
-  });
+  if (FindDialect(name) == nullptr) return Damaged("unknown kind");
+  return name;
 }
 
 std::uint32_t Sum(std::string_view bytes) { return Crc32(std::as_bytes(std::span(bytes))); }
@@ -429,31 +457,32 @@ std::uint32_t Sum(std::string_view bytes) { return Crc32(std::as_bytes(std::span
 
 std::string Serialize(const SourceSet& source) {
   constexpr std::uint64_t kStorageBytes = 16;  // a usual storage, packed
-  std::uint64_t content_bytes = 0;
+  constexpr std::uint64_t kFileBytes = 256;    // a usual file without its skeleton
+  Skeletons skeletons;
+  std::uint64_t content_bytes = kFileBytes * source.files.size();
+  std::size_t different = 0;
   for (const SourceFile& file : source.files) {
     for (const Container& one : file.containers) {
-      content_bytes += one.skeleton.header.size() + kStorageBytes * one.skeleton.storages.size();
+      const auto [skeleton, index] = skeletons.Share(one.skeleton);
+      if (index < different) continue;
+      content_bytes += skeleton->header.size() + kStorageBytes * skeleton->storages.size();
+      ++different;
     }
   }
   Packer packer(content_bytes);
-  const bool plain = IsPlain(source);
-  if (plain) {
-    packer.Number(static_cast<std::uint64_t>(
-        std::find(kNumbered.begin(), kNumbered.end(), source.dialect) - kNumbered.begin()));
-  } else {
-    packer.Text(source.dialect);
-  }
+  packer.Text(source.dialect);
   packer.Text(source.tag);
   packer.Number(source.warnings.size());
   for (const std::string& warning : source.warnings) packer.Text(warning);
   packer.Text(source.manifest);
   packer.Number(source.files.size());
-  for (const SourceFile& file : source.files) PackFile(file, !plain, &packer);
-  const bool more = !plain || !source.neighbours.empty() || !source.left_out.empty();
-  if (more) PackNeighbours(source, &packer);
+  std::size_t packed = 0;
+  for (const SourceFile& file : source.files) PackFile(file, &skeletons, &packed, &packer);
+  PackNeighbours(source, &packer);
   const std::string frame = packer.Finish();
 
-  std::string out(!plain ? kMagicContainers : more ? kMagicNeighbours : kMagic);
+  std::string out(kMagic);
+  out += static_cast<char>(kForm);
   const std::uint32_t sum = Sum(frame);
   for (unsigned b = 0; b < 4; ++b) out += static_cast<char>(sum >> (8 * b));
   out += frame;
@@ -461,18 +490,18 @@ std::string Serialize(const SourceSet& source) {
 }
 
 Result<SourceSet> DeserializeSource(std::string_view bytes) {
-  constexpr std::size_t kVersionBytes = 4;
+  constexpr std::size_t kVersionBytes = 3;  // but for the form
   const std::string_view name = kMagic.substr(0, kMagic.size() - kVersionBytes);
   if (!bytes.starts_with(name)) return Damaged("not a catalogue");
-  const bool containers = bytes.starts_with(kMagicContainers);
-  const bool more = containers || bytes.starts_with(kMagicNeighbours);
-  if (!more && !bytes.starts_with(kMagic)) {
+  if (bytes.size() <= kMagic.size()) return Damaged("it ends early");
+  const unsigned form = static_cast<std::uint8_t>(bytes[kMagic.size()]);
+  if (!bytes.starts_with(kMagic) || form < 1 || form > kForm) {
     return Fail(Errc::kUnsupported, "catalogue: written by another version of this program");
   }
   if (bytes.size() < kHeaderBytes) return Damaged("it ends early");
   std::uint32_t sum = 0;
   for (unsigned b = 0; b < 4; ++b) {
-    sum |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[kMagic.size() + b]))
+    sum |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[kMagic.size() + 1 + b]))
            << (8 * b);
   }
   const std::string_view frame = bytes.substr(kHeaderBytes);
@@ -480,14 +509,7 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
 
   Unpacker in(frame);
   SourceSet out;
-  if (containers) {
-    SW_TRY_ASSIGN(out.dialect, in.Text());
-  } else {
-    SW_TRY_ASSIGN(const std::uint64_t kind, in.Number());
-    if (kind >= kNumbered.size()) return Damaged("unknown kind");
-    out.dialect = kNumbered[kind];
-  }
-  if (FindDialect(out.dialect) == nullptr) return Damaged("unknown kind");
+  SW_TRY_ASSIGN(out.dialect, UnpackDialect(form, &in));
   SW_TRY_ASSIGN(out.tag, in.Text());
   // A rank that sees nothing of a checkpoint does not know its tag.
   if (!out.tag.empty() && !os::SafeName(out.tag)) return Damaged("a tag that no folder has");
@@ -498,11 +520,12 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
   }
   SW_TRY_ASSIGN(out.manifest, in.Text());
   SW_TRY_ASSIGN(const std::uint64_t files, in.Number());
+  FileUnpacker unpacker(form, &in);
   for (std::uint64_t i = 0; i < files; ++i) {
-    SW_TRY_ASSIGN(SourceFile file, UnpackFile(containers, &in));
+    SW_TRY_ASSIGN(SourceFile file, unpacker.Next());
     out.files.push_back(std::move(file));
   }
-  if (more) SW_TRY(UnpackNeighbours(&in, &out));
+  if (form >= 2) SW_TRY(UnpackNeighbours(&in, &out));
   SW_TRY(in.Done());
   return out;
 }

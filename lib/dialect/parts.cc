@@ -13,7 +13,7 @@ namespace {
 /// Old files carry no checksums: whether two of them are the same cannot be told from here.
 bool HasSums(const SourceFile& file) {
   return std::any_of(file.containers.begin(), file.containers.end(), [](const Container& one) {
-    return std::any_of(one.skeleton.storages.begin(), one.skeleton.storages.end(),
+    return std::any_of(one.skeleton->storages.begin(), one.skeleton->storages.end(),
                        [](const format::Storage& storage) { return storage.crc32.has_value(); });
   });
 }

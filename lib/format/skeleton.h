@@ -19,6 +19,8 @@ struct Storage {
   std::uint64_t offset = 0;  ///< of the payload, from the start of the file
   std::uint64_t bytes = 0;
   std::optional<std::uint32_t> crc32;  ///< none where the file does not carry one
+
+  bool operator==(const Storage&) const = default;
 };
 
 /// Everything of a container but the payloads: what a fragment catalogue keeps of it. A container
@@ -29,6 +31,8 @@ struct Skeleton {
   std::vector<Storage> storages;
   std::uint64_t first = 0;
   std::uint64_t last = 0;
+
+  bool operator==(const Skeleton&) const = default;
 };
 
 /// What messages call a storage: "data/12" where the header is a pickle, else its key.

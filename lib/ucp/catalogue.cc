@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <map>
+#include <memory>
 
 #include <nlohmann/json.hpp>
 
@@ -50,8 +51,10 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::
     map->files.push_back(set.files[f].path);
     const std::string path = PackName(f, pack);
     const std::uint32_t out = builder->AddFile(path);
-    for (dialect::Container& container : twin.containers) {
-      for (format::Storage& to : container.skeleton.storages) {
+    std::vector<format::Skeleton> skeletons;
+    for (const dialect::Container& container : twin.containers) {
+      format::Skeleton& skeleton = skeletons.emplace_back(*container.skeleton);
+      for (format::Storage& to : skeleton.storages) {
         const format::Storage from = to;
         // An empty storage lies nowhere, and rounded up its place could be beyond the file's end.
         const std::uint64_t end = builder->bytes(out);
@@ -60,19 +63,17 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::
         builder->AddMember(out, to.offset, static_cast<std::uint32_t>(map->members.size()),
                            from.bytes);
         map->members.push_back({static_cast<std::uint32_t>(f), from.offset, from.bytes, from.crc32,
-                                NameOf(container.skeleton, from)});
+                                NameOf(skeleton, from)});
       }
     }
-    for (dialect::Container& one : twin.containers) {
-      one.skeleton.first = 0;
-      one.skeleton.last = builder->bytes(out);
+    for (std::size_t c = 0; c < skeletons.size(); ++c) {
+      skeletons[c].first = 0;
+      skeletons[c].last = builder->bytes(out);
+      twin.containers[c].skeleton =
+          std::make_shared<const format::Skeleton>(std::move(skeletons[c]));
     }
     twin.path = path;  // relative: a packed catalogue may be moved
     twin.identity = {builder->bytes(out), 0, 0};
-    for (dialect::Container& one : twin.containers) {
-      one.skeleton.first = 0;
-      one.skeleton.last = builder->bytes(out);
-    }
   }
   for (dialect::Neighbour& twin : packed.neighbours) {
     if (twin.content) continue;

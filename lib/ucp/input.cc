@@ -250,7 +250,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
     digest.Add(std::as_bytes(std::span(&file.identity.bytes, 1)));
     digest.Add(std::as_bytes(std::span(&file.identity.mtime_ns, 1)));
     for (const dialect::Container& one : file.containers) {
-      digest.Add(BytesOf(one.skeleton.header));
+      digest.Add(BytesOf(one.skeleton->header));
     }
   }
   input->fingerprint = Finish(digest);

@@ -31,9 +31,9 @@ Result<Verbatim> PlanVerbatim(const Input& input, const dialect::Dialect& format
     out.target.files.push_back(
         plan::WholeFile(path, file.path, file.identity.bytes, twin, &out.map));
     for (const dialect::Container& container : file.containers) {
-      for (const shardwright::format::Storage& storage : container.skeleton.storages) {
+      for (const shardwright::format::Storage& storage : container.skeleton->storages) {
         out.map.members.push_back({index, storage.offset, storage.bytes, storage.crc32,
-                                   NameOf(container.skeleton, storage)});
+                                   NameOf(*container.skeleton, storage)});
       }
     }
   }

@@ -15,7 +15,7 @@ std::uint32_t MapBuilder::MemberOf(std::uint32_t file, std::uint32_t container,
   const auto [at, fresh] = stored_.try_emplace({file, container, storage},
                                                static_cast<std::uint32_t>(map_->members.size()));
   if (fresh) {
-    const format::Skeleton& skeleton = source_.files[file].containers[container].skeleton;
+    const format::Skeleton& skeleton = *source_.files[file].containers[container].skeleton;
     const format::Storage& stored = skeleton.storages[storage];
     map_->members.push_back(
         {file, stored.offset, stored.bytes, stored.crc32, NameOf(skeleton, stored)});
@@ -68,8 +68,8 @@ Result<std::string> MapBuilder::Payload(std::uint32_t file, const torch_pt::Docu
   const Container& source = named.containers.front();
   if (keyed_file_ != file) {
     keys_.clear();
-    for (std::size_t i = 0; i < source.skeleton.storages.size(); ++i) {
-      keys_.emplace(source.skeleton.storages[i].key, static_cast<std::uint32_t>(i));
+    for (std::size_t i = 0; i < source.skeleton->storages.size(); ++i) {
+      keys_.emplace(source.skeleton->storages[i].key, static_cast<std::uint32_t>(i));
     }
     keyed_file_ = file;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <set>
 #include <span>
 #include <utility>
@@ -46,8 +47,8 @@ Status CheckCopy(const SourceFile& have, const Found& other, ReadContainers read
 }
 
 bool SameContainer(const Container& one, const Container& other) {
-  const format::Skeleton& a = one.skeleton;
-  const format::Skeleton& b = other.skeleton;
+  const format::Skeleton& a = *one.skeleton;
+  const format::Skeleton& b = *other.skeleton;
   if (a.head != b.head || a.header != b.header || a.storages.size() != b.storages.size()) {
     return false;
   }
@@ -63,9 +64,25 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 
+std::pair<std::shared_ptr<const format::Skeleton>, std::size_t> Skeletons::Share(
+    std::shared_ptr<const format::Skeleton> skeleton) {
+  const auto same = indices_.find(skeleton.get());
+  if (same != indices_.end()) return {std::move(skeleton), same->second};
+  const std::uint32_t sum = Crc32(std::as_bytes(std::span(skeleton->header)));
+  const auto [first, last] = by_sum_.equal_range(sum);
+  for (auto known = first; known != last; ++known) {
+    if (*known->second.skeleton == *skeleton) return {known->second.skeleton, known->second.index};
+  }
+  const std::size_t index = indices_.size();
+  indices_.emplace(skeleton.get(), index);
+  by_sum_.emplace(sum, Known{skeleton, index});
+  return {std::move(skeleton), index};
+}
+
 Status ReadFiles(std::vector<Found> found, ReadContainers read, SourceSet* set) {
   std::stable_sort(found.begin(), found.end(),
                    [](const Found& a, const Found& b) { return NaturalLess(a.name, b.name); });
+  Skeletons skeletons;
   for (Found& one : found) {
     if (!set->files.empty() && set->files.back().name == one.name) {
       SW_TRY(CheckCopy(set->files.back(), one, read));
@@ -75,6 +92,9 @@ Status ReadFiles(std::vector<Found> found, ReadContainers read, SourceSet* set) 
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(one.path));
     SW_TRY_ASSIGN(out.identity, file.Stat());
     SW_TRY_ASSIGN(out.containers, read(one, file, out.identity));
+    for (Container& container : out.containers) {
+      container.skeleton = skeletons.Share(std::move(container.skeleton)).first;
+    }
     out.path = std::move(one.path);
     out.name = std::move(one.name);
     set->files.push_back(std::move(out));
@@ -84,8 +104,9 @@ Status ReadFiles(std::vector<Found> found, ReadContainers read, SourceSet* set) 
 
 Result<Container> ReadPickled(const Found& found, const os::File& file) {
   Container container;
-  SW_TRY_ASSIGN(container.skeleton, torch_pt::ReadSkeleton(file));
-  const std::vector<format::Storage>& storages = container.skeleton.storages;
+  SW_TRY_ASSIGN(format::Skeleton skeleton, torch_pt::ReadSkeleton(file));
+  container.skeleton = std::make_shared<const format::Skeleton>(std::move(skeleton));
+  const std::vector<format::Storage>& storages = container.skeleton->storages;
   for (std::size_t i = 0; i < storages.size(); ++i) {
     const format::Storage& storage = storages[i];
     if (storage.bytes == 0 || storage.bytes > kInlineBytes) continue;

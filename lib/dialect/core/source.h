@@ -1,10 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -16,10 +20,29 @@ namespace shardwright::dialect {
 /// A stretch of a file that describes itself: a `.pt` file, one of many streams of torch.save in a
 /// file, a file with a JSON header. Without its payloads.
 struct Container {
-  format::Skeleton skeleton;
+  /// Not null. Shared by all containers that are alike: see Skeletons.
+  std::shared_ptr<const format::Skeleton> skeleton;
   /// Payloads of storages of at most kInlineBytes, by index into skeleton.storages: scalars such as
   /// the step.
   std::map<std::uint32_t, std::string> inlined;
+};
+
+/// Keeps one of all skeletons that are equal. The files of ranks are mostly alike but for their
+/// payloads, and with thousands of parameters a skeleton is large.
+class Skeletons {
+ public:
+  /// The one that equals `skeleton`, perhaps `skeleton` itself, and its index: how many there were
+  /// before it.
+  std::pair<std::shared_ptr<const format::Skeleton>, std::size_t> Share(
+      std::shared_ptr<const format::Skeleton> skeleton);
+
+ private:
+  struct Known {
+    std::shared_ptr<const format::Skeleton> skeleton;
+    std::size_t index = 0;
+  };
+  std::unordered_map<const format::Skeleton*, std::size_t> indices_;
+  std::unordered_multimap<std::uint32_t, Known> by_sum_;  // CRC-32 of the header
 };
 
 /// One file of a source checkpoint without its payloads.

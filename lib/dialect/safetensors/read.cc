@@ -168,7 +168,7 @@ Status Reader::ReadHeader(std::uint32_t file) {
     return Fail(Errc::kBadInput, source.name + ": " + what);
   };
   if (source.containers.size() != 1) return broken("one header expected");
-  const shardwright::format::Skeleton& skeleton = source.containers.front().skeleton;
+  const shardwright::format::Skeleton& skeleton = *source.containers.front().skeleton;
   if (skeleton.head != shardwright::format::Head::kJson) return broken("a JSON header expected");
   // In a catalogue with payloads they lie elsewhere than the header says, but as many bytes.
   std::uint64_t bytes = files::kLengthBytes + skeleton.header.size();

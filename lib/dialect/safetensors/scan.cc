@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 
@@ -43,13 +44,15 @@ Result<std::vector<Container>> ReadOne(const Found& found, const os::File& file,
   if (!text) return Within(found.path, text.error());
   const auto header = files::ParseHeader(*text);
   if (!header) return Within(found.path, header.error());
-  Container container;
-  container.skeleton.head = shardwright::format::Head::kJson;
-  container.skeleton.last = text->file_bytes;
+  shardwright::format::Skeleton skeleton;
+  skeleton.head = shardwright::format::Head::kJson;
+  skeleton.last = text->file_bytes;
   for (const files::Entry& entry : header->entries) {
-    container.skeleton.storages.push_back({entry.name, entry.offset, entry.bytes, std::nullopt});
+    skeleton.storages.push_back({entry.name, entry.offset, entry.bytes, std::nullopt});
   }
-  container.skeleton.header = std::move(text->text);
+  skeleton.header = std::move(text->text);
+  Container container;
+  container.skeleton = std::make_shared<const shardwright::format::Skeleton>(std::move(skeleton));
   return std::vector<Container>{std::move(container)};
 }
 

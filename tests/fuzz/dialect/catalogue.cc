@@ -22,9 +22,12 @@ using shardwright::Result;
 
 namespace {
 
-constexpr std::string_view kMagic("SWsource\0\0\0\1", 12);
+constexpr std::string_view kMagic("SWsource\0\0\0", 11);
 
-std::string Wrapped(std::string_view content) {
+/// A catalogue of a form, its first byte, with the rest as its content.
+std::string Wrapped(std::string_view form_and_content) {
+  const std::string_view form = form_and_content.substr(0, 1);
+  const std::string_view content = form_and_content.substr(form.size());
   std::string frame(ZSTD_compressBound(content.size()), '\0');
   const std::size_t size =
       ZSTD_compress(frame.data(), frame.size(), content.data(), content.size(), 1);
@@ -32,6 +35,7 @@ std::string Wrapped(std::string_view content) {
   frame.resize(size);
   const std::uint32_t sum = shardwright::Crc32(std::as_bytes(std::span(frame)));
   std::string out(kMagic);
+  out += form;
   for (unsigned b = 0; b < 4; ++b) out += static_cast<char>(sum >> (8 * b));
   return out + frame;
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the seed inputs of the dialect fuzz targets: make_corpus.py FOLDER. Same bytes every time.
 
-Catalogues are stored as what they hold when unpacked: that of the demo checkpoint, and small ones.
+Catalogues are stored as their form, a byte, and what they hold when unpacked: that of the demo checkpoint, and small
+ones.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 import zipfile
 
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "data" / "demo"
+MODEL = (b"mp_rank_00_model_states.pt", b"\x80\x02}.", [b"four"])
 HAS_SUM, KEY_IS_INDEX, INLINE_BYTES = 1, 2, 16
 
 ALL_KEYS = {
@@ -38,18 +40,21 @@ def text(content):
     return number(len(content)) + content
 
 
-def catalogue(kind, files):
-    """files: (name, pickle, [payload]); payloads lie one after the other, small ones are inlined."""
-    out = number(kind) + text(b"global_step1") + number(1) + text(b"a warning") + text(b"") + number(len(files))
-    for name, pickle, payloads in files:
+def catalogue(dialect, files, form=4):
+    """files: (name, pickle, [payload]); payloads lie one after the other, small ones are inlined. The form comes first."""
+    out = number(["deepspeed", "universal"].index(dialect)) if form < 3 else text(dialect.encode())
+    out += text(b"global_step1") + number(1) + text(b"a warning") + text(b"") + number(len(files))
+    for index, (name, pickle, payloads) in enumerate(files):
         size = sum(map(len, payloads)) + 1
         out += text(name) + text(b"/source/" + name) + number(size) + number(2) + number(7)
+        if form >= 3:  # one container; in form 4 its skeleton is a new one; a pickle, from the beginning
+            out += number(1) + (number(index) if form == 4 else b"") + number(0) + number(0)
         out += number(size) + text(pickle) + number(len(payloads))
         for payload in payloads:
             out += number(KEY_IS_INDEX | HAS_SUM) + number(0) + number(len(payload)) + b"\x01\x02\x03\x04"
         small = [(i, payload) for i, payload in enumerate(payloads) if len(payload) <= INLINE_BYTES]
         out += number(len(small)) + b"".join(number(i) + text(payload) for i, payload in small)
-    return out
+    return bytes([form]) + out + (number(0) + number(0) if form > 1 else b"")
 
 
 def stored(path):
@@ -66,10 +71,12 @@ def main():
     inputs = {
         "fuzz_patterns/all_keys": json.dumps(ALL_KEYS).encode(),
         "fuzz_patterns/empty": b'{"version": 1, "family": "x", "note": "", "requires": [], "rules": []}',
-        "fuzz_catalogue/empty": catalogue(0, []),
-        "fuzz_catalogue/deepspeed": catalogue(0, [(b"mp_rank_00_model_states.pt", b"\x80\x02}.", [b"four"])]),
-        "fuzz_catalogue/universal": catalogue(1, [(b"zero/w/fp32.pt", b"\x80\x02}.", [b"four", b"more"])]),
-        "fuzz_catalogue/demo": catalogue(0, [stored(path) for path in sorted(DEMO.glob("*/*.pt"))]),
+        "fuzz_catalogue/empty": catalogue("deepspeed", []),
+        "fuzz_catalogue/deepspeed": catalogue("deepspeed", [MODEL]),
+        "fuzz_catalogue/form1": catalogue("deepspeed", [MODEL], form=1),
+        "fuzz_catalogue/form3": catalogue("deepspeed", [MODEL], form=3),
+        "fuzz_catalogue/universal": catalogue("universal", [(b"zero/w/fp32.pt", b"\x80\x02}.", [b"four", b"more"])]),
+        "fuzz_catalogue/demo": catalogue("deepspeed", [stored(path) for path in sorted(DEMO.glob("*/*.pt"))]),
     }
     for name, content in inputs.items():
         path = folder / name

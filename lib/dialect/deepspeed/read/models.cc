@@ -127,12 +127,12 @@ Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, 
 Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
   const Model& model = reading->models[mp];
   SW_TRY(ReadFrozenShares(reading, mp, 0, model.file, model.document));
-  const std::string& first = reading->source.files[model.file].containers.front().skeleton.header;
+  const std::string& first = reading->source.files[model.file].containers.front().skeleton->header;
   for (std::uint64_t rank = 1; rank < reading->ranks; ++rank) {
     const std::uint32_t file = reading->grid.model_zero3.at({mp, rank});
     // Most ranks differ in nothing but payloads: then there is nothing to agree on.
     if (model.frozen.empty() &&
-        reading->source.files[file].containers.front().skeleton.header == first)
+        reading->source.files[file].containers.front().skeleton->header == first)
       continue;
     SW_TRY_ASSIGN(const Document document, Open(*reading, file));
     SW_TRY(CheckAgreement(*reading, model.document.root, model.file, document.root, file));
