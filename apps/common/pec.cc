@@ -7,14 +7,14 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
-#include "cli/text/text.h"
 #include "pec/report/report_json.h"
+#include "text/text.h"
 
 namespace shardwright::apps {
 namespace {
 
-using Column = cli::Table::Column;
-constexpr auto kRight = cli::Table::Align::kRight;
+using Column = text::Table::Column;
+constexpr auto kRight = text::Table::Align::kRight;
 
 /// Bytes of each rank; of many ranks their number.
 std::string Shares(const std::vector<std::uint64_t>& bytes) {
@@ -38,9 +38,9 @@ void ShowDynamicK(cli::Context& context, const pec::DynamicKReport& report) {
   if (report.fault_plt) {
     covered = report.faults_covered ? std::to_string(*report.faults_covered) : "any";
   }
-  cli::Table table({Column{"DYNAMIC K", kRight}, Column{"SPENT", kRight}, Column{"SHARE", kRight},
-                    Column{"TOTAL", kRight}, Column{"LIMIT", kRight},
-                    Column{"FAULTS COVERED", kRight}});
+  text::Table table({Column{"DYNAMIC K", kRight}, Column{"SPENT", kRight}, Column{"SHARE", kRight},
+                     Column{"TOTAL", kRight}, Column{"LIMIT", kRight},
+                     Column{"FAULTS COVERED", kRight}});
   table.AddRow({std::to_string(now.k) + " of " + std::to_string(now.experts), Percent(now.spent, 3),
                 Percent(now.share(), 3), Percent(now.total, 3), Percent(now.limit, 3), covered});
   context.out() << "\n";
@@ -48,19 +48,6 @@ void ShowDynamicK(cli::Context& context, const pec::DynamicKReport& report) {
 }
 
 }  // namespace
-
-std::string Ranges(std::vector<std::uint32_t> ids) {
-  std::sort(ids.begin(), ids.end());
-  std::string text;
-  for (std::size_t i = 0; i < ids.size();) {
-    std::size_t last = i;
-    while (last + 1 < ids.size() && ids[last + 1] == ids[last] + 1) ++last;
-    text += (text.empty() ? "" : ", ") + std::to_string(ids[i]);
-    if (last > i) text += "-" + std::to_string(ids[last]);
-    i = last + 1;
-  }
-  return text.empty() ? "none" : text;
-}
 
 std::vector<std::string> Split(const std::string& text, char at) {
   std::vector<std::string> parts;
@@ -120,11 +107,11 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
   }
   if (report.dynamic_k) ShowDynamicK(context, *report.dynamic_k);
   if (selection.persist.empty()) return;
-  cli::Table table({Column{"LAYER", kRight}, Column{"EXPERTS", kRight}, Column{"SAVED", kRight},
-                    Column{"WHICH", cli::Table::Align::kLeft, true}});
+  text::Table table({Column{"LAYER", kRight}, Column{"EXPERTS", kRight}, Column{"SAVED", kRight},
+                     Column{"WHICH", text::Table::Align::kLeft, true}});
   for (std::size_t m = 0; m < selection.persist.size(); ++m) {
     table.AddRow({std::to_string(report.layer_id[m]), std::to_string(report.experts[m]),
-                  std::to_string(selection.persist[m].size()), Ranges(selection.persist[m])});
+                  std::to_string(selection.persist[m].size()), text::Ranges(selection.persist[m])});
   }
   out << "\n";
   context.Print(table);
@@ -132,9 +119,9 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
 
 void ShowListing(cli::Context& context, const pec::StoreListing& listing) {
   context.SetResult(pec::ListingJson(listing));
-  cli::Table table({Column{"CHECKPOINT", kRight}, Column{"ITERATION", kRight}, Column{"POLICY"},
-                    Column{"K", kRight}, Column{"STALE", kRight}, Column{"OLDEST", kRight},
-                    Column{"STATE"}});
+  text::Table table({Column{"CHECKPOINT", kRight}, Column{"ITERATION", kRight}, Column{"POLICY"},
+                     Column{"K", kRight}, Column{"STALE", kRight}, Column{"OLDEST", kRight},
+                     Column{"STATE"}});
   for (const pec::ListedCheckpoint& one : listing.checkpoints) {
     std::string state = one.checkpoint.abandoned ? "abandoned" : "usable";
     if (one.missing_modules > 0) {
@@ -157,7 +144,7 @@ Status ShowCheck(cli::Context& context, const std::string& path, const pec::Stor
                      {"blobs", check.blobs},
                      {"bytes", check.bytes},
                      {"damaged", check.damaged}});
-  for (const std::string& line : check.damaged) context.out() << cli::Printable(line) << "\n";
+  for (const std::string& line : check.damaged) context.out() << text::Printable(line) << "\n";
   context.out() << check.checkpoints << " checkpoints, " << check.blobs << " blobs, "
                 << FormatBytes(check.bytes) << ", " << check.damaged.size() << " damaged\n";
   if (check.collected > 0) {
@@ -203,7 +190,7 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
       << " experts, " << report.stale_modules << " older than iteration " << report.iteration
       << "\n";
   for (std::size_t i = 0; i < report.lost_nodes.size(); ++i) {
-    out << "lost node " << report.lost_nodes[i] << ": " << cli::Printable(report.lost_agents[i])
+    out << "lost node " << report.lost_nodes[i] << ": " << text::Printable(report.lost_agents[i])
         << "\n";
   }
   if (report.restarted_modules > 0) {
@@ -222,8 +209,8 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
   }
   if (report.dynamic_k) ShowDynamicK(context, *report.dynamic_k);
   if (report.stale_modules == 0) return;
-  cli::Table table({Column{"MODULE", cli::Table::Align::kLeft, true}, Column{"VERSION", kRight},
-                    Column{"BEHIND", kRight}, Column{"LOST TOKENS", kRight}, Column{"SOURCE"}});
+  text::Table table({Column{"MODULE", text::Table::Align::kLeft, true}, Column{"VERSION", kRight},
+                     Column{"BEHIND", kRight}, Column{"LOST TOKENS", kRight}, Column{"SOURCE"}});
   for (const pec::RestoredModule& module : report.modules) {
     if (module.version >= report.iteration) continue;
     std::string lost = "-";

@@ -25,9 +25,6 @@ std::vector<std::string> Words(const std::vector<std::string>& values);
 /// \error kUsage
 Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words);
 
-/// "0, 3-5"
-std::string Ranges(std::vector<std::uint32_t> ids);
-
 /// What a save did, or with --dry-run what it would do.
 void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run);
 

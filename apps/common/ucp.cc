@@ -172,9 +172,10 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
   context.out() << checkpoint.origin << " checkpoint " << checkpoint.tag << ": "
                 << ucp::Explain(checkpoint.layout) << ", " << checkpoint.map.files.size()
                 << " files\n\n";
-  using Column = cli::Table::Column;
-  cli::Table table({Column{"NAME", cli::Table::Align::kLeft, true}, Column{"SHAPE"}, Column{"KIND"},
-                    Column{"SIZE", cli::Table::Align::kRight}, Column{"SPLIT"}, Column{"STATES"}});
+  using Column = text::Table::Column;
+  text::Table table({Column{"NAME", text::Table::Align::kLeft, true}, Column{"SHAPE"},
+                     Column{"KIND"}, Column{"SIZE", text::Table::Align::kRight}, Column{"SPLIT"},
+                     Column{"STATES"}});
   for (const ucp::ListRow& row : ucp::List(checkpoint)) {
     table.AddRow({row.name, row.shape, row.kind, FormatBytes(row.bytes), row.split, row.states});
   }

@@ -8,17 +8,17 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
-#include "cli/text/text.h"
 #include "moe/planning/planning_json.h"
 #include "moe/replay/trouble.h"
+#include "text/text.h"
 
 namespace shardwright::apps {
 namespace {
 
 using Json = nlohmann::json;
-using Column = cli::Table::Column;
-constexpr auto kLeft = cli::Table::Align::kLeft;
-constexpr auto kRight = cli::Table::Align::kRight;
+using Column = text::Table::Column;
+constexpr auto kLeft = text::Table::Align::kLeft;
+constexpr auto kRight = text::Table::Align::kRight;
 
 /// In percent. What is short of certain is never shown as certain.
 std::string Share(double share) {
@@ -32,7 +32,7 @@ std::string Millis(double seconds) {
 }
 
 std::string Duration(double seconds) {
-  return seconds < 0.1 ? Millis(seconds) : cli::FormatSeconds(seconds);
+  return seconds < 0.1 ? Millis(seconds) : text::FormatSeconds(seconds);
 }
 
 /// Bytes of moves, or nothing where the cluster does not say what an expert weighs.
@@ -83,7 +83,7 @@ std::string MethodText(const moe::RecoveryProbability& recovery) {
 /// A text behind its word, continued below itself.
 std::string Indented(const std::string& text) {
   std::string out;
-  for (const std::string& line : cli::Wrap(text, 88))
+  for (const std::string& line : text::Wrap(text, 88))
     out += (out.empty() ? "" : "\n          ") + line;
   return out;
 }
@@ -121,7 +121,7 @@ void Summary(std::ostream& out, const MoeFlags& flags, const moe::PlanInput& inp
   const moe::JudgedPlan& plan = *row.plan;
   const moe::ModelMetrics& balance = row.balance();
   out << "plan      ";
-  if (!row.file.empty()) out << cli::Printable(row.file) << ", format ";
+  if (!row.file.empty()) out << text::Printable(row.file) << ", format ";
   out << row.strategy;
   if (row.seconds > 0) out << " in " << Millis(row.seconds);
   out << "\nbalance   " << Fixed(balance.imbalance_mean, 3) << " mean, "
@@ -153,10 +153,10 @@ void Summary(std::ostream& out, const MoeFlags& flags, const moe::PlanInput& inp
 }
 
 void LayerTable(cli::Context& context, const moe::PlanInput& input, const moe::PlannedRow& row) {
-  cli::Table table({Column{"LAYER", kRight}, Column{"TOKENS", kRight}, Column{"BALANCE", kRight},
-                    Column{"BOUND", kRight}, Column{"ANY SPLIT", kRight}, Column{"NODES", kRight},
-                    Column{"LEAVE NODE", kRight}, Column{"REPLICAS", kRight},
-                    Column{"SURVIVES", kRight}, Column{"THEN", kRight}});
+  text::Table table({Column{"LAYER", kRight}, Column{"TOKENS", kRight}, Column{"BALANCE", kRight},
+                     Column{"BOUND", kRight}, Column{"ANY SPLIT", kRight}, Column{"NODES", kRight},
+                     Column{"LEAVE NODE", kRight}, Column{"REPLICAS", kRight},
+                     Column{"SURVIVES", kRight}, Column{"THEN", kRight}});
   for (std::size_t l = 0; l < row.balance().layers.size(); ++l) {
     const moe::LayerMetrics& layer = row.balance().layers[l];
     const moe::RecoveryProbability& recovery = row.plan->layer_recovery[l];
@@ -179,7 +179,7 @@ std::string Chance(const moe::RecoveryProbability& recovery, std::size_t failure
 /// What the columns of a table mean.
 void Legend(cli::Context& context, const std::string& text) {
   context.out() << "\n";
-  for (const std::string& line : cli::Wrap(text, 98)) context.out() << line << "\n";
+  for (const std::string& line : text::Wrap(text, 98)) context.out() << line << "\n";
 }
 
 /// Moments at which a strategy lost state or had no plan; the first ones, in one table.
@@ -191,13 +191,13 @@ void TroubleTable(cli::Context& context, const std::vector<moe::ReplayResult>& r
     context.out() << "\nNothing was lost, and a plan existed at every moment.\n";
     return;
   }
-  cli::Table table({Column{"AFTER", kRight}, Column{"ITERATION", kRight}, Column{"NODES", kRight},
-                    Column{"GONE", kRight}, Column{"WHAT HAPPENED", kLeft}});
+  text::Table table({Column{"AFTER", kRight}, Column{"ITERATION", kRight}, Column{"NODES", kRight},
+                     Column{"GONE", kRight}, Column{"WHAT HAPPENED", kLeft}});
   std::size_t shown = 0;
   for (const auto& [time, moment] : moments) {
     if (++shown > kShown) break;
-    const auto lines = cli::Wrap(moe::TroubleText(moment, results), kTextColumns);
-    table.AddRow({cli::FormatSeconds(static_cast<double>(time) / 1e3),
+    const auto lines = text::Wrap(moe::TroubleText(moment, results), kTextColumns);
+    table.AddRow({text::FormatSeconds(static_cast<double>(time) / 1e3),
                   std::to_string(moment.step->iteration), std::to_string(moment.step->nodes_live),
                   std::to_string(moment.step->nodes_removed), lines.front()});
     for (std::size_t i = 1; i < lines.size(); ++i) table.AddRow({"", "", "", "", lines[i]});
@@ -215,8 +215,8 @@ void ShowPlan(cli::Context& context, const MoeFlags& flags, const moe::PlanInput
               const moe::PlannedRow& row, const std::string& output) {
   Head(context.out(), flags, input);
   Summary(context.out(), flags, input, row);
-  if (!output.empty()) context.out() << "written   " << cli::Printable(output) << "\n";
-  if (!flags.report.empty()) context.out() << "report    " << cli::Printable(flags.report) << "\n";
+  if (!output.empty()) context.out() << "written   " << text::Printable(output) << "\n";
+  if (!flags.report.empty()) context.out() << "report    " << text::Printable(flags.report) << "\n";
   context.out() << "\n";
   LayerTable(context, input, row);
   Json result = moe::InputJson(input);
@@ -235,10 +235,10 @@ void ShowComparison(cli::Context& context, const MoeFlags& flags, const moe::Pla
   const bool by_chance = flags.node_failure > 0;
   const std::string chance = by_chance ? "ALIVE" : "P(" + std::to_string(failures) + ")";
   context.out() << "\n";
-  cli::Table table({Column{"STRATEGY"}, Column{"BALANCE", kRight}, Column{"WORST", kRight},
-                    Column{"BOUND", kRight}, Column{"SPLIT", kRight}, Column{"LEAVE", kRight},
-                    Column{"FAULTS", kRight}, Column{chance, kRight}, Column{"MOVES", kRight},
-                    Column{"BYTES", kRight}, Column{"ROUNDS", kRight}, Column{"TIME", kRight}});
+  text::Table table({Column{"STRATEGY"}, Column{"BALANCE", kRight}, Column{"WORST", kRight},
+                     Column{"BOUND", kRight}, Column{"SPLIT", kRight}, Column{"LEAVE", kRight},
+                     Column{"FAULTS", kRight}, Column{chance, kRight}, Column{"MOVES", kRight},
+                     Column{"BYTES", kRight}, Column{"ROUNDS", kRight}, Column{"TIME", kRight}});
   for (const moe::PlannedRow& row : rows) {
     if (!row.plan) {
       std::vector<std::string> cells(12, "-");
@@ -277,7 +277,7 @@ void ShowComparison(cli::Context& context, const MoeFlags& flags, const moe::Pla
   for (const moe::PlannedRow& row : rows) {
     strategies.push_back(moe::RowJson(input, row, flags.node_failure));
     if (!row.reason.empty()) {
-      context.out() << row.strategy << ": no plan: " << cli::Printable(row.reason) << "\n";
+      context.out() << row.strategy << ": no plan: " << text::Printable(row.reason) << "\n";
     }
   }
   Json result = moe::InputJson(input);
@@ -289,23 +289,23 @@ void ShowReplays(cli::Context& context, const std::string& events, const moe::Re
   if (context.comm().rank() != 0) return;
   const std::vector<moe::ReplayResult>& results = replays.results;
   const moe::Cluster& cluster = replays.cluster;
-  cli::Table table({Column{"STRATEGY"}, Column{"FAILURES", kRight}, Column{"SURVIVED", kRight},
-                    Column{"STALLED", kRight}, Column{"PLANS", kRight}, Column{"MOVES", kRight},
-                    Column{"BYTES", kRight}, Column{"RESTORED", kRight}, Column{"BALANCE", kRight},
-                    Column{"TIME", kRight}});
+  text::Table table({Column{"STRATEGY"}, Column{"FAILURES", kRight}, Column{"SURVIVED", kRight},
+                     Column{"STALLED", kRight}, Column{"PLANS", kRight}, Column{"MOVES", kRight},
+                     Column{"BYTES", kRight}, Column{"RESTORED", kRight}, Column{"BALANCE", kRight},
+                     Column{"TIME", kRight}});
   Json strategies = Json::array();
   for (const moe::ReplayResult& result : results) {
     table.AddRow({result.strategy, std::to_string(result.failures), std::to_string(result.survived),
-                  cli::FormatSeconds(static_cast<double>(result.stalled_ms) / 1e3),
+                  text::FormatSeconds(static_cast<double>(result.stalled_ms) / 1e3),
                   std::to_string(result.plans), std::to_string(result.transfers),
                   MovedBytes(result.bytes, cluster), MovedBytes(result.restored_bytes, cluster),
                   Fixed(result.imbalance_mean, 3), Millis(result.plan_seconds_mean)});
     strategies.push_back(moe::ReplayJson(result));
   }
-  context.out() << "events    " << cli::Printable(events);
+  context.out() << "events    " << text::Printable(events);
   if (!results.empty()) {
     context.out() << ", " << Plural(results.front().steps.size(), "moment") << " over "
-                  << cli::FormatSeconds(static_cast<double>(results.front().time_ms) / 1e3);
+                  << text::FormatSeconds(static_cast<double>(results.front().time_ms) / 1e3);
   }
   context.out() << "\n\n";
   context.Print(table);

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "cli/text/text.h"
 #include "os/socket.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
 #include "pec/agent/agent_client.h"
 #include "pec/agent/agent_run.h"
+#include "text/text.h"
 
 namespace shardwright::apps {
 namespace {
@@ -52,14 +52,14 @@ void ShowStatus(cli::Context& context, const Json& json) {
       << "persists  " << Number(json, "persists") << ", failed " << Number(json, "persists_failed")
       << "\n";
   if (const std::string error = json.value("last_error", ""); !error.empty()) {
-    out << "error     " << cli::Printable(error) << "\n";
+    out << "error     " << text::Printable(error) << "\n";
   }
-  cli::Table table(
-      {cli::Table::Column{"BUFFER"}, cli::Table::Column{"ITERATION", cli::Table::Align::kRight}});
+  text::Table table({text::Table::Column{"BUFFER"},
+                     text::Table::Column{"ITERATION", text::Table::Align::kRight}});
   for (const char* list : {"buffers", "copies"}) {
     for (const Json& one : json.value(list, Json::array())) {
       const std::string state = one.value("state", "copy of " + one.value("origin", ""));
-      table.AddRow({cli::Printable(state), Number(one, "iteration")});
+      table.AddRow({text::Printable(state), Number(one, "iteration")});
     }
   }
   out << "\n";
@@ -185,7 +185,7 @@ int TellMain(int argc, const char* const* argv) {
       pec::AgentClient client(std::move(where), StopOf(context), patience);
       SW_TRY_ASSIGN(const std::string answer, client.Ask(request));
       context.SetResult({{"answer", answer}});
-      context.out() << cli::Printable(answer) << "\n";
+      context.out() << text::Printable(answer) << "\n";
       return {};
     });
   });

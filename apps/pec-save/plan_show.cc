@@ -8,14 +8,14 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
-#include "cli/text/text.h"
 #include "common/pec.h"
+#include "text/text.h"
 
 namespace shardwright::apps {
 namespace {
 
-using Column = cli::Table::Column;
-constexpr auto kRight = cli::Table::Align::kRight;
+using Column = text::Table::Column;
+constexpr auto kRight = text::Table::Align::kRight;
 /// Longer tables show their largest rows; the report has all.
 constexpr std::size_t kRows = 64;
 
@@ -48,9 +48,9 @@ void NoteRows(std::ostream& out, std::size_t count, const char* what) {
 }
 
 void ShowSize(cli::Context& context, const pec::PlanAnswer& answer) {
-  cli::Table table({Column{"BYTES"}, Column{"WEIGHTS", kRight}, Column{"%", kRight},
-                    Column{"OPTIMIZER", kRight}, Column{"%", kRight}, Column{"ALL", kRight},
-                    Column{"%", kRight}});
+  text::Table table({Column{"BYTES"}, Column{"WEIGHTS", kRight}, Column{"%", kRight},
+                     Column{"OPTIMIZER", kRight}, Column{"%", kRight}, Column{"ALL", kRight},
+                     Column{"%", kRight}});
   const std::uint64_t full = answer.full.bytes;
   const auto add = [&](const std::string& name, std::uint64_t weights, std::uint64_t optimizer) {
     table.AddRow({name, FormatBytes(weights), Of(weights, full), FormatBytes(optimizer),
@@ -82,14 +82,15 @@ void ShowBudget(cli::Context& context, const pec::BudgetAnswer& budget) {
 }
 
 void ShowSelection(cli::Context& context, const pec::PlanAnswer& answer) {
-  cli::Table table({Column{"CHECKPOINT", kRight}, Column{"LAYER", kRight}, Column{"EXPERTS"},
-                    Column{"PERSISTED"}, Column{"AT RISK %", kRight}});
+  text::Table table({Column{"CHECKPOINT", kRight}, Column{"LAYER", kRight}, Column{"EXPERTS"},
+                     Column{"PERSISTED"}, Column{"AT RISK %", kRight}});
   for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
     const pec::PlannedCheckpoint& one = answer.checkpoints[t];
     for (std::size_t m = 0; m < answer.job.layer_id.size(); ++m) {
       const bool first = m == 0;
       table.AddRow({first ? std::to_string(t) : "", std::to_string(answer.job.layer_id[m]),
-                    Ranges(one.snapshot.selection[m]), Ranges(one.stored().selection[m]),
+                    text::Ranges(one.snapshot.selection[m]),
+                    text::Ranges(one.stored().selection[m]),
                     first && one.risk ? InPercent(one.risk->fraction()) : ""});
     }
   }
@@ -100,8 +101,8 @@ void ShowSelection(cli::Context& context, const pec::PlanAnswer& answer) {
 void ShowRanks(cli::Context& context, const pec::PlannedLevel& level, const char* name) {
   const pec::ShareComparison& shares = level.shares;
   const std::vector<std::uint64_t>& bytes = shares.adaptive.rank_bytes;
-  cli::Table table({Column{"RANK", kRight}, Column{"EXPERTS", kRight}, Column{"ADAPTIVE", kRight},
-                    Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}});
+  text::Table table({Column{"RANK", kRight}, Column{"EXPERTS", kRight}, Column{"ADAPTIVE", kRight},
+                     Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}});
   for (const std::size_t r : LargestRows(bytes)) {
     table.AddRow({std::to_string(r), FormatBytes(shares.adaptive.expert_bytes[r]),
                   FormatBytes(bytes[r]), FormatBytes(shares.equal.rank_bytes[r]),
@@ -114,9 +115,9 @@ void ShowRanks(cli::Context& context, const pec::PlannedLevel& level, const char
 }
 
 void ShowBottlenecks(cli::Context& context, const pec::PlanAnswer& answer) {
-  cli::Table table({Column{"CHECKPOINT", kRight}, Column{"LEVEL"}, Column{"ADAPTIVE", kRight},
-                    Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}, Column{"IDEAL", kRight},
-                    Column{"BOUND", kRight}, Column{"LESS %", kRight}});
+  text::Table table({Column{"CHECKPOINT", kRight}, Column{"LEVEL"}, Column{"ADAPTIVE", kRight},
+                     Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}, Column{"IDEAL", kRight},
+                     Column{"BOUND", kRight}, Column{"LESS %", kRight}});
   const auto add = [&](std::size_t t, const char* name, const pec::PlannedLevel& level) {
     const pec::ShareComparison& s = level.shares;
     const double less = s.unshared_bottleneck == 0
@@ -150,13 +151,13 @@ void ShowCopies(cli::Context& context, const pec::CopiesAnswer& copies, std::uin
   if (copies.longest_s > 0) out << ", at most " << Seconds(copies.longest_s) << " for a worker";
   out << "\n";
   if (!copies.plan.incomplete.empty()) {
-    out << "not placed: workers " << Ranges(copies.plan.incomplete)
+    out << "not placed: workers " << text::Ranges(copies.plan.incomplete)
         << " have fewer copies, for there are too few nodes\n";
   }
   out << "\n";
-  cli::Table table({Column{"WORKER", kRight}, Column{"STAGE", kRight}, Column{"NODE", kRight},
-                    Column{"COPIES ON"}, Column{"HOLDS", kRight}, Column{"SENDS", kRight},
-                    Column{"RECEIVES", kRight}});
+  text::Table table({Column{"WORKER", kRight}, Column{"STAGE", kRight}, Column{"NODE", kRight},
+                     Column{"COPIES ON"}, Column{"HOLDS", kRight}, Column{"SENDS", kRight},
+                     Column{"RECEIVES", kRight}});
   for (const std::size_t i : LargestRows(copies.sends)) {
     std::string holders;
     for (const std::uint32_t holder : copies.plan.holders[i]) {
@@ -172,9 +173,9 @@ void ShowCopies(cli::Context& context, const pec::CopiesAnswer& copies, std::uin
 }
 
 void ShowGradients(cli::Context& context, const std::vector<pec::GradientAnswer>& list) {
-  cli::Table table({Column{"ITERATION", kRight}, Column{"GRADIENTS", kRight},
-                    Column{"STATES", kRight}, Column{"SENT", kRight}, Column{"STATE ONLY", kRight},
-                    Column{"FACTOR", kRight}});
+  text::Table table({Column{"ITERATION", kRight}, Column{"GRADIENTS", kRight},
+                     Column{"STATES", kRight}, Column{"SENT", kRight}, Column{"STATE ONLY", kRight},
+                     Column{"FACTOR", kRight}});
   for (const pec::GradientAnswer& one : list) {
     const std::uint64_t bytes = one.bytes();
     table.AddRow(
@@ -200,8 +201,8 @@ void ShowBubbles(cli::Context& context, const pec::BubblesAnswer& bubbles) {
       << Seconds(any.bubble_s) << "\n";
   ShowFill(out, "snapshot  rank " + std::to_string(bubbles.rank) + " needs ", bubbles.snapshot);
   if (bubbles.copies) ShowFill(out, "copies    the busiest worker needs ", *bubbles.copies);
-  cli::Table stages({Column{"STAGE", kRight}, Column{"BEFORE", kRight}, Column{"BETWEEN", kRight},
-                     Column{"AFTER", kRight}});
+  text::Table stages({Column{"STAGE", kRight}, Column{"BEFORE", kRight}, Column{"BETWEEN", kRight},
+                      Column{"AFTER", kRight}});
   for (std::size_t i = 0; i < bubbles.stage.size(); ++i) {
     const pec::BubbleTimes& times = bubbles.stage[i];
     stages.AddRow({std::to_string(i), Seconds(times.before_s), Seconds(times.between_s),
@@ -209,9 +210,10 @@ void ShowBubbles(cli::Context& context, const pec::BubblesAnswer& bubbles) {
   }
   out << "\n";
   context.Print(stages);
-  cli::Table modules({Column{"MODULE"}, Column{"IN THE BUBBLE", kRight}, Column{"BESIDE", kRight}});
+  text::Table modules(
+      {Column{"MODULE"}, Column{"IN THE BUBBLE", kRight}, Column{"BESIDE", kRight}});
   for (const std::size_t i : LargestRows(bubbles.bytes)) {
-    modules.AddRow({cli::Printable(bubbles.names[i]),
+    modules.AddRow({text::Printable(bubbles.names[i]),
                     FormatBytes(bubbles.snapshot.module[i].in_bubble),
                     FormatBytes(bubbles.snapshot.module[i].beside)});
   }
@@ -228,7 +230,7 @@ void ShowDynamicK(cli::Context& context, const pec::DynamicKAnswer& dynamic) {
     out << "K stays: faults cost nothing\n";
     return;
   }
-  cli::Table table(
+  text::Table table(
       {Column{"K", kRight}, Column{"A FAULT COSTS %", kRight}, Column{"FAULTS", kRight}});
   std::uint64_t faults = 0;
   for (const pec::KLevel& level : *dynamic.levels) {

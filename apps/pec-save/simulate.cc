@@ -8,18 +8,18 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
-#include "cli/text/text.h"
 #include "common/outputs.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
 #include "pec/planning/simulation.h"
+#include "text/text.h"
 
 namespace shardwright::apps {
 namespace {
 
-using Column = cli::Table::Column;
-constexpr auto kRight = cli::Table::Align::kRight;
+using Column = text::Table::Column;
+constexpr auto kRight = text::Table::Align::kRight;
 
 struct SimulateFlags {
   pec::SimulateRequest request;
@@ -118,11 +118,11 @@ Status SimulateFlags::CheckRules(const cli::App& app) {
   return job.Complete(app, &request.job);
 }
 
-cli::Table RowsTable(const std::vector<pec::SimulationRow>& rows) {
-  cli::Table table({Column{"POLICY"}, Column{"K", kRight}, Column{"WRITTEN", kRight},
-                    Column{"LARGEST", kRight}, Column{"BOUND", kRight}, Column{"PLT %", kRight},
-                    Column{"MLT %", kRight}, Column{"RISK %", kRight}, Column{"STALL s", kRight},
-                    Column{"COST s", kRight}});
+text::Table RowsTable(const std::vector<pec::SimulationRow>& rows) {
+  text::Table table({Column{"POLICY"}, Column{"K", kRight}, Column{"WRITTEN", kRight},
+                     Column{"LARGEST", kRight}, Column{"BOUND", kRight}, Column{"PLT %", kRight},
+                     Column{"MLT %", kRight}, Column{"RISK %", kRight}, Column{"STALL s", kRight},
+                     Column{"COST s", kRight}});
   for (const pec::SimulationRow& row : rows) {
     table.AddRow({pec::PolicyText(row), pec::LevelsText(row), FormatBytes(row.persist_bytes),
                   FormatBytes(row.bottleneck_bytes), FormatBytes(row.bound_bytes),
@@ -189,7 +189,7 @@ Status Simulate(cli::Context& context, const SimulateFlags& flags) {
       SW_TRY(WriteText(context, flags.csv, pec::SimulationCsv(simulation.rows)));
     }
     if (flags.page.empty()) return {};
-    const auto page = pec::PageOf(simulation, cli::Printable(request.tokens));
+    const auto page = pec::PageOf(simulation, text::Printable(request.tokens));
     return WriteText(context, flags.page, pec::PageText(page));
   });
 }

@@ -5,20 +5,20 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
-#include "cli/text/text.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
 #include "pec/planning/tune.h"
+#include "text/text.h"
 
 namespace shardwright::apps {
 namespace {
 
-using Column = cli::Table::Column;
-constexpr auto kRight = cli::Table::Align::kRight;
+using Column = text::Table::Column;
+constexpr auto kRight = text::Table::Align::kRight;
 
-cli::Table NumbersTable(const pec::TunedNumbers& a, const pec::TunedNumbers& b) {
-  cli::Table table(
+text::Table NumbersTable(const pec::TunedNumbers& a, const pec::TunedNumbers& b) {
+  text::Table table(
       {Column{"NUMBER"}, Column{"EQ"}, Column{"CHOSEN", kRight}, Column{"FULL", kRight}});
   const auto add = [&](const char* what, const char* eq, const auto& of) {
     table.AddRow({what, eq, of(a), of(b)});
@@ -68,7 +68,7 @@ Result<pec::Bandwidths> Measure(cli::Context& context, const std::string& folder
                 << rate(measured.snapshot_bytes_per_s) << " of a rank"
                 << (ranks > 1 ? ", the slowest of " + std::to_string(ranks) + " at once" : "")
                 << ": " << FormatBytes(pec::kMeasuredBytes) << " written to "
-                << cli::Printable(folder) << " and synced, and as much copied\n\n";
+                << text::Printable(folder) << " and synced, and as much copied\n\n";
   return measured;
 }
 

@@ -20,8 +20,8 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "cli/flags.h"
-#include "cli/text/table.h"
 #include "comm/comm.h"
+#include "text/table.h"
 
 namespace CLI {  // NOLINT(readability-identifier-naming): theirs
 class App;
@@ -64,11 +64,11 @@ class Context {
   const CommonFlags& flags() const { return flags_; }
 
   /// The answer for people: shown on stdout when the body is over, whatever its status, from rank 0
-  /// only and not with --json to stdout. Names out of files go through Printable (cli/text/text.h).
+  /// only and not with --json to stdout. Names out of files go through Printable (text/text.h).
   std::ostream& out() { return *out_; }
 
   /// Adds a table to the answer, as wide as the terminal allows.
-  void Print(const Table& table);
+  void Print(const text::Table& table);
 
   /// The answer for programs: the report's `result`. Rank 0's counts. \pre an object
   void SetResult(nlohmann::json result);

@@ -13,7 +13,7 @@
 #include <ctime>
 #include <utility>
 
-#include "cli/text/text.h"
+#include "text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -27,7 +27,7 @@ std::string Indented(std::string_view text) {
   std::string out;
   while (true) {
     const std::size_t end = std::min(text.find('\n'), text.size());
-    out += Printable(text.substr(0, end));
+    out += text::Printable(text.substr(0, end));
     if (end == text.size()) return out;
     text.remove_prefix(end + 1);
     if (!text.empty()) out += "\n  ";
@@ -91,7 +91,7 @@ void Console::Log(std::string_view kind, std::string_view text) {
 void Console::Paint(std::string_view text) {
   const std::lock_guard lock(mutex_);
   painted_ = true;
-  WriteErr("\r" + options_.command + ": " + Printable(text) + "\x1b[K");
+  WriteErr("\r" + options_.command + ": " + text::Printable(text) + "\x1b[K");
 }
 
 void Console::ClearPaint() {

@@ -3,7 +3,7 @@
 
 #include "base/version.h"
 #include "cli/parser_internal.h"
-#include "cli/text/text.h"
+#include "text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -13,7 +13,7 @@ constexpr std::size_t kLeft = 30;
 
 std::string Indented(std::string_view text, std::size_t indent) {
   std::string out;
-  for (const std::string& line : Wrap(text, kWidth - indent)) {
+  for (const std::string& line : text::Wrap(text, kWidth - indent)) {
     out += std::string(indent, ' ') + line + "\n";
   }
   return out;

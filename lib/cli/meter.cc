@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
-#include "cli/text/text.h"
+#include "text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -58,7 +58,8 @@ std::string ProgressMeter::Text() const {
     text += FormatBytes(last_bytes_);
   }
   if (rate_ >= 1) text += ", " + FormatBytes(static_cast<std::uint64_t>(rate_)) + "/s";
-  if (const double left = seconds_left(); left >= 0) text += ", " + FormatSeconds(left) + " left";
+  if (const double left = seconds_left(); left >= 0)
+    text += ", " + text::FormatSeconds(left) + " left";
   return text;
 }
 

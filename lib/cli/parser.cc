@@ -7,7 +7,7 @@
 #include "base/version.h"
 #include "cli/parser_internal.h"
 #include "cli/resources.h"
-#include "cli/text/text.h"
+#include "text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -235,7 +235,7 @@ Status Parser::CheckUnknown() const {
       return Usage(name_ + " does not take " + flag);
     }
     std::string message = "unknown flag " + Quoted(flag);
-    if (const std::string near = Nearest(flag, FlagNames()); !near.empty()) {
+    if (const std::string near = text::Nearest(flag, FlagNames()); !near.empty()) {
       message += ", did you mean " + near + "?";
     }
     return Usage(std::move(message));

@@ -33,7 +33,7 @@
 #include "cli/resources.h"
 #include "cli/run_sink.h"
 #include "cli/signals.h"
-#include "cli/text/text.h"
+#include "text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -96,7 +96,7 @@ std::string ErrorText(const Error& error, int ranks) {
   std::string text;
   // Ranks that failed alike are listed in the message already.
   const bool listed = error.message.find(" (ranks ") != std::string::npos;
-  if (ranks > 1 && error.rank >= 0 && !listed) text = RankList({&error.rank, 1}) + ": ";
+  if (ranks > 1 && error.rank >= 0 && !listed) text = text::RankList({&error.rank, 1}) + ": ";
   text += error.message;
   if (error.sys == 0) return text;
   const std::string system = std::strerror(error.sys);
@@ -114,7 +114,7 @@ std::string Summary(const Session& session) {
   if (report.dry_run && report.status) text = "dry run done";
   text += ": ";
   text += FormatBytes(bytes) + (wrote ? " written" : " read");
-  text += " in " + FormatSeconds(report.seconds);
+  text += " in " + text::FormatSeconds(report.seconds);
   if (bytes != 0 && report.seconds > 0) {
     const double rate = static_cast<double>(bytes) / report.seconds;
     text += " (" + FormatBytes(static_cast<std::uint64_t>(rate)) + "/s)";
@@ -129,7 +129,7 @@ void ShowEnd(Session& session) {
   const Report& report = session.report;
   if (report.ranks > 1) {
     for (const MergedWarning& warning : report.facts.warnings) {
-      session.console.Warning(warning.message + " (" + RankList(warning.ranks) + ")", true);
+      session.console.Warning(warning.message + " (" + text::RankList(warning.ranks) + ")", true);
     }
   }
   if (const std::uint64_t omitted = report.facts.total.warnings_omitted; omitted != 0) {
@@ -260,7 +260,9 @@ Context::Context(comm::Comm& comm, Sink& sink, const CommonFlags& flags)
 
 Context::~Context() = default;
 
-void Context::Print(const Table& table) { out() << table.Render(TerminalColumns(STDOUT_FILENO)); }
+void Context::Print(const text::Table& table) {
+  out() << table.Render(TerminalColumns(STDOUT_FILENO));
+}
 
 void Context::SetResult(nlohmann::json result) {
   SW_CHECK(result.is_object());

@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "cli/resources.h"
-#include "cli/text/text.h"
+#include "text/text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -90,7 +90,7 @@ void RunSink::Note(std::string message, int level) {
   if (options_.rank == 0) {
     console_.Note(message, level);
   } else if (level >= 2) {
-    console_.Note(RankList({&options_.rank, 1}) + ": " + message, level);
+    console_.Note(text::RankList({&options_.rank, 1}) + ": " + message, level);
   } else {
     console_.Log("note", message);
   }
@@ -164,7 +164,7 @@ void RunSink::ShowProgress(bool asked_for) {
     return;
   }
   const std::size_t columns = TerminalColumns(STDERR_FILENO);
-  console_.Paint(columns > 40 ? Truncate(text, columns - 21) : text);
+  console_.Paint(columns > 40 ? text::Truncate(text, columns - 21) : text);
 }
 
 void RunSink::EndPassLocked() {
@@ -178,7 +178,7 @@ void RunSink::EndPassLocked() {
   } else {
     same->seconds += seconds;
   }
-  std::string text = pass_ + ": " + FormatSeconds(seconds);
+  std::string text = pass_ + ": " + text::FormatSeconds(seconds);
   if (const std::uint64_t bytes = bytes_done_; bytes != 0) text += ", " + FormatBytes(bytes);
   if (options_.rank == 0) console_.Note(text, 1);
   if (options_.rank == 0 && options_.progress == ProgressMode::kJson) {

@@ -16,6 +16,7 @@ ARROWS = {
     "os": ["base"],
     "comm": ["base"],
     "page": ["base"],
+    "text": ["base"],
     "tensor": ["base"],
     "format": ["os", "tensor"],
     "layout": ["tensor"],
@@ -25,15 +26,14 @@ ARROWS = {
     "device": ["tensor", "comm"],
     "loads": ["format"],
     "ucp": ["exec", "dialect"],
-    "pec": ["exec", "ucp", "loads", "page"],
-    "moe": ["exec", "loads", "page"],
-    "cli": ["base", "comm"],
+    "pec": ["exec", "ucp", "loads", "page", "text"],
+    "moe": ["exec", "loads", "page", "text"],
+    "cli": ["comm", "text"],
 }
 
 # The rooms of a module, its sub-folders, and the rooms that each may include directly. "" is the
 # module's own folder. A module that is not listed has no sub-folders with source files.
 ROOMS = {
-    "cli": {"": ["text"], "text": []},
     "dialect": {
         "": ["deepspeed", "safetensors", "universal"],
         "core": [],

@@ -86,7 +86,7 @@ void Answer(const Options& options, Context& context) {
   result["verify"] = static_cast<int>(flags.verify);
   context.SetResult(std::move(result));
   if (flags.list) {
-    using Table = shardwright::cli::Table;
+    using Table = shardwright::text::Table;
     Table table({{"NAME", Table::Align::kLeft, true}, {"BYTES", Table::Align::kRight, false}});
     table.AddRow({options.input, "4096"});
     for (const std::string& name : options.names) table.AddRow({name, "7"});

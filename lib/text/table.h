@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace shardwright::cli {
+namespace shardwright::text {
 
 /// Rows in aligned columns, the answer of --list.
 class Table {
@@ -36,4 +36,4 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-}  // namespace shardwright::cli
+}  // namespace shardwright::text

@@ -1,15 +1,16 @@
-// lib/cli/text: text for terminals.
+// lib/text: text for terminals.
 // Widths, line breaks, tables, and the escaping of names out of files.
 
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace shardwright::cli {
+namespace shardwright::text {
 
 /// Columns that valid UTF-8 `text` takes on a terminal, one per code point.
 /// Local.
@@ -34,6 +35,10 @@ std::vector<std::string> Wrap(std::string_view text, std::size_t width);
 /// Local.
 std::string RankList(std::span<const int> ranks);
 
+/// Numbers in ascending order as "0, 3-5"; of none "none".
+/// Pure.
+std::string Ranges(std::vector<std::uint32_t> ids);
+
 /// The candidate nearest to `word` by edits (insert, drop, replace, swap of neighbours), or "" when
 /// none is near enough to be a slip of the fingers.
 /// Local.
@@ -43,4 +48,4 @@ std::string Nearest(std::string_view word, std::span<const std::string> candidat
 /// Local.
 std::string FormatSeconds(double seconds);
 
-}  // namespace shardwright::cli
+}  // namespace shardwright::text

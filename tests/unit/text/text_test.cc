@@ -1,10 +1,10 @@
-#include "cli/text/text.h"
+#include "text/text.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
 
-namespace shardwright::cli {
+namespace shardwright::text {
 namespace {
 
 TEST(Printable, EscapesWhatSteersATerminal) {
@@ -41,6 +41,13 @@ TEST(RankList, JoinsNeighbours) {
   EXPECT_EQ(RankList(std::array{1, 3}), "ranks 1,3");
 }
 
+TEST(Ranges, JoinsNeighbours) {
+  EXPECT_EQ(Ranges({}), "none");
+  EXPECT_EQ(Ranges({7}), "7");
+  EXPECT_EQ(Ranges({5, 0, 4, 3}), "0, 3-5");
+  EXPECT_EQ(Ranges({2, 3, 9}), "2-3, 9");
+}
+
 TEST(Nearest, FindsSlipsOfTheFingersOnly) {
   const std::vector<std::string> names = {"--threads", "--memory", "--force"};
   EXPECT_EQ(Nearest("--treads", names), "--threads");
@@ -63,4 +70,4 @@ TEST(FormatSeconds, KeepsTwoOrThreeDigits) {
 }
 
 }  // namespace
-}  // namespace shardwright::cli
+}  // namespace shardwright::text

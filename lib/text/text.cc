@@ -1,10 +1,10 @@
-#include "cli/text/text.h"
+#include "text/text.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 
-namespace shardwright::cli {
+namespace shardwright::text {
 namespace {
 
 bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
@@ -128,6 +128,19 @@ std::string RankList(std::span<const int> ranks) {
   return text;
 }
 
+std::string Ranges(std::vector<std::uint32_t> ids) {
+  std::sort(ids.begin(), ids.end());
+  std::string text;
+  for (std::size_t i = 0; i < ids.size();) {
+    std::size_t last = i;
+    while (last + 1 < ids.size() && ids[last + 1] == ids[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(ids[i]);
+    if (last > i) text += "-" + std::to_string(ids[last]);
+    i = last + 1;
+  }
+  return text.empty() ? "none" : text;
+}
+
 std::string Nearest(std::string_view word, std::span<const std::string> candidates) {
   // Longer words are the user's own invention; the cap also bounds the table of EditDistance.
   if (word.size() > 64) return "";
@@ -162,4 +175,4 @@ std::string FormatSeconds(double seconds) {
   return text;
 }
 
-}  // namespace shardwright::cli
+}  // namespace shardwright::text

@@ -1,12 +1,12 @@
-#include "cli/text/table.h"
+#include "text/table.h"
 
 #include <gtest/gtest.h>
 
 #include <sstream>
 
-#include "cli/text/text.h"
+#include "text/text.h"
 
-namespace shardwright::cli {
+namespace shardwright::text {
 namespace {
 
 Table Small() {
@@ -53,4 +53,4 @@ TEST(Table, EscapesControlCharacters) {
 }
 
 }  // namespace
-}  // namespace shardwright::cli
+}  // namespace shardwright::text

@@ -1,13 +1,13 @@
-#include "cli/text/table.h"
+#include "text/table.h"
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "base/result.h"
-#include "cli/text/text.h"
+#include "text/text.h"
 
-namespace shardwright::cli {
+namespace shardwright::text {
 namespace {
 
 constexpr std::size_t kGap = 2;
@@ -75,4 +75,4 @@ std::string Table::Render(std::size_t width) const {
   return text;
 }
 
-}  // namespace shardwright::cli
+}  // namespace shardwright::text
