@@ -44,6 +44,11 @@ bool Knows(const Known& known, std::string_view strategy) {
 
 }  // namespace
 
+void MoeFlags::AddLoadsTo(cli::App& app) {
+  app.AddInput(&request.loads, "token counts: JSONL, JSON, CSV, a dump of SGLang or vLLM, a folder",
+               "LOADS");
+}
+
 void MoeFlags::AddInputTo(cli::App& app, bool at) {
   app.Daily({"--cluster", "--nodes", "--gpus", "--slots"});
   app.Group("Cluster and loads");
@@ -116,7 +121,7 @@ void MoeFlags::AddReportTo(cli::App& app) {
   app.AddText("--report", &report, "page to look at, in one HTML file", "FILE");
   app.AddCount("--failures", &request.failures, 1, 512,
                "failures up to which survival is worked out");
-  app.AddReal("--node-failure", &node_failure, 0, 1,
+  app.AddReal("--node-failure", &request.node_failure, 0, 1,
               "probability that a node fails, for the survival of a plan");
 }
 
@@ -162,6 +167,11 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
   if (overlap_) options.hecate.overlap = static_cast<std::uint32_t>(*overlap_);
   if (spare_) options.hecate.spare = static_cast<std::uint32_t>(*spare_);
   return {};
+}
+
+void MoeFlags::AddShared(const cli::CommonFlags& common) {
+  request.options.seed = common.seed;
+  request.threads = common.threads;
 }
 
 Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bool replayed,

@@ -15,8 +15,9 @@ namespace shardwright::apps {
 struct MoeFlags {
   moe::PlanRequest request;
   std::string report;
-  double node_failure = 0;
 
+  /// The positional LOADS.
+  void AddLoadsTo(cli::App& app);
   /// The cluster and what is read of the loads.
   /// \param at  also the iteration that is planned for, and that of measuring
   void AddInputTo(cli::App& app, bool at);
@@ -31,6 +32,8 @@ struct MoeFlags {
   /// \param cluster_needed  false where a plan may tell its own
   /// \error kUsage
   Status CheckRules(const cli::App& app, bool cluster_needed);
+  /// Takes over what the shared flags say.
+  void AddShared(const cli::CommonFlags& common);
   /// Refuses flags that the strategy does not know.
   /// \param replayed  also those whose effect on a single plan is checked afterwards
   /// \param writes_eplb  the format of the plan knows --groups

@@ -22,8 +22,7 @@ struct PlanFlags : apps::MoeFlags {
 };
 
 void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
-  app.AddInput(&flags.request.loads,
-               "token counts: JSONL, JSON, CSV, a dump of SGLang or vLLM, a folder", "LOADS");
+  flags.AddLoadsTo(app);
   flags.AddInputTo(app, true);
   app.Group("The plan");
   apps::AddStrategy(app, &flags.strategy);
@@ -56,9 +55,8 @@ Status CheckRules(const shardwright::cli::App& app, PlanFlags& flags) {
 }
 
 Status Plan(shardwright::cli::Context& context, PlanFlags flags) {
-  moe::PlanRequest& request = flags.request;
-  request.options.seed = context.flags().seed;
-  request.threads = context.flags().threads;
+  flags.AddShared(context.flags());
+  const moe::PlanRequest& request = flags.request;
   SW_TRY(apps::CheckOutputs(context, {flags.output, flags.report}));
   SW_TRY_ASSIGN(const moe::PlanInput input,
                 moe::ReadPlanInput(context.comm(), request, context.sink()));

@@ -1,3 +1,5 @@
+#include <nlohmann/json.hpp>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -5,34 +7,28 @@
 #include "common/outputs.h"
 #include "moe-replace/flags.h"
 #include "moe-replace/show.h"
+#include "moe/planning/planning_json.h"
+#include "moe/planning/planning_text.h"
 
 namespace shardwright::apps {
 namespace {
-
-constexpr const char* kLoads = "token counts: JSONL, JSON, CSV, a dump of SGLang or vLLM, a folder";
-
-/// The request, with what the shared flags say.
-moe::PlanRequest RequestOf(cli::Context& context, const MoeFlags& flags) {
-  moe::PlanRequest request = flags.request;
-  request.options.seed = context.flags().seed;
-  request.threads = context.flags().threads;
-  return request;
-}
 
 Status CheckForce(const cli::App& app, const MoeFlags& flags) {
   if (!flags.report.empty() || !app.Given("--force")) return {};
   return Fail(Errc::kUsage, "--force needs --report");
 }
 
-Status Compare(cli::Context& context, const MoeFlags& flags) {
-  const moe::PlanRequest request = RequestOf(context, flags);
+Status Compare(cli::Context& context, MoeFlags flags) {
+  flags.AddShared(context.flags());
+  const moe::PlanRequest& request = flags.request;
   SW_TRY(CheckOutputs(context, {flags.report}));
   SW_TRY_ASSIGN(const moe::PlanInput input,
                 moe::ReadPlanInput(context.comm(), request, context.sink()));
   SW_TRY_ASSIGN(const std::vector<moe::PlannedRow> rows,
                 moe::PlanWithAll(context.comm(), request, input, context.sink()));
   return context.comm().OnRoot([&]() -> Status {
-    ShowComparison(context, flags, input, rows);
+    context.out() << moe::ComparisonText(request, input, rows);
+    context.SetResult(moe::ComparisonJson(request, input, rows));
     const moe::PlannedRow* const chosen = moe::FirstPlan(rows);
     if (chosen == nullptr) return Fail(Errc::kInfeasible, "no strategy has a plan");
     if (flags.report.empty()) return {};
@@ -41,8 +37,9 @@ Status Compare(cli::Context& context, const MoeFlags& flags) {
   });
 }
 
-Status Evaluate(cli::Context& context, const MoeFlags& flags, const std::string& plan) {
-  const moe::PlanRequest request = RequestOf(context, flags);
+Status Evaluate(cli::Context& context, MoeFlags flags, const std::string& plan) {
+  flags.AddShared(context.flags());
+  const moe::PlanRequest& request = flags.request;
   SW_TRY(CheckOutputs(context, {flags.report}));
   return context.comm().OnRoot([&]() -> Status {
     SW_TRY_ASSIGN(const moe::EvaluatedPlan found, moe::EvaluatePlan(request, plan, context.sink()));
@@ -63,7 +60,7 @@ int CompareMain(int argc, const char* const* argv) {
                {{"loads.jsonl --cluster cluster.json", "Shows every strategy in one table."}});
   MoeFlags flags;
   app.Use({cli::Shared::kForce, cli::Shared::kThreads, cli::Shared::kSeed});
-  app.AddInput(&flags.request.loads, kLoads, "LOADS");
+  flags.AddLoadsTo(app);
   flags.AddInputTo(app, true);
   app.Group("The plans");
   flags.AddStrategyOptionsTo(app, true);
@@ -88,7 +85,7 @@ int ReplayMain(int argc, const char* const* argv) {
   events.strategy = "best";
   bool compare = false;
   app.Use({cli::Shared::kThreads, cli::Shared::kSeed});
-  app.AddInput(&flags.request.loads, kLoads, "LOADS");
+  flags.AddLoadsTo(app);
   app.AddInput(&events.events, "nodes that come and go (docs/formats/loads.md)", "EVENTS");
   app.Daily({"--compare", "--rebalance-every", "--iteration-seconds"});
   app.AddFlag("--compare", &compare, "replay with every strategy and show them in one table");
@@ -109,10 +106,12 @@ int ReplayMain(int argc, const char* const* argv) {
     return {};
   });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
-    SW_TRY_ASSIGN(
-        const moe::Replays replays,
-        moe::ReplayEvents(context.comm(), RequestOf(context, flags), events, context.sink()));
-    ShowReplays(context, events.events, replays);
+    flags.AddShared(context.flags());
+    SW_TRY_ASSIGN(const moe::Replays replays,
+                  moe::ReplayEvents(context.comm(), flags.request, events, context.sink()));
+    if (context.comm().rank() != 0) return {};
+    context.out() << moe::ReplaysText(events.events, replays);
+    context.SetResult(moe::ReplaysJson(replays));
     return {};
   });
 }
@@ -125,7 +124,7 @@ int EvaluateMain(int argc, const char* const* argv) {
   std::string plan;
   app.Use({cli::Shared::kForce, cli::Shared::kThreads, cli::Shared::kSeed});
   app.AddInput(&plan, "plan to measure, of any format (docs/formats/plan.md)", "PLAN");
-  app.AddInput(&flags.request.loads, kLoads, "LOADS");
+  flags.AddLoadsTo(app);
   flags.AddInputTo(app, true);
   app.Group("The plan");
   flags.AddFaultsTo(app);

@@ -1,7 +1,7 @@
 // lib/moe/planning: what moe-replace plans, compares and measures.
 // A request holds what the user asked for; the functions here read the files that it names, plan,
-// judge and compare, and planning_json.h makes the report of it. Flags and tables are of the
-// command.
+// judge and compare; planning_json.h and planning_text.h say what came of it, for programs and for
+// people. Flags are of the command.
 
 #pragma once
 
@@ -49,6 +49,7 @@ struct PlanRequest {
   std::uint64_t faults = 0;  ///< failures that must be survived
   Options options;
   std::uint64_t failures = 16;  ///< up to which survival is worked out
+  double node_failure = 0;      ///< probability that a node fails; 0: it is not told
   bool forward = false;         ///< nodes may send on what they received
   unsigned threads = 1;
 

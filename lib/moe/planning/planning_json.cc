@@ -82,9 +82,8 @@ Json VolumesJson(const JudgedPlan& plan, const Loads& loads) {
   return layers;
 }
 
-}  // namespace
-
-Json RowJson(const PlanInput& input, const PlannedRow& row, double node_failure) {
+/// A plan with everything that is known of it, or why there is none.
+Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
   Json json = {{"strategy", row.strategy}, {"plan_seconds", row.seconds}};
   if (!row.file.empty()) json["file"] = row.file;
   if (!row.plan) {
@@ -101,9 +100,9 @@ Json RowJson(const PlanInput& input, const PlannedRow& row, double node_failure)
   }
   json["layer_recovery"] = std::move(layers);
   if (!plan.volumes.empty()) json["volumes"] = VolumesJson(plan, input.loads);
-  if (node_failure > 0) {
-    json["survival"] = {{"node_failure", node_failure},
-                        {"probability", SurvivalAt(plan.model_recovery, node_failure)}};
+  if (request.node_failure > 0) {
+    json["survival"] = {{"node_failure", request.node_failure},
+                        {"probability", SurvivalAt(plan.model_recovery, request.node_failure)}};
   }
   if (plan.migration) json["migration"] = MigrationJson(*plan.migration, input.loads);
   json["cut_layers"] = std::count_if(plan.result.notes.begin(), plan.result.notes.end(),
@@ -112,6 +111,7 @@ Json RowJson(const PlanInput& input, const PlannedRow& row, double node_failure)
   return json;
 }
 
+/// What was read.
 Json InputJson(const PlanInput& input) {
   Json json = {{"format", input.trace.format},         {"layers", input.loads.layers},
                {"experts", input.loads.experts},       {"records", input.trace.records.size()},
@@ -122,6 +122,7 @@ Json InputJson(const PlanInput& input) {
   return json;
 }
 
+/// A replay, moment by moment.
 Json ReplayJson(const ReplayResult& result) {
   constexpr const char* kStates[] = {"started", "migrated", "restored", "stalled"};
   Json steps = Json::array();
@@ -166,6 +167,28 @@ Json ReplayJson(const ReplayResult& result) {
           {"milliseconds", result.time_ms},
           {"stalled_milliseconds", result.stalled_ms},
           {"steps", std::move(steps)}};
+}
+
+}  // namespace
+
+Json PlanJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
+  Json json = InputJson(input);
+  json["plan"] = RowJson(request, input, row);
+  return json;
+}
+
+Json ComparisonJson(const PlanRequest& request, const PlanInput& input,
+                    const std::vector<PlannedRow>& rows) {
+  Json json = InputJson(input);
+  Json& strategies = json["strategies"] = Json::array();
+  for (const PlannedRow& row : rows) strategies.push_back(RowJson(request, input, row));
+  return json;
+}
+
+Json ReplaysJson(const Replays& replays) {
+  Json strategies = Json::array();
+  for (const ReplayResult& result : replays.results) strategies.push_back(ReplayJson(result));
+  return {{"strategies", std::move(strategies)}};
 }
 
 }  // namespace shardwright::moe

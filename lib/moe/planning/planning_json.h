@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <vector>
 
 #include "moe/planning/planning.h"
 
@@ -8,17 +9,17 @@
 
 namespace shardwright::moe {
 
-/// What was read.
+/// What was read, and a plan with everything that is known of it.
 /// Pure.
-nlohmann::json InputJson(const PlanInput& input);
+nlohmann::json PlanJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row);
 
-/// A plan with everything that is known of it, or why there is none.
-/// \param node_failure  probability that a node fails; 0: the plan's survival is not told
+/// What was read, and every strategy's plan, or why there is none.
 /// Pure.
-nlohmann::json RowJson(const PlanInput& input, const PlannedRow& row, double node_failure);
+nlohmann::json ComparisonJson(const PlanRequest& request, const PlanInput& input,
+                              const std::vector<PlannedRow>& rows);
 
-/// A replay, moment by moment.
+/// Replays, moment by moment.
 /// Pure.
-nlohmann::json ReplayJson(const ReplayResult& result);
+nlohmann::json ReplaysJson(const Replays& replays);
 
 }  // namespace shardwright::moe
