@@ -1,12 +1,13 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ostream>
 #include <string>
 
 #include "pec-save/job_flags.h"
-#include "pec-save/plan_show.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
+#include "pec/planning/plan.h"
 
 namespace shardwright::apps {
 namespace {
@@ -175,7 +176,7 @@ int PlanMain(int argc, const char* const* argv) {
                   pec::PlanCheckpoints(flags.request, context.sink()));
     SW_TRY_ASSIGN(nlohmann::json result, pec::PlanJson(answer));
     context.SetResult(std::move(result));
-    ShowPlan(context, answer);
+    context.out() << pec::PlanText(answer);
     return {};
   });
 }

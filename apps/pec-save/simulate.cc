@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "base/bytes.h"
-#include "base/text.h"
 #include "common/outputs.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
@@ -17,9 +15,6 @@
 
 namespace shardwright::apps {
 namespace {
-
-using Column = text::Table::Column;
-constexpr auto kRight = text::Table::Align::kRight;
 
 struct SimulateFlags {
   pec::SimulateRequest request;
@@ -118,72 +113,13 @@ Status SimulateFlags::CheckRules(const cli::App& app) {
   return job.Complete(app, &request.job);
 }
 
-text::Table RowsTable(const std::vector<pec::SimulationRow>& rows) {
-  text::Table table({Column{"POLICY"}, Column{"K", kRight}, Column{"WRITTEN", kRight},
-                     Column{"LARGEST", kRight}, Column{"BOUND", kRight}, Column{"PLT %", kRight},
-                     Column{"MLT %", kRight}, Column{"RISK %", kRight}, Column{"STALL s", kRight},
-                     Column{"COST s", kRight}});
-  for (const pec::SimulationRow& row : rows) {
-    table.AddRow({pec::PolicyText(row), pec::LevelsText(row), FormatBytes(row.persist_bytes),
-                  FormatBytes(row.bottleneck_bytes), FormatBytes(row.bound_bytes),
-                  Fixed(100 * row.loss.plt, 3), Fixed(100 * row.loss.mlt_sum, 2),
-                  Fixed(100 * row.risk_mean, 2), Fixed(row.stall_s, 3), Fixed(row.overhead_s, 1)});
-  }
-  return table;
-}
-
-void ShowDynamic(std::ostream& out, const pec::DynamicRun& dynamic) {
-  out << "dynamic K " << dynamic.k.front().k;
-  for (std::size_t i = 1; i < dynamic.k.size(); ++i) {
-    out << ", " << dynamic.k[i].k << " after iteration " << dynamic.k[i].iteration;
-  }
-  out << "; lost " << Fixed(100 * dynamic.state.total, 3) << " of "
-      << Fixed(100 * dynamic.state.limit, 3) << " %, covers ";
-  if (dynamic.faults_covered) {
-    out << *dynamic.faults_covered
-        << (*dynamic.faults_covered == 1 ? " more fault\n" : " more faults\n");
-  } else {
-    out << "any number of faults\n";
-  }
-}
-
-void ShowSimulation(cli::Context& context, const pec::Simulation& simulation) {
-  context.SetResult(pec::SimulationJson(simulation));
-  const pec::Job& job = simulation.job;
-  const std::vector<pec::SimulationRow>& rows = simulation.rows;
-  const std::size_t faults = simulation.input.faults.size();
-  std::ostream& out = context.out();
-  out << "run       " << simulation.input.tokens.size() << " iterations, " << job.layer_id.size()
-      << " MoE layers of " << job.experts().front() << " experts, " << rows.front().checkpoints
-      << " checkpoints, " << faults << (faults == 1 ? " fault\n" : " faults\n") << "job       "
-      << FormatBytes(simulation.full_bytes) << " of state, " << job.ranks.dp
-      << " data-parallel ranks, " << job.map.ep << " of them expert-parallel, " << job.nodes()
-      << (job.nodes() == 1 ? " node\n" : " nodes\n") << "repeated  "
-      << rows.front().replayed_iterations << " iterations after faults\n\n";
-  context.Print(RowsTable(rows));
-  out << "\nWRITTEN  bytes of all checkpoints; LARGEST  of a rank in one, BOUND  the least "
-         "possible\n"
-         "PLT, MLT  lost tokens, mean and sum of the layers; RISK  unsaved after a checkpoint, "
-         "mean\n"
-         "STALL  of the longest snapshot; COST  stalls, restarts and repeated work of the run\n\n";
-  for (const pec::SimulationRow& row : rows) {
-    if (row.dynamic) ShowDynamic(out, *row.dynamic);
-  }
-  const std::string limit = Fixed(100 * simulation.plt_limit, 2) + " %";
-  if (simulation.best) {
-    out << "least cost with PLT up to " << limit << ": " << pec::RowText(rows[*simulation.best])
-        << "\n";
-  } else {
-    out << "no row has a PLT up to " << limit << "\n";
-  }
-}
-
 Status Simulate(cli::Context& context, const SimulateFlags& flags) {
   SW_TRY(CheckOutputs(context, {flags.csv, flags.page}));
   pec::SimulateRequest request = flags.request;
   request.seed = context.flags().seed;
   SW_TRY_ASSIGN(const pec::Simulation simulation, pec::SimulateTrace(request));
-  ShowSimulation(context, simulation);
+  context.SetResult(pec::SimulationJson(simulation));
+  context.out() << pec::SimulationText(simulation);
   return context.comm().OnRoot([&]() -> Status {
     if (!flags.csv.empty()) {
       SW_TRY(WriteText(context, flags.csv, pec::SimulationCsv(simulation.rows)));

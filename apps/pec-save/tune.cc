@@ -14,48 +14,6 @@
 namespace shardwright::apps {
 namespace {
 
-using Column = text::Table::Column;
-constexpr auto kRight = text::Table::Align::kRight;
-
-text::Table NumbersTable(const pec::TunedNumbers& a, const pec::TunedNumbers& b) {
-  text::Table table(
-      {Column{"NUMBER"}, Column{"EQ"}, Column{"CHOSEN", kRight}, Column{"FULL", kRight}});
-  const auto add = [&](const char* what, const char* eq, const auto& of) {
-    table.AddRow({what, eq, of(a), of(b)});
-  };
-  const auto seconds = [](double value) { return Fixed(value, 3) + " s"; };
-  const auto percent = [](double value) { return Fixed(100 * value, 3) + " %"; };
-  add("K of a snapshot", "",
-      [](const pec::TunedNumbers& n) { return std::to_string(n.config.k_snapshot); });
-  add("K of a persist", "",
-      [](const pec::TunedNumbers& n) { return std::to_string(n.config.k_persist); });
-  add("iterations between", "",
-      [](const pec::TunedNumbers& n) { return std::to_string(n.config.interval); });
-  add("checkpoint", "5, 6",
-      [](const pec::TunedNumbers& n) { return FormatBytes(n.persist.bytes); });
-  add("of the full one", "6",
-      [&](const pec::TunedNumbers& n) { return percent(n.persist.ratio()); });
-  add("snapshot of a rank", "8, 9",
-      [](const pec::TunedNumbers& n) { return FormatBytes(n.snapshot_rank_bytes); });
-  add("persist of a rank", "8, 9",
-      [](const pec::TunedNumbers& n) { return FormatBytes(n.persist_rank_bytes); });
-  add("snapshot takes", "10",
-      [&](const pec::TunedNumbers& n) { return seconds(n.config.snapshot_s); });
-  add("persist takes", "", [&](const pec::TunedNumbers& n) { return seconds(n.config.persist_s); });
-  add("stall", "10", [&](const pec::TunedNumbers& n) { return seconds(n.config.stall_s); });
-  add("all stalls", "3, 11", [&](const pec::TunedNumbers& n) { return seconds(n.stalls_s); });
-  add("all restarts", "4, 12", [&](const pec::TunedNumbers& n) { return seconds(n.restarts_s); });
-  add("repeated work", "4, 12", [&](const pec::TunedNumbers& n) { return seconds(n.repeated_s); });
-  add("overhead", "4, 13",
-      [&](const pec::TunedNumbers& n) { return seconds(n.config.overhead_s); });
-  add("per iteration", "14-16",
-      [](const pec::TunedNumbers& n) { return Fixed(1e3 * n.rate_s, 3) + " ms"; });
-  add("lost tokens (PLT)", "7",
-      [&](const pec::TunedNumbers& n) { return percent(n.config.expected_plt); });
-  add("effective time", "", [&](const pec::TunedNumbers& n) { return percent(n.config.ettr); });
-  return table;
-}
-
 /// Both bandwidths of a rank, measured while all ranks do the same.
 Result<pec::Bandwidths> Measure(cli::Context& context, const std::string& folder) {
   SW_TRY_ASSIGN(const pec::Bandwidths measured,
@@ -80,13 +38,8 @@ Status Tune(cli::Context& context, const pec::TuneRequest& request, const std::s
   }
   SW_TRY_ASSIGN(const pec::Tuning tuning, pec::Tune(request, job, measured));
   context.SetResult(pec::TuningJson(tuning));
-  context.Print(NumbersTable(tuning.chosen, tuning.full));
-  const pec::AutoConfig& config = tuning.chosen.config;
-  const std::uint64_t interval = config.interval;
-  context.out() << "\nuse --k " << config.k_snapshot << " --k-persist " << config.k_persist
-                << (interval == 1 ? " every iteration\n"
-                                  : " every " + std::to_string(interval) + " iterations\n");
-  if (!config.plt_in_limit) {
+  context.out() << pec::TuningText(tuning);
+  if (!tuning.chosen.config.plt_in_limit) {
     context.sink().Warn("the expected PLT is above " + Fixed(100 * request.plt_limit, 2) +
                         " %: no K to persist that fits the interval is enough");
   }

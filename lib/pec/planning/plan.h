@@ -135,4 +135,9 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink);
 /// Pure.
 Result<nlohmann::json> PlanJson(const PlanAnswer& answer);
 
+/// The answer for people: a table for each section that there is. Long ones show their largest
+/// rows.
+/// Pure.
+std::string PlanText(const PlanAnswer& answer);
+
 }  // namespace shardwright::pec

@@ -62,6 +62,11 @@ Result<Simulation> SimulateTrace(const SimulateRequest& request);
 /// Pure.
 nlohmann::json SimulationJson(const Simulation& simulation);
 
+/// The answer for people: the run, a line per row, what its columns mean, and the best row.
+/// \pre rows
+/// Pure.
+std::string SimulationText(const Simulation& simulation);
+
 /// The rows, with a line of names before them.
 /// Pure.
 std::string SimulationCsv(const std::vector<SimulationRow>& rows);

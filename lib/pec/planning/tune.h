@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string>
 
 #include "base/result.h"
 #include "pec/forecast/auto_config.h"
@@ -54,5 +55,9 @@ Result<Tuning> Tune(const TuneRequest& request, const Job& job,
 /// The report's `result` of pec-save tune.
 /// Pure.
 nlohmann::json TuningJson(const Tuning& tuning);
+
+/// The answer for people: every number beside that of full checkpoints, and the flags to use.
+/// Pure.
+std::string TuningText(const Tuning& tuning);
 
 }  // namespace shardwright::pec

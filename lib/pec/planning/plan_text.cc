@@ -1,17 +1,15 @@
-#include "pec-save/plan_show.h"
-
 #include <algorithm>
 #include <numeric>
-#include <ostream>
 #include <string>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/text.h"
-#include "common/pec.h"
+#include "pec/planning/plan.h"
+#include "text/table.h"
 #include "text/text.h"
 
-namespace shardwright::apps {
+namespace shardwright::pec {
 namespace {
 
 using Column = text::Table::Column;
@@ -28,7 +26,7 @@ std::string Of(std::uint64_t part, std::uint64_t all) {
   return all == 0 ? "-" : InPercent(static_cast<double>(part) / static_cast<double>(all));
 }
 
-std::uint64_t OptimizerOf(const pec::ComponentBytes& bytes) { return bytes.master + bytes.moments; }
+std::uint64_t OptimizerOf(const ComponentBytes& bytes) { return bytes.master + bytes.moments; }
 
 /// The `kRows` rows with the largest keys, in their order.
 std::vector<std::size_t> LargestRows(const std::vector<std::uint64_t>& keys) {
@@ -42,12 +40,14 @@ std::vector<std::size_t> LargestRows(const std::vector<std::uint64_t>& keys) {
   return rows;
 }
 
-void NoteRows(std::ostream& out, std::size_t count, const char* what) {
-  if (count <= kRows) return;
-  out << "the " << kRows << " largest of " << count << " " << what << "; --json has all\n";
+/// What is said below a table that does not show all rows.
+std::string RowsText(std::size_t count, const std::string& what) {
+  if (count <= kRows) return "";
+  return "the " + std::to_string(kRows) + " largest of " + std::to_string(count) + " " + what +
+         "; --json has all\n";
 }
 
-void ShowSize(cli::Context& context, const pec::PlanAnswer& answer) {
+std::string SizeText(const PlanAnswer& answer) {
   text::Table table({Column{"BYTES"}, Column{"WEIGHTS", kRight}, Column{"%", kRight},
                      Column{"OPTIMIZER", kRight}, Column{"%", kRight}, Column{"ALL", kRight},
                      Column{"%", kRight}});
@@ -57,35 +57,36 @@ void ShowSize(cli::Context& context, const pec::PlanAnswer& answer) {
                   Of(optimizer, full), FormatBytes(weights + optimizer),
                   Of(weights + optimizer, full)});
   };
-  const auto add_size = [&](const std::string& name, const pec::CheckpointSize& size) {
+  const auto add_size = [&](const std::string& name, const CheckpointSize& size) {
     add(name, size.expert.weights + size.nonexpert.weights,
         OptimizerOf(size.expert) + OptimizerOf(size.nonexpert));
   };
   add("experts", answer.full.expert.weights, OptimizerOf(answer.full.expert));
   add("other modules", answer.full.nonexpert.weights, OptimizerOf(answer.full.nonexpert));
   add_size("full checkpoint", answer.full);
-  const pec::PlannedCheckpoint& first = answer.checkpoints.front();
+  const PlannedCheckpoint& first = answer.checkpoints.front();
   if (first.persist) add_size("snapshot", first.snapshot.size);
   add_size(first.persist ? "persist" : "partial checkpoint", first.stored().size);
-  context.Print(table);
+  return table.Render(0);
 }
 
-void ShowBudget(cli::Context& context, const pec::BudgetAnswer& budget) {
-  std::ostream& out = context.out();
-  out << "\nbudget    " << budget.layers.total
-      << " experts; tokens at risk after it: " << budget.layers.at_risk_tokens << " by layers, "
-      << budget.global.at_risk_tokens << " over all layers\n";
+std::string BudgetText(const BudgetAnswer& budget) {
+  std::string text =
+      "\nbudget    " + std::to_string(budget.layers.total) +
+      " experts; tokens at risk after it: " + std::to_string(budget.layers.at_risk_tokens) +
+      " by layers, " + std::to_string(budget.global.at_risk_tokens) + " over all layers\n";
   if (budget.stall_bytes > 0) {
-    out << "stall     " << FormatBytes(budget.stall_bytes)
-        << " of the non-expert part are above the budget\n";
+    text += "stall     " + FormatBytes(budget.stall_bytes) +
+            " of the non-expert part are above the budget\n";
   }
+  return text;
 }
 
-void ShowSelection(cli::Context& context, const pec::PlanAnswer& answer) {
+std::string SelectionText(const PlanAnswer& answer) {
   text::Table table({Column{"CHECKPOINT", kRight}, Column{"LAYER", kRight}, Column{"EXPERTS"},
                      Column{"PERSISTED"}, Column{"AT RISK %", kRight}});
   for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
-    const pec::PlannedCheckpoint& one = answer.checkpoints[t];
+    const PlannedCheckpoint& one = answer.checkpoints[t];
     for (std::size_t m = 0; m < answer.job.layer_id.size(); ++m) {
       const bool first = m == 0;
       table.AddRow({first ? std::to_string(t) : "", std::to_string(answer.job.layer_id[m]),
@@ -94,12 +95,11 @@ void ShowSelection(cli::Context& context, const pec::PlanAnswer& answer) {
                     first && one.risk ? InPercent(one.risk->fraction()) : ""});
     }
   }
-  context.out() << "\n";
-  context.Print(table);
+  return "\n" + table.Render(0);
 }
 
-void ShowRanks(cli::Context& context, const pec::PlannedLevel& level, const char* name) {
-  const pec::ShareComparison& shares = level.shares;
+std::string RanksText(const PlannedLevel& level, const std::string& name) {
+  const ShareComparison& shares = level.shares;
   const std::vector<std::uint64_t>& bytes = shares.adaptive.rank_bytes;
   text::Table table({Column{"RANK", kRight}, Column{"EXPERTS", kRight}, Column{"ADAPTIVE", kRight},
                      Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}});
@@ -108,18 +108,16 @@ void ShowRanks(cli::Context& context, const pec::PlannedLevel& level, const char
                   FormatBytes(bytes[r]), FormatBytes(shares.equal.rank_bytes[r]),
                   FormatBytes(shares.unshared[r])});
   }
-  std::ostream& out = context.out();
-  out << "\nshares of checkpoint 0, " << name << "\n";
-  context.Print(table);
-  NoteRows(out, bytes.size(), "ranks");
+  return "\nshares of checkpoint 0, " + name + "\n" + table.Render(0) +
+         RowsText(bytes.size(), "ranks");
 }
 
-void ShowBottlenecks(cli::Context& context, const pec::PlanAnswer& answer) {
+std::string BottlenecksText(const PlanAnswer& answer) {
   text::Table table({Column{"CHECKPOINT", kRight}, Column{"LEVEL"}, Column{"ADAPTIVE", kRight},
                      Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}, Column{"IDEAL", kRight},
                      Column{"BOUND", kRight}, Column{"LESS %", kRight}});
-  const auto add = [&](std::size_t t, const char* name, const pec::PlannedLevel& level) {
-    const pec::ShareComparison& s = level.shares;
+  const auto add = [&](std::size_t t, const char* name, const PlannedLevel& level) {
+    const ShareComparison& s = level.shares;
     const double less = s.unshared_bottleneck == 0
                             ? 0
                             : 1 - static_cast<double>(s.adaptive.bottleneck) /
@@ -132,84 +130,77 @@ void ShowBottlenecks(cli::Context& context, const pec::PlanAnswer& answer) {
     add(t, "persist", answer.checkpoints[t].stored());
     if (answer.checkpoints[t].persist) add(t, "snapshot", answer.checkpoints[t].snapshot);
   }
-  std::ostream& out = context.out();
-  out << "\nlargest shares\n";
-  context.Print(table);
+  std::string text = "\nlargest shares\n" + table.Render(0);
   if (answer.uneven) {
-    out << "eq 9: the experts are " << (*answer.uneven ? "not " : "")
-        << "spread evenly; shares repeat after " << *answer.phases
-        << (*answer.phases == 1 ? " checkpoint\n" : " checkpoints\n");
+    text += "eq 9: the experts are " + std::string(*answer.uneven ? "not " : "") +
+            "spread evenly; shares repeat after " + Plural(*answer.phases, "checkpoint") + "\n";
   }
+  return text;
 }
 
-void ShowCopies(cli::Context& context, const pec::CopiesAnswer& copies, std::uint64_t asked) {
-  std::ostream& out = context.out();
-  out << "\ncopies    " << copies.plan.replicas << " of each worker";
-  if (copies.plan.clamped) out << " (" << asked << " asked for, there are no more workers)";
-  out << ": " << copies.plan.cheap << " within a stage, " << copies.plan.costly << " outside\n"
-      << "to send   " << FormatBytes(copies.all_bytes) << " in all";
-  if (copies.longest_s > 0) out << ", at most " << Seconds(copies.longest_s) << " for a worker";
-  out << "\n";
-  if (!copies.plan.incomplete.empty()) {
-    out << "not placed: workers " << text::Ranges(copies.plan.incomplete)
-        << " have fewer copies, for there are too few nodes\n";
+std::string CopiesText(const CopiesAnswer& copies, std::uint64_t asked) {
+  const ReplicaPlan& plan = copies.plan;
+  std::string text = "\ncopies    " + std::to_string(plan.replicas) + " of each worker";
+  if (plan.clamped) {
+    text += " (" + std::to_string(asked) + " asked for, there are no more workers)";
   }
-  out << "\n";
+  text += ": " + std::to_string(plan.cheap) + " within a stage, " + std::to_string(plan.costly) +
+          " outside\nto send   " + FormatBytes(copies.all_bytes) + " in all";
+  if (copies.longest_s > 0) text += ", at most " + Seconds(copies.longest_s) + " for a worker";
+  text += "\n";
+  if (!plan.incomplete.empty()) {
+    text += "not placed: workers " + text::Ranges(plan.incomplete) +
+            " have fewer copies, for there are too few nodes\n";
+  }
   text::Table table({Column{"WORKER", kRight}, Column{"STAGE", kRight}, Column{"NODE", kRight},
                      Column{"COPIES ON"}, Column{"HOLDS", kRight}, Column{"SENDS", kRight},
                      Column{"RECEIVES", kRight}});
   for (const std::size_t i : LargestRows(copies.sends)) {
     std::string holders;
-    for (const std::uint32_t holder : copies.plan.holders[i]) {
+    for (const std::uint32_t holder : plan.holders[i]) {
       holders += (holders.empty() ? "" : ", ") + std::to_string(holder);
     }
     table.AddRow({std::to_string(i), std::to_string(copies.grid.stage[i]),
                   std::to_string(copies.grid.node[i]), holders.empty() ? "none" : holders,
-                  std::to_string(copies.plan.load[i]), FormatBytes(copies.sends[i]),
+                  std::to_string(plan.load[i]), FormatBytes(copies.sends[i]),
                   FormatBytes(copies.receives[i])});
   }
-  context.Print(table);
-  NoteRows(out, copies.sends.size(), "workers");
+  return text + "\n" + table.Render(0) + RowsText(copies.sends.size(), "workers");
 }
 
-void ShowGradients(cli::Context& context, const std::vector<pec::GradientAnswer>& list) {
+std::string GradientsText(const std::vector<GradientAnswer>& list) {
   text::Table table({Column{"ITERATION", kRight}, Column{"GRADIENTS", kRight},
                      Column{"STATES", kRight}, Column{"SENT", kRight}, Column{"STATE ONLY", kRight},
                      Column{"FACTOR", kRight}});
-  for (const pec::GradientAnswer& one : list) {
+  for (const GradientAnswer& one : list) {
     const std::uint64_t bytes = one.bytes();
     table.AddRow(
-        {std::to_string(one.plan.iteration), std::to_string(pec::SizeOf(one.plan.gradients)),
-         std::to_string(pec::SizeOf(one.plan.full)), FormatBytes(bytes),
-         FormatBytes(one.state_bytes),
+        {std::to_string(one.plan.iteration), std::to_string(SizeOf(one.plan.gradients)),
+         std::to_string(SizeOf(one.plan.full)), FormatBytes(bytes), FormatBytes(one.state_bytes),
          bytes == 0 ? "-"
                     : Fixed(static_cast<double>(one.state_bytes) / static_cast<double>(bytes), 2)});
   }
-  context.out() << "\ngradients in place of state\n";
-  context.Print(table);
+  return "\ngradients in place of state\n" + table.Render(0);
 }
 
-void ShowFill(std::ostream& out, const std::string& name, const pec::BubblePlan& plan) {
-  out << name << Seconds(plan.snapshot_s) << ": " << FormatBytes(plan.in_bubble)
-      << " in the bubble, " << FormatBytes(plan.beside) << " beside computation\n";
+std::string FillText(const std::string& name, const BubblePlan& plan) {
+  return name + Seconds(plan.snapshot_s) + ": " + FormatBytes(plan.in_bubble) + " in the bubble, " +
+         FormatBytes(plan.beside) + " beside computation\n";
 }
 
-void ShowBubbles(cli::Context& context, const pec::BubblesAnswer& bubbles) {
-  std::ostream& out = context.out();
-  const pec::BubbleTimes& any = bubbles.stage.front();
-  out << "\npipeline  an iteration takes " << Seconds(any.iteration_s) << ", each stage idles "
-      << Seconds(any.bubble_s) << "\n";
-  ShowFill(out, "snapshot  rank " + std::to_string(bubbles.rank) + " needs ", bubbles.snapshot);
-  if (bubbles.copies) ShowFill(out, "copies    the busiest worker needs ", *bubbles.copies);
+std::string BubblesText(const BubblesAnswer& bubbles) {
+  const BubbleTimes& any = bubbles.stage.front();
+  std::string text = "\npipeline  an iteration takes " + Seconds(any.iteration_s) +
+                     ", each stage idles " + Seconds(any.bubble_s) + "\n";
+  text += FillText("snapshot  rank " + std::to_string(bubbles.rank) + " needs ", bubbles.snapshot);
+  if (bubbles.copies) text += FillText("copies    the busiest worker needs ", *bubbles.copies);
   text::Table stages({Column{"STAGE", kRight}, Column{"BEFORE", kRight}, Column{"BETWEEN", kRight},
                       Column{"AFTER", kRight}});
   for (std::size_t i = 0; i < bubbles.stage.size(); ++i) {
-    const pec::BubbleTimes& times = bubbles.stage[i];
+    const BubbleTimes& times = bubbles.stage[i];
     stages.AddRow({std::to_string(i), Seconds(times.before_s), Seconds(times.between_s),
                    Seconds(times.after_s)});
   }
-  out << "\n";
-  context.Print(stages);
   text::Table modules(
       {Column{"MODULE"}, Column{"IN THE BUBBLE", kRight}, Column{"BESIDE", kRight}});
   for (const std::size_t i : LargestRows(bubbles.bytes)) {
@@ -217,57 +208,53 @@ void ShowBubbles(cli::Context& context, const pec::BubblesAnswer& bubbles) {
                     FormatBytes(bubbles.snapshot.module[i].in_bubble),
                     FormatBytes(bubbles.snapshot.module[i].beside)});
   }
-  out << "\n";
-  context.Print(modules);
-  NoteRows(out, bubbles.names.size(), "modules");
+  return text + "\n" + stages.Render(0) + "\n" + modules.Render(0) +
+         RowsText(bubbles.names.size(), "modules");
 }
 
-void ShowDynamicK(cli::Context& context, const pec::DynamicKAnswer& dynamic) {
-  std::ostream& out = context.out();
-  out << "\ndynamic K, PLT up to " << Fixed(100 * dynamic.state.limit, 2) << " %, "
-      << Fixed(100 * dynamic.state.share(), 4) << " % for each K\n";
-  if (!dynamic.levels) {
-    out << "K stays: faults cost nothing\n";
-    return;
-  }
+std::string DynamicKText(const DynamicKAnswer& dynamic) {
+  const std::string text = "\ndynamic K, PLT up to " + Fixed(100 * dynamic.state.limit, 2) +
+                           " %, " + Fixed(100 * dynamic.state.share(), 4) + " % for each K\n";
+  if (!dynamic.levels) return text + "K stays: faults cost nothing\n";
   text::Table table(
       {Column{"K", kRight}, Column{"A FAULT COSTS %", kRight}, Column{"FAULTS", kRight}});
   std::uint64_t faults = 0;
-  for (const pec::KLevel& level : *dynamic.levels) {
+  for (const KLevel& level : *dynamic.levels) {
     table.AddRow(
         {std::to_string(level.k), Fixed(100 * level.plt, 5), std::to_string(level.faults)});
     faults += level.faults;
   }
-  context.Print(table);
-  out << "then all experts are saved: " << faults << " faults are covered\n";
+  return text + table.Render(0) + "then all experts are saved: " + std::to_string(faults) +
+         " faults are covered\n";
 }
 
 }  // namespace
 
-void ShowPlan(cli::Context& context, const pec::PlanAnswer& answer) {
-  const pec::PlanRequest& request = answer.request;
-  std::ostream& out = context.out();
-  ShowSize(context, answer);
-  if (answer.budget) ShowBudget(context, *answer.budget);
-  ShowSelection(context, answer);
-  const pec::PlannedCheckpoint& first = answer.checkpoints.front();
-  ShowRanks(context, first.stored(), first.persist ? "persist" : "both levels");
-  if (first.persist) ShowRanks(context, first.snapshot, "snapshot");
-  ShowBottlenecks(context, answer);
-  if (answer.copies) ShowCopies(context, *answer.copies, *request.copies);
-  if (!answer.gradients.empty()) ShowGradients(context, answer.gradients);
-  if (answer.bubbles) ShowBubbles(context, *answer.bubbles);
+std::string PlanText(const PlanAnswer& answer) {
+  const PlanRequest& request = answer.request;
+  const PlannedCheckpoint& first = answer.checkpoints.front();
+  std::string text = SizeText(answer);
+  if (answer.budget) text += BudgetText(*answer.budget);
+  text += SelectionText(answer);
+  text += RanksText(first.stored(), first.persist ? "persist" : "both levels");
+  if (first.persist) text += RanksText(first.snapshot, "snapshot");
+  text += BottlenecksText(answer);
+  if (answer.copies) text += CopiesText(*answer.copies, *request.copies);
+  if (!answer.gradients.empty()) text += GradientsText(answer.gradients);
+  if (answer.bubbles) text += BubblesText(*answer.bubbles);
   if (answer.extra_capacity) {
-    out << "\nrecovery  " << request.lost_tokens << " lost tokens, " << answer.extra_capacity->extra
-        << " more than the capacity in an iteration: " << answer.extra_capacity->iterations
-        << " iterations\n";
+    text += "\nrecovery  " + std::to_string(request.lost_tokens) + " lost tokens, " +
+            std::to_string(answer.extra_capacity->extra) +
+            " more than the capacity in an iteration: " +
+            std::to_string(answer.extra_capacity->iterations) + " iterations\n";
   }
   if (answer.wasted) {
-    out << "\nfailure   wastes " << Seconds(answer.wasted->wasted_s) << ": checkpoint "
-        << Seconds(answer.wasted->checkpoint_s) << ", retrieval " << Seconds(*request.retrieval_s)
-        << ", half an interval\n";
+    text += "\nfailure   wastes " + Seconds(answer.wasted->wasted_s) + ": checkpoint " +
+            Seconds(answer.wasted->checkpoint_s) + ", retrieval " + Seconds(*request.retrieval_s) +
+            ", half an interval\n";
   }
-  if (answer.dynamic_k) ShowDynamicK(context, *answer.dynamic_k);
+  if (answer.dynamic_k) text += DynamicKText(*answer.dynamic_k);
+  return text;
 }
 
-}  // namespace shardwright::apps
+}  // namespace shardwright::pec

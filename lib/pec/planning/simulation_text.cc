@@ -1,0 +1,73 @@
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/text.h"
+#include "pec/planning/simulation.h"
+#include "text/table.h"
+
+namespace shardwright::pec {
+namespace {
+
+using Column = text::Table::Column;
+constexpr auto kRight = text::Table::Align::kRight;
+
+std::string RowsTable(const std::vector<SimulationRow>& rows) {
+  text::Table table({Column{"POLICY"}, Column{"K", kRight}, Column{"WRITTEN", kRight},
+                     Column{"LARGEST", kRight}, Column{"BOUND", kRight}, Column{"PLT %", kRight},
+                     Column{"MLT %", kRight}, Column{"RISK %", kRight}, Column{"STALL s", kRight},
+                     Column{"COST s", kRight}});
+  for (const SimulationRow& row : rows) {
+    table.AddRow({PolicyText(row), LevelsText(row), FormatBytes(row.persist_bytes),
+                  FormatBytes(row.bottleneck_bytes), FormatBytes(row.bound_bytes),
+                  Fixed(100 * row.loss.plt, 3), Fixed(100 * row.loss.mlt_sum, 2),
+                  Fixed(100 * row.risk_mean, 2), Fixed(row.stall_s, 3), Fixed(row.overhead_s, 1)});
+  }
+  return table.Render(0);
+}
+
+/// How K grew, and what it still covers.
+std::string DynamicText(const DynamicRun& dynamic) {
+  std::string text = "dynamic K " + std::to_string(dynamic.k.front().k);
+  for (std::size_t i = 1; i < dynamic.k.size(); ++i) {
+    text += ", " + std::to_string(dynamic.k[i].k) + " after iteration " +
+            std::to_string(dynamic.k[i].iteration);
+  }
+  text += "; lost " + Fixed(100 * dynamic.state.total, 3) + " of " +
+          Fixed(100 * dynamic.state.limit, 3) + " %, covers ";
+  if (!dynamic.faults_covered) return text + "any number of faults\n";
+  return text + Plural(*dynamic.faults_covered, "more fault") + "\n";
+}
+
+}  // namespace
+
+std::string SimulationText(const Simulation& simulation) {
+  const Job& job = simulation.job;
+  const std::vector<SimulationRow>& rows = simulation.rows;
+  std::string text = "run       " + std::to_string(simulation.input.tokens.size()) +
+                     " iterations, " + std::to_string(job.layer_id.size()) + " MoE layers of " +
+                     std::to_string(job.experts().front()) + " experts, " +
+                     std::to_string(rows.front().checkpoints) + " checkpoints, " +
+                     Plural(simulation.input.faults.size(), "fault") + "\njob       " +
+                     FormatBytes(simulation.full_bytes) + " of state, " +
+                     std::to_string(job.ranks.dp) + " data-parallel ranks, " +
+                     std::to_string(job.map.ep) + " of them expert-parallel, " +
+                     Plural(job.nodes(), "node") + "\nrepeated  " +
+                     std::to_string(rows.front().replayed_iterations) +
+                     " iterations after faults\n\n" + RowsTable(rows) +
+                     "\nWRITTEN  bytes of all checkpoints; LARGEST  of a rank in one, BOUND  the "
+                     "least possible\n"
+                     "PLT, MLT  lost tokens, mean and sum of the layers; RISK  unsaved after a "
+                     "checkpoint, mean\n"
+                     "STALL  of the longest snapshot; COST  stalls, restarts and repeated work of "
+                     "the run\n\n";
+  for (const SimulationRow& row : rows) {
+    if (row.dynamic) text += DynamicText(*row.dynamic);
+  }
+  const std::string limit = Fixed(100 * simulation.plt_limit, 2) + " %";
+  if (!simulation.best) return text + "no row has a PLT up to " + limit + "\n";
+  return text + "least cost with PLT up to " + limit + ": " + RowText(rows[*simulation.best]) +
+         "\n";
+}
+
+}  // namespace shardwright::pec
