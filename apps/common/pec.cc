@@ -139,11 +139,7 @@ void ShowListing(cli::Context& context, const pec::StoreListing& listing) {
 }
 
 Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check) {
-  context.SetResult({{"checkpoints", check.checkpoints},
-                     {"collected", check.collected},
-                     {"blobs", check.blobs},
-                     {"bytes", check.bytes},
-                     {"damaged", check.damaged}});
+  context.SetResult(pec::CheckJson(check));
   for (const std::string& line : check.damaged) context.out() << text::Printable(line) << "\n";
   context.out() << check.checkpoints << " checkpoints, " << check.blobs << " blobs, "
                 << FormatBytes(check.bytes) << ", " << check.damaged.size() << " damaged\n";
@@ -155,16 +151,9 @@ Status ShowCheck(cli::Context& context, const std::string& path, const pec::Stor
 }
 
 void ShowCollected(cli::Context& context, const pec::Collected& collected, bool dry_run) {
-  std::vector<std::uint64_t> kept;
-  std::vector<std::uint64_t> removed;
-  for (const auto& one : collected.kept) kept.push_back(one.iteration);
-  for (const auto& one : collected.removed) removed.push_back(one.iteration);
-  context.SetResult({{"dry_run", dry_run},
-                     {"kept", kept},
-                     {"removed", removed},
-                     {"blobs_kept", collected.blobs_kept},
-                     {"blobs_removed", collected.blobs_removed},
-                     {"bytes_removed", collected.bytes_removed}});
+  const std::vector<std::uint64_t> kept = pec::IterationsOf(collected.kept);
+  const std::vector<std::uint64_t> removed = pec::IterationsOf(collected.removed);
+  context.SetResult(pec::CollectedJson(collected, dry_run));
   context.out() << "keeps    " << kept.size() << " checkpoints: " << Iterations(kept) << "\n"
                 << (dry_run ? "would remove " : "removed  ") << removed.size() << " checkpoints"
                 << (removed.empty() ? "" : ": " + Iterations(removed)) << ", "

@@ -12,6 +12,7 @@
 #include "pec-save/subcommands.h"
 #include "pec/agent/agent_client.h"
 #include "pec/agent/agent_run.h"
+#include "pec/report/report_json.h"
 #include "text/text.h"
 
 namespace shardwright::apps {
@@ -78,15 +79,7 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, pec::AgentRunOptio
   options.agent.tokens_path = save.selection.tokens;
   if (options.name.empty()) options.name = HostName();
   SW_TRY_ASSIGN(const pec::AgentStatus end, pec::RunAgent(options, context.sink()));
-  context.SetResult({{"snapshots", end.snapshots},
-                     {"snapshots_failed", end.snapshots_failed},
-                     {"snapshots_skipped", end.snapshots_skipped},
-                     {"persists", end.persists},
-                     {"persists_failed", end.persists_failed},
-                     {"snapshot_bytes", end.snapshot_bytes},
-                     {"snapshot_seconds", end.snapshot_seconds},
-                     {"newest", end.newest ? Json(*end.newest) : Json(nullptr)},
-                     {"persisted", end.persisted ? Json(*end.persisted) : Json(nullptr)}});
+  context.SetResult(pec::AgentJson(end));
   context.out() << "snapshots " << end.snapshots << ", " << FormatBytes(end.snapshot_bytes)
                 << "\npersists  " << end.persists << ", " << end.snapshots_skipped
                 << " snapshots were not persisted\n";

@@ -112,6 +112,42 @@ Json RestoreJson(const RestoreReport& report) {
           {"conversion", converted ? ucp::ConversionJson(report.convert) : Json()}};
 }
 
+Json CheckJson(const StoreCheck& check) {
+  return {{"checkpoints", check.checkpoints},
+          {"collected", check.collected},
+          {"blobs", check.blobs},
+          {"bytes", check.bytes},
+          {"damaged", check.damaged}};
+}
+
+std::vector<std::uint64_t> IterationsOf(const std::vector<StoredCheckpoint>& checkpoints) {
+  std::vector<std::uint64_t> iterations;
+  iterations.reserve(checkpoints.size());
+  for (const StoredCheckpoint& one : checkpoints) iterations.push_back(one.iteration);
+  return iterations;
+}
+
+Json CollectedJson(const Collected& collected, bool dry_run) {
+  return {{"dry_run", dry_run},
+          {"kept", IterationsOf(collected.kept)},
+          {"removed", IterationsOf(collected.removed)},
+          {"blobs_kept", collected.blobs_kept},
+          {"blobs_removed", collected.blobs_removed},
+          {"bytes_removed", collected.bytes_removed}};
+}
+
+Json AgentJson(const AgentStatus& status) {
+  return {{"snapshots", status.snapshots},
+          {"snapshots_failed", status.snapshots_failed},
+          {"snapshots_skipped", status.snapshots_skipped},
+          {"persists", status.persists},
+          {"persists_failed", status.persists_failed},
+          {"snapshot_bytes", status.snapshot_bytes},
+          {"snapshot_seconds", status.snapshot_seconds},
+          {"newest", status.newest ? Json(*status.newest) : Json(nullptr)},
+          {"persisted", status.persisted ? Json(*status.persisted) : Json(nullptr)}};
+}
+
 Json DynamicKJson(const DynamicKReport& report) {
   const DynamicK& now = report.state;
   return {{"k", now.k},

@@ -4,10 +4,15 @@
 
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <vector>
 
+#include "pec/agent/agent.h"
 #include "pec/restore/restore.h"
 #include "pec/save/save.h"
+#include "pec/store/check_store.h"
+#include "pec/store/collect.h"
 #include "pec/store/dynamic_run.h"
 
 // What the reports of pec-save and pec-restore say as their `result`.
@@ -21,6 +26,22 @@ nlohmann::json SaveJson(const SaveReport& report, bool dry_run);
 /// Of a restore.
 /// Pure.
 nlohmann::json RestoreJson(const RestoreReport& report);
+
+/// Of pec-save check.
+/// Pure.
+nlohmann::json CheckJson(const StoreCheck& check);
+
+/// Of pec-save gc, or with `dry_run` of what it would do.
+/// Pure.
+nlohmann::json CollectedJson(const Collected& collected, bool dry_run);
+
+/// The iteration of each checkpoint.
+/// Pure.
+std::vector<std::uint64_t> IterationsOf(const std::vector<StoredCheckpoint>& checkpoints);
+
+/// Of an agent that has ended.
+/// Pure.
+nlohmann::json AgentJson(const AgentStatus& status);
 
 /// "dynamic_k" of both, and of a listing.
 /// Pure.

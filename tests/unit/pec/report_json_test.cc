@@ -1,0 +1,48 @@
+#include "pec/report/report_json.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace shardwright::pec {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST(ReportJson, OfACheck) {
+  const StoreCheck check{3, 1, 20, 4096, {"blob 7: digest"}};
+  EXPECT_EQ(CheckJson(check), Json({{"checkpoints", 3},
+                                    {"collected", 1},
+                                    {"blobs", 20},
+                                    {"bytes", 4096},
+                                    {"damaged", {"blob 7: digest"}}}));
+}
+
+TEST(ReportJson, OfACollection) {
+  Collected collected;
+  collected.kept.resize(1);
+  collected.kept[0].iteration = 30;
+  collected.removed.resize(2);
+  collected.removed[0].iteration = 10;
+  collected.removed[1].iteration = 20;
+  collected.blobs_removed = 5;
+  const Json json = CollectedJson(collected, true);
+  EXPECT_EQ(json["dry_run"], true);
+  EXPECT_EQ(json["kept"], Json({30}));
+  EXPECT_EQ(json["removed"], Json({10, 20}));
+  EXPECT_EQ(json["blobs_removed"], 5);
+  EXPECT_EQ(CollectedJson({}, false)["kept"], Json::array());
+}
+
+TEST(ReportJson, OfAnAgent) {
+  AgentStatus status;
+  status.snapshots = 2;
+  status.newest = 40;
+  const Json json = AgentJson(status);
+  EXPECT_EQ(json["snapshots"], 2);
+  EXPECT_EQ(json["newest"], 40);
+  EXPECT_TRUE(json["persisted"].is_null());
+}
+
+}  // namespace
+}  // namespace shardwright::pec
