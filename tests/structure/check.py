@@ -159,6 +159,11 @@ def includes_of(text):
         yield line, match.group(1) or match.group(2), match.group(1) is not None
 
 
+def folder_of(path):
+    """The folder that a relative path lies in, with "/" on every system."""
+    return os.path.dirname(path).replace(os.sep, "/")
+
+
 def module_of(path):
     """The module of lib/ that a relative path belongs to, None outside lib/."""
     parts = path.split(os.sep)
@@ -203,6 +208,18 @@ def is_helper_header(root, path, included):
     return any(os.path.isfile(os.path.join(root, folder, included)) for folder in folders)
 
 
+def check_private(path, included):
+    """What is wrong with including a header that is private to its folder, or None."""
+    if not included.endswith("_internal.h"):
+        return None
+    home = os.path.dirname(included)
+    module = included.split("/")[0]
+    tests_of_it = [os.path.join("tests", kind, module) + os.sep for kind in ("unit", "property")]
+    if folder_of(path) == f"lib/{home}" or path.startswith(tuple(tests_of_it)):
+        return None
+    return f"{included} is private to lib/{home}"
+
+
 def check_include(root, path, included, quoted):
     """What is wrong with one include directive of the file at `path`, or None."""
     module = module_of(path)
@@ -224,12 +241,7 @@ def check_include(root, path, included, quoted):
         wrong = check_room(module, path.replace(os.sep, "/").removeprefix("lib/"), included)
         if wrong:
             return wrong
-    is_test_of_it = any(
-        path.startswith(os.path.join("tests", kind, target) + os.sep) for kind in ("unit", "property")
-    )
-    if included.endswith("_internal.h") and module != target and not is_test_of_it:
-        return f"{included} is private to lib/{target}"
-    return None
+    return check_private(path, included)
 
 
 def read(root, path):
@@ -299,7 +311,7 @@ def check_leads(root):
     leads = {}
     for path in source_files(root):
         if module_of(path) is not None and path.endswith(".h"):
-            folder = os.path.dirname(path).replace(os.sep, "/")
+            folder = folder_of(path)
             found = leads.setdefault(folder, [])
             if read(root, path).startswith(f"// {folder}: "):
                 found.append(os.path.basename(path))
@@ -325,7 +337,7 @@ def graph_of(root):
     for path in source_files(root):
         if module_of(path) is None or os.path.splitext(path)[1] not in CPP_SUFFIXES:
             continue
-        folder = os.path.dirname(path).replace(os.sep, "/").removeprefix("lib/")
+        folder = folder_of(path).removeprefix("lib/")
         found = edges.setdefault(folder, set())
         for _, included, _ in includes_of(read(root, path)):
             if is_project_header(root, included) and os.path.dirname(included) != folder:

@@ -24,6 +24,8 @@ GOOD = {
     "lib/device/copy.cc": "#include <cuda_runtime.h>\n#include <nccl.h>\n",
     "lib/exec/run.cc": '#include "base/version.h"\n#include "layout/map.h"\n#include "exec/x_internal.h"\n',
     "lib/exec/x_internal.h": "// lib/exec: words\n",
+    "lib/format/zip/a.cc": '#include "format/zip/x_internal.h"\n',
+    "lib/format/zip/x_internal.h": "// lib/format/zip: words\n",
     "lib/layout/map.h": "// lib/layout: words\n/* words\n#include <mpi.h>\n*/\n// #include <torch/torch.h>\n",
     "lib/os/file.h": '// lib/os: words\n#include "base/result.h"\n',
     "lib/ucp/load.h": "// lib/ucp: words\n" + "\n" * 599,
@@ -31,6 +33,7 @@ GOOD = {
     "tests/mpi/shared.h": "",
     "tests/unit/exec/help.h": "",
     "tests/unit/exec/x_test.cc": '#include "exec/x_internal.h"\n',
+    "tests/unit/format/zip_test.cc": '#include "format/zip/x_internal.h"\n',
 }
 
 
@@ -124,6 +127,11 @@ class CheckTest(unittest.TestCase):
             {"lib/ucp/a.cc": '#include "exec/x_internal.h"\n'},
             "lib/ucp/a.cc:1: exec/x_internal.h is private to lib/exec",
         )
+        for path in ("lib/format/torch_pt/a.cc", "lib/exec/a.cc", "tests/unit/exec/a_test.cc"):
+            self.assert_found(
+                {path: '#include "format/zip/x_internal.h"\n'},
+                f"{path}:1: format/zip/x_internal.h is private to lib/format/zip",
+            )
 
     def test_unknown_module(self):
         self.assert_found(

@@ -7,7 +7,7 @@
 
 #include "format/json/json.h"
 #include "moe/core/metrics.h"
-#include "moe/io/page/parts_internal.h"
+#include "moe/io/page/parts.h"
 #include "page/page.h"
 
 namespace shardwright::moe {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "moe/core/lists_internal.h"
+#include "moe/core/device_lists.h"
 #include "moe/strategy/hecate.h"
 #include "moe/strategy/strategies_internal.h"
 

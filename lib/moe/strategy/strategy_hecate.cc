@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "base/checked.h"
-#include "moe/core/lists_internal.h"
+#include "moe/core/device_lists.h"
 #include "moe/strategy/hecate.h"
 #include "moe/strategy/strategies_internal.h"
 

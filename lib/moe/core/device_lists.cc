@@ -1,8 +1,8 @@
+#include "moe/core/device_lists.h"
+
 #include <algorithm>
 
-#include "moe/core/lists_internal.h"
-
-namespace shardwright::moe::internal {
+namespace shardwright::moe {
 
 Placement DeviceLists::ToPlacement(std::uint32_t experts) const {
   Placement placement;
@@ -38,4 +38,4 @@ std::vector<std::uint32_t> ContiguousOwners(std::uint32_t experts, std::uint32_t
   return owner;
 }
 
-}  // namespace shardwright::moe::internal
+}  // namespace shardwright::moe
