@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/agree_on.h"
 #include "comm/comm.h"
 #include "os/lock.h"
 #include "pec/save/blob_writers.h"
@@ -93,14 +94,6 @@ struct Written {
   std::uint64_t members_verified = 0;
   std::uint64_t members_in_part = 0;
 };
-
-/// The outcome that all ranks agree on, with what this one has made.
-/// Collective.
-template <class T>
-Result<T> AgreeOn(comm::Comm& comm, Result<T> mine) {
-  SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
-  return mine;
-}
 
 /// save_base.cc: opens or makes the store, locks it, and reads what the new checkpoint continues.
 /// \error kMismatch  another model, other kept components, a store that is ahead; kBusy; kIo
