@@ -1,207 +1,274 @@
 #include "pec/restore/restore.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "os/dir.h"
+#include "os/lock.h"
 #include "pec/restore/restore_internal.h"
-#include "pec/store/save_tokens.h"
 
 namespace shardwright::pec {
 namespace restore {
 namespace {
 
-/// The memory level has nothing that storage has not: it goes on from what was restored. Its
-/// cursors stay, so that the rotation goes on.
-void TakePersisted(SelectionState* state) {
-  std::vector<std::uint64_t> cursor = std::move(state->snapshot.cursor);
-  state->snapshot = state->persist;
-  state->snapshot.cursor = std::move(cursor);
-}
-
-}  // namespace
-
-/// Tokens that are lost, and the counters from which selection goes on.
-Status Restoring::TakeLoss() {
-  if (model_.experts.empty()) return {};
-  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store_->LastRecovery());
-  state_ = at_->state;
-  if (last && at_->sequence != 0 && last->manifest == at_->sequence) state_ = last->state;
-  SW_TRY(Validate(state_.persist, model_.experts));
-  // What was spent since the checkpoint that is restored stays spent.
-  SW_TRY_ASSIGN(state_.dynamic_k, NewestDynamicK(*store_, all_, last));
-  SW_TRY_ASSIGN(const Counts versions, ExpertVersions(plan_, model_.experts));
-  std::optional<TokenHistory> history;
-  if (state_.counted_to) {
-    SW_TRY_ASSIGN(history, ReadHistory(*store_, at_->sequence));
-  }
-  for (std::size_t m = 0; m < versions.size(); ++m) {
-    for (std::size_t e = 0; e < versions[m].size(); ++e) {
-      std::uint64_t& held = state_.persist.version[m][e];
-      if (versions[m][e] >= held) continue;
-      // An older version than the level thinks: what came between is unsaved again.
-      const std::uint64_t between = history ? history->Between(m, e, versions[m][e], held) : 0;
-      state_.persist.covered[m][e] -= std::min(between, state_.persist.covered[m][e]);
-      held = versions[m][e];
-    }
-  }
-  TakePersisted(&state_);
-  if (last) ledger_ = last->ledger;
-  if (!history) return EnterLoss(std::nullopt);
-  if (!ledger_) ledger_ = LossLedger::Make(model_.experts);
-  RestoreLoss loss;
-  SW_TRY_ASSIGN(loss.fault, ledger_->Charge(*history, versions, plan_.resume));
-  const std::uint64_t run = state_.dynamic_k ? state_.dynamic_k->iterations : 0;
-  SW_TRY_ASSIGN(const LayerTokens tokens, TokensOfRun(*history, plan_.resume, run));
-  SW_TRY_ASSIGN(loss.run, SummarizeLoss(ledger_->layer_lost, tokens));
-  SW_TRY_ASSIGN(const LossSummary now, SummarizeLoss(loss.fault.layer, tokens));
-  loss.plt = now.plt;
-  loss.faults = ledger_->resumes.size();
-  SW_TRY(ForgetLost(&state_.persist, loss.fault.lost));
-  SW_TRY(ForgetLost(&state_.snapshot, loss.fault.lost));
-  report_.loss = std::move(loss);
-  return EnterLoss(report_.loss->plt);
-}
-
-/// The recovery's share of the budget of dynamic K. The record of this recovery holds the state, so
-/// that it is entered when training goes on from here, and once.
-Status Restoring::EnterLoss(std::optional<double> plt) {
-  if (!state_.dynamic_k) return {};
-  SW_TRY(CheckExperts(*state_.dynamic_k, model_.experts));
-  if (plt) {
-    SW_TRY(EnterRecovery(&*state_.dynamic_k, *plt));
-  } else {
-    report_.unknown_spent = true;
-  }
-  const std::uint64_t interval = IntervalBefore(all_, at_->iteration);
-  report_.dynamic_k = ReportOf(*state_.dynamic_k, model_.experts, interval, at_->iteration);
-  return {};
-}
-
-Status Restoring::Write() {
-  const dialect::Dialect& format = *options_.format;
-  SW_TRY_ASSIGN(const dialect::Layout layout, format.resolve(options_.target, input_.checkpoint));
-  SW_TRY_ASSIGN(dialect::Written written,
-                ucp::WriteLayout(format, input_.checkpoint, layout, sink_));
-  nlohmann::ordered_json head = ucp::ManifestHead("pec-restore", std::string(format.name), input_);
-  head["layout"] = ucp::ToJson(layout);
-  head["iteration"] = report_.iteration;
-  if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
-  // What an output of stale experts is must not be forgotten with the report.
-  head["versions"] = nlohmann::ordered_json::object();
-  for (const RestoredModule& module : report_.modules) {
-    if (module.version != report_.iteration) head["versions"][module.name] = module.version;
-  }
-  SW_TRY_ASSIGN(report_.convert,
-                ucp::RunPlan(comm_, input_, input_.checkpoint.map, written.target, *input_.bytes,
-                             head.dump(), "pec " + head["layout"].dump(), options_.write, sink_));
-  report_.convert.source = input_.checkpoint.layout;
-  report_.convert.target = layout;
-  report_.convert.not_carried = std::move(written.not_carried);
-  report_.wrote = !options_.write.dry_run;
-  return {};
-}
-
-Status Restoring::Record() {
-  if (options_.read_only || options_.write.dry_run) return {};
-  return comm_.OnRoot([&]() -> Status {
-    SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store_->LastRecovery());
-    RecoveryRecord recovery;
-    recovery.sequence = last ? last->sequence + 1 : 1;
-    recovery.manifest = at_->sequence;
-    recovery.resume = plan_.resume;
-    for (const StoredCheckpoint& one : all_) {
-      // Also those whose place a newer one has taken: they must not come back when it goes.
-      if (IsNewer(one)) recovery.abandoned.push_back(one.sequence);
-    }
-    recovery.state = state_;
-    recovery.ledger = ledger_;
-    SW_TRY(store_->AddRecovery(recovery));
-    return lock_.Release();
-  });
-}
-
 /// Before agents write anything: a store that cannot be seen must not be made again.
-Status Restoring::FindStore() {
-  return comm_.OnRoot([&]() -> Status {
-    SW_TRY_ASSIGN(const bool there, os::Exists(options_.store));
-    if (there || !options_.begin) {
-      SW_TRY(Store::HasNoCheckpoint(options_.store));
+/// Collective.
+Status FindStore(const Job& job) {
+  const RestoreOptions& options = job.options;
+  return job.comm.OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(const bool there, os::Exists(options.store));
+    if (there || !options.begin) {
+      SW_TRY(Store::HasNoCheckpoint(options.store));
       return {};
     }
-    SW_TRY(ExpectNoCopies());
-    if (!options_.write.dry_run) return Store::Begin(options_.store);
-    SW_TRY(os::SplitOutput(options_.store));
+    SW_TRY(ExpectNoCopies(job));
+    if (!options.write.dry_run) return Store::Begin(options.store);
+    SW_TRY(os::SplitOutput(options.store));
     return {};
   });
 }
 
-Result<bool> Restoring::IsEmptyStore() {
+/// Whether there is no checkpoint yet, neither in the store nor in the memory of an agent.
+/// \error kNotFound  an agent has one and the store has none
+/// Collective.
+Result<bool> IsEmptyStore(const Job& job, const Agents& agents) {
+  const std::string& path = job.options.store;
   const auto look = [&]() -> Result<std::string> {
-    SW_TRY_ASSIGN(const bool there, os::Exists(options_.store));
+    SW_TRY_ASSIGN(const bool there, os::Exists(path));
     if (!there) return "empty";  // a dry run has not made it
     os::Lock lock;
-    if (!options_.write.dry_run && !options_.read_only) {
+    if (job.notes()) {
       // A save may be about to complete the first checkpoint.
-      SW_TRY_ASSIGN(lock, os::Lock::Take(options_.store + "/lock", "pec-restore"));
+      SW_TRY_ASSIGN(lock, os::Lock::Take(path + "/lock", "pec-restore"));
     }
-    SW_TRY_ASSIGN(const bool empty, Store::HasNoCheckpoint(options_.store));
+    SW_TRY_ASSIGN(const bool empty, Store::HasNoCheckpoint(path));
     SW_TRY(lock.Release());
     if (!empty) return "";
-    if (copies_.empty()) return "empty";
-    return Fail(Errc::kNotFound, options_.store +
-                                     ": has no checkpoint, but an agent has iteration " +
-                                     std::to_string(copies_.front().manifest.iteration));
+    if (agents.copies.empty()) return "empty";
+    return Fail(Errc::kNotFound, path + ": has no checkpoint, but an agent has iteration " +
+                                     std::to_string(agents.copies.front().manifest.iteration));
   };
-  SW_TRY_ASSIGN(const std::string text, comm_.OnRootText(look));
+  SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText(look));
   return !text.empty();
 }
 
-Result<RestoreReport> Restoring::Go() {
-  if (options_.allow_empty) SW_TRY(FindStore());
-  SW_TRY(AskAgents());
-  sink_.Pass("choose");
-  if (options_.allow_empty) {
-    SW_TRY_ASSIGN(report_.empty, IsEmptyStore());
-    if (report_.empty) return std::move(report_);
-  }
-  if (!options_.write.dry_run && !options_.read_only) {
-    // Nothing may be collected or saved between the choice and its record.
-    SW_TRY(comm_.OnRoot([&]() -> Status {
-      SW_TRY_ASSIGN(const Store store, Store::Open(options_.store));
-      SW_TRY_ASSIGN(lock_, store.LockForWriting("pec-restore"));
-      return {};
-    }));
-  }
-  if (!options_.restart_missing.empty()) {
-    ucp::InputOptions other{{options_.restart_missing}, options_.pattern_files, false};
-    SW_TRY_ASSIGN(other_, ucp::OpenInput(comm_, other, sink_));
-    SW_TRY_ASSIGN(other_iteration_, other_->checkpoint.iteration);
-  }
-  const auto choose = [&]() -> Status {
-    SW_TRY(OpenStore());
-    SW_TRY(DropGivenUp());
-    SW_TRY(Choose());
-    SW_TRY(TakeLoss());
-    return BuildSource();
-  };
-  SW_TRY(comm_.Agree(choose()));
-  for (const std::string& damage : report_.damaged) sink_.Warn(damage);
-  if (report_.unknown_spent) {
-    sink_.Warn(options_.store +
-               ": the tokens were not counted: what this recovery loses is not entered into the "
-               "budget of dynamic K");
-  }
-  if (options_.format != nullptr) SW_TRY(Write());
-  SW_TRY(Record());
-  return std::move(report_);
+/// Nothing may be collected or saved between the choice and its record. Nothing is locked where
+/// nothing is noted, and on other ranks than the root.
+/// Collective.
+Result<os::Lock> LockStore(const Job& job) {
+  os::Lock lock;
+  if (!job.notes()) return lock;
+  SW_TRY(job.comm.OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(const Store store, Store::Open(job.options.store));
+    SW_TRY_ASSIGN(lock, store.LockForWriting("pec-restore"));
+    return {};
+  }));
+  return lock;
 }
 
+/// Collective.
+Result<std::optional<Restart>> OpenRestart(const Job& job) {
+  if (job.options.restart_missing.empty()) return std::optional<Restart>();
+  const ucp::InputOptions other{{job.options.restart_missing}, job.options.pattern_files, false};
+  Restart restart;
+  SW_TRY_ASSIGN(restart.input, ucp::OpenInput(job.comm, other, job.sink));
+  SW_TRY_ASSIGN(restart.iteration, restart.input->checkpoint.iteration);
+  return std::optional<Restart>(std::move(restart));
+}
+
+Result<Base> OpenStore(const Job& job) {
+  SW_TRY_ASSIGN(Store store, Store::Open(job.options.store));
+  SW_TRY_ASSIGN(std::vector<StoredCheckpoint> all, store.List());
+  return Base{std::move(store), std::move(all)};
+}
+
+/// A module as it is restored.
+/// \param restart_iteration  of the checkpoint that restarted experts are of
+RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen, std::uint64_t resume,
+                          std::uint64_t restart_iteration) {
+  RestoredModule out;
+  out.name = module.name;
+  out.id = module.id;
+  out.version = chosen.restarted ? restart_iteration : resume;
+  out.source = chosen.source;
+  for (const Component component : kAllComponents) {
+    const std::optional<Held>& held = chosen.of(component);
+    if (!held) continue;
+    RestoredPart part{held->version, held->blob.bytes, false};
+    if (component == Component::kWeights && chosen.rounds_master()) {
+      part = {chosen.of(Component::kMaster)->version, 0, true};
+    }
+    out.version = std::min(out.version, part.version);
+    out.parts[static_cast<std::size_t>(component)] = part;
+  }
+  return out;
+}
+
+/// What is known before anything is written, but for the loss.
+RestoreReport ReportOf(const Base& base, const std::optional<Restart>& restart,
+                       const Chosen& chosen) {
+  RestoreReport report;
+  report.iteration = chosen.plan.resume;
+  report.sequence = chosen.at.sequence;
+  report.tag = chosen.at.tag;
+  report.layer_id = chosen.described.model.layer_id;
+  for (std::size_t i = 0; i < chosen.modules.size(); ++i) {
+    const ChosenModule& from = chosen.modules[i];
+    RestoredModule module = RestoredOf(chosen.described.model.modules[i], from, report.iteration,
+                                       restart ? restart->iteration : 0);
+    for (std::size_t c = 0; c < kComponents; ++c) {
+      if (!module.parts[c]) continue;
+      std::uint64_t& bytes = from.agent[c] == nullptr              ? report.storage_bytes
+                             : from.agent[c]->address().is_local() ? report.memory_bytes
+                                                                   : report.peer_bytes;
+      bytes += module.parts[c]->bytes;
+    }
+    report.stale_modules += module.version < report.iteration ? 1 : 0;
+    report.restarted_modules += from.restarted ? 1 : 0;
+    report.modules.push_back(std::move(module));
+  }
+  for (const StoredCheckpoint& one : base.all) {
+    if (!one.abandoned && IsNewer(one, chosen)) report.abandoned.push_back(one.iteration);
+  }
+  report.damaged = chosen.damaged;
+  return report;
+}
+
+Status RefuseStale(const std::string& store, const RestoreReport& report) {
+  std::vector<std::string> names;
+  for (const RestoredModule& module : report.modules) {
+    if (module.version < report.iteration) {
+      names.push_back(module.name + " (" + std::to_string(module.version) + ")");
+    }
+  }
+  if (names.empty()) return {};
+  return Fail(Errc::kMismatch, store + ": " + std::to_string(names.size()) +
+                                   " modules are older than iteration " +
+                                   std::to_string(report.iteration) + ": " + FirstFew(names));
+}
+
+/// What the store is told: that training goes on from here. Its sequence is known when it is
+/// written.
+RecoveryRecord RecordOf(const Base& base, const Chosen& chosen, const Loss& loss) {
+  RecoveryRecord record;
+  record.manifest = chosen.at.sequence;
+  record.resume = chosen.plan.resume;
+  for (const StoredCheckpoint& one : base.all) {
+    // Also those whose place a newer one has taken: they must not come back when it goes.
+    if (IsNewer(one, chosen)) record.abandoned.push_back(one.sequence);
+  }
+  record.state = loss.state;
+  record.ledger = loss.ledger;
+  return record;
+}
+
+/// What every rank finds out for itself before anything is written.
+struct Prepared {
+  Base base;
+  RestoreReport report;
+  RecoveryRecord record;
+  std::unique_ptr<ucp::Input> source;
+};
+
+/// The passes in which ranks do not wait for each other.
+/// Local.
+Result<Prepared> Prepare(const Job& job, const std::optional<Restart>& restart,
+                         std::vector<AgentCopy> copies) {
+  SW_TRY_ASSIGN(Base base, OpenStore(job));
+  SW_TRY_ASSIGN(Candidates candidates, FindCandidates(job, base, std::move(copies)));
+  SW_TRY_ASSIGN(Chosen chosen, Choose(job, base, restart, std::move(candidates)));
+  RestoreReport report = ReportOf(base, restart, chosen);
+  if (job.options.require_complete) SW_TRY(RefuseStale(job.options.store, report));
+  SW_TRY_ASSIGN(const Loss loss, CountLoss(base, chosen));
+  report.loss = loss.loss;
+  report.dynamic_k = loss.dynamic_k;
+  report.unknown_spent = loss.unknown_spent;
+  RecoveryRecord record = RecordOf(base, chosen, loss);
+  SW_TRY_ASSIGN(BlobMap blobs, MapBlobs(job, base, restart, chosen));
+  auto source = SourceOf(std::move(chosen.described.input), std::move(blobs), restart);
+  return Prepared{std::move(base), std::move(report), std::move(record), std::move(source)};
+}
+
+/// What is no reason to stop.
+void Warn(const Job& job, const RestoreReport& report) {
+  for (const std::string& damage : report.damaged) job.sink.Warn(damage);
+  if (report.unknown_spent) {
+    job.sink.Warn(job.options.store +
+                  ": the tokens were not counted: what this recovery loses is not entered into the "
+                  "budget of dynamic K");
+  }
+}
+
+/// Writes the source in the layout that is asked for.
+/// Collective.
+Result<ucp::ConvertReport> Write(const Job& job, const RestoreReport& report, ucp::Input& source) {
+  const dialect::Dialect& format = *job.options.format;
+  SW_TRY_ASSIGN(const dialect::Layout layout,
+                format.resolve(job.options.target, source.checkpoint));
+  SW_TRY_ASSIGN(dialect::Written written,
+                ucp::WriteLayout(format, source.checkpoint, layout, job.sink));
+  nlohmann::ordered_json head = ucp::ManifestHead("pec-restore", std::string(format.name), source);
+  head["layout"] = ucp::ToJson(layout);
+  head["iteration"] = report.iteration;
+  if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
+  // What an output of stale experts is must not be forgotten with the report.
+  head["versions"] = nlohmann::ordered_json::object();
+  for (const RestoredModule& module : report.modules) {
+    if (module.version != report.iteration) head["versions"][module.name] = module.version;
+  }
+  SW_TRY_ASSIGN(
+      ucp::ConvertReport done,
+      ucp::RunPlan(job.comm, source, source.checkpoint.map, written.target, *source.bytes,
+                   head.dump(), "pec " + head["layout"].dump(), job.options.write, job.sink));
+  done.source = source.checkpoint.layout;
+  done.target = layout;
+  done.not_carried = std::move(written.not_carried);
+  return done;
+}
+
+/// Tells the store where training goes on from, and unlocks it.
+/// Collective.
+Status Note(const Job& job, const Store& store, RecoveryRecord record, os::Lock* lock) {
+  if (!job.notes()) return {};
+  return job.comm.OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
+    record.sequence = last ? last->sequence + 1 : 1;
+    SW_TRY(store.AddRecovery(record));
+    return lock->Release();
+  });
+}
+
+}  // namespace
 }  // namespace restore
 
 Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink) {
-  return restore::Restoring(comm, options, sink).Go();
+  const restore::Job job{comm, options, sink};
+  if (options.allow_empty) SW_TRY(restore::FindStore(job));
+  SW_TRY_ASSIGN(restore::Agents agents, restore::AskAgents(job));
+  sink.Pass("choose");
+  RestoreReport report;
+  if (options.allow_empty) {
+    SW_TRY_ASSIGN(report.empty, restore::IsEmptyStore(job, agents));
+  }
+  if (!report.empty) {
+    SW_TRY_ASSIGN(os::Lock lock, restore::LockStore(job));
+    SW_TRY_ASSIGN(const std::optional<restore::Restart> restart, restore::OpenRestart(job));
+    SW_TRY_ASSIGN(restore::Prepared prepared,
+                  comm::AgreeOn(comm, restore::Prepare(job, restart, std::move(agents.copies))));
+    report = std::move(prepared.report);
+    restore::Warn(job, report);
+    if (options.format != nullptr) {
+      SW_TRY_ASSIGN(report.convert, restore::Write(job, report, *prepared.source));
+      report.wrote = !options.write.dry_run;
+    }
+    SW_TRY(restore::Note(job, prepared.base.store, std::move(prepared.record), &lock));
+  }
+  report.lost_nodes = std::move(agents.lost_nodes);
+  report.lost_agents = std::move(agents.lost_agents);
+  return report;
 }
 
 }  // namespace shardwright::pec

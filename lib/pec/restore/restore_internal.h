@@ -2,16 +2,15 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "comm/agree_on.h"
 #include "comm/comm.h"
-#include "dialect/dialects.h"
-#include "os/lock.h"
+#include "layout/shard_map.h"
 #include "pec/agent/agent_client.h"
 #include "pec/restore/recovery.h"
 #include "pec/restore/restore.h"
@@ -22,102 +21,172 @@
 
 namespace shardwright::pec::restore {
 
+// A restore is a list of passes (RestoreStore in restore.cc). Each takes what the passes before it
+// have returned.
+
+/// What every pass may use.
+struct Job {
+  comm::Comm& comm;
+  const RestoreOptions& options;
+  Sink& sink;
+
+  /// Whether the store is told of the restore; else it is a look at it, and nobody may notice.
+  bool notes() const { return !options.write.dry_run && !options.read_only; }
+};
+
 /// A checkpoint in the memory of an agent.
 struct AgentCopy {
-  std::size_t agent = 0;
+  std::shared_ptr<AgentClient> agent;
   std::uint32_t node = 0;      ///< of the recovery plan: 0 is this one
   std::uint64_t recovery = 0;  ///< as MemoryCheckpoint
   Manifest manifest;
 };
 
-/// One restore: its passes in order, and what they hand to each other.
-class Restoring {
- public:
-  Restoring(comm::Comm& comm, const RestoreOptions& options, Sink& sink)
-      : comm_(comm), options_(options), sink_(sink) {}
-  Result<RestoreReport> Go();
-
- private:
-  // restore_plan.cc: which version of every module. Every rank reads for itself.
-  Status OpenStore();
-  Status ReadManifests();
-  void DropStrangers();
-  Status Understand(const Manifest& manifest);
-  Status Choose();
-  Result<RecoveryPlan> Plan() const;
-  void ListCopies(const Manifest& manifest, std::optional<std::uint32_t> node,
-                  RecoveryInput* input) const;
-  std::vector<std::pair<Part, Mask>> PartsOf(const Module& module) const;
-  bool Holds(const Manifest& manifest, std::size_t index, const Mask& mask,
-             std::uint64_t version) const;
-  const HeldModule* CopyOf(std::size_t index, const Mask& mask, std::uint64_t version) const;
-  const AgentCopy* AgentCopyOf(std::size_t index, const Mask& mask, const Restore& restore) const;
-  Status TakeOne(const ModuleVersion& one, const Restore& restore);
-  Status TakeChosen(const RecoveryPlan& plan);
-  Status CheckChosen(bool* again);
-  Status CheckBlob(std::uint32_t module, Component component, const BlobRef& ref);
-  Status CheckRest(const Manifest& manifest);
-  bool IsDamaged(const BlobRef& ref) const { return damaged_.contains(ref.digest); }
-  void NoteDamage(const Error& error);
-  void DescribeModules(const RecoveryPlan& plan);
-  Status RefuseStale() const;
-
-  // restore_agents.cc: what agents hold.
-  Status AskAgents();  // collective
-  Result<std::vector<bool>> FindAgents() const;
-  Status ExpectNoCopies() const;
-  Result<std::string> FlushAndList() const;
-  Status TakeLists(const std::string& text);
-  Status DropGivenUp();
-  os::Stop Stop() const {
-    return [this] { return sink_.stop_requested(); };
-  }
-  Result<dialect::SourceSet> CatalogueOf(const Manifest& manifest) const;
-  ReadRemote ReaderOf(std::size_t agent, const exec::Digest& digest) const;
-
-  // restore_source.cc: a source whose tensors come from blobs of different versions.
-  Status BuildSource();
-  void AddTensor(const layout::LogicalTensor& tensor, const layout::Array& array,
-                 layout::ShardMap* map) const;
-  Status AddBlobs(layout::ShardMap* map, std::vector<BlobSource>* files);
-  Status AddPassed(layout::ShardMap* map, std::vector<BlobSource>* files);
-  Status AddRestarted(layout::ShardMap* map);
-
-  // restore.cc
-  Status FindStore();           // collective
-  Result<bool> IsEmptyStore();  // collective
-  Status TakeLoss();
-  Status EnterLoss(std::optional<double> plt);
-  Status Write();   // collective
-  Status Record();  // collective
-  bool IsNewer(const StoredCheckpoint& checkpoint) const;
-
-  comm::Comm& comm_;
-  const RestoreOptions& options_;
-  Sink& sink_;
-  os::Lock lock_;  // root only
-  std::optional<Store> store_;
-  std::vector<StoredCheckpoint> all_;  // every checkpoint of the store
-  std::vector<Manifest> manifests_;    // usable ones, ascending sequence
-  std::vector<std::shared_ptr<AgentClient>> agents_;
-  std::vector<AgentCopy> copies_;
-  std::set<exec::Digest> damaged_;     // blobs that cannot be used
-  std::set<exec::Digest> good_;        // blobs that were looked at
-  std::unique_ptr<ucp::Input> other_;  // --restart-missing
-  std::uint64_t other_iteration_ = 0;
-  ucp::Input input_;  // the source as it will be read
-  Model model_;
-  const Manifest* at_ = nullptr;  // the manifest of X
-  RecoveryPlan plan_;
-  std::vector<HeldModule> chosen_;  // by module
-  /// By module: the agent that a component is read from; absent: the store.
-  std::vector<std::array<std::optional<std::size_t>, kComponents>> from_agent_;
-  std::vector<Source> source_;   // by module: the farthest that any part comes from
-  std::vector<bool> restarted_;  // by module
-  std::vector<std::array<bool, kComponents>> dropped_;  // weights that the master replaces
-  SelectionState state_;                                // for the next save
-  std::optional<LossLedger> ledger_;
-  RestoreReport report_;
+/// What the agents have told.
+struct Agents {
+  std::vector<AgentCopy> copies;
+  std::vector<std::size_t> lost_nodes;   ///< as RestoreReport
+  std::vector<std::string> lost_agents;  ///< as RestoreReport
 };
+
+/// The store as the restore finds it.
+struct Base {
+  Store store;
+  std::vector<StoredCheckpoint> all;  ///< Store::List
+};
+
+/// The checkpoint that experts without any version start again from.
+struct Restart {
+  std::unique_ptr<ucp::Input> input;
+  std::uint64_t iteration = 0;
+};
+
+/// What has been read so far, so that nothing is read or told twice.
+struct Checked {
+  std::set<exec::Digest> good;        ///< blobs that can be used
+  std::set<exec::Digest> damaged;     ///< blobs that cannot be used
+  std::vector<std::string> messages;  ///< of all damage, manifests too: RestoreReport::damaged
+
+  /// Adds the message of some damage.
+  void Note(const Error& error);
+};
+
+/// The checkpoints that modules may be taken from.
+struct Candidates {
+  std::vector<Manifest> stored;   ///< ascending sequence, never empty
+  std::vector<AgentCopy> copies;  ///< in memory
+  Checked checked;
+};
+
+/// What a checkpoint says of itself: logical tensors, groups, client state.
+struct Described {
+  ucp::Input input;  ///< without a way to read payloads
+  Model model;
+};
+
+/// What is restored of a module, and from where.
+struct ChosenModule {
+  HeldModule held;  ///< absent too where the expert starts again
+  /// By component: the agent that it is read from; null: the store.
+  std::array<std::shared_ptr<AgentClient>, kComponents> agent;
+  Source source = Source::kLocalMemory;  ///< the farthest that any part comes from
+  bool restarted = false;                ///< the expert starts again
+
+  const std::optional<Held>& of(Component component) const {
+    return held[static_cast<std::size_t>(component)];
+  }
+  /// A kept master is newer than the weights: rounded it gives the weights of its own version.
+  bool rounds_master() const {
+    const std::optional<Held>& weights = of(Component::kWeights);
+    const std::optional<Held>& master = of(Component::kMaster);
+    return weights && master && master->version > weights->version;
+  }
+};
+
+/// The checkpoint that is restored, and which version of every module.
+struct Chosen {
+  RecoveryPlan plan;
+  Manifest at;  ///< the manifest of X; sequence 0: an agent's
+  Described described;
+  std::vector<ChosenModule> modules;  ///< by module
+  std::vector<std::string> damaged;   ///< as RestoreReport
+};
+
+/// The tokens that are lost, and from which counters selection goes on.
+struct Loss {
+  SelectionState state;                     ///< for the next save
+  std::optional<LossLedger> ledger;         ///< absent where tokens were never counted
+  std::optional<RestoreLoss> loss;          ///< as RestoreReport
+  std::optional<DynamicKReport> dynamic_k;  ///< as RestoreReport
+  bool unknown_spent = false;               ///< as RestoreReport
+};
+
+/// The chosen versions as a source map: where each tensor lies in blobs.
+struct BlobMap {
+  layout::ShardMap map;
+  std::vector<BlobSource> files;  ///< by file of the map, without those of a Restart
+  std::uint32_t first_other = 0;  ///< number of the first member of a Restart
+  os::Fingerprint fingerprint{};  ///< of all that was chosen
+};
+
+/// restore_agents.cc: proves, where there is no store, that no agent knows of one. Nobody is told
+/// to write anything.
+/// \error kNotFound  an agent that holds a checkpoint, or one that cannot be reached
+/// Local; root.
+Status ExpectNoCopies(const Job& job);
+
+/// Makes durable what the agents hold (not where nothing is noted), and asks what that is.
+/// \error kNotFound  an agent that cannot be reached and is not named lost
+/// Collective.
+Result<Agents> AskAgents(const Job& job);
+
+/// The copies that no restore has given up. Warns of the others, which an agent should have
+/// forgotten.
+/// \error as Store::CheckPast, but for kMismatch
+/// Local.
+Result<std::vector<AgentCopy>> NotGivenUp(const Job& job, const Store& store,
+                                          std::vector<AgentCopy> copies);
+
+/// The catalogue of a checkpoint that is in memory only.
+/// \error kBadInput  another digest; as AgentClient
+/// Local.
+Result<dialect::SourceSet> AskCatalogue(const std::vector<AgentCopy>& copies,
+                                        const exec::Digest& catalogue);
+
+/// restore_choose.cc: the checkpoints that modules may be taken from. Of the store the newest
+/// usable one, with allow_older all.
+/// \param copies  of all agents
+/// \error kNotFound  there is none up to `at`; kBadInput  none can be read; as NotGivenUp
+/// Local; every rank reads for itself.
+Result<Candidates> FindCandidates(const Job& job, const Base& base, std::vector<AgentCopy> copies);
+
+/// Chooses the checkpoint and a version of every module, and looks at their blobs: at their sizes,
+/// with allow_older at their content, as there is a way out.
+/// \param restart  absent: experts without a version are an error
+/// \error as PlanRecovery; kBadInput  damage, without allow_older
+/// Local.
+Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Restart>& restart,
+                      Candidates candidates);
+
+/// Whether a checkpoint came after the one that is restored.
+/// Pure.
+bool IsNewer(const StoredCheckpoint& checkpoint, const Chosen& chosen);
+
+/// restore_loss.cc: counts the tokens that are lost, and enters them into ledger and budget.
+/// \error as ReadHistory, LossLedger::Charge
+/// Local.
+Result<Loss> CountLoss(const Base& base, const Chosen& chosen);
+
+/// restore_source.cc: a map whose tensors come from blobs of different versions, and from `restart`
+/// where experts start again.
+/// \error kBadInput  a blob of another size; kMismatch  a tensor that `restart` lacks
+/// Local.
+Result<BlobMap> MapBlobs(const Job& job, const Base& base, const std::optional<Restart>& restart,
+                         const Chosen& chosen);
+
+/// The source as it will be read: what the checkpoint says of itself, with the map of blobs.
+/// \pre restart outlives the source
+std::unique_ptr<ucp::Input> SourceOf(ucp::Input described, BlobMap blobs,
+                                     const std::optional<Restart>& restart);
 
 }  // namespace shardwright::pec::restore

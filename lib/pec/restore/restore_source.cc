@@ -1,6 +1,5 @@
 // The middle of a restore: the checkpoint of X with a shard map that leads into blobs.
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -21,50 +20,65 @@ layout::LogicalTensor Whole(const layout::LogicalTensor& tensor, std::uint32_t a
   return out;
 }
 
-}  // namespace
+/// What messages and reports call a component of a module.
+std::string NameOf(const Module& module, Component component) {
+  return module.name + " " + std::string(Name(component));
+}
 
-void Restoring::AddTensor(const layout::LogicalTensor& tensor, const layout::Array& array,
-                          layout::ShardMap* map) const {
-  const auto index = static_cast<std::uint32_t>(map->arrays.size());
-  map->arrays.push_back(array);
-  map->tensors.push_back(Whole(tensor, index));
+/// How to read a blob: out of the memory of an agent, or of the store.
+/// \param agent  null: the store
+Result<BlobSource> OpenBlob(const Store& store, const std::shared_ptr<AgentClient>& agent,
+                            const BlobRef& blob) {
+  if (agent == nullptr) return FindBlob(store.BlobPath(blob), blob);
+  BlobSource file;
+  file.path = os::ToText(agent->address());
+  file.remote = [agent, digest = blob.digest](std::uint64_t offset, std::span<std::byte> out) {
+    return agent->Read(digest, offset, out);
+  };
+  return file;
+}
+
+/// Adds the files of blobs to a map, and the member that a blob is.
+/// \returns the number of the member
+Result<std::uint32_t> AddBlob(const Store& store, const ChosenModule& chosen, const Module& module,
+                              Component component, BlobMap* out) {
+  const Held& held = *chosen.of(component);
+  SW_TRY_ASSIGN(BlobSource file,
+                OpenBlob(store, chosen.agent[static_cast<std::size_t>(component)], held.blob));
+  const auto member = static_cast<std::uint32_t>(out->map.members.size());
+  out->map.members.push_back(
+      {static_cast<std::uint32_t>(out->files.size()), 0, held.blob.bytes, held.blob.crc32,
+       NameOf(module, component) + " of iteration " + std::to_string(held.version)});
+  out->map.files.push_back(file.path);
+  out->files.push_back(std::move(file));
+  return member;
 }
 
 /// One member for each chosen blob, one array for each tensor in it.
-Status Restoring::AddBlobs(layout::ShardMap* map, std::vector<BlobSource>* files) {
-  for (std::size_t i = 0; i < model_.modules.size(); ++i) {
-    const Module& module = model_.modules[i];
-    if (restarted_[i]) continue;
+Status AddBlobs(const Store& store, const Chosen& chosen, BlobMap* out) {
+  const Model& model = chosen.described.model;
+  for (std::size_t i = 0; i < model.modules.size(); ++i) {
+    const Module& module = model.modules[i];
+    const ChosenModule& from = chosen.modules[i];
+    if (from.restarted) continue;
     for (const Component component : kAllComponents) {
-      const auto c = static_cast<std::size_t>(component);
-      const bool stored = chosen_[i][c].has_value();
+      const bool stored = from.of(component).has_value();
       std::uint32_t member = 0;
       if (stored) {
-        const Held& held = *chosen_[i][c];
-        BlobSource file;
-        if (const auto agent = from_agent_[i][c]) {
-          file.path = os::ToText(agents_[*agent]->address());
-          file.remote = ReaderOf(*agent, held.blob.digest);
-        } else {
-          SW_TRY_ASSIGN(file, FindBlob(store_->BlobPath(held.blob), held.blob));
-        }
-        member = static_cast<std::uint32_t>(map->members.size());
-        map->members.push_back({static_cast<std::uint32_t>(files->size()), 0, held.blob.bytes,
-                                held.blob.crc32,
-                                module.name + " " + std::string(Name(component)) +
-                                    " of iteration " + std::to_string(held.version)});
-        map->files.push_back(file.path);
-        files->push_back(std::move(file));
+        SW_TRY_ASSIGN(member, AddBlob(store, from, module, component, out));
       }
+      const bool rounded = component == Component::kWeights && from.rounds_master();
       for (const ModuleTensor& one : module.part(component).tensors) {
-        const layout::LogicalTensor& tensor = input_.checkpoint.map.tensors[one.tensor];
-        if (dropped_[i][c] && tensor.state == layout::kWeight) continue;
+        const layout::LogicalTensor& tensor =
+            chosen.described.input.checkpoint.map.tensors[one.tensor];
+        if (rounded && tensor.state == layout::kWeight) continue;
         const std::uint64_t elems = Elems(tensor.shape);
         if (!stored && elems > 0) {
-          return Fail(Errc::kInternal,
-                      module.name + " " + std::string(Name(component)) + ": chosen without a blob");
+          return Fail(Errc::kInternal, NameOf(module, component) + ": chosen without a blob");
         }
-        AddTensor(tensor, {tensor.dtype, {{member, one.offset, elems}}}, map);
+        const auto array = static_cast<std::uint32_t>(out->map.arrays.size());
+        out->map.arrays.push_back({tensor.dtype, {{member, one.offset, elems}}});
+        out->map.tensors.push_back(Whole(tensor, array));
       }
     }
   }
@@ -72,40 +86,43 @@ Status Restoring::AddBlobs(layout::ShardMap* map, std::vector<BlobSource>* files
 }
 
 /// Members that are passed through keep the numbers that the checkpoint's documents use.
-Status Restoring::AddPassed(layout::ShardMap* map, std::vector<BlobSource>* files) {
-  const std::vector<std::uint32_t> members = PassedMembers(input_.checkpoint);
+Status AddPassed(const Store& store, const Chosen& chosen, BlobMap* out) {
+  const Manifest& at = chosen.at;
+  const dialect::Checkpoint& checkpoint = chosen.described.input.checkpoint;
+  const std::vector<std::uint32_t> members = PassedMembers(checkpoint);
   std::uint64_t bytes = 0;
-  for (const std::uint32_t member : members) bytes += input_.checkpoint.map.members[member].bytes;
-  const std::uint64_t stored = at_->passed ? at_->passed->bytes : 0;
+  for (const std::uint32_t member : members) bytes += checkpoint.map.members[member].bytes;
+  const std::uint64_t stored = at.passed ? at.passed->bytes : 0;
   if (bytes != stored) {
-    return Fail(Errc::kBadInput, store_->ManifestPath({at_->sequence, at_->iteration, false}) +
-                                     ": " + std::to_string(bytes) +
+    return Fail(Errc::kBadInput, store.ManifestPath({at.sequence, at.iteration, false}) + ": " +
+                                     std::to_string(bytes) +
                                      " bytes of client state expected, found " +
                                      std::to_string(stored));
   }
   // A place for every number: those without a blob are never read.
-  map->members.assign(input_.checkpoint.map.members.size(), layout::Member{});
-  for (layout::Member& member : map->members) member.name = "not stored";
+  out->map.members.assign(checkpoint.map.members.size(), layout::Member{});
+  for (layout::Member& member : out->map.members) member.name = "not stored";
   BlobSource file{"none", {}, false, {}};
   // Of a checkpoint in memory there are only dry runs.
-  if (!members.empty() && at_->sequence != 0) {
-    SW_TRY_ASSIGN(file, FindBlob(store_->BlobPath(*at_->passed), *at_->passed));
+  if (!members.empty() && at.sequence != 0) {
+    SW_TRY_ASSIGN(file, FindBlob(store.BlobPath(*at.passed), *at.passed));
   }
-  map->files.push_back(file.path);
-  files->push_back(std::move(file));
+  out->map.files.push_back(file.path);
+  out->files.push_back(std::move(file));
   std::uint64_t offset = 0;
   for (const std::uint32_t member : members) {
-    const layout::Member& from = input_.checkpoint.map.members[member];
-    map->members[member] = {0, offset, from.bytes, from.crc32, from.name};
+    const layout::Member& from = checkpoint.map.members[member];
+    out->map.members[member] = {0, offset, from.bytes, from.crc32, from.name};
     offset += from.bytes;
   }
   return {};
 }
 
 /// Experts without any version, out of another checkpoint of the same model.
-Status Restoring::AddRestarted(layout::ShardMap* map) {
-  if (!other_) return {};
-  const layout::ShardMap& from = other_->checkpoint.map;
+/// \param path  of the other checkpoint, for messages
+Status AddRestarted(const dialect::Checkpoint& other, const std::string& path, const Chosen& chosen,
+                    layout::ShardMap* map) {
+  const layout::ShardMap& from = other.map;
   const auto first_file = static_cast<std::uint32_t>(map->files.size());
   const auto first_member = static_cast<std::uint32_t>(map->members.size());
   const auto first_array = static_cast<std::uint32_t>(map->arrays.size());
@@ -119,15 +136,17 @@ Status Restoring::AddRestarted(layout::ShardMap* map) {
     map->arrays.push_back(std::move(array));
   }
   const layout::TensorIndex index(from);
-  for (std::size_t i = 0; i < model_.modules.size(); ++i) {
-    if (!restarted_[i]) continue;
-    for (const ModulePart& part : model_.modules[i].parts) {
+  const Model& model = chosen.described.model;
+  for (std::size_t i = 0; i < model.modules.size(); ++i) {
+    if (!chosen.modules[i].restarted) continue;
+    for (const ModulePart& part : model.modules[i].parts) {
       for (const ModuleTensor& one : part.tensors) {
-        const layout::LogicalTensor& wanted = input_.checkpoint.map.tensors[one.tensor];
+        const layout::LogicalTensor& wanted =
+            chosen.described.input.checkpoint.map.tensors[one.tensor];
         const auto found = index.Find(wanted.name, wanted.state);
         if (!found) {
-          return Fail(Errc::kMismatch, options_.restart_missing + ": tensor \"" + wanted.name +
-                                           "\" " + wanted.state + " is missing");
+          return Fail(Errc::kMismatch,
+                      path + ": tensor \"" + wanted.name + "\" " + wanted.state + " is missing");
         }
         layout::LogicalTensor tensor = from.tensors[*found];
         for (layout::Fragment& fragment : tensor.fragments) fragment.at.array += first_array;
@@ -138,30 +157,48 @@ Status Restoring::AddRestarted(layout::ShardMap* map) {
   return {};
 }
 
-Status Restoring::BuildSource() {
-  layout::ShardMap map;
-  std::vector<BlobSource> files;
-  SW_TRY(AddPassed(&map, &files));
-  SW_TRY(AddBlobs(&map, &files));
-  const auto first_other = static_cast<std::uint32_t>(map.members.size());
-  SW_TRY(AddRestarted(&map));
+os::Fingerprint FingerprintOf(const Chosen& chosen, const std::optional<Restart>& restart) {
   exec::DigestStream digest;
-  for (const auto& module : chosen_) {
-    for (const auto& held : module) {
+  for (const ChosenModule& module : chosen.modules) {
+    for (const std::optional<Held>& held : module.held) {
       if (held) digest.Add(std::as_bytes(std::span(held->blob.digest)));
     }
   }
-  digest.Add(std::as_bytes(std::span(at_->catalogue)));
-  if (other_) digest.Add(other_->fingerprint);
+  digest.Add(std::as_bytes(std::span(chosen.at.catalogue)));
+  if (restart) digest.Add(restart->input->fingerprint);
   const exec::Digest sum = digest.Finish();
-  std::memcpy(input_.fingerprint.data(), sum.data(), sum.size());
+  os::Fingerprint fingerprint{};
+  std::memcpy(fingerprint.data(), sum.data(), sum.size());
+  return fingerprint;
+}
+
+}  // namespace
+
+Result<BlobMap> MapBlobs(const Job& job, const Base& base, const std::optional<Restart>& restart,
+                         const Chosen& chosen) {
+  BlobMap out;
+  SW_TRY(AddPassed(base.store, chosen, &out));
+  SW_TRY(AddBlobs(base.store, chosen, &out));
+  out.first_other = static_cast<std::uint32_t>(out.map.members.size());
+  if (restart) {
+    SW_TRY(AddRestarted(restart->input->checkpoint, job.options.restart_missing, chosen, &out.map));
+  }
+  out.fingerprint = FingerprintOf(chosen, restart);
+  return out;
+}
+
+std::unique_ptr<ucp::Input> SourceOf(ucp::Input described, BlobMap blobs,
+                                     const std::optional<Restart>& restart) {
+  auto source = std::make_unique<ucp::Input>(std::move(described));
+  source->fingerprint = blobs.fingerprint;
   // The checkpoint's own files are gone or of another iteration: nothing may be linked to them.
-  for (dialect::SourceFile& file : input_.set.files) file.path.clear();
-  input_.checkpoint.map = std::move(map);
-  input_.checkpoint.proved = false;
-  input_.bytes = std::make_unique<StoreBytes>(input_.checkpoint.map, files, first_other,
-                                              other_ ? other_->bytes.get() : nullptr);
-  return {};
+  for (dialect::SourceFile& file : source->set.files) file.path.clear();
+  source->checkpoint.map = std::move(blobs.map);
+  source->checkpoint.proved = false;
+  source->bytes =
+      std::make_unique<StoreBytes>(source->checkpoint.map, blobs.files, blobs.first_other,
+                                   restart ? restart->input->bytes.get() : nullptr);
+  return source;
 }
 
 }  // namespace shardwright::pec::restore
