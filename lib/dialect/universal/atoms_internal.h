@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,31 @@
 namespace shardwright::dialect {
 
 inline constexpr const char* kOptimizerStateFile = "optimizer_state.pt";
+
+// atom_names.cc: how this dialect spells states.
+
+/// A parameter's state that is a file.
+struct AtomFile {
+  std::string param;
+  std::string state;
+};
+
+/// Name of the file of a state in its folder: "fp32.pt". DeepSpeed calls states as we do
+/// (layout/states.h), or as the optimizer does.
+/// Pure.
+std::string StateFile(std::string_view state);
+
+/// Path of an atom below the tag folder: "zero/emb.weight/fp32.pt".
+/// Pure.
+std::string AtomName(std::string_view param, std::string_view state);
+
+/// The inverse; nothing if the path is no atom's.
+/// Pure.
+std::optional<AtomFile> ParseAtomName(std::string_view path);
+
+/// The state that a parameter has an atom of in any case: its values.
+/// Pure.
+std::string_view NeededState(ParamKind kind);
 
 /// What an atom folder's files do not say about a checkpoint: parameters, groups, order, topology,
 /// states, numbers. JSON text, the same for the same checkpoint.

@@ -323,9 +323,7 @@ Status ParseRoot(const json& root, Checkpoint* out, Topology* to,
     Result<Param> param = ParseParam(item, *out->arena);
     if (!param) return Within("parameter " + std::to_string(out->params.size()), param.error());
     SW_TRY_ASSIGN(std::vector<std::string> mine, TextsOf(item, "atoms", false));
-    const char* needed = param->kind == ParamKind::kTrainable ? "fp32"
-                         : param->kind == ParamKind::kFrozen  ? "frozen"
-                                                              : "buffer";
+    const std::string needed(NeededState(param->kind));
     const bool has = std::find(mine.begin(), mine.end(), needed) != mine.end();
     if (has != param->alias_of.empty()) {
       return Bad("\"" + param->name + "\": key \"atoms\": \"" + needed + "\" is " +

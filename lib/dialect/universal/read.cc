@@ -3,6 +3,7 @@
 #include "dialect/universal/atoms_internal.h"
 #include "dialect/universal/read_internal.h"
 #include "dialect/zero/file_name.h"
+#include "layout/states.h"
 
 namespace shardwright::dialect {
 namespace atoms {
@@ -10,10 +11,6 @@ namespace atoms {
 using pickle::Node;
 
 namespace {
-
-std::string AtomName(const std::string& param, const std::string& state) {
-  return std::string(kAtomsFolder) + "/" + param + "/" + state + ".pt";
-}
 
 std::string OptimizerName() { return std::string(kAtomsFolder) + "/" + kOptimizerStateFile; }
 
@@ -36,12 +33,10 @@ Folder::Folder(const SourceSet& source) : source_(source) {
     const std::string& name = source.files[i].name;
     files_.emplace(name, i);
     if (name.starts_with(top)) {
-      const std::size_t slash = name.rfind('/');
-      if (slash <= top.size() || !name.ends_with(".pt")) continue;
-      const std::string param = name.substr(top.size(), slash - top.size());
-      const std::string state = name.substr(slash + 1, name.size() - slash - 4);
-      std::vector<std::string>& states = params_[param];
-      if (state != "step") states.push_back(state);
+      const std::optional<AtomFile> atom = ParseAtomName(name);
+      if (!atom) continue;
+      std::vector<std::string>& states = params_[atom->param];
+      if (atom->state != layout::kStep) states.push_back(atom->state);
       continue;
     }
     const auto parsed = ParseFileName(name);
@@ -73,7 +68,7 @@ const std::vector<std::string>& Folder::StatesOf(const std::string& param) const
 }
 
 Result<Atom> OpenAtom(Reading* reading, const Folder& folder, const std::string& param,
-                      const std::string& state) {
+                      std::string_view state) {
   SW_TRY_ASSIGN(const std::uint32_t file, folder.Need(AtomName(param, state)));
   const SourceFile& source = reading->source.files[file];
   Atom atom;

@@ -4,7 +4,9 @@
 #include <unordered_set>
 
 #include "base/checked.h"
+#include "dialect/universal/atoms_internal.h"
 #include "dialect/universal/foreign_internal.h"
+#include "layout/states.h"
 
 // What DeepSpeed's ds_to_universal leaves: atoms of trainable parameters, and copies of the model
 // files, from which names, order, groups, buffers and frozen parameters come. Pipeline checkpoints
@@ -269,14 +271,14 @@ Status AddStage3Step(Foreign* foreign, Param* param, std::uint32_t file) {
   if (mine == nullptr || !mine->is_dict()) return {};
   const Node* step = mine->Find("step");
   if (step == nullptr) return {};
-  SW_TRY_ASSIGN(auto scalar, reader::ScalarOf(&foreign->reading, file, passed.document, "step",
-                                              step, param->shape));
+  SW_TRY_ASSIGN(auto scalar, reader::ScalarOf(&foreign->reading, file, passed.document,
+                                              layout::kStep, step, param->shape));
   if (scalar) param->scalars.push_back(*std::move(scalar));
   return {};
 }
 
 Status AddStep(Foreign* foreign, Param* param) {
-  const auto file = foreign->folder.Find("zero/" + param->name + "/step.pt");
+  const auto file = foreign->folder.Find(AtomName(param->name, layout::kStep));
   if (!file && foreign->stage3) {
     SW_TRY_ASSIGN(const std::uint32_t optimizer, foreign->folder.Need("zero/optimizer_state.pt"));
     return AddStage3Step(foreign, param, optimizer);
@@ -285,7 +287,7 @@ Status AddStep(Foreign* foreign, Param* param) {
   const SourceFile& source = foreign->reading.source.files[*file];
   auto document = torch_pt::Parse(*source.containers.front().skeleton);
   if (!document) return Within(source.path, std::move(document).error());
-  SW_TRY_ASSIGN(auto scalar, reader::ScalarOf(&foreign->reading, *file, *document, "step",
+  SW_TRY_ASSIGN(auto scalar, reader::ScalarOf(&foreign->reading, *file, *document, layout::kStep,
                                               document->root, param->shape));
   if (!scalar) {
     return Fail(Errc::kBadInput,
@@ -305,16 +307,17 @@ Status AddStep(Foreign* foreign, Param* param) {
 
 Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t group) {
   const std::vector<std::string>& states = foreign->folder.StatesOf(name);
-  if (std::find(states.begin(), states.end(), "fp32") == states.end()) {
-    return Fail(Errc::kNotFound,
-                foreign->reading.source.tag + ": zero/" + name + "/fp32.pt is missing");
+  if (std::find(states.begin(), states.end(), layout::kMaster) == states.end()) {
+    return Fail(Errc::kNotFound, foreign->reading.source.tag + ": " +
+                                     AtomName(name, layout::kMaster) + " is missing");
   }
   Param param;
   param.name = name;
   param.group = static_cast<std::int32_t>(group);
   param.dtype = foreign->reading.topology.dtype;
   SW_TRY_ASSIGN(const std::vector<Shape> shards, ShardsOf(*foreign, name));
-  SW_TRY_ASSIGN(const Atom master, OpenAtom(&foreign->reading, foreign->folder, name, "fp32"));
+  SW_TRY_ASSIGN(const Atom master,
+                OpenAtom(&foreign->reading, foreign->folder, name, layout::kMaster));
   if (master.keys != nullptr && IsTrue(master.keys->Find("is_expert_param"))) {
     return Fail(Errc::kUnsupported, "\"" + name + "\": an AutoEP expert");
   }
@@ -388,7 +391,7 @@ Status AddAllTrainable(Foreign* foreign) {
   for (const auto& [name, states] : foreign->folder.params()) {
     if (!seen.contains(name)) continue;
     for (const std::string& state : states) {
-      if (state != "fp32" &&
+      if (state != layout::kMaster &&
           std::find(out.states.begin(), out.states.end(), state) == out.states.end()) {
         out.states.push_back(state);
       }

@@ -30,7 +30,7 @@ class Folder {
   Result<std::uint32_t> Need(const std::string& name) const;
   std::optional<std::uint32_t> Find(const std::string& name) const;
 
-  /// States of a parameter that are files, "step" aside; sorted.
+  /// States of a parameter that are files, the step aside; sorted.
   const std::vector<std::string>& StatesOf(const std::string& param) const;
   /// Folders in `zero`, sorted.
   const std::map<std::string, std::vector<std::string>>& params() const { return params_; }
@@ -51,7 +51,7 @@ class Folder {
 
 /// Opens zero/<param>/<state>.pt. \error kNotFound, kBadInput, kUnsupported; names the file
 Result<Atom> OpenAtom(Reading* reading, const Folder& folder, const std::string& param,
-                      const std::string& state);
+                      std::string_view state);
 
 /// Adds the tensor (param, state) of one atom, whole or with a padded vocabulary's extra rows.
 /// A bare tensor may be flat.

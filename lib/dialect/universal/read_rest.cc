@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "dialect/universal/foreign_internal.h"
+#include "layout/states.h"
 
 namespace shardwright::dialect::atoms {
 
@@ -30,7 +31,7 @@ bool SameBytes(const layout::ShardMap& map, const std::vector<layout::Placement>
 }
 
 // Shards of a tensor that lies in the model files, and the fragments it makes.
-Status AddFromModels(Foreign* foreign, Param param, const std::string& state,
+Status AddFromModels(Foreign* foreign, Param param, std::string_view state,
                      const std::vector<Shape>& shards,
                      const std::vector<layout::Placement>& places) {
   const std::uint64_t tp = foreign->tp();
@@ -70,7 +71,7 @@ Status AddFromModels(Foreign* foreign, Param param, const std::string& state,
 }
 
 // A weight or buffer in `module` of every tensor-parallel rank.
-Status AddWhole(Foreign* foreign, Param param, const std::string& state) {
+Status AddWhole(Foreign* foreign, Param param, std::string_view state) {
   std::vector<Shape> shards;
   std::vector<layout::Placement> places;
   for (std::uint64_t rank = 0; rank < foreign->tp(); ++rank) {
@@ -142,7 +143,7 @@ Status AddFrozenShares(Foreign* foreign, const Shares& shares, Param param) {
                       .region_offset = 0});
     shards.push_back(*std::move(shape));
   }
-  return AddFromModels(foreign, std::move(param), "frozen", shards, places);
+  return AddFromModels(foreign, std::move(param), layout::kFrozen, shards, places);
 }
 
 // The name that holds the data of a tied one: as shared_params says, else the name before it in
@@ -225,7 +226,7 @@ Status AddRest(Foreign* foreign) {
       aliases.emplace_back(param.name, std::move(other));
     } else if (buffers.contains(param.name)) {
       param.kind = ParamKind::kBuffer;
-      SW_TRY(AddWhole(foreign, std::move(param), "buffer"));
+      SW_TRY(AddWhole(foreign, std::move(param), layout::kBuffer));
     } else {
       param.kind = ParamKind::kFrozen;
       if (holder != ties->left_out.end()) {
@@ -234,7 +235,7 @@ Status AddRest(Foreign* foreign) {
         out.frozen_unknown = false;
       }
       SW_TRY(foreign->stage3 ? AddFrozenShares(foreign, shares, std::move(param))
-                             : AddWhole(foreign, std::move(param), "frozen"));
+                             : AddWhole(foreign, std::move(param), layout::kFrozen));
     }
   }
   for (auto& [name, holder] : aliases) {

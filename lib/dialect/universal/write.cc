@@ -11,6 +11,7 @@
 #include "dialect/zero/adopt.h"
 #include "dialect/zero/engine_state.h"
 #include "dialect/zero/universal_info.h"
+#include "layout/states.h"
 #include "os/dir.h"
 #include "plan/target_builder.h"
 
@@ -76,7 +77,7 @@ std::string TwoDigits(std::uint32_t value) {
 
 const Scalar* StepOf(const Param& param) {
   const auto it = std::find_if(param.scalars.begin(), param.scalars.end(),
-                               [](const Scalar& scalar) { return scalar.state == "step"; });
+                               [](const Scalar& scalar) { return scalar.state == layout::kStep; });
   return it == param.scalars.end() ? nullptr : &*it;
 }
 
@@ -257,20 +258,19 @@ Status BuildOptimizer(Document& document, const Context& context) {
 
 std::string PathOf(const Context& context, const FileId& id) {
   const std::string folder = context.tag + "/";
-  const std::string zero = folder + kAtomsFolder + "/";
   switch (id.kind) {
     case FileKind::kAtom:
-      return zero + context.params[id.param].name + "/" + context.atoms[id.param][id.atom].first +
-             ".pt";
+      return folder +
+             AtomName(context.params[id.param].name, context.atoms[id.param][id.atom].first);
     case FileKind::kStep:
-      return zero + context.params[id.param].name + "/step.pt";
+      return folder + AtomName(context.params[id.param].name, layout::kStep);
     case FileKind::kModel:
       return folder + (id.stage3 ? "zero_pp_rank_0_mp_rank_" : "mp_rank_") + TwoDigits(id.mp) +
              "_model_states.pt";
     case FileKind::kOptimizer:
       break;
   }
-  return zero + kOptimizerStateFile;
+  return folder + kAtomsFolder + "/" + kOptimizerStateFile;
 }
 
 Result<std::unique_ptr<Document>> Build(const Context& context, const FileId& id) {
@@ -312,7 +312,7 @@ Status CheckNames(const Param& param, const std::vector<std::pair<std::string, D
   const Status name = os::SafeName(param.name);
   if (!name) return Within("a parameter cannot become a folder", name.error());
   for (const auto& [state, dtype] : atoms) {
-    const Status file = os::SafeName(state + ".pt");
+    const Status file = os::SafeName(StateFile(state));
     if (!file) return Within("\"" + param.name + "\": a state cannot become a file", file.error());
   }
   return {};
@@ -329,11 +329,9 @@ Result<std::vector<std::pair<std::string, DType>>> AtomsOf(const Checkpoint& sou
     if (!found) return std::nullopt;
     return source.map.tensors[*found].dtype;
   };
-  const std::string needed = param.kind == ParamKind::kTrainable ? "fp32"
-                             : param.kind == ParamKind::kFrozen  ? "frozen"
-                                                                 : "buffer";
+  const std::string needed(NeededState(param.kind));
   std::optional<DType> dtype = stored(needed);
-  if (!dtype && param.kind == ParamKind::kTrainable && stored("weight")) dtype = DType::kF32;
+  if (!dtype && param.kind == ParamKind::kTrainable && stored(layout::kWeight)) dtype = DType::kF32;
   if (!dtype) {
     return Fail(Errc::kBadInput, "\"" + param.name + "\": the source has no " + needed + " tensor");
   }

@@ -1,5 +1,6 @@
 #include "dialect/zero/reading.h"
 
+#include "layout/states.h"
 #include "tensor/shape.h"
 
 namespace shardwright::dialect::reader {
@@ -86,15 +87,15 @@ Result<Document> Open(const EngineReading& reading, std::uint32_t file) {
 bool IsNumber(const Shape& shape) { return shape.empty() || (shape.size() == 1 && shape[0] == 1); }
 
 Result<std::optional<Scalar>> ScalarOf(EngineReading* reading, std::uint32_t file,
-                                       const Document& document, const std::string& state,
+                                       const Document& document, std::string_view state,
                                        const Node* node, const Shape& shape) {
   Scalar out;
   out.state = state;
-  const std::string what = "optimizer state \"" + state + "\"";
+  const std::string what = "optimizer state \"" + out.state + "\"";
   if (node->is_tensor()) {
     const Shape& own = node->tensor->shape;
     // A parameter of one element has moments of one element; a step is never a moment.
-    if (!IsNumber(own) || (own == shape && state != "step")) return std::optional<Scalar>();
+    if (!IsNumber(own) || (own == shape && state != layout::kStep)) return std::optional<Scalar>();
     out.is_tensor = true;
     out.dtype = node->tensor->dtype;
     out.shape = own;

@@ -86,9 +86,10 @@ Result<Document> Open(const EngineReading& reading, std::uint32_t file);
 /// A tensor of one number: of no dimension, or of one with one element.
 bool IsNumber(const Shape& shape);
 /// A one-number state of the optimizer, if `node` is one and not a tensor over the parameter.
+/// \param state  its name of layout/states.h, or the optimizer's for others
 /// \param elems  of the parameter or partition that a tensor state would have
 Result<std::optional<Scalar>> ScalarOf(EngineReading* reading, std::uint32_t file,
-                                       const Document& document, const std::string& state,
+                                       const Document& document, std::string_view state,
                                        const Node* node, const Shape& shape);
 
 }  // namespace shardwright::dialect::reader

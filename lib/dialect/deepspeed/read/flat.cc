@@ -3,6 +3,7 @@
 #include "base/checked.h"
 #include "dialect/deepspeed/read/read_internal.h"
 #include "dialect/zero/flat.h"
+#include "layout/states.h"
 
 // ZeRO-1, ZeRO-2 and BF16_Optimizer: every group is one flat buffer, cut into equal partitions.
 
@@ -250,7 +251,7 @@ Result<std::uint32_t> AddPartitions(Reading* reading, const Flat& flat, std::uin
     const std::uint64_t rank = RankOf(*reading, flat, ep, edp);
     const ShardGroup& group = GroupAt(*reading, flat, rank);
     const Place* place = &group.fp32;
-    if (state != "fp32") {
+    if (state != layout::kMaster) {
       const auto at = std::find_if(group.states.begin(), group.states.end(),
                                    [&](const auto& entry) { return entry.first == state; });
       SW_CHECK(at != group.states.end());  // the ranks agree on their states
@@ -277,8 +278,9 @@ Status MapBuffer(Reading* reading, const Flat& flat, std::uint64_t ep, const Gro
   const Shard& shard = reading->shards[flat.mp].front();
   const ShardGroup& group = shard.groups[flat.group];
   std::vector<std::pair<std::string, std::uint32_t>> arrays;
-  SW_TRY_ASSIGN(const std::uint32_t masters, AddPartitions(reading, flat, ep, "fp32"));
-  arrays.emplace_back("fp32", masters);
+  const std::string master(layout::kMaster);
+  SW_TRY_ASSIGN(const std::uint32_t masters, AddPartitions(reading, flat, ep, master));
+  arrays.emplace_back(master, masters);
   for (const auto& [state, place] : group.states) {
     SW_TRY_ASSIGN(const std::uint32_t array, AddPartitions(reading, flat, ep, state));
     arrays.emplace_back(state, array);

@@ -175,8 +175,11 @@ std::string GroupText(const Reading& reading, const Spread& spread);
 std::optional<std::string> ExpertsPathOf(const std::string& name);
 // --- deepspeed_read_states.cc: states that are no tensor of their parameter's shape --------------
 
-/// States of one parameter or partition by name. bitsandbytes puts some of its own into a dict of
-/// their own, which it need not find when it loads: they are taken out.
+/// States of one parameter or partition by name. This is where keys of a trainer's optimizer become
+/// names of states: those of layout/states.h are what PyTorch calls them, and other states keep the
+/// name that their optimizer gives them, so that no key is changed. Master weights have no key of
+/// this kind. bitsandbytes puts some of its own into a dict of their own, which it need not find
+/// when it loads: they are taken out.
 /// \error kBadInput if a name is no text
 Result<std::vector<std::pair<std::string, const Node*>>> StatesOf(const Node* dict);
 
@@ -250,8 +253,8 @@ Result<std::uint32_t> AddParam(Reading* reading, const std::string& name, ParamK
                                std::uint64_t mp, const Shape& shard, DType dtype,
                                std::uint32_t file);
 /// Adds a fragment to the tensor (param, state), which is made when it is first asked for.
-Status AddFragment(Reading* reading, std::uint32_t param, const std::string& state,
-                   std::uint64_t mp, const layout::Placement& at);
+Status AddFragment(Reading* reading, std::uint32_t param, std::string_view state, std::uint64_t mp,
+                   const layout::Placement& at);
 /// The parameter of a name in param_shapes, expert ids local to `ep`.
 Result<std::uint32_t> ParamOf(const Reading& reading, const std::string& local_name,
                               std::uint64_t ep, std::uint32_t file);

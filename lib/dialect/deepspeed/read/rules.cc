@@ -148,13 +148,13 @@ Status DecideRules(Reading* reading) {
   return {};
 }
 
-Status AddFragment(Reading* reading, std::uint32_t param, const std::string& state,
-                   std::uint64_t mp, const layout::Placement& at) {
+Status AddFragment(Reading* reading, std::uint32_t param, std::string_view state, std::uint64_t mp,
+                   const layout::Placement& at) {
   ParamInfo& info = reading->params[param];
   const Param& named = reading->out.params[param];
   const DType dtype = reading->out.map.arrays[at.array].dtype;
-  const auto [known, fresh] =
-      info.tensors.emplace(state, static_cast<std::uint32_t>(reading->out.map.tensors.size()));
+  const auto [known, fresh] = info.tensors.emplace(
+      std::string(state), static_cast<std::uint32_t>(reading->out.map.tensors.size()));
   if (fresh) {
     layout::LogicalTensor tensor;
     tensor.name = named.name;
@@ -168,7 +168,7 @@ Status AddFragment(Reading* reading, std::uint32_t param, const std::string& sta
   if (tensor.dtype != dtype) {
     return Fail(Errc::kBadInput,
                 reading->file_name(reading->models[mp].file) + ": parameter \"" + named.name +
-                    "\" " + state + ": " + std::string(Name(tensor.dtype)) +
+                    "\" " + tensor.state + ": " + std::string(Name(tensor.dtype)) +
                     " expected as on other ranks, found " + std::string(Name(dtype)));
   }
   if (info.cuts[tp]->shard_elems() == 0) return {};

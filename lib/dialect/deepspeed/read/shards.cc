@@ -2,6 +2,7 @@
 
 #include "dialect/deepspeed/read/read_internal.h"
 #include "dialect/zero/flat.h"
+#include "layout/states.h"
 
 namespace shardwright::dialect::reader {
 namespace {
@@ -247,7 +248,7 @@ void DropRanksOwn(Reading* reading, const std::string& files, const Node* option
     first->dropped.insert(state);
   };
   for (const Scalar& scalar : first->scalars) {
-    if (scalar.state == "step") continue;
+    if (scalar.state == layout::kStep) continue;
     const Scalar* same = FindScalar(*other, scalar.state);
     if (same != nullptr && !(*same == scalar)) drop(scalar.state, Show(scalar), Show(*same));
     if (scalar.is_tensor && HasTensor(*other, scalar.state))

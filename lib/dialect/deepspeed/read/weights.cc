@@ -2,21 +2,22 @@
 
 #include "dialect/deepspeed/read/read_internal.h"
 #include "dialect/zero/flat.h"
+#include "layout/states.h"
 
 namespace shardwright::dialect::reader {
 namespace {
 
-const char* StateOf(const Reading& reading, const Param& param) {
+std::string_view StateOf(const Reading& reading, const Param& param) {
   switch (param.kind) {
     case ParamKind::kBuffer:
-      return "buffer";
+      return layout::kBuffer;
     case ParamKind::kFrozen:
-      return "frozen";
+      return layout::kFrozen;
     case ParamKind::kTrainable:
       break;
   }
   // Without ZeRO and without masters of their own the weights are the masters.
-  return reading.plain_weights ? "fp32" : "weight";
+  return reading.plain_weights ? layout::kMaster : layout::kWeight;
 }
 
 /// Stage 3: a frozen parameter's shares, one per rank.
@@ -42,7 +43,7 @@ Status MapFrozenShares(Reading* reading, std::uint32_t param) {
       regions.push_back(reading->map.RegionOf(place));
     }
     const std::uint32_t array = reading->map.AddArray(dtype, std::move(regions));
-    SW_TRY(AddFragment(reading, param, "frozen", mp, {array, 0, share, 0}));
+    SW_TRY(AddFragment(reading, param, layout::kFrozen, mp, {array, 0, share, 0}));
   }
   return {};
 }
@@ -95,8 +96,9 @@ Status SetScalars(Reading* reading, std::uint32_t param, const std::vector<Scala
 
 std::vector<Scalar> WithGroupStep(const Reading& reading, std::uint64_t mp,
                                   std::vector<Scalar> scalars, const Group& options) {
-  const bool known = std::any_of(scalars.begin(), scalars.end(),
-                                 [](const Scalar& scalar) { return scalar.state == "step"; });
+  const bool known = std::any_of(scalars.begin(), scalars.end(), [](const Scalar& scalar) {
+    return scalar.state == layout::kStep;
+  });
   if (known) return scalars;
   const Node* step = options.options->Find("step");
   if (step == nullptr) {
@@ -106,7 +108,7 @@ std::vector<Scalar> WithGroupStep(const Reading& reading, std::uint64_t mp,
     return scalars;
   }
   Scalar scalar;
-  scalar.state = "step";
+  scalar.state = layout::kStep;
   scalar.value = step;
   scalars.push_back(std::move(scalar));
   return scalars;

@@ -2,6 +2,7 @@
 
 #include "base/checked.h"
 #include "dialect/deepspeed/read/read_internal.h"
+#include "layout/states.h"
 
 // Without ZeRO the optimizer knows parameters by number only. Which name a number stands for is
 // taken from torch's own names where they were saved, from the packing of the weights in one
@@ -74,7 +75,7 @@ Result<std::optional<Shape>> ShapeOfStates(const Reading& reading, const Node* s
   const Shape* found = nullptr;
   SW_TRY_ASSIGN(const auto entries, StatesOf(states));
   for (const auto& [name, node] : entries) {
-    if (!node->is_tensor() || name == "step" || FateOf(reading, name, groups) != Fate::kCut)
+    if (!node->is_tensor() || name == layout::kStep || FateOf(reading, name, groups) != Fate::kCut)
       continue;
     // Numbers say nothing, but for a parameter that is one. Some optimizers stack several moments
     // in one state: of the others the smallest has the parameter's shape.
@@ -354,7 +355,7 @@ Status MapOne(Reading* reading, const Source& from, std::uint32_t param, std::ui
     return AddFragment(reading, param, state, optimizer.mp,
                        {reading->map.AddWhole(place), offset, layout::kOneHolder, 0});
   };
-  if (from.master != nullptr) SW_TRY(add(from.master, "fp32"));
+  if (from.master != nullptr) SW_TRY(add(from.master, std::string(layout::kMaster)));
   std::vector<Scalar> scalars;
   const Node* states = FindInt(optimizer.state, from.id);
   std::vector<std::pair<std::string, const Node*>> entries;

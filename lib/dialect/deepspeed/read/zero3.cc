@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "dialect/deepspeed/read/read_internal.h"
 #include "dialect/zero/flat.h"
+#include "layout/states.h"
 
 // ZeRO-3: every rank keeps a share of every parameter; sub-groups are runs of shares.
 
@@ -11,6 +12,11 @@ namespace shardwright::dialect::reader {
 namespace {
 
 constexpr std::uint64_t kDefaultSubGroup = 1'000'000'000;
+
+/// Name of a state by number: 0 is the master weights, then come those of the optimizer.
+std::string NameOf(const ShardGroup& group, std::size_t state) {
+  return state == 0 ? std::string(layout::kMaster) : group.states[state - 1].first;
+}
 
 /// An array of one state of a sub-group over all ranks.
 Result<std::uint32_t> AddShares(Reading* reading, std::uint64_t mp, std::size_t sub,
@@ -20,7 +26,7 @@ Result<std::uint32_t> AddShares(Reading* reading, std::uint64_t mp, std::size_t 
   for (const Shard& shard : reading->shards[mp]) {
     const ShardGroup& group = shard.groups[sub];
     const Place& place = state == 0 ? group.fp32 : group.states[state - 1].second;
-    const std::string name = state == 0 ? "fp32" : group.states[state - 1].first;
+    const std::string name = NameOf(group, state);
     if (place.elems != elems) {
       const bool offloaded = place.elems == 0;
       return Fail(offloaded ? Errc::kUnsupported : Errc::kBadInput,
@@ -47,7 +53,7 @@ Status MapSubGroup(Reading* reading, std::uint64_t mp, std::size_t sub, const Gr
   std::vector<std::pair<std::string, std::uint32_t>> arrays;
   for (std::size_t state = 0; state <= group.states.size(); ++state) {
     SW_TRY_ASSIGN(const std::uint32_t array, AddShares(reading, mp, sub, state, elems));
-    arrays.emplace_back(state == 0 ? "fp32" : group.states[state - 1].first, array);
+    arrays.emplace_back(NameOf(group, state), array);
   }
   const std::vector<Scalar> scalars = WithGroupStep(*reading, mp, group.scalars, options);
   std::uint64_t at = 0;
