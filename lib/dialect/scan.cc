@@ -15,8 +15,9 @@ constexpr std::uint64_t kTagBytes = 4096;
 /// One root, looked at.
 struct Root {
   std::string path;
-  std::optional<std::string> tag;  // what its pointer file says
-  std::string_view pointer;        // its name
+  std::optional<std::string> tag;        // what its pointer file says
+  std::string_view pointer;              // its name
+  std::optional<Listing::Folder> alone;  // it is a file, and this its listing
 };
 
 /// The tag in a root's pointer file, if it has one.
@@ -45,37 +46,57 @@ const Dialect* ClaimantOf(const std::string& path, const std::vector<os::Entry>&
   return ClaimantOf(Listing{{{path, entries}}});
 }
 
-/// The tag folders below a save folder that has no pointer file. Weights beside a pointer file are
-/// not one: there the pointer says what is meant.
-Result<std::vector<std::string>> TagsIn(const std::string& root,
-                                        const std::vector<os::Entry>& entries) {
-  std::vector<std::string> tags;
+/// A folder in a root, as far as the names in it tell.
+struct Below {
+  std::string name;
+  const Dialect* claimant = nullptr;
+  bool pointed = false;  // it holds a pointer file
+
+  /// Weights beside a pointer file are no tag folder: there the pointer says what is meant.
+  bool IsTag() const { return claimant != nullptr && !(claimant->pointer.empty() && pointed); }
+};
+
+Result<std::vector<Below>> FoldersIn(const std::string& root,
+                                     const std::vector<os::Entry>& entries) {
+  std::vector<Below> folders;
   for (const os::Entry& entry : entries) {
     if (entry.type != os::EntryType::kDir) continue;
     const std::string path = root + "/" + entry.name;
-    SW_TRY_ASSIGN(const std::vector<os::Entry> below, os::ListDir(path));
-    const Dialect* claimant = ClaimantOf(path, below);
-    const bool pointed = std::any_of(below.begin(), below.end(),
+    SW_TRY_ASSIGN(const std::vector<os::Entry> names, os::ListDir(path));
+    const bool pointed = std::any_of(names.begin(), names.end(),
                                      [](const os::Entry& one) { return IsPointer(one.name); });
-    if (claimant != nullptr && !(claimant->pointer.empty() && pointed)) tags.push_back(entry.name);
+    folders.push_back({entry.name, ClaimantOf(path, names), pointed});
   }
-  return tags;
+  return folders;
 }
 
-/// The dialect whose checkpoint lies in a folder itself, or null. A Trainer puts weights beside its
-/// tag folders; whoever names that folder means the training state, and must not get less of it
-/// only because the pointer file is missing.
-Result<const Dialect*> OwnerOf(const std::string& root, const std::vector<os::Entry>& entries) {
-  const Dialect* claimant = ClaimantOf(root, entries);
-  if (claimant == nullptr || !claimant->pointer.empty()) return claimant;
-  for (const os::Entry& entry : entries) {
-    if (entry.type != os::EntryType::kDir) continue;
-    const std::string path = root + "/" + entry.name;
-    SW_TRY_ASSIGN(const std::vector<os::Entry> below, os::ListDir(path));
-    const Dialect* other = ClaimantOf(path, below);
-    if (other != nullptr && !other->pointer.empty()) return nullptr;
+/// The one file of a root that is no folder but a whole checkpoint by itself; nothing if it is a
+/// folder.
+/// \error kNotFound  it is absent, or a file of which no dialect says that
+Result<std::optional<Listing::Folder>> FileAlone(const std::string& path) {
+  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+  if (folder) return std::nullopt;
+  const std::size_t slash = path.rfind('/');
+  const std::string name = path.substr(slash + 1);
+  const std::span<const Dialect> all = Dialects();
+  const bool alone = std::any_of(all.begin(), all.end(), [&](const Dialect& dialect) {
+    return dialect.stands_alone != nullptr && dialect.stands_alone(name);
+  });
+  if (!alone) {
+    SW_TRY(os::ExpectDir(path));
+    return std::nullopt;
   }
-  return claimant;
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (!there) return Fail(Errc::kNotFound, path + ": no such file");
+  const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash);
+  return Listing::Folder{parent, {{name, os::EntryType::kFile}}};
+}
+
+/// A file's name without its last extension, where that leaves more than dots: the name of a
+/// folder.
+std::string Stem(const std::string& name) {
+  const std::string stem = name.substr(0, name.rfind('.'));
+  return stem.find_first_not_of('.') == std::string::npos ? name : stem;
 }
 
 /// True if a folder is a save folder, as far as can be told: it has a pointer file, or tag folders.
@@ -165,77 +186,110 @@ Status AddSaveFolder(const Dialect& dialect, const std::string& folder,
   return {};
 }
 
-/// Turns every root into the tag folder it stands for, and finds the one tag of all.
-Result<std::vector<std::string>> ResolveTag(const std::vector<std::string>& roots, std::string* tag,
-                                            std::vector<std::string>* save_folders) {
-  std::vector<Root> looked;
-  std::optional<std::string> pointed;
-  for (const std::string& path : roots) {
-    SW_TRY(os::ExpectDir(path));
-    Root root{path, std::nullopt, {}};
-    SW_TRY(ReadPointer(&root));
-    if (root.tag && pointed && *pointed != *root.tag) {
+/// Looks at every root. \param pointed  gets the tag that their pointer files name
+Result<std::vector<Root>> LookAt(const std::vector<std::string>& paths,
+                                 std::optional<std::string>* pointed) {
+  std::vector<Root> roots;
+  for (const std::string& path : paths) {
+    Root root;
+    root.path = path;
+    SW_TRY_ASSIGN(root.alone, FileAlone(path));
+    if (!root.alone) SW_TRY(ReadPointer(&root));
+    if (root.tag && *pointed && **pointed != *root.tag) {
       return Fail(Errc::kBadInput, path + ": latest tag " + *root.tag +
-                                       " differs from that of another root, " + *pointed);
+                                       " differs from that of another root, " + **pointed);
     }
-    if (root.tag) pointed = root.tag;
-    looked.push_back(std::move(root));
+    if (root.tag) *pointed = root.tag;
+    roots.push_back(std::move(root));
   }
-  std::vector<std::string> folders;
-  for (const Root& root : looked) {
-    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(root.path));
-    const Dialect* claimant = nullptr;
-    if (!root.tag) {
-      SW_TRY_ASSIGN(claimant, OwnerOf(root.path, entries));
-    }
-    std::string chosen;
-    if (root.tag) {
-      chosen = *root.tag;
-    } else if (claimant != nullptr) {
-      folders.push_back(root.path);
-      SW_TRY(AddSaveFolder(*claimant, root.path, save_folders));
-      if (tag->empty() && pointed) *tag = *pointed;
-      if (tag->empty()) {
-        SW_TRY_ASSIGN(*tag, FolderName(root.path));
-      }
+  return roots;
+}
+
+/// What a folder without a pointer file stands for.
+struct Meant {
+  const Dialect* claimant = nullptr;  // of the folder itself; null: its tag folder `tag`
+  std::string tag;
+};
+
+/// \param pointed  the tag that another root's pointer file names
+/// \error kNotFound  no checkpoint, or several
+Result<Meant> MeantBy(const std::string& root, const std::vector<os::Entry>& entries,
+                      const std::optional<std::string>& pointed) {
+  Meant meant;
+  meant.claimant = ClaimantOf(root, entries);
+  if (meant.claimant != nullptr && !meant.claimant->pointer.empty()) return meant;
+  SW_TRY_ASSIGN(const std::vector<Below> folders, FoldersIn(root, entries));
+  // A Trainer puts weights beside its tag folders; whoever names that folder means the training
+  // state, and must not get less of it only because the pointer file is missing.
+  const bool trained = std::any_of(folders.begin(), folders.end(), [](const Below& one) {
+    return one.claimant != nullptr && !one.claimant->pointer.empty();
+  });
+  if (meant.claimant != nullptr && !trained) return meant;
+  meant.claimant = nullptr;
+  std::vector<std::string> tags;
+  for (const Below& one : folders) {
+    if (one.IsTag()) tags.push_back(one.name);
+  }
+  if (pointed && std::find(tags.begin(), tags.end(), *pointed) != tags.end()) {
+    meant.tag = *pointed;
+  } else if (tags.size() == 1) {
+    meant.tag = tags.front();
+  } else {
+    return NoCheckpoint(root, entries, tags);
+  }
+  return meant;
+}
+
+/// Turns every root into the tag folder it stands for, or the one file, and finds the one tag of
+/// all; fills tag and save folders of the set.
+Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
+  std::optional<std::string> pointed;
+  SW_TRY_ASSIGN(std::vector<Root> roots, LookAt(paths, &pointed));
+  Listing listing;
+  for (Root& root : roots) {
+    if (root.alone) {
+      if (out->tag.empty()) out->tag = pointed.value_or(Stem(root.alone->entries.front().name));
+      listing.folders.push_back(*std::move(root.alone));
       continue;
+    }
+    SW_TRY_ASSIGN(std::vector<os::Entry> entries, os::ListDir(root.path));
+    Meant meant;
+    if (root.tag) {
+      meant.tag = *root.tag;
     } else {
-      SW_TRY_ASSIGN(const std::vector<std::string> tags, TagsIn(root.path, entries));
-      if (pointed && std::find(tags.begin(), tags.end(), *pointed) != tags.end()) {
-        chosen = *pointed;
-      } else if (tags.size() == 1) {
-        chosen = tags.front();
-      } else {
-        return NoCheckpoint(root.path, entries, tags);
+      SW_TRY_ASSIGN(meant, MeantBy(root.path, entries, pointed));
+    }
+    if (meant.claimant != nullptr) {
+      SW_TRY(AddSaveFolder(*meant.claimant, root.path, &out->save_folders));
+      if (out->tag.empty() && pointed) out->tag = *pointed;
+      if (out->tag.empty()) {
+        SW_TRY_ASSIGN(out->tag, FolderName(root.path));
       }
+      listing.folders.push_back({root.path, std::move(entries)});
+      continue;
     }
-    if (!tag->empty() && *tag != chosen) {
-      return Fail(Errc::kBadInput,
-                  root.path + ": checkpoint " + chosen + " here, " + *tag + " in another root");
+    if (!out->tag.empty() && out->tag != meant.tag) {
+      return Fail(Errc::kBadInput, root.path + ": checkpoint " + meant.tag + " here, " + out->tag +
+                                       " in another root");
     }
-    *tag = chosen;
-    std::string folder = root.path + "/" + chosen;
+    out->tag = meant.tag;
+    std::string folder = root.path + "/" + meant.tag;
     SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
     if (!there) {
       return Fail(Errc::kNotFound, folder + ": no such folder, although " + root.path + "/" +
                                        std::string(root.pointer) + " names it");
     }
-    SW_TRY_ASSIGN(const std::vector<os::Entry> below, os::ListDir(folder));
-    claimant = ClaimantOf(folder, below);
+    SW_TRY_ASSIGN(entries, os::ListDir(folder));
+    const Dialect* claimant = ClaimantOf(folder, entries);
     const bool own = claimant != nullptr && claimant->pointer.empty();
-    save_folders->push_back(own ? folder : root.path);
-    folders.push_back(std::move(folder));
+    out->save_folders.push_back(own ? folder : root.path);
+    listing.folders.push_back({std::move(folder), std::move(entries)});
   }
-  return folders;
+  return listing;
 }
 
-/// Reads what lies in the tag folders: nothing, if there is nothing in them.
-Status ScanFolders(const std::vector<std::string>& folders, SourceSet* out) {
-  Listing listing;
-  for (const std::string& folder : folders) {
-    SW_TRY_ASSIGN(std::vector<os::Entry> entries, os::ListDir(folder));
-    listing.folders.push_back({folder, std::move(entries)});
-  }
+/// Reads what is listed: nothing, if there is nothing.
+Status ScanListing(const Listing& listing, SourceSet* out) {
   const Dialect* dialect = ClaimantOf(listing);
   // A folder that nobody claims may still hold what its files cannot be told without.
   if (dialect == nullptr) dialect = &Dialects().front();
@@ -276,12 +330,12 @@ Result<std::string> PointedTag(const std::string& path) {
 Result<SourceSet> ScanSource(const std::vector<std::string>& roots) {
   if (roots.empty()) return Fail(Errc::kUsage, "no source given");
   SourceSet out;
-  SW_TRY_ASSIGN(const std::vector<std::string> folders,
-                ResolveTag(roots, &out.tag, &out.save_folders));
-  SW_TRY(ScanFolders(folders, &out));
+  SW_TRY_ASSIGN(const Listing listing, Resolve(roots, &out));
+  SW_TRY(ScanListing(listing, &out));
   if (out.files.empty()) {
-    return Fail(Errc::kNotFound, folders.front() + ": no files of a checkpoint of any format (" +
-                                     FormatNames() + ") here");
+    return Fail(Errc::kNotFound, listing.folders.front().path +
+                                     ": no files of a checkpoint of any format (" + FormatNames() +
+                                     ") here");
   }
   return out;
 }
@@ -289,24 +343,30 @@ Result<SourceSet> ScanSource(const std::vector<std::string>& roots) {
 Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag) {
   SourceSet out;
   out.tag = tag;
-  std::vector<std::string> folders;
+  Listing listing;
   for (const std::string& root : roots) {
     SW_TRY_ASSIGN(const bool there, os::Exists(root));
     if (!there) continue;
-    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(root));
+    SW_TRY_ASSIGN(std::optional<Listing::Folder> alone, FileAlone(root));
+    if (alone) {
+      listing.folders.push_back(*std::move(alone));
+      continue;
+    }
+    SW_TRY_ASSIGN(std::vector<os::Entry> entries, os::ListDir(root));
     std::string folder = root;
     folder.append("/").append(tag);
     SW_TRY_ASSIGN(const bool below, os::IsDir(folder));
     const Dialect* claimant = ClaimantOf(root, entries);
     if (claimant != nullptr && !(claimant->pointer.empty() && below)) {
-      folders.push_back(root);
+      listing.folders.push_back({root, std::move(entries)});
       SW_TRY(AddSaveFolder(*claimant, root, &out.save_folders));
     } else if (below) {
-      folders.push_back(folder);
+      SW_TRY_ASSIGN(entries, os::ListDir(folder));
+      listing.folders.push_back({std::move(folder), std::move(entries)});
       out.save_folders.push_back(root);
     }
   }
-  SW_TRY(ScanFolders(folders, &out));
+  SW_TRY(ScanListing(listing, &out));
   return out;
 }
 

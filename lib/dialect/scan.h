@@ -12,10 +12,11 @@
 namespace shardwright::dialect {
 
 /// Finds the checkpoint at `roots`, whichever dialect claims it, and reads the skeleton of every
-/// file of it. A root is a save folder (with a pointer file as `latest`), a tag folder, or one
-/// node's part of either; the parts of several roots are united, and a name that two roots hold
-/// must have the same identity or bytes.
-/// \error kNotFound  nothing there, an empty tag, a vanished file
+/// file of it. A root is a save folder (with a pointer file as `latest`), a tag folder, one node's
+/// part of either, or a file that its dialect lets stand alone, which has no neighbours; the parts
+/// of several roots are united, and a name that two roots hold must have the same identity or
+/// bytes.
+/// \error kNotFound  nothing there, another file, an empty tag, a vanished file
 /// \error kBadInput  a broken file, two tags, two versions of a file; named
 /// \error kUnsupported  what a dialect knows and cannot read; named
 /// Local; reads files on the calling thread.
@@ -23,8 +24,8 @@ namespace shardwright::dialect {
 Result<SourceSet> ScanSource(const std::vector<std::string>& roots);
 
 /// A part of checkpoint `tag`, where others hold the rest: what lies in the roots themselves or in
-/// their folder `tag`. A root that is absent, or has neither, holds nothing; one that cannot be
-/// looked at is an error.
+/// their folder `tag`, and roots that are files as in ScanSource. A root that is absent, or has
+/// neither, holds nothing; one that cannot be looked at is an error.
 /// \returns the set without files if there is nothing
 /// \error as ScanSource
 /// Local.

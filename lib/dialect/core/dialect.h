@@ -94,6 +94,9 @@ struct Dialect {
   bool (*claims)(const Listing& listing);
   /// Whether a file of that name, relative to the tag folder, is one of the checkpoint's.
   Belongs (*belongs)(std::string_view name);
+  /// Whether a file of that name can be a whole checkpoint, so that it may be given in place of a
+  /// folder. Null: none can.
+  bool (*stands_alone)(std::string_view name);
   /// Reads the skeletons of the checkpoint's files; fills all of the set but its dialect, tag and
   /// save folders.
   /// \error kBadInput, kNotFound, kUnsupported  as ScanSource

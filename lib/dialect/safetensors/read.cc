@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -32,35 +31,6 @@ struct Tensor {
   std::uint32_t storage = 0;
   TensorNote note;  // with notes only
 };
-
-/// A file of a numbered set: "model-00002-of-00003.safetensors".
-struct Numbered {
-  std::string stem;
-  std::uint64_t number = 0;
-  std::uint64_t count = 0;
-};
-
-std::optional<Numbered> ParseNumbered(std::string_view name) {
-  constexpr std::string_view kOf = "-of-";
-  constexpr std::size_t kDigits = 5;
-  if (!name.ends_with(files::kSuffix)) return std::nullopt;
-  name.remove_suffix(files::kSuffix.size());
-  constexpr std::size_t kTail = 1 + kDigits + kOf.size() + kDigits;
-  if (name.size() <= kTail || name[name.size() - kTail] != '-') return std::nullopt;
-  const std::string_view tail = name.substr(name.size() - kTail + 1);
-  if (tail.substr(kDigits, kOf.size()) != kOf) return std::nullopt;
-  Numbered numbered;
-  numbered.stem = name.substr(0, name.size() - kTail);
-  const auto number = [](std::string_view digits, std::uint64_t* value) {
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), *value);
-    return error == std::errc() && end == digits.data() + digits.size();
-  };
-  if (!number(tail.substr(0, kDigits), &numbered.number) ||
-      !number(tail.substr(kDigits + kOf.size()), &numbered.count)) {
-    return std::nullopt;
-  }
-  return numbered;
-}
 
 /// Without an index numbered files must be one whole set and all that there is of it.
 Status CheckNumbers(const SourceSet& source) {

@@ -1,6 +1,8 @@
 #include "dialect/safetensors/safetensors.h"
 
 #include <algorithm>
+#include <charconv>
+
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
@@ -61,6 +63,33 @@ bool IsIndex(std::string_view name) {
 
 Belongs BelongsTo(std::string_view name) {
   return IsIndex(name) || name.ends_with(files::kSuffix) ? Belongs::kOneVersion : Belongs::kNo;
+}
+
+std::optional<Numbered> ParseNumbered(std::string_view name) {
+  constexpr std::string_view kOf = "-of-";
+  constexpr std::size_t kDigits = 5;
+  if (!name.ends_with(files::kSuffix)) return std::nullopt;
+  name.remove_suffix(files::kSuffix.size());
+  constexpr std::size_t kTail = 1 + kDigits + kOf.size() + kDigits;
+  if (name.size() <= kTail || name[name.size() - kTail] != '-') return std::nullopt;
+  const std::string_view tail = name.substr(name.size() - kTail + 1);
+  if (tail.substr(kDigits, kOf.size()) != kOf) return std::nullopt;
+  Numbered numbered;
+  numbered.stem = name.substr(0, name.size() - kTail);
+  const auto number = [](std::string_view digits, std::uint64_t* value) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), *value);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  if (!number(tail.substr(0, kDigits), &numbered.number) ||
+      !number(tail.substr(kDigits + kOf.size()), &numbered.count)) {
+    return std::nullopt;
+  }
+  return numbered;
+}
+
+bool StandsAlone(std::string_view name) {
+  const std::optional<Numbered> numbered = ParseNumbered(name);
+  return name.ends_with(files::kSuffix) && (!numbered || numbered->count == 1);
 }
 
 Status CheckKey(std::string_view key, std::string_view value) {

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,9 +45,20 @@ struct FilesLayout : OwnLayout {
 /// Whether a file of that name says which files make a set.
 bool IsIndex(std::string_view name);
 
+/// What the name of one of several files says: "model-00002-of-00003.safetensors".
+struct Numbered {
+  std::string stem;  ///< "model"
+  std::uint64_t number = 0;
+  std::uint64_t count = 0;
+};
+
+/// Nothing if the name is of another form.
+std::optional<Numbered> ParseNumbered(std::string_view name);
+
 // The row of the table; see Dialect.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
+bool StandsAlone(std::string_view name);
 
 /// Finds the files of a set. With an index those that it names, else `model.safetensors`, else
 /// every file; the set's `manifest` is the index.

@@ -5,6 +5,7 @@ Usage: commands_test.py BIN
 """
 
 import json
+import os
 import shutil
 
 from models import ModelTest, main, pack, tensor, unpack
@@ -144,6 +145,32 @@ class Commands(ModelTest):
         self.assertIn("safetensors checkpoint model", self.run_in("ucp-load", "model", "--list").stdout)
         said = self.run_in("ucp-load", "model", "--explain", "head.weight").stdout
         self.assertIn(self.names[1], said)
+
+    def test_a_file_in_place_of_a_folder(self):
+        (self.model / "config.json").write_text("{}")
+        (self.model / "one.safetensors").write_bytes(pack(self.first | self.second))
+        one = "model/one.safetensors"
+        self.convert(source=one)
+        self.expect_model()
+        self.assertEqual(sorted(os.listdir(self.work / "out")), ["model.safetensors", "shardwright.json"])
+        self.run_in("ucp-load", "--check", one, "model")
+        self.assertIn("safetensors checkpoint one", self.run_in("ucp-load", one, "--list").stdout)
+        self.assertIn("one.safetensors", self.run_in("ucp-load", one, "--explain", "head.weight").stdout)
+        self.run_in("ucp-load", one, "atoms", "--format", "universal")
+        self.convert(source="atoms", out="back")
+        self.expect_model("back")
+        self.run_in("ucp-extract", one, "catalogue")
+        self.convert(source="catalogue", out="again")
+        self.expect_model("again")
+
+    def test_other_files_are_no_checkpoints(self):
+        for name in (f"model/{self.names[0]}", "model/model.safetensors.index.json", "ckpt/latest",
+                     "ckpt/global_step5/mp_rank_00_model_states.pt"):
+            with self.subTest(name=name):
+                done = self.convert(source=name, code=3)
+                self.assertIn(f"{name}: a file, where a folder is expected", done.stderr)
+        self.assertIn("absent.safetensors: no such file",
+                      self.convert(source="model/absent.safetensors", code=3).stderr)
 
     def test_catalogues_and_packs(self):
         self.convert(out="wanted")
