@@ -119,41 +119,60 @@ Result<Part> ScanPart(const std::vector<std::string>& roots, bool neighbours) {
   return part;
 }
 
+/// A text of every rank. Collective.
+Result<std::vector<std::string>> GatherTexts(comm::Comm& comm, const std::string& mine) {
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> gathered, comm.AllGather(BytesOf(mine)));
+  std::vector<std::string> texts;
+  texts.reserve(gathered.size());
+  for (const comm::Bytes& text : gathered) texts.push_back(TextOf(text));
+  return texts;
+}
+
+bool HasPointer(const std::string& dialect) {
+  const dialect::Dialect* row = dialect::FindDialect(dialect);
+  return row != nullptr && !row->pointer.empty();
+}
+
+/// Looks again where this rank did not find what others have: only one node needs to hold `latest`,
+/// and not every node a part, so those without are told the tag. A node that sees weights where
+/// others see a tag folder looks for that, and for what lies beside it.
+/// \param mine  what this rank has found by itself
+/// Collective.
+Result<Part> LookAgain(comm::Comm& comm, const std::vector<std::string>& roots, bool neighbours,
+                       Result<Part> mine) {
+  const std::string my_dialect = mine ? mine->set.dialect : "";
+  SW_TRY_ASSIGN(const std::vector<std::string> dialects, GatherTexts(comm, my_dialect));
+  SW_TRY_ASSIGN(const std::vector<std::string> tags, GatherTexts(comm, mine ? mine->set.tag : ""));
+  auto known = std::find_if(dialects.begin(), dialects.end(), HasPointer);
+  const bool lacks = mine ? known != dialects.end() && !HasPointer(my_dialect)
+                          : mine.error().code == Errc::kNotFound;
+  if (known == dialects.end()) {
+    known = std::find_if(dialects.begin(), dialects.end(),
+                         [](const std::string& dialect) { return !dialect.empty(); });
+  }
+  if (!lacks || known == dialects.end()) return mine;
+  const auto rank = static_cast<std::size_t>(known - dialects.begin());
+  Part part;
+  SW_TRY_ASSIGN(part.set, dialect::ScanPart(roots, tags[rank]));
+  if (neighbours) SW_TRY(dialect::FindNeighbours(&part.set));
+  return part;
+}
+
 /// Every rank's part of a node-local source, united: a file that several ranks see belongs to the
 /// lowest of them. Ranks that see nothing of it are told in a warning.
+/// Collective.
 Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner) {
   const std::vector<std::string> roots = Expand(options.roots, comm.rank());
-  Result<Part> mine = ScanPart(roots, options.neighbours);
-  // Only one node needs to hold `latest`, and not every node a part: the others are told the tag. A
-  // node that sees weights where others see a tag folder sees what lies beside that.
-  const bool tagged = mine && !dialect::FindDialect(mine->set.dialect)->pointer.empty();
-  const std::string tag = mine ? (tagged ? "+" : "-") + mine->set.tag : "";
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> gathered, comm.AllGather(BytesOf(tag)));
-  std::vector<std::string> tags;
-  tags.reserve(gathered.size());
-  for (const comm::Bytes& text : gathered) tags.push_back(TextOf(text));
-  auto known = std::find_if(tags.begin(), tags.end(),
-                            [](const std::string& text) { return text.starts_with('+'); });
-  const bool any_tagged = known != tags.end();
-  if (!any_tagged) {
-    known = std::find_if(tags.begin(), tags.end(),
-                         [](const std::string& text) { return !text.empty(); });
-  }
-  const bool lacks = mine ? any_tagged && !tagged : mine.error().code == Errc::kNotFound;
-  if (lacks && known != tags.end()) {
-    Result<dialect::SourceSet> part = dialect::ScanPart(roots, known->substr(1));
-    const Status found = part && options.neighbours ? dialect::FindNeighbours(&*part) : Status();
-    if (!found) part = tl::unexpected(found.error());
-    mine = part ? Result<Part>(Part{*std::move(part), {}}) : tl::unexpected(part.error());
-  }
+  const Result<Part> mine =
+      LookAgain(comm, roots, options.neighbours, ScanPart(roots, options.neighbours));
   SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> texts,
-                comm.AllGather(BytesOf(dialect::Serialize(mine->set))));
+  SW_TRY_ASSIGN(const std::vector<std::string> texts,
+                GatherTexts(comm, dialect::Serialize(mine->set)));
   std::vector<dialect::SourceSet> parts;
   std::string blind;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    SW_TRY_ASSIGN(dialect::SourceSet part, dialect::DeserializeSource(TextOf(texts[rank])));
+    SW_TRY_ASSIGN(dialect::SourceSet part, dialect::DeserializeSource(texts[rank]));
     if (part.files.empty()) blind += (blind.empty() ? "" : ", ") + std::to_string(rank);
     parts.push_back(std::move(part));
   }
