@@ -10,7 +10,7 @@
 namespace shardwright::dialect {
 namespace {
 
-/// Old files carry no checksums: whether two of them are the same cannot be told from here.
+/// Some formats have no checksums, nor have old files of others.
 bool HasSums(const SourceFile& file) {
   return std::any_of(file.containers.begin(), file.containers.end(), [](const Container& one) {
     return std::any_of(one.skeleton->storages.begin(), one.skeleton->storages.end(),
@@ -77,10 +77,11 @@ Result<const Dialect*> CheckParts(const std::vector<SourceSet>& parts) {
 Status CheckCopy(const Dialect& dialect, const SourceFile& have, int owner, const SourceFile& other,
                  std::size_t rank, std::vector<std::string>* warnings) {
   if (other.identity == have.identity || SameSums(have.containers, other.containers)) return {};
+  if (!have.digest.empty() && have.digest == other.digest) return {};
   const std::string text = "two different files with the name " + have.name + " on " +
                            OnRank(static_cast<std::size_t>(owner)) + " (" + have.path + ") and " +
                            OnRank(rank);
-  if (dialect.belongs(have.name) == Belongs::kOneVersion && HasSums(have) && HasSums(other))
+  if (dialect.belongs(have.name) == Belongs::kOneVersion)
     return Fail(Errc::kBadInput, text + " (" + other.path + ")");
   warnings->push_back(text + ": the first is taken");
   return {};
@@ -142,6 +143,35 @@ class Neighbours {
 };
 
 }  // namespace
+
+Result<std::vector<std::vector<Copy>>> CopiesToCompare(const std::vector<SourceSet>& parts) {
+  SW_TRY_ASSIGN(const Dialect* dialect, CheckParts(parts));
+  const auto file_of = [&](const Copy& copy) -> const SourceFile& {
+    return parts[copy.seen.front().rank].files[copy.seen.front().file];
+  };
+  std::map<std::string, std::vector<Copy>> by_name;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    for (std::size_t i = 0; i < parts[rank].files.size(); ++i) {
+      const SourceFile& file = parts[rank].files[i];
+      if (HasSums(file) || dialect->belongs(file.name) != Belongs::kOneVersion) continue;
+      std::vector<Copy>& copies = by_name[file.name];
+      const auto same = std::find_if(copies.begin(), copies.end(), [&](const Copy& copy) {
+        return file_of(copy).identity == file.identity;
+      });
+      Copy& copy = same == copies.end() ? copies.emplace_back() : *same;
+      copy.seen.push_back({rank, i});
+    }
+  }
+  std::vector<std::vector<Copy>> out;
+  for (auto& [name, copies] : by_name) {
+    const std::uint64_t bytes = file_of(copies.front()).identity.bytes;
+    const bool one_size = std::all_of(copies.begin(), copies.end(), [&](const Copy& copy) {
+      return file_of(copy).identity.bytes == bytes;
+    });
+    if (copies.size() > 1 && one_size) out.push_back(std::move(copies));
+  }
+  return out;
+}
 
 Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* owner) {
   SW_TRY_ASSIGN(const Dialect* dialect, CheckParts(parts));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,11 +32,28 @@ Result<SourceSet> ScanSource(const std::vector<std::string>& roots);
 /// Local.
 Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag);
 
+/// A file that ranks see, by its identity: what several ranks of a node see is one.
+struct Copy {
+  struct Seen {
+    std::size_t rank = 0;
+    std::size_t file = 0;  ///< index into that rank's files
+  };
+  std::vector<Seen> seen;  ///< by rank
+};
+
+/// Files that belong in one version only, of which ranks see several of one name and size, and
+/// which have no checksums: only their bytes tell whether they are the same. Before UniteParts
+/// every one of them gets its SourceFile::digest.
+/// \returns an entry per name, with a Copy for each file of that name
+/// \error as UniteParts
+/// Pure.
+Result<std::vector<std::vector<Copy>>> CopiesToCompare(const std::vector<SourceSet>& parts);
+
 /// Unites what several ranks see of a checkpoint into what one would see that sees it all. Of a
 /// file that several see, the first one's is taken; of files that belong in one version only (as
-/// optimizer shards) it must be the same file, by identity or checksums, and of others that differ
-/// (each node of DeepSpeed's node-local storage writes its own model states) a warning tells; so of
-/// neighbours.
+/// optimizer shards) it must be the same file, by identity, checksums or digest, and of others that
+/// differ (each node of DeepSpeed's node-local storage writes its own model states) a warning
+/// tells; so of neighbours.
 /// \param parts  by rank; those without files hold nothing but neighbours
 /// \param owner  gets the rank of every file, then of every neighbour without `content`
 /// \error kNotFound  no part has a file; kBadInput  parts of different checkpoints or dialects, two

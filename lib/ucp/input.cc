@@ -158,6 +158,53 @@ Result<Part> LookAgain(comm::Comm& comm, const std::vector<std::string>& roots, 
   return part;
 }
 
+/// XXH3-128 of a file's bytes. Local; reads all of it.
+Result<std::string> DigestOfFile(const std::string& path) {
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  exec::DigestStream digest;
+  std::vector<std::byte> buffer;
+  for (std::uint64_t at = 0; at < identity.bytes; at += buffer.size()) {
+    buffer.resize(std::min(plan::kUnitBytes, identity.bytes - at));
+    SW_TRY(file.ReadAt(at, buffer));
+    digest.Add(buffer);
+  }
+  return exec::Hex(digest.Finish());
+}
+
+/// Gives files that only their bytes can prove the same their digests. Each is read by one of the
+/// ranks that see it.
+/// Collective.
+Status DigestCopies(comm::Comm& comm, std::vector<dialect::SourceSet>* parts) {
+  SW_TRY_ASSIGN(const auto names, dialect::CopiesToCompare(*parts));
+  if (names.empty()) return {};
+  const auto for_copies = [&](const auto& act) {
+    for (std::size_t name = 0; name < names.size(); ++name) {
+      for (const dialect::Copy& copy : names[name]) {
+        act(copy, copy.seen[name % copy.seen.size()]);
+      }
+    }
+  };
+  std::string mine;
+  Status outcome;
+  for_copies([&](const dialect::Copy&, const dialect::Copy::Seen& reader) {
+    if (reader.rank != static_cast<std::size_t>(comm.rank()) || !outcome) return;
+    const Result<std::string> digest = DigestOfFile((*parts)[reader.rank].files[reader.file].path);
+    if (!digest) outcome = tl::unexpected(digest.error());
+    mine += digest.value_or("");
+  });
+  SW_TRY(comm.Agree(outcome));
+  SW_TRY_ASSIGN(const std::vector<std::string> digests, GatherTexts(comm, mine));
+  const std::size_t length = exec::Hex(exec::Digest()).size();
+  std::vector<std::size_t> used(digests.size());
+  for_copies([&](const dialect::Copy& copy, const dialect::Copy::Seen& reader) {
+    const std::string digest = digests[reader.rank].substr(used[reader.rank], length);
+    used[reader.rank] += length;
+    for (const auto& [rank, file] : copy.seen) (*parts)[rank].files[file].digest = digest;
+  });
+  return {};
+}
+
 /// Every rank's part of a node-local source, united: a file that several ranks see belongs to the
 /// lowest of them. Ranks that see nothing of it are told in a warning.
 /// Collective.
@@ -176,6 +223,7 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
     if (part.files.empty()) blind += (blind.empty() ? "" : ", ") + std::to_string(rank);
     parts.push_back(std::move(part));
   }
+  SW_TRY(DigestCopies(comm, &parts));
   SW_TRY_ASSIGN(dialect::SourceSet all, dialect::UniteParts(std::move(parts), file_owner));
   SW_TRY(comm.Agree(CheckCatalogued(mine->catalogued, all)));
   if (!blind.empty()) all.warnings.push_back(all.tag + ": nothing of it is seen by ranks " + blind);

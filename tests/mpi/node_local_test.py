@@ -180,6 +180,23 @@ class Nodes(unittest.TestCase):
         done = self.run_in(*words, "--force", seen=["ckpt"])
         self.assertIn("two different files with the name mp_rank_00_model_states.pt on rank 0", done.stderr)
 
+    def test_copies_without_checksums_are_compared_by_their_bytes(self):
+        self.run_in("ucp-load", str(DEMO), "wanted", "--format", "safetensors", ranks=1)
+        (self.work / "files").mkdir()
+        for rank in (0, 1):
+            shutil.copytree(self.work / "wanted", self.work / f"files.{rank}")
+        for source in ("files", "files/model.safetensors"):
+            words = ["ucp-load", "--node-local", source, "out", "--force", "--format", "safetensors"]
+            done = self.run_in(*words, seen=["files"])
+            self.assertNotIn("two different files", done.stderr)
+            self.assertEqual((self.work / "out" / "model.safetensors").read_bytes(),
+                             (self.work / "wanted" / "model.safetensors").read_bytes())
+        copy = self.work / "files.1" / "model.safetensors"
+        copy.write_bytes(copy.read_bytes()[:-1] + bytes([copy.read_bytes()[-1] ^ 1]))
+        done = self.run_in(*words, seen=["files"], code=4)
+        self.assertIn("two different files with the name model.safetensors on rank 0", done.stderr)
+        self.assertIn("and rank 1", done.stderr)
+
     def test_an_output_that_not_all_ranks_see_is_refused(self):
         for rank in (0, 1):
             (self.work / f"disk.{rank}").mkdir()

@@ -52,6 +52,7 @@ struct SourceFile {
                      ///< "zero/emb.weight/fp32.pt"
   os::Identity identity;
   std::vector<Container> containers;  ///< ascending, disjoint; most files are one container
+  std::string digest;  ///< of all its bytes, where CopiesToCompare asks for it; not in a catalogue
 };
 
 inline constexpr std::uint64_t kInlineBytes = 16;

@@ -293,5 +293,44 @@ TEST_F(Safetensors, TiedNamesAreThoseThatSaveModelDropped) {
   EXPECT_TRUE(read.params[2].alias_of.empty());
 }
 
+// Ranks of a node see one file, those of another node a copy; no checksum tells that it is one.
+TEST_F(Safetensors, CopiesOnSeveralNodesAreComparedByTheirBytes) {
+  PutModel("0/model.safetensors", {{"a"}});
+  PutModel("1/model.safetensors", {{"a"}});
+  PutModel("2/model.safetensors", {{"b"}});
+  fs::last_write_time(At("1/model.safetensors"), fs::file_time_type::clock::now());
+  const auto parts_of = [&](const Names& folders) {
+    std::vector<SourceSet> parts;
+    for (const std::string& folder : folders) {
+      parts.push_back(*ScanSource({At(folder)}));
+      parts.back().tag = "model";
+    }
+    return parts;
+  };
+  std::vector<SourceSet> parts = parts_of({"0", "0", "1"});
+  const auto copies = CopiesToCompare(parts);
+  ASSERT_TRUE(copies) << copies.error().message;
+  ASSERT_EQ(copies->size(), 1U);
+  ASSERT_EQ(copies->at(0).size(), 2U);
+  EXPECT_EQ(copies->at(0)[0].seen.size(), 2U);
+  EXPECT_EQ(copies->at(0)[1].seen.at(0).rank, 2U);
+  std::vector<int> owner;
+  EXPECT_FALSE(UniteParts(parts, &owner)) << "nobody has looked at the bytes";
+  for (SourceSet& part : parts) part.files[0].digest = "x";
+  owner.clear();
+  const auto all = UniteParts(parts, &owner);
+  ASSERT_TRUE(all) << all.error().message;
+  EXPECT_TRUE(all->warnings.empty());
+  EXPECT_EQ(owner, std::vector<int>{0});
+  parts[2].files[0].digest = "y";
+  const auto refused = UniteParts(parts, &owner);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kBadInput);
+  EXPECT_NE(refused.error().message.find("model.safetensors on rank 0 ("), std::string::npos);
+  EXPECT_TRUE(CopiesToCompare(parts_of({"0", "0"}))->empty()) << "one file";
+  PutModel("2/model.safetensors", {{"longer", {}, DType::kF32, {999}}});
+  EXPECT_TRUE(CopiesToCompare(parts_of({"0", "2"}))->empty()) << "their sizes differ";
+}
+
 }  // namespace
 }  // namespace shardwright::dialect::safetensors
