@@ -162,7 +162,7 @@ void Checker::CompareParams() {
                   std::to_string(groups_b.size()));
   }
   for (std::size_t g = 0; g < groups_a.size(); ++g) {
-    for (const std::string& line : OptionDifferences(groups_a[g].options, groups_b[g].options)) {
+    for (const std::string& line : GroupDifferences(groups_a[g], groups_b[g])) {
       Differ("parameter group " + std::to_string(g) + " " + line);
     }
   }

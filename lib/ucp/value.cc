@@ -1,10 +1,13 @@
 #include "ucp/value.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
+#include <string_view>
 
 #include "base/text.h"
 #include "tensor/convert.h"
@@ -32,6 +35,54 @@ std::string ScalarText(const dialect::Scalar& scalar) {
   if (scalar.bytes.size() != item)
     return "tensor of " + std::to_string(scalar.bytes.size()) + " bytes";
   return ElementText(scalar.dtype, std::as_bytes(std::span(scalar.bytes)));
+}
+
+/// What a group's hyper-parameters are, as a trainer's options have them.
+const pickle::Node* OptionsOf(const dialect::HyperParams& hyper, pickle::Arena* arena) {
+  pickle::Node* options = arena->Dict();
+  const auto set = [&](std::string_view key, const std::optional<double>& value) {
+    if (value) pickle::Set(*arena, options, key, arena->Float(*value));
+  };
+  set("lr", hyper.lr);
+  set("eps", hyper.eps);
+  set("weight_decay", hyper.weight_decay);
+  set("momentum", hyper.momentum);
+  set("step", hyper.step);
+  if (hyper.betas) {
+    const auto [first, second] = *hyper.betas;
+    pickle::Set(*arena, options, "betas",
+                arena->Tuple({arena->Float(first), arena->Float(second)}));
+  }
+  return options;
+}
+
+bool IsNumber(const pickle::Node& node) {
+  return node.kind == pickle::Kind::kBool || node.kind == pickle::Kind::kInt ||
+         node.kind == pickle::Kind::kFloat;
+}
+
+bool IsSequence(const pickle::Node& node) {
+  return node.kind == pickle::Kind::kTuple || node.kind == pickle::Kind::kList ||
+         node.kind == pickle::Kind::kSize;
+}
+
+/// As Python's ==, but that a tuple equals a list, and a NaN another.
+bool SameValue(const pickle::Node* a, const pickle::Node* b) {
+  if (a == nullptr || b == nullptr) return a == b;
+  if (IsNumber(*a) && IsNumber(*b)) {
+    if (a->kind != pickle::Kind::kFloat && b->kind != pickle::Kind::kFloat) {
+      return a->integer == b->integer;
+    }
+    const auto real = [](const pickle::Node* node) {
+      return node->kind == pickle::Kind::kFloat ? node->real : static_cast<double>(node->integer);
+    };
+    return real(a) == real(b) || (std::isnan(real(a)) && std::isnan(real(b)));
+  }
+  if (IsSequence(*a) && IsSequence(*b)) {
+    return std::equal(a->items.begin(), a->items.end(), b->items.begin(), b->items.end(),
+                      SameValue);
+  }
+  return ValueText(a) == ValueText(b);
 }
 
 }  // namespace
@@ -90,24 +141,26 @@ std::vector<std::string> ScalarDifferences(const std::vector<dialect::Scalar>& a
   return lines;
 }
 
-std::vector<std::string> OptionDifferences(const pickle::Node* a, const pickle::Node* b) {
-  std::vector<std::string> lines;
-  if (a == nullptr || b == nullptr) return lines;
-  const pickle::Node* moe = a->Find("moe");
-  const bool expert = moe != nullptr && moe->integer != 0;
+std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect::Group& b) {
+  const bool both = a.options != nullptr && b.options != nullptr;
+  pickle::Arena arena;
+  const pickle::Node* of_a = a.options != nullptr ? a.options : OptionsOf(a.hyper, &arena);
+  const pickle::Node* of_b = b.options != nullptr ? b.options : OptionsOf(b.hyper, &arena);
   std::set<std::string> keys;
-  for (const pickle::Node* side : {a, b}) {
+  for (const pickle::Node* side : {of_a, of_b}) {
     for (std::size_t i = 0; i < side->entry_count(); ++i) {
       if (side->key(i)->is_string()) keys.insert(side->key(i)->text);
     }
   }
+  std::vector<std::string> lines;
   for (const std::string& key : keys) {
-    if (key == "params" || (expert && key == "name")) continue;
-    const std::string left = ValueText(a->Find(key));
-    const std::string right = ValueText(b->Find(key));
-    if (left == right) continue;
+    if (key == "params" || (a.moe && key == "name")) continue;
+    const pickle::Node* left = of_a->Find(key);
+    const pickle::Node* right = of_b->Find(key);
+    if (!both && (left == nullptr || right == nullptr)) continue;
+    if (SameValue(left, right)) continue;
     std::string& line = lines.emplace_back(key);
-    line.append(": ").append(left).append(" and ").append(right);
+    line.append(": ").append(ValueText(left)).append(" and ").append(ValueText(right));
   }
   return lines;
 }

@@ -21,8 +21,11 @@ std::string ValueText(const pickle::Node* node);
 std::vector<std::string> ScalarDifferences(const std::vector<dialect::Scalar>& a,
                                            const std::vector<dialect::Scalar>& b);
 
-/// A line for every hyper-parameter that differs: "lr: 0.001 and 0.002". The name of an expert
+/// A line for every hyper-parameter that differs: "lr: 0.001 and 0.002". Values are compared, not
+/// how a format spells them: 1 is 1.0, a tuple is a list. Of two formats only what both of them can
+/// say is compared: a group without options says what its HyperParams hold. The name of an expert
 /// group holds the size of its layout and is not compared.
-std::vector<std::string> OptionDifferences(const pickle::Node* a, const pickle::Node* b);
+/// Pure.
+std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect::Group& b);
 
 }  // namespace shardwright::ucp

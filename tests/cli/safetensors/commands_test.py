@@ -172,6 +172,20 @@ class Commands(ModelTest):
         self.assertIn("absent.safetensors: no such file",
                       self.convert(source="model/absent.safetensors", code=3).stderr)
 
+    def test_a_check_compares_hyper_parameters(self):
+        """The files have no options of a trainer, but tell what those are for every optimizer."""
+        self.convert("--only", "master", source="ckpt", out="files")
+        self.run_in("ucp-load", "files", "native", "--target", "zero=1,dp=1")
+        self.run_in("ucp-load", "--check", "native", "files")
+        path = self.work / "files" / "model.safetensors"
+        tensors, metadata = unpack(path)
+        notes = json.loads(metadata[NOTES])
+        was = notes["hyper"][0]["lr"]
+        notes["hyper"][0]["lr"] = 0.75
+        path.write_bytes(pack(tensors, metadata | {NOTES: json.dumps(notes)}))
+        done = self.run_in("ucp-load", "--check", "native", "files", code=5)
+        self.assertIn(f"parameter group 0 lr: {was} and 0.75", done.stdout)
+
     def test_catalogues_and_packs(self):
         self.convert(out="wanted")
         for pack_as in ("", "copy", "zstd"):

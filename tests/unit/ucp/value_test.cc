@@ -49,27 +49,74 @@ TEST(Differences, OfScalarsNameTheStateAndBothSides) {
   EXPECT_EQ(ScalarDifferences({}, {Step(5)}), (Lines{"step: nothing and 5 (0x40a00000)"}));
 }
 
-pickle::Node* Group(pickle::Arena& arena, double lr, const std::string& name, bool moe) {
-  pickle::Node* group = arena.Dict();
-  pickle::Set(arena, group, "lr", arena.Float(lr));
-  pickle::Set(arena, group, "name", arena.String(name));
-  pickle::Set(arena, group, "params", arena.List({arena.Int(static_cast<std::int64_t>(lr * 10))}));
-  if (moe) pickle::Set(arena, group, "moe", arena.Int(1));
+dialect::Group Group(pickle::Arena& arena, double lr, const std::string& name, bool moe) {
+  pickle::Node* options = arena.Dict();
+  pickle::Set(arena, options, "lr", arena.Float(lr));
+  pickle::Set(arena, options, "name", arena.String(name));
+  pickle::Set(arena, options, "params",
+              arena.List({arena.Int(static_cast<std::int64_t>(lr * 10))}));
+  dialect::Group group;
+  group.options = options;
+  group.moe = moe;
   return group;
 }
 
-TEST(Differences, OfOptionsAreThoseOfTheTraining) {
+/// A group with one option besides the learning rate.
+dialect::Group With(pickle::Arena& arena, const std::string& key, const pickle::Node* value) {
+  pickle::Node* options = arena.Dict();
+  pickle::Set(arena, options, "lr", arena.Float(0.5));
+  pickle::Set(arena, options, key, value);
+  dialect::Group group;
+  group.options = options;
+  return group;
+}
+
+TEST(Differences, OfGroupsAreThoseOfTheTraining) {
   pickle::Arena arena;
-  const pickle::Node* one = Group(arena, 0.5, "a", false);
-  EXPECT_EQ(OptionDifferences(one, one), Lines{});
-  EXPECT_EQ(OptionDifferences(one, Group(arena, 0.25, "b", false)),
+  const dialect::Group one = Group(arena, 0.5, "a", false);
+  EXPECT_EQ(GroupDifferences(one, one), Lines{});
+  EXPECT_EQ(GroupDifferences(one, Group(arena, 0.25, "b", false)),
             (Lines{"lr: 0.5 and 0.25", "name: 'a' and 'b'"}))
       << "parameters are numbered anew in every layout";
   EXPECT_EQ(
-      OptionDifferences(Group(arena, 0.5, "ep_size_2", true), Group(arena, 0.5, "ep_size_4", true)),
+      GroupDifferences(Group(arena, 0.5, "ep_size_2", true), Group(arena, 0.5, "ep_size_4", true)),
       Lines{})
       << "the name of an expert group holds the size of its layout";
-  EXPECT_EQ(OptionDifferences(nullptr, one), Lines{});
+}
+
+TEST(Differences, OfSpellingAreNone) {
+  pickle::Arena arena;
+  const auto pair = [&](bool tuple, double second) {
+    const std::vector<const pickle::Node*> items{arena.Float(0.9), arena.Float(second)};
+    return With(arena, "betas", tuple ? arena.Tuple(items) : arena.List(items));
+  };
+  EXPECT_EQ(GroupDifferences(pair(true, 0.5), pair(false, 0.5)), Lines{});
+  EXPECT_EQ(GroupDifferences(pair(true, 0.5), pair(false, 0.25)),
+            Lines{"betas: [0.9, 0.5] and [0.9, 0.25]"});
+  const auto step = [&](const pickle::Node* value) { return With(arena, "step", value); };
+  EXPECT_EQ(GroupDifferences(step(arena.Int(4)), step(arena.Float(4))), Lines{});
+  EXPECT_EQ(GroupDifferences(step(arena.Int(1)), step(arena.Bool(true))), Lines{});
+  EXPECT_EQ(GroupDifferences(step(arena.Int(4)), step(arena.String("4"))),
+            Lines{"step: 4 and '4'"});
+  const std::int64_t large = std::int64_t{1} << 53;
+  EXPECT_EQ(GroupDifferences(step(arena.Int(large)), step(arena.Int(large + 1))).size(), 1U);
+  EXPECT_EQ(GroupDifferences(step(arena.None()), Group(arena, 0.5, "a", false)),
+            (Lines{"name: nothing and 'a'", "step: None and nothing"}));
+}
+
+// Files of weights tell a group's hyper-parameters but have no options of a trainer.
+TEST(Differences, OfGroupsWithoutOptionsAreWhatBothCanSay) {
+  pickle::Arena arena;
+  dialect::Group typed;
+  EXPECT_EQ(GroupDifferences(typed, Group(arena, 0.5, "a", false)), Lines{});
+  typed.hyper.lr = 0.5;
+  typed.hyper.momentum = 0.1;
+  EXPECT_EQ(GroupDifferences(typed, Group(arena, 0.5, "a", false)), Lines{});
+  EXPECT_EQ(GroupDifferences(Group(arena, 0.25, "a", false), typed), Lines{"lr: 0.25 and 0.5"});
+  typed.hyper.betas = {0.9, 0.5};
+  EXPECT_EQ(
+      GroupDifferences(typed, With(arena, "betas", arena.List({arena.Float(0.9), arena.Float(1)}))),
+      Lines{"betas: [0.9, 0.5] and [0.9, 1]"});
 }
 
 }  // namespace
