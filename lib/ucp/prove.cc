@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <span>
 #include <string>
 
+#include "base/crc32.h"
 #include "layout/states.h"
+#include "plan/plan.h"
 #include "tensor/convert.h"
 #include "ucp/value.h"
 
@@ -131,8 +134,31 @@ class Proof {
     return source_.Round(wanted);
   }
 
-  Status Compare(std::span<const Sample> samples) {
-    for (const Sample& sample : samples) SW_TRY(CompareOne(sample));
+  /// \param equal  gets how many samples are, before the first that is not
+  Status Compare(std::span<const Sample> samples, std::uint64_t* equal) {
+    for (const Sample& sample : samples) {
+      SW_TRY(CompareOne(sample));
+      ++*equal;
+    }
+    return {};
+  }
+
+  /// Compares what a sample was read from with the checksums of its files, where they have any.
+  /// \error kBadInput  names file, member and parameter
+  /// Local: each member is read by one rank, all of it.
+  Status CheckSums(const Sample& sample) {
+    for (const Elements& side : sample.sides) {
+      const std::uint32_t index = side.at.member;
+      const layout::Member& member = checkpoint_.map.members[index];
+      if (!member.crc32 || !source_.Mine(index)) continue;
+      SW_TRY_ASSIGN(const std::uint32_t found, CrcOf(index));
+      if (found == *member.crc32) continue;
+      char text[64];
+      std::snprintf(text, sizeof text, "CRC-32 %08x expected, %08x found", *member.crc32, found);
+      return Fail(Errc::kBadInput, checkpoint_.map.files[member.file] + ": " + member.name +
+                                       " (with \"" + checkpoint_.params[sample.param].name +
+                                       "\"): " + text);
+    }
     return {};
   }
 
@@ -141,6 +167,18 @@ class Proof {
     comm::Bytes bytes(side.at.bytes);
     SW_TRY(source_.Read(side.at.member, side.at.offset, bytes));
     return bytes;
+  }
+
+  Result<std::uint32_t> CrcOf(std::uint32_t member) {
+    const std::uint64_t bytes = checkpoint_.map.members[member].bytes;
+    comm::Bytes buffer;
+    std::uint32_t crc = 0;
+    for (std::uint64_t at = 0; at < bytes; at += buffer.size()) {
+      buffer.resize(std::min(plan::kUnitBytes, bytes - at));
+      SW_TRY(source_.Read(member, at, buffer));
+      crc ^= Crc32Share(Crc32(buffer), bytes - at - buffer.size());
+    }
+    return crc;
   }
 
   /// An element as a value, and the file that holds it.
@@ -193,7 +231,14 @@ Status ProveInferred(comm::Comm& comm, const dialect::Checkpoint& checkpoint,
   const auto mine = std::span<const Sample>(samples).subspan(first, last - first);
   Proof proof(checkpoint, source);
   SW_TRY(proof.Fetch(mine));
-  SW_TRY(comm.Agree(proof.Compare(mine)));
+  std::uint64_t equal = 0;
+  const Status compared = proof.Compare(mine, &equal);
+  // What does not fit may also be damaged: then that is what all ranks say, not that the places are
+  // wrong. They look at the first sample that failed on any of them.
+  const std::uint64_t rest = compared ? 0 : samples.size() - (first + equal);
+  SW_TRY_ASSIGN(const std::uint64_t failed, comm.AllReduceMax(rest));
+  if (failed > 0) SW_TRY(comm.Agree(proof.CheckSums(samples[samples.size() - failed])));
+  SW_TRY(comm.Agree(compared));
   sink.Note(checkpoint.tag + ": " + inferred.why + ": the places of " +
                 std::to_string(inferred.params.size()) +
                 " parameters were worked out, and their weights prove them",

@@ -7,6 +7,7 @@ Usage: old_releases_test.py BIN [MPIEXEC]
 """
 
 import shutil
+import zipfile
 
 import stores  # first: it says where the next one is
 import ptfile
@@ -32,6 +33,17 @@ class Old(Stores):
             shard = ptfile.load(path)
             change(shard["optimizer_state_dict"]["param_slice_mappings"][1])
             ptfile.save(path, shard)
+
+    def damage(self, path):
+        """Turns the sign of every number in the payloads of a file, and leaves their checksums."""
+        content = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            payloads = [archive.read(name) for name in archive.namelist() if "/data/" in name]
+        for payload in payloads:
+            if len(payload) > 16:
+                at = content.index(payload)
+                content[at + 3:at + len(payload):4] = bytes(byte ^ 128 for byte in payload[3::4])
+        path.write_bytes(content)
 
     def refuse(self, folder, code, *words):
         self.run_tool("ucp-load", folder, self.work / "out", "--target", "ep=1", code=code)
@@ -116,6 +128,14 @@ class OldReleases(Old):
         new = self.make("new", order=layers_swapped)
         self.run_tool("ucp-load", "--check", new, old)
 
+    def test_damage_is_not_taken_for_another_order(self):
+        expert = "layer_1_expert_1_mp_rank_00_model_states.pt"
+        for name in (self.shard(self.make(release=OLD)).name, expert):
+            self.damage(self.work / "old" / "global_step3" / name)
+            self.refuse(self.work / "old", 4, name + ": data/", "CRC-32")
+            shutil.rmtree(self.work / "old")
+            self.make(release=OLD)
+
     def test_sizes_that_leave_two_ways(self):
         """Of two matrices of one shape one is frozen, and no slice tells which."""
         both = {"4.weight": (6, 7)}
@@ -190,6 +210,9 @@ class Ranks(Old):
         self.run_tool("ucp-load", "--check", new, old, launcher=launcher)
         self.run_tool("ucp-load", old, self.work / "out", "--target", "ep=1", launcher=launcher)
         self.run_tool("ucp-load", "--check", new, self.work / "out")
+        self.damage(self.shard(old))
+        self.run_tool("ucp-load", "--check", new, old, launcher=launcher, code=4)
+        self.assertIn(self.shard(old).name + ": data/", self.stderr)
 
 
 if __name__ == "__main__":
