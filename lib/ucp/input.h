@@ -18,9 +18,9 @@ namespace shardwright::ucp {
 
 /// What a command reads.
 struct InputOptions {
-  /// A checkpoint's save or tag folder, an atom folder, or a fragment catalogue; more roots hold
-  /// further parts of the same checkpoint. With node_local, `{rank}` and `{node}` are replaced by
-  /// the rank's number and the node's name.
+  /// A checkpoint's save or tag folder, a folder of atoms, a catalogue, or a file by itself; more
+  /// roots hold further parts of the same checkpoint. With node_local, `{rank}` and `{node}` are
+  /// replaced by the rank's number and the node's name.
   std::vector<std::string> roots;
   std::vector<std::string> pattern_files;
   bool node_local = false;
