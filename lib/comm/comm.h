@@ -75,6 +75,14 @@ class Comm {
   /// Collective.
   Status Agree(Status mine);
 
+  /// The same of work that returns something: what this rank has made, if every rank brought it.
+  /// Collective.
+  template <class T>
+  Result<T> Agree(Result<T> mine) {
+    SW_TRY(Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
+    return mine;
+  }
+
   /// Rank 0 acts; all ranks get its outcome. An exception out of `act` is kInternal everywhere.
   /// Collective.
   Status OnRoot(const std::function<Status()>& act);

@@ -254,10 +254,10 @@ Status Runner::VerifyRead() {
   which.mine = [this](std::uint32_t member) {
     return source_.Mine(member) && !twin_sources_.contains(plan_.source().members[member].file);
   };
-  const Result<MembersVerified> members = VerifyMembers(plan_, source_sums_, which, arena_);
-  SW_TRY(comm_.Agree(members ? Status() : Status(tl::unexpected<Error>(members.error()))));
-  report_.members_verified = members->verified;
-  report_.members_without_sum = members->without_sum;
+  SW_TRY_ASSIGN(const MembersVerified members,
+                comm_.Agree(VerifyMembers(plan_, source_sums_, which, arena_)));
+  report_.members_verified = members.verified;
+  report_.members_without_sum = members.without_sum;
   return comm_.Agree(LookAgain());
 }
 

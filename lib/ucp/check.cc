@@ -220,8 +220,8 @@ Status Checker::Verify(Side* side) {
   SW_TRY(exec::CombineSums(comm_, &side->sums));
   const exec::MembersToVerify which{
       &side->source, 1, [&](std::uint32_t member) { return side->source.Mine(member); }};
-  const auto members = exec::VerifyMembers(side->plan, side->sums, which, arena_);
-  return comm_.Agree(members ? Status() : Status(tl::unexpected<Error>(members.error())));
+  SW_TRY(comm_.Agree(exec::VerifyMembers(side->plan, side->sums, which, arena_)));
+  return {};
 }
 
 Status Checker::ComparePayloads() {

@@ -71,9 +71,7 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
                               const std::string& manifest_head, const std::string& parameters,
                               const ConvertOptions& options, Sink& sink) {
   sink.Pass("plan");
-  Result<plan::Plan> made = plan::Plan::Make(source, target);
-  SW_TRY(comm.Agree(made ? Status() : Status(tl::unexpected<Error>(made.error()))));
-  const plan::Plan& plan = *made;
+  SW_TRY_ASSIGN(const plan::Plan plan, comm.Agree(plan::Plan::Make(source, target)));
   exec::RunOptions run;
   run.output = options.output;
   run.force = options.force;

@@ -211,11 +211,10 @@ Status DigestCopies(comm::Comm& comm, std::vector<dialect::SourceSet>* parts) {
 Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner) {
   const std::vector<std::string> roots = Expand(options.roots, comm.rank());
-  const Result<Part> mine =
-      LookAgain(comm, roots, options.neighbours, ScanPart(roots, options.neighbours));
-  SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
+  SW_TRY_ASSIGN(const Part mine, comm.Agree(LookAgain(comm, roots, options.neighbours,
+                                                      ScanPart(roots, options.neighbours))));
   SW_TRY_ASSIGN(const std::vector<std::string> texts,
-                GatherTexts(comm, dialect::Serialize(mine->set)));
+                GatherTexts(comm, dialect::Serialize(mine.set)));
   std::vector<dialect::SourceSet> parts;
   std::string blind;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
@@ -225,7 +224,7 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
   }
   SW_TRY(DigestCopies(comm, &parts));
   SW_TRY_ASSIGN(dialect::SourceSet all, dialect::UniteParts(std::move(parts), file_owner));
-  SW_TRY(comm.Agree(CheckCatalogued(mine->catalogued, all)));
+  SW_TRY(comm.Agree(CheckCatalogued(mine.catalogued, all)));
   if (!blind.empty()) all.warnings.push_back(all.tag + ": nothing of it is seen by ranks " + blind);
   return all;
 }
@@ -306,9 +305,8 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   SW_TRY_ASSIGN(input->patterns, PatternsFrom(options.pattern_files, read_pattern_file));
   SW_TRY_ASSIGN(input->set, ScanInput(comm, options, &input->file_owner));
   sink.Pass("map");
-  Result<dialect::Checkpoint> checkpoint = dialect::ReadCheckpoint(input->set, input->patterns);
-  SW_TRY(comm.Agree(checkpoint ? Status() : Status(tl::unexpected<Error>(checkpoint.error()))));
-  input->checkpoint = *std::move(checkpoint);
+  SW_TRY_ASSIGN(input->checkpoint,
+                comm.Agree(dialect::ReadCheckpoint(input->set, input->patterns)));
   if (!options.bound) SW_TRY(dialect::CheckUnbound(input->checkpoint));
   for (const std::string& warning : input->checkpoint.warnings) sink.Warn(warning);
   std::vector<exec::SourcePath> paths = PathsOf(input->set);

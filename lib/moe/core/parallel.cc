@@ -140,9 +140,9 @@ Result<StrategyResult> PlanOnRanks(comm::Comm& comm, const Strategy& strategy, c
                                    const Cluster& cluster, const Placement* current,
                                    const Options& options) {
   if (comm.size() == 1) return strategy.plan(loads, cluster, current, options);
-  Result<comm::Bytes> mine = DraftShare(comm, strategy, loads, cluster, current, options);
-  SW_TRY(comm.Agree(mine ? Status() : tl::unexpected<Error>(mine.error())));
-  SW_TRY_ASSIGN(const auto drafts, comm.Gather(*mine));
+  SW_TRY_ASSIGN(const comm::Bytes mine,
+                comm.Agree(DraftShare(comm, strategy, loads, cluster, current, options)));
+  SW_TRY_ASSIGN(const auto drafts, comm.Gather(mine));
   comm::Bytes packed;
   SW_TRY(comm.OnRoot([&]() -> Status {
     std::vector<StrategyResult> parts;

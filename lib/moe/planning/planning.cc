@@ -146,9 +146,7 @@ JudgeOptions PlanRequest::Judging() const {
 }
 
 Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Sink& sink) {
-  Result<PlanInput> mine = ReadLocal(request, comm.rank() == 0, sink);
-  SW_TRY(comm.Agree(mine ? Status() : tl::unexpected<Error>(mine.error())));
-  return mine;
+  return comm.Agree(ReadLocal(request, comm.rank() == 0, sink));
 }
 
 Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const PlanInput& input,

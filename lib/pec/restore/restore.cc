@@ -257,7 +257,7 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
     SW_TRY_ASSIGN(os::Lock lock, restore::LockStore(job));
     SW_TRY_ASSIGN(const std::optional<restore::Restart> restart, restore::OpenRestart(job));
     SW_TRY_ASSIGN(restore::Prepared prepared,
-                  comm::AgreeOn(comm, restore::Prepare(job, restart, std::move(agents.copies))));
+                  comm.Agree(restore::Prepare(job, restart, std::move(agents.copies))));
     report = std::move(prepared.report);
     restore::Warn(job, report);
     if (options.format != nullptr) {

@@ -122,7 +122,7 @@ Result<Agents> AskAgents(const Job& job) {
   if (job.options.agents.empty()) return Agents();
   job.sink.Pass("agents");
   SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText([&] { return FlushAndList(job); }));
-  SW_TRY_ASSIGN(Agents agents, comm::AgreeOn(job.comm, ReadLists(job, text)));
+  SW_TRY_ASSIGN(Agents agents, job.comm.Agree(ReadLists(job, text)));
   for (std::size_t i = 0; i < agents.lost_nodes.size(); ++i) {
     job.sink.Warn("node " + std::to_string(agents.lost_nodes[i]) + " (" + agents.lost_agents[i] +
                   "): lost with what it held in memory");

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/agree_on.h"
 #include "comm/comm.h"
 #include "layout/shard_map.h"
 #include "pec/agent/agent_client.h"

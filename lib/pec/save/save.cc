@@ -60,7 +60,7 @@ Result<Subject> Understand(const Job& job) {
         job.input.checkpoint.tag + ": --node-local: a save needs every rank to see every file");
   }
   job.sink.Pass("select");
-  return comm::AgreeOn(job.comm, Describe(job));
+  return job.comm.Agree(Describe(job));
 }
 
 /// What is known before anything is written.
@@ -104,10 +104,8 @@ Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& 
   const save::Job job{comm, input, options, sink};
   SW_TRY_ASSIGN(const save::Subject subject, save::Understand(job));
   SW_TRY_ASSIGN(save::Base base, save::FindBase(job, subject));
-  SW_TRY_ASSIGN(const save::Chosen chosen,
-                comm::AgreeOn(comm, save::Choose(job, subject, nullptr, &base)));
-  SW_TRY_ASSIGN(const save::Blobs blobs,
-                comm::AgreeOn(comm, save::ListBlobs(job, subject, base, chosen)));
+  SW_TRY_ASSIGN(const save::Chosen chosen, comm.Agree(save::Choose(job, subject, nullptr, &base)));
+  SW_TRY_ASSIGN(const save::Blobs blobs, comm.Agree(save::ListBlobs(job, subject, base, chosen)));
   SaveReport report = save::ReportOf(subject, base, chosen, blobs);
   if (options.dry_run) return report;
   SW_TRY_ASSIGN(const save::Written written, save::Write(job, subject, chosen, blobs, &base));
@@ -128,7 +126,7 @@ Result<SnapshotChoice> ChooseSnapshot(comm::Comm& comm, ucp::Input& input,
   const save::Job job{comm, input, look, sink};
   SW_TRY_ASSIGN(save::Subject subject, save::Understand(job));
   SW_TRY_ASSIGN(save::Base base, save::FindBase(job, subject));
-  SW_TRY_ASSIGN(save::Chosen chosen, comm::AgreeOn(comm, save::Choose(job, subject, level, &base)));
+  SW_TRY_ASSIGN(save::Chosen chosen, comm.Agree(save::Choose(job, subject, level, &base)));
   SnapshotChoice choice;
   choice.iteration = subject.iteration;
   choice.keep = base.keep;

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/agree_on.h"
 #include "comm/comm.h"
 #include "os/lock.h"
 #include "pec/save/blob_writers.h"

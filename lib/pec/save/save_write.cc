@@ -198,10 +198,9 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
   const SaveRequest& options = job.options;
   const layout::ShardMap& source = job.input.checkpoint.map;
   exec::ByteSource& bytes = *job.input.bytes;
-  SW_TRY_ASSIGN(
-      const plan::Plan plan,
-      comm::AgreeOn(job.comm, plan::Plan::Make(source, blobs.target,
-                                               {job.input.checkpoint.proved, blobs.tensors})));
+  SW_TRY_ASSIGN(const plan::Plan plan,
+                job.comm.Agree(plan::Plan::Make(source, blobs.target,
+                                                {job.input.checkpoint.proved, blobs.tensors})));
   if (options.verify == exec::Verify::kReplicas) {
     job.sink.Pass("replicas");
     // Every rank sees every file, so nothing is sent and no memory is needed for it.
@@ -209,8 +208,7 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
     SW_TRY(exec::CompareReplicas(job.comm, exchange, options.threads, 0, job.sink));
     job.sink.Pass("write");
   }
-  SW_TRY_ASSIGN(const std::vector<BlobJob> jobs,
-                comm::AgreeOn(job.comm, MyJobs(job, subject, blobs, base)));
+  SW_TRY_ASSIGN(const std::vector<BlobJob> jobs, job.comm.Agree(MyJobs(job, subject, blobs, base)));
   BlobOptions how;
   how.incoming = incoming + "/" + std::to_string(job.comm.rank());
   how.zstd = options.zstd;
@@ -218,9 +216,8 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
   how.look_for_known = options.verify == exec::Verify::kReadback;
   how.threads = options.threads;
   exec::SourceSums sums(source.members.size());
-  SW_TRY_ASSIGN(
-      const std::vector<BlobResult> mine,
-      comm::AgreeOn(job.comm, WriteBlobs(*base->store, plan, bytes, jobs, how, &sums, job.sink)));
+  SW_TRY_ASSIGN(const std::vector<BlobResult> mine,
+                job.comm.Agree(WriteBlobs(*base->store, plan, bytes, jobs, how, &sums, job.sink)));
   exec::MembersVerified members;
   if (how.note_sums) {
     SW_TRY(exec::CombineSums(job.comm, &sums));

@@ -51,12 +51,12 @@ Result<exec::MembersVerified> VerifyModules(comm::Comm& comm, const plan::Plan& 
   const exec::MembersToVerify which{&source, kRestShare,
                                     [&](std::uint32_t member) { return member % ranks == rank; }};
   tbb::task_arena arena(static_cast<int>(threads));
-  const auto mine = exec::VerifyMembers(plan, sums, which, arena);
-  SW_TRY(comm.Agree(mine ? Status() : Status(tl::unexpected<Error>(mine.error()))));
+  SW_TRY_ASSIGN(const exec::MembersVerified mine,
+                comm.Agree(exec::VerifyMembers(plan, sums, which, arena)));
   exec::MembersVerified all;
-  SW_TRY_ASSIGN(all.verified, comm.AllReduceSum(mine->verified));
-  SW_TRY_ASSIGN(all.without_sum, comm.AllReduceSum(mine->without_sum));
-  SW_TRY_ASSIGN(all.in_part, comm.AllReduceSum(mine->in_part));
+  SW_TRY_ASSIGN(all.verified, comm.AllReduceSum(mine.verified));
+  SW_TRY_ASSIGN(all.without_sum, comm.AllReduceSum(mine.without_sum));
+  SW_TRY_ASSIGN(all.in_part, comm.AllReduceSum(mine.in_part));
   return all;
 }
 
