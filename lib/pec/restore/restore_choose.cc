@@ -338,14 +338,19 @@ Result<Candidates> FindCandidates(const Job& job, const Base& base, std::vector<
 Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Restart>& restart,
                       Candidates candidates) {
   const Store& store = base.store;
-  const std::vector<AgentCopy>& copies = candidates.copies;
+  std::vector<AgentCopy>& copies = candidates.copies;
   std::vector<Manifest>& stored = candidates.stored;
   Checked& checked = candidates.checked;
   // A checkpoint that cannot be used is passed over, where that is allowed.
-  const auto give_up = [&](std::uint64_t sequence, Error error) -> Status {
+  const auto give_up = [&](const Manifest& unusable, Error error) -> Status {
     if (!job.options.allow_older) return tl::unexpected<Error>(std::move(error));
     checked.Note(error);
-    std::erase_if(stored, [&](const Manifest& one) { return one.sequence == sequence; });
+    const std::uint64_t sequence = unusable.sequence;  // it goes with what is erased
+    const std::uint64_t iteration = unusable.iteration;
+    if (std::erase_if(stored, [&](const Manifest& one) { return one.sequence == sequence; }) == 0) {
+      std::erase_if(copies,
+                    [&](const AgentCopy& one) { return one.manifest.iteration == iteration; });
+    }
     return {};
   };
   while (!stored.empty()) {
@@ -353,7 +358,7 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
     const std::uint64_t newest = stored.back().sequence;
     Result<Described> described = Describe(job, store, copies, stored.back());
     if (!described) {
-      SW_TRY(give_up(newest, std::move(described).error()));
+      SW_TRY(give_up(stored.back(), std::move(described).error()));
       continue;
     }
     Chosen chosen;
@@ -373,7 +378,7 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
     Status status = described ? CheckRest(job, store, *at, described->input.checkpoint)
                               : Status(tl::unexpected<Error>(std::move(described).error()));
     if (!status) {
-      SW_TRY(give_up(at->sequence, std::move(status).error()));
+      SW_TRY(give_up(*at, std::move(status).error()));
       continue;
     }
     chosen.at = std::move(*at);

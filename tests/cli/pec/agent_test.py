@@ -94,6 +94,13 @@ class Agents(stores.Stores):
         listed = self.run_tool("pec-save", "list", self.store)["checkpoints"]
         return max((c["iteration"] for c in listed if not c["abandoned"]), default=None)
 
+    def hold_lock(self):
+        """As if another process wrote: nothing can be persisted meanwhile."""
+        lock = open(self.store / "lock", "a", encoding="utf-8")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self.addCleanup(lock.close)
+        return lock
+
     def end(self, agent, how=signal.SIGTERM):
         agent.send_signal(how)
         agent.wait(PATIENCE)
@@ -299,13 +306,6 @@ class Killed(Agents):
 
 
 class Restoring(Agents):
-    def hold_lock(self):
-        """As if another process wrote: nothing can be persisted meanwhile."""
-        lock = open(self.store / "lock", "a", encoding="utf-8")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        self.addCleanup(lock.close)
-        return lock
-
     def test_memory_is_newer_than_storage(self):
         self.start("a", "--k", 3, "--k-persist", 1, "--tokens", self.tokens_path)
         for iteration in (3, 4, 5):

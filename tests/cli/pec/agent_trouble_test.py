@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 sys.dont_write_bytecode = True
@@ -175,6 +176,54 @@ class Connections(agent_test.Agents):
         self.status("b")  # the socket file has places of its own
         self.restore("out", "--agents", f"127.0.0.1:{where[1]}")
         self.assertEqual(self.report["result"]["iteration"], 4)
+
+
+class Garbled(agent_test.Agents):
+    """An agent whose catalogues do not arrive as they were sent."""
+
+    def relay(self, name):
+        """Passes everything on to the agent NAME and back, but for the last byte of every catalogue.
+
+        \\returns the address to ask it at
+        """
+        path = self.work / f"{name}-relay"
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(str(path))
+        listener.listen()
+        threading.Thread(target=self.serve, args=(listener, self.work / name), daemon=True).start()
+        return f"unix:{path}"
+
+    def serve(self, listener, agent):
+        while True:
+            try:
+                client = listener.accept()[0]
+            except OSError:
+                return
+            with client, socket.socket(socket.AF_UNIX) as behind:
+                behind.connect(str(agent))
+                requests, answers = client.makefile("rb"), behind.makefile("rb")
+                for request in requests:
+                    behind.sendall(request)
+                    answer = answers.readline()
+                    words = answer.split()
+                    body = answers.read(int(words[1])) if words[0] == b"ok" and len(words) > 1 else b""
+                    if request.startswith(b"catalogue "):
+                        body = body[:-1] + bytes([body[-1] ^ 1])
+                    client.sendall(answer + body)
+
+    def test_a_checkpoint_that_cannot_be_read_is_passed_over(self):
+        self.start("a", "--k", 2)
+        self.checkpoint(3)
+        self.wait(lambda: self.status("a")["persisted"] == 3)
+        self.hold_lock()
+        self.checkpoint(4)
+        self.wait(lambda: self.status("a")["newest"] == 4)
+        words = ("--agents", self.relay("a"), "--dry-run")
+        self.restore("out", *words, code=4)
+        self.restore("out", *words, "--allow-older")
+        self.assertEqual(self.report["result"]["iteration"], 3)
+        self.assertIn("catalogue", self.report["result"]["damaged"][0])
 
 
 class Mute(agent_test.Agents):
