@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
   shardwright::apps::SourceFlags source;
   std::string output;
   std::optional<std::string> pack;
-  app.AddInputOutput(&source.input, &output, "save folder or tag folder of a checkpoint",
+  app.AddInputOutput(&source.input, &output,
+                     "save folder or tag folder of a checkpoint, or a .safetensors file",
                      "catalogue to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});

@@ -50,7 +50,8 @@ int main(int argc, char** argv) {
   shardwright::apps::FormatFlags format;
   bool check = false;
   bool link = false;
-  app.AddInputOutput(&source.input, &output, "checkpoint, catalogue or folder of atoms",
+  app.AddInputOutput(&source.input, &output,
+                     "checkpoint, catalogue, folder of atoms or .safetensors file",
                      "folder to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});

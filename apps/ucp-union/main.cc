@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
   shardwright::apps::SourceFlags source;
   shardwright::ucp::DsToUniversal compatible;
   std::string output;
-  app.AddInputOutput(&source.input, &output, "catalogue, save folder or tag folder",
+  app.AddInputOutput(&source.input, &output,
+                     "catalogue, save folder or tag folder, or a .safetensors file",
                      "folder of atoms to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
