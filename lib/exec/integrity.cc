@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
+#ifdef SW_XXHASH_DISPATCHES
+#include <xxh_x86dispatch.h>
+#endif
 
 #include "base/crc32.h"
 #include "base/text.h"
