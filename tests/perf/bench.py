@@ -353,7 +353,7 @@ def main():
     parser.add_argument("--disk", default="/var/tmp")
     parser.add_argument("--checkpoint", help="save folder to use instead of making one")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", default="help,plan,tmpfs,memory,moved,upstream,on_disk,pec,pec_snapshot,pec_unchanged")
+    parser.add_argument("--only", default="help,plan,tmpfs,memory,moved,upstream,on_disk,safetensors,pec,pec_snapshot,pec_unchanged")
     bench = Bench(parser.parse_args())
     print("| what | measured | must reach |\n|---|---|---|")
     for name in bench.args.only.split(","):
