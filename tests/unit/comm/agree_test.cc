@@ -27,6 +27,24 @@ Status AgreeOn(const std::vector<Status>& brought) {
 
 Status Bad(Errc code, const std::string& text, int sys = 0) { return Fail(code, text, sys); }
 
+TEST(AgreeTest, HandsOnWhatARankMade) {
+  for (const bool one_fails : {false, true}) {
+    std::atomic<int> right = 0;
+    RunThreads(3, [&](Comm& comm) -> Status {
+      Result<int> mine = 10 + comm.rank();
+      if (one_fails && comm.rank() == 1) mine = Fail(Errc::kIo, "disk");
+      const Result<int> answer = comm.Agree(std::move(mine));
+      if (one_fails) {
+        right += !answer && answer.error().message == "disk" && answer.error().rank == 1 ? 1 : 0;
+      } else {
+        right += answer && *answer == 10 + comm.rank() ? 1 : 0;
+      }
+      return {};
+    });
+    EXPECT_EQ(right, 3) << one_fails;
+  }
+}
+
 TEST(AgreeTest, SuccessNeedsEveryRank) {
   EXPECT_TRUE(AgreeOn({{}, {}, {}}));
   EXPECT_FALSE(AgreeOn({{}, {}, Bad(Errc::kIo, "disk")}));
