@@ -376,7 +376,7 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
     }
     if (at->sequence != newest) described = Describe(job, store, copies, *at);
     Status status = described ? CheckRest(job, store, *at, described->input.checkpoint)
-                              : Status(tl::unexpected<Error>(std::move(described).error()));
+                              : Status(tl::unexpected<Error>(described.error()));
     if (!status) {
       SW_TRY(give_up(*at, std::move(status).error()));
       continue;

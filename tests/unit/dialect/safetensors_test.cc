@@ -75,6 +75,7 @@ class Safetensors : public os::Scratch {
   void PutModel(const std::string& path, const std::vector<Made>& tensors, Metadata metadata = {},
                 std::optional<Notes> notes = std::nullopt) const {
     std::vector<files::TensorSpec> specs;
+    specs.reserve(tensors.size());
     for (const Made& one : tensors) specs.push_back({one.name, one.dtype, one.shape});
     if (notes) {
       std::vector<const std::string*> names;
