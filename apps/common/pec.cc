@@ -14,7 +14,7 @@ namespace shardwright::apps {
 namespace {
 
 using Column = text::Table::Column;
-constexpr auto kRight = text::Table::Align::kRight;
+using text::kRight;
 
 /// Bytes of each rank; of many ranks their number.
 std::string Shares(const std::vector<std::uint64_t>& bytes) {
@@ -65,6 +65,35 @@ std::vector<std::string> Words(const std::vector<std::string>& values) {
     for (std::string& word : Split(value, ',')) words.push_back(std::move(word));
   }
   return words;
+}
+
+void KeyFlags::AddTo(cli::App& app) {
+  app.AddText("--key", &key,
+              "key that agents at HOST:PORT and all who ask them share (pec-save keygen)", "FILE");
+  app.FromEnvironment("--key", &key, "SHARDWRIGHT_AGENT_KEY");
+  app.AddFlag("--insecure", &insecure,
+              "HOST:PORT without a key: whoever reaches it reads the training state");
+}
+
+Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>& addresses) {
+  if (app.Given("--key") && insecure) {
+    return Fail(Errc::kUsage, "--key and --insecure exclude each other");
+  }
+  for (const std::string& text : addresses) {
+    SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
+    if (port_.empty() && !address.is_local()) port_ = text;
+  }
+  if (port_.empty() || insecure || !key.empty()) return {};
+  return Fail(Errc::kUsage, port_ + ": a port needs the agents' key: --key FILE, which pec-save " +
+                                "keygen FILE makes, or --insecure, which lets everybody in");
+}
+
+Result<std::shared_ptr<const os::TlsKey>> KeyFlags::Read(cli::Context& context) const {
+  if (port_.empty()) return std::shared_ptr<const os::TlsKey>();
+  if (!insecure) return context.comm().Agree(os::TlsKey::Read(key));
+  context.sink().Warn(port_ + ": --insecure: nobody proves who he is and nothing is encrypted; " +
+                      "whoever reaches the port can read the training state and put copies there");
+  return std::shared_ptr<const os::TlsKey>();
 }
 
 Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words) {

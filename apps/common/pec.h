@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "cli/app.h"
+#include "os/tls.h"
 #include "pec/report/list_store.h"
 #include "pec/restore/restore.h"
 #include "pec/save/save.h"
@@ -24,6 +26,25 @@ std::vector<std::string> Words(const std::vector<std::string>& values);
 /// Parses --keep: components, each once, separated by commas or given several times.
 /// \error kUsage
 Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words);
+
+/// How agents at ports are spoken to: --key, or --insecure. On this host too, where every user can
+/// reach a port; those of the agent's own have the socket file, which needs neither.
+struct KeyFlags {
+  std::string key;  ///< a file
+  bool insecure = false;
+
+  void AddTo(cli::App& app);
+  /// Within a rule. \error kUsage  an address; a port that is given neither
+  Status CheckRules(const cli::App& app, const std::vector<std::string>& addresses);
+  /// Reads the key, on every rank; --insecure warns.
+  /// \returns null: no address needs one
+  /// \error as os::TlsKey::Read
+  /// Collective.
+  Result<std::shared_ptr<const os::TlsKey>> Read(cli::Context& context) const;
+
+ private:
+  std::string port_;  // the first address that is one
+};
 
 /// What a save did, or with --dry-run what it would do.
 void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run);

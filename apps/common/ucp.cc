@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <ostream>
+#include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "ucp/describe.h"
 
 namespace shardwright::apps {
@@ -58,9 +60,40 @@ void SourceFlags::AddNeighboursTo(cli::App& app) {
                     "carried over byte for byte, or left where they are");
 }
 
-ucp::InputOptions SourceFlags::Options() const {
-  ucp::InputOptions options{{input}, patterns, node_local, neighbours};
+void SourceFlags::AddMapTo(cli::App& app) {
+  app.AddList("--map", &maps,
+              "names and shapes of tensors as another program has them: a map (" +
+                  Joined(dialect::ModelMap::BuiltInNames(), ", ") +
+                  ", a file, or auto: that of the model's family, as a config.json beside INPUT or "
+                  "INPUT itself tells it) and the side to go to; the side of INPUT is found by its "
+                  "names; several are gone through in turn",
+              "MAP[:FROM][:TO]");
+  app.AddText("--map-sizes", &map_sizes,
+              "sizes of the model for --map that neither shapes nor a config.json beside INPUT "
+              "tell, such as kv_heads=8",
+              "NAME=N,...");
+  app.Check([this, &app]() -> Status {
+    if (maps.empty() && app.Given("--map-sizes")) {
+      return Fail(Errc::kUsage, "--map-sizes means nothing without --map");
+    }
+    return {};
+  });
+}
+
+ucp::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
+                                       const std::string& output) const {
+  ucp::InputOptions options;
+  options.roots = {input};
+  options.pattern_files = patterns;
+  options.node_local = node_local;
+  options.neighbours = neighbours;
+  options.maps = {maps, map_sizes, {}, nullptr};
+  options.proof.reset();
+  if (!flags.dry_run && !flags.describes()) {
+    options.proof = ucp::CompareOptions{flags.threads, flags.memory_bytes};
+  }
   options.roots.insert(options.roots.end(), also.begin(), also.end());
+  options.output = output;
   return options;
 }
 
@@ -71,17 +104,23 @@ void FormatFlags::AddTo(cli::App& app, const std::string& what) {
     formats.emplace_back(dialect.name, &dialect);
   }
   if (or_none) formats.emplace_back("none", nullptr);
-  app.AddText("--target", &target,
-              "layout to write, as key=value,... of " + KeysOf(*format) + "; " + what, "SPEC");
+  CLI::Option* spec =
+      app.AddText("--target", &target,
+                  "layout to write, as key=value,... of " + KeysOf(*format) + "; " + what, "SPEC");
   std::string summaries;
+  std::set<std::string> keys;
   for (const auto& [name, dialect] : formats) {
     if (dialect == nullptr) continue;
+    for (const dialect::TargetKey& key : dialect->keys) {
+      if (!key.is_flag) keys.insert(std::string(key.name) + "=");
+    }
     summaries += (summaries.empty() ? "" : "; ") + name + ": " + std::string(dialect->summary);
     const std::string own = KeysOf(*dialect);
     if (!own.empty() && own != KeysOf(*format)) summaries += ", with the keys " + own;
   }
   app.AddEnum<const dialect::Dialect*>("--format", &format, formats,
                                        "files to write: " + summaries + none_help);
+  app.Suggest(spec, {keys.begin(), keys.end()});
 }
 
 void FormatFlags::AddKeyFlags(cli::App& app) {
@@ -102,6 +141,11 @@ void FormatFlags::AddKeyFlags(cli::App& app) {
       app.AddChoice(name, &flag.value, words, key.help);
     }
   }
+}
+
+void FormatFlags::AddStrictTo(cli::App& app) {
+  app.AddFlag("--strict", &strict,
+              "write nothing if something cannot be carried over; exit 5, naming each thing");
 }
 
 const FormatFlags::KeyFlag* FormatFlags::FindFlag(std::string_view name) const {
@@ -143,6 +187,12 @@ Result<dialect::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
   return spec;
 }
 
+std::vector<std::string> FormatFlags::Sides(const dialect::TargetSpec& spec) const {
+  if (format == nullptr || format->sides == nullptr) return {};
+  const std::span<const std::string_view> sides = format->sides(spec);
+  return {sides.begin(), sides.end()};
+}
+
 ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output) {
   ucp::ConvertOptions options;
   options.output = output;
@@ -156,17 +206,21 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
 }
 
 Status Describe(cli::Context& context, const SourceFlags& source) {
-  ucp::InputOptions options = source.Options();
+  ucp::InputOptions options = source.Options(context.flags());
   options.neighbours = false;
   options.bound = true;
   SW_TRY_ASSIGN(const auto input, ucp::OpenInput(context.comm(), options, context.sink()));
   const dialect::Checkpoint& checkpoint = input->checkpoint;
+  const auto with_maps = [&](nlohmann::json json) {
+    if (!input->mapped.empty()) json["maps"] = ucp::MapsJson(input->mapped);
+    return json;
+  };
   for (const std::string& bound : checkpoint.bound) context.sink().Warn(bound);
   if (context.flags().explain) {
     SW_TRY_ASSIGN(const std::string text, ucp::ExplainParam(checkpoint, *context.flags().explain));
     SW_TRY_ASSIGN(const auto json, ucp::ExplainJson(checkpoint, *context.flags().explain));
     context.out() << text;
-    context.SetResult(json);
+    context.SetResult(with_maps(json));
     return {};
   }
   context.out() << checkpoint.origin << " checkpoint " << checkpoint.tag << ": "
@@ -182,7 +236,7 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
   context.Print(table);
   nlohmann::json list = ucp::ListJson(checkpoint);
   list["fingerprint"] = ucp::FingerprintText(*input);
-  context.SetResult(std::move(list));
+  context.SetResult(with_maps(std::move(list)));
   return {};
 }
 

@@ -23,12 +23,17 @@ struct SourceFlags {
   std::vector<std::string> patterns;
   bool node_local = false;
   bool neighbours = false;
+  std::vector<std::string> maps;
+  std::string map_sizes;
 
   void AddTo(cli::App& app);
   /// And --neighbours, of commands that write what they read; on unless told otherwise.
   void AddNeighboursTo(cli::App& app);
-  /// As the library takes them.
-  ucp::InputOptions Options() const;
+  /// And --map with --map-sizes, of commands that can give tensors other names.
+  void AddMapTo(cli::App& app);
+  /// As the library takes them; with --dry-run and what describes INPUT no payload is read.
+  /// \param output  what is to be written, if it is a path
+  ucp::InputOptions Options(const cli::CommonFlags& flags, const std::string& output = {}) const;
 };
 
 /// What a command writes: --format, --target with the format's keys, and the keys that are flags of
@@ -37,14 +42,19 @@ struct FormatFlags {
   const dialect::Dialect* format = &dialect::Dialects().front();
   std::string target;
   bool fixed = false;     ///< the command writes one format, and has no --format
+  bool strict = false;    ///< --strict
   bool or_none = false;   ///< --format none writes nothing: `format` is null
   std::string none_help;  ///< what that means, for --help
 
   /// \param what  of keys that are not named, for --help
   void AddTo(cli::App& app, const std::string& what);
   void AddKeyFlags(cli::App& app);
+  /// And --strict.
+  void AddStrictTo(cli::App& app);
   /// What is asked for, once the flags are parsed. \error kUsage
   Result<dialect::TargetSpec> Spec(const cli::App& app) const;
+  /// The names that a map that is found by itself leads to (dialect::Dialect::sides).
+  std::vector<std::string> Sides(const dialect::TargetSpec& spec) const;
   /// The first flag of a key that is given, "--loader"; empty without one.
   std::string GivenKeyFlag(const cli::App& app) const;
 

@@ -3,7 +3,6 @@
 #include "cli/flags.h"
 #include "common/pec.h"
 #include "common/ucp.h"
-#include "os/socket.h"
 
 namespace shardwright::apps {
 namespace {
@@ -35,6 +34,8 @@ void RestoreFlags::AddTo(cli::App& app) {
   format.or_none = true;
   format.none_help = "; none: the store only notes what training goes on from";
   format.AddTo(app, "what is not named stays as it was saved");
+  format.AddKeyFlags(app);
+  format.AddStrictTo(app);
   app.AddFlag("--require-complete", &options.require_complete,
               "refuse modules older than the iteration restored; exit 5");
   app.AddFlag("--allow-older", &options.allow_older,
@@ -62,6 +63,7 @@ void RestoreFlags::AddTo(cli::App& app) {
       "commas, or \"unreachable\": all that do not answer, which else are an error; copies "
       "that others keep of them are used",
       "N,...");
+  key.AddTo(app);
   AddPatterns(app, &options.pattern_files);
 }
 
@@ -69,7 +71,7 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   SW_TRY_ASSIGN(options.target, format.Spec(app));
   options.format = format.format;
   options.agents = Words(agents);
-  for (const std::string& agent : options.agents) SW_TRY(os::ParseAddress(agent));
+  SW_TRY(key.CheckRules(app, options.agents));
   SW_TRY(ParseLost(Words(lost), &options));
   if (options.require_complete && !options.restart_missing.empty()) {
     return Fail(Errc::kUsage, "--require-complete and --restart-missing exclude each other");
@@ -83,7 +85,7 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   if (options.format != nullptr) return {};
   // Nothing is written there.
   app.MayLack(&output);
-  for (const char* flag : {"--target", "--force", "--resume", "--verify"}) {
+  for (const char* flag : {"--target", "--force", "--resume", "--verify", "--strict"}) {
     if (!app.Given(flag)) continue;
     return Fail(Errc::kUsage, std::string(flag) + " means nothing with --format none");
   }

@@ -5,6 +5,7 @@
 
 #include "base/result.h"
 #include "cli/app.h"
+#include "common/pec.h"
 #include "common/ucp.h"
 #include "pec/restore/restore.h"
 
@@ -17,6 +18,7 @@ struct RestoreFlags {
   FormatFlags format;
   std::vector<std::string> agents;
   std::vector<std::string> lost;
+  KeyFlags key;
 
   void AddTo(cli::App& app);
   /// Completes `options`; rules that join several flags.

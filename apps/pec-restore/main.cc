@@ -20,7 +20,9 @@ int main(int argc, char** argv) {
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
+    SW_TRY_ASSIGN(flags.options.key, flags.key.Read(context));
     flags.options.write = apps::WriteOptions(context.flags(), flags.output);
+    flags.options.write.strict = flags.format.strict;
     SW_TRY_ASSIGN(const pec::RestoreReport report,
                   pec::RestoreStore(context.comm(), flags.options, context.sink()));
     apps::ShowRestore(context, report);

@@ -1,13 +1,17 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/bytes.h"
+#include "common/pec.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
 #include "pec/agent/agent_client.h"
@@ -67,17 +71,19 @@ void ShowStatus(cli::Context& context, const Json& json) {
   context.Print(table);
 }
 
-Status RunAgent(cli::Context& context, const SaveFlags& save, pec::AgentRunOptions options) {
+Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& key,
+                pec::AgentRunOptions options) {
   if (const int ranks = context.comm().size(); ranks > 1) {
     return Fail(Errc::kUnsupported,
                 "pec-save agent: one process for each node, without a launcher of ranks; found " +
                     std::to_string(ranks) + " ranks");
   }
   options.agent.save = save.Options(context.flags());
-  options.input = save.source.Options();
+  options.input = save.source.Options(context.flags());
   options.agent.pattern_files = options.input.pattern_files;
   options.agent.tokens_path = save.selection.tokens;
   if (options.name.empty()) options.name = HostName();
+  SW_TRY_ASSIGN(options.key, key.Read(context));
   SW_TRY_ASSIGN(const pec::AgentStatus end, pec::RunAgent(options, context.sink()));
   context.SetResult(pec::AgentJson(end));
   context.out() << "snapshots " << end.snapshots << ", " << FormatBytes(end.snapshot_bytes)
@@ -92,15 +98,27 @@ os::Stop StopOf(cli::Context& context) {
   return [&sink] { return sink.stop_requested(); };
 }
 
-/// The positional ADDRESS, and its rule.
-void AddAddress(cli::App& app, std::string* address) {
-  app.AddInput(address, "where the agent listens, unix:PATH or HOST:PORT", "ADDRESS");
-  app.Check([address]() -> Status {
-    if (address->empty()) return {};
-    SW_TRY(os::ParseAddress(*address));
-    return {};
-  });
-}
+/// Which agent is asked, and how.
+struct AddressFlags {
+  std::string address;
+  KeyFlags key;
+
+  void AddTo(cli::App& app) {
+    app.AddInput(&address, "where the agent listens, unix:PATH or HOST:PORT", "ADDRESS");
+    key.AddTo(app);
+    app.Check([this, &app]() -> Status {
+      if (address.empty()) return {};
+      return key.CheckRules(app, {address});
+    });
+  }
+  Result<std::unique_ptr<pec::AgentClient>> Client(
+      cli::Context& context, std::chrono::milliseconds patience = pec::kAgentPatience) const {
+    SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
+    SW_TRY_ASSIGN(auto secret, key.Read(context));
+    return std::make_unique<pec::AgentClient>(std::move(where), std::move(secret), StopOf(context),
+                                              patience);
+  }
+};
 
 }  // namespace
 
@@ -112,14 +130,16 @@ int AgentMain(int argc, const char* const* argv) {
       {{"ckpt/ store/ --listen unix:/run/user/1/pec.sock",
         "Saves what a training job on this node writes."}});
   SaveFlags save;
+  KeyFlags key;
   pec::AgentRunOptions options;
   options.agent.memory_bytes = std::uint64_t{8} << 30;
   app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory});
-  app.Daily({"--listen", "--peer", "--memory-limit", "--bandwidth"});
+  app.Daily({"--listen", "--peer", "--key", "--memory-limit", "--bandwidth"});
   app.Group("The agent");
   app.AddList("--listen", &options.listen, "where requests come in", "unix:PATH|HOST:PORT");
   app.AddList("--peer", &options.peers, "agent that keeps copies of the snapshots",
               "unix:PATH|HOST:PORT");
+  key.AddTo(app);
   app.AddText("--name", &options.name, "what peers call it [default: the host's name]", "NAME");
   app.AddFlag("--copies-only", &options.copies_only, "take no snapshots, keep copies of others");
   app.AddSize("--memory-limit", &options.agent.memory_bytes,
@@ -132,27 +152,40 @@ int AgentMain(int argc, const char* const* argv) {
     if (options.copies_only && options.listen.empty()) {
       return Fail(Errc::kUsage, "--copies-only needs --listen: copies come in there");
     }
-    for (const auto* list : {&options.listen, &options.peers}) {
-      for (const std::string& text : *list) SW_TRY(os::ParseAddress(text));
-    }
-    return {};
+    std::vector<std::string> addresses = options.listen;
+    addresses.insert(addresses.end(), options.peers.begin(), options.peers.end());
+    return key.CheckRules(app, addresses);
   });
   return app.Run(argc, argv,
-                 [&](cli::Context& context) { return RunAgent(context, save, options); });
+                 [&](cli::Context& context) { return RunAgent(context, save, key, options); });
+}
+
+int KeygenMain(int argc, const char* const* argv) {
+  cli::App app(
+      "pec-save keygen",
+      "Make a key that agents at ports and all who ask them share: a new file that only its "
+      "owner can read, for every node.",
+      {{"~/.pec.key", "Makes the key; agents and restores take it with --key."}});
+  std::string path;
+  app.AddInput(&path, "file to make", "FILE");
+  return app.Run(argc, argv, [&](cli::Context& context) {
+    return context.comm().OnRoot([&] { return os::TlsKey::Make(path); });
+  });
 }
 
 int StatusMain(int argc, const char* const* argv) {
   cli::App app("pec-save status", "Show what an agent does.",
                {{"unix:/run/user/1/pec.sock", "Asks the agent that listens there."}});
-  std::string address;
-  AddAddress(app, &address);
-  return app.Run(argc, argv, [&](cli::Context& context) {
+  AddressFlags flags;
+  flags.AddTo(app);
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    SW_TRY_ASSIGN(const auto client, flags.Client(context));
     return context.comm().OnRoot([&]() -> Status {
-      SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
-      pec::AgentClient client(std::move(where), StopOf(context));
-      SW_TRY_ASSIGN(const std::string text, client.AskText("status"));
+      SW_TRY_ASSIGN(const std::string text, client->AskText("status"));
       Json json = Json::parse(text, nullptr, false);
-      if (!json.is_object()) return Fail(Errc::kBadInput, address + ": no status of an agent");
+      if (!json.is_object()) {
+        return Fail(Errc::kBadInput, flags.address + ": no status of an agent");
+      }
       ShowStatus(context, json);
       context.SetResult(std::move(json));
       return {};
@@ -164,19 +197,18 @@ int TellMain(int argc, const char* const* argv) {
   cli::App app("pec-save tell", "Send an agent a request and show its answer.",
                {{"unix:/run/user/1/pec.sock snapshot", "Has it take a snapshot now."},
                 {"unix:/run/user/1/pec.sock stop", "Ends it; waits until all is saved."}});
-  std::string address;
+  AddressFlags flags;
   std::string request;
-  AddAddress(app, &address);
+  flags.AddTo(app);
   app.AddInput(&request, "snapshot, flush or stop (docs/formats/agent.md)", "REQUEST");
-  return app.Run(argc, argv, [&](cli::Context& context) {
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    // Who stops an agent wants to know how that went, however long it saves; a signal ends the
+    // wait.
+    const std::chrono::milliseconds patience =
+        request == "stop" ? kStopPatience : pec::kAgentPatience;
+    SW_TRY_ASSIGN(const auto client, flags.Client(context, patience));
     return context.comm().OnRoot([&]() -> Status {
-      // Who stops an agent wants to know how that went, however long it saves; a signal ends the
-      // wait.
-      const std::chrono::milliseconds patience =
-          request == "stop" ? kStopPatience : pec::kAgentPatience;
-      SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
-      pec::AgentClient client(std::move(where), StopOf(context), patience);
-      SW_TRY_ASSIGN(const std::string answer, client.Ask(request));
+      SW_TRY_ASSIGN(const std::string answer, client->Ask(request));
       context.SetResult({{"answer", answer}});
       context.out() << text::Printable(answer) << "\n";
       return {};

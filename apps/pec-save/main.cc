@@ -22,8 +22,9 @@ Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
     SW_TRY_ASSIGN(trace, shardwright::loads::ReadLoads(options.tokens_path));
     options.tokens = &*trace;
   }
-  SW_TRY_ASSIGN(const auto input, shardwright::ucp::OpenInput(
-                                      context.comm(), flags.source.Options(), context.sink()));
+  SW_TRY_ASSIGN(const auto input,
+                shardwright::ucp::OpenInput(context.comm(), flags.source.Options(context.flags()),
+                                            context.sink()));
   SW_TRY_ASSIGN(const auto report, pec::Save(context.comm(), *input, options, context.sink()));
   apps::ShowSave(context, report, options.dry_run);
   return {};
@@ -40,6 +41,7 @@ int main(int argc, char** argv) {
        &apps::AgentMain},
       {"status", "show what an agent does", &apps::StatusMain},
       {"tell", "send an agent a request: snapshot, flush or stop", &apps::TellMain},
+      {"keygen", "make the key that agents at ports and all who ask them share", &apps::KeygenMain},
       {"plan", "show what the next checkpoints hold and who saves what", &apps::PlanMain},
       {"tune", "choose K, K to persist and the interval", &apps::TuneMain},
       {"simulate", "play a trace of tokens with every policy and K", &apps::SimulateMain}};

@@ -8,6 +8,7 @@ int CheckMain(int argc, const char* const* argv);
 int CollectMain(int argc, const char* const* argv);
 int ListMain(int argc, const char* const* argv);
 int AgentMain(int argc, const char* const* argv);
+int KeygenMain(int argc, const char* const* argv);
 int StatusMain(int argc, const char* const* argv);
 int TellMain(int argc, const char* const* argv);
 int SimulateMain(int argc, const char* const* argv);

@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
   app.Daily({"--pack", "--also", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
+  source.AddMapTo(app);
   app.AddOptionalValue(
       "--pack", &pack, "copy",
       "put the payloads into the catalogue too, copied or compressed, so that INPUT may go away",
@@ -36,8 +37,10 @@ int main(int argc, char** argv) {
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
+    shardwright::ucp::InputOptions from = source.Options(context.flags(), output);
+    if (!pack) from.proof.reset();  // no payload is read
     SW_TRY_ASSIGN(const auto input,
-                  shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+                  shardwright::ucp::OpenInput(context.comm(), from, context.sink()));
     SW_TRY_ASSIGN(const auto report,
                   shardwright::ucp::ExtractCatalogue(
                       context.comm(), *input,

@@ -17,17 +17,21 @@ namespace {
 /// Answers --check: OUTPUT is the second checkpoint.
 Status CheckBoth(shardwright::cli::Context& context, const shardwright::apps::SourceFlags& source,
                  const std::string& other) {
-  shardwright::ucp::InputOptions first = source.Options();
+  shardwright::ucp::InputOptions first = source.Options(context.flags());
   first.neighbours = false;
   shardwright::ucp::InputOptions second = first;
   second.roots = {other};
-  SW_TRY_ASSIGN(const auto a, shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
+  second.maps = {};  // its names are those that the first gets
   SW_TRY_ASSIGN(const auto b, shardwright::ucp::OpenInput(context.comm(), second, context.sink()));
-  const shardwright::ucp::CheckOptions options{context.flags().threads,
-                                               context.flags().memory_bytes};
+  first.maps.like = &b->checkpoint;
+  SW_TRY_ASSIGN(const auto a, shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
+  const shardwright::ucp::CompareOptions options{context.flags().threads,
+                                                 context.flags().memory_bytes};
   SW_TRY_ASSIGN(const auto report,
                 shardwright::ucp::Check(context.comm(), *a, *b, options, context.sink()));
-  context.SetResult(shardwright::ucp::CheckJson(report));
+  nlohmann::json result = shardwright::ucp::CheckJson(report);
+  if (!a->mapped.empty()) result["maps"] = shardwright::ucp::MapsJson(a->mapped);
+  context.SetResult(std::move(result));
   for (const std::string& line : report.differences) context.out() << line << "\n";
   context.out() << report.tensors_equal << " tensors equal, " << report.difference_count
                 << " differences, " << shardwright::FormatBytes(report.bytes_compared)
@@ -58,19 +62,21 @@ int main(int argc, char** argv) {
   app.Daily({"--target", "--format", "--check", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
+  source.AddMapTo(app);
   format.AddTo(app, "what is not named stays as in INPUT");
   app.AddFlag(
       "--link", &link,
       "equal layouts only: hard links to the files of INPUT instead of clones or copies; the "
       "two checkpoints then share their bytes, and a trainer that saves over a file of one "
       "changes both");
+  format.AddStrictTo(app);
   format.AddKeyFlags(app);
   app.AddFlag("--check", &check,
               "compare INPUT with OUTPUT instead of writing; exit 5 if they differ");
   shardwright::dialect::TargetSpec spec;
   app.Check([&]() -> Status {
     for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
-                             "--neighbours", "--link"}) {
+                             "--neighbours", "--link", "--strict"}) {
       if (check && app.Given(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  std::string(flag) + " means nothing with --check");
@@ -85,12 +91,14 @@ int main(int argc, char** argv) {
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     if (check) return CheckBoth(context, source, output);
-    shardwright::ucp::InputOptions first = source.Options();
+    shardwright::ucp::InputOptions first = source.Options(context.flags(), output);
     first.bound = true;  // equal layouts keep every file as it is
+    first.maps.sides = format.Sides(spec);
     SW_TRY_ASSIGN(const auto input,
                   shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.link = link;
+    options.strict = format.strict;
     SW_TRY_ASSIGN(const auto report,
                   shardwright::ucp::Convert(context.comm(), *input, spec, *format.format,
                                             "ucp-load", options, context.sink()));

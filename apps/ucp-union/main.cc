@@ -25,9 +25,11 @@ int main(int argc, char** argv) {
   app.Daily({"--input_folder", "--output_folder", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
+  source.AddMapTo(app);
   shardwright::apps::FormatFlags format;
   format.format = shardwright::dialect::FindDialect("universal");
   format.fixed = true;
+  format.AddStrictTo(app);
   format.AddKeyFlags(app);
   app.AddText("--input_folder", &source.input, "INPUT, as ds_to_universal names it: a tag folder",
               "DIR");
@@ -59,8 +61,10 @@ int main(int argc, char** argv) {
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     SW_TRY_ASSIGN(const auto input,
-                  shardwright::ucp::OpenInput(context.comm(), source.Options(), context.sink()));
+                  shardwright::ucp::OpenInput(
+                      context.comm(), source.Options(context.flags(), output), context.sink()));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
+    options.strict = format.strict;
     compatible.Adjust(&options);
     SW_TRY_ASSIGN(const auto report,
                   shardwright::ucp::Convert(context.comm(), *input, spec, *format.format,

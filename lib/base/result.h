@@ -53,6 +53,12 @@ inline tl::unexpected<Error> Fail(Errc code, std::string message, int sys = 0) {
   return tl::unexpected<Error>(Error{code, std::move(message), sys, -1});
 }
 
+/// A file that is damaged, contradicts itself, or is none of its kind.
+/// Local.
+inline tl::unexpected<Error> BadInput(std::string message) {
+  return Fail(Errc::kBadInput, std::move(message));
+}
+
 /// Prepends "<where>: " to an error's message.
 /// Local.
 inline tl::unexpected<Error> Within(std::string_view where, Error error) {

@@ -49,12 +49,12 @@ std::string Quoted(std::string_view text) {
 }
 
 std::string Hex(std::span<const std::byte> bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
+  constexpr std::string_view kHexDigits = "0123456789abcdef";
   std::string text;
   text.reserve(2 * bytes.size());
   for (const std::byte byte : bytes) {
-    text += kDigits[std::to_integer<std::size_t>(byte) >> 4];
-    text += kDigits[std::to_integer<std::size_t>(byte) & 15];
+    text += kHexDigits[std::to_integer<std::size_t>(byte) >> 4];
+    text += kHexDigits[std::to_integer<std::size_t>(byte) & 15];
   }
   return text;
 }

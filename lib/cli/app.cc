@@ -168,7 +168,7 @@ CLI::Option* App::AddChosen(const std::string& flag, const std::vector<std::stri
         throw CLI::ValidationError(name, "\"" + text + "\" is none of " + all);
       },
       std::string(what));
-  parser_->ShowAs(option, name + " " + all);
+  parser_->Choose(option, words);
   parser_->ShowDefault(option, start);
   return option;
 }
@@ -176,11 +176,19 @@ CLI::Option* App::AddChosen(const std::string& flag, const std::vector<std::stri
 CLI::Option* App::AddOptionalValue(const std::string& flag, std::optional<std::string>* value,
                                    const std::string& when_bare, std::string_view what,
                                    std::string_view kind) {
-  const std::string name = LongName(flag);
   // A flag of the parser takes a value after "=" only, which is what keeps arguments apart.
   CLI::Option* option = cli().add_flag(flag + "{" + when_bare + "}", *value, std::string(what));
-  parser_->ShowAs(option, name + "[=" + std::string(kind) + "]");
+  parser_->ShowOptional(option, std::string(kind));
   return option;
+}
+
+void App::Suggest(const CLI::Option* option, std::vector<std::string> words) {
+  parser_->Suggest(option, std::move(words));
+}
+
+void App::FromEnvironment(const std::string& flag, std::string* value,
+                          const std::string& variable) {
+  parser_->FromEnvironment(flag, value, variable);
 }
 
 void App::Check(std::function<Status()> rule) { parser_->AddRule(std::move(rule)); }

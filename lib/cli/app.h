@@ -169,6 +169,13 @@ class App {
                      [value, words](std::size_t i) { *value = words[i].second; });
   }
 
+  /// Names words that shells offer for a flag's value, which may be another one; those that end in
+  /// "=" may be joined by commas.
+  void Suggest(const CLI::Option* option, std::vector<std::string> words);
+
+  /// Names the variable of the environment that stands for a flag of AddText where it is absent.
+  void FromEnvironment(const std::string& flag, std::string* value, const std::string& variable);
+
   /// A rule that joins several flags: called after they are parsed, before anything starts. Its
   /// error is a usage error.
   void Check(std::function<Status()> rule);

@@ -8,20 +8,21 @@ namespace {
 struct Row {
   Errc code;
   std::string_view name;
+  std::string_view meaning;
 };
 
 constexpr std::array<Row, 11> kRows = {{
-    {Errc::kInternal, "internal"},
-    {Errc::kUsage, "usage"},
-    {Errc::kNotFound, "not_found"},
-    {Errc::kBadInput, "bad_input"},
-    {Errc::kMismatch, "mismatch"},
-    {Errc::kBusy, "busy"},
-    {Errc::kIo, "io"},
-    {Errc::kLimit, "limit"},
-    {Errc::kUnsupported, "unsupported"},
-    {Errc::kInfeasible, "infeasible"},
-    {Errc::kStopped, "stopped"},
+    {Errc::kInternal, "internal", "our fault"},
+    {Errc::kUsage, "usage", "usage"},
+    {Errc::kNotFound, "not_found", "input not found or unreadable"},
+    {Errc::kBadInput, "bad_input", "input corrupt or unsafe"},
+    {Errc::kMismatch, "mismatch", "a check answered \"no\""},
+    {Errc::kBusy, "busy", "output exists or is in use"},
+    {Errc::kIo, "io", "write failed (I/O, space, quota)"},
+    {Errc::kLimit, "limit", "over a memory or size limit"},
+    {Errc::kUnsupported, "unsupported", "unsupported layout or version"},
+    {Errc::kInfeasible, "infeasible", "no feasible plan"},
+    {Errc::kStopped, "stopped", "stopped on request, `--resume` continues"},
 }};
 
 }  // namespace
@@ -33,6 +34,12 @@ std::string_view ErrcName(Errc code) {
     if (row.code == code) return row.name;
   }
   return "internal";
+}
+
+std::vector<std::pair<int, std::string_view>> ExitMeanings() {
+  std::vector<std::pair<int, std::string_view>> all = {{0, "done"}};
+  for (const Row& row : kRows) all.emplace_back(static_cast<int>(row.code), row.meaning);
+  return all;
 }
 
 std::string_view RunState(const Status& status) {

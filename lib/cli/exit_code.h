@@ -1,6 +1,8 @@
 #pragma once
 
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/result.h"
 
@@ -13,6 +15,10 @@ int ExitCode(const Status& status);
 /// Name of a code in reports: "bad_input". Never changes once released.
 /// Local.
 std::string_view ErrcName(Errc code);
+
+/// What all exit codes mean but those of signals, 0 first.
+/// Local.
+std::vector<std::pair<int, std::string_view>> ExitMeanings();
 
 /// One word for a whole run in reports: "done", "stopped" or "failed".
 /// Local.

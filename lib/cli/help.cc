@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/version.h"
+#include "cli/exit_code.h"
 #include "cli/parser_internal.h"
 #include "text/text.h"
 
@@ -30,18 +32,26 @@ std::string Entry(const std::string& left, const std::string& right) {
 
 }  // namespace
 
+/// What a flag's value is, "FILE" or "auto|never"; empty for a switch.
+std::string Parser::ValueKind(const CLI::Option* option) const {
+  if (const auto found = optional_.find(option); found != optional_.end()) return found->second;
+  return option->get_type_size() == 0 ? "" : option->get_type_name();
+}
+
+std::string Parser::DefaultOf(const CLI::Option* option) const {
+  const auto found = defaults_.find(option);
+  return found == defaults_.end() ? option->get_default_str() : found->second;
+}
+
 std::string Parser::LeftColumn(const CLI::Option* option) const {
-  const auto shown = shown_.find(option);
   if (option->get_positional() && option->get_lnames().empty()) return option->get_name(true);
   std::string text;
   for (const std::string& name : option->get_snames()) text += "-" + name + ", ";
-  if (shown != shown_.end()) return text + shown->second;
   for (const std::string& name : option->get_lnames()) text += "--" + name + ", ";
   text.resize(text.size() - 2);
-  if (option->get_type_size() != 0 && !option->get_type_name().empty()) {
-    text += " " + option->get_type_name();
-  }
-  return text;
+  const std::string kind = ValueKind(option);
+  if (kind.empty()) return text;
+  return optional_.contains(option) ? text + "[=" + kind + "]" : text + " " + kind;
 }
 
 bool Parser::IsDaily(const CLI::Option* option) const {
@@ -58,12 +68,18 @@ std::string Parser::OptionLines(const std::string& group, bool only_daily) const
     if (positional ? group != "Arguments" : option->get_group() != group) continue;
     if (only_daily && !positional && !IsDaily(option)) continue;
     std::string what = option->get_description();
-    std::string start = option->get_default_str();
-    if (const auto found = defaults_.find(option); found != defaults_.end()) start = found->second;
-    if (!start.empty()) what += " [default: " + start + "]";
+    if (const std::string start = DefaultOf(option); !start.empty()) {
+      what += " [default: " + start + "]";
+    }
     text += Entry(LeftColumn(option), what);
   }
   return text;
+}
+
+bool Parser::MayBeAbsent(const Positional& positional) const {
+  const bool describes = Uses(Shared::kList) || Uses(Shared::kExplain);
+  return positional.kind == PositionalKind::kOptional ||
+         (positional.kind == PositionalKind::kWritten && describes);
 }
 
 /// Examples, usage, purpose, arguments and subcommands: what both helps begin with.
@@ -76,10 +92,7 @@ std::string Parser::HeadText() const {
   text += "\nUsage: " + name_ + " [FLAGS]";
   for (const Positional& positional : positionals_) {
     const std::string name = positional.option->get_name(true);
-    const bool describes = Uses(Shared::kList) || Uses(Shared::kExplain);
-    const bool optional = positional.kind == PositionalKind::kOptional ||
-                          (positional.kind == PositionalKind::kWritten && describes);
-    text += optional ? " [" + name + "]" : " " + name;
+    text += MayBeAbsent(positional) ? " [" + name + "]" : " " + name;
   }
   if (!subcommands_.empty()) text += "\n       " + name_ + " SUBCOMMAND -h";
   text += "\n" + Indented(about_, 0);
@@ -108,13 +121,58 @@ std::string Parser::HelpText() const {
     const std::string lines = OptionLines(group, false);
     if (!lines.empty()) text.append("\n").append(group).append(":\n").append(lines);
   }
-  text += "\nEnvironment: ";
-  if (Uses(Shared::kThreads)) text += "SHARDWRIGHT_THREADS, ";
-  if (Uses(Shared::kMemory)) text += "SHARDWRIGHT_MEMORY, ";
-  text += "SHARDWRIGHT_LOG (docs/commands.md)\n";
+  std::string variables = "Environment: ";
+  if (Uses(Shared::kThreads)) variables += "SHARDWRIGHT_THREADS, ";
+  if (Uses(Shared::kMemory)) variables += "SHARDWRIGHT_MEMORY, ";
+  for (const Variable& one : environment_) variables += one.name + ", ";
+  text += "\n" + Indented(variables + "SHARDWRIGHT_LOG (docs/commands.md)", 0);
   return text +
          "Exit codes: 0 done, 1 to 10 failed, of them 5 a check's \"no\", 75 stopped "
          "(docs/commands.md)\n";
+}
+
+nlohmann::ordered_json Parser::DescribeFlag(const CLI::Option* option) const {
+  nlohmann::ordered_json names = nlohmann::ordered_json::array();
+  for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  nlohmann::ordered_json flag = {{"names", names},
+                                 {"what", option->get_description()},
+                                 {"heading", option->get_group()},
+                                 {"daily", IsDaily(option)},
+                                 {"value", ValueKind(option)},
+                                 {"value_is_optional", optional_.contains(option)},
+                                 {"default", DefaultOf(option)}};
+  if (const auto found = words_.find(option); found != words_.end()) flag["words"] = found->second;
+  return flag;
+}
+
+std::string Parser::DescribeText() const {
+  using Json = nlohmann::ordered_json;
+  Json described = {{"name", name_}, {"version", kVersion}, {"what", about_}};
+  described["examples"] = Json::array();
+  for (const Example& example : examples_) {
+    described["examples"].push_back(
+        {{"arguments", example.arguments}, {"purpose", example.purpose}});
+  }
+  described["arguments"] = Json::array();
+  for (const Positional& positional : positionals_) {
+    described["arguments"].push_back({{"name", positional.option->get_name(true)},
+                                      {"what", positional.option->get_description()},
+                                      {"may_be_absent", MayBeAbsent(positional)}});
+  }
+  described["subcommands"] = Json::array();
+  for (const Subcommand& one : subcommands_) {
+    described["subcommands"].push_back({{"name", one.name}, {"what", one.about}});
+  }
+  described["flags"] = Json::array();
+  for (const CLI::Option* option : cli_.get_options()) {
+    if (!option->get_lnames().empty()) described["flags"].push_back(DescribeFlag(option));
+  }
+  described["exit_codes"] = Json::array();
+  for (const auto& [code, meaning] : ExitMeanings()) {
+    described["exit_codes"].push_back({{"code", code}, {"meaning", meaning}});
+  }
+  return described.dump(1) + "\n";
 }
 
 std::string Parser::VersionText() const { return command() + " (Shardwright) " + kVersion + "\n"; }

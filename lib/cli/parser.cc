@@ -59,6 +59,11 @@ void Parser::AddPositional(const std::string& name, std::string* value, std::str
   positionals_.push_back({option, value, kind});
 }
 
+void Parser::Choose(CLI::Option* option, std::vector<std::string> words) {
+  option->type_name(Joined(words, "|"));
+  Suggest(option, std::move(words));
+}
+
 void Parser::AddShared() {
   cli_.option_defaults()->group(kSharedGroup);
   if (Uses(Shared::kList) || Uses(Shared::kExplain)) AddDescribeFlags();
@@ -97,7 +102,7 @@ void Parser::AddRunFlags() {
         },
         "what is checked: nothing, the sums of what is read, also that replicas are equal, or also "
         "the output read again before it is committed");
-    ShowAs(option->type_name("MODE"), "--verify none|sums|replicas|readback");
+    Choose(option, {"none", "sums", "replicas", "readback"});
     ShowDefault(option, "sums");
   }
   if (Uses(Shared::kThreads)) {
@@ -134,14 +139,14 @@ void Parser::AddCommonFlags() {
   // The value is read early, so that even a usage error is reported; here it only gets its name.
   CLI::Option* json =
       cli_.add_flag("--json{-}", json_text_, "write a JSON report to FILE, or to stdout");
-  ShowAs(json, "--json[=FILE]");
+  ShowOptional(json, "FILE");
   CLI::Option* progress = cli_.add_option_function<std::string>(
       "--progress",
       [this](const std::string& text) {
         flags_.progress = ValueOrThrow(ParseProgressMode(text), "--progress");
       },
       "how progress is shown on stderr");
-  ShowAs(progress, "--progress auto|tty|plain|json|off");
+  Choose(progress, {"auto", "tty", "plain", "json", "off"});
   ShowDefault(progress, "auto");
   cli_.add_option("--log-file", flags_.log_file,
                   "append every message to FILE; {rank} in it stands for the rank")
@@ -152,7 +157,7 @@ void Parser::AddCommonFlags() {
         flags_.color = ValueOrThrow(ParseColorMode(text), "--color");
       },
       "colours on stderr");
-  ShowAs(color, "--color auto|always|never");
+  Choose(color, {"auto", "always", "never"});
   ShowDefault(color, "auto");
   cli_.add_flag("-v,--verbose", verbose_, "say more; may be repeated");
   cli_.add_flag("-q,--quiet", quiet_, "say nothing but errors")->disable_flag_override();
@@ -178,6 +183,7 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
   for (const std::string& arg : flag_args) {
     if (arg == "-h") return Action::kShortHelp;
     if (arg == "--help") return Action::kHelp;
+    if (arg == "--help=json") return Action::kDescribe;
     if (arg == "--version") return Action::kVersion;
   }
   ReadEarlyFlags(flag_args);
@@ -198,6 +204,9 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
   SW_TRY(CheckUnknown());
   if (quiet_ && verbose_ > 0) return Usage("-q and -v contradict each other");
   flags_.verbosity = quiet_ ? -1 : verbose_;
+  for (const Variable& one : environment_) {
+    if (!GivenFlag(one.flag)) *one.value = EnvironmentText(one.name.c_str());
+  }
   // A rule may take the value of a positional from a flag.
   for (const auto& rule : rules_) {
     if (Status status = rule(); !status) return Usage(status.error().message);

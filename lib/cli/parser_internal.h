@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,7 +15,7 @@
 namespace shardwright::cli {
 
 /// What the arguments ask for.
-enum class Action { kRun, kShortHelp, kHelp, kVersion };
+enum class Action { kRun, kShortHelp, kHelp, kDescribe, kVersion };
 
 /// Whether a positional must be there.
 enum class PositionalKind {
@@ -38,6 +39,8 @@ class Parser {
   std::string ShortHelpText() const;
   /// All there is (--help).
   std::string HelpText() const;
+  /// The same as JSON, for whoever makes manual pages and completions.
+  std::string DescribeText() const;
   std::string VersionText() const;
 
   void AddPositional(const std::string& name, std::string* value, std::string_view what,
@@ -48,8 +51,17 @@ class Parser {
   void AddSubcommands(const std::vector<Subcommand>& list) { subcommands_ = list; }
   void Replaced(const std::string& flag, std::string now) { replaced_[flag] = std::move(now); }
   void Daily(std::string flag) { daily_.insert(std::move(flag)); }
-  /// How --help writes an option when its own name and kind do not say it.
-  void ShowAs(const CLI::Option* option, std::string text) { shown_[option] = std::move(text); }
+  /// How --help writes the value of a flag that may do without one: "--json[=FILE]".
+  void ShowOptional(const CLI::Option* option, std::string kind) {
+    optional_[option] = std::move(kind);
+  }
+  /// Words that a value is one of.
+  void Choose(CLI::Option* option, std::vector<std::string> words);
+  /// Words that completions offer for a value, which may be another one or, for those that end in
+  /// "=", a list of them.
+  void Suggest(const CLI::Option* option, std::vector<std::string> words) {
+    words_[option] = std::move(words);
+  }
   /// The default that --help shows.
   void ShowDefault(const CLI::Option* option, std::string text) {
     defaults_[option] = std::move(text);
@@ -64,6 +76,10 @@ class Parser {
   bool is_subcommand() const { return name_.find(' ') != std::string::npos; }
   bool Uses(Shared flag) const { return used_.contains(flag); }
   void Use(Shared flag) { used_.insert(flag); }
+  /// A variable that stands for an own flag where it is absent.
+  void FromEnvironment(const std::string& flag, std::string* value, const std::string& variable) {
+    environment_.push_back({flag, value, variable});
+  }
   void AddRule(std::function<Status()> rule) { rules_.push_back(std::move(rule)); }
 
  private:
@@ -71,6 +87,12 @@ class Parser {
     CLI::Option* option;
     const std::string* value;
     PositionalKind kind;
+  };
+
+  struct Variable {
+    std::string flag;
+    std::string* value;
+    std::string name;
   };
 
   void AddShared();
@@ -91,6 +113,10 @@ class Parser {
   std::string OptionLines(const std::string& group, bool only_daily) const;
   bool IsDaily(const CLI::Option* option) const;
   std::string LeftColumn(const CLI::Option* option) const;
+  std::string ValueKind(const CLI::Option* option) const;
+  std::string DefaultOf(const CLI::Option* option) const;
+  bool MayBeAbsent(const Positional& positional) const;
+  nlohmann::ordered_json DescribeFlag(const CLI::Option* option) const;
 
   const std::string name_;
   const std::string about_;
@@ -104,9 +130,11 @@ class Parser {
   std::map<std::string, std::string> replaced_;  // a flag that was, and what is typed now
   std::set<std::string> daily_ = {"--list",   "--explain", "--dry-run", "--force",
                                   "--resume", "--json",    "--help"};
-  std::vector<std::string> groups_;  // own ones, in the order of --help
-  std::map<const CLI::Option*, std::string> shown_;
+  std::vector<std::string> groups_;                     // own ones, in the order of --help
+  std::map<const CLI::Option*, std::string> optional_;  // what their value is
+  std::map<const CLI::Option*, std::vector<std::string>> words_;
   std::map<const CLI::Option*, std::string> defaults_;
+  std::vector<Variable> environment_;  // of own flags
   std::vector<std::function<Status()>> rules_;
   std::string json_text_;
   bool quiet_ = false;

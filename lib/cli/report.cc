@@ -19,31 +19,31 @@
 namespace shardwright::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-std::string Dump(const Json& json, int indent) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+std::string Dump(const OrderedJson& json, int indent) {
+  return json.dump(indent, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 template <class T>
-Json OrNull(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
+OrderedJson OrNull(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
-Json ErrorJson(const Status& status) {
+OrderedJson ErrorJson(const Status& status) {
   if (status) return nullptr;
   const Error& error = status.error();
-  Json json;
+  OrderedJson json;
   json["code"] = static_cast<int>(error.code);
   json["name"] = ErrcName(error.code);
   json["message"] = error.message;
-  json["rank"] = error.rank >= 0 ? Json(error.rank) : Json(nullptr);
-  json["errno"] = error.sys != 0 ? Json(error.sys) : Json(nullptr);
+  json["rank"] = error.rank >= 0 ? OrderedJson(error.rank) : OrderedJson(nullptr);
+  json["errno"] = error.sys != 0 ? OrderedJson(error.sys) : OrderedJson(nullptr);
   return json;
 }
 
-Json PassesJson(const std::vector<PassTime>& passes) {
-  Json list = Json::array();
+OrderedJson PassesJson(const std::vector<PassTime>& passes) {
+  OrderedJson list = OrderedJson::array();
   for (const PassTime& pass : passes)
     list.push_back({{"name", pass.name}, {"seconds", pass.seconds}});
   return list;
@@ -98,7 +98,7 @@ MergedFacts Merge(std::span<const RankFacts> ranks) {
 }
 
 std::string PackFacts(const RankFacts& facts) {
-  Json json;
+  OrderedJson json;
   json["passes"] = PassesJson(facts.passes);
   json["counts"] = {facts.bytes_read,    facts.bytes_written,     facts.files_read,
                     facts.files_written, facts.peak_memory_bytes, facts.warnings_omitted};
@@ -108,12 +108,12 @@ std::string PackFacts(const RankFacts& facts) {
 
 Result<RankFacts> UnpackFacts(std::string_view text) {
   try {
-    const Json json = Json::parse(text);
+    const OrderedJson json = OrderedJson::parse(text);
     RankFacts facts;
-    for (const Json& pass : json.at("passes")) {
+    for (const OrderedJson& pass : json.at("passes")) {
       facts.passes.push_back({pass.at("name"), pass.at("seconds")});
     }
-    const Json& counts = json.at("counts");
+    const OrderedJson& counts = json.at("counts");
     facts.bytes_read = counts.at(0);
     facts.bytes_written = counts.at(1);
     facts.files_read = counts.at(2);
@@ -129,7 +129,7 @@ Result<RankFacts> UnpackFacts(std::string_view text) {
 
 std::string ReportText(const Report& report, const nlohmann::json& result) {
   const RankFacts& total = report.facts.total;
-  Json json;
+  OrderedJson json;
   json["schema"] = "shardwright-report";
   json["schema_version"] = kReportSchemaVersion;
   json["command"] = report.command;
@@ -152,17 +152,17 @@ std::string ReportText(const Report& report, const nlohmann::json& result) {
   json["files_read"] = total.files_read;
   json["files_written"] = total.files_written;
   json["peak_memory_bytes"] = total.peak_memory_bytes;
-  json["warnings"] = Json::array();
+  json["warnings"] = OrderedJson::array();
   for (const MergedWarning& warning : report.facts.warnings) {
     json["warnings"].push_back({{"message", warning.message}, {"ranks", warning.ranks}});
   }
   json["warnings_omitted"] = total.warnings_omitted;
   // A trainer's resume script looks for these two at the top, as in a plain file of versions.
   if (result.is_object() && result.contains("iteration") && result.contains("versions")) {
-    json["iteration"] = Json(result["iteration"]);
-    json["versions"] = Json(result["versions"]);
+    json["iteration"] = OrderedJson(result["iteration"]);
+    json["versions"] = OrderedJson(result["versions"]);
   }
-  json["result"] = Json(result);
+  json["result"] = OrderedJson(result);
   return Dump(json, 2) + "\n";
 }
 

@@ -279,6 +279,7 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
     return AnswerAtOnce(command, parser_->ShortHelpText());
   }
   if (action && *action == Action::kHelp) return AnswerAtOnce(command, parser_->HelpText());
+  if (action && *action == Action::kDescribe) return AnswerAtOnce(command, parser_->DescribeText());
   if (action && *action == Action::kVersion) return AnswerAtOnce(command, parser_->VersionText());
   const CommonFlags& flags = parser_->flags();
   const SignalGuard signals;

@@ -124,6 +124,11 @@ Error Merge(std::vector<Error> errors) {
 
 }  // namespace
 
+Result<std::vector<Bytes>> Comm::AllToAll(const std::vector<Bytes>& pieces) {
+  const std::vector<std::span<const std::byte>> spans(pieces.begin(), pieces.end());
+  return AllToAll(std::span<const std::span<const std::byte>>(spans));
+}
+
 Status Comm::Agree(Status mine) {
   if (size() == 1) return mine;
   if (!mine && mine.error().rank < 0) mine.error().rank = rank();

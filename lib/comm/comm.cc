@@ -17,11 +17,6 @@ std::string_view Env(const char* name) {
 
 }  // namespace
 
-Result<std::vector<Bytes>> Comm::AllToAll(const std::vector<Bytes>& pieces) {
-  const std::vector<std::span<const std::byte>> spans(pieces.begin(), pieces.end());
-  return AllToAll(std::span<const std::span<const std::byte>>(spans));
-}
-
 bool UnderLauncher() {
   // A launcher that says how many ranks there are and says one: serial does the same for less.
   for (const char* const size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {

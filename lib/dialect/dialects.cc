@@ -1,11 +1,15 @@
 #include "dialect/dialects.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/text.h"
+#include "dialect/dcp/dcp.h"
 #include "dialect/deepspeed/deepspeed.h"
+#include "dialect/dtensor/dtensor.h"
+#include "dialect/megatron/megatron.h"
 #include "dialect/safetensors/safetensors.h"
 #include "dialect/universal/universal.h"
 #include "dialect/zero/target.h"
@@ -20,7 +24,6 @@ constexpr Dialect kDialects[] = {
      .pointer = "latest",
      .claims = deepspeed::Claims,
      .belongs = deepspeed::BelongsTo,
-     .stands_alone = nullptr,
      .scan = deepspeed::Scan,
      .read = ReadDeepSpeed,
      .resolve = deepspeed::Resolve,
@@ -32,16 +35,46 @@ constexpr Dialect kDialects[] = {
      .pointer = "latest_universal",
      .claims = universal::Claims,
      .belongs = universal::BelongsTo,
-     .stands_alone = nullptr,
      .scan = universal::Scan,
      .read = ReadUniversal,
      .resolve = universal::Resolve,
-     .write = universal::Write,
-     .same_files = nullptr},
+     .write = universal::Write},
+    {.name = dcp::kName,
+     .summary = "folders of torch.distributed.checkpoint",
+     .keys = kDcpKeys,
+     .claims = dcp::Claims,
+     .belongs = dcp::BelongsTo,
+     .scan = dcp::Scan,
+     .read = dcp::Read,
+     .resolve = dcp::Resolve,
+     .write = dcp::Write,
+     .sides = dcp::Sides},
+    {.name = "dtensor",
+     .summary = "a file of DTensors for each rank, as verl and Accelerate have them",
+     .keys = kDTensorKeys,
+     .claims = dtensor::Claims,
+     .belongs = dtensor::BelongsTo,
+     .folders_beside = dtensor::kFoldersBeside,
+     .scan = dtensor::Scan,
+     .read = dtensor::Read,
+     .resolve = dtensor::Resolve,
+     .write = dtensor::Write,
+     .sides = dtensor::Sides},
+    {.name = "megatron",
+     .summary = "checkpoints of Megatron-Core, torch_dist and legacy",
+     .keys = kMegatronKeys,
+     .pointer = megatron::kTracker,
+     .tag_of = megatron::TagOf,
+     .claims = megatron::Claims,
+     .belongs = megatron::BelongsTo,
+     .scan = megatron::Scan,
+     .read = megatron::Read,
+     .resolve = megatron::Resolve,
+     .write = megatron::Write,
+     .sides = megatron::Sides},
     {.name = "safetensors",
      .summary = "weights by name, as model hubs have them",
      .keys = kSafetensorsKeys,
-     .pointer = "",
      .claims = safetensors::Claims,
      .belongs = safetensors::BelongsTo,
      .stands_alone = safetensors::StandsAlone,
@@ -49,7 +82,7 @@ constexpr Dialect kDialects[] = {
      .read = safetensors::Read,
      .resolve = safetensors::Resolve,
      .write = safetensors::Write,
-     .same_files = nullptr},
+     .sides = safetensors::Sides},
 };
 
 /// The names of records of a table: "deepspeed, universal".
@@ -64,7 +97,14 @@ Result<const TargetKey*> NeedKey(const Dialect& dialect, std::string_view name) 
   for (const TargetKey& key : dialect.keys) {
     if (key.name == name) return &key;
   }
-  return Fail(Errc::kUsage, "target key " + Quoted(name) + " is none of " + NamesOf(dialect.keys));
+  std::vector<std::string> others;
+  for (const Dialect& other : kDialects) {
+    if (std::ranges::find(other.keys, name, &TargetKey::name) != other.keys.end()) {
+      others.push_back("--format " + std::string(other.name));
+    }
+  }
+  return Fail(Errc::kUsage, "target key " + Quoted(name) + " is none of " + NamesOf(dialect.keys) +
+                                (others.empty() ? "" : "; it is one of " + Joined(others, ", ")));
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ class Folder {
           SW_TRY(Add(entry.name, path_ + "/" + entry.name, false));
           break;
         case os::EntryType::kDir:
-          LeaveOut(entry.name, "a folder");
+          SW_TRY(AddFolder(entry.name));
           break;
         case os::EntryType::kSymlink:
           SW_TRY(AddLink(entry.name, real));
@@ -65,12 +65,32 @@ class Folder {
   }
 
  private:
+  /// A folder that comes along: its files. Of others only the name is told.
+  Status AddFolder(const std::string& name) {
+    const auto along =
+        dialect_ == nullptr ? std::span<const std::string_view>() : dialect_->folders_beside;
+    if (std::find(along.begin(), along.end(), name) == along.end()) {
+      LeaveOut(name, "a folder");
+      return {};
+    }
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/" + name));
+    for (const os::Entry& entry : entries) {
+      const std::string below = std::string(name).append("/").append(entry.name);
+      if (entry.type == os::EntryType::kFile) {
+        SW_TRY(Add(below, path_ + "/" + below, false));
+      } else {
+        LeaveOut(below, "no file");
+      }
+    }
+    return {};
+  }
+
   /// Trainers write these files anew with every checkpoint, and the pointer names the last one.
   void WarnIfNotNewest() {
     std::string newest;
     for (const Dialect& dialect : Dialects()) {
       if (dialect.pointer.empty()) continue;
-      const Result<std::string> tag = PointedTag(path_ + "/" + std::string(dialect.pointer));
+      const Result<std::string> tag = PointedTag(dialect, path_);
       if (!tag) continue;
       if (PlainTag(*tag) == PlainTag(set_->tag)) return;  // atoms are of the step of their source
       if (newest.empty()) newest = *tag;

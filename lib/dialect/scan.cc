@@ -27,7 +27,7 @@ Status ReadPointer(Root* root) {
     const std::string path = root->path + "/" + std::string(dialect.pointer);
     SW_TRY_ASSIGN(const bool there, os::Exists(path));
     if (!there) continue;
-    SW_TRY_ASSIGN(root->tag, PointedTag(path));
+    SW_TRY_ASSIGN(root->tag, PointedTag(dialect, root->path));
     root->pointer = dialect.pointer;
     return {};
   }
@@ -127,25 +127,30 @@ std::string NewestOf(std::vector<std::string> names) {
   return text;
 }
 
-/// Why a folder without a pointer file is no checkpoint, and which folders in it are: its tags, and
-/// save folders, as a Trainer makes one for every step.
-tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os::Entry>& entries,
-                                   std::vector<std::string> found) {
+/// ", but b and a are checkpoints: name one of them": the tag folders `found` in a root, and save
+/// folders in it, as a Trainer makes one for every step. Nothing where there is none.
+std::string ButThere(const std::string& root, const std::vector<os::Entry>& entries,
+                     std::vector<std::string> found) {
   for (const os::Entry& entry : entries) {
     const bool folder = entry.type == os::EntryType::kDir;
     const bool known = std::find(found.begin(), found.end(), entry.name) != found.end();
     if (folder && !known && LooksLikeSave(root + "/" + entry.name)) found.push_back(entry.name);
   }
-  if (found.empty()) {
-    return Fail(Errc::kNotFound, root +
-                                     ": no checkpoint here: neither a \"latest\" file nor files "
-                                     "of a checkpoint of any format (" +
-                                     FormatNames() + ")");
-  }
+  if (found.empty()) return "";
   const bool one = found.size() == 1;
-  return Fail(Errc::kNotFound,
-              root + ": no \"latest\" here, but " + NewestOf(std::move(found)) +
-                  (one ? " is a checkpoint: name it" : " are checkpoints: name one of them"));
+  return ", but " + NewestOf(std::move(found)) +
+         (one ? " is a checkpoint: name it" : " are checkpoints: name one of them");
+}
+
+/// Why a folder without a pointer file is no checkpoint.
+tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os::Entry>& entries,
+                                   std::vector<std::string> found) {
+  const std::string there = ButThere(root, entries, std::move(found));
+  if (!there.empty()) return Fail(Errc::kNotFound, root + ": no \"latest\" here" + there);
+  return Fail(Errc::kNotFound, root +
+                                   ": no checkpoint here: neither a \"latest\" file nor files "
+                                   "of a checkpoint of any format (" +
+                                   FormatNames() + ")");
 }
 
 /// The folder's own name, also where the path ends in "." or a slash.
@@ -276,8 +281,10 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
     std::string folder = root.path + "/" + meant.tag;
     SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
     if (!there) {
+      // verl's pointer file has the name of Megatron's, and another meaning.
       return Fail(Errc::kNotFound, folder + ": no such folder, although " + root.path + "/" +
-                                       std::string(root.pointer) + " names it");
+                                       std::string(root.pointer) + " names it" +
+                                       ButThere(root.path, entries, {}));
     }
     SW_TRY_ASSIGN(entries, os::ListDir(folder));
     const Dialect* claimant = ClaimantOf(folder, entries);
@@ -319,12 +326,18 @@ bool IsPointer(std::string_view name) {
   });
 }
 
-Result<std::string> PointedTag(const std::string& path) {
+Result<std::string> PointedTag(const Dialect& dialect, const std::string& folder) {
+  const std::string path = folder + "/" + std::string(dialect.pointer);
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kTagBytes));
-  const std::string_view tag = Trimmed(text);
+  std::string tag(Trimmed(text));
   if (tag.empty()) return Fail(Errc::kNotFound, path + ": the tag is empty");
+  if (dialect.tag_of != nullptr) {
+    Result<std::string> meant = dialect.tag_of(tag);
+    if (!meant) return Within(path, std::move(meant).error());
+    tag = *std::move(meant);
+  }
   if (Status safe = os::SafeName(tag); !safe) return Within(path, std::move(safe).error());
-  return std::string(tag);
+  return tag;
 }
 
 Result<SourceSet> ScanSource(const std::vector<std::string>& roots) {

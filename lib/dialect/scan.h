@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "dialect/core/dialect.h"
 #include "dialect/core/source.h"
 
 namespace shardwright::dialect {
@@ -69,10 +70,10 @@ Result<std::string_view> PointerIn(const std::string& folder);
 /// True for the name of a pointer file of any dialect.
 bool IsPointer(std::string_view name);
 
-/// The tag in a pointer file.
-/// \error kNotFound, kBadInput  it cannot be read, or is no name
+/// The tag that a dialect's pointer file in a folder means.
+/// \error kNotFound, kBadInput  it cannot be read, or means none
 /// Local.
-Result<std::string> PointedTag(const std::string& path);
+Result<std::string> PointedTag(const Dialect& dialect, const std::string& folder);
 
 /// Finds what lies beside the checkpoint's files: files, and links to files that stay inside the
 /// save folder. Folders, other links, what is no file, and what Shardwright itself puts there is

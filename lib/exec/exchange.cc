@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <limits>
+#include <map>
+#include <tuple>
 #include <utility>
 
 namespace shardwright::exec {
@@ -58,70 +61,95 @@ Status Exchange::Round(const plan::Plan& plan, std::span<const std::uint64_t> un
   return Round(wanted);
 }
 
+void Exchange::Holding::Sort() {
+  std::sort(index.begin(), index.end(), [](const Held& a, const Held& b) {
+    return std::pair(a.stretch.member, a.stretch.offset) <
+           std::pair(b.stretch.member, b.stretch.offset);
+  });
+}
+
+const std::byte* Exchange::Holding::Find(std::uint32_t member, std::uint64_t offset,
+                                         std::uint64_t count) const {
+  const auto after = std::upper_bound(
+      index.begin(), index.end(), std::pair(member, offset), [](const auto& key, const Held& held) {
+        return key < std::pair(held.stretch.member, held.stretch.offset);
+      });
+  // Reads of different units may start at one offset with different lengths; any that is long
+  // enough will do.
+  for (auto it = after; it != index.begin();) {
+    --it;
+    const Stretch& stretch = it->stretch;
+    if (stretch.member != member) break;
+    if (offset + count <= stretch.offset + stretch.bytes) {
+      const std::uint64_t from = it->at + (offset - stretch.offset);
+      return from + count > bytes[it->rank].size() ? nullptr : bytes[it->rank].data() + from;
+    }
+    if (stretch.offset + plan::kUnitBytes * 8 < offset) break;
+  }
+  return nullptr;
+}
+
 Status Exchange::Round(std::span<const Stretch> wanted) {
   if (!sends()) return {};
   const auto ranks = static_cast<std::size_t>(comm_.size());
   std::vector<std::vector<Request>> asked(ranks);
   std::vector<std::uint64_t> at(ranks, 0);
-  fetched_.clear();
+  fetched_ = {};
+  served_ = {};
   for (const Stretch& stretch : wanted) {
     if (Local(stretch.member)) continue;
-    const int from = file_owner_[source_.members[stretch.member].file];
-    const auto rank = static_cast<std::size_t>(from);
+    const auto rank = static_cast<std::size_t>(file_owner_[source_.members[stretch.member].file]);
     asked[rank].push_back({stretch.member, stretch.offset, stretch.bytes});
-    fetched_.push_back({stretch, from, at[rank]});
+    fetched_.index.push_back({stretch, rank, at[rank]});
     at[rank] += stretch.bytes;
   }
-  std::sort(fetched_.begin(), fetched_.end(), [](const Fetched& a, const Fetched& b) {
-    return std::pair(a.stretch.member, a.stretch.offset) <
-           std::pair(b.stretch.member, b.stretch.offset);
-  });
+  fetched_.Sort();
   std::vector<std::span<const std::byte>> outgoing;
   outgoing.reserve(ranks);
   for (const auto& list : asked) outgoing.push_back(std::as_bytes(std::span(list)));
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> requests, comm_.AllToAll(outgoing));
+  SW_TRY(comm_.Agree(Serve(requests)));
+  SW_TRY_ASSIGN(fetched_.bytes, comm_.AllToAll(served_.bytes));
+  return {};
+}
 
-  std::vector<comm::Bytes> served(ranks);
-  const auto serve = [&]() -> Status {
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      for (std::size_t i = 0; i + sizeof(Request) <= requests[rank].size(); i += sizeof(Request)) {
-        Request request;
-        std::memcpy(&request, requests[rank].data() + i, sizeof request);
-        const std::size_t end = served[rank].size();
-        served[rank].resize(end + request.bytes);
-        SW_TRY(local_.Read(static_cast<std::uint32_t>(request.member), request.offset,
-                           std::span(served[rank]).subspan(end)));
+Status Exchange::Serve(const std::vector<comm::Bytes>& requests) {
+  served_.bytes.resize(requests.size());
+  std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, const Held*> first;
+  std::deque<Held> held;  // which stay where they are
+  for (std::size_t rank = 0; rank < requests.size(); ++rank) {
+    for (std::size_t i = 0; i + sizeof(Request) <= requests[rank].size(); i += sizeof(Request)) {
+      Request request;
+      std::memcpy(&request, requests[rank].data() + i, sizeof request);
+      comm::Bytes& out = served_.bytes[rank];
+      const std::size_t end = out.size();
+      out.resize(end + request.bytes);
+      const auto member = static_cast<std::uint32_t>(request.member);
+      const auto [known, is_new] =
+          first.try_emplace({request.member, request.offset, request.bytes}, nullptr);
+      if (!is_new) {
+        const Held& from = *known->second;
+        std::memcpy(out.data() + end, served_.bytes[from.rank].data() + from.at, request.bytes);
+        continue;
       }
+      held.push_back({{member, request.offset, request.bytes}, rank, end});
+      known->second = &held.back();
+      SW_TRY(local_.Read(member, request.offset, std::span(out).subspan(end)));
     }
-    return {};
-  };
-  SW_TRY(comm_.Agree(serve()));
-  SW_TRY_ASSIGN(answers_, comm_.AllToAll(served));
+  }
+  served_.index.assign(held.begin(), held.end());
+  served_.Sort();
   return {};
 }
 
 Status Exchange::Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) {
-  if (Local(member)) return local_.Read(member, offset, out);
-  const auto after =
-      std::upper_bound(fetched_.begin(), fetched_.end(), std::pair(member, offset),
-                       [](const auto& key, const Fetched& fetched) {
-                         return key < std::pair(fetched.stretch.member, fetched.stretch.offset);
-                       });
-  // Reads of different units may start at one offset with different lengths; any that is long
-  // enough will do.
-  for (auto it = after; it != fetched_.begin();) {
-    --it;
-    const Stretch& stretch = it->stretch;
-    if (stretch.member != member) break;
-    if (offset + out.size() <= stretch.offset + stretch.bytes) {
-      const comm::Bytes& answer = answers_[static_cast<std::size_t>(it->rank)];
-      const std::uint64_t from = it->at + (offset - stretch.offset);
-      if (from + out.size() > answer.size()) break;
-      std::memcpy(out.data(), answer.data() + from, out.size());
-      return {};
-    }
-    if (stretch.offset + plan::kUnitBytes * 8 < offset) break;
+  const bool local = Local(member);
+  const std::byte* found = (local ? served_ : fetched_).Find(member, offset, out.size());
+  if (found != nullptr) {
+    if (!out.empty()) std::memcpy(out.data(), found, out.size());
+    return {};
   }
+  if (local) return local_.Read(member, offset, out);
   return Fail(Errc::kInternal, source_.files[source_.members[member].file] +
                                    ": bytes of another node that were not asked for");
 }

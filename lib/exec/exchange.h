@@ -34,7 +34,7 @@ class Exchange final : public ByteSource {
   bool sends() const { return !file_owner_.empty(); }
 
   /// Fetches from other ranks what is theirs of `wanted`, and serves them; forgets the round
-  /// before.
+  /// before. What several ranks ask for alike is read once, also where this rank reads it itself.
   /// Collective: ranks without work take part with nothing.
   Status Round(std::span<const Stretch> wanted);
 
@@ -59,19 +59,28 @@ class Exchange final : public ByteSource {
   const layout::ShardMap& source() const { return source_; }
 
  private:
-  struct Fetched {
+  struct Held {
     Stretch stretch;
-    int rank;
-    std::uint64_t at;  // in that rank's answer
+    std::size_t rank;
+    std::uint64_t at;  // in that rank's bytes
+  };
+  /// Stretches of a round, in what was sent to or got from each rank.
+  struct Holding {
+    std::vector<Held> index;  // by member and offset
+    std::vector<comm::Bytes> bytes;
+
+    void Sort();
+    const std::byte* Find(std::uint32_t member, std::uint64_t offset, std::uint64_t count) const;
   };
   bool Local(std::uint32_t member) const;
+  Status Serve(const std::vector<comm::Bytes>& requests);
 
   comm::Comm& comm_;
   const layout::ShardMap& source_;
   ByteSource& local_;
   std::vector<int> file_owner_;
-  std::vector<Fetched> fetched_;  // by member and offset
-  std::vector<comm::Bytes> answers_;
+  Holding fetched_;
+  Holding served_;
 };
 
 /// Calls `act(first, last)` for consecutive parts of this rank's [0, count), none longer than

@@ -11,12 +11,6 @@ Digest FileDigest(std::span<const Digest> units, const Digest& frame) {
   return stream.Finish();
 }
 
-Digest FrameDigest(const std::vector<plan::FramePiece>& pieces) {
-  DigestStream stream;
-  for (const plan::FramePiece& piece : pieces) stream.Add(std::as_bytes(std::span(piece.bytes)));
-  return stream.Finish();
-}
-
 Result<std::string> MakeManifest(const std::string& head, const std::vector<ManifestFile>& files) {
   nlohmann::ordered_json json = nlohmann::ordered_json::parse(head, nullptr, false);
   if (!json.is_object()) return Fail(Errc::kInternal, "the manifest's head is not a JSON object");

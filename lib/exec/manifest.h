@@ -7,7 +7,6 @@
 
 #include "base/result.h"
 #include "exec/integrity.h"
-#include "plan/target.h"
 
 namespace shardwright::exec {
 
@@ -18,9 +17,6 @@ inline constexpr const char* kManifestName = "shardwright.json";
 /// of its frame (all other bytes, in file order).
 /// Source: docs/formats/manifest.md.
 Digest FileDigest(std::span<const Digest> units, const Digest& frame);
-
-/// Digest of a file's frame.
-Digest FrameDigest(const std::vector<plan::FramePiece>& pieces);
 
 struct ManifestFile {
   std::string path;

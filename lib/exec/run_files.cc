@@ -29,6 +29,45 @@ Status CheckPath(std::string_view path) {
   return {};
 }
 
+/// Writes a frame as it is made; small stretches that follow one another become one write.
+class FrameWriter {
+ public:
+  explicit FrameWriter(const os::File& file) : file_(file) {}
+
+  Status Put(std::uint64_t offset, std::span<const std::byte> bytes) {
+    digest_.Add(bytes);
+    if (offset != first_ + held_.size() || held_.size() + bytes.size() > plan::kUnitBytes) {
+      SW_TRY(Flush());
+      first_ = offset;
+    }
+    if (bytes.size() > plan::kUnitBytes) {
+      first_ = offset + bytes.size();
+      return file_.WriteAt(offset, bytes);
+    }
+    held_.insert(held_.end(), bytes.begin(), bytes.end());
+    return {};
+  }
+
+  /// \returns the digest of the whole frame
+  Result<Digest> Finish() && {
+    SW_TRY(Flush());
+    return digest_.Finish();
+  }
+
+ private:
+  Status Flush() {
+    if (held_.empty()) return {};
+    SW_TRY(file_.WriteAt(first_, held_));
+    held_.clear();
+    return {};
+  }
+
+  const os::File& file_;
+  DigestStream digest_;
+  std::uint64_t first_ = 0;  // of what is held, in the file
+  std::vector<std::byte> held_;
+};
+
 }  // namespace
 
 template <class Visit>
@@ -147,12 +186,13 @@ Status Runner::WriteFrame(std::uint32_t index) {
   std::vector<Digest> digests;
   digests.reserve(sums.size());
   for (const UnitSum& sum : sums) digests.push_back(sum.digest);
-  SW_TRY_ASSIGN(const std::vector<plan::FramePiece> pieces, file.frame(crcs));
   SW_TRY_ASSIGN(const auto out, output_.Get(index));
-  for (const plan::FramePiece& piece : pieces) {
-    SW_TRY(out->WriteAt(piece.offset, std::as_bytes(std::span(piece.bytes))));
-  }
-  file_digests_[index] = FileDigest(digests, FrameDigest(pieces));
+  FrameWriter frame(*out);
+  SW_TRY(file.frame(crcs, [&](std::uint64_t offset, std::string_view bytes) {
+    return frame.Put(offset, std::as_bytes(std::span(bytes)));
+  }));
+  SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
+  file_digests_[index] = FileDigest(digests, digest);
   return file_system_ ? Status() : out->Sync();
 }
 

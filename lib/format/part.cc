@@ -1,8 +1,11 @@
 #include "format/part.h"
 
+#include <algorithm>
+
 namespace shardwright::format {
 
 Result<std::uint64_t> Part::Bytes() const {
+  if (!loaded_.empty()) return loaded_.size();
   SW_TRY_ASSIGN(const os::Identity identity, file_.Stat());
   if (!bytes_) return identity.bytes;
   if (first_ > identity.bytes || *bytes_ > identity.bytes - first_) {
@@ -18,6 +21,10 @@ Status Part::ReadAt(std::uint64_t offset, std::span<std::byte> out) const {
     return Fail(Errc::kBadInput, path() + ": " + std::to_string(out.size()) +
                                      " bytes expected at offset " + std::to_string(offset) +
                                      " of a container that ends at " + std::to_string(*bytes_));
+  }
+  if (!loaded_.empty()) {
+    std::copy_n(loaded_.begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
+    return {};
   }
   return file_.ReadAt(first_ + offset, out);
 }

@@ -21,6 +21,10 @@ class Part {
   Part(const os::File& file, std::uint64_t first, std::uint64_t bytes)
       : file_(file), first_(first), bytes_(bytes) {}
 
+  /// The same, of which all bytes have been read before. \pre `loaded` outlives it
+  Part(const os::File& file, std::uint64_t first, std::span<const std::byte> loaded)
+      : file_(file), first_(first), bytes_(loaded.size()), loaded_(loaded) {}
+
   std::uint64_t first() const { return first_; }
   const std::string& path() const { return file_.path(); }
   /// \error kNotFound if the file cannot be asked; kBadInput if it ends before the stretch does
@@ -32,6 +36,7 @@ class Part {
   const os::File& file_;
   std::uint64_t first_ = 0;
   std::optional<std::uint64_t> bytes_;  // none: to the end of the file
+  std::span<const std::byte> loaded_;
 };
 
 }  // namespace shardwright::format

@@ -1,9 +1,12 @@
 #include "layout/shard_map.h"
 
 #include <algorithm>
+#include <map>
+#include <span>
 #include <unordered_set>
 
 #include "base/checked.h"
+#include "layout/boxes_internal.h"
 
 namespace shardwright::layout {
 namespace {
@@ -77,41 +80,23 @@ Status CheckPlacement(const ShardMap& map, const LogicalTensor& tensor, const Fr
   return {};
 }
 
-/// True if no two boxes of different owners share an element. \pre all cuts have the same view
-bool OwnersDisjoint(const std::vector<const Cut*>& cuts) {
-  std::vector<const Box*> boxes;
-  for (const Cut* cut : cuts) {
-    for (const Box& box : cut->boxes()) boxes.push_back(&box);
-  }
-  // Sorted by the first coordinate, only neighbours that still overlap there need a full
-  // comparison.
-  std::sort(boxes.begin(), boxes.end(),
-            [](const Box* a, const Box* b) { return a->at_view < b->at_view; });
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    const Box& a = *boxes[i];
-    for (std::size_t j = i + 1; j < boxes.size(); ++j) {
-      const Box& b = *boxes[j];
-      if (a.at_view.empty() || b.at_view[0] >= a.at_view[0] + a.sizes[0]) {
-        if (a.at_view.empty()) return false;
-        break;
-      }
-      bool overlap = true;
-      for (std::size_t dim = 0; overlap && dim < a.sizes.size(); ++dim) {
-        overlap = a.at_view[dim] < b.at_view[dim] + b.sizes[dim] &&
-                  b.at_view[dim] < a.at_view[dim] + a.sizes[dim];
-      }
-      if (overlap) return false;
-    }
-  }
-  return true;
+bool CutsDisjoint(const std::vector<const Cut*>& cuts, Side side);
+
+/// True if no two boxes of different cuts share an element on that side.
+/// \pre none is composed, and all have the same view, or for kShard the same shard
+bool BoxesDisjoint(const std::vector<const Cut*>& cuts, Side side) {
+  std::vector<PlacedBox> boxes;
+  for (const Cut* cut : cuts) AddPlaced(cut->boxes(), cut->axes(), side, &boxes);
+  return !FindOverlap(std::move(boxes));
 }
 
-/// The same for cuts through different views: compares their runs.
-bool RunsDisjoint(const std::vector<const Cut*>& cuts, std::uint64_t elems) {
+/// The same by runs, for any cuts.
+bool RunsDisjoint(const std::vector<const Cut*>& cuts, Side side) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;
   for (const Cut* cut : cuts) {
-    cut->ForLogicalRange(0, elems,
-                         [&](const Run& run) { runs.emplace_back(run.logical, run.elems); });
+    cut->ForLogicalRange(0, Elems(cut->view()), [&](const Run& run) {
+      runs.emplace_back(side == Side::kLogical ? run.logical : run.shard, run.elems);
+    });
   }
   std::sort(runs.begin(), runs.end());
   for (std::size_t i = 1; i < runs.size(); ++i) {
@@ -120,16 +105,53 @@ bool RunsDisjoint(const std::vector<const Cut*>& cuts, std::uint64_t elems) {
   return true;
 }
 
+/// True if every composed cut is disjoint from all others because of what is at the `side` end of
+/// the composition, or within that because of the other end. False says nothing.
+bool EndsDisjoint(const std::vector<const Cut*>& cuts, Side side) {
+  // By the cut at that end: what composes the same cut is told apart by the other one.
+  std::map<const Cut*, std::vector<const Cut*>> by_end;
+  for (const Cut* cut : cuts) {
+    if (!cut->is_composed()) {
+      by_end[cut].push_back(nullptr);
+      continue;
+    }
+    const bool logical = side == Side::kLogical;
+    by_end[logical ? &cut->outer() : &cut->inner()].push_back(logical ? &cut->inner()
+                                                                      : &cut->outer());
+  }
+  std::vector<const Cut*> ends;
+  for (const auto& [end, rest] : by_end) {
+    ends.push_back(end);
+    if (rest.size() == 1) continue;
+    const bool whole = std::find(rest.begin(), rest.end(), nullptr) != rest.end();
+    if (whole || !CutsDisjoint(rest, side)) return false;
+  }
+  return CutsDisjoint(ends, side);
+}
+
+bool CutsDisjoint(const std::vector<const Cut*>& cuts, Side side) {
+  if (cuts.size() < 2) return true;
+  const auto extents = [&](const Cut* cut) -> const Shape& {
+    return side == Side::kLogical ? cut->view() : cut->shard();
+  };
+  const bool composed =
+      std::any_of(cuts.begin(), cuts.end(), [](const Cut* cut) { return cut->is_composed(); });
+  const bool alike = std::all_of(cuts.begin(), cuts.end(), [&](const Cut* cut) {
+    return extents(cut) == extents(cuts.front());
+  });
+  if (!composed && alike) return BoxesDisjoint(cuts, side);
+  if (composed && EndsDisjoint(cuts, side)) return true;
+  return RunsDisjoint(cuts, side);
+}
+
 Status CheckOwners(const ShardMap& map, const LogicalTensor& tensor, std::uint64_t elems) {
   std::vector<const Cut*> owners;
   std::uint64_t covered = 0;
-  bool same_view = true;
   std::string files;
   for (const Fragment& fragment : tensor.fragments) {
     if (fragment.role != Role::kOwner) continue;
     owners.push_back(fragment.cut.get());
     covered += fragment.cut->covered_elems();
-    same_view = same_view && fragment.cut->view() == owners.front()->view();
     if (owners.size() <= 4) files += (files.empty() ? "" : ", ") + Where(map, fragment);
   }
   if (owners.size() > 4) files += ", ...";
@@ -139,7 +161,7 @@ Status CheckOwners(const ShardMap& map, const LogicalTensor& tensor, std::uint64
                                      " elements expected, its shards hold " +
                                      std::to_string(covered) + " (" + files + ")");
   }
-  if (owners.size() > 1 && !(same_view ? OwnersDisjoint(owners) : RunsDisjoint(owners, elems))) {
+  if (!CutsDisjoint(owners, Side::kLogical)) {
     return Fail(Errc::kBadInput, Label(tensor) + " " + ToString(tensor.shape) +
                                      ": its shards overlap (" + files + ")");
   }
@@ -185,7 +207,45 @@ Status CheckCoverage(const ShardMap& map, const LogicalTensor& tensor) {
   return {};
 }
 
-/// Within an array the fragments' places are disjoint.
+/// Where a fragment lies in its array: a stretch of the vector, or of every region.
+struct Place {
+  std::uint64_t first, last;
+  const Fragment* fragment;
+  std::uint32_t tensor;
+};
+
+bool SamePlace(const Place& a, const Place& b) {
+  const Placement& x = a.fragment->at;
+  const Placement& y = b.fragment->at;
+  return x.array == y.array && x.vector_offset == y.vector_offset && x.chunk == y.chunk &&
+         x.region_offset == y.region_offset && a.last == b.last &&
+         a.fragment->cut->shard_elems() == b.fragment->cut->shard_elems();
+}
+
+bool Overlap(const Place& a, const Place& b) {
+  return a.fragment->at.array == b.fragment->at.array && a.last > b.first;
+}
+
+tl::unexpected<Error> OverlapError(const ShardMap& map, const Place& a, const Place& b) {
+  const Array& array = map.arrays[a.fragment->at.array];
+  return Fail(Errc::kBadInput,
+              (array.regions.empty() ? std::string("array") : FileOf(map, array, 0)) + ": " +
+                  Label(map.tensors[a.tensor]) + " and " + Label(map.tensors[b.tensor]) +
+                  " overlap");
+}
+
+/// Fragments of one place share a shard: several tensors that are stored as one. Each holds
+/// elements of it that no other holds.
+Status CheckShared(const ShardMap& map, std::span<const Place> places) {
+  if (places.size() < 2) return {};
+  std::vector<const Cut*> cuts;
+  cuts.reserve(places.size());
+  for (const Place& place : places) cuts.push_back(place.fragment->cut.get());
+  if (CutsDisjoint(cuts, Side::kShard)) return {};
+  return OverlapError(map, places[0], places[1]);
+}
+
+/// Within an array the fragments' places are disjoint, or one place is shared out.
 Status CheckDisjoint(const ShardMap& map) {
   // ZeRO-3: every holder keeps a share of each parameter, so places are columns of the regions, not
   // of the vector.
@@ -196,10 +256,6 @@ Status CheckDisjoint(const ShardMap& map) {
         columns[fragment.at.array] = true;
     }
   }
-  struct Place {
-    std::uint64_t first, last;
-    std::uint32_t array, tensor;
-  };
   std::vector<Place> places;
   for (std::size_t t = 0; t < map.tensors.size(); ++t) {
     for (const Fragment& fragment : map.tensors[t].fragments) {
@@ -208,22 +264,22 @@ Status CheckDisjoint(const ShardMap& map) {
       if (elems == 0) continue;
       const std::uint64_t first = at.vector_offset + at.region_offset;
       const std::uint64_t length = columns[at.array] ? std::min(at.chunk, elems) : elems;
-      places.push_back({first, first + length, at.array, static_cast<std::uint32_t>(t)});
+      places.push_back({first, first + length, &fragment, static_cast<std::uint32_t>(t)});
     }
   }
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
-    return a.array != b.array ? a.array < b.array : a.first < b.first;
+    const std::uint32_t x = a.fragment->at.array;
+    const std::uint32_t y = b.fragment->at.array;
+    return x != y ? x < y : a.first < b.first;
   });
-  for (std::size_t i = 1; i < places.size(); ++i) {
-    const Place& a = places[i - 1];
-    const Place& b = places[i];
-    if (a.array == b.array && a.last > b.first) {
-      const Array& array = map.arrays[a.array];
-      return Fail(Errc::kBadInput,
-                  (array.regions.empty() ? std::string("array") : FileOf(map, array, 0)) + ": " +
-                      Label(map.tensors[a.tensor]) + " and " + Label(map.tensors[b.tensor]) +
-                      " overlap");
+  for (std::size_t begin = 0; begin < places.size();) {
+    std::size_t end = begin + 1;
+    while (end < places.size() && SamePlace(places[begin], places[end])) ++end;
+    SW_TRY(CheckShared(map, std::span(places).subspan(begin, end - begin)));
+    if (end < places.size() && Overlap(places[end - 1], places[end])) {
+      return OverlapError(map, places[end - 1], places[end]);
     }
+    begin = end;
   }
   return {};
 }

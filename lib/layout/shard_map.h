@@ -109,8 +109,9 @@ void ForHolders(const ShardMap& map, const Placement& at, std::uint64_t first, s
 
 /// Proves the map before any byte moves: the owners of every tensor cover each element exactly once
 /// (or its partial fragments each cover all of it), every replica repeats an owner's elements,
-/// every fragment lies inside its array's regions, every region inside its member, and no two
-/// fragments of an array overlap.
+/// every fragment lies inside its array's regions, every region inside its member, and no
+/// element of an array is of two fragments. Fragments may share a place, where tensors are stored
+/// as one.
 /// \error kBadInput  names the tensor, the files and both sides of the disagreement
 /// Local, pure; runs on the calling thread.
 Status Validate(const ShardMap& map);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace shardwright::layout {
@@ -20,5 +21,15 @@ inline constexpr std::string_view kStep = "step";  ///< one number, not of the p
 constexpr bool IsModelState(std::string_view state) {
   return state == kMaster || state == kWeight || state == kBuffer || state == kFrozen;
 }
+
+inline constexpr std::string_view kPaddingPrefix = "padding:";
+
+/// The state of elements that pad a tensor in `state` and belong to nobody (rows of a vocabulary up
+/// to a round number): kept for whoever has room for them, and no part of the tensor.
+inline std::string PaddingOf(std::string_view state) {
+  return std::string(kPaddingPrefix).append(state);
+}
+
+constexpr bool IsPadding(std::string_view state) { return state.starts_with(kPaddingPrefix); }
 
 }  // namespace shardwright::layout

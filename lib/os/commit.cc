@@ -39,7 +39,6 @@ namespace {
 constexpr std::string_view kPartial = ".partial-";
 constexpr std::string_view kOld = ".old";
 constexpr std::string_view kJournal = ".journal";
-constexpr std::size_t kNameMax = 255;
 
 bool IsRunId(std::string_view id) {
   const auto fits = [](char c) {

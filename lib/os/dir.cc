@@ -16,8 +16,6 @@ namespace shardwright::os {
 
 namespace {
 
-constexpr std::size_t kNameMax = 255;
-
 bool IsAbsent(int error) { return error == ENOENT || error == ENOTDIR; }
 
 bool IsUnsupported(int error) {

@@ -1,6 +1,8 @@
 #include "os/socket.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -23,8 +25,14 @@
 namespace shardwright::os {
 namespace {
 
+/// Connections that wait to be accepted. Those to a port may be a crowd that says nothing, behind
+/// which others must not be dropped.
 constexpr int kBacklog = 64;
+constexpr int kPortBacklog = 1024;
 constexpr std::size_t kAhead = 4096;
+/// The first bytes of TLS: of an alert and of a handshake. No line begins with them.
+constexpr char kTlsAlert = 0x15;
+constexpr char kTlsHandshake = 0x16;
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
@@ -60,6 +68,37 @@ sockaddr_un LocalName(const std::string& path) {
   name.sun_family = AF_UNIX;
   std::memcpy(name.sun_path, path.c_str(), path.size() + 1);
   return name;
+}
+
+/// Who may be at the other end of a socket file: this process's user, and root; to root anybody who
+/// listens.
+Status CheckPeer(int fd, const Address& address, bool listens) {
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
+    return SysFail(Errc::kIo, ToText(address), "cannot tell the other side's user", errno);
+  }
+  const uid_t mine = ::geteuid();
+  if (peer.uid == mine || peer.uid == 0 || (mine == 0 && !listens)) return {};
+  return Fail(Errc::kMismatch, ToText(address) + ": user " + std::to_string(mine) +
+                                   " or root expected at the other end, found user " +
+                                   std::to_string(peer.uid));
+}
+
+/// As Connection::peer.
+std::string HostOf(const sockaddr_storage& name) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (name.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(name);
+    ::inet_ntop(AF_INET, &four.sin_addr, text, sizeof text);
+    return text;
+  }
+  if (name.ss_family != AF_INET6) return {};
+  in6_addr six = reinterpret_cast<const sockaddr_in6&>(name).sin6_addr;
+  const bool mapped = IN6_IS_ADDR_V4MAPPED(&six);  // an IPv4 host at a port of both
+  if (!mapped) std::fill(std::begin(six.s6_addr) + 8, std::end(six.s6_addr), std::uint8_t{0});
+  ::inet_ntop(AF_INET6, &six, text, sizeof text);
+  return mapped ? text : std::string(text) + "/64";
 }
 
 struct FreeAddresses {
@@ -175,9 +214,10 @@ Result<Fd> ListenTcp(const Address& address, std::uint16_t* port) {
   for (const addrinfo* one = found.get(); one != nullptr && !listening.ok(); one = one->ai_next) {
     Fd fd = NewSocket(one->ai_family);
     const int on = 1;
-    const bool ok =
-        fd.ok() && ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-        ::bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(fd.get(), kBacklog) == 0;
+    const bool ok = fd.ok() &&
+                    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                    ::bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 &&
+                    ::listen(fd.get(), kPortBacklog) == 0;
     error = errno;
     if (ok) listening = std::move(fd);
   }
@@ -261,7 +301,9 @@ std::string ToText(const Address& address) {
 
 Connection::Connection(Connection&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)),
+      channel_(std::move(other.channel_)),
       name_(std::move(other.name_)),
+      peer_(std::move(other.peer_)),
       local_(other.local_),
       timeout_(other.timeout_),
       stop_(std::move(other.stop_)),
@@ -271,7 +313,9 @@ Connection& Connection::operator=(Connection&& other) noexcept {
   if (this != &other) {
     if (fd_ >= 0) ::close(fd_);
     fd_ = std::exchange(other.fd_, -1);
+    channel_ = std::move(other.channel_);
     name_ = std::move(other.name_);
+    peer_ = std::move(other.peer_);
     local_ = other.local_;
     timeout_ = other.timeout_;
     stop_ = std::move(other.stop_);
@@ -287,23 +331,64 @@ Connection::~Connection() {
 Result<Connection> Connection::Open(const Address& address, milliseconds timeout, Stop stop) {
   SW_TRY_ASSIGN(Fd fd, address.is_local() ? ConnectLocal(address, timeout, stop)
                                           : ConnectTcp(address, timeout, stop));
+  if (address.is_local()) SW_TRY(CheckPeer(fd.get(), address, false));
   return Connection(fd.Release(), ToText(address), address.is_local(), timeout, std::move(stop));
+}
+
+Status Connection::Secure(std::unique_ptr<Channel> channel, milliseconds within, const Stop& stop) {
+  const Clock::time_point end = Clock::now() + within;
+  const Stop either = [&] { return (stop && stop()) || (stop_ && stop_()); };
+  for (;;) {
+    const Result<short> wait = channel->Begin(fd_);
+    if (!wait) return Within(name_, wait.error());
+    if (*wait == 0) break;
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, *wait, end, either));
+    if (!ready) return Fail(Errc::kIo, name_ + ": the handshake is not done in time");
+  }
+  channel_ = std::move(channel);
+  return {};
+}
+
+/// Sends what the socket takes.
+Result<Channel::Step> Connection::TrySend(std::span<const std::byte> data) {
+  if (channel_) {
+    Result<Channel::Step> step = channel_->Send(data);
+    if (!step) return Within(name_, step.error());
+    return step;
+  }
+  for (;;) {
+    const ssize_t sent = ::send(fd_, data.data(), data.size(), MSG_NOSIGNAL);
+    if (sent >= 0) return Channel::Step{static_cast<std::size_t>(sent), POLLOUT};
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return Channel::Step{0, POLLOUT};
+    if (errno != EINTR) return SysFail(Errc::kIo, name_, "cannot send", errno);
+  }
+}
+
+/// Receives what there is.
+Result<Channel::Step> Connection::TryReceive(std::span<std::byte> out) {
+  if (channel_) {
+    Result<Channel::Step> step = channel_->Receive(out);
+    if (!step) return Within(name_, step.error());
+    return step;
+  }
+  for (;;) {
+    const ssize_t got = ::recv(fd_, out.data(), out.size(), 0);
+    if (got >= 0) return Channel::Step{static_cast<std::size_t>(got), 0};
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return Channel::Step{0, POLLIN};
+    if (errno != EINTR) return SysFail(Errc::kIo, name_, "cannot receive", errno);
+  }
 }
 
 Status Connection::Send(std::span<const std::byte> data) {
   Pace pace(timeout_);
   while (!data.empty()) {
-    const ssize_t sent = ::send(fd_, data.data(), data.size(), MSG_NOSIGNAL);
-    if (sent > 0) {
-      data = data.subspan(static_cast<std::size_t>(sent));
-      pace.Moved(static_cast<std::size_t>(sent));
+    SW_TRY_ASSIGN(const Channel::Step sent, TrySend(data));
+    if (sent.bytes > 0) {
+      data = data.subspan(sent.bytes);
+      pace.Moved(sent.bytes);
       continue;
     }
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-      return SysFail(Errc::kIo, name_, "cannot send", errno);
-    }
-    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLOUT, pace.end(), stop_));
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, sent.wait, pace.end(), stop_));
     if (!ready) return Fail(Errc::kIo, name_ + ": takes nothing any more");
   }
   return {};
@@ -314,18 +399,19 @@ Status Connection::Send(std::string_view text) { return Send(std::as_bytes(std::
 /// Receives what there is, and waits for it if there is nothing.
 Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
   for (;;) {
-    const ssize_t got = ::recv(fd_, out.data(), out.size(), 0);
-    if (got >= 0) {
-      pace->Moved(static_cast<std::size_t>(got));
-      return static_cast<std::size_t>(got);
+    SW_TRY_ASSIGN(const Channel::Step got, TryReceive(out));
+    if (got.bytes > 0 || got.wait == 0) {
+      pace->Moved(got.bytes);
+      return got.bytes;
     }
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      return SysFail(Errc::kIo, name_, "cannot receive", errno);
-    }
-    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, pace->end(), stop_));
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, got.wait, pace->end(), stop_));
     if (!ready) return Fail(Errc::kIo, name_ + ": sends nothing any more");
   }
+}
+
+/// Whether the other side takes this one for one that speaks TLS.
+bool Connection::MeetsTls() const {
+  return !channel_ && !ahead_.empty() && (ahead_[0] == kTlsAlert || ahead_[0] == kTlsHandshake);
 }
 
 Status Connection::Receive(std::span<std::byte> out) {
@@ -348,6 +434,9 @@ Status Connection::Receive(std::span<std::byte> out) {
 Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
   Pace pace(timeout_);
   for (;;) {
+    if (MeetsTls()) {
+      return Fail(Errc::kUsage, name_ + ": the other side speaks TLS, this one has no key");
+    }
     const std::size_t end = ahead_.find('\n');
     if (end != std::string::npos && end <= cap) {
       std::string line = ahead_.substr(0, end);
@@ -368,20 +457,23 @@ Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
 }
 
 Result<bool> Connection::HasLine(std::size_t cap, milliseconds wait) {
-  const auto whole = [&] { return ahead_.size() > cap || ahead_.find('\n') != std::string::npos; };
-  if (whole()) return true;
-  SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, Clock::now() + wait, stop_));
-  if (!ready) return false;
-  std::array<std::byte, kAhead> more;
-  Pace pace(timeout_);
-  SW_TRY_ASSIGN(const std::size_t got, Some(more, &pace));
-  ahead_.append(reinterpret_cast<const char*>(more.data()), got);
-  return got == 0 || whole();
+  const Clock::time_point end = Clock::now() + wait;
+  for (;;) {
+    if (MeetsTls() || ahead_.size() > cap || ahead_.find('\n') != std::string::npos) return true;
+    std::array<std::byte, kAhead> more;
+    SW_TRY_ASSIGN(const Channel::Step got, TryReceive(more));
+    if (got.bytes == 0) {
+      if (got.wait == 0) return true;
+      SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, got.wait, end, stop_));
+      if (!ready) return false;
+    }
+    ahead_.append(reinterpret_cast<const char*>(more.data()), got.bytes);
+  }
 }
 
 bool Connection::Readable() const {
   pollfd one{fd_, POLLIN, 0};
-  return !ahead_.empty() || ::poll(&one, 1, 0) > 0;
+  return !ahead_.empty() || (channel_ && channel_->Holds()) || ::poll(&one, 1, 0) > 0;
 }
 
 Listener::Listener(Listener&& other) noexcept
@@ -420,16 +512,21 @@ Result<Listener> Listener::Open(const Address& address) {
 Result<std::optional<Connection>> Listener::Accept(milliseconds wait, milliseconds timeout,
                                                    Stop stop) const {
   if (!Pending(wait)) return std::optional<Connection>();
-  const int fd = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) {
+  sockaddr_storage name{};
+  socklen_t bytes = sizeof name;
+  Fd fd(::accept4(fd_, reinterpret_cast<sockaddr*>(&name), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd.ok()) {
     // The other side may have gone again before we came to it.
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED || errno == EINTR) {
       return std::optional<Connection>();
     }
     return SysFail(Errc::kIo, ToText(address_), "cannot accept", errno);
   }
-  return std::optional(
-      Connection(fd, ToText(address_), address_.is_local(), timeout, std::move(stop)));
+  if (address_.is_local()) SW_TRY(CheckPeer(fd.get(), address_, true));
+  Connection connection(fd.Release(), ToText(address_), address_.is_local(), timeout,
+                        std::move(stop));
+  connection.peer_ = HostOf(name);
+  return std::optional(std::move(connection));
 }
 
 bool Listener::Pending(milliseconds wait) const {

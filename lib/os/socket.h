@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,6 +36,34 @@ std::string ToText(const Address& address);
 /// Asked several times a second while a call waits: true ends it with kStopped. Empty: never.
 using Stop = std::function<bool()>;
 
+/// What stands between a connection and its socket and turns what is sent into other bytes
+/// (os/tls.h). No call waits. One thread at a time.
+class Channel {
+ public:
+  /// What a call has done.
+  struct Step {
+    std::size_t bytes = 0;  ///< of the caller's that have moved
+    short wait = 0;         ///< where none has: an event of poll; 0: the other side has closed
+  };
+  virtual ~Channel() = default;
+
+  /// A step of the handshake over a socket, which stays the same.
+  /// \returns an event of poll to wait for; 0: it is done
+  /// \error kUsage  the other side speaks something else; kMismatch  it has not proved what it is
+  ///        asked to; kBusy  it has closed; kIo
+  virtual Result<short> Begin(int fd) = 0;
+
+  /// A call that has moved nothing is made again with the same data.
+  /// \error kIo
+  virtual Result<Step> Send(std::span<const std::byte> data) = 0;
+
+  /// \error kIo; kBadInput  what comes is not what was sent
+  virtual Result<Step> Receive(std::span<std::byte> out) = 0;
+
+  /// Whether something was taken from the socket that Receive has not given yet.
+  virtual bool Holds() const = 0;
+};
+
 /// A stream to another process. A call fails when less than 64 KiB, or what is left to move, moves
 /// within the connection's timeout: whoever trickles is as good as silent.
 /// Local; one thread at a time.
@@ -45,9 +74,18 @@ class Connection {
   Connection& operator=(Connection&& other) noexcept;
   ~Connection();
 
-  /// \error kNotFound  nobody listens there, or the host is unknown; kStopped
+  /// \error kNotFound  nobody listens there, or the host is unknown; kMismatch  who listens at a
+  ///        socket file is neither this process's user nor root, unless this one is; kStopped
   static Result<Connection> Open(const Address& address, std::chrono::milliseconds timeout,
                                  Stop stop = {});
+
+  /// Does the handshake of a channel; all that is sent and received afterwards passes it.
+  /// \pre nothing was sent or received
+  /// \param within  for the whole handshake
+  /// \param stop  asked besides the connection's own
+  /// \error as Channel::Begin; kIo  not done in time; kStopped
+  Status Secure(std::unique_ptr<Channel> channel, std::chrono::milliseconds within,
+                const Stop& stop = {});
 
   /// \error kIo  the other side is gone or does not read; kStopped
   Status Send(std::span<const std::byte> data);
@@ -58,7 +96,8 @@ class Connection {
 
   /// A line without its line feed.
   /// \returns nothing if the other side has closed and no byte of a line has come
-  /// \error kLimit  longer than `cap`; kIo  gone or silent before the line's end; kStopped
+  /// \error kLimit  longer than `cap`; kIo  gone or silent before the line's end; kUsage  the other
+  ///        side begins with TLS, and this one has no channel; kStopped
   Result<std::optional<std::string>> ReceiveLine(std::size_t cap);
 
   /// Waits until ReceiveLine would return at once; what has come of a line is kept.
@@ -72,16 +111,24 @@ class Connection {
   const std::string& name() const { return name_; }
   /// Whether it came through a socket file.
   bool is_local() const { return local_; }
+  /// Of one that was accepted at a port, the other side's host as a number, of IPv6 its /64
+  /// network; else empty.
+  const std::string& peer() const { return peer_; }
 
  private:
   friend class Listener;
   class Pace;
   Connection(int fd, std::string name, bool local, std::chrono::milliseconds timeout, Stop stop)
       : fd_(fd), name_(std::move(name)), local_(local), timeout_(timeout), stop_(std::move(stop)) {}
+  Result<Channel::Step> TrySend(std::span<const std::byte> data);
+  Result<Channel::Step> TryReceive(std::span<std::byte> out);
   Result<std::size_t> Some(std::span<std::byte> out, Pace* pace);
+  bool MeetsTls() const;
 
   int fd_ = -1;
+  std::unique_ptr<Channel> channel_;  // null: the socket itself
   std::string name_;
+  std::string peer_;
   bool local_ = false;
   std::chrono::milliseconds timeout_{0};
   Stop stop_;
@@ -105,7 +152,8 @@ class Listener {
 
   /// Waits for a connection.
   /// \returns nothing after `wait`
-  /// \error kIo
+  /// \error kIo; kMismatch  a process that is neither this one's user nor root has connected to the
+  ///        socket file, and was cut
   Result<std::optional<Connection>> Accept(std::chrono::milliseconds wait,
                                            std::chrono::milliseconds timeout, Stop stop = {}) const;
 

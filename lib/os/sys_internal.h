@@ -15,6 +15,8 @@
 
 namespace shardwright::os {
 
+inline constexpr std::size_t kNameMax = 255;  ///< bytes of one path component
+
 /// "<where>: <what>: <errno in words>".
 tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_view what, int error);
 

@@ -6,29 +6,24 @@
 namespace shardwright::plan {
 namespace {
 
-Result<std::vector<FramePiece>> NoFrame(std::span<const std::uint32_t> /*crcs*/) {
-  return std::vector<FramePiece>();
-}
-
 OutputFile OnePayload(std::string path, Payload payload) {
   OutputFile file;
   file.path = std::move(path);
   file.bytes = payload.bytes;
   if (payload.bytes > 0) file.payloads.push_back(std::move(payload));
-  file.frame = NoFrame;
   return file;
 }
 
 }  // namespace
+
+Status NoFrame(std::span<const std::uint32_t> /*crcs*/, const PutFrame& /*put*/) { return {}; }
 
 OutputFile TextFile(std::string path, std::string text) {
   OutputFile file;
   file.path = std::move(path);
   file.bytes = text.size();
   file.frame = [text = std::make_shared<const std::string>(std::move(text))](
-                   std::span<const std::uint32_t>) -> Result<std::vector<FramePiece>> {
-    return std::vector<FramePiece>{{.offset = 0, .bytes = *text}};
-  };
+                   std::span<const std::uint32_t>, const PutFrame& put) { return put(0, *text); };
   return file;
 }
 

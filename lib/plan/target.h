@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -28,11 +29,12 @@ struct Payload {
   std::string bytes_inline;
 };
 
-/// Bytes of an output file that are known without reading any payload.
-struct FramePiece {
-  std::uint64_t offset = 0;
-  std::string bytes;
-};
+/// Takes bytes of an output file, stretch after stretch, ascending.
+using PutFrame = std::function<Status(std::uint64_t offset, std::string_view bytes)>;
+
+/// Makes everything of an output file but the payloads, given the CRC-32 of every payload (in
+/// order). What it makes is put at once, so that no frame need be held whole.
+using Frame = std::function<Status(std::span<const std::uint32_t> crcs, const PutFrame& put)>;
 
 /// How an output file that repeats a source file, byte for byte, comes to be.
 enum class Twin : std::uint8_t {
@@ -40,6 +42,9 @@ enum class Twin : std::uint8_t {
   kClone,  ///< as a clone where the file system can, else by its payloads
   kLink,   ///< as a second name of the source file; it has no payloads
 };
+
+/// The frame of a file that is all payloads: nothing.
+Status NoFrame(std::span<const std::uint32_t> crcs, const PutFrame& put);
 
 /// One file to be written, laid out to the byte before anything is read.
 struct OutputFile {
@@ -50,9 +55,7 @@ struct OutputFile {
   Twin twin = Twin::kCopy;
   std::uint32_t twin_of = 0;      ///< of a clone or link: the source file
   std::vector<Payload> payloads;  ///< ascending, disjoint
-  /// Everything but the payloads, given the CRC-32 of every payload (in order). May be called on
-  /// any rank, once.
-  std::function<Result<std::vector<FramePiece>>(std::span<const std::uint32_t> crcs)> frame;
+  Frame frame = NoFrame;          ///< may be called on any rank, once
 };
 
 /// What a conversion writes: the target's shard map, with members that are the payloads of `files`.

@@ -7,18 +7,9 @@
 #include "layout/cut.h"
 
 namespace shardwright::plan {
-namespace {
-
-Result<std::vector<FramePiece>> NoFrame(std::span<const std::uint32_t> /*crcs*/) {
-  return std::vector<FramePiece>();
-}
-
-}  // namespace
-
 std::uint32_t TargetBuilder::AddFile(std::string path) {
   OutputFile file;
   file.path = std::move(path);
-  file.frame = NoFrame;
   AddFile(std::move(file));
   return static_cast<std::uint32_t>(target_.files.size() - 1);
 }

@@ -17,8 +17,6 @@ namespace shardwright::plan {
 /// which tensors they hold. Numbers that it returns are indices into the target.
 class TargetBuilder {
  public:
-  using Frame = std::function<Result<std::vector<FramePiece>>(std::span<const std::uint32_t>)>;
-
   /// Adds a file of payloads alone, empty so far. \returns its number
   std::uint32_t AddFile(std::string path);
   /// A file that is this text.

@@ -36,4 +36,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+/// For columns of numbers.
+inline constexpr Table::Align kRight = Table::Align::kRight;
+
 }  // namespace shardwright::text

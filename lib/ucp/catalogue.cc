@@ -41,6 +41,17 @@ const char* PackWord(Pack pack) {
   return "";
 }
 
+Result<nlohmann::json> ReadManifest(const std::string& folder) {
+  SW_TRY_ASSIGN(const std::string manifest,
+                os::ReadWholeText(folder + "/" + exec::kManifestName, limits::kJsonBytes));
+  nlohmann::json json = nlohmann::json::parse(manifest, nullptr, false);
+  if (!json.is_object() || !json.contains("kind") || json["kind"] != "catalogue") {
+    return Fail(Errc::kBadInput,
+                folder + "/" + exec::kManifestName + ": not the manifest of a fragment catalogue");
+  }
+  return json;
+}
+
 /// The packed twin of a source: one file of payloads for each of its files.
 /// \param builder  gets the pack files, `map` the members that feed them
 dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::ShardMap* map,
@@ -165,13 +176,7 @@ Result<bool> IsCatalogue(const std::string& folder) {
 }
 
 Result<dialect::SourceSet> ReadCatalogue(const std::string& folder, bool neighbours) {
-  SW_TRY_ASSIGN(const std::string manifest,
-                os::ReadWholeText(folder + "/" + exec::kManifestName, limits::kJsonBytes));
-  const nlohmann::json json = nlohmann::json::parse(manifest, nullptr, false);
-  if (!json.is_object() || !json.contains("kind") || json["kind"] != "catalogue") {
-    return Fail(Errc::kBadInput,
-                folder + "/" + exec::kManifestName + ": not the manifest of a fragment catalogue");
-  }
+  SW_TRY_ASSIGN(const nlohmann::json json, ReadManifest(folder));
   const std::string path = folder + "/" + kCatalogueFile;
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
   Result<dialect::SourceSet> set = dialect::DeserializeSource(text);
@@ -191,6 +196,12 @@ Result<dialect::SourceSet> ReadCatalogue(const std::string& folder, bool neighbo
               folder + "/" + exec::kManifestName + ": \"packed\": none, copy or zstd expected");
 }
 
+Result<std::string> MapsOfCatalogue(const std::string& folder) {
+  SW_TRY_ASSIGN(const nlohmann::json json, ReadManifest(folder));
+  const auto maps = json.find("maps");
+  return maps == json.end() ? std::string() : maps->dump();
+}
+
 bool IsCompressed(const dialect::SourceSet& set) {
   return !set.files.empty() && set.files.front().path.ends_with(kCompressedSuffix);
 }
@@ -206,6 +217,7 @@ Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack
   exec::FileBytes bytes(map, PathsOf(input.set));
   nlohmann::ordered_json head = ManifestHead("ucp-extract", "catalogue", input);
   head["packed"] = PackWord(pack);
+  for (const MapUsed& used : input.mapped) head["maps"].push_back(used.Recipe());
   ConvertReport report;
   if (pack != Pack::kZstd) builder.AddText(kCatalogueFile, *text);
   const plan::Target target = std::move(builder).Take();
@@ -218,6 +230,7 @@ Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack
                                   options, sink));
   }
   report.neighbours = ListNeighbours(input.set);
+  report.maps = input.mapped;
   return report;
 }
 

@@ -23,6 +23,11 @@ Result<bool> IsCatalogue(const std::string& folder);
 /// Local.
 Result<dialect::SourceSet> ReadCatalogue(const std::string& folder, bool neighbours);
 
+/// The maps that a catalogue was made with, as MapsOfRecipes takes them; empty without any.
+/// \error as ReadCatalogue
+/// Local.
+Result<std::string> MapsOfCatalogue(const std::string& folder);
+
 /// True if the payloads of a set read by ReadCatalogue are compressed, so that ZpackBytes must read
 /// them.
 bool IsCompressed(const dialect::SourceSet& set);

@@ -4,16 +4,10 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <optional>
+#include <set>
 #include <span>
 
-#include <tbb/enumerable_thread_specific.h>
-#include <tbb/task_arena.h>
-
-#include "exec/exchange.h"
-#include "exec/units.h"
-#include "exec/verify.h"
 #include "layout/states.h"
 #include "plan/plan.h"
 #include "plan/target_builder.h"
@@ -50,46 +44,30 @@ class Common {
 
 class Checker {
  public:
-  Checker(comm::Comm& comm, Input& a, Input& b, const CheckOptions& options, Sink& sink)
-      : comm_(comm),
-        a_(a),
-        b_(b),
-        options_(options),
-        arena_(static_cast<int>(options.threads)),
-        sink_(sink) {}
+  Checker(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options, Sink& sink)
+      : comm_(comm), a_(a), b_(b), options_(options), sink_(sink) {}
 
   Result<CheckReport> Go();
 
  private:
   void CompareNames();
   void CompareParams();
+  void CompareGroups();
+  void CompareGroupsOfParams(bool one_format);
   void Differ(std::string line) {
     const std::lock_guard lock(mutex_);
     ++report_.difference_count;
     if (report_.differences.size() < kShownDifferences)
       report_.differences.push_back(std::move(line));
   }
-  /// One of the two while payloads are compared.
-  struct Side {
-    Side(comm::Comm& comm, const plan::Plan& its_plan, const Input& input)
-        : plan(its_plan),
-          source(comm, input.checkpoint.map, *input.bytes, input.file_owner),
-          sums(input.checkpoint.map.members.size()) {}
-    const plan::Plan& plan;
-    exec::Exchange source;
-    exec::SourceSums sums;
-  };
-  class Second;
   Status ComparePayloads();
   void CompareBytes(std::uint64_t index, const plan::Unit& unit, std::span<const std::byte> of_a,
                     std::span<const std::byte> of_b);
-  Status Verify(Side* side);
 
   comm::Comm& comm_;
   Input& a_;
   Input& b_;
-  const CheckOptions& options_;
-  tbb::task_arena arena_;
+  const CompareOptions& options_;
   Sink& sink_;
   Common common_;
   std::mutex mutex_;
@@ -103,6 +81,7 @@ void Checker::CompareNames() {
   const layout::TensorIndex of_a(a_.checkpoint.map);
   const layout::TensorIndex of_b(b_.checkpoint.map);
   for (const LogicalTensor& tensor : a_.checkpoint.map.tensors) {
+    if (layout::IsPadding(tensor.state)) continue;
     if (!Derivable(of_b, tensor)) {
       Differ(Label(tensor.name, tensor.state) + ": only in the first");
       continue;
@@ -124,6 +103,7 @@ void Checker::CompareNames() {
     common_.Add(tensor);
   }
   for (const LogicalTensor& tensor : b_.checkpoint.map.tensors) {
+    if (layout::IsPadding(tensor.state)) continue;
     if (of_a.Find(tensor.name, tensor.state)) continue;
     if (Derivable(of_a, tensor)) {
       common_.Add(tensor);
@@ -157,43 +137,53 @@ void Checker::CompareParams() {
   for (const auto& [name, param] : of_b) Differ("\"" + name + "\": only in the second");
   const auto& groups_a = a_.checkpoint.groups;
   const auto& groups_b = b_.checkpoint.groups;
+  const auto is_moe = [](const dialect::Group& group) { return group.moe; };
+  const bool experts = std::any_of(groups_a.begin(), groups_a.end(), is_moe) ||
+                       std::any_of(groups_b.begin(), groups_b.end(), is_moe);
+  const bool parted = experts && groups_a.size() != groups_b.size();
+  const bool one_format = a_.checkpoint.origin == b_.checkpoint.origin;
+  if (one_format && !parted) return CompareGroups();
+  CompareGroupsOfParams(one_format);
+}
+
+void Checker::CompareGroups() {
+  const auto& groups_a = a_.checkpoint.groups;
+  const auto& groups_b = b_.checkpoint.groups;
   if (groups_a.size() != groups_b.size()) {
     return Differ("parameter groups: " + std::to_string(groups_a.size()) + " and " +
                   std::to_string(groups_b.size()));
   }
   for (std::size_t g = 0; g < groups_a.size(); ++g) {
-    for (const std::string& line : GroupDifferences(groups_a[g], groups_b[g])) {
+    for (const std::string& line : GroupDifferences(groups_a[g], groups_b[g], true)) {
       Differ("parameter group " + std::to_string(g) + " " + line);
     }
   }
 }
 
-/// Takes the units of the first, and gathers and compares those of the second.
-class Checker::Second final : public exec::UnitSink {
- public:
-  Second(Checker& checker, Side& side) : checker_(checker), side_(side) {}
-
-  Status BeginRound(std::span<const std::uint64_t> units) override {
-    return side_.source.Round(side_.plan, units);
+/// Formats order groups as they like, and part or unite those of experts; what a parameter is
+/// trained with is the same in all.
+void Checker::CompareGroupsOfParams(bool one_format) {
+  std::map<std::string, std::int32_t> of_b;
+  for (const dialect::Param& param : b_.checkpoint.params) of_b[param.name] = param.group;
+  std::set<std::pair<std::int32_t, std::int32_t>> seen;
+  for (const dialect::Param& param : a_.checkpoint.params) {
+    const auto found = of_b.find(param.name);
+    if (found == of_b.end() || !param.alias_of.empty()) continue;
+    const std::int32_t other = found->second;
+    if (param.group < 0 && other < 0) continue;
+    if (param.group < 0 || other < 0) {
+      Differ("\"" + param.name + "\": in a parameter group of one only");
+      continue;
+    }
+    if (!seen.emplace(param.group, other).second) continue;
+    const auto& of_first = a_.checkpoint.groups[static_cast<std::size_t>(param.group)];
+    const auto& of_second = b_.checkpoint.groups[static_cast<std::size_t>(other)];
+    for (const std::string& line : GroupDifferences(of_first, of_second, one_format)) {
+      Differ("parameter groups " + std::to_string(param.group) + " and " + std::to_string(other) +
+             " (\"" + param.name + "\") " + line);
+    }
   }
-
-  Status Put(const exec::UnitInHand& first) override {
-    exec::Workspace& workspace = workspaces_.local();
-    workspace.unit.resize(first.unit.bytes);
-    std::vector<exec::Share> shares;
-    std::optional<std::uint32_t> crc32;
-    SW_TRY(exec::GatherUnit(side_.plan, first.unit, side_.source, workspace.unit, &workspace,
-                            &shares, &crc32));
-    side_.sums.Add(shares);
-    checker_.CompareBytes(first.index, first.unit, first.bytes, workspace.unit);
-    return {};
-  }
-
- private:
-  Checker& checker_;
-  Side& side_;
-  tbb::enumerable_thread_specific<exec::Workspace> workspaces_;
-};
+}
 
 void Checker::CompareBytes(std::uint64_t index, const plan::Unit& unit,
                            std::span<const std::byte> of_a, std::span<const std::byte> of_b) {
@@ -216,39 +206,17 @@ void Checker::CompareBytes(std::uint64_t index, const plan::Unit& unit,
   }
 }
 
-Status Checker::Verify(Side* side) {
-  SW_TRY(exec::CombineSums(comm_, &side->sums));
-  const exec::MembersToVerify which{
-      &side->source, 1, [&](std::uint32_t member) { return side->source.Mine(member); }};
-  SW_TRY(comm_.Agree(exec::VerifyMembers(side->plan, side->sums, which, arena_)));
-  return {};
-}
-
 Status Checker::ComparePayloads() {
   sink_.Pass("compare");
-  SW_TRY_ASSIGN(const plan::Plan plan_a, plan::Plan::Make(a_.checkpoint.map, common_.target()));
-  SW_TRY_ASSIGN(const plan::Plan plan_b, plan::Plan::Make(b_.checkpoint.map, common_.target()));
-  Side a(comm_, plan_a, a_);
-  Side b(comm_, plan_b, b_);
-  const std::uint64_t units = plan_a.unit_count();
-  const auto ranks = static_cast<std::uint64_t>(comm_.size());
-  const auto rank = static_cast<std::uint64_t>(comm_.rank());
-  const std::uint64_t first = units * rank / ranks;
-  std::vector<std::uint64_t> mine(units * (rank + 1) / ranks - first);
-  std::iota(mine.begin(), mine.end(), first);
-  const std::uint64_t workspaces = std::uint64_t{2} * options_.threads * exec::kWorkspaceBytes;
-  const std::uint64_t budget =  // of a round, of which each side holds one
-      (options_.memory_bytes - std::min(options_.memory_bytes, workspaces)) / 2;
-  const std::uint64_t most = std::min(a.source.RoundUnits(budget), b.source.RoundUnits(budget));
-  exec::UnitLoopOptions loop_options;
-  loop_options.sums = &a.sums;
-  for (const std::uint64_t index : mine) loop_options.bytes_total += plan_a.unit(index).bytes;
-  exec::UnitLoop loop(plan_a, a.source, arena_, sink_, loop_options);
-  Second second(*this, b);
-  SW_TRY(exec::ForUnitsInRounds(comm_, loop, plan_a, a.source, mine, most, second));
-  SW_TRY(Verify(&a));
-  SW_TRY(Verify(&b));
-  report_.bytes_compared = plan_a.totals().payload_bytes;
+  const auto side = [](Input& input) {
+    return Compared{input.checkpoint.map, *input.bytes, input.file_owner};
+  };
+  auto compared = CompareSources(
+      comm_, side(a_), side(b_), common_.target(), options_,
+      [this](std::uint64_t index, const plan::Unit& unit, std::span<const std::byte> of_a,
+             std::span<const std::byte> of_b) { CompareBytes(index, unit, of_a, of_b); },
+      sink_);
+  SW_TRY_ASSIGN(report_.bytes_compared, std::move(compared));
   return {};
 }
 
@@ -282,7 +250,7 @@ Result<CheckReport> Checker::Go() {
 
 }  // namespace
 
-Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CheckOptions& options,
+Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options,
                           Sink& sink) {
   Checker checker(comm, a, b, options, sink);
   return checker.Go();

@@ -7,6 +7,7 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
+#include "ucp/compare.h"
 #include "ucp/input.h"
 
 namespace shardwright::ucp {
@@ -24,19 +25,14 @@ struct CheckReport {
 
 inline constexpr std::size_t kShownDifferences = 20;
 
-/// How a check works; the fields are the shared flags.
-struct CheckOptions {
-  unsigned threads = 1;
-  /// Bytes that a rank may hold of what others send it, where files are not visible on all.
-  std::uint64_t memory_bytes = std::uint64_t{1} << 30;
-};
-
 /// Compares two checkpoints of any layouts, logical tensor by logical tensor, bit for bit; a
 /// compute weight that one side lacks is compared with the rounded master. Steps, parameter groups,
-/// tied names and kinds are compared too. Every source member read is compared with its checksum.
+/// tied names and kinds are compared too; of
+/// checkpoints of two formats the groups that each parameter is in. Every source member read is
+/// compared with its checksum.
 /// \error kBadInput, kNotFound  an input; differences are not errors
 /// Collective.
-Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CheckOptions& options,
+Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options,
                           Sink& sink);
 
 }  // namespace shardwright::ucp

@@ -32,16 +32,17 @@ std::string Explain(const dialect::Layout& layout) {
 
 nlohmann::ordered_json ManifestHead(const std::string& command, const std::string& kind,
                                     const Input& input) {
+  nlohmann::ordered_json source = {{"kind", input.checkpoint.origin},
+                                   {"tag", input.checkpoint.tag},
+                                   {"layout", ToJson(input.checkpoint.layout)},
+                                   {"fingerprint", FingerprintText(input)}};
+  for (const MapUsed& map : input.mapped) source["maps"].push_back(map.Json());
   return {{"schema", 1},
           {"program", "shardwright"},
           {"version", kVersion},
           {"command", command},
           {"kind", kind},
-          {"source",
-           {{"kind", input.checkpoint.origin},
-            {"tag", input.checkpoint.tag},
-            {"layout", ToJson(input.checkpoint.layout)},
-            {"fingerprint", FingerprintText(input)}}},
+          {"source", std::move(source)},
           {"neighbours", input.neighbours ? "copy" : "none"}};
 }
 
@@ -124,6 +125,8 @@ Status CheckLink(const Input& input, const dialect::Layout& layout, const dialec
     why = "files of format " + std::string(format.name) + " are always written";
   } else if (!format.same_files(input.checkpoint.layout, layout)) {
     why = "the source is " + Explain(input.checkpoint.layout) + ", the target " + Explain(layout);
+  } else if (!input.mapped.empty()) {
+    why = "with --map its tensors get other names";
   } else if (!IsVerbatim(input, format, layout)) {
     why = "the source has no native files of its own";
   } else if (!input.file_owner.empty()) {
@@ -153,23 +156,34 @@ Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
   NeighbourReport neighbours =
       AddNeighbours(input.set, format, std::nullopt, link ? plan::Twin::kCopy : twin, &verbatim.map,
                     &verbatim.target, sink);
+  SW_TRY(CheckCarried(options, neighbours.not_carried));
   exec::FileBytes bytes(verbatim.map, PathsOf(input.set));
   SW_TRY_ASSIGN(ConvertReport report,
                 RunPlan(comm, input, verbatim.map, verbatim.target, bytes, head.dump(),
                         link ? "links" : "verbatim", options, sink));
   report.verbatim = true;
   report.linked = link;
+  report.not_carried = neighbours.not_carried;
   report.neighbours = std::move(neighbours);
   return report;
 }
 
 }  // namespace
 
+Status CheckCarried(const ConvertOptions& options, const std::vector<std::string>& not_carried) {
+  if (!options.strict || not_carried.empty()) return {};
+  std::string message = "--strict: nothing is written, for this would not be carried over:";
+  for (const std::string& one : not_carried) message += "\n" + one;
+  return Fail(Errc::kMismatch, std::move(message));
+}
+
 Result<dialect::Written> WriteLayout(const dialect::Dialect& format,
                                      const dialect::Checkpoint& source,
                                      const dialect::Layout& layout, Sink& sink) {
   SW_TRY(dialect::CheckUnbound(source));
   SW_TRY_ASSIGN(dialect::Written written, format.write(source, layout));
+  written.not_carried.insert(written.not_carried.end(), source.left_out.begin(),
+                             source.left_out.end());
   for (const std::string& one : written.not_carried) sink.Warn("not carried over: " + one);
   return written;
 }
@@ -196,10 +210,19 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::Tar
   } else {
     SW_TRY_ASSIGN(dialect::Written written, WriteLayout(format, source, layout, sink));
     plan::Target& target = written.target;
+    for (const MapUsed& map : input.mapped) {
+      for (const std::string& one : map.left_behind) {
+        sink.Warn("not carried over: " + one);
+        written.not_carried.push_back(one);
+      }
+    }
     if (options.flat) Flatten(format, &target);
-    if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
     NeighbourReport neighbours = AddNeighbours(input.set, format, layout.ranks, plan::Twin::kCopy,
                                                &input.checkpoint.map, &target, sink);
+    written.not_carried.insert(written.not_carried.end(), neighbours.not_carried.begin(),
+                               neighbours.not_carried.end());
+    SW_TRY(CheckCarried(options, written.not_carried));
+    if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
     std::string parameters = std::string(format.name) + " " + head["layout"].dump() + " ";
     for (const auto& [key, value] : layout.options) parameters += value;
     SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
@@ -210,6 +233,7 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const dialect::Tar
   if (options.flat && !options.dry_run) {
     SW_TRY(comm.OnRoot([&] { return PointLatest(format, options.output); }));
   }
+  report.maps = input.mapped;
   report.source = source.layout;
   report.target = layout;
   return report;

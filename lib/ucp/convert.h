@@ -1,9 +1,8 @@
 // lib/ucp: the operations behind the commands.
 // OpenInput (input.h) finds and understands a source; Convert makes the target, plans and runs, or
 // copies the files as they are where the layouts are equal (verbatim.h). catalogue.h writes
-// catalogues, check.h compares two checkpoints, describe.h tells what one holds. prove.h and
-// replicas.h prove what a reader had to assume, neighbours.h takes along what lies beside a
-// checkpoint.
+// catalogues, check.h compares two checkpoints, describe.h tells what one holds. compare.h
+// proves what a reader had to assume, neighbours.h takes along what lies beside a checkpoint.
 
 #pragma once
 
@@ -30,8 +29,9 @@ struct ConvertOptions {
   bool force = false;
   bool resume = false;
   bool dry_run = false;
-  bool link = false;  ///< equal layouts: hard links to the source's files instead of copies
-  bool flat = false;  ///< the tag folder itself, as ds_to_universal writes it, not a save folder
+  bool link = false;    ///< equal layouts: hard links to the source's files instead of copies
+  bool strict = false;  ///< refuse what cannot be carried over whole
+  bool flat = false;    ///< the tag folder itself, as ds_to_universal writes it, not a save folder
   exec::Verify verify = exec::Verify::kSums;
   unsigned threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
@@ -49,16 +49,23 @@ struct ConvertReport {
   std::uint64_t buffer_bytes = 0;  ///< of each rank
   dialect::Layout source;
   dialect::Layout target;
-  /// What of the source's state has no place in the target, one sentence each.
+  /// What of the source's state, and of what lies beside it, has no place in the target; one
+  /// sentence each.
   std::vector<std::string> not_carried;
+  std::vector<MapUsed> maps;  ///< that the source went through
 };
+
+/// With `strict`: nothing is left behind.
+/// \error kMismatch  names each thing that is
+Status CheckCarried(const ConvertOptions& options, const std::vector<std::string>& not_carried);
 
 /// Writes the source in another layout, and what lies beside it if the input was searched for that.
 /// Equal layouts: its files as they are, as clones where the file system can and nothing is to be
 /// verified, else as copies that are checked like those of a conversion.
 /// \param format  the dialect to write; it has a writer
 /// \param spec  its keys; unset ones keep the source's value
-/// \error kUsage  options.link, and the layouts differ or the source has no files to link to;
+/// \error kMismatch  options.strict, and something is not carried over;
+///        kUsage  options.link, and the layouts differ or the source has no files to link to;
 ///        kUnsupported  options.link, and the file system cannot; else as the dialect's `resolve`
 ///        and `write`, plan::Plan::Make and exec::Run
 /// Collective.

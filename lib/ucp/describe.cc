@@ -213,6 +213,12 @@ Result<nlohmann::ordered_json> ExplainJson(const Checkpoint& checkpoint, const s
   return json;
 }
 
+nlohmann::json MapsJson(const std::vector<MapUsed>& maps) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const MapUsed& map : maps) json.push_back(nlohmann::json(map.Json()));
+  return json;
+}
+
 nlohmann::json ConversionJson(const ConvertReport& report) {
   nlohmann::json result = {{"dry_run", report.dry_run},
                            {"found_done", report.found_done},
@@ -223,6 +229,7 @@ nlohmann::json ConversionJson(const ConvertReport& report) {
                            {"plan", TotalsJson(report)},
                            {"source", ToJson(report.source)},
                            {"target", ToJson(report.target)}};
+  if (!report.maps.empty()) result["maps"] = MapsJson(report.maps);
   if (!report.dry_run && !report.found_done) {
     result["run"] = {{"payload_bytes_read", report.run.bytes_read},
                      {"bytes_written", report.run.bytes_written},

@@ -36,6 +36,10 @@ Result<std::string> ExplainParam(const dialect::Checkpoint& checkpoint, const st
 Result<nlohmann::ordered_json> ExplainJson(const dialect::Checkpoint& checkpoint,
                                            const std::string& name);
 
+/// Maps that a source went through, as a report's `maps`.
+/// Pure.
+nlohmann::json MapsJson(const std::vector<MapUsed>& maps);
+
 /// The report's `result` of a conversion: layouts, plan, what was read and written.
 /// Pure.
 nlohmann::json ConversionJson(const ConvertReport& report);

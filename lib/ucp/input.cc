@@ -6,6 +6,8 @@
 #include <cstring>
 #include <set>
 
+#include <nlohmann/json.hpp>
+
 #include "base/limits.h"
 #include "base/version.h"
 #include "dialect/dialects.h"
@@ -13,7 +15,6 @@
 #include "exec/zpack.h"
 #include "os/dir.h"
 #include "ucp/catalogue.h"
-#include "ucp/prove.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -229,6 +230,29 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
   return all;
 }
 
+/// The maps that a catalogue was made with: whoever reads it sees the names that they lead to.
+/// Collective.
+Result<std::vector<MapChoice>> CataloguedMaps(comm::Comm& comm, const InputOptions& options) {
+  const std::vector<std::string> roots = Expand(options.roots, comm.rank());
+  const auto read = [&]() -> Result<std::string> {
+    if (roots.size() > 1 && !options.node_local) return std::string();
+    // What cannot be asked is told by the scan.
+    if (!IsCatalogue(roots.front()).value_or(false)) return std::string();
+    return MapsOfCatalogue(roots.front());
+  };
+  std::string recipes;
+  if (options.node_local) {
+    SW_TRY_ASSIGN(const std::string mine, comm.Agree(read()));
+    SW_TRY_ASSIGN(const std::vector<std::string> texts, GatherTexts(comm, mine));
+    for (const std::string& text : texts) {
+      if (recipes.empty()) recipes = text;
+    }
+  } else {
+    SW_TRY_ASSIGN(recipes, comm.OnRootText(read));
+  }
+  return MapsOfRecipes(recipes, roots.front());
+}
+
 Result<std::string> ReadPatternFile(const std::string& path) {
   return os::ReadWholeText(path, limits::kJsonBytes);
 }
@@ -263,6 +287,21 @@ os::Fingerprint FingerprintOf(const std::vector<dialect::Neighbour>& neighbours)
     }
   }
   return Finish(digest);
+}
+
+/// The error of a scan that found no checkpoint; it says so if the checkpoint lies at the output.
+/// Collective.
+tl::unexpected<Error> WithOrder(comm::Comm& comm, const InputOptions& options, Error error) {
+  if (error.code == Errc::kNotFound && !options.output.empty()) {
+    InputOptions turned = options;
+    turned.roots = {options.output};
+    std::vector<int> owner;
+    if (ScanInput(comm, turned, &owner)) {
+      error.message += "; OUTPUT " + options.output +
+                       " holds one, so the two seem to have changed places: INPUT comes first";
+    }
+  }
+  return tl::unexpected<Error>(std::move(error));
 }
 
 }  // namespace
@@ -303,7 +342,12 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
     return text;
   };
   SW_TRY_ASSIGN(input->patterns, PatternsFrom(options.pattern_files, read_pattern_file));
-  SW_TRY_ASSIGN(input->set, ScanInput(comm, options, &input->file_owner));
+  SW_TRY_ASSIGN(std::vector<MapChoice> maps, CataloguedMaps(comm, options));
+  SW_TRY_ASSIGN(const std::vector<MapChoice> asked, ReadMaps(comm, options.maps));
+  maps.insert(maps.end(), asked.begin(), asked.end());
+  Result<dialect::SourceSet> scanned = ScanInput(comm, options, &input->file_owner);
+  if (!scanned) return WithOrder(comm, options, std::move(scanned).error());
+  input->set = *std::move(scanned);
   sink.Pass("map");
   SW_TRY_ASSIGN(input->checkpoint,
                 comm.Agree(dialect::ReadCheckpoint(input->set, input->patterns)));
@@ -318,7 +362,6 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
       digest.Add(BytesOf(one.skeleton->header));
     }
   }
-  input->fingerprint = Finish(digest);
   input->neighbours_fingerprint = FingerprintOf(input->set.neighbours);
   if (IsCompressed(input->set)) {
     std::vector<std::string> packs;
@@ -328,8 +371,24 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   } else {
     input->bytes = std::make_unique<exec::FileBytes>(input->checkpoint.map, std::move(paths));
   }
-  exec::Exchange source(comm, input->checkpoint.map, *input->bytes, input->file_owner);
-  SW_TRY(ProveInferred(comm, input->checkpoint, source, sink));
+  const dialect::Inferred& inferred = input->checkpoint.inferred;
+  if (options.proof) {
+    SW_TRY(ProveInferred(comm, input->checkpoint, *input->bytes, input->file_owner, *options.proof,
+                         sink));
+  } else if (!inferred.params.empty()) {
+    sink.Warn(input->checkpoint.tag + ": " + inferred.why + ": the places of " +
+              std::to_string(inferred.params.size()) +
+              " parameters were worked out, and are proved by their weights when they are read");
+  }
+  if (!maps.empty()) {
+    const std::vector<std::string> roots = Expand(options.roots, comm.rank());
+    SW_TRY_ASSIGN(const std::string config, comm.OnRootText([&] { return FindConfig(roots); }));
+    SW_TRY_ASSIGN(input->mapped, comm.Agree(UseMaps(maps, options.maps, config, input->patterns,
+                                                    &input->checkpoint, sink)));
+    for (const MapChoice& map : maps) digest.Add(BytesOf(map.text));
+    for (const MapUsed& map : input->mapped) digest.Add(BytesOf(map.Json().dump()));
+  }
+  input->fingerprint = Finish(digest);
   return input;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "dialect/rules/patterns.h"
 #include "exec/byte_source.h"
 #include "os/journal.h"
+#include "ucp/compare.h"
+#include "ucp/mapping.h"
 
 namespace shardwright::ucp {
 
@@ -28,6 +31,13 @@ struct InputOptions {
   /// Accept a checkpoint with optimizer state that cannot be cut again (Checkpoint::bound), which
   /// only a description or a copy of its files does not lose.
   bool bound = false;
+  MapsAsked maps = {};
+  /// How places that had to be inferred are proved, which reads weights and master weights whole.
+  /// Nothing: they are not, and a warning says so, for what reads no payload.
+  std::optional<CompareOptions> proof = CompareOptions{};
+  /// What the command is to write, if it is a path: where no checkpoint is at `roots` but one is
+  /// there, the error says that the two may have changed places.
+  std::string output = {};
 };
 
 /// An opened source: its skeletons, what they mean, and how to read its payloads.
@@ -38,8 +48,10 @@ struct Input {
   /// node_local: the rank that reads each of PathsOf(set); else empty.
   std::vector<int> file_owner;
   std::unique_ptr<exec::ByteSource> bytes;
-  bool neighbours = false;  ///< whether they were looked for
-  /// Of the source: names, identities and object graphs of all its files, and the pattern files.
+  bool neighbours = false;      ///< whether they were looked for
+  std::vector<MapUsed> mapped;  ///< not empty: `checkpoint` has other names than its files
+  /// Of the source: names, identities and object graphs of all its files, the pattern files and
+  /// the maps.
   os::Fingerprint fingerprint{};
   /// Of the neighbours that were looked for: names, sizes, and content or time.
   os::Fingerprint neighbours_fingerprint{};
@@ -50,11 +62,12 @@ struct Input {
 /// Local.
 Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files);
 
-/// Finds, scans and understands a source, and proves what had to be inferred. Rank 0 looks and
-/// tells the others; with node_local every rank looks at its own files and the parts are united
-/// (dialect::UniteParts); a rank may see none. Only rank 0 needs to see the pattern files.
+/// Finds, scans and understands a source, proves what had to be inferred, and takes it through the
+/// maps that are asked for. Rank 0 looks and tells the others; with node_local every rank looks at
+/// its own files and the parts are united (dialect::UniteParts); a rank may see none. Only rank 0
+/// needs to see the pattern files.
 /// \error kNotFound, kBadInput, kUnsupported as dialect::ScanSource, dialect::ReadCheckpoint and,
-///        without `bound`, dialect::CheckUnbound
+///        without `bound`, dialect::CheckUnbound; with maps as ReadMaps and UseMaps
 /// Collective.
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options, Sink& sink);
 

@@ -20,9 +20,11 @@ std::set<std::string> NamesOf(const plan::Target& target) {
 }
 
 void WarnAboutRanks(const std::vector<std::string>& gone, std::uint64_t ranks,
-                    const std::optional<std::uint64_t>& last, Sink& sink) {
+                    const std::optional<std::uint64_t>& last, NeighbourReport* report, Sink& sink) {
   if (!gone.empty()) {
     sink.Warn("files of ranks that the target does not have, not carried over: " + FirstFew(gone));
+    report->not_carried.push_back("files of ranks that the target does not have: " +
+                                  Joined(gone, ", "));
   }
   if (last && *last + 1 < ranks) {
     sink.Warn("the target has " + std::to_string(ranks) + " ranks, the source random states of " +
@@ -65,6 +67,10 @@ NeighbourReport AddNeighbours(const dialect::SourceSet& set, const dialect::Dial
     if (!neighbour.content) map->files.push_back(neighbour.path);
     report.left_out.push_back({neighbour.name, why});
   };
+  const auto surprise = [&](const std::string& what) {
+    sink.Warn("beside the checkpoint, not carried over: " + what);
+    report.not_carried.push_back("beside the checkpoint: " + what);
+  };
   for (const dialect::Neighbour& neighbour : set.neighbours) {
     const std::optional<std::uint64_t> rank = dialect::RankOfNeighbour(neighbour.name);
     if (rank) last = std::max(last.value_or(0), *rank);
@@ -75,14 +81,12 @@ NeighbourReport AddNeighbours(const dialect::SourceSet& set, const dialect::Dial
     }
     if (format.pointer.empty() && format.belongs(neighbour.name) != dialect::Belongs::kNo) {
       leave_out(neighbour, "a file of the format that is written");
-      sink.Warn("beside the checkpoint, not carried over: " + neighbour.name +
-                ": it would be taken for a part of the output");
+      surprise(neighbour.name + ": it would be taken for a part of the output");
       continue;
     }
     if (!taken.insert(neighbour.name).second) {
       leave_out(neighbour, "a name that the output itself has");
-      sink.Warn("beside the checkpoint, not carried over: " + neighbour.name +
-                ": the output has a file or folder of that name");
+      surprise(neighbour.name + ": the output has a file or folder of that name");
       continue;
     }
     plan::OutputFile file =
@@ -94,7 +98,7 @@ NeighbourReport AddNeighbours(const dialect::SourceSet& set, const dialect::Dial
     report.copied.emplace_back(neighbour.name, file.bytes);
     target->files.push_back(std::move(file));
   }
-  if (ranks) WarnAboutRanks(gone, *ranks, last, sink);
+  if (ranks) WarnAboutRanks(gone, *ranks, last, &report, sink);
   Say(report, sink);
   return report;
 }

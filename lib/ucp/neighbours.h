@@ -20,6 +20,8 @@ struct NeighbourReport {
   std::vector<std::pair<std::string, std::uint64_t>> copied;  ///< name and bytes
   std::uint64_t bytes = 0;                                    ///< of all copied ones
   std::vector<dialect::LeftOut> left_out;
+  /// What the target, not the source, is the reason for that it is left out: a sentence each.
+  std::vector<std::string> not_carried;
 };
 
 /// What a catalogue holds of the neighbours that a source was searched for: all of them.

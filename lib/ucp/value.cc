@@ -85,6 +85,17 @@ bool SameValue(const pickle::Node* a, const pickle::Node* b) {
   return ValueText(a) == ValueText(b);
 }
 
+/// True for a value that optimizers and schedulers take where a group does not have the key, so
+/// that a group with it and one without are trained alike.
+bool IsAssumed(const std::string& key, const pickle::Node* value, const pickle::Node* options) {
+  if (key == "initial_lr") return SameValue(value, options->Find("lr"));
+  if (key == "foreach" || key == "fused") return value->is_none();
+  const bool on = key == "bias_correction" || key == "decoupled_weight_decay";  // by AdamW
+  const bool off =
+      key == "amsgrad" || key == "maximize" || key == "capturable" || key == "differentiable";
+  return (on || off) && value->kind == pickle::Kind::kBool && (value->integer != 0) == on;
+}
+
 }  // namespace
 
 std::string ElementText(DType dtype, std::span<const std::byte> element) {
@@ -141,8 +152,9 @@ std::vector<std::string> ScalarDifferences(const std::vector<dialect::Scalar>& a
   return lines;
 }
 
-std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect::Group& b) {
-  const bool both = a.options != nullptr && b.options != nullptr;
+std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect::Group& b,
+                                          bool one_format) {
+  const bool both = one_format && a.options != nullptr && b.options != nullptr;
   pickle::Arena arena;
   const pickle::Node* of_a = a.options != nullptr ? a.options : OptionsOf(a.hyper, &arena);
   const pickle::Node* of_b = b.options != nullptr ? b.options : OptionsOf(b.hyper, &arena);
@@ -154,10 +166,19 @@ std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect
   }
   std::vector<std::string> lines;
   for (const std::string& key : keys) {
-    if (key == "params" || (a.moe && key == "name")) continue;
+    // Marks of how a layout parts experts from the rest say nothing of how they are trained.
+    if (key == "params" || key == "moe" || key == "is_expert_parallel") continue;
+    if (a.moe && key == "name") continue;
     const pickle::Node* left = of_a->Find(key);
     const pickle::Node* right = of_b->Find(key);
-    if (!both && (left == nullptr || right == nullptr)) continue;
+    // A name is a label, and not every format that a group has been in keeps it.
+    const bool may_lack = !both || key == "name";
+    if (left == nullptr || right == nullptr) {
+      if (may_lack ||
+          (left == nullptr ? IsAssumed(key, right, of_b) : IsAssumed(key, left, of_a))) {
+        continue;
+      }
+    }
     if (SameValue(left, right)) continue;
     std::string& line = lines.emplace_back(key);
     line.append(": ").append(ValueText(left)).append(" and ").append(ValueText(right));

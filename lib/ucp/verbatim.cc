@@ -17,8 +17,9 @@ bool HasOwnFiles(const dialect::SourceSet& set) {
 }  // namespace
 
 bool IsVerbatim(const Input& input, const dialect::Dialect& format, const dialect::Layout& layout) {
-  return format.same_files != nullptr && input.checkpoint.origin == format.name &&
-         HasOwnFiles(input.set) && format.same_files(input.checkpoint.layout, layout);
+  return format.same_files != nullptr && input.mapped.empty() &&
+         input.checkpoint.origin == format.name && HasOwnFiles(input.set) &&
+         format.same_files(input.checkpoint.layout, layout);
 }
 
 Result<Verbatim> PlanVerbatim(const Input& input, const dialect::Dialect& format, plan::Twin twin) {

@@ -4,9 +4,11 @@
 #   scripts/slurm/pec-agent.sh stop SOCKET
 # start returns when the agent answers; one that answers already is left as it is, so that a job that
 # is put back into the queue on the same node finds its snapshots again, and several tasks of a node
-# may call it at once. FLAGs are those of pec-save. The agent's process id is in SOCKET.pid; what it
-# says is added to SOCKET.log. stop returns when the newest snapshot is in the store and the agent has
-# ended, or with another code than 0; a signal ends the wait, and the agent goes on saving.
+# may call it at once. FLAGs are those of pec-save agent; --listen HOST:PORT and --peer HOST:PORT need
+# a key (pec-save keygen), which SHARDWRIGHT_AGENT_KEY names, or --key FILE. The agent's process id is
+# in SOCKET.pid; what it says is added to SOCKET.log. stop returns when the newest snapshot is in the
+# store and the agent has ended, or with another code than 0; a signal ends the wait, and the agent
+# goes on saving.
 # Exit codes: those of pec-save, with stop of the agent's last save; 1 when the agent does not come
 # up, 6 when another store's agent answers.
 set -euo pipefail

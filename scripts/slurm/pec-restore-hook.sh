@@ -5,8 +5,9 @@
 #   load=$(scripts/slurm/pec-restore-hook.sh STORE OUT [FLAG...]) || exit
 #   srun python train.py ${load:+--load "$load"}
 # OUT is replaced. FLAGs are those of pec-restore: --agents unix:SOCKET for the agent of this node, and
-# --agents HOST:PORT for those of others. An agent that does not answer counts as lost with its
-# node, unless --lost-nodes says which ones are.
+# --agents HOST:PORT for those of others, which need their key: SHARDWRIGHT_AGENT_KEY names its file,
+# or --key FILE. An agent that does not answer counts as lost with its node, unless --lost-nodes says
+# which ones are; one with another key is an error.
 # That there is no checkpoint yet has to be seen. At the first start, when neither OUT nor a line of
 # tokens nor Slurm (SLURM_RESTART_COUNT) tells of an earlier one, and no agent has a checkpoint, a
 # STORE that is not there is made, with a mark that the run has begun; the folder that it lies in must

@@ -28,6 +28,9 @@ REPLACED = {
         "--evaluate": "evaluate PLAN LOADS"},
 }
 
+# Subcommands that were never flags.
+NEW = {"pec-save": {"keygen"}}
+
 
 def run(*words, code=0, cwd=None):
     done = subprocess.run([BIN / words[0], *words[1:]], text=True, capture_output=True, check=False,
@@ -61,7 +64,7 @@ class Help(unittest.TestCase):
         self.assertEqual(len(COMMANDS), 6)
         for command in COMMANDS:
             wanted = {text.split()[0] for text in REPLACED.get(command, {}).values()}
-            self.assertEqual(set(subcommands(command)), wanted, command)
+            self.assertEqual(set(subcommands(command)), wanted | NEW.get(command, set()), command)
 
     def test_it_fits_on_a_screen(self):
         for words in self.every():

@@ -17,10 +17,11 @@ import time
 
 sys.dont_write_bytecode = True
 
+import megatron_checkpoint  # pylint: disable=wrong-import-position
 import scenarios  # pylint: disable=wrong-import-position
 from campaign import Campaign, Case  # pylint: disable=wrong-import-position
 from harness import (  # pylint: disable=wrong-import-position
-    DEMO, Broken, Scratch, expect, own_checkpoints, tree, with_neighbours)
+    DEMO, SOURCE, Broken, Scratch, expect, own_checkpoints, succeed, tree, with_neighbours)
 
 
 def cases(programs, night, folder):
@@ -39,6 +40,7 @@ def cases(programs, night, folder):
         Case("verbatim", [load, beside], ["--threads", "1"]),
         Case("link", [load, beside], ["--link"]),
     ]
+    found += cases_of_other_formats(load, night, folder)
     if night:
         found += [
             Case("load-readback", [load, DEMO], ["--target", "zero=1,dp=4", "--verify=readback"]),
@@ -50,6 +52,32 @@ def cases(programs, night, folder):
                   "pp2_dp2_zero1": "zero=1,pp=4,dp=1"}
         found += [Case(ckpt.parent.name, [load, ckpt], ["--target", wanted[ckpt.parent.name]])
                   for ckpt in own_checkpoints() if ckpt.parent.name in wanted]
+    return found
+
+
+def cases_of_other_formats(load, night, folder):
+    """From and to the formats beside DeepSpeed's; a few by day."""
+    data = SOURCE / "tests" / "data"
+    nested, ranks = data / "dcp" / "nested_w3" / "ckpt", data / "dtensor" / "accelerate_w2" / "ckpt"
+    legacy, dist = megatron_checkpoint.legacy(folder / "legacy"), folder / "dist"
+
+    def case(name, source, flags, old=None):
+        return Case(name, [load, source], [*flags.split(), "--threads", "1"], old)
+
+    found = [case("dcp", nested, "--format dcp --target dp_shard=2"),
+             case("dtensor", ranks, "--format dtensor --target dp_shard=1"),
+             case("megatron", legacy, "--format megatron --target files=torch_dist")]
+    if night:
+        succeed([load, legacy, dist, "--format", "megatron", "--target", "files=torch_dist"])
+        found += [
+            case("dcp-pair", nested, "--format dcp --flavour accelerate --target dp_shard=1"),
+            case("dcp-force", nested, "--format dcp --target dp_shard=2", old=[load, DEMO]),
+            case("dcp-to-deepspeed", nested, "--format deepspeed --target zero=2,dp=2"),
+            case("dtensor-to-deepspeed", ranks, "--format deepspeed --target zero=3,dp=2"),
+            case("megatron-legacy", legacy, "--format megatron --target files=torch,pp=2"),
+            case("megatron-to-megatron", dist, "--format megatron --target files=torch_dist,pp=2"),
+            case("megatron-to-dcp", dist, "--format dcp --target dp_shard=2"),
+        ]
     return found
 
 

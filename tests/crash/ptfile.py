@@ -1,15 +1,18 @@
 """Reads and writes .pt files with the standard library alone: objects of unknown classes become
 stand-ins that are written back as they were. For tests that make checkpoints, whole or broken."""
 
+import codecs
 import collections
 import io
+import pathlib
 import pickle
 import struct
 import sys
 import types
 import zipfile
 
-REAL = {("collections", "OrderedDict"): collections.OrderedDict}
+REAL = {("collections", "OrderedDict"): collections.OrderedDict, ("pathlib", "PosixPath"): pathlib.PosixPath,
+        ("_codecs", "encode"): codecs.encode}
 
 
 class Constant:
@@ -57,7 +60,7 @@ def find(module, name):
     known = getattr(sys.modules.get(module), name, None)
     if isinstance(known, Constant) or (isinstance(known, type) and issubclass(known, Object)):
         return known
-    if module == "torch" and name[0].islower():
+    if module == "torch" and name[0].islower() and name != "device":  # which is called
         return register(module, name, Constant(module, name))
     if module in ("builtins", "__builtin__") and name in ("set", "frozenset", "slice"):
         return getattr(__builtins__, name) if hasattr(__builtins__, name) else __builtins__[name]

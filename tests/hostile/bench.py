@@ -36,6 +36,7 @@ class Bench:
         self.lock = threading.Lock()
         self.number = 0
         self.wanted = {}
+        self.rows = None  # sources of other formats, made when asked for
 
     def place(self):
         with self.lock:
@@ -102,6 +103,12 @@ class Bench:
         expect(done.code == 0, f"the sound checkpoint: {done}")
         self.wanted = tree(output)
         self.wanted.pop("shardwright.json")
+
+    def nothing_escaped(self, source, what):
+        """No name of an input became a path."""
+        for folder in (self.folder, self.folder.parent, source.parent, source):
+            expect(not (folder / "escaped").exists(), f"{what}: a name became a path")
+        expect(not os.path.exists("/tmp/escaped"), f"{what}: a name became a path")
 
     def count(self, group):
         with self.lock:

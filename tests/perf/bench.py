@@ -2,10 +2,11 @@
 """Measures the commands against their yardsticks and prints one Markdown table.
 
     tests/perf/bench.py [--bin build/release/bin] [--peers VENV] [--work /dev/shm] [--disk DIR] [--checkpoint CKPT]
-                        [--runs 5] [--only ROW,...]
+                        [--runs 5] [--only ROW,...] [--small]
 
-Every ratio is of medians of paired runs: ours, the yardstick, ours, ... Checkpoints are made with make_checkpoint.py
-and make_sparse.py where they are not there yet. Needs 20 GB in --work (a tmpfs) and 15 GB in --disk, and strace.
+Every ratio is of medians of paired runs: ours, the yardstick, ours, ... Checkpoints are made with make_checkpoint.py,
+make_sharded.py and make_sparse.py where they are not there yet. Needs 20 GB in --work (a tmpfs) and 15 GB in --disk, and
+strace. --small makes them of a tiny model, to see that the rows work: such times say nothing.
 """
 import argparse
 import glob
@@ -51,10 +52,13 @@ def clear(*paths):
 class Bench:
     def __init__(self, args):
         self.args = args
-        self.work = os.path.join(args.work, "shardwright-bench")
-        self.disk = os.path.join(args.disk, "shardwright-bench")
+        name = "shardwright-bench-small" if args.small else "shardwright-bench"
+        self.work = os.path.join(args.work, name)
+        self.disk = os.path.join(args.disk, name)
         os.makedirs(self.work, exist_ok=True)
         os.makedirs(self.disk, exist_ok=True)
+        shared = os.environ.get("SHARDWRIGHT_SHARED", os.path.join(os.path.dirname(ROOT), "shared"))
+        self.fixtures = os.path.join(shared, "fixtures")  # scripts of trainers
         self.python = os.path.join(args.peers, "bin", "python")
         self.rows = []
 
@@ -66,25 +70,30 @@ class Bench:
         print(f"| {what} | {value} | {wanted} |", flush=True)
 
     def pairs(self, ours, theirs, outputs, runs):
-        """Medians of paired runs; outputs are removed before every run, out of the timing."""
+        """Seconds and largest resident sets of paired runs; outputs are removed before every run, out of the timing."""
         mine, other = [], []
         for run in range(runs + 1):
             clear(*outputs)
-            a = timed(ours)[0]
+            a = timed(ours)
             clear(*outputs)
-            b = timed(theirs)[0]
+            b = timed(theirs)
             if run > 0 or runs == 1:  # the first pair warms up
                 mine.append(a)
                 other.append(b)
         clear(*outputs)
         return mine, other
 
-    def ratio(self, what, ours, theirs, outputs, wanted, invert=False):
-        mine, other = self.pairs(ours, theirs, outputs, self.args.runs)
+    def ratio(self, what, ours, theirs, outputs, wanted, invert=False, memory=False):
+        """memory: also tells the largest resident sets: ours with --memory 256MiB, and the yardstick's"""
+        (mine, _), (other, sets) = (zip(*runs) for runs in self.pairs(ours, theirs, outputs, self.args.runs))
         a, b = statistics.median(mine), statistics.median(other)
+        held = ""
+        if memory:
+            held = f"; {timed([*ours, '--memory', '256MiB'])[1]:.0f} MiB to {max(sets):.0f} MiB"
+            clear(*outputs)
         value = f"{b / a:.1f} times faster" if invert else f"{a / b:.2f}"
         self.row(what, f"{value} ({a:.2f} s to {b:.2f} s; {min(mine):.2f}-{max(mine):.2f} to "
-                       f"{min(other):.2f}-{max(other):.2f})", wanted)
+                       f"{min(other):.2f}-{max(other):.2f}{held})", wanted)
 
     def checkpoint(self, name, *sizes):
         """The save folder of a real checkpoint, made once."""
@@ -92,11 +101,32 @@ class Bench:
             return self.args.checkpoint
         folder = os.path.join(self.work, name)
         if not os.path.exists(os.path.join(folder, "latest")):
-            env = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
-            env["PATH"] = os.path.dirname(self.python) + ":" + env["PATH"]
-            subprocess.run([os.path.join(self.args.peers, "bin", "torchrun"), "--nproc-per-node", "2",
-                            os.path.join(HERE, "make_checkpoint.py"), folder, *sizes],
-                           check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.torchrun(2, os.path.join(HERE, "make_checkpoint.py"), folder, *(sizes or self.sizes()))
+        return folder
+
+    def sizes(self):
+        return ["--hidden", "64", "--layers", "2", "--vocab", "500"] if self.args.small else []
+
+    def make(self, *words):
+        """Runs what makes a checkpoint."""
+        # Some virtual machines promise AMX tiles, and oneDNN's kernels with them trap.
+        env = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", ONEDNN_MAX_CPU_ISA="AVX512_CORE")
+        env["PATH"] = os.path.dirname(self.python) + ":" + env["PATH"]
+        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"{words}: status {done.returncode}\n{done.stdout[-4000:]}")
+
+    def torchrun(self, ranks, *words):
+        self.make(os.path.join(self.args.peers, "bin", "torchrun"), "--nproc-per-node", str(ranks), *words)
+
+    def sharded(self, form):
+        """A checkpoint of FSDP2 on 4 ranks, made once."""
+        folder = os.path.join(self.work, "sharded-" + form)
+        if not os.path.exists(folder):
+            making = folder + "-making"
+            clear(making)
+            self.torchrun(4, os.path.join(HERE, "make_sharded.py"), making, "--form", form, *self.sizes())
+            os.rename(making, folder)
         return folder
 
     def union(self, source, out):
@@ -196,18 +226,29 @@ class Bench:
                      "ranks", f"{first:.1f} s + {second:.1f} s; {max(one, two):.0f} MiB; catalogue {size / 2**20:.1f} MiB",
                      wanted)
 
+    def items(self):
+        """A folder of torch.distributed.checkpoint with a million items, to other ranks: read, planned and written."""
+        folder, out = os.path.join(self.work, "items"), os.path.join(self.work, "out")
+        if not os.path.exists(os.path.join(folder, ".metadata")):
+            clear(folder)
+            subprocess.run([self.python, os.path.join(HERE, "make_dcp.py"), folder], check=True)
+        clear(out)
+        words = [self.command("ucp-load"), folder, out, "--format", "dcp", "--target", "dp_shard=6", "--threads", "2",
+                 "--progress", "off"]
+        wall, peak = timed(words)
+        clear(out)
+        busy = processor_seconds(words)
+        clear(out, folder)
+        self.row("`ucp-load --format dcp --target dp_shard=6` of 10^6 items from 8 ranks, tmpfs",
+                 f"{wall:.1f} s, {busy:.1f} s of processor time; {peak:.0f} MiB", "≤ 60 s, ≤ 2048 MiB")
+
     def experts(self):
         """The save folder of a real mixture-of-experts checkpoint, made once: 16 experts in 4 layers."""
         folder = os.path.join(self.work, "experts")
         if not os.path.exists(os.path.join(folder, "ckpt", "latest")):
-            env = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
-            env["PATH"] = os.path.dirname(self.python) + ":" + env["PATH"]
-            shared = os.environ.get("SHARDWRIGHT_SHARED", os.path.join(os.path.dirname(ROOT), "shared"))
             case = {"h": 1024, "layers": 4, "vocab": 2000, "dtype": "bf16", "zero": 2, "batch": 4, "moe": 16, "ep": 2,
                     "groups": 1, "buffers": False}
-            subprocess.run([os.path.join(self.args.peers, "bin", "torchrun"), "--nproc-per-node", "2",
-                            os.path.join(shared, "fixtures", "train_deepspeed.py"), "bench", folder, json.dumps(case)],
-                           check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.torchrun(2, os.path.join(self.fixtures, "train_deepspeed.py"), "bench", folder, json.dumps(case))
         return os.path.join(folder, "ckpt")
 
     def pec(self):
@@ -257,6 +298,13 @@ class Bench:
         done = subprocess.run([bench, self.experts(), "1"], check=True, capture_output=True, text=True)
         self.row("copy of an agent's snapshot, 2 threads, tmpfs, against memcpy of the same bytes on one",
                  done.stdout.strip(), "≥ 0.8; 1.000 bytes read for each taken")
+
+    def pec_copy(self):
+        """Copies between agents at ports, with a key against without."""
+        bench = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "tests", "pec_copy_bench")
+        done = subprocess.run([bench], check=True, capture_output=True, text=True)
+        self.row("copies between agents over TCP, TLS against plain, sender and receiver on one core",
+                 done.stdout.strip(), "≥ 0.7")
 
     def pec_unchanged(self):
         """What a module costs that a save only carries on: stores of many tiny experts, two sizes of them."""
@@ -337,6 +385,91 @@ class Bench:
                    ["cp", "-r", kept, copy], [out, copy], "≤ 0.8")
         clear(kept, files)
 
+    def convert(self, source, out, *words):
+        return [self.command("ucp-load"), source, out, *words, "--threads", "2", "--progress", "off"]
+
+    def result_of(self, words, kept):
+        """The output of a conversion, kept to be copied."""
+        clear(words[2], kept)
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.rename(words[2], kept)
+        return kept
+
+    def against_copy_of_result(self, what, words, copy):
+        kept = self.result_of(words, os.path.join(self.work, "kept"))
+        self.ratio(f"{what} against `cp -r` of the result, tmpfs", words, ["cp", "-r", kept, copy], [words[2], copy],
+                   "≤ 0.8", memory=True)
+        clear(kept)
+
+    def dcp(self):
+        """Folders of torch.distributed.checkpoint, between ranks, to weights, and from and to DeepSpeed."""
+        source = self.sharded("dcp")
+        out, copy = os.path.join(self.work, "out"), os.path.join(self.work, "copy")
+        self.ratio("DCP of 4 ranks to 6 against `cp -r` of the source, tmpfs",
+                   self.convert(source, out, "--format", "dcp", "--target", "dp_shard=6"), ["cp", "-r", source, copy],
+                   [out, copy], "≤ 0.8", memory=True)
+        weights = self.convert(source, out, "--format", "safetensors")
+        theirs = """if True:
+            import sys, os, torch
+            from safetensors.torch import save_file
+            from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+            os.makedirs(sys.argv[2])
+            whole = os.path.join(sys.argv[2], "whole.pt")
+            dcp_to_torch_save(sys.argv[1], whole)
+            save_file(torch.load(whole, mmap=True)["model"], os.path.join(sys.argv[2], "model.safetensors"))
+            """
+        self.ratio("DCP to safetensors, weights, against `dcp_to_torch_save` and `save_file`, tmpfs", weights,
+                   [self.python, "-c", theirs, source, copy], [out, copy], "≥ 8 times faster", invert=True, memory=True)
+        pieces = self.sharded("hf")
+        theirs = """if True:
+            import glob, os, sys
+            from safetensors import safe_open
+            from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+            names = set()
+            for path in glob.glob(os.path.join(sys.argv[1], "*.safetensors")):
+                with safe_open(path, "pt") as file:
+                    names.update(file.keys())
+            os.makedirs(sys.argv[2])
+            consolidate_safetensors_files(sys.argv[1], sys.argv[2], dict.fromkeys(names, 1), num_threads=2)
+            """
+        self.ratio("DCP to safetensors, weights, against DCP's consolidation of its safetensors of the ranks, tmpfs",
+                   weights, [self.python, "-c", theirs, pieces, copy], [out, copy], "≥ 3 times faster", invert=True, memory=True)
+        clear(pieces)  # in memory, like all others
+        self.against_copy_of_result("DeepSpeed ZeRO-2 of 2 ranks to DCP of 4", self.convert(
+            self.checkpoint("big"), out, "--format", "dcp", "--target", "dp_shard=4"), copy)
+        self.against_copy_of_result("DCP of 4 ranks to DeepSpeed ZeRO-3 of 3", self.convert(
+            source, out, "--format", "deepspeed", "--target", "zero=3,dp=3"), copy)
+        clear(source)
+
+    def dtensor(self):
+        """Files of DTensors for each rank, to other ranks and to weights."""
+        source = self.sharded("files")
+        out, copy = os.path.join(self.work, "out"), os.path.join(self.work, "copy")
+        self.ratio("files of DTensors of 4 ranks to 2 against `cp -r` of the source, tmpfs",
+                   self.convert(source, out, "--format", "dtensor", "--target", "dp_shard=2"), ["cp", "-r", source, copy],
+                   [out, copy], "≤ 0.8", memory=True)
+        theirs = [os.path.join(self.args.peers, "trainers", "bin", "python"), "-m", "verl.model_merger", "merge",
+                  "--backend", "fsdp", "--local_dir", source, "--target_dir", copy, "--use_cpu_initialization"]
+        # verl's merger writes bfloat16.
+        self.ratio("files of DTensors of 4 ranks to safetensors, bfloat16 weights, against verl's model merger, tmpfs",
+                   self.convert(source, out, "--format", "safetensors", "--target", "dtype=bfloat16"), theirs, [out, copy],
+                   "≥ 5 times faster", invert=True, memory=True)
+        clear(source)
+
+    def megatron(self):
+        """Megatron's torch_dist, from the form that only its own layout loads to the one that any loads. The source is made of
+        DeepSpeed's checkpoint: Megatron itself holds the state several times while it saves, which 24 GiB do not hold."""
+        source = os.path.join(self.work, "megatron")
+        if not os.path.exists(os.path.join(source, "latest_checkpointed_iteration.txt")):
+            clear(source)
+            subprocess.run(self.convert(self.checkpoint("big"), source, "--format", "megatron", "--target",
+                                        "optimizer=dp_reshardable,dp=2"), check=True, stdout=subprocess.DEVNULL)
+        out, copy = os.path.join(self.work, "out"), os.path.join(self.work, "copy")
+        self.ratio("Megatron dp_reshardable to fully_reshardable against `cp -r` of the source, tmpfs",
+                   self.convert(source, out, "--format", "megatron", "--target", "optimizer=fully_reshardable"),
+                   ["cp", "-r", source, copy], [out, copy], "≤ 1.0", memory=True)
+        clear(source)
+
     def help(self):
         for name in ("ucp-extract", "ucp-union", "ucp-load", "pec-save", "pec-restore"):
             times = [timed([self.command(name), "--help"])[0] for _ in range(21)]
@@ -353,7 +486,9 @@ def main():
     parser.add_argument("--disk", default="/var/tmp")
     parser.add_argument("--checkpoint", help="save folder to use instead of making one")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", default="help,plan,tmpfs,memory,moved,upstream,on_disk,safetensors,pec,pec_snapshot,pec_unchanged")
+    parser.add_argument("--only", default="help,plan,items,tmpfs,memory,moved,upstream,on_disk,safetensors,dcp,dtensor,megatron,"
+                                          "pec,pec_snapshot,pec_unchanged")
+    parser.add_argument("--small", action="store_true")
     bench = Bench(parser.parse_args())
     print("| what | measured | must reach |\n|---|---|---|")
     for name in bench.args.only.split(","):

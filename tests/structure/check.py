@@ -26,6 +26,8 @@ ARROWS = {
     "device": ["tensor", "comm"],
     "loads": ["format"],
     "ucp": ["exec", "dialect"],
+    "live": ["ucp"],
+    "torch": ["live"],
     "pec": ["exec", "ucp", "loads", "page", "text"],
     "moe": ["exec", "loads", "page", "text"],
     "cli": ["comm", "text"],
@@ -35,19 +37,26 @@ ARROWS = {
 # module's own folder. A module that is not listed has no sub-folders with source files.
 ROOMS = {
     "dialect": {
-        "": ["deepspeed", "safetensors", "universal"],
+        "": ["dcp", "deepspeed", "dtensor", "maps", "megatron", "safetensors", "universal"],
         "core": [],
         "build": ["core"],
         "rules": ["core"],
+        "maps": ["rules"],
         "zero": ["build", "rules"],
+        "dcp": ["build", "rules"],
         "deepspeed": ["zero"],
         "deepspeed/read": ["deepspeed"],
         "deepspeed/write": ["deepspeed"],
+        "dtensor": ["build", "rules"],
+        "megatron": ["build", "rules"],
+        "megatron/read": ["megatron"],
+        "megatron/write": ["megatron"],
         "safetensors": ["build", "rules"],
         "universal": ["zero"],
     },
     "format": {
         "": [],
+        "dcp": ["torch_pt"],
         "json": [],
         "pickle": [""],
         "safetensors": ["", "json"],
@@ -81,13 +90,17 @@ ROOMS = {
 # Headers of others that are kept behind one module; None means nowhere.
 FENCED = [
     (re.compile(r"mpi(-ext)?\.h"), "comm"),
-    (re.compile(r"(torch|ATen|c10|caffe2)/.*"), None),
+    (re.compile(r"openssl/.*"), "os"),
+    (re.compile(r"torch/(csrc/stable|headeronly)/.*"), "torch"),
+    (re.compile(r"(torch/(csrc(?!/stable/)|nn|optim|data)|ATen|c10|caffe2)/.*"), None),
+    (re.compile(r"torch/(torch|extension|library|all|script|python|types|cuda)\.h"), None),
     (re.compile(r"(cuda|cu(blas|rand)|nccl|nvToolsExt)[^/]*(/.*)?"), "device"),
 ]
 
 TOP_LEVEL = {
     "CMakeLists.txt",
     "CMakePresets.json",
+    "CITATION.cff",  # where those who cite look for it
     "LICENSE",
     "README.md",
     "apps",

@@ -12,15 +12,29 @@ MapBuilder::MapBuilder(const SourceSet& source, layout::ShardMap* map)
 
 std::uint32_t MapBuilder::MemberOf(std::uint32_t file, std::uint32_t container,
                                    std::uint32_t storage) {
-  const auto [at, fresh] = stored_.try_emplace({file, container, storage},
-                                               static_cast<std::uint32_t>(map_->members.size()));
-  if (fresh) {
-    const format::Skeleton& skeleton = *source_.files[file].containers[container].skeleton;
+  const format::Skeleton& skeleton = *source_.files[file].containers[container].skeleton;
+  std::vector<std::uint32_t>& known = stored_[{file, container}];
+  if (known.empty()) known.resize(skeleton.storages.size(), kNone);
+  std::uint32_t& index = known[storage];
+  if (index == kNone) {
     const format::Storage& stored = skeleton.storages[storage];
+    index = static_cast<std::uint32_t>(map_->members.size());
     map_->members.push_back(
         {file, stored.offset, stored.bytes, stored.crc32, NameOf(skeleton, stored)});
   }
-  return at->second;
+  return index;
+}
+
+std::uint32_t MapBuilder::MemberOf(std::uint32_t file, std::uint32_t container,
+                                   const torch_pt::Document& document, std::uint32_t storage) {
+  if (source_.files[file].containers.size() == 1) return MemberOf(file, document, storage);
+  const auto& stored = source_.files[file].containers[container].skeleton->storages;
+  const torch_pt::Document::StorageRef& ref = document.storages[storage];
+  for (std::uint32_t i = 0; i < stored.size(); ++i) {
+    if (stored[i].offset == ref.offset) return MemberOf(file, container, i);
+  }
+  SW_CHECK(false);  // a document's storages are those of its skeleton
+  return 0;
 }
 
 std::uint32_t MapBuilder::MemberOf(std::uint32_t file, const torch_pt::Document& document,
@@ -36,8 +50,9 @@ std::uint32_t MapBuilder::MemberOf(std::uint32_t file, const torch_pt::Document&
   return index;
 }
 
-Result<Place> MapBuilder::PlaceOf(std::uint32_t file, const torch_pt::Document& document,
-                                  const pickle::Node* node, const std::string& what) {
+Result<Place> MapBuilder::PlaceOf(std::uint32_t file, std::uint32_t container,
+                                  const torch_pt::Document& document, const pickle::Node* node,
+                                  const std::string& what) {
   const std::string& name = source_.files[file].name;
   if (node == nullptr || !node->is_tensor()) {
     return Fail(Errc::kBadInput,
@@ -57,7 +72,7 @@ Result<Place> MapBuilder::PlaceOf(std::uint32_t file, const torch_pt::Document& 
     }
     SW_TRY_ASSIGN(out.offset, CheckedMul(tensor.offset, ItemSize(tensor.dtype)));
   }
-  out.member = MemberOf(file, document, tensor.storage);
+  out.member = MemberOf(file, container, document, tensor.storage);
   return out;
 }
 

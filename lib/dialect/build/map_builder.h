@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -35,15 +35,26 @@ class MapBuilder {
   /// The member that a storage in a container's header is; made when it is first asked for.
   std::uint32_t MemberOf(std::uint32_t file, std::uint32_t container, std::uint32_t storage);
 
+  /// The member that a storage of a document is, whose container may be one of many in its file;
+  /// made when it is first asked for.
+  std::uint32_t MemberOf(std::uint32_t file, std::uint32_t container,
+                         const torch_pt::Document& document, std::uint32_t storage);
+
+  /// \param what  for messages: "tensor "emb.weight""
+  /// \error kBadInput not a tensor; kUnsupported not contiguous
+  Result<Place> PlaceOf(std::uint32_t file, std::uint32_t container,
+                        const torch_pt::Document& document, const pickle::Node* node,
+                        const std::string& what);
+
   // Of pickled files of one container each:
 
   /// The member that a document's storage is; made when it is first asked for.
   std::uint32_t MemberOf(std::uint32_t file, const torch_pt::Document& document,
                          std::uint32_t storage);
-  /// \param what  for messages: "tensor "emb.weight""
-  /// \error kBadInput not a tensor; kUnsupported not contiguous
   Result<Place> PlaceOf(std::uint32_t file, const torch_pt::Document& document,
-                        const pickle::Node* node, const std::string& what);
+                        const pickle::Node* node, const std::string& what) {
+    return PlaceOf(file, 0, document, node, what);
+  }
   /// Bytes of a small tensor, from the payloads that the scan has inlined.
   /// \error kUnsupported if it is larger than kInlineBytes
   Result<std::string> Payload(std::uint32_t file, const torch_pt::Document& document,
@@ -61,8 +72,8 @@ class MapBuilder {
   const SourceSet& source_;
   layout::ShardMap* map_;
   std::vector<std::vector<std::uint32_t>> members_;  // by file, by storage; kNone if not made
-  // By container that has no document: by file, container and storage.
-  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::uint32_t> stored_;
+  // The same by file and container, for storages by their numbers in a skeleton.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> stored_;
   std::uint32_t keyed_file_ = kNone;  // the file whose keys are in keys_
   std::unordered_map<std::string, std::uint32_t> keys_;
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};

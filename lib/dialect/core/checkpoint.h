@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,6 +65,8 @@ struct HyperParams {
   std::optional<double> weight_decay;
   std::optional<double> momentum;
   std::optional<double> step;  ///< of optimizers that keep it in the group
+
+  bool operator==(const HyperParams&) const = default;
 };
 
 /// An optimizer parameter group.
@@ -86,11 +89,19 @@ struct OwnState {
   virtual std::vector<std::uint32_t> Members() const = 0;
   /// What it holds, for whom cannot carry it: "random states", "client state \"note\"".
   virtual std::vector<std::string> Contents() const = 0;
+  /// Whether it can be carried on when parameters get other names: its writers make anew all that
+  /// names them.
+  virtual bool OutlivesNames() const { return false; }
 };
+
+/// What a source says of its model as a whole, by the keys of Hugging Face's `config.json`:
+/// {"num_attention_heads", "32"}. A dialect with other words for the same has them under these, and
+/// what that file has no word for under its own.
+using ModelFacts = std::map<std::string, std::string>;
 
 /// Parameters whose place in the flat buffers no file tells: it follows from sizes and from the
 /// order of the model, and is proved by their master weights, which rounded are the weights
-/// (ucp/prove.h).
+/// (ucp/compare.h).
 struct Inferred {
   std::vector<std::uint32_t> params;  ///< into Checkpoint::params, ascending
   std::string why;                    ///< what the files do not tell; empty without params
@@ -112,6 +123,7 @@ struct Checkpoint {
   std::vector<Group> groups;
   std::vector<std::string>
       states;             ///< tensor states of the optimizer, sorted: "exp_avg", "exp_avg_sq"
+  ModelFacts facts;       ///< as far as the checkpoint itself tells
   std::string optimizer;  ///< its kind in lower case, "adamw"; empty where no file says it
   /// Of training, or why it is not known.
   Result<std::uint64_t> iteration = Fail(Errc::kBadInput, "no file tells the iteration");
@@ -125,6 +137,9 @@ struct Checkpoint {
   /// Optimizer state that only the ranks that saved it can use (scales of 8-bit blocks, factored
   /// moments): `map` has nothing of it. One message for each; see CheckUnbound.
   std::vector<std::string> bound;
+  /// What of the source's files is nowhere in this checkpoint, so that no conversion carries it
+  /// over; one sentence each. A copy of the files has it.
+  std::vector<std::string> left_out;
   std::vector<std::string> warnings;
 };
 

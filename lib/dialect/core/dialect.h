@@ -89,14 +89,19 @@ struct Dialect {
   std::span<const TargetKey> keys;
   /// The file in a save folder that names the tag folder of the newest checkpoint. Empty: a
   /// checkpoint's files lie in the save folder itself.
-  std::string_view pointer;
+  std::string_view pointer = {};
+  /// The tag folder that the text of the pointer file means. Null: it is the folder's name.
+  /// \error kBadInput  it means none
+  Result<std::string> (*tag_of)(std::string_view pointed) = nullptr;
   /// True if a folder holds files of such a checkpoint, or a part of one.
   bool (*claims)(const Listing& listing);
   /// Whether a file of that name, relative to the tag folder, is one of the checkpoint's.
   Belongs (*belongs)(std::string_view name);
+  /// Names of folders beside its files that come along with them: their files are neighbours.
+  std::span<const std::string_view> folders_beside = {};
   /// Whether a file of that name can be a whole checkpoint, so that it may be given in place of a
   /// folder. Null: none can.
-  bool (*stands_alone)(std::string_view name);
+  bool (*stands_alone)(std::string_view name) = nullptr;
   /// Reads the skeletons of the checkpoint's files; fills all of the set but its dialect, tag and
   /// save folders.
   /// \error kBadInput, kNotFound, kUnsupported  as ScanSource
@@ -108,12 +113,15 @@ struct Dialect {
   /// The full layout that --target asks for, checked against the checkpoint, which may be of any
   /// dialect. Null: the format is read only.
   /// \error kUnsupported, kInfeasible  names both sides: "ep=3: 8 experts do not divide"
-  Result<Layout> (*resolve)(const TargetSpec& spec, const Checkpoint& source);
+  Result<Layout> (*resolve)(const TargetSpec& spec, const Checkpoint& source) = nullptr;
   /// The files of a layout that `resolve` made. Null: read only.
-  Result<Written> (*write)(const Checkpoint& source, const Layout& layout);
+  Result<Written> (*write)(const Checkpoint& source, const Layout& layout) = nullptr;
+  /// Sides of maps (dialect/maps) whose names the program has that files of a target are for, the
+  /// one that it has by default first; empty where any names do. Null: always.
+  std::span<const std::string_view> (*sides)(const TargetSpec& spec) = nullptr;
   /// True if files of both layouts hold the same, so that a checkpoint of this dialect can be
   /// repeated as it is. Null: never.
-  bool (*same_files)(const Layout& a, const Layout& b);
+  bool (*same_files)(const Layout& a, const Layout& b) = nullptr;
 };
 
 }  // namespace shardwright::dialect

@@ -27,7 +27,7 @@ Status CheckSum(const std::string& path, const format::Storage& storage, std::st
 }
 
 /// Refuses a second copy of a file that is another file.
-Status CheckCopy(const SourceFile& have, const Found& other, ReadContainers read) {
+Status CheckCopy(const SourceFile& have, const Found& other, const ReadContainers& read) {
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(other.path));
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   if (identity == have.identity) return {};
@@ -79,7 +79,7 @@ std::pair<std::shared_ptr<const format::Skeleton>, std::size_t> Skeletons::Share
   return {std::move(skeleton), index};
 }
 
-Status ReadFiles(std::vector<Found> found, ReadContainers read, SourceSet* set) {
+Status ReadFiles(std::vector<Found> found, const ReadContainers& read, SourceSet* set) {
   std::stable_sort(found.begin(), found.end(),
                    [](const Found& a, const Found& b) { return NaturalLess(a.name, b.name); });
   Skeletons skeletons;
@@ -102,9 +102,11 @@ Status ReadFiles(std::vector<Found> found, ReadContainers read, SourceSet* set) 
   return {};
 }
 
-Result<Container> ReadPickled(const Found& found, const os::File& file) {
+namespace {
+
+Result<Container> ReadPickled(const Found& found, const os::File& file, const format::Part& part) {
   Container container;
-  SW_TRY_ASSIGN(format::Skeleton skeleton, torch_pt::ReadSkeleton(file));
+  SW_TRY_ASSIGN(format::Skeleton skeleton, torch_pt::ReadSkeleton(part));
   container.skeleton = std::make_shared<const format::Skeleton>(std::move(skeleton));
   const std::vector<format::Storage>& storages = container.skeleton->storages;
   for (std::size_t i = 0; i < storages.size(); ++i) {
@@ -116,6 +118,17 @@ Result<Container> ReadPickled(const Found& found, const os::File& file) {
     container.inlined.emplace(static_cast<std::uint32_t>(i), std::move(bytes));
   }
   return container;
+}
+
+}  // namespace
+
+Result<Container> ReadPickled(const Found& found, const os::File& file) {
+  return ReadPickled(found, file, format::Part(file));
+}
+
+Result<Container> ReadPickled(const Found& found, const os::File& file, std::uint64_t first,
+                              std::uint64_t bytes) {
+  return ReadPickled(found, file, format::Part(file, first, bytes));
 }
 
 bool SameSums(const std::vector<Container>& a, const std::vector<Container>& b) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -94,18 +95,22 @@ struct Found {
 };
 
 /// Reads the skeletons of the containers of one file, which is open.
-using ReadContainers = Result<std::vector<Container>> (*)(const Found& found, const os::File& file,
-                                                          const os::Identity& identity);
+using ReadContainers = std::function<Result<std::vector<Container>>(
+    const Found& found, const os::File& file, const os::Identity& identity)>;
 
 /// Reads files in the order of their names and adds them to the set; a name that two folders hold
 /// must be the same file.
 /// \error as `read`; kBadInput  two different files of one name
 /// Local; reads files on the calling thread.
-Status ReadFiles(std::vector<Found> found, ReadContainers read, SourceSet* set);
+Status ReadFiles(std::vector<Found> found, const ReadContainers& read, SourceSet* set);
 
 /// The one container of a file of torch.save, small storages inlined and checked.
 /// \error as torch_pt::ReadSkeleton
 Result<Container> ReadPickled(const Found& found, const os::File& file);
+
+/// The same for the stretch [first, first + bytes) of a file that holds many.
+Result<Container> ReadPickled(const Found& found, const os::File& file, std::uint64_t first,
+                              std::uint64_t bytes);
 
 /// True if the headers of the containers of two files and the checksums of all their storages are
 /// equal; false where one carries no checksums. Pure.

@@ -9,61 +9,61 @@ namespace shardwright::dialect {
 namespace {
 
 using layout::Split;
-using nlohmann::json;
+using Json = nlohmann::json;
 
-tl::unexpected<Error> Bad(const std::string& what) { return Fail(Errc::kBadInput, what); }
-
-Status CheckKeys(const json& object, std::initializer_list<std::string_view> known) {
+Status CheckKeys(const Json& object, std::initializer_list<std::string_view> known) {
   for (const auto& [key, value] : object.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      return Bad("key \"" + key + "\" is not known");
+      return BadInput("key \"" + key + "\" is not known");
     }
   }
   return {};
 }
 
-Result<std::string> Text(const json& object, const char* key, bool needed) {
+Result<std::string> Text(const Json& object, const char* key, bool needed) {
   const auto it = object.find(key);
   if (it == object.end()) {
-    if (needed) return Bad(std::string("key \"") + key + "\" is missing");
+    if (needed) return BadInput(std::string("key \"") + key + "\" is missing");
     return std::string();
   }
-  if (!it->is_string()) return Bad(std::string("key \"") + key + "\": string expected");
+  if (!it->is_string()) return BadInput(std::string("key \"") + key + "\": string expected");
   return it->get<std::string>();
 }
 
-Result<std::uint64_t> Count(const json& value, const std::string& key, std::uint64_t least) {
+Result<std::uint64_t> Count(const Json& value, const std::string& key, std::uint64_t least) {
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() < least ||
       value.get<std::uint64_t>() > (std::uint64_t{1} << 62)) {
-    return Bad("key \"" + key + "\": integer of at least " + std::to_string(least) +
-               " expected, found " + value.dump());
+    return BadInput("key \"" + key + "\": integer of at least " + std::to_string(least) +
+                    " expected, found " + value.dump());
   }
   return value.get<std::uint64_t>();
 }
 
-Result<std::uint64_t> CountOr(const json& object, const char* key, std::uint64_t least,
+Result<std::uint64_t> CountOr(const Json& object, const char* key, std::uint64_t least,
                               std::uint64_t otherwise) {
   const auto it = object.find(key);
   if (it == object.end()) return otherwise;
   return Count(*it, key, least);
 }
 
-Result<std::uint32_t> Dim(const json& object, const char* key) {
+Result<std::uint32_t> Dim(const Json& object, const char* key) {
   SW_TRY_ASSIGN(const std::uint64_t dim, CountOr(object, key, 0, 0));
   if (dim >= limits::kTensorRank) {
-    return Bad(std::string("key \"") + key + "\": " + std::to_string(dim) + " is no dimension");
+    return BadInput(std::string("key \"") + key + "\": " + std::to_string(dim) +
+                    " is no dimension");
   }
   return static_cast<std::uint32_t>(dim);
 }
 
-Result<bool> Flag(const json& object, const char* key) {
+Result<bool> Flag(const Json& object, const char* key) {
   const auto it = object.find(key);
   if (it == object.end()) return false;
-  if (!it->is_boolean()) return Bad(std::string("key \"") + key + "\": true or false expected");
+  if (!it->is_boolean())
+    return BadInput(std::string("key \"") + key + "\": true or false expected");
   return it->get<bool>();
 }
 
-Result<std::vector<std::uint64_t>> Counts(const json& object, const char* key,
+Result<std::vector<std::uint64_t>> Counts(const Json& object, const char* key,
                                           std::uint64_t least) {
   std::vector<std::uint64_t> counts;
   const auto it = object.find(key);
@@ -74,24 +74,24 @@ Result<std::vector<std::uint64_t>> Counts(const json& object, const char* key,
     return counts;
   }
   if (!it->is_array() || it->empty()) {
-    return Bad(std::string("key \"") + key + "\": list of integers expected");
+    return BadInput(std::string("key \"") + key + "\": list of integers expected");
   }
-  for (const json& item : *it) {
+  for (const Json& item : *it) {
     SW_TRY_ASSIGN(const std::uint64_t one, Count(item, key, least));
     counts.push_back(one);
   }
   return counts;
 }
 
-Result<std::vector<std::int64_t>> View(const json& object) {
+Result<std::vector<std::int64_t>> View(const Json& object) {
   std::vector<std::int64_t> view;
   const auto it = object.find("view");
   if (it == object.end()) return view;
   bool rest = false;
   if (!it->is_array() || it->empty() || it->size() > limits::kTensorRank) {
-    return Bad("key \"view\": list of integers expected");
+    return BadInput("key \"view\": list of integers expected");
   }
-  for (const json& item : *it) {
+  for (const Json& item : *it) {
     if (item.is_number_integer() && item.get<std::int64_t>() == -1 && !rest) {
       rest = true;
       view.push_back(-1);
@@ -108,13 +108,13 @@ Result<std::unique_ptr<re2::RE2>> Expression(const std::string& text, const std:
   options.set_log_errors(false);
   auto compiled = std::make_unique<re2::RE2>(text, options);
   if (!compiled->ok()) {
-    return Bad("key \"" + key + "\": expression \"" + text + "\": " + compiled->error());
+    return BadInput("key \"" + key + "\": expression \"" + text + "\": " + compiled->error());
   }
   return compiled;
 }
 
-Result<PatternRule> ParseRule(const json& object) {
-  if (!object.is_object()) return Bad("object expected");
+Result<PatternRule> ParsePatternRule(const Json& object) {
+  if (!object.is_object()) return BadInput("object expected");
   SW_TRY(CheckKeys(object, {"match", "split", "dim", "sizes", "ratio", "view", "granule", "uneven",
                             "padded", "rows", "note"}));
   PatternRule parsed;
@@ -138,37 +138,38 @@ Result<PatternRule> ParseRule(const json& object) {
     rule.split = Split::kDim;
     SW_TRY(CheckKeys(object,
                      {"match", "split", "dim", "granule", "uneven", "padded", "rows", "note"}));
-    if (!object.contains("dim")) return Bad("key \"dim\" is missing");
-    if (rule.granule.size() > 1) return Bad("key \"granule\": one integer expected");
-    if (parsed.rows != 0 && !rule.padded) return Bad("key \"rows\" goes with \"padded\"");
+    if (!object.contains("dim")) return BadInput("key \"dim\" is missing");
+    if (rule.granule.size() > 1) return BadInput("key \"granule\": one integer expected");
+    if (parsed.rows != 0 && !rule.padded) return BadInput("key \"rows\" goes with \"padded\"");
     if (rule.padded && (rule.uneven || rule.dim != 0)) {
-      return Bad("key \"padded\": goes with dim 0 and equal widths only");
+      return BadInput("key \"padded\": goes with dim 0 and equal widths only");
     }
   } else if (split == "sub") {
     rule.split = Split::kSub;
     SW_TRY(CheckKeys(
         object, {"match", "split", "dim", "sizes", "ratio", "view", "granule", "uneven", "note"}));
-    if (!object.contains("dim")) return Bad("key \"dim\" is missing");
+    if (!object.contains("dim")) return BadInput("key \"dim\" is missing");
     if (rule.sub_sizes.empty() == parsed.ratio.empty()) {
-      return Bad("one of the keys \"sizes\" and \"ratio\" is needed");
+      return BadInput("one of the keys \"sizes\" and \"ratio\" is needed");
     }
     const std::size_t subs = rule.sub_sizes.size() + parsed.ratio.size();
     if (rule.granule.size() > 1 && rule.granule.size() != subs) {
-      return Bad("key \"granule\": one integer, or one for each of the " + std::to_string(subs) +
-                 " sub-tensors expected");
+      return BadInput("key \"granule\": one integer, or one for each of the " +
+                      std::to_string(subs) + " sub-tensors expected");
     }
     if (!parsed.view.empty() && rule.dim >= parsed.view.size()) {
-      return Bad("key \"dim\": " + std::to_string(rule.dim) + " is no dimension of the view");
+      return BadInput("key \"dim\": " + std::to_string(rule.dim) + " is no dimension of the view");
     }
   } else {
-    return Bad("key \"split\": \"replicated\", \"average\", \"dim\" or \"sub\" expected, found \"" +
-               split + "\"");
+    return BadInput(
+        "key \"split\": \"replicated\", \"average\", \"dim\" or \"sub\" expected, found \"" +
+        split + "\"");
   }
   return parsed;
 }
 
-Result<ShapeCondition> ParseCondition(const json& object) {
-  if (!object.is_object()) return Bad("object expected");
+Result<ShapeCondition> ParseCondition(const Json& object) {
+  if (!object.is_object()) return BadInput("object expected");
   SW_TRY(CheckKeys(object, {"match", "dim", "times", "of", "of_dim"}));
   ShapeCondition condition;
   SW_TRY_ASSIGN(const std::string match, Text(object, "match", true));
@@ -181,40 +182,40 @@ Result<ShapeCondition> ParseCondition(const json& object) {
   return condition;
 }
 
-Result<PatternFile> ParseFile(const json& root, const std::string& origin) {
+Result<PatternFile> ParseFile(const Json& root, const std::string& origin) {
   PatternFile file;
   file.origin = origin;
-  if (!root.is_object()) return Bad("object expected");
+  if (!root.is_object()) return BadInput("object expected");
   SW_TRY(CheckKeys(
       root, {"$schema", "version", "family", "requires", "requires_shapes", "rules", "note"}));
   SW_TRY_ASSIGN(const std::uint64_t version, CountOr(root, "version", 1, 1));
-  if (version != 1) return Bad("key \"version\": 1 expected");
+  if (version != 1) return BadInput("key \"version\": 1 expected");
   SW_TRY(Text(root, "$schema", false));
   SW_TRY(Text(root, "family", true));
   SW_TRY(Text(root, "note", false));
-  const auto list = [&](const char* key) -> Result<json> {
+  const auto list = [&](const char* key) -> Result<Json> {
     const auto it = root.find(key);
-    if (it == root.end()) return json::array();
-    if (!it->is_array()) return Bad(std::string("key \"") + key + "\": list expected");
+    if (it == root.end()) return Json::array();
+    if (!it->is_array()) return BadInput(std::string("key \"") + key + "\": list expected");
     return *it;
   };
-  SW_TRY_ASSIGN(const json required, list("requires"));
-  for (const json& item : required) {
-    if (!item.is_string()) return Bad("key \"requires\": list of strings expected");
+  SW_TRY_ASSIGN(const Json required, list("requires"));
+  for (const Json& item : required) {
+    if (!item.is_string()) return BadInput("key \"requires\": list of strings expected");
     SW_TRY_ASSIGN(auto expression, Expression(item.get<std::string>(), "requires"));
     file.required.push_back(std::move(expression));
   }
-  SW_TRY_ASSIGN(const json conditions, list("requires_shapes"));
-  for (const json& item : conditions) {
+  SW_TRY_ASSIGN(const Json conditions, list("requires_shapes"));
+  for (const Json& item : conditions) {
     Result<ShapeCondition> condition = ParseCondition(item);
     if (!condition) return Within("requires_shapes", condition.error());
     file.conditions.push_back(*std::move(condition));
   }
-  if (!root.contains("rules")) return Bad("key \"rules\" is missing");
-  SW_TRY_ASSIGN(const json rules, list("rules"));
-  for (const json& item : rules) {
+  if (!root.contains("rules")) return BadInput("key \"rules\" is missing");
+  SW_TRY_ASSIGN(const Json rules, list("rules"));
+  for (const Json& item : rules) {
     const std::string number = "rule " + std::to_string(file.rules.size() + 1);
-    Result<PatternRule> rule = ParseRule(item);
+    Result<PatternRule> rule = ParsePatternRule(item);
     if (!rule) return Within(number, rule.error());
     rule->rule.origin.append(origin).append(" ").append(number);
     file.rules.push_back(*std::move(rule));
@@ -229,10 +230,10 @@ Result<PatternFile> ParsePatternFile(std::string_view text, const std::string& o
     return Fail(Errc::kLimit, origin + ": " + std::to_string(text.size()) + " bytes, at most " +
                                   std::to_string(limits::kJsonBytes) + " are read");
   }
-  json root;
+  Json root;
   try {
-    root = json::parse(text);
-  } catch (const json::exception& error) {
+    root = Json::parse(text);
+  } catch (const Json::exception& error) {
     return Fail(Errc::kBadInput, origin + ": not JSON: " + error.what());
   }
   Result<PatternFile> file = ParseFile(root, origin);

@@ -7,13 +7,16 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/text.h"
 #include "dialect/build/map_builder.h"
 #include "dialect/rules/rule_source.h"
 #include "dialect/safetensors/notes_internal.h"
 #include "dialect/safetensors/safetensors.h"
+#include "format/json/json.h"
 #include "format/safetensors/header.h"
 #include "format/safetensors/index.h"
+#include "layout/mesh_cut.h"
 #include "layout/states.h"
 
 namespace shardwright::dialect::safetensors {
@@ -23,13 +26,17 @@ namespace files = shardwright::safetensors;
 
 /// Says which piece of a tensor a file has.
 constexpr const char* kPiecesKey = "DCP_SHARDING_INFO";
+constexpr std::string_view kPieceStem = "shard-";
 
 /// A tensor of the set.
 struct Tensor {
   files::Entry entry;
   std::uint32_t file = 0;
   std::uint32_t storage = 0;
-  TensorNote note;  // with notes only
+  TensorNote note;                  // with notes only
+  std::optional<Shape> offsets;     // of a piece: its first element in the whole
+  std::vector<std::uint32_t> more;  // of the first piece: the others
+  bool is_more = false;             // of the others
 };
 
 /// Without an index numbered files must be one whole set and all that there is of it.
@@ -41,6 +48,8 @@ Status CheckNumbers(const SourceSet& source) {
     }
   }
   for (const auto& [stem, counts] : sets) {
+    // Ranks that have nothing for a file do not write it.
+    if (stem.starts_with(kPieceStem)) continue;
     if (counts.size() > 1) {
       return Fail(Errc::kBadInput, stem + "-*" + std::string(files::kSuffix) + ": of " +
                                        std::to_string(counts.begin()->first) + " and of " +
@@ -60,8 +69,6 @@ Status CheckNumbers(const SourceSet& source) {
   }
   return {};
 }
-
-bool IsTrained(DType dtype) { return IsFloating(dtype) && ItemSize(dtype) > 1; }
 
 class Reader {
  public:
@@ -91,6 +98,8 @@ class Reader {
   Status ReadIndex();
   Status ReadHeaders();
   Status ReadHeader(std::uint32_t file);
+  Status SetPieces(std::uint32_t file, const std::string& text);
+  Status CheckPieces();
   Status CheckNames();
   void TakeNotes();
   bool NotesAgree();
@@ -98,7 +107,9 @@ class Reader {
   void MakeParams();
   void AddTied();
   void Order();
+  Result<Shape> WholeShape(const Tensor& first) const;
   Status DecideRules();
+  Status AddFragment(const Tensor& tensor, MapBuilder* map, layout::LogicalTensor* logical) const;
   Status AddTensors();
   void MakeGroups();
   void Finish();
@@ -152,22 +163,76 @@ Status Reader::ReadHeader(std::uint32_t file) {
   for (std::uint32_t i = 0; i < header->entries.size(); ++i) {
     files::Entry& entry = header->entries[i];
     if (entry.bytes != skeleton.storages[i].bytes) return broken("payloads of other sizes");
-    tensors_.push_back({std::move(entry), file, i, {}});
+    Tensor& tensor = tensors_.emplace_back();
+    tensor.entry = std::move(entry);
+    tensor.file = file;
+    tensor.storage = i;
   }
   header->entries.clear();
-  if (header->metadata.contains(kPiecesKey)) {
-    return Fail(Errc::kUnsupported, source.name +
-                                        ": pieces of tensors, as PyTorch's distributed checkpoints "
-                                        "save them; its consolidated files are read");
+  const auto pieces = header->metadata.find(kPiecesKey);
+  if (pieces != header->metadata.end()) {
+    if (Status set = SetPieces(file, pieces->second); !set) return Within(source.name, set.error());
+    header->metadata.erase(pieces);
+    header->metadata.erase("DCP_VERSION");
   }
   for (const std::string& warning : header->warnings) Warn(source.name + ": " + warning);
   headers_.push_back(*std::move(header));
   return {};
 }
 
+/// Says of the tensors of a file which pieces they are.
+/// \param text  JSON: by name, where it begins in the whole
+Status Reader::SetPieces(std::uint32_t file, const std::string& text) {
+  SW_TRY_ASSIGN(const json::Json root, json::Parse(text, kPiecesKey));
+  for (Tensor& tensor : tensors_) {
+    if (tensor.file != file) continue;
+    const json::Json* info = json::Find(root, tensor.entry.name.c_str());
+    const json::Json* offsets = info == nullptr ? nullptr : json::Find(*info, "saved_offsets");
+    const std::string where = "tensor " + Quoted(tensor.entry.name) + ": where it begins";
+    if (offsets == nullptr || !offsets->is_array()) {
+      return Fail(Errc::kBadInput, where + " is not told");
+    }
+    SW_TRY_ASSIGN(const Shape shape, files::ElemShape(tensor.entry));
+    if (offsets->size() != shape.size()) {
+      return Fail(Errc::kBadInput,
+                  where + ": " + std::to_string(shape.size()) + " numbers expected");
+    }
+    Shape at;
+    for (const json::Json& offset : *offsets) {
+      SW_TRY_ASSIGN(const std::uint64_t count,
+                    json::WholeOf(offset, 0, std::uint64_t{1} << 62, where));
+      at.push_back(count);
+    }
+    tensor.offsets = std::move(at);
+  }
+  return {};
+}
+
+/// The ranks that saved pieces are numbered without gaps, as far as their files tell.
+Status Reader::CheckPieces() {
+  std::set<std::string, std::less<>> ranks;
+  for (const SourceFile& file : source_.files) {
+    if (!file.name.starts_with(kPieceStem)) continue;
+    const std::string_view rest = std::string_view(file.name).substr(kPieceStem.size());
+    ranks.emplace(rest.substr(0, rest.find('-')));
+  }
+  if (ranks.empty()) return {};
+  std::uint64_t next = 1;
+  for (const std::string& rank : ranks) {
+    std::string wanted = std::to_string(next++);
+    if (wanted.size() < rank.size()) wanted.insert(0, rank.size() - wanted.size(), '0');
+    if (rank == wanted) continue;
+    return Fail(Errc::kNotFound, source_.tag + ": the pieces of rank " + wanted + " are missing: " +
+                                     std::string(kPieceStem).append(wanted).append("-*"));
+  }
+  Warn("pieces of " + std::to_string(ranks.size()) +
+       " ranks: the files do not tell how many ranks there were, nor how large the tensors are");
+  return {};
+}
+
 Status Reader::ReadHeaders() {
   for (std::uint32_t file = 0; file < source_.files.size(); ++file) SW_TRY(ReadHeader(file));
-  return {};
+  return CheckPieces();
 }
 
 /// No tensor twice, and the index says of each where it is.
@@ -175,10 +240,15 @@ Status Reader::CheckNames() {
   std::uint64_t total = 0;
   std::vector<std::string> unlisted;
   for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
-    const Tensor& tensor = tensors_[i];
+    Tensor& tensor = tensors_[i];
     const std::string& name = tensor.entry.name;
     total += tensor.entry.bytes;
     const auto [at, fresh] = by_name_.emplace(name, i);
+    if (!fresh && tensor.offsets && tensors_[at->second].offsets) {
+      tensors_[at->second].more.push_back(i);
+      tensor.is_more = true;
+      continue;
+    }
     if (!fresh) {
       return Fail(Errc::kBadInput, "tensor \"" + name + "\": in " +
                                        NameOf(tensors_[at->second].file) + " and in " +
@@ -264,6 +334,7 @@ bool Reader::NotesAgree() {
 
 void Reader::MakeParams() {
   for (const Tensor& tensor : tensors_) {
+    if (tensor.is_more) continue;
     Param param;
     param.name = tensor.entry.name;
     param.dtype = tensor.entry.dtype;
@@ -326,12 +397,34 @@ void Reader::Order() {
   }
 }
 
+/// The shape of a tensor; of one in pieces what reaches over all of them.
+Result<Shape> Reader::WholeShape(const Tensor& first) const {
+  SW_TRY_ASSIGN(Shape whole, files::ElemShape(first.entry));
+  if (!first.offsets) return whole;
+  std::vector<const Tensor*> pieces = {&first};
+  for (const std::uint32_t i : first.more) pieces.push_back(&tensors_[i]);
+  for (const Tensor* piece : pieces) {
+    SW_TRY_ASSIGN(const Shape shape, files::ElemShape(piece->entry));
+    if (shape.size() != whole.size() || piece->entry.dtype != first.entry.dtype) {
+      return Fail(Errc::kBadInput, "tensor " + Quoted(first.entry.name) + ": its pieces in " +
+                                       NameOf(first.file) + " and " + NameOf(piece->file) +
+                                       " are of two types or ranks");
+    }
+    for (std::size_t dim = 0; dim < whole.size(); ++dim) {
+      SW_TRY_ASSIGN(const std::uint64_t end, CheckedAdd((*piece->offsets)[dim], shape[dim]));
+      whole[dim] = std::max(whole[dim], end);
+    }
+  }
+  SW_TRY(CountElems(whole));
+  return whole;
+}
+
 Status Reader::DecideRules() {
   std::vector<std::string> names;
   std::vector<Shape> shapes;
   for (Param& param : out_.params) {
     if (!param.alias_of.empty()) continue;
-    SW_TRY_ASSIGN(param.shape, files::ElemShape(tensors_[by_name_.at(param.name)].entry));
+    SW_TRY_ASSIGN(param.shape, WholeShape(tensors_[by_name_.at(param.name)]));
     names.push_back(param.name);
     shapes.push_back(param.shape);
   }
@@ -353,6 +446,25 @@ Status Reader::DecideRules() {
   return {};
 }
 
+Status Reader::AddFragment(const Tensor& tensor, MapBuilder* map,
+                           layout::LogicalTensor* logical) const {
+  SW_TRY_ASSIGN(const Shape sizes, files::ElemShape(tensor.entry));
+  layout::Fragment fragment;
+  if (tensor.offsets) {
+    if (Elems(sizes) == 0 && Elems(logical->shape) > 0) return {};
+    SW_TRY_ASSIGN(layout::Cut cut, layout::CutOf(logical->shape, {*tensor.offsets, sizes}));
+    fragment.cut = std::make_shared<const layout::Cut>(std::move(cut));
+  } else {
+    fragment.cut = std::make_shared<const layout::Cut>(layout::Cut::Whole(sizes));
+  }
+  fragment.at.array = map->AddWhole({.member = map->MemberOf(tensor.file, 0, tensor.storage),
+                                     .offset = 0,
+                                     .elems = Elems(sizes),
+                                     .dtype = tensor.entry.dtype});
+  logical->fragments.push_back(std::move(fragment));
+  return {};
+}
+
 Status Reader::AddTensors() {
   MapBuilder map(source_, &out_.map);
   for (const Param& param : out_.params) {
@@ -366,13 +478,8 @@ Status Reader::AddTensors() {
                                                        : std::string(layout::kWeight);
     logical.dtype = tensor.entry.dtype;
     logical.shape = param.shape;
-    layout::Fragment fragment;
-    fragment.cut = std::make_shared<const layout::Cut>(layout::Cut::Whole(param.shape));
-    fragment.at.array = map.AddWhole({.member = map.MemberOf(tensor.file, 0, tensor.storage),
-                                      .offset = 0,
-                                      .elems = Elems(param.shape),
-                                      .dtype = tensor.entry.dtype});
-    logical.fragments.push_back(std::move(fragment));
+    SW_TRY(AddFragment(tensor, &map, &logical));
+    for (const std::uint32_t i : tensor.more) SW_TRY(AddFragment(tensors_[i], &map, &logical));
     out_.map.tensors.push_back(std::move(logical));
   }
   return {};
@@ -405,8 +512,8 @@ void Reader::MergeMetadata() {
   }
   for (const std::string& key : differing) own->values.erase(key);
   if (!differing.empty()) {
-    Warn("metadata that differs from file to file, not carried over: " +
-         FirstFew({differing.begin(), differing.end()}));
+    out_.left_out.push_back("metadata that differs from file to file: " +
+                            FirstFew({differing.begin(), differing.end()}));
   }
   out_.own = std::move(own);
 }

@@ -1,6 +1,7 @@
 #include "dialect/safetensors/safetensors.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include <nlohmann/json.hpp>
@@ -56,6 +57,8 @@ bool Claims(const Listing& listing) {
     });
   });
 }
+
+bool IsTrained(DType dtype) { return IsFloating(dtype) && ItemSize(dtype) > 1; }
 
 bool IsIndex(std::string_view name) {
   return name.ends_with(".json") && name.find(".safetensors.index.") != std::string_view::npos;
@@ -122,6 +125,11 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   layout.dtype = own->dtype;
   layout.own = std::move(own);
   return layout;
+}
+
+std::span<const std::string_view> Sides(const TargetSpec& /*spec*/) {
+  static constexpr std::array<std::string_view, 1> kSides = {"hf"};
+  return kSides;
 }
 
 }  // namespace shardwright::dialect::safetensors

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,6 +43,9 @@ struct FilesLayout : OwnLayout {
   std::string Json() const override;
 };
 
+/// Whether parameters of that type can be trained: floating, of more than a byte.
+bool IsTrained(DType dtype);
+
 /// Whether a file of that name says which files make a set.
 bool IsIndex(std::string_view name);
 
@@ -72,6 +76,9 @@ Result<SourceSet> Scan(const Listing& listing);
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
+
+/// Those of Hugging Face.
+std::span<const std::string_view> Sides(const TargetSpec& spec);
 
 /// model.safetensors, or numbered files and their index. Pure.
 Result<Written> Write(const Checkpoint& source, const Layout& layout);

@@ -24,8 +24,6 @@ struct Item {
   std::uint64_t bytes = 0;
 };
 
-bool IsTrained(DType dtype) { return IsFloating(dtype) && ItemSize(dtype) > 1; }
-
 class Writer {
  public:
   Writer(const Checkpoint& source, const FilesLayout& layout) : source_(source), layout_(layout) {}
@@ -213,8 +211,8 @@ Status Writer::AddFile(std::size_t file) {
     output.payloads.push_back(std::move(payload));
   }
   output.frame = [head = std::make_shared<const std::string>(layout->head())](
-                     std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
-    return std::vector<plan::FramePiece>{{.offset = 0, .bytes = *head}};
+                     std::span<const std::uint32_t>, const plan::PutFrame& put) {
+    return put(0, *head);
   };
   out_.target.map.files.push_back(output.path);
   out_.target.files.push_back(std::move(output));

@@ -7,7 +7,7 @@
 namespace shardwright::dialect {
 namespace {
 
-using json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using layout::Split;
 
 std::string_view KindName(ParamKind kind) {
@@ -40,16 +40,16 @@ std::string_view SplitName(Split split) {
   return "unknown";
 }
 
-json CutJson(const layout::Cut& cut) {
-  json boxes = json::array();
+OrderedJson CutJson(const layout::Cut& cut) {
+  OrderedJson boxes = OrderedJson::array();
   for (const layout::Box& box : cut.boxes()) {
     boxes.push_back({{"at_view", box.at_view}, {"at_shard", box.at_shard}, {"sizes", box.sizes}});
   }
   return {{"view", cut.view()}, {"shard", cut.shard()}, {"boxes", std::move(boxes)}};
 }
 
-json RuleJson(const layout::SplitRule& rule) {
-  json out = {{"split", SplitName(rule.split)}};
+OrderedJson RuleJson(const layout::SplitRule& rule) {
+  OrderedJson out = {{"split", SplitName(rule.split)}};
   if (rule.split == Split::kDim || rule.split == Split::kSub) out["dim"] = rule.dim;
   if (!rule.view.empty()) out["view"] = rule.view;
   if (!rule.sub_sizes.empty()) out["sizes"] = rule.sub_sizes;
@@ -62,8 +62,8 @@ json RuleJson(const layout::SplitRule& rule) {
   return out;
 }
 
-Result<json> ScalarJson(const Scalar& scalar) {
-  json out = {{"state", scalar.state}};
+Result<OrderedJson> ScalarJson(const Scalar& scalar) {
+  OrderedJson out = {{"state", scalar.state}};
   if (scalar.is_tensor) {
     out["dtype"] = Name(scalar.dtype);
     out["shape"] = scalar.shape;
@@ -90,11 +90,11 @@ Result<json> ScalarJson(const Scalar& scalar) {
   return out;
 }
 
-Result<json> ParamJson(const Param& param) {
-  json out = {{"name", param.name},
-              {"kind", KindName(param.kind)},
-              {"shape", param.shape},
-              {"dtype", Name(param.dtype)}};
+Result<OrderedJson> ParamJson(const Param& param) {
+  OrderedJson out = {{"name", param.name},
+                     {"kind", KindName(param.kind)},
+                     {"shape", param.shape},
+                     {"dtype", Name(param.dtype)}};
   if (!param.alias_of.empty()) out["alias_of"] = param.alias_of;
   if (!param.left_out_holder.empty()) out["left_out_holder"] = param.left_out_holder;
   out["rule"] = RuleJson(param.rule);
@@ -105,14 +105,14 @@ Result<json> ParamJson(const Param& param) {
     out["expert"] = {{"layer", param.expert->layer}, {"expert", param.expert->expert}};
   }
   for (const Scalar& scalar : param.scalars) {
-    Result<json> mine = ScalarJson(scalar);
+    Result<OrderedJson> mine = ScalarJson(scalar);
     if (!mine) return Within("\"" + param.name + "\"", mine.error());
     out["scalars"].push_back(*std::move(mine));
   }
   return out;
 }
 
-json TopologyJson(const Topology& topology) {
+OrderedJson TopologyJson(const Topology& topology) {
   return {{"zero", topology.zero},
           {"dp", topology.dp},
           {"tp", topology.tp},
@@ -135,24 +135,24 @@ Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& 
   std::string text = R"({"format": "shardwright atoms", "version": 1,)";
   try {
     text += "\n \"topology\": " + TopologyJson(topology).dump() +
-            ",\n \"states\": " + json(checkpoint.states).dump();
+            ",\n \"states\": " + OrderedJson(checkpoint.states).dump();
     if (checkpoint.frozen_unknown) text += R"(, "frozen_unknown": true)";
     if (!checkpoint.order_unknown.empty()) {
-      text += ", \"order_unknown\": " + json(checkpoint.order_unknown).dump();
+      text += ", \"order_unknown\": " + OrderedJson(checkpoint.order_unknown).dump();
     }
     text += ",\n \"params\": [";
     for (std::size_t i = 0; i < checkpoint.params.size(); ++i) {
-      SW_TRY_ASSIGN(json mine, ParamJson(checkpoint.params[i]));
+      SW_TRY_ASSIGN(OrderedJson mine, ParamJson(checkpoint.params[i]));
       if (!atoms[i].empty()) mine["atoms"] = atoms[i];
       text += (i == 0 ? "\n  " : ",\n  ") + mine.dump();
     }
     text += "\n ],\n \"groups\": [";
     for (std::size_t i = 0; i < checkpoint.groups.size(); ++i) {
       const Group& group = checkpoint.groups[i];
-      text +=
-          (i == 0 ? "\n  " : ",\n  ") + json({{"moe", group.moe}, {"params", group.params}}).dump();
+      text += (i == 0 ? "\n  " : ",\n  ") +
+              OrderedJson({{"moe", group.moe}, {"params", group.params}}).dump();
     }
-  } catch (const json::exception& error) {
+  } catch (const OrderedJson::exception& error) {
     return Fail(Errc::kBadInput, std::string("a name that is not UTF-8: ") + error.what());
   }
   return text + "\n ]\n}\n";

@@ -10,20 +10,18 @@ namespace shardwright::dialect {
 namespace {
 
 using layout::Split;
-using nlohmann::json;
+using Json = nlohmann::json;
 
-tl::unexpected<Error> Bad(const std::string& what) { return Fail(Errc::kBadInput, what); }
-
-Result<const json*> Need(const json& object, const char* key) {
+Result<const Json*> Need(const Json& object, const char* key) {
   const auto it = object.find(key);
-  if (it == object.end()) return Bad(std::string("key \"") + key + "\" is missing");
+  if (it == object.end()) return BadInput(std::string("key \"") + key + "\" is missing");
   return &*it;
 }
 
-Result<std::uint64_t> Count(const json& value, const char* key, std::uint64_t most) {
+Result<std::uint64_t> Count(const Json& value, const char* key, std::uint64_t most) {
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most) {
-    return Bad(std::string("key \"") + key + "\": integer up to " + std::to_string(most) +
-               " expected, found " + value.dump());
+    return BadInput(std::string("key \"") + key + "\": integer up to " + std::to_string(most) +
+                    " expected, found " + value.dump());
   }
   return value.get<std::uint64_t>();
 }
@@ -31,55 +29,56 @@ Result<std::uint64_t> Count(const json& value, const char* key, std::uint64_t mo
 constexpr std::uint64_t kAny = std::uint64_t{1} << 63;
 constexpr std::uint64_t kIndex = (std::uint64_t{1} << 31) - 1;
 
-Result<std::uint64_t> NeedCount(const json& object, const char* key, std::uint64_t most) {
-  SW_TRY_ASSIGN(const json* value, Need(object, key));
+Result<std::uint64_t> NeedCount(const Json& object, const char* key, std::uint64_t most) {
+  SW_TRY_ASSIGN(const Json* value, Need(object, key));
   return Count(*value, key, most);
 }
 
-Result<std::string> NeedText(const json& object, const char* key) {
-  SW_TRY_ASSIGN(const json* value, Need(object, key));
-  if (!value->is_string()) return Bad(std::string("key \"") + key + "\": string expected");
+Result<std::string> NeedText(const Json& object, const char* key) {
+  SW_TRY_ASSIGN(const Json* value, Need(object, key));
+  if (!value->is_string()) return BadInput(std::string("key \"") + key + "\": string expected");
   if (value->get_ref<const std::string&>().size() > limits::kNameBytes) {
-    return Bad(std::string("key \"") + key + "\": a string of " +
-               std::to_string(value->get_ref<const std::string&>().size()) + " bytes");
+    return BadInput(std::string("key \"") + key + "\": a string of " +
+                    std::to_string(value->get_ref<const std::string&>().size()) + " bytes");
   }
   return value->get<std::string>();
 }
 
-Result<std::string> TextOr(const json& object, const char* key) {
+Result<std::string> TextOr(const Json& object, const char* key) {
   if (!object.contains(key)) return std::string();
   return NeedText(object, key);
 }
 
-Result<bool> FlagOr(const json& object, const char* key) {
+Result<bool> FlagOr(const Json& object, const char* key) {
   const auto it = object.find(key);
   if (it == object.end()) return false;
-  if (!it->is_boolean()) return Bad(std::string("key \"") + key + "\": true or false expected");
+  if (!it->is_boolean())
+    return BadInput(std::string("key \"") + key + "\": true or false expected");
   return it->get<bool>();
 }
 
-Result<DType> NeedDType(const json& object, const char* key) {
+Result<DType> NeedDType(const Json& object, const char* key) {
   SW_TRY_ASSIGN(const std::string name, NeedText(object, key));
   const std::optional<DType> dtype = DTypeFromName(name);
-  if (!dtype) return Bad(std::string("key \"") + key + "\": \"" + name + "\" is no dtype");
+  if (!dtype) return BadInput(std::string("key \"") + key + "\": \"" + name + "\" is no dtype");
   return *dtype;
 }
 
 // A list under `key`; nothing when absent and not needed.
-Result<const json*> ListOf(const json& object, const char* key, bool needed) {
+Result<const Json*> ListOf(const Json& object, const char* key, bool needed) {
   const auto it = object.find(key);
   if (it == object.end() && !needed) return nullptr;
   if (it == object.end() || !it->is_array()) {
-    return Bad(std::string("key \"") + key + "\": list expected");
+    return BadInput(std::string("key \"") + key + "\": list expected");
   }
   return &*it;
 }
 
 template <class T>
-Result<std::vector<T>> Counts(const json& list, const char* key, std::uint64_t most) {
+Result<std::vector<T>> Counts(const Json& list, const char* key, std::uint64_t most) {
   std::vector<T> counts;
-  if (!list.is_array()) return Bad(std::string("key \"") + key + "\": list expected");
-  for (const json& item : list) {
+  if (!list.is_array()) return BadInput(std::string("key \"") + key + "\": list expected");
+  for (const Json& item : list) {
     SW_TRY_ASSIGN(const std::uint64_t one, Count(item, key, most));
     counts.push_back(static_cast<T>(one));
   }
@@ -87,20 +86,20 @@ Result<std::vector<T>> Counts(const json& list, const char* key, std::uint64_t m
 }
 
 template <class T>
-Result<std::vector<T>> CountsOf(const json& object, const char* key, std::uint64_t most,
+Result<std::vector<T>> CountsOf(const Json& object, const char* key, std::uint64_t most,
                                 bool needed) {
-  SW_TRY_ASSIGN(const json* list, ListOf(object, key, needed));
+  SW_TRY_ASSIGN(const Json* list, ListOf(object, key, needed));
   if (list == nullptr) return std::vector<T>{};
   return Counts<T>(*list, key, most);
 }
 
 template <class T>
-Result<std::vector<std::vector<T>>> Tables(const json& object, const char* key,
+Result<std::vector<std::vector<T>>> Tables(const Json& object, const char* key,
                                            std::uint64_t most) {
   std::vector<std::vector<T>> tables;
-  SW_TRY_ASSIGN(const json* list, ListOf(object, key, false));
+  SW_TRY_ASSIGN(const Json* list, ListOf(object, key, false));
   if (list == nullptr) return tables;
-  for (const json& item : *list) {
+  for (const Json& item : *list) {
     SW_TRY_ASSIGN(std::vector<T> row, Counts<T>(item, key, most));
     tables.push_back(std::move(row));
   }
@@ -110,14 +109,14 @@ Result<std::vector<std::vector<T>>> Tables(const json& object, const char* key,
 Result<std::string> FromHex(const std::string& text, const char* key) {
   std::string bytes;
   if (text.size() % 2 != 0 || text.size() > 2 * limits::kNameBytes) {
-    return Bad(std::string("key \"") + key + "\": hexadecimal bytes expected");
+    return BadInput(std::string("key \"") + key + "\": hexadecimal bytes expected");
   }
   unsigned value = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     const bool digit = c >= '0' && c <= '9';
     if (!digit && !(c >= 'a' && c <= 'f')) {
-      return Bad(std::string("key \"") + key + "\": hexadecimal bytes expected");
+      return BadInput(std::string("key \"") + key + "\": hexadecimal bytes expected");
     }
     value = value * 16 + static_cast<unsigned>(digit ? c - '0' : c - 'a' + 10);
     if (i % 2 == 1) {
@@ -128,12 +127,12 @@ Result<std::string> FromHex(const std::string& text, const char* key) {
   return bytes;
 }
 
-Result<layout::Cut> ParseCut(const json& object) {
+Result<layout::Cut> ParseCut(const Json& object) {
   SW_TRY_ASSIGN(Shape view, CountsOf<std::uint64_t>(object, "view", kAny, true));
   SW_TRY_ASSIGN(Shape shard, CountsOf<std::uint64_t>(object, "shard", kAny, true));
-  SW_TRY_ASSIGN(const json* list, ListOf(object, "boxes", true));
+  SW_TRY_ASSIGN(const Json* list, ListOf(object, "boxes", true));
   std::vector<layout::Box> boxes;
-  for (const json& item : *list) {
+  for (const Json& item : *list) {
     layout::Box box;
     SW_TRY_ASSIGN(box.at_view, CountsOf<std::uint64_t>(item, "at_view", kAny, true));
     SW_TRY_ASSIGN(box.at_shard, CountsOf<std::uint64_t>(item, "at_shard", kAny, true));
@@ -143,7 +142,7 @@ Result<layout::Cut> ParseCut(const json& object) {
   return layout::Cut::Make(std::move(view), std::move(shard), std::move(boxes));
 }
 
-Result<layout::SplitRule> ParseRule(const json& object) {
+Result<layout::SplitRule> ParseSplitRule(const Json& object) {
   constexpr std::pair<std::string_view, Split> kSplits[] = {{"replicated", Split::kReplicated},
                                                             {"average", Split::kAverage},
                                                             {"dim", Split::kDim},
@@ -154,7 +153,7 @@ Result<layout::SplitRule> ParseRule(const json& object) {
   SW_TRY_ASSIGN(const std::string split, NeedText(object, "split"));
   const auto* known = std::find_if(std::begin(kSplits), std::end(kSplits),
                                    [&](const auto& entry) { return entry.first == split; });
-  if (known == std::end(kSplits)) return Bad("key \"split\": \"" + split + "\" is not known");
+  if (known == std::end(kSplits)) return BadInput("key \"split\": \"" + split + "\" is not known");
   rule.split = known->second;
   if (rule.split == Split::kDim || rule.split == Split::kSub) {
     SW_TRY_ASSIGN(const std::uint64_t dim, NeedCount(object, "dim", limits::kTensorRank));
@@ -167,7 +166,7 @@ Result<layout::SplitRule> ParseRule(const json& object) {
   SW_TRY_ASSIGN(rule.uneven, FlagOr(object, "uneven"));
   SW_TRY_ASSIGN(rule.padded, FlagOr(object, "padded"));
   SW_TRY_ASSIGN(rule.origin, TextOr(object, "origin"));
-  SW_TRY_ASSIGN(const json* cuts, ListOf(object, "cuts", false));
+  SW_TRY_ASSIGN(const Json* cuts, ListOf(object, "cuts", false));
   for (std::size_t i = 0; cuts != nullptr && i < cuts->size(); ++i) {
     SW_TRY_ASSIGN(layout::Cut cut, ParseCut((*cuts)[i]));
     rule.cuts.push_back(std::move(cut));
@@ -175,7 +174,7 @@ Result<layout::SplitRule> ParseRule(const json& object) {
   return rule;
 }
 
-Result<Scalar> ParseScalar(const json& object, pickle::Arena& arena) {
+Result<Scalar> ParseScalar(const Json& object, pickle::Arena& arena) {
   Scalar scalar;
   SW_TRY_ASSIGN(scalar.state, NeedText(object, "state"));
   if (object.contains("bytes")) {
@@ -186,8 +185,8 @@ Result<Scalar> ParseScalar(const json& object, pickle::Arena& arena) {
     SW_TRY_ASSIGN(scalar.bytes, FromHex(text, "bytes"));
     SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(scalar.shape));
     if (elems != 1 || scalar.bytes.size() != ItemSize(scalar.dtype)) {
-      return Bad("key \"bytes\": " + std::to_string(scalar.bytes.size()) + " bytes for a " +
-                 std::string(Name(scalar.dtype)) + " of shape " + ToString(scalar.shape));
+      return BadInput("key \"bytes\": " + std::to_string(scalar.bytes.size()) + " bytes for a " +
+                      std::string(Name(scalar.dtype)) + " of shape " + ToString(scalar.shape));
     }
   } else if (object.contains("int") && object["int"].is_number_integer()) {
     scalar.value = arena.Int(object["int"].get<std::int64_t>());
@@ -196,19 +195,19 @@ Result<Scalar> ParseScalar(const json& object, pickle::Arena& arena) {
   } else if (object.contains("float")) {
     SW_TRY_ASSIGN(const std::string text, NeedText(object, "float"));
     SW_TRY_ASSIGN(const std::string bytes, FromHex(text, "float"));
-    if (bytes.size() != sizeof(double)) return Bad("key \"float\": 16 digits expected");
+    if (bytes.size() != sizeof(double)) return BadInput("key \"float\": 16 digits expected");
     std::uint64_t bits = 0;
     for (char c : bytes) bits = bits << 8 | static_cast<unsigned char>(c);
     scalar.value = arena.Float(std::bit_cast<double>(bits));
   } else if (object.contains("none")) {
     scalar.value = arena.None();
   } else {
-    return Bad("no value");
+    return BadInput("no value");
   }
   return scalar;
 }
 
-Result<Param> ParseParam(const json& object, pickle::Arena& arena) {
+Result<Param> ParseParam(const Json& object, pickle::Arena& arena) {
   Param param;
   SW_TRY_ASSIGN(param.name, NeedText(object, "name"));
   SW_TRY_ASSIGN(const std::string kind, NeedText(object, "kind"));
@@ -217,15 +216,15 @@ Result<Param> ParseParam(const json& object, pickle::Arena& arena) {
   } else if (kind == "buffer") {
     param.kind = ParamKind::kBuffer;
   } else if (kind != "trainable") {
-    return Bad("key \"kind\": \"" + kind + "\" is not known");
+    return BadInput("key \"kind\": \"" + kind + "\" is not known");
   }
   SW_TRY_ASSIGN(param.shape, CountsOf<std::uint64_t>(object, "shape", kAny, true));
   SW_TRY(CountElems(param.shape));
   SW_TRY_ASSIGN(param.dtype, NeedDType(object, "dtype"));
   SW_TRY_ASSIGN(param.alias_of, TextOr(object, "alias_of"));
   SW_TRY_ASSIGN(param.left_out_holder, TextOr(object, "left_out_holder"));
-  SW_TRY_ASSIGN(const json* rule, Need(object, "rule"));
-  SW_TRY_ASSIGN(param.rule, ParseRule(*rule));
+  SW_TRY_ASSIGN(const Json* rule, Need(object, "rule"));
+  SW_TRY_ASSIGN(param.rule, ParseSplitRule(*rule));
   if (object.contains("group")) {
     SW_TRY_ASSIGN(const std::uint64_t group, NeedCount(object, "group", kIndex));
     param.group = static_cast<std::int32_t>(group);
@@ -240,7 +239,7 @@ Result<Param> ParseParam(const json& object, pickle::Arena& arena) {
     SW_TRY_ASSIGN(const std::uint64_t expert, NeedCount(*it, "expert", kIndex));
     param.expert = {static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(expert)};
   }
-  SW_TRY_ASSIGN(const json* scalars, ListOf(object, "scalars", false));
+  SW_TRY_ASSIGN(const Json* scalars, ListOf(object, "scalars", false));
   for (std::size_t i = 0; scalars != nullptr && i < scalars->size(); ++i) {
     SW_TRY_ASSIGN(Scalar scalar, ParseScalar((*scalars)[i], arena));
     param.scalars.push_back(std::move(scalar));
@@ -248,15 +247,15 @@ Result<Param> ParseParam(const json& object, pickle::Arena& arena) {
   return param;
 }
 
-Result<Topology> ParseTopology(const json& object) {
+Result<Topology> ParseTopology(const Json& object) {
   Topology topology;
   SW_TRY_ASSIGN(topology.zero, NeedCount(object, "zero", 3));
   for (const auto& [key, out] : {std::pair{"dp", &topology.dp}, std::pair{"tp", &topology.tp},
                                  std::pair{"pp", &topology.pp}, std::pair{"ep", &topology.ep}}) {
     SW_TRY_ASSIGN(*out, NeedCount(object, key, limits::kRanks));
-    if (*out == 0) return Bad(std::string("key \"") + key + "\": 0");
+    if (*out == 0) return BadInput(std::string("key \"") + key + "\": 0");
   }
-  if (topology.mp() > limits::kRanks) return Bad("keys \"tp\" and \"pp\": too many ranks");
+  if (topology.mp() > limits::kRanks) return BadInput("keys \"tp\" and \"pp\": too many ranks");
   SW_TRY_ASSIGN(topology.dtype, NeedDType(object, "dtype"));
   SW_TRY_ASSIGN(topology.bf16_optimizer, FlagOr(object, "bf16_optimizer"));
   SW_TRY_ASSIGN(topology.sub_group, NeedCount(object, "sub_group", kAny));
@@ -266,17 +265,17 @@ Result<Topology> ParseTopology(const json& object) {
   return topology;
 }
 
-Status ParseGroups(const json& list, Checkpoint* out) {
+Status ParseGroups(const Json& list, Checkpoint* out) {
   std::vector<bool> placed(out->params.size());
-  for (const json& item : list) {
+  for (const Json& item : list) {
     Group group;
     SW_TRY_ASSIGN(group.moe, FlagOr(item, "moe"));
     SW_TRY_ASSIGN(group.params, CountsOf<std::uint32_t>(item, "params", kIndex, true));
     for (std::uint32_t index : group.params) {
       if (index >= out->params.size() || placed[index] ||
           out->params[index].group != static_cast<std::int32_t>(out->groups.size())) {
-        return Bad("group " + std::to_string(out->groups.size()) + ": parameter " +
-                   std::to_string(index) + " is not there, or in another group");
+        return BadInput("group " + std::to_string(out->groups.size()) + ": parameter " +
+                        std::to_string(index) + " is not there, or in another group");
       }
       placed[index] = true;
     }
@@ -284,61 +283,62 @@ Status ParseGroups(const json& list, Checkpoint* out) {
   }
   for (std::size_t i = 0; i < placed.size(); ++i) {
     if (out->params[i].group < 0 || placed[i] || !out->params[i].alias_of.empty()) continue;
-    return Bad("\"" + out->params[i].name + "\" is in group " +
-               std::to_string(out->params[i].group) + ", which does not list it");
+    return BadInput("\"" + out->params[i].name + "\" is in group " +
+                    std::to_string(out->params[i].group) + ", which does not list it");
   }
   return {};
 }
 
-Result<std::vector<std::string>> TextsOf(const json& object, const char* key, bool needed) {
+Result<std::vector<std::string>> TextsOf(const Json& object, const char* key, bool needed) {
   std::vector<std::string> texts;
-  SW_TRY_ASSIGN(const json* list, ListOf(object, key, needed));
+  SW_TRY_ASSIGN(const Json* list, ListOf(object, key, needed));
   for (std::size_t i = 0; list != nullptr && i < list->size(); ++i) {
     if (!(*list)[i].is_string()) {
-      return Bad(std::string("key \"") + key + "\": list of strings expected");
+      return BadInput(std::string("key \"") + key + "\": list of strings expected");
     }
     texts.push_back((*list)[i].get<std::string>());
   }
   return texts;
 }
 
-Status ParseRoot(const json& root, Checkpoint* out, Topology* to,
+Status ParseRoot(const Json& root, Checkpoint* out, Topology* to,
                  std::vector<std::vector<std::string>>* atoms) {
-  if (!root.is_object()) return Bad("object expected");
+  if (!root.is_object()) return BadInput("object expected");
   SW_TRY_ASSIGN(const std::string format, NeedText(root, "format"));
   SW_TRY_ASSIGN(const std::uint64_t version, NeedCount(root, "version", kAny));
-  if (format != "shardwright atoms") return Bad("format \"" + format + "\"");
+  if (format != "shardwright atoms") return BadInput("format \"" + format + "\"");
   if (version != 1) {
     return Fail(Errc::kUnsupported,
                 "version " + std::to_string(version) + ", 1 is the newest known");
   }
-  SW_TRY_ASSIGN(const json* topology, Need(root, "topology"));
+  SW_TRY_ASSIGN(const Json* topology, Need(root, "topology"));
   SW_TRY_ASSIGN(*to, ParseTopology(*topology));
   SW_TRY_ASSIGN(out->states, TextsOf(root, "states", true));
   SW_TRY_ASSIGN(out->frozen_unknown, FlagOr(root, "frozen_unknown"));
   SW_TRY_ASSIGN(out->order_unknown, TextOr(root, "order_unknown"));
-  SW_TRY_ASSIGN(const json* params, ListOf(root, "params", true));
+  SW_TRY_ASSIGN(const Json* params, ListOf(root, "params", true));
   std::unordered_set<std::string> names;
-  for (const json& item : *params) {
+  for (const Json& item : *params) {
     Result<Param> param = ParseParam(item, *out->arena);
     if (!param) return Within("parameter " + std::to_string(out->params.size()), param.error());
     SW_TRY_ASSIGN(std::vector<std::string> mine, TextsOf(item, "atoms", false));
     const std::string needed(NeededState(param->kind));
     const bool has = std::find(mine.begin(), mine.end(), needed) != mine.end();
     if (has != param->alias_of.empty()) {
-      return Bad("\"" + param->name + "\": key \"atoms\": \"" + needed + "\" is " +
-                 (has ? "listed for another name of a tensor" : "missing"));
+      return BadInput("\"" + param->name + "\": key \"atoms\": \"" + needed + "\" is " +
+                      (has ? "listed for another name of a tensor" : "missing"));
     }
     atoms->push_back(std::move(mine));
-    if (!names.insert(param->name).second) return Bad("\"" + param->name + "\" occurs twice");
+    if (!names.insert(param->name).second) return BadInput("\"" + param->name + "\" occurs twice");
     out->params.push_back(*std::move(param));
   }
   for (const Param& param : out->params) {
     if (!param.alias_of.empty() && !names.contains(param.alias_of)) {
-      return Bad("\"" + param.name + "\": \"" + param.alias_of + "\", its other name, is missing");
+      return BadInput("\"" + param.name + "\": \"" + param.alias_of +
+                      "\", its other name, is missing");
     }
   }
-  SW_TRY_ASSIGN(const json* groups, ListOf(root, "groups", true));
+  SW_TRY_ASSIGN(const Json* groups, ListOf(root, "groups", true));
   return ParseGroups(*groups, out);
 }
 
@@ -351,7 +351,7 @@ Status ParseAtoms(std::string_view text, Checkpoint* checkpoint, Topology* topol
                                   " bytes, at most " + std::to_string(limits::kJsonBytes) +
                                   " are read");
   }
-  const json root = json::parse(text, nullptr, false);
+  const Json root = Json::parse(text, nullptr, false);
   if (root.is_discarded()) return Fail(Errc::kBadInput, std::string(kAtomsFile) + ": not JSON");
   const Status parsed = ParseRoot(root, checkpoint, topology, atoms);
   if (!parsed) return Within(kAtomsFile, parsed.error());

@@ -267,7 +267,7 @@ namespace {
 Status AddStage3Step(Foreign* foreign, Param* param, std::uint32_t file) {
   const Passed& passed = foreign->reading.state.optimizer.front();
   const Node* state = reader::FindPath(foreign->optimizer, {"optimizer_state_dict", "state"});
-  const Node* mine = reader::FindInt(state, foreign->sub_group_of.at(param->name));
+  const Node* mine = pickle::FindInt(state, foreign->sub_group_of.at(param->name));
   if (mine == nullptr || !mine->is_dict()) return {};
   const Node* step = mine->Find("step");
   if (step == nullptr) return {};

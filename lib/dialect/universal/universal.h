@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <string_view>
 
 #include "base/result.h"
@@ -53,14 +55,17 @@ inline constexpr TargetKey kLoaderKey = {
     .is_flag = true,
     .words = kLoaderWords};
 
+template <std::size_t kKeys>
+constexpr std::array<TargetKey, kKeys + 1> WithLoader(const std::array<TargetKey, kKeys>& zero) {
+  std::array<TargetKey, kKeys + 1> keys{};
+  std::copy(zero.begin(), zero.end(), keys.begin());
+  keys.back() = kLoaderKey;
+  return keys;
+}
+
 }  // namespace universal
 
 /// The keys of DeepSpeed's layouts, and who shall open the atoms.
-inline constexpr std::array<TargetKey, kZeroKeys.size() + 1> kUniversalKeys = [] {
-  std::array<TargetKey, kZeroKeys.size() + 1> keys{};
-  for (std::size_t i = 0; i < kZeroKeys.size(); ++i) keys[i] = kZeroKeys[i];
-  keys.back() = universal::kLoaderKey;
-  return keys;
-}();
+inline constexpr auto kUniversalKeys = universal::WithLoader(kZeroKeys);
 
 }  // namespace shardwright::dialect

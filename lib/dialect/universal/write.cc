@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dialect/build/document.h"
+#include "dialect/build/pickled_file.h"
 #include "dialect/universal/atoms_internal.h"
 #include "dialect/universal/universal.h"
 #include "dialect/zero/adopt.h"
@@ -89,11 +90,7 @@ const Node* ScalarNode(Document& document, const Scalar& scalar) {
 }
 
 const Passed* PassedFor(const Context& context, const std::vector<Passed>& all, std::uint32_t mp) {
-  std::uint64_t rank = 0;
-  if (context.to.tp == context.from.tp) {
-    rank = context.to.pp == context.from.pp ? mp : mp % context.to.tp;
-  }
-  if (rank >= all.size()) rank = 0;
+  const std::uint64_t rank = PassedRank(context.from, context.to, mp, all.size());
   if (all.empty() || all[rank].document.root == nullptr || !all[rank].document.root->is_dict()) {
     return nullptr;
   }
@@ -434,39 +431,11 @@ void Planner::AddAtom(const FileId& id, std::uint32_t file, std::uint64_t offset
 }
 
 Status Planner::AddFile(const FileId& id) {
-  SW_TRY_ASSIGN(const auto document, Build(*context_, id));
-  const std::string path = PathOf(*context_, id);
-  auto layout = torch_pt::Layout::Make(document->root, document->storages);
-  if (!layout) return Within(path, std::move(layout).error());
-  const std::uint32_t file = builder_.AddFile(path);
-  for (std::size_t i = 0; i < document->fills.size(); ++i) {
-    const Fill& fill = document->fills[i];
-    const std::uint64_t offset = layout->payload_offset(i);
-    switch (fill.kind) {
-      case Fill::Kind::kTensor:
-        AddAtom(id, file, offset, document->storages[i]);
-        break;
-      case Fill::Kind::kMember:
-        builder_.AddMember(file, offset, fill.member, layout->payload_bytes(i));
-        break;
-      case Fill::Kind::kInline:
-        builder_.AddInline(file, offset, fill.bytes);
-        break;
-    }
-  }
-  const auto frame =
-      [context = context_,
-       id](std::span<const std::uint32_t> crcs) -> Result<std::vector<plan::FramePiece>> {
-    SW_TRY_ASSIGN(const auto again, Build(*context, id));
-    SW_TRY_ASSIGN(const auto made, torch_pt::Layout::Make(again->root, again->storages));
-    std::vector<plan::FramePiece> pieces;
-    for (auto& piece : made.Frame(crcs)) {
-      pieces.push_back({.offset = piece.offset, .bytes = std::move(piece.bytes)});
-    }
-    return pieces;
-  };
-  builder_.SetFrame(file, layout->file_bytes(), frame);
-  return {};
+  return AddPickledFile(
+      &builder_, PathOf(*context_, id), [context = context_, id] { return Build(*context, id); },
+      [&](std::uint32_t file, std::uint64_t offset, std::uint32_t /*tensor*/,
+          const torch_pt::StorageSpec& spec,
+          std::size_t /*storage*/) { AddAtom(id, file, offset, spec); });
 }
 
 }  // namespace
@@ -497,7 +466,8 @@ Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topolog
   }
   planner.AddText(context->tag + "/" + kAtomsFile, std::move(text));
   planner.AddText("latest_universal", context->tag);
-  return Written{std::move(planner).Take(), {}};
+  return Written{std::move(planner).Take(),
+                 LostClientState(*EngineStateOf(source), context->from, topology)};
 }
 
 }  // namespace shardwright::dialect

@@ -19,31 +19,33 @@ using pickle::Node;
 // The release whose form is written.
 constexpr const char* kRelease = "0.19.8";
 
-const Node* CountNode(Arena& arena, std::uint64_t count) {
-  return arena.Int(static_cast<std::int64_t>(count));
-}
-
 bool IsKnown(const HyperParams& hyper) {
   return hyper.lr || hyper.betas || hyper.eps || hyper.weight_decay || hyper.momentum;
 }
 
-/// Every key that an optimizer of torch or of DeepSpeed looks up, with its default where the source
-/// is silent: what the saved group lacks, the loaded one lacks too.
-const Node* OptionsOf(Arena& arena, const HyperParams& hyper) {
-  Node* options = arena.Dict();
+void SetDefault(Arena& arena, Node* options, std::string_view key, const Node* value) {
+  if (options->Find(key) == nullptr) Set(arena, options, key, value);
+}
+
+/// What the source says, and every key that an optimizer of torch or of DeepSpeed looks up, with
+/// its default where the source is silent: what the saved group lacks, the loaded one lacks too.
+const Node* OptionsOf(Arena& arena, const Group& group) {
+  const HyperParams& hyper = group.hyper;
+  const bool known = group.options != nullptr && group.options->is_dict();
+  Node* options = known ? CopyDict(arena, group.options) : arena.Dict();
   Set(arena, options, "lr", arena.Float(hyper.lr.value_or(1e-3)));
   Set(arena, options, "weight_decay", arena.Float(hyper.weight_decay.value_or(0.0)));
   if (hyper.momentum) {
     Set(arena, options, "momentum", arena.Float(*hyper.momentum));
-    Set(arena, options, "dampening", arena.Float(0.0));
-    Set(arena, options, "nesterov", arena.Bool(false));
+    SetDefault(arena, options, "dampening", arena.Float(0.0));
+    SetDefault(arena, options, "nesterov", arena.Bool(false));
     return options;
   }
   const auto [first, second] = hyper.betas.value_or(std::pair(0.9, 0.999));
   Set(arena, options, "betas", arena.Tuple({arena.Float(first), arena.Float(second)}));
   Set(arena, options, "eps", arena.Float(hyper.eps.value_or(1e-8)));
-  Set(arena, options, "bias_correction", arena.Bool(true));
-  Set(arena, options, "amsgrad", arena.Bool(false));
+  SetDefault(arena, options, "bias_correction", arena.Bool(true));
+  SetDefault(arena, options, "amsgrad", arena.Bool(false));
   return options;
 }
 
@@ -65,16 +67,16 @@ const Node* ModelStates(Arena& arena, const Checkpoint& source) {
   Node* root = arena.Dict();
   // Schedulers of DeepSpeed and of torch each find the key that they count in.
   Node* schedule = arena.Dict();
-  Set(arena, schedule, "last_batch_iteration", CountNode(arena, steps));
-  Set(arena, schedule, "last_epoch", CountNode(arena, steps));
+  Set(arena, schedule, "last_batch_iteration", arena.Count(steps));
+  Set(arena, schedule, "last_epoch", arena.Count(steps));
   Set(arena, schedule, "lr_lambdas", arena.List({}));  // LambdaLR, the schedules of transformers
   Set(arena, root, "lr_scheduler", schedule);
   Set(arena, root, "data_sampler", arena.None());
   Set(arena, root, "random_ltd", arena.None());
   Set(arena, root, "sparse_tensor_module_names", arena.New(pickle::Kind::kSet));
   Set(arena, root, "skipped_steps", arena.Int(0));
-  Set(arena, root, "global_steps", CountNode(arena, steps));
-  Set(arena, root, "global_samples", CountNode(arena, source.consumed_samples.value_or(0)));
+  Set(arena, root, "global_steps", arena.Count(steps));
+  Set(arena, root, "global_samples", arena.Count(source.consumed_samples.value_or(0)));
   Set(arena, root, "ds_config", ConfigOf(arena, source));
   Set(arena, root, "ds_version", arena.String(kRelease));
   return root;
@@ -100,18 +102,44 @@ Status MakeGroups(Checkpoint* checkpoint) {
   return {};
 }
 
+/// Makes experts that are not of DeepSpeed's MoE layers parameters of a dense model, whose
+/// optimizer has one group of what it treats alike.
+void MakeForeignExpertsDense(Checkpoint* checkpoint) {
+  for (Param& param : checkpoint->params) {
+    if (!IsNativeExpert(param)) param.expert.reset();
+  }
+  std::vector<Group> groups;
+  std::vector<std::int32_t> now;  // by old group
+  for (Group& group : checkpoint->groups) {
+    const bool foreign = group.moe && std::none_of(group.params.begin(), group.params.end(),
+                                                   [&](std::uint32_t index) {
+                                                     return checkpoint->params[index].expert;
+                                                   });
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Group& other) {
+      return foreign && !other.moe && other.hyper == group.hyper;
+    });
+    if (foreign) group.moe = false;
+    now.push_back(static_cast<std::int32_t>(same - groups.begin()));
+    if (same == groups.end()) {
+      groups.push_back(std::move(group));
+      continue;
+    }
+    same->params.insert(same->params.end(), group.params.begin(), group.params.end());
+    std::sort(same->params.begin(), same->params.end());
+  }
+  checkpoint->groups = std::move(groups);
+  for (Param& param : checkpoint->params) {
+    const auto before = static_cast<std::size_t>(param.group);
+    if (param.group >= 0 && before < now.size()) param.group = now[before];
+  }
+}
+
 Status CheckParams(const Checkpoint& checkpoint) {
   for (const Param& param : checkpoint.params) {
     if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
     if (param.group < 0 || static_cast<std::size_t>(param.group) >= checkpoint.groups.size()) {
       return Fail(Errc::kUnsupported,
                   "\"" + param.name + "\" is trained and in no group of the optimizer");
-    }
-    if (param.expert && ExpertModuleOf(param.name).empty()) {
-      return Fail(
-          Errc::kUnsupported,
-          "\"" + param.name +
-              "\": an expert with a name that DeepSpeed's mixture of experts does not have");
     }
   }
   return {};
@@ -153,10 +181,11 @@ Result<Adopted> Adopt(const Checkpoint& source) {
   Adopted out{source, Losses(source)};
   Checkpoint& checkpoint = out.checkpoint;
   if (checkpoint.groups.empty()) SW_TRY(MakeGroups(&checkpoint));
+  MakeForeignExpertsDense(&checkpoint);
   SW_TRY(CheckParams(checkpoint));
   // The source's nodes stay with its arena.
   const auto arena = std::make_shared<Arena>();
-  for (Group& group : checkpoint.groups) group.options = OptionsOf(*arena, group.hyper);
+  for (Group& group : checkpoint.groups) group.options = OptionsOf(*arena, group);
   EngineState state;
   state.model_states.resize(1);
   state.model_states[0].document.arena = arena;

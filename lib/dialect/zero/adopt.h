@@ -17,10 +17,10 @@ struct Adopted {
 /// Makes what DeepSpeed's engine keeps anew for a checkpoint whose dialect keeps something else:
 /// model states with iteration, samples and schedule, a configuration of what is known, parameter
 /// groups with their hyper-parameters, and one group of all trained parameters where the source has
-/// no optimizer.
+/// no optimizer. Experts that are not of DeepSpeed's MoE layers become parameters of a dense model,
+/// in the group of the dense ones that have their hyper-parameters.
 /// \pre EngineStateOf(source) == nullptr
-/// \error kUnsupported  a parameter in no group of a source that has groups, or experts whose names
-///        DeepSpeed does not know
+/// \error kUnsupported  a parameter in no group of a source that has groups
 /// Pure. Source: docs/formats/deepspeed.md, "Files".
 Result<Adopted> Adopt(const Checkpoint& source);
 

@@ -1,8 +1,12 @@
 #include "dialect/zero/engine_state.h"
 
 #include <algorithm>
+#include <cmath>
+#include <set>
 #include <utility>
 
+#include "base/text.h"
+#include "dialect/build/hyper.h"
 #include "dialect/zero/flat.h"
 
 namespace shardwright::dialect {
@@ -41,29 +45,42 @@ Result<std::uint64_t> IterationOf(const EngineState& state, const std::string& t
   return *found;
 }
 
-const Node* FindIn(const Node* dict, std::string_view key) {
-  return dict == nullptr || !dict->is_dict() ? nullptr : dict->Find(key);
-}
-
-std::optional<double> NumberOf(const Node* options, std::string_view key) {
-  const Result<double> value = pickle::AsFloat(FindIn(options, key));
-  return value ? std::optional(*value) : std::nullopt;
-}
-
-HyperParams HyperOf(const Node* options) {
-  HyperParams hyper;
-  hyper.lr = NumberOf(options, "lr");
-  hyper.eps = NumberOf(options, "eps");
-  hyper.weight_decay = NumberOf(options, "weight_decay");
-  hyper.momentum = NumberOf(options, "momentum");
-  hyper.step = NumberOf(options, "step");
-  const Node* betas = FindIn(options, "betas");
-  if (betas != nullptr && betas->items.size() == 2) {
-    const Result<double> first = pickle::AsFloat(betas->items[0]);
-    const Result<double> second = pickle::AsFloat(betas->items[1]);
-    if (first && second) hyper.betas = {*first, *second};
+/// Calls `act` with key and value of everything that a model file holds of client state.
+template <class Act>
+void ForClientState(const Node* root, const Act& act) {
+  if (root == nullptr || !root->is_dict()) return;
+  for (std::size_t i = 0; i < root->entry_count(); ++i) {
+    if (IsOneOf(root->key(i), kModelKeys) || IsOneOf(root->key(i), kEngineKeys)) continue;
+    const Node* value = root->value(i);
+    const bool empty = value->is_none() || (value->is_dict() && value->items.empty()) ||
+                       (value->is_list() && value->items.empty()) ||
+                       (value->kind == pickle::Kind::kSet && value->items.empty());
+    if (!empty && root->key(i)->is_string()) act(root->key(i), value);
   }
-  return hyper;
+}
+
+/// True if two graphs hold the same plain values, and no tensors.
+bool IsSame(const Node* a, const Node* b) {
+  std::vector<std::pair<const Node*, const Node*>> open = {{a, b}};
+  std::set<std::pair<const Node*, const Node*>> seen;
+  while (!open.empty()) {
+    const auto [x, y] = open.back();
+    open.pop_back();
+    if (x == nullptr && y == nullptr) continue;
+    if (x == nullptr || y == nullptr || x->kind != y->kind || x->is_tensor()) return false;
+    const bool equal = x->integer == y->integer && x->text == y->text &&
+                       (x->real == y->real || (std::isnan(x->real) && std::isnan(y->real)));
+    if (!equal) return false;
+    if (!seen.emplace(x, y).second) continue;
+    open.insert(open.end(), {{x->callable, y->callable}, {x->args, y->args}, {x->state, y->state}});
+    for (const auto list : {&Node::items, &Node::list_items, &Node::dict_items}) {
+      if ((x->*list).size() != (y->*list).size()) return false;
+      for (std::size_t i = 0; i < (x->*list).size(); ++i) {
+        open.emplace_back((x->*list)[i], (y->*list)[i]);
+      }
+    }
+  }
+  return true;
 }
 
 std::string Lower(std::string text) {
@@ -86,22 +103,49 @@ std::vector<std::uint32_t> EngineState::Members() const {
 std::vector<std::string> EngineState::Contents() const {
   std::vector<std::string> contents;
   const Node* root = model_states.empty() ? nullptr : model_states.front().document.root;
-  if (root != nullptr && root->is_dict()) {
-    for (std::size_t i = 0; i < root->entry_count(); ++i) {
-      if (IsOneOf(root->key(i), kModelKeys) || IsOneOf(root->key(i), kEngineKeys)) continue;
-      const Node* value = root->value(i);
-      const bool empty = value->is_none() || (value->is_dict() && value->items.empty()) ||
-                         (value->is_list() && value->items.empty()) ||
-                         (value->kind == pickle::Kind::kSet && value->items.empty());
-      if (!empty && root->key(i)->is_string()) contents.push_back("\"" + root->key(i)->text + "\"");
-    }
-  }
+  ForClientState(root,
+                 [&](const Node* key, const Node*) { contents.push_back(Quoted(key->text)); });
   if (!optimizer.empty()) contents.push_back("the loss scaler");
   return contents;
 }
 
 const EngineState* EngineStateOf(const Checkpoint& checkpoint) {
   return dynamic_cast<const EngineState*>(checkpoint.own.get());
+}
+
+std::vector<std::string> OwnClientState(const Node* a, const Node* b) {
+  std::vector<std::string> own;
+  ForClientState(a, [&](const Node* key, const Node* value) {
+    const Node* other = FindIn(b, key->text);
+    if (other == nullptr || !IsSame(value, other)) own.push_back(Quoted(key->text));
+  });
+  ForClientState(b, [&](const Node* key, const Node*) {
+    if (FindIn(a, key->text) == nullptr) own.push_back(Quoted(key->text));
+  });
+  return own;
+}
+
+std::uint64_t PassedRank(const Topology& from, const Topology& to, std::uint64_t mp,
+                         std::size_t ranks) {
+  std::uint64_t rank = 0;
+  if (to.tp == from.tp) rank = to.pp == from.pp ? mp : mp % to.tp;
+  return rank < ranks ? rank : 0;
+}
+
+std::vector<std::string> LostClientState(const EngineState& state, const Topology& from,
+                                         const Topology& to) {
+  const std::vector<Passed>& all = state.model_states;
+  std::set<std::string> lost;
+  for (std::size_t mp = 0; mp < all.size(); ++mp) {
+    const std::uint64_t kept = PassedRank(from, to, mp, all.size());
+    if (kept == mp) continue;
+    for (std::string& key : OwnClientState(all[kept].document.root, all[mp].document.root)) {
+      lost.insert(std::move(key));
+    }
+  }
+  if (lost.empty()) return {};
+  return {"client state of model-parallel ranks for which others stand: " +
+          Joined(std::vector<std::string>(lost.begin(), lost.end()), ", ")};
 }
 
 void TakeEngineState(const Topology& topology, EngineState state, Checkpoint* checkpoint) {

@@ -29,10 +29,27 @@ struct EngineState : OwnState {
 
   std::vector<std::uint32_t> Members() const override;
   std::vector<std::string> Contents() const override;
+  bool OutlivesNames() const override { return true; }
 };
 
 /// The engine's state of a checkpoint, or null if its dialect has none.
 const EngineState* EngineStateOf(const Checkpoint& checkpoint);
+
+/// What two model files of a checkpoint do not have the same of client state, by key: "\"rng\"".
+/// Tensors are never the same, for their elements are not compared.
+/// \param a, b  model-states dicts, which may be one
+/// Pure.
+std::vector<std::string> OwnClientState(const pickle::Node* a, const pickle::Node* b);
+
+/// What is lost where a target has other tensor-parallel or pipeline ranks: client state of ranks
+/// for which another one stands (PassedRank). One sentence, or nothing.
+/// Pure.
+std::vector<std::string> LostClientState(const EngineState& state, const Topology& from,
+                                         const Topology& to);
+
+/// The model-parallel rank whose engine state goes on at rank `mp` of the target.
+std::uint64_t PassedRank(const Topology& from, const Topology& to, std::uint64_t mp,
+                         std::size_t ranks);
 
 /// Completes a checkpoint that a reader of DeepSpeed's files has made: layout, the engine's state,
 /// and the neutral values that it holds (iteration, samples, optimizer, hyper-parameters).

@@ -118,6 +118,10 @@ std::string ExpertModuleOf(std::string_view name) {
   return place ? std::string(name.substr(0, place->last)) : std::string();
 }
 
+bool IsNativeExpert(const Param& param) {
+  return param.expert && !ExpertModuleOf(param.name).empty();
+}
+
 std::vector<std::uint64_t> PartitionUniform(std::uint64_t layers, std::uint64_t stages) {
   std::vector<std::uint64_t> bounds(stages + 1);
   if (layers <= stages) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "dialect/core/checkpoint.h"
 
 namespace shardwright::dialect {
 
@@ -78,6 +79,10 @@ Result<std::uint32_t> ExpertIdOf(std::string_view name);
 
 /// The module of an expert: its parameter's name up to the id; empty if the name holds no id.
 std::string ExpertModuleOf(std::string_view name);
+
+/// True for an expert of one of DeepSpeed's MoE layers. Experts that another program has are
+/// parameters like others to it, held by every rank or shared out by ZeRO.
+bool IsNativeExpert(const Param& param);
 
 /// Most elements of a MoE parameter group of one rank; DeepSpeed starts another group beyond it.
 inline constexpr std::uint64_t kMoeGroupElems = 178'956'971;

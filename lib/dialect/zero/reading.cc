@@ -5,15 +5,6 @@
 
 namespace shardwright::dialect::reader {
 
-const Node* FindInt(const Node* dict, std::int64_t key) {
-  if (dict == nullptr || !dict->is_dict()) return nullptr;
-  for (std::size_t i = 0; i < dict->entry_count(); ++i) {
-    const Node* k = dict->key(i);
-    if (k->kind == pickle::Kind::kInt && k->integer == key) return dict->value(i);
-  }
-  return nullptr;
-}
-
 const Node* FindPath(const Node* dict, std::initializer_list<std::string_view> keys) {
   const Node* node = dict;
   for (const std::string_view key : keys) {

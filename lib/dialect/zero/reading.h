@@ -60,8 +60,6 @@ struct Ties {
   std::unordered_map<std::string, std::string> left_out;
 };
 
-/// The value under an int key of a dict.
-const Node* FindInt(const Node* dict, std::int64_t key);
 /// zero_stage in any of its forms.
 Result<std::uint64_t> StageOf(const Node* node);
 /// A dict of name -> shape.

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/limits.h"
+#include "dialect/zero/flat.h"
 #include "dialect/zero/pipeline_stages.h"
 #include "layout/rule.h"
 
@@ -72,14 +73,22 @@ std::string Setting(std::string_view key, std::uint64_t value) {
 
 Status CheckExperts(const Topology& to, const Checkpoint& source) {
   std::map<std::uint32_t, std::uint64_t> experts;
+  const Param* foreign = nullptr;
   for (const Param& param : source.params) {
-    if (!param.expert) continue;
+    if (param.expert && !IsNativeExpert(param)) foreign = &param;
+    if (!IsNativeExpert(param)) continue;
     std::uint64_t& count = experts[param.expert->layer];
     count = std::max<std::uint64_t>(count, std::uint64_t{param.expert->expert} + 1);
   }
   if (experts.empty()) {
     if (to.ep == 1) return {};
-    return Fail(Errc::kInfeasible, Setting("ep", to.ep) + ": the model has no experts");
+    if (foreign == nullptr) {
+      return Fail(Errc::kInfeasible, Setting("ep", to.ep) + ": the model has no experts");
+    }
+    return Fail(Errc::kUnsupported, Setting("ep", to.ep) + ": \"" + foreign->name +
+                                        "\" is a parameter like others to DeepSpeed, which "
+                                        "shares out experts of its own MoE layers "
+                                        "(deepspeed_experts) only");
   }
   for (const auto& [layer, count] : experts) {
     if (count % to.ep == 0) continue;
@@ -170,8 +179,10 @@ Result<Topology> ResolveTopology(const ZeroSpec& spec, const Checkpoint& source)
   to.zero = spec.zero.value_or(from.zero);
   to.dp = spec.dp.value_or(from.dp);
   to.tp = spec.tp.value_or(from.tp);
-  to.pp = spec.pp.value_or(from.pp);
-  to.ep = spec.ep.value_or(from.ep);
+  // Stages and expert ranks of another trainer are none of DeepSpeed's.
+  to.pp = spec.pp.value_or(from.pipeline ? from.pp : 1);
+  const bool native = std::any_of(source.params.begin(), source.params.end(), IsNativeExpert);
+  to.ep = spec.ep.value_or(native ? from.ep : 1);
   to.dtype = spec.dtype.value_or(from.dtype);
   to.pipeline = from.pipeline;
   // Round robin is a setting of the engine that resumes, not of the state: off unless asked for.

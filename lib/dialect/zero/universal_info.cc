@@ -12,6 +12,14 @@
 #include "dialect/zero/affine_internal.h"
 
 namespace shardwright::dialect {
+
+// One entry of `parameter_with_sub_params`.
+struct SubParams {
+  // By dimension of the view: a size (-1: the rest), or the sizes of sub-tensors.
+  std::vector<std::variant<std::int64_t, std::vector<std::uint64_t>>> shape;
+  std::uint32_t dim = 0;
+};
+
 namespace {
 
 using layout::Split;
@@ -21,13 +29,6 @@ using pickle::Node;
 
 constexpr double kNewestVersion = 0.4;
 constexpr const char* kOrigin = "universal_checkpoint_info";
-
-// One entry of `parameter_with_sub_params`.
-struct SubParams {
-  // By dimension of the view: a size (-1: the rest), or the sizes of sub-tensors.
-  std::vector<std::variant<std::int64_t, std::vector<std::uint64_t>>> shape;
-  std::uint32_t dim = 0;
-};
 
 using Widths = std::vector<std::vector<std::uint64_t>>;
 

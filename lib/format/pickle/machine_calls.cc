@@ -9,21 +9,6 @@ namespace shardwright::pickle {
 
 using Tag = Value::Tag;
 
-namespace {
-
-Value OfNode(Node* node) {
-  Value value;
-  value.tag = Tag::kNode;
-  value.node = node;
-  return value;
-}
-
-bool IsNode(const Value& value, Kind kind) {
-  return value.tag == Tag::kNode && value.node->kind == kind;
-}
-
-}  // namespace
-
 Status Machine::PushGlobal(std::string_view module, std::string_view name) {
   std::string key = std::string(module) + "\n" + std::string(name);
   Value value;
@@ -121,8 +106,28 @@ Status Machine::OpBuild() {
                                                  (target->kind == Kind::kDict && target->ordered));
   if (!takes_state) return Bad("BUILD on " + Describe(stack_.back()));
   if (target->state != nullptr) return Unsupported("BUILD twice on " + Describe(stack_.back()));
-  SW_TRY_ASSIGN(target->state, ToNode(state));
+  const bool mesh = target->kind == Kind::kObject && target->callable->kind == Kind::kGlobal &&
+                    IsDeviceMesh(target->callable->text);
+  if (mesh && IsNode(state, Kind::kDict)) {
+    SW_TRY_ASSIGN(target->state, WithoutMeshes(state.node));
+  } else {
+    SW_TRY_ASSIGN(target->state, ToNode(state));
+  }
   return {};
+}
+
+// A mesh knows the mesh that it is a part of, which knows its parts: without them a graph has an
+// end.
+Result<const Node*> Machine::WithoutMeshes(const Node* attributes) {
+  SW_TRY(Charge(attributes->items.size() * kItemBytes));
+  SW_TRY_ASSIGN(Node * kept, NewNode(Kind::kDict));
+  for (std::size_t i = 0; i < attributes->entry_count(); ++i) {
+    const Node* key = attributes->key(i);
+    if (key->is_string() && LeadsToMeshes(key->text)) continue;
+    kept->items.push_back(key);
+    kept->items.push_back(attributes->value(i));
+  }
+  return kept;
 }
 
 Status Machine::OpBinPersId() {
@@ -176,6 +181,7 @@ Result<Value> Machine::CallKnown(Known known, const Value& callable, const Value
       return CallDeviceTensor(items);
     case Known::kStorage:
       return Unsupported("a storage built by a call of " + Describe(callable));
+    case Known::kWrapper:
     case Known::kUnsupportedTensor:
     case Known::kUnsupportedStorage:
       return Unsupported("sparse, quantized, nested, meta and wrapper tensors: " +

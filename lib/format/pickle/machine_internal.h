@@ -41,6 +41,17 @@ struct Value {
   };
 };
 
+inline Value OfNode(Node* node) {
+  Value value;
+  value.tag = Value::Tag::kNode;
+  value.node = node;
+  return value;
+}
+
+inline bool IsNode(const Value& value, Kind kind) {
+  return value.tag == Value::Tag::kNode && value.node->kind == kind;
+}
+
 /// Runs one pickle. Opcodes are in machine_ops.cc, calls in machine_calls.cc.
 class Machine {
  public:
@@ -129,6 +140,8 @@ class Machine {
   Result<Value> CallParameter(Known known, Args args);
   Result<Value> CallFromType(Args args);
   Result<Value> CallDeviceTensor(Args args);
+  Result<Value> CallSharded(Args args);
+  Result<const Node*> WithoutMeshes(const Node* attributes);
   Result<Value> MakeObject(const Value& cls, const Value& args, Build build);
   Status CheckHooks(const Value& hooks) const;
   Status CheckMetadata(const Value& metadata) const;

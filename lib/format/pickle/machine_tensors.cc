@@ -11,17 +11,6 @@ using Tag = Value::Tag;
 
 namespace {
 
-bool IsNode(const Value& value, Kind kind) {
-  return value.tag == Tag::kNode && value.node->kind == kind;
-}
-
-Value OfNode(Node* node) {
-  Value value;
-  value.tag = Tag::kNode;
-  value.node = node;
-  return value;
-}
-
 bool IsEmptyDict(const Node* node) { return node->is_dict() && node->items.empty(); }
 
 }  // namespace
@@ -230,6 +219,7 @@ Result<Value> Machine::CallFromType(Args args) {
   if (args.size() != 4 || args[0].tag != Tag::kGlobal || args[2].tag != Tag::kTuple) {
     return Bad("arguments of a tensor with attributes");
   }
+  if (IsKnown(args[0], Known::kWrapper)) return CallSharded(args);
   const std::string cls = Describe(args[1]);
   const bool parameter =
       cls == "class torch.nn.parameter.Parameter" || cls == "class torch.nn.Parameter";
@@ -245,6 +235,29 @@ Result<Value> Machine::CallFromType(Args args) {
   tensor.is_parameter = tensor.is_parameter || parameter;
   SW_TRY_ASSIGN(tensor.attributes, Attributes(args[3]));
   return value;
+}
+
+// (rebuild function, class, its arguments, which begin with the class, state): kept as the call
+// that it is.
+Result<Value> Machine::CallSharded(Args args) {
+  const auto is_sharded = [&](const Value& cls) {
+    return cls.tag == Tag::kGlobal && IsShardedTensor(globals_[cls.slot].meaning.dotted);
+  };
+  const Args inner = TupleItems(args[2]);
+  if (!is_sharded(args[1])) return Unsupported("tensor of " + Describe(args[1]));
+  if (inner.empty() || !is_sharded(inner[0]) ||
+      globals_[inner[0].slot].meaning.dotted != globals_[args[1].slot].meaning.dotted) {
+    return Bad("arguments of a tensor of " + Describe(args[1]));
+  }
+  SW_TRY_ASSIGN(Node * node, NewNode(Kind::kObject));
+  SW_TRY_ASSIGN(Node * rebuild, NewNode(Kind::kGlobal));
+  rebuild->text = "torch._tensor._rebuild_from_type_v2";
+  SW_TRY_ASSIGN(Node * tuple, NewNode(Kind::kTuple));
+  node->callable = rebuild;
+  node->args = tuple;
+  // A tuple in the pool does not move while nodes are made of it.
+  SW_TRY(ToNodes(args, tuple->items));
+  return OfNode(node);
 }
 
 // (tensor on the CPU, dtype, device, requires_grad)

@@ -168,6 +168,7 @@ constexpr std::array kHarmless = {
     "copyreg._reconstructor"sv,
     "io.BytesIO"sv,
     "io.StringIO"sv,
+    "signal.Signals"sv,
     "types.SimpleNamespace"sv,
 };
 
@@ -190,6 +191,22 @@ template <class List>
 bool Contains(const List& list, std::string_view text) {
   return std::find(list.begin(), list.end(), text) != list.end();
 }
+
+// Spellings of PyTorch 2.5 and later, then of earlier releases.
+constexpr std::array kShardedTensors = {
+    "torch.distributed.tensor.DTensor"sv,
+    "torch.distributed.tensor._api.DTensor"sv,
+    "torch.distributed._tensor.DTensor"sv,
+    "torch.distributed._tensor.api.DTensor"sv,
+    "torch.distributed._shard.sharded_tensor.api.ShardedTensor"sv,
+};
+
+constexpr std::array kDeviceMeshes = {
+    "torch.distributed.device_mesh.DeviceMesh"sv,
+    "torch.distributed._tensor.device_mesh.DeviceMesh"sv,
+};
+
+constexpr std::array kLeadToMeshes = {"_root_mesh"sv, "_flatten_mapping"sv, "_parent_mesh"sv};
 
 // Ends in a word that Python uses for exception classes, which only hold their arguments.
 bool IsExceptionName(std::string_view dotted) {
@@ -247,7 +264,7 @@ const std::unordered_map<std::string_view, Known>& KnownGlobals() {
       {"torch._utils._rebuild_sparse_tensor", Known::kUnsupportedTensor},
       {"torch._utils._rebuild_sparse_csr_tensor", Known::kUnsupportedTensor},
       {"torch._utils._rebuild_nested_tensor", Known::kUnsupportedTensor},
-      {"torch._utils._rebuild_wrapper_subclass", Known::kUnsupportedTensor},
+      {"torch._utils._rebuild_wrapper_subclass", Known::kWrapper},
       {"torch._tensor._rebuild_from_type", Known::kUnsupportedTensor},
       {"torch.storage.UntypedStorage", Known::kStorage},
       {"torch.UntypedStorage", Known::kStorage},
@@ -287,6 +304,12 @@ bool IsHarmlessAttribute(std::string_view name) {
   return IsDottedIdentifier(name) && name.find('.') == std::string_view::npos &&
          !name.starts_with("__") && !Contains(kRefusedMembers, name);
 }
+
+bool IsShardedTensor(std::string_view dotted) { return Contains(kShardedTensors, dotted); }
+
+bool IsDeviceMesh(std::string_view dotted) { return Contains(kDeviceMeshes, dotted); }
+
+bool LeadsToMeshes(std::string_view attribute) { return Contains(kLeadToMeshes, attribute); }
 
 Result<Meaning> Interpret(std::string_view module, std::string_view name) {
   if (!IsDottedIdentifier(module) || !IsDottedIdentifier(name)) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/result.h"
+#include "format/pickle/names.h"
 #include "tensor/dtype.h"
 
 namespace shardwright::pickle {
@@ -32,6 +33,7 @@ enum class Known : std::uint8_t {
   kParameterWithState,
   kFromType,
   kDeviceTensor,
+  kWrapper,  ///< builds a tensor of a class that wraps others
   kUnsupportedTensor,
   kUnsupportedStorage,
 };
@@ -53,8 +55,14 @@ Result<Meaning> Interpret(std::string_view module, std::string_view name);
 /// True if reading this attribute of a class cannot be a step towards running code.
 bool IsHarmlessAttribute(std::string_view name);
 
-/// The element type that a global like "torch.float32" stands for.
-std::optional<DType> DTypeOfGlobal(std::string_view dotted);
+/// True for the classes of tensors that are spread over ranks, which wrap the piece of one rank.
+bool IsShardedTensor(std::string_view dotted);
+
+/// True for the class of a mesh of ranks, whose attributes lead to other meshes and back.
+bool IsDeviceMesh(std::string_view dotted);
+
+/// True for those attributes: nothing that is read of a checkpoint needs them.
+bool LeadsToMeshes(std::string_view attribute);
 
 /// The storage class of a dtype in module torch ("FloatStorage"), empty if it has none.
 std::string_view StorageClass(DType dtype);

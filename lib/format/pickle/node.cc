@@ -57,6 +57,19 @@ const Node* Node::Find(std::string_view key) const {
   return nullptr;
 }
 
+const Node* FindIn(const Node* dict, std::string_view key) {
+  return dict == nullptr ? nullptr : dict->Find(key);
+}
+
+const Node* FindInt(const Node* dict, std::int64_t key) {
+  if (dict == nullptr || !dict->is_dict()) return nullptr;
+  for (std::size_t i = 0; i < dict->entry_count(); ++i) {
+    const Node* found = dict->key(i);
+    if (found->kind == Kind::kInt && found->integer == key) return dict->value(i);
+  }
+  return nullptr;
+}
+
 std::string Describe(const Node* node) {
   if (node == nullptr) return "nothing";
   std::string text(KindName(node->kind));

@@ -90,6 +90,12 @@ struct Node {
   const Node* value(std::size_t i) const { return items[2 * i + 1]; }
 };
 
+/// The value under a string key of a dict; null if it is absent or `dict` is none.
+const Node* FindIn(const Node* dict, std::string_view key);
+
+/// The value under an integer key of a dict; null if it is absent or `dict` is none.
+const Node* FindInt(const Node* dict, std::int64_t key);
+
 /// Typed views. They fail with kBadInput and say what was found: "integer expected, found list".
 Result<std::int64_t> AsInt(const Node* node);     ///< kInt or kBool
 Result<std::uint64_t> AsCount(const Node* node);  ///< kInt ≥ 0
@@ -107,6 +113,7 @@ class Arena {
   const Node* None();
   const Node* Bool(bool value);
   const Node* Int(std::int64_t value);
+  const Node* Count(std::uint64_t value) { return Int(static_cast<std::int64_t>(value)); }
   const Node* Float(double value);
   const Node* String(std::string_view value);
   const Node* Global(std::string_view dotted);

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <bit>
 
 #include "base/limits.h"
+#include "format/pickle/fold_internal.h"
 #include "format/pickle/opcodes_internal.h"
 #include "format/pickle/reader.h"
 
@@ -106,9 +108,11 @@ std::optional<std::uint64_t> OperandBytes(Operand operand, std::string_view rest
   }
 }
 
-}  // namespace
-
-Result<std::optional<std::size_t>> FindEnd(std::string_view stream, std::size_t& resume) {
+/// Walks over opcodes: visit(code, text of the operand) of each, up to STOP.
+/// \returns as FindEnd
+template <class Visit>
+Result<std::optional<std::size_t>> Walk(std::string_view stream, std::size_t& resume,
+                                        Visit&& visit) {
   while (resume < stream.size()) {
     const auto code = static_cast<std::uint8_t>(stream[resume]);
     const Operand operand = OperandOf(code);
@@ -119,9 +123,52 @@ Result<std::optional<std::size_t>> FindEnd(std::string_view stream, std::size_t&
     if (code == op::kStop) return std::optional<std::size_t>(resume + 1);
     const std::optional<std::uint64_t> bytes = OperandBytes(operand, stream.substr(resume + 1));
     if (!bytes || *bytes >= stream.size() - resume) break;
+    visit(code, stream.substr(resume + 1, *bytes));
     resume += 1 + *bytes;
   }
   return std::optional<std::size_t>();
+}
+
+}  // namespace
+
+Result<std::optional<std::size_t>> FindEnd(std::string_view stream, std::size_t& resume) {
+  return Walk(stream, resume, [](std::uint8_t, std::string_view) {});
+}
+
+Result<MemoUses> MemoUses::In(std::string_view pickle) {
+  constexpr std::size_t kBits = 64;
+  MemoUses uses;
+  bool far = false;
+  std::size_t resume = 0;
+  SW_TRY_ASSIGN(const auto end,
+                Walk(pickle, resume, [&](std::uint8_t code, std::string_view operand) {
+                  if (code != op::kBinGet && code != op::kLongBinGet) return;
+                  std::uint64_t index = 0;
+                  for (std::size_t i = operand.size(); i > 0; --i) {
+                    index = (index << 8) | static_cast<std::uint8_t>(operand[i - 1]);
+                  }
+                  // Each entry takes an opcode that writes it, so a writer that counts stays below.
+                  far = far || index > pickle.size();
+                  if (far) return;
+                  if (index / kBits >= uses.bits_.size()) uses.bits_.resize(index / kBits + 1);
+                  uses.bits_[index / kBits] |= std::uint64_t{1} << (index % kBits);
+                }));
+  if (!end) return Fail(Errc::kBadInput, "pickle ends without STOP");
+  if (far) return Fail(Errc::kUnsupported, "memo entries are numbered with gaps");
+  for (const std::uint64_t word : uses.bits_) {
+    uses.before_.push_back(static_cast<std::uint32_t>(uses.count_));
+    uses.count_ += static_cast<std::size_t>(std::popcount(word));
+  }
+  return uses;
+}
+
+std::optional<std::size_t> MemoUses::RankOf(std::uint64_t index) const {
+  constexpr std::uint64_t kBits = 64;
+  if (index / kBits >= bits_.size()) return std::nullopt;
+  const std::uint64_t word = bits_[index / kBits];
+  const std::uint64_t bit = std::uint64_t{1} << (index % kBits);
+  if ((word & bit) == 0) return std::nullopt;
+  return before_[index / kBits] + static_cast<std::size_t>(std::popcount(word & (bit - 1)));
 }
 
 }  // namespace shardwright::pickle

@@ -1,18 +1,16 @@
 #include "format/pickle/writer.h"
 
-#include <bit>
 #include <limits>
 #include <unordered_map>
 
 #include "format/pickle/bounds.h"
+#include "format/pickle/emitter.h"
 #include "format/pickle/names_internal.h"
 #include "format/pickle/opcodes_internal.h"
 
 namespace shardwright::pickle {
 
 namespace {
-
-constexpr std::size_t kBatch = 1000;  // items between MARK and APPENDS or SETITEMS
 
 bool IsShareable(const Node& node) {
   return node.kind != Kind::kNone && node.kind != Kind::kBool && node.kind != Kind::kInt &&
@@ -42,44 +40,36 @@ class Dumper {
   Status EmitStrided(const Tensor& tensor, bool requires_grad);
   Status EmitStridedArgs(const Tensor& tensor, bool requires_grad, bool typed);
   Status EmitStorage(std::uint32_t index);
-  Status EmitText(std::string_view text);
+  Status EmitText(std::string_view text) { return out_.Text(text); }
   Status EmitBytes(std::string_view bytes);
   Status EmitLong(std::string_view digits);
-  void EmitInt(std::int64_t number);
-  void EmitFloat(double number);
+  void EmitInt(std::int64_t number) { out_.Int(number); }
+  void EmitFloat(double number) { out_.Float(number); }
   void EmitExtents(std::span<const std::uint64_t> extents);
   void EmitHooks();
-  void EmitWord(std::string_view word);
+  void EmitWord(std::string_view word) { out_.Word(word); }
   Status EmitGlobal(std::string_view dotted);
-  void EmitKnown(std::string_view dotted);
-  void Put(std::uint32_t index);
-  void Get(std::uint32_t index);
-  bool GetCached(const std::string& key);
-  void Op(op::Code code) { out_.push_back(static_cast<char>(code)); }
-  void Fixed(std::uint64_t number, unsigned bytes);
+  void EmitKnown(std::string_view dotted) { out_.Global(dotted); }
+  void Op(op::Code code) { out_.Op(code); }
+  void Fixed(std::uint64_t number, unsigned bytes) { out_.Fixed(number, bytes); }
 
   std::span<const StorageUse> storages_;
   std::vector<std::uint32_t> keys_;
   std::vector<std::uint32_t> order_;
   std::unordered_map<const Node*, std::uint32_t> uses_;
   std::unordered_map<const Node*, std::uint32_t> memo_;
-  std::unordered_map<std::string, std::uint32_t> cached_;  // globals and words of our own
-  std::uint32_t memo_next_ = 0;
-  std::string out_;
+  Emitter out_;
 };
 
 Result<Dumped> Dumper::Run(const Node* root) {
   // Bounds the depth of the recursions below.
   SW_TRY(CheckGraph(root));
   CountUses(root);
-  Op(op::kProto);
-  Fixed(2, 1);
   SW_TRY(Emit(root));
-  Op(op::kStop);
   for (std::uint32_t i = 0; i < keys_.size(); ++i) {
     if (keys_[i] == kNoKey) order_.push_back(i);
   }
-  return Dumped{std::move(out_), std::move(order_)};
+  return Dumped{std::move(out_).Finish(), std::move(order_)};
 }
 
 void Dumper::CountUses(const Node* node) {
@@ -97,13 +87,12 @@ Status Dumper::Emit(const Node* node) {
   if (!IsShareable(*node)) return EmitBody(*node);
   const auto seen = memo_.find(node);
   if (seen != memo_.end()) {
-    Get(seen->second);
+    out_.Get(seen->second);
     return {};
   }
   SW_TRY(EmitBody(*node));
   if (uses_[node] > 1) {
-    memo_[node] = memo_next_;
-    Put(memo_next_++);
+    memo_[node] = out_.Put();
   }
   return {};
 }
@@ -163,8 +152,7 @@ Status Dumper::EmitSequence(const Node& node) {
   const std::size_t count = node.items.size();
   if (count > 3) Op(op::kMark);
   for (const Node* item : node.items) SW_TRY(Emit(item));
-  const op::Code ends[] = {op::kEmptyTuple, op::kTuple1, op::kTuple2, op::kTuple3};
-  Op(count > 3 ? op::kTuple : ends[count]);
+  out_.Tuple(count);
   if (node.kind == Kind::kSize) {
     Op(op::kTuple1);
     Op(op::kReduce);
@@ -185,8 +173,8 @@ Status Dumper::EmitCalled(std::string_view callable, const std::vector<const Nod
 Status Dumper::EmitItems(const std::vector<const Node*>& items, std::size_t width, op::Code one,
                          op::Code many) {
   if (items.size() % width != 0) return Fail(Errc::kBadInput, "dict with a key without a value");
-  for (std::size_t first = 0; first < items.size(); first += kBatch * width) {
-    const std::size_t last = std::min(items.size(), first + kBatch * width);
+  for (std::size_t first = 0; first < items.size(); first += Emitter::kBatch * width) {
+    const std::size_t last = std::min(items.size(), first + Emitter::kBatch * width);
     const bool single = last - first == width;
     if (!single) Op(op::kMark);
     for (std::size_t i = first; i < last; ++i) SW_TRY(Emit(items[i]));
@@ -317,16 +305,6 @@ Status Dumper::EmitStorage(std::uint32_t index) {
   return {};
 }
 
-Status Dumper::EmitText(std::string_view text) {
-  if (text.size() > std::numeric_limits<std::uint32_t>::max()) {
-    return Fail(Errc::kBadInput, "text of " + std::to_string(text.size()) + " bytes");
-  }
-  Op(op::kBinUnicode);
-  Fixed(text.size(), 4);
-  out_.append(text);
-  return {};
-}
-
 Status Dumper::EmitBytes(std::string_view bytes) {
   std::string text;
   text.reserve(bytes.size());
@@ -351,40 +329,14 @@ Status Dumper::EmitLong(std::string_view digits) {
   if (digits.size() > 255) return Fail(Errc::kBadInput, "integer of more than 255 bytes");
   Op(op::kLong1);
   Fixed(digits.size(), 1);
-  out_.append(digits);
+  out_.Raw(digits);
   return {};
-}
-
-void Dumper::EmitInt(std::int64_t number) {
-  if (number >= 0 && number <= 0xFF) {
-    Op(op::kBinInt1);
-    Fixed(static_cast<std::uint64_t>(number), 1);
-  } else if (number >= 0 && number <= 0xFFFF) {
-    Op(op::kBinInt2);
-    Fixed(static_cast<std::uint64_t>(number), 2);
-  } else if (number == static_cast<std::int32_t>(number)) {
-    Op(op::kBinInt);
-    Fixed(static_cast<std::uint64_t>(number), 4);
-  } else {
-    unsigned bytes = 8;
-    while (number >> (8 * bytes - 9) == (number < 0 ? -1 : 0)) --bytes;
-    Op(op::kLong1);
-    Fixed(bytes, 1);
-    Fixed(static_cast<std::uint64_t>(number), bytes);
-  }
-}
-
-void Dumper::EmitFloat(double number) {
-  Op(op::kBinFloat);
-  const auto bits = std::bit_cast<std::uint64_t>(number);
-  for (unsigned i = 8; i > 0; --i) out_.push_back(static_cast<char>(bits >> (8 * (i - 1))));
 }
 
 void Dumper::EmitExtents(std::span<const std::uint64_t> extents) {
   if (extents.size() > 3) Op(op::kMark);
   for (std::uint64_t extent : extents) EmitInt(static_cast<std::int64_t>(extent));
-  const op::Code ends[] = {op::kEmptyTuple, op::kTuple1, op::kTuple2, op::kTuple3};
-  Op(extents.size() > 3 ? op::kTuple : ends[extents.size()]);
+  out_.Tuple(extents.size());
 }
 
 // An empty OrderedDict: the hooks of every tensor, the start of an ordered dict.
@@ -392,16 +344,6 @@ void Dumper::EmitHooks() {
   EmitKnown("collections.OrderedDict");
   Op(op::kEmptyTuple);
   Op(op::kReduce);
-}
-
-void Dumper::EmitWord(std::string_view word) {
-  const std::string key = "word " + std::string(word);
-  if (GetCached(key)) return;
-  Op(op::kBinUnicode);
-  Fixed(word.size(), 4);
-  out_.append(word);
-  cached_[key] = memo_next_;
-  Put(memo_next_++);
 }
 
 Status Dumper::EmitGlobal(std::string_view dotted) {
@@ -413,37 +355,6 @@ Status Dumper::EmitGlobal(std::string_view dotted) {
   SW_TRY(Interpret(dotted.substr(0, dot), dotted.substr(dot + 1)));
   EmitKnown(dotted);
   return {};
-}
-
-void Dumper::EmitKnown(std::string_view dotted) {
-  const std::string key(dotted);
-  if (GetCached(key)) return;
-  const auto [module, name] = Spelling(dotted);
-  Op(op::kGlobal);
-  out_.append(module).append("\n").append(name).append("\n");
-  cached_[key] = memo_next_;
-  Put(memo_next_++);
-}
-
-void Dumper::Put(std::uint32_t index) {
-  Op(index < 256 ? op::kBinPut : op::kLongBinPut);
-  Fixed(index, index < 256 ? 1 : 4);
-}
-
-void Dumper::Get(std::uint32_t index) {
-  Op(index < 256 ? op::kBinGet : op::kLongBinGet);
-  Fixed(index, index < 256 ? 1 : 4);
-}
-
-bool Dumper::GetCached(const std::string& key) {
-  const auto found = cached_.find(key);
-  if (found == cached_.end()) return false;
-  Get(found->second);
-  return true;
-}
-
-void Dumper::Fixed(std::uint64_t number, unsigned bytes) {
-  for (unsigned i = 0; i < bytes; ++i) out_.push_back(static_cast<char>(number >> (8 * i)));
 }
 
 }  // namespace

@@ -22,8 +22,6 @@ using std::string_view_literals::operator""sv;
 constexpr std::int64_t kVersion = 1001;
 constexpr std::uint64_t kFirstRead = std::uint64_t{64} << 10;
 
-tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
-
 // Pickles that lie one behind the other from the start of a file.
 class Stream {
  public:
@@ -39,7 +37,7 @@ class Stream {
         at_ += *end;
         return std::string(rest.substr(0, *end));
       }
-      if (buffer_.size() == file_bytes_) return Bad("truncated inside a pickle");
+      if (buffer_.size() == file_bytes_) return BadInput("truncated inside a pickle");
       if (buffer_.size() > limits::kPickleBytes) {
         return Fail(Errc::kLimit,
                     "pickle of more than " + std::to_string(limits::kPickleBytes) + " bytes");
@@ -65,7 +63,7 @@ class Stream {
 
 Status CheckHead(Stream& stream) {
   SW_TRY_ASSIGN(const std::string magic, stream.NextPickle());
-  if (magic != LegacyMagic()) return Bad("not a legacy torch.save stream");
+  if (magic != LegacyMagic()) return BadInput("not a legacy torch.save stream");
   SW_TRY_ASSIGN(const std::string version_pickle, stream.NextPickle());
   SW_TRY_ASSIGN(const pickle::Graph version, pickle::Load(version_pickle));
   SW_TRY_ASSIGN(const std::int64_t number, pickle::AsInt(version.root));
@@ -76,7 +74,7 @@ Status CheckHead(Stream& stream) {
   SW_TRY_ASSIGN(const pickle::Graph machine, pickle::Load(machine_pickle));
   const pickle::Node* little = machine.root->Find("little_endian");
   if (little == nullptr || little->kind != pickle::Kind::kBool) {
-    return Bad("legacy stream does not say its byte order");
+    return BadInput("legacy stream does not say its byte order");
   }
   if (little->integer == 0) return Fail(Errc::kUnsupported, "big-endian file");
   return {};
@@ -85,7 +83,7 @@ Status CheckHead(Stream& stream) {
 // Locates the raw data of one storage and moves `offset` behind it.
 Result<Storage> TakeStorage(const format::Part& file, std::uint64_t file_bytes,
                             const pickle::StorageUse& use, std::uint64_t& offset) {
-  if (file_bytes - offset < 8) return Bad("storage " + use.key + ": file is truncated");
+  if (file_bytes - offset < 8) return BadInput("storage " + use.key + ": file is truncated");
   std::array<std::byte, 8> count_bytes{};
   SW_TRY(file.ReadAt(offset, count_bytes));
   std::uint64_t count = 0;
@@ -93,17 +91,17 @@ Result<Storage> TakeStorage(const format::Part& file, std::uint64_t file_bytes,
     count = (count << 8) | std::to_integer<std::uint64_t>(count_bytes[i - 1]);
   }
   if (count != use.elems) {
-    return Bad("storage " + use.key + ": " + std::to_string(use.elems) +
-               " elements expected from the pickle, found " + std::to_string(count));
+    return BadInput("storage " + use.key + ": " + std::to_string(use.elems) +
+                    " elements expected from the pickle, found " + std::to_string(count));
   }
   Storage storage;
   storage.key = use.key;
   storage.offset = offset + 8;
   storage.bytes = use.elems * ItemSize(use.dtype);
   if (file_bytes - storage.offset < storage.bytes) {
-    return Bad("storage " + use.key + ": " + std::to_string(storage.bytes) +
-               " bytes expected, the file ends after " +
-               std::to_string(file_bytes - storage.offset));
+    return BadInput("storage " + use.key + ": " + std::to_string(storage.bytes) +
+                    " bytes expected, the file ends after " +
+                    std::to_string(file_bytes - storage.offset));
   }
   offset = storage.offset + storage.bytes;
   return storage;
@@ -126,20 +124,21 @@ Result<Skeleton> ReadLegacy(const format::Part& file, std::uint64_t file_bytes) 
   for (const pickle::StorageUse& use : graph.storages) uses[use.key] = &use;
   SW_TRY_ASSIGN(const std::string keys_pickle, stream.NextPickle());
   SW_TRY_ASSIGN(const pickle::Graph keys, pickle::Load(keys_pickle));
-  if (!keys.root->is_list()) return Bad("list of storage keys expected");
+  if (!keys.root->is_list()) return BadInput("list of storage keys expected");
   std::uint64_t offset = stream.offset();
   for (const pickle::Node* key : keys.root->items) {
     SW_TRY_ASSIGN(const std::string_view name, pickle::AsString(key));
     const auto use = uses.find(name);
     // A key leaves the table when it is taken: a second time is as wrong as an unknown one.
-    if (use == uses.end()) return Bad("storage " + std::string(name) + " is twice or in no tensor");
+    if (use == uses.end())
+      return BadInput("storage " + std::string(name) + " is twice or in no tensor");
     SW_TRY_ASSIGN(Storage storage, TakeStorage(file, file_bytes, *use->second, offset));
     skeleton.storages.push_back(std::move(storage));
     uses.erase(use);
   }
-  if (!uses.empty()) return Bad("storage " + std::string(uses.begin()->first) + " is missing");
+  if (!uses.empty()) return BadInput("storage " + std::string(uses.begin()->first) + " is missing");
   if (offset != file_bytes) {
-    return Bad(std::to_string(file_bytes - offset) + " bytes after the last storage");
+    return BadInput(std::to_string(file_bytes - offset) + " bytes after the last storage");
   }
   return skeleton;
 }

@@ -20,8 +20,6 @@ using std::string_view_literals::operator""sv;
 constexpr std::uint64_t kSmallMember = 4096;  // version, byteorder
 constexpr std::size_t kKeyBytes = 128;
 
-tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
-
 enum class Kind : std::uint8_t { kZip, kLegacy };
 
 // Decides by the first bytes, never by the name.
@@ -41,7 +39,7 @@ Result<Kind> Sniff(const format::Part& file, std::uint64_t file_bytes) {
     return unsupported("tar file of torch before 0.1.10: load it with torch and save it again");
   }
   if (bytes > 8 && text[8] == '{') return unsupported("a safetensors file, not one of torch.save");
-  return Bad(file.path() + ": not a file of torch.save");
+  return BadInput(file.path() + ": not a file of torch.save");
 }
 
 // Names below the root folder that all members share.
@@ -50,19 +48,19 @@ using Records = std::unordered_map<std::string_view, const zip::Member*>;
 Result<Records> Root(const zip::Container& container) {
   const std::string& first = container.members.front().name;
   const std::size_t slash = first.find('/');
-  if (slash == std::string::npos) return Bad("member " + first + " is in no folder");
+  if (slash == std::string::npos) return BadInput("member " + first + " is in no folder");
   const std::string_view root = std::string_view(first).substr(0, slash + 1);
   Records records;
   for (const zip::Member& member : container.members) {
     std::string_view name = member.name;
     if (!name.starts_with(root)) {
-      return Bad("member " + member.name + " is not in folder " + std::string(root));
+      return BadInput("member " + member.name + " is not in folder " + std::string(root));
     }
     name.remove_prefix(root.size());
     if (!name.empty() && name.back() != '/') {
       records.emplace(name, &member);
     } else if (member.bytes != 0) {
-      return Bad("folder " + member.name + " has content");
+      return BadInput("folder " + member.name + " has content");
     }
   }
   return records;
@@ -71,14 +69,14 @@ Result<Records> Root(const zip::Container& container) {
 Status CheckVersion(const format::Part& file, const Records& records) {
   auto record = records.find("version");
   if (record == records.end()) record = records.find(".data/version");
-  if (record == records.end()) return Bad(file.path() + ": no member version");
+  if (record == records.end()) return BadInput(file.path() + ": no member version");
   SW_TRY_ASSIGN(const std::string text, zip::ReadMember(file, *record->second, kSmallMember));
   int version = 0;
   const char* end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data(), end, version);
   const bool ends = parsed.ptr == end || (parsed.ptr + 1 == end && *parsed.ptr == '\n');
   if (parsed.ec != std::errc() || !ends || version < 1 || version > 10) {
-    return Bad(file.path() + ": member version is not a number from 1 to 10");
+    return BadInput(file.path() + ": member version is not a number from 1 to 10");
   }
   return {};
 }
@@ -89,7 +87,7 @@ Status CheckByteOrder(const format::Part& file, const Records& records) {
   SW_TRY_ASSIGN(const std::string text, zip::ReadMember(file, *record->second, kSmallMember));
   if (text == "little") return {};
   if (text == "big") return Fail(Errc::kUnsupported, file.path() + ": big-endian file");
-  return Bad(file.path() + ": member byteorder is neither little nor big");
+  return BadInput(file.path() + ": member byteorder is neither little nor big");
 }
 
 bool IsKey(std::string_view key) {
@@ -108,7 +106,7 @@ Result<Skeleton> ReadZip(const format::Part& file) {
     return Fail(Errc::kUnsupported, file.path() + ": a TorchScript program, not a checkpoint");
   }
   const auto pickle = records->find("data.pkl");
-  if (pickle == records->end()) return Bad(file.path() + ": no member data.pkl");
+  if (pickle == records->end()) return BadInput(file.path() + ": no member data.pkl");
   SW_TRY(CheckVersion(file, *records));
   SW_TRY(CheckByteOrder(file, *records));
   Skeleton skeleton;
@@ -123,7 +121,7 @@ Result<Skeleton> ReadZip(const format::Part& file) {
     if (Status stored = zip::CheckStored(member); !stored) {
       return Within(file.path(), std::move(stored).error());
     }
-    if (!IsKey(key)) return Bad(file.path() + ": unsafe name of member " + member.name);
+    if (!IsKey(key)) return BadInput(file.path() + ": unsafe name of member " + member.name);
     Storage storage{std::string(key), member.payload_offset, member.bytes, std::nullopt};
     // A stored 0 means that it was not computed, except for nothing at all.
     if (member.crc32 != 0 || member.bytes == 0) storage.crc32 = member.crc32;
@@ -137,14 +135,14 @@ Result<Document::StorageRef> Resolve(
     const std::unordered_map<std::string_view, const Storage*>& storages) {
   const std::string where = "byte " + std::to_string(use.at) + ": storage data/" + use.key;
   const auto found = storages.find(use.key);
-  if (found == storages.end()) return Bad(where + " is missing");
+  if (found == storages.end()) return BadInput(where + " is missing");
   const Storage& storage = *found->second;
   const std::uint64_t bytes = use.elems * ItemSize(use.dtype);
   if (storage.bytes != bytes) {
-    return Bad(where + ": " + std::to_string(bytes) + " bytes expected for " +
-               std::to_string(use.elems) + " elements of " +
-               (use.untyped ? "untyped storage" : std::string(Name(use.dtype))) + ", found " +
-               std::to_string(storage.bytes));
+    return BadInput(where + ": " + std::to_string(bytes) + " bytes expected for " +
+                    std::to_string(use.elems) + " elements of " +
+                    (use.untyped ? "untyped storage" : std::string(Name(use.dtype))) + ", found " +
+                    std::to_string(storage.bytes));
   }
   Document::StorageRef ref;
   ref.dtype = use.dtype;

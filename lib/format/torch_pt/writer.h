@@ -30,6 +30,8 @@ class Layout {
 
   std::uint64_t file_bytes() const { return file_bytes_; }
   std::size_t storage_count() const { return payloads_.size(); }
+  /// Storages as they follow one another in the file.
+  const std::vector<std::uint32_t>& order() const { return order_; }
   std::uint64_t payload_offset(std::size_t storage) const { return payloads_[storage].offset; }
   std::uint64_t payload_bytes(std::size_t storage) const { return payloads_[storage].bytes; }
 

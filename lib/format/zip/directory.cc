@@ -23,9 +23,8 @@ constexpr std::uint64_t kEndBytes = 22;
 constexpr std::uint64_t kEnd64Bytes = 56;
 constexpr std::uint64_t kLocatorBytes = 20;
 constexpr std::uint64_t kTailBytes = std::uint64_t{64} << 10;
+constexpr std::uint64_t kShortTailBytes = 2048;  // with the directory of a few entries
 constexpr std::uint16_t kZip64Id = 1;
-
-tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
 
 std::uint64_t Narrow(std::uint64_t value, std::uint64_t max) { return std::min(value, max); }
 
@@ -43,6 +42,14 @@ struct Tail {
   std::uint64_t offset = 0;
 };
 
+Result<Tail> ReadTail(const format::Part& file, std::uint64_t file_bytes, std::uint64_t wanted) {
+  Tail tail;
+  tail.bytes.resize(Narrow(file_bytes, wanted));
+  tail.offset = file_bytes - tail.bytes.size();
+  SW_TRY(file.ReadAt(tail.offset, tail.bytes));
+  return tail;
+}
+
 // Position of the end record in the tail: its comment must reach exactly to the end of the file.
 std::optional<std::size_t> FindEndRecord(Bytes tail) {
   for (std::size_t at = tail.size() - kEndBytes + 1; at-- > 0;) {
@@ -58,24 +65,25 @@ Result<Place> ReadPlace64(const format::Part& file, Bytes locator, Bytes end,
   Place place;
   place.end = U64(locator, 8);
   const std::uint64_t locator_at = end_at - kLocatorBytes;
-  if (U32(locator, 4) != 0 || U32(locator, 16) > 1) return Bad("multi-disk zip file");
+  if (U32(locator, 4) != 0 || U32(locator, 16) > 1) return BadInput("multi-disk zip file");
   if (place.end > locator_at || locator_at - place.end < kEnd64Bytes) {
-    return Bad("zip64 end record lies outside the file");
+    return BadInput("zip64 end record lies outside the file");
   }
   std::vector<std::byte> record(kEnd64Bytes);
   SW_TRY(file.ReadAt(place.end, record));
-  if (U32(record, 0) != kEnd64Signature) return Bad("zip64 end record not found");
-  if (U64(record, 4) != locator_at - place.end - 12) return Bad("size of the zip64 end record");
-  if (U32(record, 16) != 0 || U32(record, 20) != 0) return Bad("multi-disk zip file");
+  if (U32(record, 0) != kEnd64Signature) return BadInput("zip64 end record not found");
+  if (U64(record, 4) != locator_at - place.end - 12)
+    return BadInput("size of the zip64 end record");
+  if (U32(record, 16) != 0 || U32(record, 20) != 0) return BadInput("multi-disk zip file");
   place.entries = U64(record, 32);
   place.bytes = U64(record, 40);
   place.offset = U64(record, 48);
-  if (U64(record, 24) != place.entries) return Bad("multi-disk zip file");
+  if (U64(record, 24) != place.entries) return BadInput("multi-disk zip file");
   // Where both records can say a number they must say the same.
   const bool agree = (U16(end, 10) == 0xFFFF || U16(end, 10) == place.entries) &&
                      (U32(end, 12) == 0xFFFFFFFF || U32(end, 12) == place.bytes) &&
                      (U32(end, 16) == 0xFFFFFFFF || U32(end, 16) == place.offset);
-  if (!agree) return Bad("the two end records of the zip file disagree");
+  if (!agree) return BadInput("the two end records of the zip file disagree");
   return place;
 }
 
@@ -88,7 +96,7 @@ Result<Place> ReadPlace(const format::Part& file, const Tail& tail, std::size_t 
     if (U32(locator, 0) == kLocatorSignature) return ReadPlace64(file, locator, end, end_at);
   }
   if (U16(end, 4) != 0 || U16(end, 6) != 0 || U16(end, 8) != U16(end, 10)) {
-    return Bad("multi-disk zip file");
+    return BadInput("multi-disk zip file");
   }
   return Place{U32(end, 16), U32(end, 12), U16(end, 10), end_at};
 }
@@ -96,17 +104,17 @@ Result<Place> ReadPlace(const format::Part& file, const Tail& tail, std::size_t 
 Status CheckPlace(const Place& place) {
   const Result<std::uint64_t> sum = CheckedAdd(place.offset, place.bytes);
   if (!sum || *sum != place.end) {
-    return Bad("central directory of " + std::to_string(place.bytes) + " bytes at " +
-               std::to_string(place.offset) + " does not end at " + std::to_string(place.end));
+    return BadInput("central directory of " + std::to_string(place.bytes) + " bytes at " +
+                    std::to_string(place.offset) + " does not end at " + std::to_string(place.end));
   }
   if (place.bytes > limits::kZipDirectoryBytes || place.entries > limits::kZipRecords) {
     return Fail(Errc::kLimit, "central directory of " + std::to_string(place.entries) +
                                   " members in " + std::to_string(place.bytes) + " bytes");
   }
-  if (place.entries == 0) return Bad("zip file without members");
+  if (place.entries == 0) return BadInput("zip file without members");
   if (place.bytes / kEntryBytes < place.entries) {
-    return Bad("central directory of " + std::to_string(place.bytes) + " bytes cannot hold " +
-               std::to_string(place.entries) + " members");
+    return BadInput("central directory of " + std::to_string(place.bytes) + " bytes cannot hold " +
+                    std::to_string(place.entries) + " members");
   }
   return {};
 }
@@ -116,24 +124,25 @@ Status ReadZip64(Bytes extra, Entry& entry) {
   constexpr std::uint32_t kElsewhere = 0xFFFFFFFF;
   bool found = false;
   while (!extra.empty()) {
-    if (extra.size() < 4 || extra.size() - 4 < U16(extra, 2)) return Bad("malformed extra field");
+    if (extra.size() < 4 || extra.size() - 4 < U16(extra, 2))
+      return BadInput("malformed extra field");
     const std::uint16_t id = U16(extra, 0);
     Bytes body = extra.subspan(4, U16(extra, 2));
     extra = extra.subspan(4 + body.size());
     if (id != kZip64Id) continue;
-    if (found) return Bad("two zip64 fields");
+    if (found) return BadInput("two zip64 fields");
     found = true;
     for (std::uint64_t* field : {&entry.bytes, &entry.compressed_bytes, &entry.header_offset}) {
       if (*field != kElsewhere) continue;
-      if (body.size() < 8) return Bad("zip64 field too short");
+      if (body.size() < 8) return BadInput("zip64 field too short");
       *field = U64(body, 0);
       body = body.subspan(8);
-      if (*field >> 63 != 0) return Bad("zip64 value above 2^63");
+      if (*field >> 63 != 0) return BadInput("zip64 value above 2^63");
     }
   }
   const bool missing = !found && (entry.bytes == kElsewhere || entry.header_offset == kElsewhere ||
                                   entry.compressed_bytes == kElsewhere);
-  if (missing) return Bad("zip64 field missing");
+  if (missing) return BadInput("zip64 field missing");
   return {};
 }
 
@@ -157,15 +166,15 @@ bool IsSafeName(std::string_view name) {
 // Parses the entry that starts `rest` and moves past it.
 Result<Entry> TakeEntry(Bytes& rest) {
   if (rest.size() < kEntryBytes || U32(rest, 0) != kEntrySignature) {
-    return Bad("malformed central directory");
+    return BadInput("malformed central directory");
   }
   const std::size_t name_bytes = U16(rest, 28);
   const std::size_t extra_bytes = U16(rest, 30);
   const std::size_t all = kEntryBytes + name_bytes + extra_bytes + U16(rest, 32);
-  if (rest.size() < all) return Bad("malformed central directory");
+  if (rest.size() < all) return BadInput("malformed central directory");
   Entry entry;
   entry.name.assign(reinterpret_cast<const char*>(rest.data()) + kEntryBytes, name_bytes);
-  if (!IsSafeName(entry.name)) return Bad("unsafe name of a member");
+  if (!IsSafeName(entry.name)) return BadInput("unsafe name of a member");
   entry.flags = U16(rest, 8);
   entry.method = U16(rest, 10);
   entry.crc32 = U32(rest, 16);
@@ -173,7 +182,7 @@ Result<Entry> TakeEntry(Bytes& rest) {
   entry.bytes = U32(rest, 24);
   entry.header_offset = U32(rest, 42);
   const std::uint16_t disk = U16(rest, 34);
-  if (disk != 0 && disk != 0xFFFF) return Bad("multi-disk zip file");
+  if (disk != 0 && disk != 0xFFFF) return BadInput("multi-disk zip file");
   if (Status read = ReadZip64(rest.subspan(kEntryBytes + name_bytes, extra_bytes), entry); !read) {
     return Within("member " + entry.name, std::move(read).error());
   }
@@ -197,13 +206,15 @@ std::uint64_t U64(Bytes bytes, std::size_t at) {
 }
 
 Result<Directory> ReadDirectory(const format::Part& file, std::uint64_t file_bytes) {
-  if (file_bytes < kEndBytes) return Bad("central directory not found: file is truncated");
-  Tail tail;
-  tail.bytes.resize(Narrow(file_bytes, kTailBytes + kEndBytes));
-  tail.offset = file_bytes - tail.bytes.size();
-  SW_TRY(file.ReadAt(tail.offset, tail.bytes));
-  const std::optional<std::size_t> at = FindEndRecord(tail.bytes);
-  if (!at) return Bad("central directory not found: file is truncated or has bytes after its end");
+  if (file_bytes < kEndBytes) return BadInput("central directory not found: file is truncated");
+  SW_TRY_ASSIGN(Tail tail, ReadTail(file, file_bytes, kShortTailBytes));
+  std::optional<std::size_t> at = FindEndRecord(tail.bytes);
+  if (!at) {  // behind a long comment, which nobody writes
+    SW_TRY_ASSIGN(tail, ReadTail(file, file_bytes, kTailBytes + kEndBytes));
+    at = FindEndRecord(tail.bytes);
+  }
+  if (!at)
+    return BadInput("central directory not found: file is truncated or has bytes after its end");
   SW_TRY_ASSIGN(const Place place, ReadPlace(file, tail, *at));
   SW_TRY(CheckPlace(place));
   std::vector<std::byte> whole;
@@ -222,7 +233,7 @@ Result<Directory> ReadDirectory(const format::Part& file, std::uint64_t file_byt
     SW_TRY_ASSIGN(Entry entry, TakeEntry(rest));
     directory.entries.push_back(std::move(entry));
   }
-  if (!rest.empty()) return Bad("central directory holds more than its members");
+  if (!rest.empty()) return BadInput("central directory holds more than its members");
   return directory;
 }
 

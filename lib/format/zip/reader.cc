@@ -23,8 +23,6 @@ constexpr std::uint64_t kGuessBytes = 128;     // a local header with name and p
 constexpr std::uint64_t kGapBytes = 16 << 10;  // read over rather than read again
 constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 
-tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
-
 std::string LowerCase(std::string name) {
   for (char& c : name) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
@@ -33,10 +31,10 @@ std::string LowerCase(std::string name) {
 }
 
 Status CheckEntry(const Entry& entry) {
-  if ((entry.flags & kEncrypted) != 0) return Bad("encrypted");
+  if ((entry.flags & kEncrypted) != 0) return BadInput("encrypted");
   if (entry.method == 0 && entry.bytes != entry.compressed_bytes) {
-    return Bad("stored, but its two sizes differ: " + std::to_string(entry.bytes) + " and " +
-               std::to_string(entry.compressed_bytes));
+    return BadInput("stored, but its two sizes differ: " + std::to_string(entry.bytes) + " and " +
+                    std::to_string(entry.compressed_bytes));
   }
   return {};
 }
@@ -57,12 +55,12 @@ Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_off
     const bool fits = entry.header_offset <= limit && limit - entry.header_offset >= fixed &&
                       limit - entry.header_offset - fixed >= entry.compressed_bytes;
     if (!fits) {
-      return Bad("member " + entry.name + " of " + std::to_string(entry.compressed_bytes) +
-                 " bytes at " + std::to_string(entry.header_offset) + " overlaps what follows at " +
-                 std::to_string(limit));
+      return BadInput("member " + entry.name + " of " + std::to_string(entry.compressed_bytes) +
+                      " bytes at " + std::to_string(entry.header_offset) +
+                      " overlaps what follows at " + std::to_string(limit));
     }
     if (!names.insert(LowerCase(entry.name)).second) {
-      return Bad("member " + entry.name + " is there twice");
+      return BadInput("member " + entry.name + " is there twice");
     }
   }
   return {};
@@ -109,21 +107,23 @@ class Window {
 };
 
 Status CheckLocal(Bytes header, const Entry& entry) {
-  if (U32(header, 0) != kLocalSignature) return Bad("no local header where the directory says");
+  if (U32(header, 0) != kLocalSignature)
+    return BadInput("no local header where the directory says");
   if (U16(header, 6) != entry.flags || U16(header, 8) != entry.method) {
-    return Bad("local header and directory disagree on flags or method");
+    return BadInput("local header and directory disagree on flags or method");
   }
   if (U16(header, 26) != entry.name.size()) {
-    return Bad("local header and directory disagree on the name");
+    return BadInput("local header and directory disagree on the name");
   }
-  // With a data descriptor these are zero; in zip64 they say nothing.
-  if ((entry.flags & kDescriptor) == 0) {
-    const std::uint32_t bytes = U32(header, 22);
-    const bool agree = U32(header, 14) == entry.crc32 &&
-                       (bytes == 0xFFFFFFFF || bytes == entry.bytes) &&
-                       (bytes == 0xFFFFFFFF || U32(header, 18) == entry.compressed_bytes);
-    if (!agree) return Bad("local header and directory disagree on size or CRC");
-  }
+  // With a data descriptor these are zero; in zip64 sizes say nothing.
+  const bool descriptor = (entry.flags & kDescriptor) != 0;
+  const auto says = [&](std::size_t at, std::uint64_t value) {
+    return U32(header, at) == value || (descriptor && U32(header, at) == 0);
+  };
+  const bool zip64 = U32(header, 22) == 0xFFFFFFFF;
+  const bool agree = says(14, entry.crc32) &&
+                     (zip64 || (says(22, entry.bytes) && says(18, entry.compressed_bytes)));
+  if (!agree) return BadInput("local header and directory disagree on size or CRC");
   return {};
 }
 
@@ -131,7 +131,7 @@ Result<Member> Locate(Bytes header, const Entry& entry, std::uint64_t limit) {
   SW_TRY(CheckLocal(header, entry));
   const std::string_view name(reinterpret_cast<const char*>(header.data()) + kLocalBytes,
                               entry.name.size());
-  if (name != entry.name) return Bad("local header and directory disagree on the name");
+  if (name != entry.name) return BadInput("local header and directory disagree on the name");
   Member member;
   member.name = entry.name;
   member.header_offset = entry.header_offset;
@@ -140,9 +140,9 @@ Result<Member> Locate(Bytes header, const Entry& entry, std::uint64_t limit) {
   member.method = entry.method;
   member.crc32 = entry.crc32;
   if (member.payload_offset > limit || limit - member.payload_offset < entry.compressed_bytes) {
-    return Bad(std::to_string(entry.compressed_bytes) + " bytes at " +
-               std::to_string(member.payload_offset) + " overlap what follows at " +
-               std::to_string(limit));
+    return BadInput(std::to_string(entry.compressed_bytes) + " bytes at " +
+                    std::to_string(member.payload_offset) + " overlap what follows at " +
+                    std::to_string(limit));
   }
   return member;
 }

@@ -16,7 +16,7 @@
 namespace shardwright::moe {
 namespace {
 
-double Seconds() {
+double ClockSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
@@ -155,11 +155,11 @@ Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const 
   row.strategy = strategy.name;
   const Placement* current = input.current ? &*input.current : nullptr;
   sink.Pass("plan");
-  const double start = Seconds();
+  const double start = ClockSeconds();
   auto planned = InArena(request.threads, [&]() {
     return PlanOnRanks(comm, strategy, input.loads, input.cluster, current, request.options);
   });
-  row.seconds = Seconds() - start;
+  row.seconds = ClockSeconds() - start;
   if (!planned && planned.error().code == Errc::kInfeasible) {
     row.reason = planned.error().message;
     return row;
@@ -275,7 +275,7 @@ Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
   options.rebalance_every = events.rebalance_every;
   // Nodes that are told by a number are places without names of their own.
   options.nodes_are_places = request.cluster.file.empty();
-  options.seconds = Seconds;
+  options.seconds = ClockSeconds;
   for (const Strategy& strategy : Strategies()) {
     if (!events.strategy.empty() && strategy.name != events.strategy) continue;
     sink.Pass("replay");

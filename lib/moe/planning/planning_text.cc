@@ -14,7 +14,7 @@ namespace {
 
 using Column = text::Table::Column;
 constexpr auto kLeft = text::Table::Align::kLeft;
-constexpr auto kRight = text::Table::Align::kRight;
+using text::kRight;
 
 /// In percent. What is short of certain is never shown as certain.
 std::string Share(double share) {

@@ -133,6 +133,10 @@ LiveDevices::LiveDevices(const Cluster& cluster) {
   }
 }
 
+std::uint32_t LiveDevices::LeastSlots() const {
+  return slots.empty() ? ~0U : *std::min_element(slots.begin(), slots.end());
+}
+
 std::vector<std::uint32_t> HottestExperts(std::span<const std::uint64_t> tokens,
                                           std::uint32_t count) {
   std::vector<std::uint32_t> order(tokens.size());

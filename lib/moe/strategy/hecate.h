@@ -23,6 +23,8 @@ struct LiveDevices {
   std::uint32_t nodes = 0;
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(device.size()); }
+  /// Slots of the device that has the fewest of them.
+  std::uint32_t LeastSlots() const;
 };
 
 /// Experts in the order of descending (tokens), ties to the lower id; the first `count`.

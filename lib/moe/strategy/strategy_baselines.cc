@@ -17,12 +17,6 @@ Error TooNarrow(std::string_view name, std::uint32_t experts, std::uint32_t devi
                                  std::to_string(slots) + " slots each"};
 }
 
-std::uint32_t LeastSlots(const Cluster& cluster, const LiveDevices& devices) {
-  std::uint32_t least = ~0U;
-  for (const std::uint32_t d : devices.device) least = std::min(least, cluster.devices[d].slots);
-  return least;
-}
-
 // Size of the expert-parallel group: as many devices as divide the experts evenly, so that as few
 // copies as asked are made; 0 if none fits.
 std::uint32_t GroupSize(std::uint32_t experts, std::uint32_t devices, std::uint32_t slots,
@@ -125,7 +119,7 @@ Result<StrategyResult> DraftCompact(const Loads& loads, const Cluster& cluster,
 Result<StrategyResult> DraftVanilla(const Loads& loads, const Cluster& cluster,
                                     const Placement* /*current*/, const Options& options) {
   const LiveDevices devices(cluster);
-  const std::uint32_t slots = LeastSlots(cluster, devices);
+  const std::uint32_t slots = devices.LeastSlots();
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   std::uint32_t size = GroupSize(loads.experts, devices.size(), slots, options.copies_min);
@@ -194,7 +188,7 @@ Result<StrategyResult> DraftFasterMoe(const Loads& loads, const Cluster& cluster
   const LiveDevices devices(cluster);
   const std::uint32_t count = devices.size();
   const auto owner = ContiguousOwners(loads.experts, count);
-  const std::uint32_t slots = LeastSlots(cluster, devices);
+  const std::uint32_t slots = devices.LeastSlots();
   if ((loads.experts + count - 1) / count > slots) {
     return tl::unexpected(TooNarrow("fastermoe", loads.experts, count, slots));
   }

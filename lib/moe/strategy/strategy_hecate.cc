@@ -33,12 +33,6 @@ std::vector<std::vector<std::uint32_t>> OwnersOf(const Loads& loads, const LiveD
   return owner;
 }
 
-std::uint32_t LeastSlots(const Cluster& cluster, const LiveDevices& devices) {
-  std::uint32_t least = ~0U;
-  for (const std::uint32_t d : devices.device) least = std::min(least, cluster.devices[d].slots);
-  return least;
-}
-
 // What a layer's owners leave of the slots, or as many foreign experts as the options say.
 std::vector<std::uint32_t> SpareOf(const std::vector<std::uint32_t>& owner,
                                    const LiveDevices& devices,
@@ -72,7 +66,7 @@ Result<StrategyResult> FinishHecate(StrategyResult draft, const Loads& loads,
                                     const Options& options) {
   const LiveDevices devices(cluster);
   const auto own = static_cast<std::uint32_t>(CeilDiv(loads.experts, devices.size()));
-  const std::uint32_t slots = LeastSlots(cluster, devices);
+  const std::uint32_t slots = devices.LeastSlots();
   if (own > slots) {
     return Fail(Errc::kInfeasible, "hecate: " + std::to_string(own) +
                                        " owned experts per gpu do not fit in " +

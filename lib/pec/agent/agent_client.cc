@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -12,7 +13,15 @@
 namespace shardwright::pec {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
+
+/// An agent that takes longer for a handshake does not answer.
+constexpr std::chrono::milliseconds kHandshakeWait(30'000);
+/// How often a connection is tried that the agent closes in the handshake, how long after the last
+/// time, and how often a stop is looked for meanwhile.
+constexpr int kOpenTries = 5;
+constexpr std::chrono::milliseconds kTriedAgain(1'200);
+constexpr std::chrono::milliseconds kStopTick(100);
 
 Result<std::string> TextBehind(os::Connection& connection, const std::string& rest) {
   SW_TRY_ASSIGN(const std::uint64_t bytes,
@@ -46,7 +55,28 @@ Result<os::Connection> AgentClient::Borrow(bool* lay_idle) {
     }
   }
   *lay_idle = false;
-  return os::Connection::Open(address_, patience_, stop_);
+  return OpenPatiently();
+}
+
+Result<os::Connection> AgentClient::Open() const {
+  SW_TRY_ASSIGN(os::Connection connection, os::Connection::Open(address_, patience_, stop_));
+  if (key_) {
+    SW_TRY_ASSIGN(auto channel, key_->MakeChannel(false));
+    SW_TRY(connection.Secure(std::move(channel), std::min(patience_, kHandshakeWait)));
+  }
+  return connection;
+}
+
+/// An agent that is crowded, by others of this host too, sends away who has not shown the key yet.
+Result<os::Connection> AgentClient::OpenPatiently() const {
+  for (int i = 1;; ++i) {
+    auto connection = Open();
+    if (connection || connection.error().code != Errc::kBusy || i == kOpenTries) return connection;
+    for (auto waited = kStopTick; waited <= kTriedAgain; waited += kStopTick) {
+      if (stop_ && stop_()) return Fail(Errc::kStopped, "stopped on request");
+      std::this_thread::sleep_for(kStopTick);
+    }
+  }
 }
 
 void AgentClient::Return(os::Connection connection) {
@@ -85,10 +115,10 @@ Result<std::string> AgentClient::AskText(const std::string& request) {
 
 Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
                                                         const std::string& where) {
-  const json list = json::parse(text, nullptr, false);
+  const Json list = Json::parse(text, nullptr, false);
   if (!list.is_array()) return Fail(Errc::kBadInput, where + ": no list of checkpoints");
   std::vector<AgentClient::Listed> out;
-  for (const json& one : list) {
+  for (const Json& one : list) {
     const auto state = one.is_object() ? one.find("state") : one.end();
     const auto manifest = one.is_object() ? one.find("manifest") : one.end();
     if (!one.is_object() || state == one.end() || manifest == one.end() || !state->is_string() ||

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "base/result.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "pec/agent/limiter.h"
 #include "pec/agent/memory.h"
 #include "pec/store/manifest.h"
@@ -21,16 +23,21 @@ inline constexpr std::chrono::milliseconds kAgentPatience(600'000);
 /// Speaks to an agent. Thread-safe: threads that ask at once have connections of their own.
 class AgentClient {
  public:
+  /// \param key  that both sides have, at a port; null: it is spoken to without TLS
   /// \param stop  true ends every call with kStopped, also one that waits
-  explicit AgentClient(os::Address address, os::Stop stop = {},
-                       std::chrono::milliseconds patience = kAgentPatience)
-      : address_(std::move(address)), stop_(std::move(stop)), patience_(patience) {}
+  explicit AgentClient(os::Address address, std::shared_ptr<const os::TlsKey> key = {},
+                       os::Stop stop = {}, std::chrono::milliseconds patience = kAgentPatience)
+      : address_(std::move(address)),
+        key_(address_.is_local() ? nullptr : std::move(key)),
+        stop_(std::move(stop)),
+        patience_(patience) {}
 
   const os::Address& address() const { return address_; }
 
   /// Sends a request.
   /// \returns what follows "ok", and where that is a length, the text behind it
-  /// \error what the agent answers; kNotFound  nobody listens; kIo; kStopped
+  /// \error what the agent answers; kNotFound  nobody listens; kMismatch  who listens has not the
+  ///        key; kBusy  it closes connections before they are of use; kIo; kStopped
   Result<std::string> Ask(const std::string& request);
   Result<std::string> AskText(const std::string& request);
 
@@ -55,10 +62,13 @@ class AgentClient {
 
  private:
   Result<os::Connection> Borrow(bool* lay_idle);
+  Result<os::Connection> Open() const;
+  Result<os::Connection> OpenPatiently() const;
   void Return(os::Connection connection);
   Result<std::string> Exchange(const std::string& request, os::Connection* connection);
 
   const os::Address address_;
+  const std::shared_ptr<const os::TlsKey> key_;
   const os::Stop stop_;
   const std::chrono::milliseconds patience_;
   std::mutex mutex_;

@@ -74,7 +74,7 @@ class Runner {
     for (const std::string& text : options_.listen) {
       SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
       SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(address));
-      servers->emplace_back(agent_, commands_, std::move(listener), sink_);
+      servers->emplace_back(agent_, commands_, std::move(listener), sink_, options_.key);
       sink_.Note("listening on " + os::ToText(servers->back().address()), 0);
     }
     std::vector<std::thread> threads;
@@ -213,7 +213,7 @@ class Runner {
   }
 
   void PushLoop(const os::Address& peer) {
-    AgentClient client(peer, [this] { return done_.load(); });
+    AgentClient client(peer, options_.key, [this] { return done_.load(); });
     std::shared_ptr<const MemoryCheckpoint> last;
     Clock::time_point next{};
     while (!done_.load()) {

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "base/sink.h"
+#include "os/tls.h"
 #include "pec/agent/agent.h"
 #include "ucp/input.h"
 
@@ -16,8 +18,9 @@ struct AgentRunOptions {
   ucp::InputOptions input;          ///< the first root is the folder whose `latest` is watched
   std::vector<std::string> listen;  ///< addresses (os::ParseAddress)
   std::vector<std::string> peers;   ///< agents that get copies
-  std::string name;                 ///< what peers call it
-  bool copies_only = false;         ///< take no snapshots: keep the copies of others
+  std::shared_ptr<const os::TlsKey> key;  ///< of ports, its own and of peers; null: none
+  std::string name;                       ///< what peers call it
+  bool copies_only = false;               ///< take no snapshots: keep the copies of others
 };
 
 /// Runs an agent until it is asked to stop (the sink, or a request): takes a snapshot whenever the

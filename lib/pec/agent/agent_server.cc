@@ -13,30 +13,30 @@
 namespace shardwright::pec {
 namespace {
 
-using json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::chrono::milliseconds kTick(100);
+constexpr std::chrono::milliseconds kAcceptTick(100);
 
 std::string StatusText(const Agent& agent) {
   const AgentStatus status = agent.status();
-  json buffers = json::array();
+  OrderedJson buffers = OrderedJson::array();
   for (std::size_t i = 0; i < status.states.size(); ++i) {
-    json one = {{"state", Name(status.states[i])}};
+    OrderedJson one = {{"state", Name(status.states[i])}};
     if (status.states[i] != BufferState::kIdle) one["iteration"] = status.iterations[i];
     buffers.push_back(std::move(one));
   }
-  json copies = json::array();
+  OrderedJson copies = OrderedJson::array();
   for (const AgentEntry& entry : agent.Entries()) {
     if (entry.state != "copy") continue;
     copies.push_back(
         {{"origin", entry.origin}, {"iteration", entry.checkpoint->manifest.iteration}});
   }
-  json out;
+  OrderedJson out;
   out["pid"] = ::getpid();
   out["buffers"] = std::move(buffers);
   out["copies"] = std::move(copies);
-  out["newest"] = status.newest ? json(*status.newest) : json(nullptr);
-  out["persisted"] = status.persisted ? json(*status.persisted) : json(nullptr);
+  out["newest"] = status.newest ? OrderedJson(*status.newest) : OrderedJson(nullptr);
+  out["persisted"] = status.persisted ? OrderedJson(*status.persisted) : OrderedJson(nullptr);
   out["snapshots"] = status.snapshots;
   out["snapshots_failed"] = status.snapshots_failed;
   out["snapshots_skipped"] = status.snapshots_skipped;
@@ -48,7 +48,7 @@ std::string StatusText(const Agent& agent) {
   out["memory_limit_bytes"] = status.memory_limit_bytes;
   out["store"] = agent.options().save.store;
   out["last_error"] = status.last_error;
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 Status SendText(os::Connection& connection, const std::string& text) {
@@ -64,12 +64,14 @@ bool IsOrigin(std::string_view name) {
 }  // namespace
 
 AgentServer::AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener,
-                         Sink& sink, ServerLimits limits)
+                         Sink& sink, std::shared_ptr<const os::TlsKey> key, ServerLimits limits)
     : agent_(agent),
       commands_(commands),
       listener_(std::move(listener)),
       sink_(sink),
-      limits_(limits) {
+      key_(listener_.address().is_local() ? nullptr : std::move(key)),
+      limits_(limits),
+      failed_(limits.failed_handshakes) {
   thread_ = std::thread([this] { Accept(); });
 }
 
@@ -93,20 +95,25 @@ void AgentServer::Accept() {
   while (!stop_.load()) {
     Reap(false);
     if (sessions_.size() >= limits_.sessions) {
-      if (listener_.Pending(kTick)) {
+      if (listener_.Pending(kAcceptTick)) {
         MakeRoom();
-        std::this_thread::sleep_for(kTick);
+        std::this_thread::sleep_for(kAcceptTick);
       }
       continue;
     }
-    auto connection = listener_.Accept(kTick, limits_.idle, [this] { return stop_.load(); });
+    auto connection = listener_.Accept(kAcceptTick, limits_.idle, [this] { return stop_.load(); });
     if (!connection) {
       sink_.Warn(connection.error().message);
-      std::this_thread::sleep_for(kTick);
+      std::this_thread::sleep_for(kAcceptTick);
       continue;
     }
     if (!*connection) continue;
+    if (key_ && !failed_.Admits((*connection)->peer())) continue;  // which closes it
     Session& session = sessions_.emplace_back();
+    if (key_) {
+      session.proven.store(false);
+      session.state.store(State::kWaits);
+    }
     session.thread = std::thread([this, &session, one = std::move(**connection)]() mutable {
       Serve(session, std::move(one));
       session.over.store(true);
@@ -115,27 +122,72 @@ void AgentServer::Accept() {
   Reap(true);
 }
 
-/// Sends away the connection that has been without a request for longest.
+/// Sends away all connections that have not proved anything for a while, else the one that has been
+/// without a request for longest.
 void AgentServer::MakeRoom() {
+  const auto leave = [](Session& session) {
+    State waits = State::kWaits;
+    return session.state.compare_exchange_strong(waits, State::kLeaves);
+  };
   Session* longest = nullptr;
-  const Clock::time_point before = Clock::now() - limits_.grace;
+  bool leaves = false;  // there is room in a moment
+  const Clock::time_point now = Clock::now();
   for (Session& session : sessions_) {
     const State state = session.state.load();
-    if (state == State::kLeaves) return;  // there is room in a moment
-    if (state != State::kWaits || session.since.load() > before) continue;
-    if (longest == nullptr || session.since.load() < longest->since.load()) longest = &session;
+    const Clock::time_point since = session.since.load();
+    if (state == State::kLeaves) leaves = true;
+    if (state != State::kWaits) continue;
+    if (!session.proven.load()) {
+      if (since <= now - limits_.unproven_grace) leaves = leave(session) || leaves;
+    } else if (since <= now - limits_.grace &&
+               (longest == nullptr || since < longest->since.load())) {
+      longest = &session;
+    }
   }
-  State waits = State::kWaits;
-  if (longest != nullptr) longest->state.compare_exchange_strong(waits, State::kLeaves);
+  if (!leaves && longest != nullptr) leave(*longest);
+}
+
+/// Has the other side prove that it has the key. \returns false: the connection ends
+bool AgentServer::Prove(Session& session, os::Connection& connection) {
+  const auto leaves = [&] { return session.state.load() == State::kLeaves; };
+  auto channel = key_->MakeChannel(true);
+  Status done = channel ? connection.Secure(*std::move(channel), limits_.idle, leaves)
+                        : tl::unexpected<Error>(channel.error());
+  if (done) {
+    session.proven.store(true);
+    return true;
+  }
+  if (done.error().code == Errc::kStopped) return false;
+  TellOf(connection, done.error());
+  if (done.error().code == Errc::kUsage) {
+    // It speaks as one does without a key, and is told so; what it has said is taken first, since
+    // else the answer would be lost with it.
+    (void)connection.HasLine(kAgentLineBytes, kAcceptTick);
+    (void)SendAnswer(connection, Fail(Errc::kUsage, "the agent's key is needed here: --key FILE"));
+  }
+  return false;
+}
+
+/// A handshake that has failed.
+void AgentServer::TellOf(const os::Connection& connection, const Error& error) {
+  const std::string what = error.message + ": a connection from " + connection.peer();
+  switch (failed_.Failed(connection.peer())) {
+    case FailedHandshakes::News::kNone:
+      return sink_.Note("agent: " + what, 1);
+    case FailedHandshakes::News::kFirst:
+      return sink_.Warn(what);
+    case FailedHandshakes::News::kLast:
+      return sink_.Warn(what + "; from now on it may try once a second");
+  }
 }
 
 /// Waits for a whole request. \returns false: the connection ends
 bool AgentServer::Await(Session& session, os::Connection& connection) const {
   const Clock::time_point start = Clock::now();
   session.since.store(start);
-  session.state.store(State::kWaits);
+  if (session.state.exchange(State::kWaits) == State::kLeaves) return false;
   while (session.state.load() == State::kWaits && Clock::now() - start < limits_.idle) {
-    const Result<bool> line = connection.HasLine(kAgentLineBytes, kTick);
+    const Result<bool> line = connection.HasLine(kAgentLineBytes, kAcceptTick);
     if (!line) return false;
     State waits = State::kWaits;
     if (*line) return session.state.compare_exchange_strong(waits, State::kAsks);
@@ -144,6 +196,7 @@ bool AgentServer::Await(Session& session, os::Connection& connection) const {
 }
 
 void AgentServer::Serve(Session& session, os::Connection connection) {
+  if (key_ && !Prove(session, connection)) return;
   while (Await(session, connection)) {
     const auto line = connection.ReceiveLine(kAgentLineBytes);
     if (!line) {
@@ -229,14 +282,14 @@ Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag)
 
 Status AgentServer::List(os::Connection& connection) const {
   SW_TRY(agent_.CatchUp());
-  json list = json::array();
+  OrderedJson list = OrderedJson::array();
   for (const AgentEntry& entry : agent_.Entries()) {
     list.push_back({{"state", entry.state},
                     {"origin", entry.origin},
                     {"recovery", entry.checkpoint->recovery},
                     {"manifest", ToText(entry.checkpoint->manifest)}});
   }
-  return SendText(connection, list.dump(-1, ' ', false, json::error_handler_t::replace));
+  return SendText(connection, list.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
 Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,

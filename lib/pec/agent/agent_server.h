@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,7 +14,9 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "pec/agent/agent.h"
+#include "pec/agent/failed_handshakes.h"
 
 namespace shardwright::pec {
 
@@ -38,17 +41,23 @@ struct ServerLimits {
   /// Where all places are taken and somebody waits, the connection that has been without a request
   /// for longest, and for so long, makes room.
   std::chrono::milliseconds grace{1'000};
+  /// The same of all that have not proved yet that they have the key, who go first.
+  std::chrono::milliseconds unproven_grace{250};
+  /// Failed handshakes that a host may have at once; it has one more each second.
+  std::size_t failed_handshakes = 8;
 };
 
 /// Answers requests to an agent on one listener; every connection has its thread, so that a slow
-/// reader holds nobody up. Each server has its own places: connections to a port take none of a
-/// socket file, which is for the agent's user.
+/// reader, or a handshake that comes to no end, holds nobody up. Each server has its own places:
+/// connections to a port take none of a socket file, which is for the agent's user.
 /// Source: docs/formats/agent.md.
 class AgentServer {
  public:
+  /// \param key  that whoever connects to a port has to have; null: anybody may. Socket files need
+  ///        none.
   /// \pre agent, commands and sink outlive it
   AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener, Sink& sink,
-              ServerLimits limits = {});
+              std::shared_ptr<const os::TlsKey> key = {}, ServerLimits limits = {});
   AgentServer(const AgentServer&) = delete;
   AgentServer& operator=(const AgentServer&) = delete;
   /// Cuts what is under way.
@@ -67,12 +76,15 @@ class AgentServer {
     std::thread thread;
     std::atomic<State> state = State::kAsks;
     std::atomic<Clock::time_point> since = Clock::now();  ///< of kWaits
+    std::atomic<bool> proven = true;  ///< false until the other side has proved that it has the key
     std::atomic<bool> over = false;
   };
 
   void Accept();
   void MakeRoom();
   void Serve(Session& session, os::Connection connection);
+  bool Prove(Session& session, os::Connection& connection);
+  void TellOf(const os::Connection& connection, const Error& error);
   bool Await(Session& session, os::Connection& connection) const;
   Status Snapshot(os::Connection& connection, const std::string& tag);
   Status Answer(os::Connection& connection, const std::string& line);
@@ -88,7 +100,9 @@ class AgentServer {
   const AgentCommands& commands_;
   os::Listener listener_;
   Sink& sink_;
+  const std::shared_ptr<const os::TlsKey> key_;
   const ServerLimits limits_;
+  FailedHandshakes failed_;
   std::atomic<bool> stop_ = false;
   std::list<Session> sessions_;  // touched by the accepting thread only
   std::thread thread_;

@@ -5,24 +5,24 @@
 namespace shardwright::pec {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// {"0":[ids],...}
-Json LayersOf(const Selection& selection) {
-  Json layers = Json::object();
+OrderedJson LayersOf(const Selection& selection) {
+  OrderedJson layers = OrderedJson::object();
   for (std::size_t m = 0; m < selection.size(); ++m) {
     layers[std::to_string(m)] = selection[m];
   }
   return layers;
 }
 
-std::string TextOf(const Json& record) {
+std::string TextOf(const OrderedJson& record) {
   // Names come from files: what is no UTF-8 must not throw.
-  return record.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return record.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
-Json Start(const char* kind) {
-  Json record = Json::object();
+OrderedJson Start(const char* kind) {
+  OrderedJson record = OrderedJson::object();
   record["kind"] = kind;
   return record;
 }
@@ -40,15 +40,15 @@ Result<std::string> SelectionRecord(const ExpertMap& map, std::uint32_t k_snapsh
                                   std::to_string(experts[m]) + " experts, layer 0 has " +
                                   std::to_string(experts[0]));
   }
-  Json record = Start("selection");
+  OrderedJson record = Start("selection");
   record["experts"] = experts[0];
   record["k"] = k_snapshot;
   if (k_persist) record["k_persist"] = *k_persist;
   record["ep"] = map.ep;
   record["moe_layers"] = experts.size();
-  Json& list = record["checkpoints"] = Json::array();
+  OrderedJson& list = record["checkpoints"] = OrderedJson::array();
   for (std::size_t t = 0; t < checkpoints.size(); ++t) {
-    Json entry = Json::object();
+    OrderedJson entry = OrderedJson::object();
     entry["t"] = t;
     entry["layers"] = LayersOf(checkpoints[t].snapshot);
     if (k_persist) entry["persist"] = LayersOf(checkpoints[t].persist);
@@ -58,7 +58,7 @@ Result<std::string> SelectionRecord(const ExpertMap& map, std::uint32_t k_snapsh
 }
 
 std::string BudgetRecord(const Counts& popularity, const BudgetSelection& budget) {
-  Json record = Start("budget");
+  OrderedJson record = Start("budget");
   record["popularity"] = popularity;
   record["s_total"] = budget.total;
   record["s"] = budget.share;
@@ -76,8 +76,8 @@ Result<std::string> ShardingRecord(std::span<const std::string> names,
     }
     ++count[piece.module];
   }
-  Json modules = Json::object();
-  Json owner = Json::object();
+  OrderedJson modules = OrderedJson::object();
+  OrderedJson owner = OrderedJson::object();
   for (const ShardPiece& piece : plan.pieces) {
     std::string name = names[piece.module];
     if (count[piece.module] > 1) {
@@ -86,7 +86,7 @@ Result<std::string> ShardingRecord(std::span<const std::string> names,
     modules[name] = piece.last - piece.first;
     owner[name] = piece.rank;
   }
-  Json record = Start("sharding");
+  OrderedJson record = Start("sharding");
   record["modules"] = std::move(modules);
   record["start"] = std::vector<std::uint64_t>(start.begin(), start.end());
   record["owner"] = std::move(owner);

@@ -89,7 +89,7 @@ Result<SelectionOptions> OptionsOf(const PlanRequest& request, const Job& job, S
   return options;
 }
 
-Result<std::string> SelectionText(const PlanAnswer& answer) {
+Result<std::string> SelectionRecord(const PlanAnswer& answer) {
   std::vector<TwoLevelSelection> sets;
   for (const PlannedCheckpoint& one : answer.checkpoints) {
     sets.push_back({one.snapshot.selection, one.stored().selection});
@@ -334,7 +334,7 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
   }
   SW_TRY_ASSIGN(answer.full, SizeOfCheckpoint(job.model, SelectAll(job.experts()), job.keep));
   SW_TRY_ASSIGN(answer.checkpoints, PlanCheckpoints(input));
-  SW_TRY_ASSIGN(answer.selection_record, SelectionText(answer));
+  SW_TRY_ASSIGN(answer.selection_record, SelectionRecord(answer));
   if (IsBudget(request.policy)) {
     SW_TRY_ASSIGN(answer.budget, BudgetFor(answer, input, stall_bytes));
   }

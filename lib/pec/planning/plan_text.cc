@@ -13,7 +13,7 @@ namespace shardwright::pec {
 namespace {
 
 using Column = text::Table::Column;
-constexpr auto kRight = text::Table::Align::kRight;
+using text::kRight;
 /// Longer tables show their largest rows; the report has all.
 constexpr std::size_t kRows = 64;
 

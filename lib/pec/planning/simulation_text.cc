@@ -10,7 +10,7 @@ namespace shardwright::pec {
 namespace {
 
 using Column = text::Table::Column;
-constexpr auto kRight = text::Table::Align::kRight;
+using text::kRight;
 
 std::string RowsTable(const std::vector<SimulationRow>& rows) {
   text::Table table({Column{"POLICY"}, Column{"K", kRight}, Column{"WRITTEN", kRight},

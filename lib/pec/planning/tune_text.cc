@@ -9,7 +9,7 @@ namespace shardwright::pec {
 namespace {
 
 using Column = text::Table::Column;
-constexpr auto kRight = text::Table::Align::kRight;
+using text::kRight;
 
 std::string NumbersTable(const TunedNumbers& a, const TunedNumbers& b) {
   text::Table table(

@@ -13,7 +13,7 @@ namespace shardwright::pec {
 namespace {
 
 /// A module, who needs it and where copies of it are.
-struct Module {
+struct ModuleFacts {
   ModuleId id;
   std::span<const Need> needs;         // ascending node
   std::span<const MemoryCopy> memory;  // of surviving nodes, ascending version, then node
@@ -22,11 +22,11 @@ struct Module {
 
 /// The input, sorted; surviving memory only.
 struct Facts {
-  std::vector<Need> needs;          // by module, then node
-  std::vector<MemoryCopy> memory;   // by module, version, node
-  std::vector<StoredCopy> storage;  // by module, version
-  std::vector<bool> failed;         // by node
-  std::vector<Module> modules;      // ascending id; views of the above
+  std::vector<Need> needs;           // by module, then node
+  std::vector<MemoryCopy> memory;    // by module, version, node
+  std::vector<StoredCopy> storage;   // by module, version
+  std::vector<bool> failed;          // by node
+  std::vector<ModuleFacts> modules;  // ascending id; views of the above
 };
 
 Status CheckNode(std::uint32_t node, std::uint32_t nodes, const std::string& what) {
@@ -78,7 +78,7 @@ std::span<const T> RunOf(const std::vector<T>& sorted, const ModuleId& id) {
 }
 
 /// An expert is either whole or kept part and selected part, and parts only if the store says so.
-Status CheckParts(const std::vector<Module>& modules, bool kept_parts) {
+Status CheckParts(const std::vector<ModuleFacts>& modules, bool kept_parts) {
   for (std::size_t i = 0; i < modules.size(); ++i) {
     const ModuleId& id = modules[i].id;
     if (!id.is_expert()) continue;
@@ -121,14 +121,14 @@ Result<Facts> Prepare(const RecoveryInput& input, const RecoveryOptions& options
   return facts;
 }
 
-bool InMemoryOf(const Module& module, std::uint32_t node, std::uint64_t version) {
+bool InMemoryOf(const ModuleFacts& module, std::uint32_t node, std::uint64_t version) {
   return std::any_of(module.memory.begin(), module.memory.end(), [&](const MemoryCopy& copy) {
     return copy.node == node && copy.version == version;
   });
 }
 
 /// Versions that every node that needs the module can read, ascending.
-std::vector<std::uint64_t> UsableVersions(const Module& module, bool remote_memory) {
+std::vector<std::uint64_t> UsableVersions(const ModuleFacts& module, bool remote_memory) {
   std::vector<std::uint64_t> versions;
   for (const StoredCopy& copy : module.stored) versions.push_back(copy.version);
   for (const MemoryCopy& copy : module.memory) {
@@ -147,7 +147,7 @@ std::vector<std::uint64_t> UsableVersions(const Module& module, bool remote_memo
 Result<std::uint64_t> ResumePoint(const Facts& facts, const RecoveryOptions& options) {
   std::vector<std::uint64_t> common;
   bool first = true;
-  for (const Module& module : facts.modules) {
+  for (const ModuleFacts& module : facts.modules) {
     if (!module.id.is_complete()) continue;
     std::vector<std::uint64_t> versions = UsableVersions(module, options.remote_memory);
     const std::string newest =
@@ -176,7 +176,7 @@ Result<std::uint64_t> ResumePoint(const Facts& facts, const RecoveryOptions& opt
 }
 
 /// How a node gets a version that it can read: own memory, memory of others, storage.
-Restore RestoreOf(const Module& module, const Need& need, std::uint64_t version,
+Restore RestoreOf(const ModuleFacts& module, const Need& need, std::uint64_t version,
                   bool remote_memory) {
   Restore restore{need.node, module.id, version, Source::kStorage, 0, need.bytes};
   const auto holder = [&](const MemoryCopy& copy) { return copy.version == version; };
@@ -204,7 +204,7 @@ std::string NamesOf(const std::vector<ModuleId>& modules) {
 
 /// Chooses a version of every module, and from where each node reads it.
 Status ChooseVersions(const Facts& facts, const RecoveryOptions& options, RecoveryPlan* plan) {
-  for (const Module& module : facts.modules) {
+  for (const ModuleFacts& module : facts.modules) {
     const std::vector<std::uint64_t> versions = UsableVersions(module, options.remote_memory);
     const auto above = std::upper_bound(versions.begin(), versions.end(), plan->resume);
     if (above == versions.begin()) {

@@ -72,7 +72,9 @@ Result<os::Lock> LockStore(const Job& job) {
 /// Collective.
 Result<std::optional<Restart>> OpenRestart(const Job& job) {
   if (job.options.restart_missing.empty()) return std::optional<Restart>();
-  const ucp::InputOptions other{{job.options.restart_missing}, job.options.pattern_files, false};
+  ucp::InputOptions other;
+  other.roots = {job.options.restart_missing};
+  other.pattern_files = job.options.pattern_files;
   Restart restart;
   SW_TRY_ASSIGN(restart.input, ucp::OpenInput(job.comm, other, job.sink));
   SW_TRY_ASSIGN(restart.iteration, restart.input->checkpoint.iteration);
@@ -210,8 +212,9 @@ Result<ucp::ConvertReport> Write(const Job& job, const RestoreReport& report, uc
                 format.resolve(job.options.target, source.checkpoint));
   SW_TRY_ASSIGN(dialect::Written written,
                 ucp::WriteLayout(format, source.checkpoint, layout, job.sink));
+  SW_TRY(ucp::CheckCarried(job.options.write, written.not_carried));
   nlohmann::ordered_json head = ucp::ManifestHead("pec-restore", std::string(format.name), source);
-  head["layout"] = ucp::ToJson(layout);
+  ucp::DescribeLayout(layout, &head);
   head["iteration"] = report.iteration;
   if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
   // What an output of stale experts is must not be forgotten with the report.
@@ -219,10 +222,11 @@ Result<ucp::ConvertReport> Write(const Job& job, const RestoreReport& report, uc
   for (const RestoredModule& module : report.modules) {
     if (module.version != report.iteration) head["versions"][module.name] = module.version;
   }
-  SW_TRY_ASSIGN(
-      ucp::ConvertReport done,
-      ucp::RunPlan(job.comm, source, source.checkpoint.map, written.target, *source.bytes,
-                   head.dump(), "pec " + head["layout"].dump(), job.options.write, job.sink));
+  std::string parameters = "pec " + head["layout"].dump();
+  for (const auto& [key, value] : layout.options) parameters += " " + value;
+  SW_TRY_ASSIGN(ucp::ConvertReport done,
+                ucp::RunPlan(job.comm, source, source.checkpoint.map, written.target, *source.bytes,
+                             head.dump(), parameters, job.options.write, job.sink));
   done.source = source.checkpoint.layout;
   done.target = layout;
   done.not_carried = std::move(written.not_carried);

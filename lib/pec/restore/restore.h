@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -16,6 +17,7 @@
 #include "base/sink.h"
 #include "comm/comm.h"
 #include "dialect/core/dialect.h"
+#include "os/tls.h"
 #include "pec/restore/recovery.h"
 #include "pec/select/lost_tokens.h"
 #include "pec/store/dynamic_run.h"
@@ -43,6 +45,7 @@ struct RestoreOptions {
   std::vector<std::string> pattern_files;
   /// Addresses of agents whose memory is read too; those over a socket file are this node's.
   std::vector<std::string> agents;
+  std::shared_ptr<const os::TlsKey> key;  ///< of agents at ports; null: none
   /// Agents that are gone, by position in `agents`: their memory is lost, and they are not asked.
   std::set<std::size_t> lost_nodes;
   bool lost_unreachable = false;  ///< so are those that cannot be reached; else they are an error

@@ -13,7 +13,7 @@
 namespace shardwright::pec::restore {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 /// An agent that persists holds the store's lock; a flush of another one waits for it.
 constexpr int kFlushTries = 60;
@@ -43,7 +43,7 @@ Result<std::vector<bool>> FindAgents(const Job& job) {
   for (std::size_t node = 0; node < lives.size(); ++node) {
     if (options.lost_nodes.contains(node)) continue;
     SW_TRY_ASSIGN(os::Address address, os::ParseAddress(options.agents[node]));
-    AgentClient client(std::move(address), StopOf(job.sink));
+    AgentClient client(std::move(address), job.options.key, StopOf(job.sink));
     const Result<std::string> answer = client.AskText("status");
     lives[node] = answer.has_value();
     if (answer) continue;
@@ -60,29 +60,29 @@ Result<std::vector<bool>> FindAgents(const Job& job) {
 
 /// Makes durable what agents hold, and asks what that is: a text for all ranks. Root.
 Result<std::string> FlushAndList(const Job& job) {
-  json answers = json::array();
+  Json answers = Json::array();
   SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents(job));
   for (std::size_t node = 0; node < lives.size(); ++node) {
-    json answer = {{"address", job.options.agents[node]}, {"list", nullptr}};
+    Json answer = {{"address", job.options.agents[node]}, {"list", nullptr}};
     if (lives[node]) {
       SW_TRY_ASSIGN(os::Address address, os::ParseAddress(job.options.agents[node]));
-      AgentClient client(std::move(address), StopOf(job.sink));
+      AgentClient client(std::move(address), job.options.key, StopOf(job.sink));
       if (job.notes()) SW_TRY(Flush(client, job.sink));
       SW_TRY_ASSIGN(answer["list"], client.AskText("list"));
     }
     answers.push_back(std::move(answer));
   }
-  return answers.dump(-1, ' ', false, json::error_handler_t::replace);
+  return answers.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 /// Reads the text of FlushAndList.
 Result<Agents> ReadLists(const Job& job, const std::string& text) {
-  const json answers = json::parse(text, nullptr, false);
+  const Json answers = Json::parse(text, nullptr, false);
   SW_CHECK(answers.is_array());  // rank 0 has made it
   Agents agents;
   std::uint32_t remote = 0;
   for (std::size_t position = 0; position < answers.size(); ++position) {
-    const json& answer = answers[position];
+    const Json& answer = answers[position];
     const auto name = answer["address"].get<std::string>();
     if (answer["list"].is_null()) {
       agents.lost_nodes.push_back(position);
@@ -93,7 +93,8 @@ Result<Agents> ReadLists(const Job& job, const std::string& text) {
     const std::uint32_t node = address.is_local() ? 0 : ++remote;
     SW_TRY_ASSIGN(std::vector<AgentClient::Listed> list,
                   ParseAgentList(answer["list"].get<std::string>(), name));
-    const auto agent = std::make_shared<AgentClient>(std::move(address), StopOf(job.sink));
+    const auto agent =
+        std::make_shared<AgentClient>(std::move(address), job.options.key, StopOf(job.sink));
     for (AgentClient::Listed& one : list) {
       agents.copies.push_back({agent, node, one.recovery, std::move(one.manifest)});
     }
@@ -108,7 +109,7 @@ Status ExpectNoCopies(const Job& job) {
   for (std::size_t node = 0; node < lives.size(); ++node) {
     if (!lives[node]) continue;
     SW_TRY_ASSIGN(os::Address address, os::ParseAddress(job.options.agents[node]));
-    AgentClient client(std::move(address), StopOf(job.sink));
+    AgentClient client(std::move(address), job.options.key, StopOf(job.sink));
     SW_TRY_ASSIGN(const std::vector<AgentClient::Listed> list, client.List());
     if (list.empty()) continue;
     return Fail(Errc::kNotFound, job.options.store + ": there is no store, but " +

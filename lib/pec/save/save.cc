@@ -47,6 +47,12 @@ Result<Subject> Describe(const Job& job) {
 
 /// Collective.
 Result<Subject> Understand(const Job& job) {
+  if (!job.input.mapped.empty()) {
+    return Fail(Errc::kUnsupported,
+                job.input.checkpoint.tag +
+                    ": a catalogue that was made with --map: a store holds what "
+                    "training saved; give the checkpoint itself");
+  }
   const SaveRequest& options = job.options;
   if (options.memory_bytes < options.threads * exec::kWorkspaceBytes) {
     return Fail(Errc::kLimit, "--memory " + FormatBytes(options.memory_bytes) + ": " +

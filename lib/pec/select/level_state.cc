@@ -7,10 +7,6 @@
 namespace shardwright::pec {
 namespace {
 
-std::string Where(std::size_t layer, std::size_t expert) {
-  return Name(ModuleId{static_cast<std::int32_t>(layer), static_cast<std::int32_t>(expert)});
-}
-
 /// Proves that a save fits the state that it is to be entered into.
 Status ValidateSave(const LevelState& state, const PendingSave& save) {
   SW_TRY(Validate(save.selected, ShapeOf(state.tokens)));
@@ -20,11 +16,11 @@ Status ValidateSave(const LevelState& state, const PendingSave& save) {
       const std::uint32_t e = save.selected[m][i];
       if (save.iteration < state.version[m][e]) {
         return Fail(Errc::kBadInput,
-                    Where(m, e) + ": a save of iteration " + std::to_string(save.iteration) +
+                    ExpertName(m, e) + ": a save of iteration " + std::to_string(save.iteration) +
                         " cannot replace version " + std::to_string(state.version[m][e]));
       }
       if (save.covered[m][i] > state.tokens[m][e]) {
-        return Fail(Errc::kBadInput, Where(m, e) + ": the save covers " +
+        return Fail(Errc::kBadInput, ExpertName(m, e) + ": the save covers " +
                                          std::to_string(save.covered[m][i]) + " tokens, " +
                                          std::to_string(state.tokens[m][e]) + " were counted");
       }
@@ -60,12 +56,12 @@ Status Validate(const LevelState& state, const LayerExperts& experts) {
   for (std::size_t m = 0; m < experts.size(); ++m) {
     for (std::size_t e = 0; e < experts[m]; ++e) {
       if (state.covered[m][e] > state.tokens[m][e]) {
-        return Fail(Errc::kBadInput, Where(m, e) + ": " + std::to_string(state.covered[m][e]) +
+        return Fail(Errc::kBadInput, ExpertName(m, e) + ": " + std::to_string(state.covered[m][e]) +
                                          " tokens are covered by its version, only " +
                                          std::to_string(state.tokens[m][e]) + " were counted");
       }
       if (state.saved_at[m][e] > state.checkpoints) {
-        return Fail(Errc::kBadInput, Where(m, e) + ": last saved by checkpoint " +
+        return Fail(Errc::kBadInput, ExpertName(m, e) + ": last saved by checkpoint " +
                                          std::to_string(state.saved_at[m][e]) + ", there were " +
                                          std::to_string(state.checkpoints));
       }
@@ -123,7 +119,7 @@ Status ForgetLost(LevelState* state, const Counts& lost) {
   for (std::size_t m = 0; m < lost.size(); ++m) {
     for (std::size_t e = 0; e < lost[m].size(); ++e) {
       if (lost[m][e] > state->unsaved(m, e)) {
-        return Fail(Errc::kBadInput, Where(m, e) + ": " + std::to_string(lost[m][e]) +
+        return Fail(Errc::kBadInput, ExpertName(m, e) + ": " + std::to_string(lost[m][e]) +
                                          " tokens lost, only " +
                                          std::to_string(state->unsaved(m, e)) + " were unsaved");
       }

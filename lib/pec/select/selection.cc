@@ -14,10 +14,6 @@
 namespace shardwright::pec {
 namespace {
 
-std::string Where(std::size_t layer, std::size_t expert) {
-  return Name(ModuleId{static_cast<std::int32_t>(layer), static_cast<std::int32_t>(expert)});
-}
-
 /// The experts of a layer, round after round one of each rank.
 std::vector<std::uint32_t> RingOf(std::span<const std::uint32_t> rank, std::uint32_t ep) {
   std::vector<std::uint32_t> seen(ep, 0);
@@ -112,7 +108,7 @@ Result<ExpertMap> MakeExpertMap(PerExpert<std::uint32_t> rank, std::uint32_t ep)
   for (std::size_t m = 0; m < map.rank.size(); ++m) {
     for (std::size_t e = 0; e < map.rank[m].size(); ++e) {
       if (map.rank[m][e] >= ep) {
-        return Fail(Errc::kBadInput, Where(m, e) + ": expert-parallel rank " +
+        return Fail(Errc::kBadInput, ExpertName(m, e) + ": expert-parallel rank " +
                                          std::to_string(map.rank[m][e]) + ", there are " +
                                          std::to_string(ep));
       }

@@ -21,6 +21,10 @@ std::string Name(const ModuleId& id) {
   return expert;
 }
 
+std::string ExpertName(std::size_t layer, std::size_t expert) {
+  return Name(ModuleId{static_cast<std::int32_t>(layer), static_cast<std::int32_t>(expert)});
+}
+
 Counts MakeCounts(const LayerExperts& experts, std::uint64_t value) {
   Counts counts;
   counts.reserve(experts.size());

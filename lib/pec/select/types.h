@@ -37,6 +37,9 @@ struct ModuleId {
 /// "expert 3 of MoE layer 0", "kept part of expert 3 of MoE layer 0", "non-expert module 2".
 std::string Name(const ModuleId& id);
 
+/// The same of an expert by its place in a table of layers.
+std::string ExpertName(std::size_t layer, std::size_t expert);
+
 /// A value for every expert: [layer][expert]. Layers may have different numbers of experts.
 template <class T>
 using PerExpert = std::vector<std::vector<T>>;

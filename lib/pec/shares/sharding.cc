@@ -14,10 +14,6 @@
 namespace shardwright::pec {
 namespace {
 
-std::string Where(std::size_t layer, std::size_t expert) {
-  return Name(ModuleId{static_cast<std::int32_t>(layer), static_cast<std::int32_t>(expert)});
-}
-
 /// Which ranks take part. \error kUsage, kLimit
 Result<std::vector<bool>> LiveRanks(std::uint64_t ranks, std::span<const std::uint32_t> excluded) {
   if (ranks == 0) return Fail(Errc::kUsage, "a checkpoint is saved by at least one rank");
@@ -115,7 +111,7 @@ struct ExpertLoads {
     const std::vector<std::uint32_t>& ranks = holders[map.rank[layer][expert]];
     if (shared > 0 && ranks.empty()) {
       return Fail(Errc::kInfeasible,
-                  Where(layer, expert) + ": all ranks that hold a copy are excluded");
+                  ExpertName(layer, expert) + ": all ranks that hold a copy are excluded");
     }
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       SW_TRY(Add(ranks[i], shared / ranks.size() + (i < shared % ranks.size() ? 1 : 0)));
@@ -202,7 +198,8 @@ Result<std::vector<ExpertOwner>> CutExperts(const ExpertMap& map, const Selectio
     const auto e = static_cast<std::size_t>(module.expert);
     const std::uint32_t r = map.rank[m][e];
     if (holders[r].empty()) {
-      return Fail(Errc::kInfeasible, Where(m, e) + ": all ranks that hold a copy are excluded");
+      return Fail(Errc::kInfeasible,
+                  ExpertName(m, e) + ": all ranks that hold a copy are excluded");
     }
     owners.push_back({module, holders[r][seen[r]++ * holders[r].size() / count[r]]});
   }

@@ -11,7 +11,7 @@
 namespace shardwright::pec {
 namespace {
 
-using json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kStoreKind = "pec-store";
 constexpr std::string_view kBegunKind = "pec-begun";
@@ -24,27 +24,28 @@ constexpr std::string_view kModulesBegin = "\n\"modules\":[\n";
 constexpr std::string_view kModulesNext = ",\n";
 constexpr std::string_view kModulesEnd = "\n]}\n";
 
-json Head(std::string_view kind) {
+OrderedJson Head(std::string_view kind) {
   return {
       {"schema", kStoreSchema}, {"program", "shardwright"}, {"version", kVersion}, {"kind", kind}};
 }
 
-json BlobJson(const BlobRef& blob) {
-  json out = {exec::Hex(blob.digest), blob.bytes, blob.crc32, exec::Hex(blob.head)};
+OrderedJson BlobJson(const BlobRef& blob) {
+  OrderedJson out = {exec::Hex(blob.digest), blob.bytes, blob.crc32, exec::Hex(blob.head)};
   if (blob.zstd) out.push_back("zstd");
   return out;
 }
 
-json LevelJson(const LevelState& level) {
+OrderedJson LevelJson(const LevelState& level) {
   return {{"checkpoints", level.checkpoints}, {"cursor", level.cursor},
           {"tokens", level.tokens},           {"covered", level.covered},
           {"version", level.version},         {"saved_at", level.saved_at}};
 }
 
-json StateJson(const SelectionState& state) {
-  json out = {{"snapshot", LevelJson(state.snapshot)},
-              {"persist", LevelJson(state.persist)},
-              {"counted_to", state.counted_to ? json(*state.counted_to) : json(nullptr)}};
+OrderedJson StateJson(const SelectionState& state) {
+  OrderedJson out = {
+      {"snapshot", LevelJson(state.snapshot)},
+      {"persist", LevelJson(state.persist)},
+      {"counted_to", state.counted_to ? OrderedJson(*state.counted_to) : OrderedJson(nullptr)}};
   if (!state.dynamic_k) return out;
   const DynamicK& dynamic = *state.dynamic_k;
   out["dynamic_k"] = {{"experts", dynamic.experts}, {"k", dynamic.k},
@@ -54,12 +55,12 @@ json StateJson(const SelectionState& state) {
   return out;
 }
 
-json LedgerJson(const LossLedger& ledger) {
-  json charged = json::array();
+OrderedJson LedgerJson(const LossLedger& ledger) {
+  OrderedJson charged = OrderedJson::array();
   for (const auto& layer : ledger.charged) {
-    json experts = json::array();
+    OrderedJson experts = OrderedJson::array();
     for (const auto& ranges : layer) {
-      json list = json::array();
+      OrderedJson list = OrderedJson::array();
       for (const IterationRange& range : ranges) list.push_back({range.after, range.last});
       experts.push_back(std::move(list));
     }
@@ -76,7 +77,7 @@ class Fields {
  public:
   Fields(std::string_view text, std::string where, std::string_view kind)
       : where_(std::move(where)) {
-    root_ = json::parse(text, nullptr, false);
+    root_ = OrderedJson::parse(text, nullptr, false);
     if (!root_.is_object()) {
       Wrong("not a JSON object");
       return;
@@ -93,11 +94,11 @@ class Fields {
 
   /// A part of a text, which has no head of its own.
   Fields(std::string_view text, std::string where) : where_(std::move(where)) {
-    root_ = json::parse(text, nullptr, false);
+    root_ = OrderedJson::parse(text, nullptr, false);
     if (!root_.is_object()) Wrong("not a JSON object");
   }
 
-  const json& root() const { return root_; }
+  const OrderedJson& root() const { return root_; }
   bool ok() const { return error_.message.empty(); }
 
   template <class T>
@@ -110,8 +111,8 @@ class Fields {
     if (ok()) error_ = {Errc::kBadInput, where_ + ": " + what, 0, -1};
   }
 
-  const json& At(const json& object, const char* key) {
-    static const json kNothing;
+  const OrderedJson& At(const OrderedJson& object, const char* key) {
+    static const OrderedJson kNothing;
     if (object.is_object()) {
       if (const auto at = object.find(key); at != object.end()) return *at;
     }
@@ -119,43 +120,43 @@ class Fields {
     return kNothing;
   }
 
-  std::uint64_t Number(const json& value, const std::string& what, bool) {
+  std::uint64_t Number(const OrderedJson& value, const std::string& what, bool) {
     if (value.is_number_unsigned()) return value.get<std::uint64_t>();
     Wrong(what + ": a number from 0 up expected");
     return 0;
   }
-  std::uint64_t Number(const json& object, const char* key) {
+  std::uint64_t Number(const OrderedJson& object, const char* key) {
     return Number(At(object, key), "\"" + std::string(key) + "\"", true);
   }
-  std::uint32_t Number32(const json& object, const char* key) {
+  std::uint32_t Number32(const OrderedJson& object, const char* key) {
     const std::uint64_t number = Number(object, key);
     if (number > std::numeric_limits<std::uint32_t>::max()) {
       Wrong("\"" + std::string(key) + "\": " + std::to_string(number) + " is too large");
     }
     return static_cast<std::uint32_t>(number);
   }
-  double Real(const json& object, const char* key) {
-    const json& value = At(object, key);
+  double Real(const OrderedJson& object, const char* key) {
+    const OrderedJson& value = At(object, key);
     if (value.is_number()) return value.get<double>();
     Wrong("\"" + std::string(key) + "\": a number expected");
     return 0;
   }
-  std::string Text(const json& object, const char* key) {
-    const json& value = At(object, key);
+  std::string Text(const OrderedJson& object, const char* key) {
+    const OrderedJson& value = At(object, key);
     if (value.is_string()) return value.get<std::string>();
     Wrong("\"" + std::string(key) + "\": a text expected");
     return {};
   }
-  const json& List(const json& value, const std::string& what) {
-    static const json kEmpty = json::array();
+  const OrderedJson& List(const OrderedJson& value, const std::string& what) {
+    static const OrderedJson kEmpty = OrderedJson::array();
     if (value.is_array()) return value;
     Wrong(what + ": a list expected");
     return kEmpty;
   }
   template <class T>
-  std::vector<T> Numbers(const json& value, const std::string& what) {
+  std::vector<T> Numbers(const OrderedJson& value, const std::string& what) {
     std::vector<T> out;
-    for (const json& one : List(value, what)) {
+    for (const OrderedJson& one : List(value, what)) {
       const std::uint64_t number = Number(one, what, true);
       if (number > std::numeric_limits<T>::max())
         Wrong(what + ": " + std::to_string(number) + " is too large");
@@ -163,14 +164,14 @@ class Fields {
     }
     return out;
   }
-  Counts Table(const json& object, const char* key) {
+  Counts Table(const OrderedJson& object, const char* key) {
     Counts out;
-    for (const json& row : List(At(object, key), key))
+    for (const OrderedJson& row : List(At(object, key), key))
       out.push_back(Numbers<std::uint64_t>(row, key));
     return out;
   }
 
-  exec::Digest Hash(const json& value, const std::string& what) {
+  exec::Digest Hash(const OrderedJson& value, const std::string& what) {
     exec::Digest digest{};
     const std::string text = value.is_string() ? value.get<std::string>() : "";
     bool good = text.size() == 2 * digest.size();
@@ -185,7 +186,7 @@ class Fields {
     return digest;
   }
 
-  BlobRef Blob(const json& list, std::size_t first, const std::string& what) {
+  BlobRef Blob(const OrderedJson& list, std::size_t first, const std::string& what) {
     BlobRef blob;
     const std::size_t size = list.size();
     if (!list.is_array() || size < first + 4 || size > first + 5 ||
@@ -203,8 +204,8 @@ class Fields {
     return blob;
   }
 
-  LevelState Level(const json& object, const char* key) {
-    const json& from = At(object, key);
+  LevelState Level(const OrderedJson& object, const char* key) {
+    const OrderedJson& from = At(object, key);
     LevelState level;
     level.checkpoints = Number(from, "checkpoints");
     level.cursor = Numbers<std::uint64_t>(At(from, "cursor"), "cursor");
@@ -216,7 +217,7 @@ class Fields {
   }
 
   /// A module's components; an empty module after an error.
-  HeldModule Module(const json& module, const std::string& name) {
+  HeldModule Module(const OrderedJson& module, const std::string& name) {
     HeldModule held;
     for (const Component component : kAllComponents) {
       const auto found = module.find(std::string(Name(component)));
@@ -231,7 +232,7 @@ class Fields {
     return held;
   }
 
-  DynamicK Dynamic(const json& from) {
+  DynamicK Dynamic(const OrderedJson& from) {
     DynamicK dynamic;
     dynamic.experts = Number32(from, "experts");
     dynamic.k = Number32(from, "k");
@@ -239,7 +240,7 @@ class Fields {
     dynamic.limit = Real(from, "limit");
     dynamic.spent = Real(from, "spent");
     dynamic.total = Real(from, "total");
-    const json& predict = At(from, "predict");
+    const OrderedJson& predict = At(from, "predict");
     if (!predict.is_boolean()) Wrong("\"predict\": true or false expected");
     dynamic.predict = predict.is_boolean() && predict.get<bool>();
     dynamic.iterations = Number(from, "iterations");
@@ -247,12 +248,12 @@ class Fields {
     return dynamic;
   }
 
-  SelectionState State(const json& object) {
-    const json& from = At(object, "state");
+  SelectionState State(const OrderedJson& object) {
+    const OrderedJson& from = At(object, "state");
     SelectionState state;
     state.snapshot = Level(from, "snapshot");
     state.persist = Level(from, "persist");
-    if (const json& counted = At(from, "counted_to"); !counted.is_null()) {
+    if (const OrderedJson& counted = At(from, "counted_to"); !counted.is_null()) {
       state.counted_to = Number(counted, "counted_to", true);
     }
     if (const auto found = from.find("dynamic_k"); from.is_object() && found != from.end()) {
@@ -261,15 +262,15 @@ class Fields {
     return state;
   }
 
-  LossLedger Ledger(const json& from) {
+  LossLedger Ledger(const OrderedJson& from) {
     LossLedger ledger;
     ledger.layer_lost = Numbers<std::uint64_t>(At(from, "layer_lost"), "layer_lost");
     ledger.resumes = Numbers<std::uint64_t>(At(from, "resumes"), "resumes");
-    for (const json& layer : List(At(from, "charged"), "charged")) {
+    for (const OrderedJson& layer : List(At(from, "charged"), "charged")) {
       auto& experts = ledger.charged.emplace_back();
-      for (const json& ranges : List(layer, "charged")) {
+      for (const OrderedJson& ranges : List(layer, "charged")) {
         auto& mine = experts.emplace_back();
-        for (const json& range : List(ranges, "charged")) {
+        for (const OrderedJson& range : List(ranges, "charged")) {
           const auto ends = Numbers<std::uint64_t>(range, "charged");
           if (ends.size() != 2 || ends[0] > ends[1]) {
             Wrong("charged: pairs of iterations expected");
@@ -284,7 +285,7 @@ class Fields {
 
  private:
   std::string where_;
-  json root_;
+  OrderedJson root_;
   Error error_;
 };
 
@@ -297,12 +298,12 @@ bool GivesUp(const RecoveryRecord& restore, std::uint64_t recovery, std::uint64_
 std::string BegunText() { return Head(kBegunKind).dump() + "\n"; }
 
 std::string ToText(const StoreHead& head) {
-  json out = Head(kStoreKind);
+  OrderedJson out = Head(kStoreKind);
   out["fingerprint"] = exec::Hex(head.fingerprint);
   out["modules"] = head.modules;
   out["experts"] = head.experts;
   out["layer_id"] = head.layer_id;
-  json keep = json::array();
+  OrderedJson keep = OrderedJson::array();
   for (const Component component : kAllComponents) {
     if (head.keep[static_cast<std::size_t>(component)]) keep.push_back(Name(component));
   }
@@ -312,7 +313,7 @@ std::string ToText(const StoreHead& head) {
 
 std::string ModuleLine(const std::string& name, const HeldModule& module) {
   // By hand: a save of many small modules spends much of its time here.
-  std::string line = "{\"module\":" + json(name).dump();
+  std::string line = "{\"module\":" + OrderedJson(name).dump();
   for (const Component component : kAllComponents) {
     const auto& held = module[static_cast<std::size_t>(component)];
     if (!held) continue;
@@ -327,7 +328,7 @@ std::string ModuleLine(const std::string& name, const HeldModule& module) {
 }
 
 std::string ToText(const Manifest& manifest, std::span<const std::string_view> lines) {
-  json out = Head(kManifestKind);
+  OrderedJson out = Head(kManifestKind);
   out["sequence"] = manifest.sequence;
   out["parent"] = manifest.parent;
   out["iteration"] = manifest.iteration;
@@ -336,7 +337,7 @@ std::string ToText(const Manifest& manifest, std::span<const std::string_view> l
   out["k_snapshot"] = manifest.k_snapshot;
   out["k_persist"] = manifest.k_persist;
   out["catalogue"] = exec::Hex(manifest.catalogue);
-  out["passed"] = manifest.passed ? BlobJson(*manifest.passed) : json(nullptr);
+  out["passed"] = manifest.passed ? BlobJson(*manifest.passed) : OrderedJson(nullptr);
   out["state"] = StateJson(manifest.state);
   // One line a module: a manifest of thousands of them is still read with a pager.
   std::string text = out.dump();
@@ -360,9 +361,9 @@ std::string ToText(const Manifest& manifest) {
 }
 
 std::string ToText(const TokenRecord& record) {
-  json out = Head(kTokensKind);
+  OrderedJson out = Head(kTokensKind);
   out["parent"] = record.parent;
-  out["sums"] = json::array();
+  out["sums"] = OrderedJson::array();
   for (const TokenSum& sum : record.sums) {
     out["sums"].push_back({{"iteration", sum.iteration}, {"tokens", sum.tokens}});
   }
@@ -370,13 +371,13 @@ std::string ToText(const TokenRecord& record) {
 }
 
 std::string ToText(const RecoveryRecord& recovery) {
-  json out = Head(kRecoveryKind);
+  OrderedJson out = Head(kRecoveryKind);
   out["sequence"] = recovery.sequence;
   out["manifest"] = recovery.manifest;
   out["resume"] = recovery.resume;
   out["abandoned"] = recovery.abandoned;
   out["state"] = StateJson(recovery.state);
-  out["ledger"] = recovery.ledger ? LedgerJson(*recovery.ledger) : json(nullptr);
+  out["ledger"] = recovery.ledger ? LedgerJson(*recovery.ledger) : OrderedJson(nullptr);
   return out.dump() + "\n";
 }
 
@@ -389,14 +390,14 @@ Status ParseBegun(std::string_view text, const std::string& where) {
 Result<StoreHead> ParseHead(std::string_view text, const std::string& where) {
   Fields in(text, where, kStoreKind);
   StoreHead head;
-  const json& root = in.root();
+  const OrderedJson& root = in.root();
   head.fingerprint = in.Hash(in.At(root, "fingerprint"), "\"fingerprint\"");
   head.modules = in.Number(root, "modules");
   head.experts = in.Numbers<std::uint32_t>(in.At(root, "experts"), "\"experts\"");
   head.layer_id = in.Numbers<std::uint32_t>(in.At(root, "layer_id"), "\"layer_id\"");
   if (head.layer_id.size() != head.experts.size())
     in.Wrong("\"layer_id\" and \"experts\" differ in length");
-  for (const json& word : in.List(in.At(root, "keep"), "\"keep\"")) {
+  for (const OrderedJson& word : in.List(in.At(root, "keep"), "\"keep\"")) {
     const auto component = ParseComponent(word.is_string() ? word.get<std::string>() : "");
     if (!component) {
       in.Wrong("\"keep\": " + component.error().message);
@@ -412,7 +413,7 @@ namespace {
 /// All but the modules.
 Manifest ReadHead(Fields* in) {
   Manifest manifest;
-  const json& root = in->root();
+  const OrderedJson& root = in->root();
   manifest.sequence = in->Number(root, "sequence");
   manifest.parent = in->Number(root, "parent");
   manifest.iteration = in->Number(root, "iteration");
@@ -421,7 +422,7 @@ Manifest ReadHead(Fields* in) {
   manifest.k_snapshot = in->Number(root, "k_snapshot");
   manifest.k_persist = in->Number(root, "k_persist");
   manifest.catalogue = in->Hash(in->At(root, "catalogue"), "\"catalogue\"");
-  if (const json& passed = in->At(root, "passed"); !passed.is_null()) {
+  if (const OrderedJson& passed = in->At(root, "passed"); !passed.is_null()) {
     manifest.passed = in->Blob(passed, 0, "\"passed\"");
   }
   manifest.state = in->State(root);
@@ -433,7 +434,7 @@ Manifest ReadHead(Fields* in) {
 Result<Manifest> ParseManifest(std::string_view text, const std::string& where) {
   Fields in(text, where, kManifestKind);
   Manifest manifest = ReadHead(&in);
-  for (const json& module : in.List(in.At(in.root(), "modules"), "\"modules\"")) {
+  for (const OrderedJson& module : in.List(in.At(in.root(), "modules"), "\"modules\"")) {
     if (!in.ok()) break;
     manifest.names.push_back(in.Text(module, "module"));
     manifest.modules.push_back(in.Module(module, manifest.names.back()));
@@ -483,7 +484,7 @@ Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where)
   Fields in(text, where, kTokensKind);
   TokenRecord record;
   record.parent = in.Number(in.root(), "parent");
-  for (const json& sum : in.List(in.At(in.root(), "sums"), "\"sums\"")) {
+  for (const OrderedJson& sum : in.List(in.At(in.root(), "sums"), "\"sums\"")) {
     if (!in.ok()) break;
     record.sums.push_back({in.Number(sum, "iteration"), in.Table(sum, "tokens")});
   }
@@ -498,7 +499,7 @@ Result<RecoveryRecord> ParseRecovery(std::string_view text, const std::string& w
   recovery.resume = in.Number(in.root(), "resume");
   recovery.abandoned = in.Numbers<std::uint64_t>(in.At(in.root(), "abandoned"), "\"abandoned\"");
   recovery.state = in.State(in.root());
-  if (const json& ledger = in.At(in.root(), "ledger"); !ledger.is_null()) {
+  if (const OrderedJson& ledger = in.At(in.root(), "ledger"); !ledger.is_null()) {
     recovery.ledger = in.Ledger(ledger);
   }
   return in.Done(std::move(recovery));

@@ -237,7 +237,7 @@ BlobRef Summarize(std::span<const exec::UnitSum> units) {
     digests.push_back(unit.digest);
   }
   ref.crc32 = exec::CombinedCrc32(units);
-  ref.digest = exec::FileDigest(digests, exec::FrameDigest({}));
+  ref.digest = exec::FileDigest(digests, exec::DigestOf({}));
   if (!units.empty()) ref.head = units[0].digest;
   return ref;
 }

@@ -36,6 +36,9 @@ class Agents(stores.Stores):
         self.run_folder.mkdir()
         self.running = []
         self.addCleanup(self.kill_all)
+        # For agents at ports and all who ask them.
+        self.key = self.work / "key"
+        self.run_tool("pec-save", "keygen", self.key)
 
     def kill_all(self):
         for agent in self.running:
@@ -62,6 +65,12 @@ class Agents(stores.Stores):
 
     def address(self, name):
         return f"unix:{self.work / name}"
+
+    def tcp(self, agent):
+        """Its port, out of the lines that say where it listens."""
+        while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", agent.stderr.readline())):
+            self.assertIsNone(agent.poll())
+        return found.group(1)
 
     def wait(self, condition):
         end = time.monotonic() + PATIENCE
@@ -106,16 +115,18 @@ class Agents(stores.Stores):
         agent.wait(PATIENCE)
         return agent.returncode
 
-    def hook(self, name, *words, code=0, fault=None):
+    def hook(self, name, *words, code=0, fault=None, **variables):
         """A job-script piece of scripts/slurm, with the real commands."""
         scripts = pathlib.Path(__file__).resolve().parents[3] / "scripts" / "slurm"
         env = environment(fault)
         env["PATH"] = f"{stores.Given.bin}:{env['PATH']}"
         env["PEC_TOKENS"] = str(self.work / "tokens.jsonl")
+        env.update(variables)
         done = subprocess.run([str(word) for word in (scripts / name, *words)], env=env,
                               cwd=self.work, text=True, capture_output=True, timeout=120,
                               check=False)
         self.assertEqual(done.returncode, code, f"{name}: {done.stdout}{done.stderr}")
+        self.stderr = done.stderr
         return done.stdout.strip()
 
 
@@ -184,6 +195,7 @@ class Watching(Agents):
         second.wait(PATIENCE)
         self.assertEqual(second.returncode, 6)
         for words in (["--listen", "nowhere"], ["--peer", "x:99999"], ["--copies-only"],
+                      ["--listen", "127.0.0.1:0"], ["--peer", "x:9"], ["--key", "k", "--insecure"],
                       ["--dry-run"], ["--force"], ["--resumed-from", "3"]):
             self.run_tool("pec-save", "agent", self.run_folder, self.store, *words, code=2)
         for words in (["--listen", "unix:/x"], ["--bandwidth", "1MB"], ["--peer", "a:1"]):
@@ -391,16 +403,13 @@ class Restoring(Agents):
         self.same("out", 4, self.report["versions"])
         self.assertEqual(self.end(peer), 0)
 
-    def tcp(self, agent):
-        line = agent.stderr.readline() + agent.stderr.readline()
-        return re.search(r"127\.0\.0\.1:\d+", line).group()
-
     def test_a_lost_node_among_three(self):
         self.save(3)
-        far = self.tcp(self.start("b", "--copies-only", "--listen", "127.0.0.1:0"))
+        key = ("--key", self.key)
+        far = self.tcp(self.start("b", "--copies-only", "--listen", "127.0.0.1:0", *key))
         self.start("c", "--copies-only")
         lost = self.start("a", "--k", 3, "--k-persist", 1, "--name", "node-a", "--peer", far,
-                          "--peer", self.address("c"))
+                          "--peer", self.address("c"), *key)
         lock = self.hold_lock()
         self.checkpoint(4)
         for name in ("b", "c"):
@@ -409,7 +418,7 @@ class Restoring(Agents):
         lost.wait()
         lock.close()
         three = ",".join([self.address("a"), far, self.address("c")])
-        self.restore("out", "--agents", three, "--lost-nodes", 1, code=3)
+        self.restore("out", "--agents", three, "--lost-nodes", 1, *key, code=3)
         self.assertIn("agent of node 0", self.stderr)
         self.assertEqual(self.newest(), 3)
         # What the lost node held is at a peer, here behind TCP; its fourth expert in the store alone.
@@ -417,7 +426,7 @@ class Restoring(Agents):
                                       (three, ["unreachable"], "memory"),
                                       (three, ["0,2"], "peer"), (three, ["0,1,2"], "storage")):
             lost_nodes = [w for word in words for w in ("--lost-nodes", word)]
-            self.restore("out", "--force", "--agents", agents, *lost_nodes)
+            self.restore("out", "--force", "--agents", agents, *lost_nodes, *key)
             result = self.report["result"]
             self.assertEqual(result["iteration"], 4)
             by_source = {"memory": 0, "peer": 0, "storage": 0}
@@ -456,18 +465,24 @@ class Restoring(Agents):
             self.assertIn(said, self.stderr)
 
     def test_over_tcp(self):
-        peer = self.start("b", "--copies-only", "--listen", "127.0.0.1:0")
-        address = self.tcp(peer)
-        self.start("a", "--k", 2, "--peer", address)
-        self.checkpoint(3)
-        self.wait(lambda: self.status("b")["copies"])
-        self.wait(lambda: self.status("a")["persisted"] == 3)
-        self.restore("out", "--agents", address)
-        result = self.report["result"]
-        self.assertEqual((result["bytes"]["memory"], result["bytes"]["storage"]), (0, 0))
-        self.assertGreater(result["bytes"]["peer"], 0)
-        self.same("out", 3, self.report["versions"])
-        self.run_tool("pec-save", "tell", address, "stop", code=2)
+        for words in (("--key", self.key), ("--insecure",)):
+            shutil.rmtree(self.store, ignore_errors=True)
+            peer = self.start("b", "--copies-only", "--listen", "127.0.0.1:0", *words)
+            address = self.tcp(peer)
+            agent = self.start("a", "--k", 2, "--peer", address, *words)
+            self.checkpoint(3)
+            self.wait(lambda: self.status("b")["copies"])
+            self.wait(lambda: self.status("a")["persisted"] == 3)
+            self.restore("out", "--force", "--agents", address, *words)
+            self.assertEqual("--insecure: nobody proves who he is" in self.stderr, len(words) == 1)
+            result = self.report["result"]
+            self.assertEqual((result["bytes"]["memory"], result["bytes"]["storage"]), (0, 0))
+            self.assertGreater(result["bytes"]["peer"], 0)
+            self.same("out", 3, self.report["versions"])
+            self.assertEqual(self.run_tool("pec-save", "tell", address, "flush", *words),
+                             {"answer": "3"})
+            self.run_tool("pec-save", "tell", address, "stop", *words, code=2)
+            self.assertEqual((self.end(agent), self.end(peer)), (0, 0))
 
     def test_another_model_is_refused(self):
         self.start("a", "--k", 2)

@@ -47,6 +47,7 @@ class GivenUp(agent_test.Agents):
         # What it makes from here on is copied and flushed as ever.
         self.checkpoint(7)
         self.wait(lambda: self.status("b")["copies"] == [{"origin": "node-a", "iteration": 7}])
+        self.wait(lambda: self.status("a")["persisted"] == 7)  # until then it holds the store's lock
         self.assertEqual(self.tell("b", "flush"), {"answer": "7"})
 
     def test_a_peer_that_has_one_forgets_it(self):
@@ -140,13 +141,12 @@ class GivenUp(agent_test.Agents):
 
 
 class Connections(agent_test.Agents):
-    """Others at an agent's port, which has no authentication."""
+    """Others at an agent's port that has no key: what agents with one keep out."""
 
     def serve(self, *words):
         """\\returns an agent for copies, host and port"""
-        agent = self.start("b", "--copies-only", "--listen", "127.0.0.1:0", *words)
-        lines = agent.stderr.readline() + agent.stderr.readline()
-        return agent, ("127.0.0.1", int(lines.rsplit("127.0.0.1:", 1)[1].split()[0]))
+        agent = self.start("b", "--copies-only", "--listen", "127.0.0.1:0", "--insecure", *words)
+        return agent, ("127.0.0.1", int(self.tcp(agent).rsplit(":", 1)[1]))
 
     def connect(self, where):
         one = socket.create_connection(where)
@@ -174,7 +174,7 @@ class Connections(agent_test.Agents):
         for one in silent[::2]:
             one.sendall(b"half a requ")
         self.status("b")  # the socket file has places of its own
-        self.restore("out", "--agents", f"127.0.0.1:{where[1]}")
+        self.restore("out", "--agents", f"127.0.0.1:{where[1]}", "--insecure")
         self.assertEqual(self.report["result"]["iteration"], 4)
 
 

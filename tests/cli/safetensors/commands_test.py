@@ -184,7 +184,7 @@ class Commands(ModelTest):
         notes["hyper"][0]["lr"] = 0.75
         path.write_bytes(pack(tensors, metadata | {NOTES: json.dumps(notes)}))
         done = self.run_in("ucp-load", "--check", "native", "files", code=5)
-        self.assertIn(f"parameter group 0 lr: {was} and 0.75", done.stdout)
+        self.assertIn(f'parameter groups 0 and 0 ("embedding.weight") lr: {was} and 0.75', done.stdout)
 
     def test_catalogues_and_packs(self):
         self.convert(out="wanted")

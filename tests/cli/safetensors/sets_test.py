@@ -113,9 +113,9 @@ class Sets(ModelTest):
         (self.model / self.names[0]).write_bytes(whole + b"x")
         self.assertIn("1 bytes follow the last tensor", self.convert(code=4).stderr)
 
-    def test_pieces_of_tensors_are_refused(self):
+    def test_pieces_of_unknown_places_are_refused(self):
         (self.model / self.names[0]).write_bytes(pack(self.first, {"DCP_SHARDING_INFO": "{}"}))
-        self.assertIn("pieces of tensors", self.convert(code=9).stderr)
+        self.assertIn("where it begins is not told", self.convert(code=4).stderr)
 
     def test_the_only_folder_of_a_folder(self):
         parent = self.work / "parent"

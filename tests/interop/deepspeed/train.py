@@ -40,7 +40,8 @@ def counters(engine, case):
     if engine.lr_scheduler:
         found["scheduler"] = engine.lr_scheduler.state_dict()
     if case["dtype"] == "fp16":
-        scaler = getattr(engine.optimizer, "loss_scaler", engine.optimizer)
+        outer = engine.optimizer
+        scaler = getattr(outer, "loss_scaler", getattr(outer, "loss_scale_config", outer))
         found["scaler"] = {key: getattr(scaler, key) for key in ("cur_scale", "cur_iter", "last_overflow_iter")}
     return json.loads(json.dumps(found))
 
@@ -97,13 +98,13 @@ def differences(got, want, case, universal):
     return found + [f"{name}: unexpected" for name in got if name not in want]
 
 
-def resume(checkpoint, case, folder, universal, steps):
+def resume(checkpoint, case, folder, universal, steps, load_it):
     """Collective. What is not as it should be, and how much was compared; of the losses the first `steps`."""
     made = json.loads((folder / "made.json").read_text())
     engine = make_engine(case | {"seed": case["seed"] + 1000}, universal)
     for buffer in engine.module.buffers():
         buffer.mul_(0.5)
-    note = load(engine, checkpoint, case["left_out"])
+    note = load_it(engine, checkpoint, case["left_out"])
     want = torch.load(folder / "tensors.pt", weights_only=True)
     wrong = differences(logical_tensors(engine, case), want, case, universal)
     if note != NOTE:
@@ -131,9 +132,9 @@ def make_case(folder, case, world):
     return ranks.run(world, make, folder, complete(case))["optimizer"]
 
 
-def resume_case(checkpoint, case, world, folder, universal=False, steps=STEPS):
-    """Resumes a checkpoint on `world` ranks; see resume()."""
-    return ranks.run(world, resume, checkpoint, complete(case), folder, universal, steps)
+def resume_case(checkpoint, case, world, folder, universal=False, steps=STEPS, load_it=load):
+    """Resumes a checkpoint on `world` ranks; see resume(). `load_it` does what load() does."""
+    return ranks.run(world, resume, checkpoint, complete(case), folder, universal, steps, load_it)
 
 
 def main():

@@ -8,6 +8,12 @@ import subprocess
 
 import numpy
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+# Attributes of a mesh that lead to other meshes and back to it. They are not read, and whoever writes meshes makes
+# them anew.
+NOT_READ = ("_root_mesh", "_flatten_mapping", "_parent_mesh")
 
 
 class Difference(AssertionError):
@@ -27,13 +33,16 @@ def same_tensor(a, b, where):
     require(type(a) is type(b), where, f"{type(a)} != {type(b)}")
     require(a.dtype == b.dtype, where, f"{a.dtype} != {b.dtype}")
     require(a.shape == b.shape, where, f"{a.shape} != {b.shape}")
+    if isinstance(a, DTensor):  # Without process groups it can do nothing; what was pickled are these two.
+        same(a._local_tensor, b._local_tensor, where + "._local_tensor")
+        return same(a._spec, b._spec, where + "._spec")
     require(a.stride() == b.stride(), where, f"{a.stride()} != {b.stride()}")
     require(a.storage_offset() == b.storage_offset(), where, "storage offset")
     require(a.requires_grad == b.requires_grad, where, "requires_grad")
     left, right = a.detach().untyped_storage(), b.detach().untyped_storage()
     require(left.nbytes() == right.nbytes(), where, "storage size")
     require(content(left) == content(right), where, "storage content")
-    same(dict(a.__dict__), dict(b.__dict__), where + ".__dict__")
+    return same(dict(a.__dict__), dict(b.__dict__), where + ".__dict__")
 
 
 def same(a, b, where="root"):
@@ -41,6 +50,8 @@ def same(a, b, where="root"):
     if isinstance(a, torch.Tensor):
         return same_tensor(a, b, where)
     require(type(a) is type(b), where, f"{type(a)} != {type(b)}")
+    if isinstance(a, DeviceMesh):
+        a, b = ({key: value for key, value in one.__dict__.items() if key not in NOT_READ} for one in (a, b))
     if isinstance(a, dict):
         require(list(a.keys()) == list(b.keys()), where, "keys or their order")
         for key in a:
@@ -68,7 +79,9 @@ def sharing(graph):
     found = []
 
     def walk(value):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, DTensor):
+            found.append(value._local_tensor)
+        elif isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, dict):
             for item in value.values():

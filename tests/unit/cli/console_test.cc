@@ -81,10 +81,11 @@ TEST(Console, LogsEverythingWithRankAndTime) {
 
 TEST(Console, TellsWhyThereIsNoLog) {
   Console console({"cmd", 0, false, 0});
-  const Status opened = console.OpenLog("/nonexistent/log");
+  const Status opened = console.OpenLog("/proc/nonexistent/log");
   ASSERT_FALSE(opened);
   EXPECT_EQ(opened.error().code, Errc::kIo);
-  EXPECT_EQ(opened.error().message, "log /nonexistent/log: cannot open: No such file or directory");
+  EXPECT_EQ(opened.error().message,
+            "log /proc/nonexistent/log: cannot open: No such file or directory");
 }
 
 TEST(Console, RemembersThatTheLogIsCut) {

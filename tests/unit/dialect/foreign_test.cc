@@ -140,6 +140,34 @@ TEST(ForeignSource, NeedsEveryTrainedParameterInAGroup) {
   EXPECT_NE(written.error().message.find("head.bias"), std::string::npos);
 }
 
+TEST(ForeignSource, HasExpertsThatAreParametersLikeOthers) {
+  Model plain = Foreign();
+  const auto wanted = WriteDeepSpeed(plain.source(), Zero(1));
+  ASSERT_TRUE(wanted.has_value()) << wanted.error().message;
+  Model model = Foreign();
+  Checkpoint& source = model.source();
+  Group experts = source.groups[0];
+  experts.moe = true;
+  experts.params = {source.groups[0].params.back()};
+  source.groups[0].params.pop_back();
+  Param& expert = source.params[experts.params[0]];
+  expert.expert = ExpertId{.layer = 0, .expert = 0};
+  expert.group = static_cast<std::int32_t>(source.groups.size());
+  source.groups.push_back(experts);
+  const Dialect& deepspeed = *FindDialect("deepspeed");
+  const auto refused = deepspeed.resolve(*ParseTarget(deepspeed, "ep=2"), source);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+  EXPECT_NE(refused.error().message.find(expert.name), std::string::npos);
+  const auto written = WriteDeepSpeed(source, Zero(1));
+  ASSERT_TRUE(written.has_value()) << written.error().message;
+  ASSERT_EQ(written->target.files.size(), wanted->target.files.size());
+  for (std::size_t i = 0; i < wanted->target.files.size(); ++i) {
+    EXPECT_EQ(written->target.files[i].bytes, wanted->target.files[i].bytes)
+        << written->target.files[i].path;
+  }
+}
+
 TEST(ForeignSource, GivesItsMeshToTheTarget) {
   Model model = Foreign();
   const Dialect& deepspeed = *FindDialect("deepspeed");
@@ -166,6 +194,57 @@ TEST(Table, NamesAndPointersAreUnlike) {
     }
   }
   EXPECT_EQ(NeedDialect("none such").error().code, Errc::kUsage);
+}
+
+TEST(ClientState, WhatRanksHaveOfTheirOwnIsTold) {
+  pickle::Arena arena;
+  const auto root = [&](const char* note, std::int64_t epoch, bool random) {
+    Node* scheduler = arena.Dict();
+    Set(arena, scheduler, "last_epoch", arena.Int(epoch));
+    Node* dict = arena.Dict();
+    Set(arena, dict, "module", arena.String(note));  // the engine's own
+    Set(arena, dict, "global_steps", arena.Int(epoch));
+    Set(arena, dict, "lr_scheduler", scheduler);
+    Set(arena, dict, "note", arena.String(note));
+    if (random) Set(arena, dict, "rng", arena.TensorOf({}));
+    return dict;
+  };
+  const Node* first = root("a", 1, true);
+  using Keys = std::vector<std::string>;
+  EXPECT_EQ(OwnClientState(first, first), Keys{"\"rng\""});
+  EXPECT_EQ(OwnClientState(first, root("b", 1, true)), (Keys{"\"note\"", "\"rng\""}));
+  EXPECT_EQ(OwnClientState(root("a", 1, false), root("a", 2, false)), Keys{"\"lr_scheduler\""});
+  EXPECT_EQ(OwnClientState(root("a", 1, false), first), Keys{"\"rng\""});
+  EXPECT_EQ(OwnClientState(root("a", 1, false), root("a", 1, false)), Keys());
+
+  EngineState state;
+  for (const char* note : {"a", "b"}) {
+    state.model_states.emplace_back().document.root = root(note, 1, false);
+  }
+  Topology two;
+  two.tp = 2;
+  EXPECT_EQ(LostClientState(state, two, two), Keys());
+  const Keys lost = LostClientState(state, two, Topology());
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_TRUE(Mentions(lost, "\"note\""));
+  EXPECT_FALSE(Mentions(lost, "lr_scheduler"));
+}
+
+TEST(Table, SidesAreThoseOfTheProgram) {
+  const auto first = [](const char* format, const TargetSpec& spec) {
+    const Dialect& dialect = *FindDialect(format);
+    if (dialect.sides == nullptr || dialect.sides(spec).empty()) return std::string();
+    return std::string(dialect.sides(spec).front());
+  };
+  EXPECT_EQ(first("megatron", {}), "megatron_te_saved");
+  EXPECT_EQ(first("safetensors", {}), "hf");
+  EXPECT_EQ(first("dcp", {{{"flavour", "torchtitan"}}}), "torchtitan");
+  EXPECT_EQ(first("dcp", {{{"flavour", "transformers"}}}), "hf");
+  EXPECT_EQ(first("dcp", {{{"flavour", "plain"}}}), "");
+  EXPECT_EQ(first("dcp", {}), "");
+  EXPECT_EQ(first("dtensor", {{{"trainer", "verl"}}}), "hf");
+  EXPECT_EQ(first("dtensor", {{{"trainer", "torch_checkpointing"}}}), "");
+  EXPECT_EQ(first("deepspeed", {}), "");
 }
 
 TEST(Table, KeysAreThoseOfTheDialect) {

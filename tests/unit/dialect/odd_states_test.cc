@@ -70,9 +70,9 @@ TEST_F(OddStates, TheRmsOfAdafactorIsLeftOutAndSaid) {
     SetState(group, "RMS", group.file.Tensor({0.5F + static_cast<float>(group.rank)}, {}));
   });
   EXPECT_TRUE(CheckUnbound(read));
-  ASSERT_EQ(read.warnings.size(), 1U);
+  ASSERT_EQ(read.left_out.size(), 1U);
   for (const char* word : {"\"RMS\"", "Adafactor", "each step", "rank_0"}) {
-    EXPECT_NE(read.warnings[0].find(word), std::string::npos) << read.warnings[0];
+    EXPECT_NE(read.left_out[0].find(word), std::string::npos) << read.left_out[0];
   }
   ASSERT_EQ(read.params[0].scalars.size(), 1U);
   EXPECT_EQ(read.params[0].scalars[0].state, "step");

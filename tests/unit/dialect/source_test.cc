@@ -211,6 +211,19 @@ TEST_F(Sources, SaveFoldersBelowAreNamedNewestFirst) {
                 "checkpoints: name one of them");
 }
 
+// verl's pointer file has the name of Megatron's, beside folders that Megatron does not have.
+TEST_F(Sources, APointerToNowhereNamesTheCheckpointsBesideIt) {
+  std::ofstream(save_ / "latest_checkpointed_iteration.txt") << "4";
+  const std::string named = save_.string() + "/latest_checkpointed_iteration.txt names it";
+  ExpectRefused({save_.string()}, Errc::kNotFound,
+                "iter_0000004: no such folder, although " + named);
+  TinyZero().Write(save_ / "global_step_4");
+  fs::rename(save_ / "global_step_4" / "global_step4", save_ / "global_step_4" / "actor");
+  fs::remove(save_ / "global_step_4" / "latest");
+  ExpectRefused({save_.string()}, Errc::kNotFound,
+                named + ", but global_step_4 is a checkpoint: name it");
+}
+
 TEST_F(Sources, FoldersThatOnlyNameAtomsAreNamed) {
   fs::create_directories(save_ / "atoms");
   std::ofstream(save_ / "atoms" / "latest_universal") << "step4_universal";

@@ -254,13 +254,14 @@ class Rendered {
       bytes.replace(payload.offset, payload.bytes, part);
       covered += payload.bytes;
     }
-    const auto pieces = file.frame(crcs);
-    ASSERT_TRUE(pieces.has_value()) << pieces.error().message;
-    for (const plan::FramePiece& piece : *pieces) {
-      ASSERT_LE(piece.offset + piece.bytes.size(), bytes.size());
-      bytes.replace(piece.offset, piece.bytes.size(), piece.bytes);
-      covered += piece.bytes.size();
-    }
+    const Status made =
+        file.frame(crcs, [&](std::uint64_t offset, std::string_view piece) -> Status {
+          EXPECT_LE(offset + piece.size(), bytes.size());
+          bytes.replace(offset, piece.size(), piece);
+          covered += piece.size();
+          return {};
+        });
+    ASSERT_TRUE(made.has_value()) << made.error().message;
     EXPECT_EQ(covered, file.bytes) << file.path;
     files_[file.path] = std::move(bytes);
   }

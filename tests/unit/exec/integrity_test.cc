@@ -11,12 +11,14 @@
 namespace shardwright::exec {
 namespace {
 
-std::span<const std::byte> Of(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> BytesOf(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 
 TEST(Digests, AreXxh3OfOneHundredAndTwentyEightBits) {
-  // Of nothing, as the algorithm's own documentation has it.
+  // BytesOf nothing, as the algorithm's own documentation has it.
   EXPECT_EQ(Hex(DigestOf({})), "99aa06d3014798d86001c324468d497f");
-  EXPECT_NE(DigestOf(Of("a")), DigestOf(Of("b")));
+  EXPECT_NE(DigestOf(BytesOf("a")), DigestOf(BytesOf("b")));
 }
 
 TEST(Digests, OfPiecesAreThoseOfTheWhole) {
@@ -26,10 +28,10 @@ TEST(Digests, OfPiecesAreThoseOfTheWhole) {
   DigestStream stream;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t count = std::min<std::size_t>(dice() % 700, text.size() - at);
-    stream.Add(Of(text).subspan(at, count));
+    stream.Add(BytesOf(text).subspan(at, count));
     at += count;
   }
-  EXPECT_EQ(stream.Finish(), DigestOf(Of(text)));
+  EXPECT_EQ(stream.Finish(), DigestOf(BytesOf(text)));
 }
 
 TEST(Sums, DoNotDependOnTheOrderOfPieces) {

@@ -59,11 +59,6 @@ class Runs : public os::Scratch {
     SetChecksums(members_, &source.map);
     source_ = source.map;
     target_ = wanted.AsTarget();
-    for (plan::OutputFile& file : target_.files) {
-      file.frame = [](std::span<const std::uint32_t>) -> Result<std::vector<plan::FramePiece>> {
-        return std::vector<plan::FramePiece>();
-      };
-    }
   }
 
   Result<RunReport> Run(Sink* sink = nullptr) {

@@ -17,6 +17,17 @@ void Unsupported(const std::string& body, std::string_view words, int protocol =
   ExpectFails(Load(Pickle(body, protocol)), Errc::kUnsupported, words);
 }
 
+// A mesh of ranks knows the mesh that it is a part of, which may be itself.
+TEST(PickleHostile, MeshesThatLeadBackToThemselves) {
+  const std::string mesh = Glob("torch.distributed.device_mesh", "DeviceMesh") + ")\x81q\x09}(";
+  const std::string rest = Str("_rank") + "K\x03ub";
+  const auto graph = Load(Pickle(mesh + Str("_root_mesh") + "h\x09" + rest));
+  ASSERT_TRUE(graph) << graph.error().message;
+  EXPECT_EQ(graph->root->state->Find("_root_mesh"), nullptr);
+  EXPECT_EQ(graph->root->state->Find("_rank")->integer, 3);
+  Unsupported(mesh + Str("other") + "h\x09" + rest, "contains itself");
+}
+
 TEST(PickleHostile, GlobalsThatRunCode) {
   const std::pair<const char*, const char*> globals[] = {
       {"os", "system"},

@@ -23,7 +23,7 @@ double Peak(const Placement& plan, const Loads& loads, const Cluster& cluster, s
   return *std::max_element(load.begin(), load.end());
 }
 
-std::size_t Moves(const Placement& current, const Placement& next, const Cluster& cluster) {
+std::size_t MoveCount(const Placement& current, const Placement& next, const Cluster& cluster) {
   return PlanMigration(current, next, cluster)->transfers.size();
 }
 
@@ -130,7 +130,7 @@ TEST(BestTest, MovesLittleFromAnOldPlan) {
   const Placement best = Planned("best", after, cluster, &old).placement;
   const Placement plus = Planned("eplb+", after, cluster, &old).placement;
   const Placement eplb = Planned("eplb", after, cluster).placement;
-  EXPECT_LE(2 * Moves(old, best, cluster), Moves(old, plus, cluster));
+  EXPECT_LE(2 * MoveCount(old, best, cluster), MoveCount(old, plus, cluster));
   for (std::uint32_t l = 0; l < after.layers; ++l) {
     EXPECT_LE(Peak(best, after, cluster, l), Peak(eplb, after, cluster, l) * (1 + 1e-9)) << l;
   }
@@ -177,7 +177,7 @@ TEST(BestTest, ADeadNodeIsLeftAndTheRestStays) {
   ASSERT_TRUE(migration.has_value());
   EXPECT_TRUE(migration->lost.empty());
   const Placement fresh = Planned("best", loads, cluster, nullptr, options).placement;
-  EXPECT_LT(3 * migration->transfers.size(), 2 * Moves(old, fresh, cluster));
+  EXPECT_LT(3 * migration->transfers.size(), 2 * MoveCount(old, fresh, cluster));
 }
 
 TEST(BestTest, UnequalDevicesAreFilled) {

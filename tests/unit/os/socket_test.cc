@@ -238,5 +238,63 @@ TEST_F(SocketFile, AFullQueueIsNoConnection) {
   }
 }
 
+/// Starts a process of another user, which ends with what `act` returns.
+template <class Act>
+pid_t StartAs(uid_t user, Act act) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(::setuid(user) == 0 ? act() : 100);
+  return child;
+}
+
+int ExitCode(pid_t child) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 101;
+}
+
+TEST_F(SocketFile, IsForItsOwnerAndRoot) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  constexpr uid_t kOne = 65534;
+  constexpr uid_t kOther = 65533;
+  // As if a folder and a file's mode kept nobody out.
+  std::filesystem::permissions(At(""), std::filesystem::perms::all);
+  const Address address = *ParseAddress("unix:" + At("s"));
+  const auto open = [&] {
+    ::chmod(At("s").c_str(), 0666);
+    const auto connection = Connection::Open(address, milliseconds(5000));
+    return connection ? 0 : static_cast<int>(connection.error().code);
+  };
+  {
+    const auto listener = Listener::Open(address);
+    ASSERT_TRUE(listener) << listener.error().message;
+    EXPECT_EQ(open(), 0);
+    EXPECT_TRUE(*listener->Accept(milliseconds(5000), milliseconds(5000)));
+    EXPECT_EQ(ExitCode(StartAs(kOne, open)), 0) << "a user may ask who is root";
+    const auto got = listener->Accept(milliseconds(5000), milliseconds(5000));
+    ASSERT_FALSE(got) << "but is not let in";
+    EXPECT_EQ(got.error().code, Errc::kMismatch);
+    EXPECT_NE(
+        got.error().message.find("user 0 or root expected at the other end, found user 65534"),
+        std::string::npos)
+        << got.error().message;
+  }
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t listens = StartAs(kOne, [&] {
+    const auto listener = Listener::Open(address);
+    ::chmod(At("s").c_str(), 0666);
+    if (!listener || ::write(ready[1], "x", 1) != 1) return 1;
+    if (listener->Accept(milliseconds(5000), milliseconds(5000))) return 2;
+    return listener->Accept(milliseconds(5000), milliseconds(5000)) ? 0 : 3;
+  });
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(ExitCode(StartAs(kOther, open)), static_cast<int>(Errc::kMismatch));
+  EXPECT_EQ(open(), 0) << "root asks anybody";
+  EXPECT_EQ(ExitCode(listens), 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
 }  // namespace
 }  // namespace shardwright::os

@@ -39,8 +39,8 @@ class ProtocolTest : public AgentTest {
   void Serve(const std::string& address, ServerLimits limits) {
     auto listener = os::Listener::Open(*os::ParseAddress(address));
     ASSERT_TRUE(listener) << listener.error().message;
-    servers_.push_back(
-        std::make_unique<AgentServer>(*agent_, commands_, *std::move(listener), sink_, limits));
+    servers_.push_back(std::make_unique<AgentServer>(*agent_, commands_, *std::move(listener),
+                                                     sink_, nullptr, limits));
   }
   void TearDown() override {
     small_server_.reset();

@@ -5,7 +5,7 @@
 
 #include "pec/select/sizes.h"
 
-namespace shardwright::pec::testing {
+namespace shardwright::pec::published {
 
 // The MoC-System paper's models: biases, vocabulary 51200, 2048 positions, every other layer has
 // experts. GPT-350M-16E: hidden size 1024, 24 layers, 16 experts.
@@ -44,4 +44,4 @@ inline ModelBytes Gpt350M() {
   return model;
 }
 
-}  // namespace shardwright::pec::testing
+}  // namespace shardwright::pec::published

@@ -100,20 +100,20 @@ TEST(Replicas, BytesOfACopy) {
     EXPECT_TRUE(found);
     return found.value_or(std::vector<std::uint64_t>());
   };
-  using List = std::vector<std::uint64_t>;
+  using Counts = std::vector<std::uint64_t>;
   // One worker per node: peers hold all that ZeRO has not split.
-  EXPECT_EQ(bytes(1, 0, {{0, 1}}, {}), (List{0, 0, 0, 0}));
-  EXPECT_EQ(bytes(1, 1, {{1}}, {}), (List{6, 6 + 60, 6, 6 + 60}));
-  EXPECT_EQ(bytes(1, 3, {{1}}, {false, true, false}), (List{27, 7 + 70, 27, 7 + 70}));
+  EXPECT_EQ(bytes(1, 0, {{0, 1}}, {}), (Counts{0, 0, 0, 0}));
+  EXPECT_EQ(bytes(1, 1, {{1}}, {}), (Counts{6, 6 + 60, 6, 6 + 60}));
+  EXPECT_EQ(bytes(1, 3, {{1}}, {false, true, false}), (Counts{27, 7 + 70, 27, 7 + 70}));
   // Workers 0 and 1 share a node: each expert is on both nodes, so nothing changes.
-  EXPECT_EQ(bytes(2, 1, {{1}}, {}), (List{6, 66, 6, 66}));
+  EXPECT_EQ(bytes(2, 1, {{1}}, {}), (Counts{6, 66, 6, 66}));
   // All on one node: nothing survives it.
-  EXPECT_EQ(bytes(4, 0, {{1}}, {}), (List{7, 7 + 70, 7, 7 + 70}));
+  EXPECT_EQ(bytes(4, 0, {{1}}, {}), (Counts{7, 7 + 70, 7, 7 + 70}));
   // One group: nobody else has the experts.
   const ExpertMap alone = *EvenExpertMap({4}, 4);
   const ModelBytes four{{{4, 0, 0}}, {std::vector<ComponentBytes>(4, {20, 40, 80})}};
   EXPECT_EQ(*CopyBytes(*StageMajorGrid(4, 2, 1), alone, four, {{2}}, {}, 1),
-            (List{0, 0, 140, 0, 0, 0, 140, 0}));
+            (Counts{0, 0, 140, 0, 0, 0, 140, 0}));
   EXPECT_FALSE(CopyBytes(*StageMajorGrid(2, 1, 1), alone, four, {{2}}, {}, 1));
   EXPECT_FALSE(CopyBytes(*StageMajorGrid(4, 1, 1), alone, model, {{0}}, {}, 1));
 }

@@ -7,19 +7,19 @@ namespace {
 
 using List = std::vector<std::uint64_t>;
 
-const ComponentBytes kRest{2, 4, 8};
-const ComponentBytes kExpert{20, 40, 80};
+const ComponentBytes kRestBytes{2, 4, 8};
+const ComponentBytes kExpertBytes{20, 40, 80};
 
 // One non-expert module, `layers` layers of `experts` experts.
-ModelBytes Model(std::size_t layers, std::size_t experts) {
-  return {{kRest},
-          PerExpert<ComponentBytes>(layers, std::vector<ComponentBytes>(experts, kExpert))};
+ModelBytes EvenModel(std::size_t layers, std::size_t experts) {
+  return {{kRestBytes},
+          PerExpert<ComponentBytes>(layers, std::vector<ComponentBytes>(experts, kExpertBytes))};
 }
 
 CheckpointPlanInput Input(std::uint32_t layers, std::uint32_t experts, std::uint32_t k,
                           std::uint32_t k_persist) {
   CheckpointPlanInput input;
-  input.model = Model(layers, experts);
+  input.model = EvenModel(layers, experts);
   const ExpertMap map = *EvenExpertMap(LayerExperts(layers, experts), experts);
   input.saved = *SavedModelOf(input.model, {}, map, {experts, {}}, 0);
   input.snapshot = MakeLevelState(map.experts(), k);
@@ -30,7 +30,7 @@ CheckpointPlanInput Input(std::uint32_t layers, std::uint32_t experts, std::uint
 }
 
 TEST(SavedModel, WhatZeroHasSplit) {
-  const ModelBytes model = Model(1, 2);
+  const ModelBytes model = EvenModel(1, 2);
   const ExpertMap map = *EvenExpertMap({2}, 2);
   const Keep master{false, true, false};
   const std::tuple<std::uint32_t, List, std::uint64_t, ExpertBytes> table[] = {
@@ -48,11 +48,11 @@ TEST(SavedModel, WhatZeroHasSplit) {
     EXPECT_EQ(saved->kept_bytes[0][0], 40U);
   }
   EXPECT_EQ(SavedModelOf(model, master, map, {4, {}}, 4).error().code, Errc::kUsage);
-  EXPECT_EQ(SavedModelOf(Model(1, 3), master, map, {4, {}}, 0).error().code, Errc::kMismatch);
+  EXPECT_EQ(SavedModelOf(EvenModel(1, 3), master, map, {4, {}}, 0).error().code, Errc::kMismatch);
 }
 
 TEST(SavedModel, SharesOfAZeroRun) {
-  const auto saved = SavedModelOf(Model(1, 2), {}, *EvenExpertMap({2}, 2), {4, {}}, 1);
+  const auto saved = SavedModelOf(EvenModel(1, 2), {}, *EvenExpertMap({2}, 2), {4, {}}, 1);
   ASSERT_TRUE(saved);
   // 12 bytes of optimizer are split over four ranks, 120 of expert 1 over ranks 1 and 3.
   EXPECT_EQ(*UnsharedBytes(*saved, {{1}}), (List{2 + 3, 20 + 60 + 3, 3, 60 + 3}));
@@ -68,7 +68,7 @@ TEST(SavedModel, SharesOfAZeroRun) {
 }
 
 TEST(SavedModel, DeadRanksSaveNothing) {
-  const auto saved = SavedModelOf(Model(1, 2), {}, *EvenExpertMap({2}, 2), {4, {0}}, 1);
+  const auto saved = SavedModelOf(EvenModel(1, 2), {}, *EvenExpertMap({2}, 2), {4, {0}}, 1);
   ASSERT_TRUE(saved);
   EXPECT_EQ(*UnsharedBytes(*saved, {{0}}), (List{0, 2 + 4, 20 + 120 + 4, 4}));
   EXPECT_EQ(PlanSave(*saved, {{0}})->rank_bytes, (List{0, 6, 144, 4}));

@@ -13,37 +13,37 @@ namespace {
 
 using List = std::vector<std::uint64_t>;
 
-ExpertMap Even(std::uint32_t layers, std::uint32_t experts, std::uint32_t ep) {
+ExpertMap EvenMap(std::uint32_t layers, std::uint32_t experts, std::uint32_t ep) {
   return *EvenExpertMap(LayerExperts(layers, experts), ep);
 }
 
 // The figure: DP 4, EP 2, a full save of two layers; expert 0 lives on EP rank 0.
 TEST(CutExperts, ThePapersFigure) {
-  const auto owners = CutExperts(Even(2, 2, 2), SelectAll({2, 2}), {4, {}});
+  const auto owners = CutExperts(EvenMap(2, 2, 2), SelectAll({2, 2}), {4, {}});
   ASSERT_TRUE(owners);
   EXPECT_EQ(*owners,
             (std::vector<ExpertOwner>{{{0, 0}, 0}, {{0, 1}, 1}, {{1, 0}, 2}, {{1, 1}, 3}}));
 }
 
 TEST(CutExperts, RanksOfAFailedNodeAreLeftOut) {
-  const auto owners = CutExperts(Even(2, 2, 2), SelectAll({2, 2}), {4, {2}});
+  const auto owners = CutExperts(EvenMap(2, 2, 2), SelectAll({2, 2}), {4, {2}});
   ASSERT_TRUE(owners);
   EXPECT_EQ(*owners,
             (std::vector<ExpertOwner>{{{0, 0}, 0}, {{0, 1}, 1}, {{1, 0}, 0}, {{1, 1}, 3}}));
-  const auto none = CutExperts(Even(2, 2, 2), SelectAll({2, 2}), {4, {2, 0}});
+  const auto none = CutExperts(EvenMap(2, 2, 2), SelectAll({2, 2}), {4, {2, 0}});
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, Errc::kInfeasible);
   EXPECT_EQ(none.error().message,
             "expert 0 of MoE layer 0: all ranks that hold a copy are excluded");
-  EXPECT_FALSE(CutExperts(Even(2, 2, 2), SelectAll({2, 2}), {3, {}}));
-  EXPECT_FALSE(CutExperts(Even(2, 2, 2), SelectAll({2, 2}), {4, {4}}));
+  EXPECT_FALSE(CutExperts(EvenMap(2, 2, 2), SelectAll({2, 2}), {3, {}}));
+  EXPECT_FALSE(CutExperts(EvenMap(2, 2, 2), SelectAll({2, 2}), {4, {4}}));
 }
 
 // Figure 5: four MoE layers, K = 1, three ranks: rank 0 saves two.
 TEST(CutExperts, UnevenAsEq9Says) {
   EXPECT_TRUE(IsUneven(1, 4, 3));
   EXPECT_FALSE(IsUneven(3, 4, 12));
-  const ExpertMap map = Even(4, 3, 3);
+  const ExpertMap map = EvenMap(4, 3, 3);
   const Selection selection = SelectSequential(map, MakeLevelState(map.experts(), 1), 1);
   const auto owners = CutExperts(map, selection, {3, {}});
   ASSERT_TRUE(owners);
@@ -108,7 +108,7 @@ TEST(Phases, LoadsRotate) {
   EXPECT_EQ(PhaseCount(1, 8), 8U);
   EXPECT_EQ(PhaseCount(6, 8), 4U);
   EXPECT_EQ(PhaseCount(8, 8), 1U);
-  const ExpertMap map = Even(5, 16, 8);
+  const ExpertMap map = EvenMap(5, 16, 8);
   LevelState state = MakeLevelState(map.experts(), 6);
   std::vector<List> loads;
   for (std::uint64_t t = 0; t < 12; ++t) {
@@ -143,13 +143,13 @@ struct Loads {
 
 // `k` experts per layer; less than all of them: the master copies of all are saved, too.
 Loads LoadsOf(const Case& c, std::uint32_t k) {
-  const ModelBytes model = testing::Gpt350M();
-  const ExpertMap map = Even(testing::kMoeLayers, testing::kExperts, c.ep);
+  const ModelBytes model = published::Gpt350M();
+  const ExpertMap map = EvenMap(published::kMoeLayers, published::kExperts, c.ep);
   const Selection selection = SelectSequential(map, MakeLevelState(map.experts(), k), k);
-  const bool partial = k < testing::kExperts;
-  PerExpert<ExpertBytes> bytes(testing::kMoeLayers);
-  Counts kept(testing::kMoeLayers);
-  for (std::size_t m = 0; m < testing::kMoeLayers; ++m) {
+  const bool partial = k < published::kExperts;
+  PerExpert<ExpertBytes> bytes(published::kMoeLayers);
+  Counts kept(published::kMoeLayers);
+  for (std::size_t m = 0; m < published::kMoeLayers; ++m) {
     for (const ComponentBytes& expert : model.expert[m]) {
       bytes[m].push_back({expert.weights, expert.moments + (partial ? 0 : expert.master)});
       kept[m].push_back(partial ? expert.master : 0);
@@ -182,13 +182,13 @@ Loads LoadsOf(const Case& c, std::uint32_t k) {
   for (std::size_t m = 0; m < selection.size(); ++m) {
     for (std::uint32_t e : selection[m]) ++of_ep_rank[map.rank[m][e]];
   }
-  const double expert = static_cast<double>(testing::ExpertParams(testing::kHidden));
+  const double expert = static_cast<double>(published::ExpertParams(published::kHidden));
   const double most = static_cast<double>(of_ep_rank[0]);
   const std::uint32_t groups = c.dp / c.ep;
-  const double of_all = expert * testing::kMoeLayers * testing::kExperts;
+  const double of_all = expert * published::kMoeLayers * published::kExperts;
   loads.baseline = total + most * expert * 2 + optimizer +
                    most * expert * (partial ? 8 : 12) / groups + (partial ? of_all * 4 / c.dp : 0);
-  loads.ideal = (total + expert * 2 * k * testing::kMoeLayers) / c.dp + optimizer +
+  loads.ideal = (total + expert * 2 * k * published::kMoeLayers) / c.dp + optimizer +
                 most * expert * (partial ? 8 : 12) / groups + (partial ? of_all * 4 / c.dp : 0);
   return loads;
 }
@@ -199,11 +199,11 @@ TEST(Published, BottleneckOfAFullSave) {
   const std::pair<Case, std::pair<double, double>> table[] = {
       {{8, 8}, {12.1, 11.0}}, {{16, 16}, {22.7, 19.3}}, {{16, 8}, {29.4, 26.3}}};
   for (const auto& [c, less] : table) {
-    const Loads loads = LoadsOf(c, testing::kExperts);
+    const Loads loads = LoadsOf(c, published::kExperts);
     EXPECT_NEAR(Less(loads.ideal, loads.baseline), less.first, 0.06) << c.dp << " " << c.ep;
     EXPECT_NEAR(Less(loads.equal, loads.baseline), less.second, 0.06) << c.dp << " " << c.ep;
   }
-  EXPECT_NEAR(LoadsOf({16, 8}, testing::kExperts).baseline, 2316e6, 1e6);
+  EXPECT_NEAR(LoadsOf({16, 8}, published::kExperts).baseline, 2316e6, 1e6);
 }
 
 // Eq 8 as printed gives case 3 a larger load than no sharding at all.
@@ -212,11 +212,12 @@ TEST(Published, Eq8AsPrintedIsWrong) {
   const double experts = 1'611'595'776;
   const double printed = (rest + experts) * 12 / 8 + rest * 2 / 16 + experts * 2 / 8;
   EXPECT_NEAR(printed, 3237e6, 1e6);
-  const Loads loads = LoadsOf({16, 8}, testing::kExperts);
+  const Loads loads = LoadsOf({16, 8}, published::kExperts);
   EXPECT_GT(printed, loads.baseline);
-  EXPECT_NEAR(loads.ideal,
-              static_cast<double>(SizeForK(testing::Gpt350M(), testing::kExperts, {})->bytes) / 16,
-              1.0);
+  EXPECT_NEAR(
+      loads.ideal,
+      static_cast<double>(SizeForK(published::Gpt350M(), published::kExperts, {})->bytes) / 16,
+      1.0);
 }
 
 TEST(Published, BottleneckOfAPartialSave) {
@@ -241,7 +242,7 @@ TEST(Published, AdaptiveCut) {
 }
 
 TEST(PlanSave, KeptBytesAndSplitStateAreSharedByAllCopies) {
-  const ExpertMap map = Even(1, 2, 2);
+  const ExpertMap map = EvenMap(1, 2, 2);
   const PerExpert<ExpertBytes> bytes = {{{100, 11}, {100, 11}}};
   const auto plan = PlanSave(map, {{1}}, bytes, {{7, 7}}, List{}, {4, {}}, {});
   ASSERT_TRUE(plan) << plan.error().message;
@@ -252,7 +253,7 @@ TEST(PlanSave, KeptBytesAndSplitStateAreSharedByAllCopies) {
 }
 
 TEST(PlanSave, TheFixedPlanOfPhaseZero) {
-  const ExpertMap map = Even(1, 2, 2);
+  const ExpertMap map = EvenMap(1, 2, 2);
   const PerExpert<ExpertBytes> bytes = {{{10, 0}, {10, 0}}};
   SaveOptions options;
   options.start = {10, 0};  // expert 0 was saved then; now it is expert 1

@@ -7,7 +7,7 @@
 namespace shardwright::pec {
 namespace {
 
-using testing::Gpt350M;
+using published::Gpt350M;
 
 constexpr Keep kNothing{};
 constexpr Keep kMaster{false, true, false};
@@ -15,15 +15,15 @@ constexpr Keep kMaster{false, true, false};
 TEST(Sizes, Gpt350MHasThePublishedParameters) {
   const auto sum = [](std::uint64_t hidden, std::uint32_t layers, std::uint64_t experts) {
     std::uint64_t params = 0;
-    for (std::uint64_t more : testing::NonExpertParams(hidden, layers, experts)) params += more;
+    for (std::uint64_t more : published::NonExpertParams(hidden, layers, experts)) params += more;
     return params;
   };
   const std::uint64_t rest = sum(1024, 24, 16);
-  const std::uint64_t experts = testing::ExpertParams(1024) * 16 * 12;
+  const std::uint64_t experts = published::ExpertParams(1024) * 16 * 12;
   EXPECT_EQ(rest, 256'309'248U);
   EXPECT_EQ(experts, 1'611'595'776U);
   EXPECT_NEAR(static_cast<double>(rest + experts) / 0x1p30, 1.74, 0.005);  // published: 1.7 G
-  const std::uint64_t small = sum(768, 12, 8) + testing::ExpertParams(768) * 8 * 6;
+  const std::uint64_t small = sum(768, 12, 8) + published::ExpertParams(768) * 8 * 6;
   EXPECT_NEAR(static_cast<double>(small), 324e6, 0.5e6);  // GPT-125M-8E, published: 323 M
   const auto size = SizeForK(Gpt350M(), 16, kNothing);
   ASSERT_TRUE(size) << size.error().message;

@@ -347,7 +347,7 @@ TEST_F(WriteBlobsTest, NamesContentByItsTreeDigest) {
       units.push_back(exec::DigestOf(os::AsBytes(large.substr(at, plan::kUnitBytes))));
     }
     const BlobRef& ref = (*done)[0].ref;
-    EXPECT_EQ(ref.digest, exec::FileDigest(units, exec::FrameDigest({})));
+    EXPECT_EQ(ref.digest, exec::FileDigest(units, exec::DigestOf({})));
     EXPECT_EQ(ref.crc32, Crc32(os::AsBytes(large)));
     EXPECT_EQ(ref.head, units[0]);
     EXPECT_EQ(ref.bytes, large.size());

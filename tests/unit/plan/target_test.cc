@@ -6,13 +6,13 @@ namespace shardwright::plan {
 namespace {
 
 std::string FrameOf(const OutputFile& file) {
-  const auto pieces = file.frame({});
-  EXPECT_TRUE(pieces.has_value());
   std::string out;
-  for (const FramePiece& piece : *pieces) {
-    EXPECT_EQ(piece.offset, out.size());
-    out += piece.bytes;
-  }
+  const Status made = file.frame({}, [&](std::uint64_t offset, std::string_view bytes) -> Status {
+    EXPECT_EQ(offset, out.size());
+    out += bytes;
+    return {};
+  });
+  EXPECT_TRUE(made.has_value());
   return out;
 }
 

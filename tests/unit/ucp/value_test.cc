@@ -100,8 +100,16 @@ TEST(Differences, OfSpellingAreNone) {
             Lines{"step: 4 and '4'"});
   const std::int64_t large = std::int64_t{1} << 53;
   EXPECT_EQ(GroupDifferences(step(arena.Int(large)), step(arena.Int(large + 1))).size(), 1U);
+  const auto corrects = [&](bool on) { return With(arena, "bias_correction", arena.Bool(on)); };
+  const auto began = [&](double lr) { return With(arena, "initial_lr", arena.Float(lr)); };
+  EXPECT_EQ(GroupDifferences(corrects(true), Group(arena, 0.5, "a", false)), Lines{});
+  EXPECT_EQ(GroupDifferences(Group(arena, 0.5, "a", false), corrects(false)),
+            Lines{"bias_correction: nothing and False"});
+  EXPECT_EQ(GroupDifferences(began(0.5), Group(arena, 0.5, "a", false)), Lines{});
+  EXPECT_EQ(GroupDifferences(began(0.25), Group(arena, 0.5, "a", false)),
+            Lines{"initial_lr: 0.25 and nothing"});
   EXPECT_EQ(GroupDifferences(step(arena.None()), Group(arena, 0.5, "a", false)),
-            (Lines{"name: nothing and 'a'", "step: None and nothing"}));
+            (Lines{"step: None and nothing"}));
 }
 
 // Files of weights tell a group's hyper-parameters but have no options of a trainer.

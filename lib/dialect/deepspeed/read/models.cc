@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/text.h"
 #include "dialect/deepspeed/read/read_internal.h"
 
 namespace shardwright::dialect::reader {
@@ -123,20 +124,35 @@ Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, 
   return {};
 }
 
-/// Stage 3: the model files of the other ranks, for agreement and frozen shares.
+/// Stage 3: the model files of the other ranks, for agreement, frozen shares, and client state that
+/// no conversion keeps.
 Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
   const Model& model = reading->models[mp];
   SW_TRY(ReadFrozenShares(reading, mp, 0, model.file, model.document));
   const std::string& first = reading->source.files[model.file].containers.front().skeleton->header;
+  std::set<std::string> own;
+  const auto compare = [&](const Node* other) {
+    for (std::string& key : OwnClientState(model.document.root, other)) own.insert(std::move(key));
+  };
+  bool alike = false;
   for (std::uint64_t rank = 1; rank < reading->ranks; ++rank) {
     const std::uint32_t file = reading->grid.model_zero3.at({mp, rank});
     // Most ranks differ in nothing but payloads: then there is nothing to agree on.
     if (model.frozen.empty() &&
-        reading->source.files[file].containers.front().skeleton->header == first)
+        reading->source.files[file].containers.front().skeleton->header == first) {
+      if (!alike) compare(model.document.root);
+      alike = true;
       continue;
+    }
     SW_TRY_ASSIGN(const Document document, Open(*reading, file));
     SW_TRY(CheckAgreement(*reading, model.document.root, model.file, document.root, file));
     SW_TRY(ReadFrozenShares(reading, mp, rank, file, document));
+    compare(document.root);
+  }
+  if (!own.empty()) {
+    reading->out.left_out.push_back("client state that every rank has of its own, but that of " +
+                                    reading->file_name(model.file) + ": " +
+                                    Joined(std::vector<std::string>(own.begin(), own.end()), ", "));
   }
   return {};
 }

@@ -26,8 +26,8 @@ struct ExpertParam {
 
 /// The name of an expert's parameter inside the expert. \pre ExpertsPathOf(name)
 std::string KindOf(const std::string& name, const std::string& path) {
-  constexpr std::string_view kExperts = ".deepspeed_experts.";
-  const std::size_t dot = name.find('.', path.size() + kExperts.size());
+  constexpr std::string_view kExpertsPart = ".deepspeed_experts.";
+  const std::size_t dot = name.find('.', path.size() + kExpertsPart.size());
   return dot == std::string::npos ? std::string() : name.substr(dot + 1);
 }
 

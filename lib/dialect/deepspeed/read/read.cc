@@ -10,7 +10,7 @@ namespace shardwright::dialect {
 namespace reader {
 namespace {
 
-std::vector<std::string> StatesOf(const Reading& reading) {
+std::vector<std::string> OptimizerStates(const Reading& reading) {
   std::set<std::string> states;
   for (const ParamInfo& info : reading.params) {
     for (const auto& [state, tensor] : info.tensors) {
@@ -46,7 +46,7 @@ Status Run(Reading* reading) {
       param.group = reading->out.params[reading->by_name.at(param.alias_of)].group;
     }
   }
-  reading->out.states = StatesOf(*reading);
+  reading->out.states = OptimizerStates(*reading);
   TakeEngineState(reading->topology, std::move(reading->state), &reading->out);
   SW_TRY(layout::Validate(reading->out.map));
   reading->out.proved = true;

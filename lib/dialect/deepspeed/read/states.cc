@@ -137,8 +137,7 @@ void Bind(Reading* reading, const std::string& where, const std::string& state,
 void LeaveOut(Reading* reading, const std::string& where, const std::string& state,
               const Node* groups) {
   if (!reading->named_states.insert(state).second) return;
-  reading->out.warnings.push_back(where + ": optimizer state \"" + state +
-                                  "\" is left out of conversions" +
+  reading->out.left_out.push_back(where + ": optimizer state \"" + state + "\"" +
                                   KnownAs(*reading, state, groups));
 }
 

@@ -246,9 +246,7 @@ std::string Geometry::LocalName(std::uint32_t param) const {
 }
 
 std::uint32_t Geometry::PassedRank(std::uint32_t mp) const {
-  std::uint64_t rank = 0;
-  if (to.tp == from.tp) rank = to.pp == from.pp ? mp : tp_rank_of(mp);
-  return rank < model_states.size() ? static_cast<std::uint32_t>(rank) : 0;
+  return static_cast<std::uint32_t>(dialect::PassedRank(from, to, mp, model_states.size()));
 }
 
 const Passed& Geometry::PassedModel(std::uint32_t mp) const { return model_states[PassedRank(mp)]; }

@@ -214,14 +214,10 @@ const Node* SharedParams(Document& document, const Geometry& geometry, const Fil
   return id.mp == 0 && id.rank == 0 ? shared : arena.Dict();
 }
 
-const Node* CountNode(Arena& arena, std::uint64_t count) {
-  return arena.Int(static_cast<std::int64_t>(count));
-}
-
 const Node* Dimensions(Arena& arena, const Topology& to) {
   Node* dimensions = arena.Dict();
-  Set(arena, dimensions, "pp_degree", CountNode(arena, to.pp));
-  Set(arena, dimensions, "tp_degree", CountNode(arena, to.tp));
+  Set(arena, dimensions, "pp_degree", arena.Count(to.pp));
+  Set(arena, dimensions, "tp_degree", arena.Count(to.tp));
   return dimensions;
 }
 
@@ -263,8 +259,8 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
   Set(arena, root, "param_shapes", ParamShapes(document, geometry, id.mp));
   SetFrozen(document, geometry, id, root, weights);
   Set(arena, root, "shared_params", SharedParams(document, geometry, id));
-  Set(arena, root, "dp_world_size", CountNode(arena, geometry.to.dp));
-  Set(arena, root, "mp_world_size", CountNode(arena, geometry.to.mp()));
+  Set(arena, root, "dp_world_size", arena.Count(geometry.to.dp));
+  Set(arena, root, "mp_world_size", arena.Count(geometry.to.mp()));
   Set(arena, root, "checkpoint_parallel_dimensions", Dimensions(arena, geometry.to));
   if (const Node* config = source->Find("ds_config")) {
     SW_TRY_ASSIGN(const Node* taken, graft.Take(config));
@@ -282,7 +278,7 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
   if (geometry.has_experts && root->Find("num_experts") == nullptr) {
     std::vector<const Node*> counts;
     for (const auto& [layer, experts] : geometry.layer_experts) {
-      counts.push_back(CountNode(arena, experts));
+      counts.push_back(arena.Count(experts));
     }
     Set(arena, root, "num_experts", arena.List(std::move(counts)));
   }

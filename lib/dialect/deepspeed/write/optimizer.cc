@@ -12,15 +12,11 @@ namespace {
 constexpr const char* kFragment = "deepspeed.utils.tensor_fragment.fragment_address";
 constexpr const char* kStage = "deepspeed.runtime.zero.config.ZeroStageEnum";
 
-const Node* CountNode(Arena& arena, std::uint64_t count) {
-  return arena.Int(static_cast<std::int64_t>(count));
-}
-
 const Node* StageNode(Arena& arena, std::uint64_t stage) {
   Node* node = arena.New(pickle::Kind::kObject);
   node->build = pickle::Build::kReduce;
   node->callable = arena.Global(kStage);
-  node->args = arena.Tuple({CountNode(arena, stage)});
+  node->args = arena.Tuple({arena.Count(stage)});
   return node;
 }
 
@@ -106,8 +102,8 @@ const Node* SliceMapping(Document& document, const Geometry& geometry, const Fla
     const std::uint64_t to = std::min(last, group.offsets[at] + group.elems[at]);
     if (from >= to) continue;
     Node* address = arena.Dict();
-    Set(arena, address, "numel", CountNode(arena, to - from));
-    Set(arena, address, "start", CountNode(arena, from - first));
+    Set(arena, address, "numel", arena.Count(to - from));
+    Set(arena, address, "start", arena.Count(from - first));
     // Local names are those of expert rank 0: every rank uses the same.
     Append(mapping, arena.String(geometry.LocalName(group.params[0][at])),
            arena.Object(kFragment, address));
@@ -184,15 +180,14 @@ Status BuildZero12(Document& document, const Geometry& geometry, const FileId& i
     cutting.group = g;
     SW_TRY_ASSIGN(const Node* state,
                   FlatState(document, geometry, group, seat.ep, 0, last, cutting, group.partition));
-    if (state != nullptr) Append(states, CountNode(arena, g), state);
+    if (state != nullptr) Append(states, arena.Count(g), state);
     cutting.state = kFp32;
     SW_TRY_ASSIGN(const DType dtype, MasterDType(geometry, group, seat.ep, 0, last));
     masters.push_back(document.Add(cutting, dtype, {group.partition - padding}, true));
-    SW_TRY_ASSIGN(const Node* chosen,
-                  OptionsNode(document, geometry, group, {CountNode(arena, g)}));
+    SW_TRY_ASSIGN(const Node* chosen, OptionsNode(document, geometry, group, {arena.Count(g)}));
     options.push_back(chosen);
-    paddings.push_back(CountNode(arena, padding));
-    counts.push_back(CountNode(arena, group.ranks));
+    paddings.push_back(arena.Count(padding));
+    counts.push_back(arena.Count(group.ranks));
     mappings.push_back(SliceMapping(document, geometry, group, seat));
   }
   Node* base = arena.Dict();
@@ -228,7 +223,7 @@ Status BuildZero3(Document& document, const Geometry& geometry, const FileId& id
       cutting.kind = Cutting::Kind::kSub;
       cutting.group = g;
       cutting.sub_group = s;
-      const Node* index = CountNode(arena, group.sub_group_first + s);
+      const Node* index = arena.Count(group.sub_group_first + s);
       SW_TRY_ASSIGN(const Node* state, FlatState(document, geometry, group, 0, sub.first, sub.last,
                                                  cutting, sub.elems));
       if (state != nullptr) Append(states, index, state);
@@ -248,7 +243,7 @@ Status BuildZero3(Document& document, const Geometry& geometry, const FileId& id
   Set(arena, inner, "loss_scaler", LossScalerNode(arena, scale));
   Set(arena, inner, "dynamic_loss_scale", arena.Bool(scale.dynamic));
   Set(arena, inner, "overflow", arena.Bool(false));
-  Set(arena, inner, "partition_count", CountNode(arena, geometry.to.dp));
+  Set(arena, inner, "partition_count", arena.Count(geometry.to.dp));
   Set(arena, inner, "optimizer_state_dict", optimizer);
   Set(arena, inner, "fp32_flat_groups", arena.List(std::move(masters)));
   return Finish(document, geometry, id.mp, inner);
@@ -286,7 +281,7 @@ Result<const Node*> TorchState(Document& document, const Geometry& geometry, std
   for (const FlatGroup& group : geometry.flat[mp]) {
     std::vector<const Node*> ids;
     for (std::uint32_t param : group.params[group.moe ? ep : 0]) {
-      const Node* id = CountNode(arena, index++);
+      const Node* id = arena.Count(index++);
       ids.push_back(id);
       const Node* state = ParamState(document, geometry, param, mp);
       if (state != nullptr) Append(states, id, state);
@@ -350,12 +345,11 @@ Result<const Node*> FusedState(Document& document, const Geometry& geometry, std
     cutting.group = g;
     SW_TRY_ASSIGN(const Node* state,
                   FlatState(document, geometry, group, at, 0, last, cutting, group.total));
-    if (state != nullptr) Append(states, CountNode(arena, g), state);
+    if (state != nullptr) Append(states, arena.Count(g), state);
     cutting.state = kFp32;
     SW_TRY_ASSIGN(const DType dtype, MasterDType(geometry, group, at, 0, last));
     masters.push_back(document.Add(cutting, dtype, {group.total}, true));
-    SW_TRY_ASSIGN(const Node* chosen,
-                  OptionsNode(document, geometry, group, {CountNode(arena, g)}));
+    SW_TRY_ASSIGN(const Node* chosen, OptionsNode(document, geometry, group, {arena.Count(g)}));
     options.push_back(chosen);
   }
   Node* optimizer = arena.Dict();

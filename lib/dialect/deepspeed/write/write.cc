@@ -37,19 +37,18 @@ std::vector<std::uint32_t> FileOrder(const torch_pt::Layout& layout) {
   return order;
 }
 
-Result<std::vector<plan::FramePiece>> MakeFrame(const Geometry& geometry, const FileId& id,
-                                                std::span<const std::uint32_t> crcs) {
+Status PutFrameOf(const Geometry& geometry, const FileId& id, std::span<const std::uint32_t> crcs,
+                  const plan::PutFrame& put) {
   SW_TRY_ASSIGN(const auto document, BuildDocument(geometry, id));
   SW_TRY_ASSIGN(const auto layout, torch_pt::Layout::Make(document->root, document->storages));
   const std::vector<std::uint32_t> order = FileOrder(layout);
   SW_CHECK(order.size() == crcs.size());
   std::vector<std::uint32_t> by_storage(crcs.size());
   for (std::size_t i = 0; i < order.size(); ++i) by_storage[order[i]] = crcs[i];
-  std::vector<plan::FramePiece> pieces;
-  for (auto& piece : layout.Frame(by_storage)) {
-    pieces.push_back({.offset = piece.offset, .bytes = std::move(piece.bytes)});
+  for (const torch_pt::Layout::Piece& piece : layout.Frame(by_storage)) {
+    SW_TRY(put(piece.offset, piece.bytes));
   }
-  return pieces;
+  return {};
 }
 
 /// Lays out files one after the other and enters their payloads in the target's shard map.
@@ -236,10 +235,11 @@ Status Planner::AddFile(const FileId& id) {
         break;
     }
   }
-  builder_.SetFrame(file, laid_out_.bytes,
-                    [geometry = geometry_, id](std::span<const std::uint32_t> crcs) {
-                      return MakeFrame(*geometry, id, crcs);
-                    });
+  builder_.SetFrame(
+      file, laid_out_.bytes,
+      [geometry = geometry_, id](std::span<const std::uint32_t> crcs, const plan::PutFrame& put) {
+        return PutFrameOf(*geometry, id, crcs, put);
+      });
   return {};
 }
 
@@ -257,6 +257,10 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
   }
   if (EngineStateOf(source) == nullptr) {
     SW_TRY_ASSIGN(Adopted adopted, Adopt(source));
+    if (topology.tp == 1) {
+      // Native files would not tell rows of padding from those of the vocabulary.
+      for (Param& param : adopted.checkpoint.params) param.rule.padded = false;
+    }
     SW_TRY_ASSIGN(Written written, WriteDeepSpeed(adopted.checkpoint, topology));
     written.not_carried = std::move(adopted.not_carried);
     return written;
@@ -267,7 +271,8 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
     SW_TRY(planner.AddFile(id));
   }
   planner.AddLatest();
-  return Written{std::move(planner).Take(), {}};
+  return Written{std::move(planner).Take(),
+                 LostClientState(*EngineStateOf(source), geometry->from, topology)};
 }
 
 }  // namespace shardwright::dialect

@@ -1,0 +1,108 @@
+#include "dialect/build/torch_optimizer.h"
+
+#include <algorithm>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "base/text.h"
+#include "layout/states.h"
+#include "tensor/convert.h"
+
+namespace shardwright::dialect {
+namespace {
+
+using pickle::Node;
+
+/// A value that every optimizer can load, whether it knows the key or not.
+bool IsPlain(const Node& node) {
+  switch (node.kind) {
+    case pickle::Kind::kNone:
+    case pickle::Kind::kBool:
+    case pickle::Kind::kInt:
+    case pickle::Kind::kFloat:
+    case pickle::Kind::kString:
+      return true;
+    case pickle::Kind::kTuple:
+    case pickle::Kind::kList:
+      return std::all_of(node.items.begin(), node.items.end(),
+                         [](const Node* item) { return IsPlain(*item); });
+    default:
+      return false;
+  }
+}
+
+/// DeepSpeed's own switch, on unless somebody has turned it off: PyTorch's always correct.
+bool CorrectsBias(const Node& key, const Node& value) {
+  return key.text == "bias_correction" && value.kind == pickle::Kind::kBool && value.integer != 0;
+}
+
+}  // namespace
+
+Result<float> TorchStep(const Checkpoint& source, const Param& param) {
+  const auto found = std::find_if(param.scalars.begin(), param.scalars.end(),
+                                  [](const Scalar& one) { return one.state == layout::kStep; });
+  float value = 0;
+  if (found != param.scalars.end()) {
+    if (found->is_tensor && found->bytes.size() == ItemSize(found->dtype) &&
+        CanConvert(found->dtype, DType::kF32)) {
+      Convert(found->dtype, std::as_bytes(std::span(found->bytes)), DType::kF32,
+              std::as_writable_bytes(std::span(&value, 1)));
+      return value;
+    }
+    const Result<double> plain = pickle::AsFloat(found->value);
+    if (!found->is_tensor && plain) return static_cast<float>(*plain);
+  }
+  if (param.group >= 0 && static_cast<std::size_t>(param.group) < source.groups.size()) {
+    const auto& step = source.groups[static_cast<std::size_t>(param.group)].hyper.step;
+    if (step) return static_cast<float>(*step);
+  }
+  if (source.iteration) return static_cast<float>(*source.iteration);
+  return Fail(Errc::kUnsupported, Quoted(param.name) +
+                                      ": the source does not tell how many steps "
+                                      "its optimizer has made");
+}
+
+const Node* TorchOptions(const Checkpoint& source, const Group& group, pickle::Arena* made,
+                         std::set<std::string>* left) {
+  pickle::Arena& arena = *made;
+  Node* options = arena.Dict();
+  const HyperParams& hyper = group.hyper;
+  const Node* lr = arena.Float(hyper.lr.value_or(1e-3));
+  Set(arena, options, "lr", lr);
+  Set(arena, options, "weight_decay", arena.Float(hyper.weight_decay.value_or(0.0)));
+  if (hyper.momentum) {
+    Set(arena, options, "momentum", arena.Float(*hyper.momentum));
+    Set(arena, options, "dampening", arena.Float(0.0));
+    Set(arena, options, "nesterov", arena.Bool(false));
+  } else {
+    const auto [first, second] = hyper.betas.value_or(std::pair(0.9, 0.999));
+    Set(arena, options, "betas", arena.Tuple({arena.Float(first), arena.Float(second)}));
+    Set(arena, options, "eps", arena.Float(hyper.eps.value_or(1e-8)));
+    Set(arena, options, "amsgrad", arena.Bool(false));
+    Set(arena, options, "capturable", arena.Bool(false));
+    Set(arena, options, "decoupled_weight_decay", arena.Bool(source.optimizer != "adam"));
+  }
+  Set(arena, options, "maximize", arena.Bool(false));
+  Set(arena, options, "foreach", arena.None());
+  Set(arena, options, "differentiable", arena.Bool(false));
+  Set(arena, options, "fused", arena.None());
+  // A job with a scheduler asks for it.
+  Set(arena, options, "initial_lr", lr);
+  const Node* given = group.options;
+  if (given == nullptr || !given->is_dict()) return options;
+  for (std::size_t i = 0; i < given->entry_count(); ++i) {
+    const Node* key = given->key(i);
+    if (!key->is_string() || key->text == layout::kStep || key->text == "params") continue;
+    const Node* value = given->value(i);
+    if (CorrectsBias(*key, *value)) continue;
+    if (IsPlain(*value)) {
+      Set(arena, options, key->text, value);
+    } else {
+      left->insert(key->text);
+    }
+  }
+  return options;
+}
+
+}  // namespace shardwright::dialect

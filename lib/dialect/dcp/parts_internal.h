@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/source.h"
+#include "format/dcp/index.h"
+#include "format/dcp/items.h"
+
+namespace shardwright::dialect::dcp {
+
+/// One item of a data file: a chunk of a tensor, or an object.
+struct ItemRef {
+  std::uint32_t entry = 0;  ///< into Index::entries
+  std::uint32_t chunk = 0;
+};
+
+/// The items of every file of an index, in the order in which they lie.
+std::vector<std::vector<ItemRef>> ItemsByFile(const shardwright::dcp::Index& index);
+
+/// Where an item lies.
+const shardwright::dcp::Place& PlaceOf(const shardwright::dcp::Index& index, const ItemRef& ref);
+
+/// What its data file must have there.
+shardwright::dcp::Wanted WantedOf(const shardwright::dcp::Index& index, const ItemRef& ref);
+
+/// The folder in the name of a file, with a slash at its end, or nothing.
+std::string_view FolderOf(std::string_view name);
+
+/// The name of a model's or optimizer's folder, as Accelerate and transformers have them.
+bool IsModelFolder(std::string_view name);
+bool IsOptimizerFolder(std::string_view name);
+
+}  // namespace shardwright::dialect::dcp

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "dialect/core/source.h"
+
+namespace shardwright::dialect::dtensor {
+
+/// Who writes files of this kind, one for each rank and item.
+enum class Trainer : std::uint8_t {
+  kVerl,  ///< model_world_size_W_rank_R.pt, optim_..., extra_state_...
+  /// pytorch_model_fsdp_0_rankR.bin, optimizer_0_rankR.bin; of the whole (FULL_STATE_DICT)
+  /// pytorch_model_fsdp.bin, optimizer.bin
+  kAccelerate,
+  kTorchCheckpointing,  ///< ITEM_R.pt and metadata.pkl
+};
+
+inline constexpr std::string_view kVerlConfig = "fsdp_config.json";
+inline constexpr std::string_view kItemTable = "metadata.pkl";
+
+enum class Item : std::uint8_t { kModel, kOptimizer, kOther };
+
+/// What the name of a file of one rank says.
+struct RankFile {
+  Trainer trainer = Trainer::kVerl;
+  Item item = Item::kModel;
+  std::string name;                    ///< of the item: "model", "extra_state", "lr_scheduler"
+  std::optional<std::uint64_t> world;  ///< how many ranks there are: verl's, and files of the whole
+  std::uint64_t rank = 0;
+};
+
+/// Nothing for other names.
+std::optional<RankFile> ParseRankFile(std::string_view name);
+
+/// \param stem   kAccelerate: of the model's files, since "_0" is not always there
+/// \param world  how many ranks there are
+std::string RankFileName(Trainer trainer, std::string_view item, std::uint64_t world,
+                         std::uint64_t rank);
+
+/// The files of one item, by rank.
+struct ItemFiles {
+  std::string name;
+  Item item = Item::kModel;
+  std::vector<std::uint32_t> files;  ///< into SourceSet::files
+};
+
+/// The files of a checkpoint, complete.
+struct Family {
+  Trainer trainer = Trainer::kVerl;
+  std::uint64_t world = 0;
+  std::vector<ItemFiles> items;     ///< the model, the optimizer, then others by name
+  std::optional<int> fsdp_version;  ///< kVerl, where its configuration says it
+
+  /// Null if there is no such item.
+  const ItemFiles* Find(Item item) const;
+};
+
+/// Sorts files by item and rank and proves that every rank is there.
+/// \error kNotFound  ranks that are missing, named; kBadInput  files of several worlds or trainers,
+///        ranks that the world does not have; kUnsupported  several models or optimizers
+Result<Family> FamilyOf(const SourceSet& source);
+
+}  // namespace shardwright::dialect::dtensor

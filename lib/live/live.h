@@ -1,0 +1,57 @@
+// lib/live: checkpoints straight into the tensors of a trainer.
+// Every rank of a running trainer says what it holds of which tensor (Held); together they are the
+// target map, with a file for the memory of each rank (match.h). Load plans and runs as for files,
+// but puts units into that memory. Ranks talk through the trainer's own collectives
+// (trainer_comm.h). What is not a tensor is told as JSON (tell.h), for the trainer to set. Nothing
+// here knows PyTorch: lib/torch does.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/sink.h"
+#include "comm/comm.h"
+#include "live/held.h"
+#include "ucp/input.h"
+
+namespace shardwright::live {
+
+struct LoadOptions {
+  ucp::InputOptions input;
+  bool strict = true;  ///< refuse what is missing or unused
+  bool verify = true;  ///< compare what is read with the checksums of its files
+  unsigned threads = 1;
+  /// Bytes of buffers that this rank may use, as exec::RunOptions::memory_bytes.
+  std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+};
+
+/// What a load did.
+struct Loaded {
+  std::unique_ptr<ucp::Input> input;
+  std::vector<std::string> missing;  ///< of the trainer's tensors: the source does not have them
+  std::vector<std::string> unused;   ///< of the source's tensors: the trainer does not have them
+  std::uint64_t bytes_filled = 0;    ///< of the trainer's tensors, all ranks
+  std::uint64_t bytes_read = 0;      ///< of the source's payloads, all ranks
+  std::uint64_t members_verified = 0;
+};
+
+/// Fills the tensors of all ranks from a source of any layout and format. With several ranks each
+/// source file is read by one of them, which sends the others what they need. After an error the
+/// tensors hold anything.
+/// \param mine    what this rank holds
+/// \param memory  of each: its elements, row-major, as `mine` cuts them; written to, never kept
+/// \pre mine.size() == memory.size(), and each has the bytes that its cut and type tell
+/// \error kMismatch  strict, and something is missing or unused: named; kBadInput  a tensor of
+///        another shape, or tensors that all ranks together do not hold whole; kLimit  memory_bytes
+///        is too small; as ucp::OpenInput, plan::Plan::Make and exec::UnitLoop
+/// Collective.
+Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
+                    std::span<const std::span<std::byte>> memory, Sink& sink);
+
+}  // namespace shardwright::live

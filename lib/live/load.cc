@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+#include <tbb/task_arena.h>
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "base/text.h"
+#include "exec/exchange.h"
+#include "exec/gather.h"
+#include "exec/units.h"
+#include "exec/verify.h"
+#include "live/live.h"
+#include "live/match.h"
+
+namespace shardwright::live {
+namespace {
+
+/// The memory of one rank: the file of that rank in the target.
+class Memory final : public exec::UnitSink {
+ public:
+  explicit Memory(std::vector<std::span<std::byte>> payloads) : payloads_(std::move(payloads)) {}
+
+  Result<std::span<std::byte>> Buffer(const plan::Unit& unit, std::uint64_t bytes) override {
+    return payloads_[unit.payload].subspan(unit.first, bytes);
+  }
+  Status Put(const exec::UnitInHand&) override { return {}; }
+
+ private:
+  std::vector<std::span<std::byte>> payloads_;
+};
+
+/// What every rank holds, as all ranks tell it.
+Result<std::vector<std::vector<Held>>> HeldByAll(comm::Comm& comm, const std::vector<Held>& mine) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Held& held : mine) list.push_back(ToJson(held));
+  const std::vector<std::uint8_t> packed = nlohmann::json::to_msgpack(list);
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all,
+                comm.AllGather(std::as_bytes(std::span(packed))));
+  std::vector<std::vector<Held>> out;
+  for (const comm::Bytes& bytes : all) {
+    const auto* first = reinterpret_cast<const std::uint8_t*>(bytes.data());
+    const nlohmann::json theirs =
+        nlohmann::json::from_msgpack(first, first + bytes.size(), true, false);
+    SW_TRY_ASSIGN(std::vector<Held> held, ParseHeld(theirs));
+    out.push_back(std::move(held));
+  }
+  return out;
+}
+
+/// The rank that reads each source file: who needs most of it, and of several the one that reads
+/// least so far.
+/// Collective.
+Result<std::vector<int>> ReadersOf(comm::Comm& comm, const plan::Plan& plan,
+                                   std::span<const std::uint64_t> units) {
+  std::vector<std::uint64_t> needs(plan.source().files.size());
+  plan::Program program;
+  for (const std::uint64_t index : units) {
+    plan.Fill(plan.unit(index), &program);
+    for (const plan::Read& read : program.reads) {
+      needs[plan.source().members[read.member].file] += read.bytes;
+    }
+  }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all,
+                comm.AllGather(std::as_bytes(std::span(needs))));
+  std::vector<int> readers(needs.size());
+  std::vector<std::uint64_t> reads(all.size());
+  for (std::size_t file = 0; file < needs.size(); ++file) {
+    const auto need = [&](std::size_t rank) {
+      std::uint64_t bytes = 0;
+      std::memcpy(&bytes, all[rank].data() + file * sizeof bytes, sizeof bytes);
+      return bytes;
+    };
+    std::size_t best = 0;
+    for (std::size_t rank = 1; rank < all.size(); ++rank) {
+      const bool more = need(rank) > need(best);
+      if (more || (need(rank) == need(best) && reads[rank] < reads[best])) best = rank;
+    }
+    readers[file] = static_cast<int>(best);
+    reads[best] += need(best);
+  }
+  return readers;
+}
+
+Status CheckStrict(const LoadOptions& options, const Match& match) {
+  if (!options.strict || (match.missing.empty() && match.unused.empty())) return {};
+  std::string message = options.input.roots.empty() ? "" : options.input.roots.front() + ": ";
+  message += "strict: nothing was loaded";
+  if (!match.missing.empty()) {
+    message += "; the checkpoint does not have " + FirstFew(match.missing);
+  }
+  if (!match.unused.empty()) message += "; the trainer does not have " + FirstFew(match.unused);
+  return Fail(Errc::kMismatch, std::move(message));
+}
+
+/// Plans and runs one load, on one rank.
+class Loader {
+ public:
+  Loader(comm::Comm& comm, const LoadOptions& options, Sink& sink)
+      : comm_(comm), options_(options), sink_(sink), arena_(static_cast<int>(options.threads)) {}
+
+  Status Fill(const ucp::Input& input, const Match& match,
+              std::span<const std::span<std::byte>> memory, Loaded* loaded);
+
+ private:
+  Status Verify(const plan::Plan& plan, exec::Exchange& source, exec::SourceSums* sums,
+                Loaded* loaded);
+
+  comm::Comm& comm_;
+  const LoadOptions& options_;
+  Sink& sink_;
+  tbb::task_arena arena_;
+};
+
+Status Loader::Fill(const ucp::Input& input, const Match& match,
+                    std::span<const std::span<std::byte>> memory, Loaded* loaded) {
+  sink_.Pass("plan");
+  const dialect::Checkpoint& from = input.checkpoint;
+  SW_TRY_ASSIGN(const plan::Plan plan,
+                comm_.Agree(plan::Plan::Make(from.map, match.target, {from.proved, {}})));
+  const auto rank = static_cast<std::uint32_t>(comm_.rank());
+  std::vector<std::uint64_t> units(match.payloads[rank].empty() ? 0 : plan.unit_count(rank));
+  if (!units.empty()) std::iota(units.begin(), units.end(), plan.first_unit(rank, 0));
+  std::vector<std::span<std::byte>> payloads;
+  for (const std::uint32_t held : match.payloads[rank]) payloads.push_back(memory[held]);
+  std::vector<int> readers;
+  if (comm_.size() > 1) {
+    SW_TRY_ASSIGN(readers, ReadersOf(comm_, plan, units));
+  }
+  sink_.Pass("load");
+  exec::Exchange source(comm_, from.map, *input.bytes, std::move(readers));
+  exec::SourceSums sums(from.map.members.size());
+  exec::UnitLoopOptions loop_options;
+  loop_options.sums = options_.verify ? &sums : nullptr;
+  loop_options.stopped = "stopped on request: the trainer's tensors hold anything";
+  for (const std::uint64_t index : units) loop_options.bytes_total += plan.unit(index).bytes;
+  exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
+  const std::uint64_t workspaces = options_.threads * exec::kWorkspaceBytes;
+  const std::uint64_t most =
+      std::min<std::uint64_t>(source.RoundUnits(options_.memory_bytes - workspaces),
+                              std::max<std::uint64_t>(1, plan.unit_count()));
+  Memory to(std::move(payloads));
+  SW_TRY(exec::ForUnitsInRounds(comm_, loop, plan, source, units, most, to));
+  if (options_.verify) SW_TRY(Verify(plan, source, &sums, loaded));
+  loaded->bytes_filled = plan.totals().payload_bytes;
+  SW_TRY_ASSIGN(loaded->bytes_read, comm_.AllReduceSum(source.bytes_read()));
+  return {};
+}
+
+Status Loader::Verify(const plan::Plan& plan, exec::Exchange& source, exec::SourceSums* sums,
+                      Loaded* loaded) {
+  sink_.Pass("verify");
+  if (comm_.size() > 1) SW_TRY(exec::CombineSums(comm_, sums));
+  const exec::MembersToVerify which{&source, 1,
+                                    [&](std::uint32_t member) { return source.Mine(member); }};
+  SW_TRY_ASSIGN(const exec::MembersVerified members,
+                comm_.Agree(exec::VerifyMembers(plan, *sums, which, arena_)));
+  SW_TRY_ASSIGN(loaded->members_verified, comm_.AllReduceSum(members.verified));
+  return {};
+}
+
+}  // namespace
+
+Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
+                    std::span<const std::span<std::byte>> memory, Sink& sink) {
+  SW_CHECK(mine.size() == memory.size());
+  Loaded loaded;
+  const std::uint64_t workspaces = options.threads * exec::kWorkspaceBytes;
+  Status enough;
+  if (options.threads == 0) {
+    enough = Fail(Errc::kUsage, "threads: one at least");
+  } else if (options.memory_bytes < workspaces) {
+    enough = Fail(Errc::kLimit, "memory " + FormatBytes(options.memory_bytes) + ": " +
+                                    Plural(options.threads, "thread") + " need " +
+                                    FormatBytes(workspaces) + " of buffers");
+  }
+  SW_TRY(comm.Agree(std::move(enough)));
+  SW_TRY_ASSIGN(loaded.input, ucp::OpenInput(comm, options.input, sink));
+  SW_TRY_ASSIGN(const std::vector<std::vector<Held>> held, comm.Agree(HeldByAll(comm, mine)));
+  SW_TRY_ASSIGN(Match match, comm.Agree(MatchHeld(loaded.input->checkpoint, held)));
+  SW_TRY(CheckStrict(options, match));
+  Loader loader(comm, options, sink);
+  SW_TRY(loader.Fill(*loaded.input, match, memory, &loaded));
+  loaded.missing = std::move(match.missing);
+  loaded.unused = std::move(match.unused);
+  return loaded;
+}
+
+}  // namespace shardwright::live

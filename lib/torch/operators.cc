@@ -1,0 +1,83 @@
+#include "torch/operators.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <utility>
+
+namespace shardwright::live_torch {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+/// The name of an element type, or nothing for one that we do not know.
+std::optional<std::string> NameOf(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::UInt64:
+      return "uint64";
+    case ScalarType::UInt32:
+      return "uint32";
+    case ScalarType::UInt16:
+      return "uint16";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    default:
+      return std::nullopt;
+  }
+}
+
+Result<std::vector<Given>> Take(const std::vector<Tensor>& tensors) {
+  std::vector<Given> out;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
+    // The package has looked, and said it of the tensor's name; this is for other callers.
+    const std::string where = "tensor " + std::to_string(i);
+    if (!tensor.is_cpu()) return Fail(Errc::kUnsupported, where + ": not on the CPU");
+    if (!tensor.is_contiguous()) return Fail(Errc::kUnsupported, where + ": has strides");
+    std::optional<std::string> name = NameOf(tensor.scalar_type());
+    if (!name) return Fail(Errc::kUnsupported, where + ": an element type that is not known");
+    out.push_back(
+        {tensor.mutable_data_ptr(), static_cast<std::uint64_t>(tensor.numel()), *std::move(name)});
+  }
+  return out;
+}
+
+/// torch.ops.shardwright.load
+std::string LoadOperator(std::string request, std::vector<Tensor> tensors) {
+  return LoadRequest(request, Take(tensors));
+}
+
+}  // namespace
+}  // namespace shardwright::live_torch
+
+STABLE_TORCH_LIBRARY(shardwright, library) {
+  library.def("load(str request, Tensor[] tensors) -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(shardwright, CompositeExplicitAutograd, library) {
+  library.impl("load", TORCH_BOX(&shardwright::live_torch::LoadOperator));
+}

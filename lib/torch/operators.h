@@ -1,0 +1,32 @@
+// lib/torch: operators for PyTorch, and the Python package that calls them.
+// operators.cc registers torch.ops.shardwright.* on the stable ABI of LibTorch, so that one library
+// is for every PyTorch from 2.10 on. An operator takes a request as JSON and answers with JSON, an
+// error with our message and code included: nothing is thrown into PyTorch. What it does is
+// lib/live. The folder shardwright is the package: it knows trainers, and which of their tensors
+// are what.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace shardwright::live_torch {
+
+/// A tensor of the trainer as an operator was given it, on the CPU and without strides.
+struct Given {
+  void* data = nullptr;
+  std::uint64_t elems = 0;
+  std::string dtype;  ///< as in torch: "float32"
+};
+
+/// Carries out the operator `load`.
+/// \param request  JSON: "held" as live::ParseHeld takes it but for "dtype", one for each tensor,
+///        and what operators.cc reads of it
+/// \returns  JSON: {"loaded": as live::Tell} or {"error": {"code", "message", "rank"}}
+/// Collective. Nothing is thrown.
+std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors);
+
+}  // namespace shardwright::live_torch

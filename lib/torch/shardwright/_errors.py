@@ -1,0 +1,16 @@
+"""What goes wrong, as the commands of Shardwright say it."""
+
+INTERNAL, USAGE, BAD_INPUT, MISMATCH, UNSUPPORTED = 1, 2, 4, 5, 9
+
+
+class Error(RuntimeError):
+    """A load that failed; its text is the message.
+
+    code: what a command of Shardwright would have ended with (docs/commands.md).
+    rank: the rank that failed, None where it was this one or there is one only.
+    """
+
+    def __init__(self, code: int, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.rank = rank

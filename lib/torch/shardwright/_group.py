@@ -1,0 +1,85 @@
+"""The trainer's collectives, as the library calls them: see lib/live/trainer_comm.h."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p,
+                            ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p),
+                            ctypes.POINTER(ctypes.c_void_p))
+EACH_TO_EACH, TO_ALL, FROM_ROOT = 0, 1, 2
+
+
+class Group:
+    """A process group of the trainer; one process where there is none.
+
+    failure: what a collective of it raised, for who called the library.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.failure: BaseException | None = None
+        self.rank, self.size, self._own, self._group = 0, 1, None, None
+        self._function = FUNCTION(self._swap)
+        self._kept: tuple[torch.Tensor, ...] = ()
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        self.rank, self.size, self._group = dist.get_rank(group), dist.get_world_size(group), group
+        if self.size > 1 and "gloo" not in dist.get_backend(group):
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            self._group = self._own = dist.new_group(ranks, backend="gloo")
+
+    def close(self) -> None:
+        if self._own is not None:
+            dist.destroy_process_group(self._own)
+            self._own = None
+
+    @property
+    def address(self) -> int:
+        """Of the C function."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
+
+    def _swap(self, what: int, root: int, sent: int | None, sent_bytes: Any, received: Any, received_bytes: Any) -> int:
+        try:
+            pieces = self.size if what == EACH_TO_EACH else 1
+            counts = torch.tensor([sent_bytes[i] for i in range(pieces)], dtype=torch.int64)
+            total = int(counts.sum())
+            data = torch.empty(0, dtype=torch.uint8)
+            if total:
+                assert sent is not None
+                data = torch.frombuffer((ctypes.c_uint8 * total).from_address(sent), dtype=torch.uint8)
+            got, got_bytes = getattr(self, ("_each_to_each", "_to_all", "_from_root")[what])(data, counts, root)
+            self._kept = got, got_bytes  # until the next call
+            received[0], received_bytes[0] = got.data_ptr(), got_bytes.data_ptr()
+            return 0
+        except BaseException as failure:  # also KeyboardInterrupt: nothing may leave a callback
+            self.failure = failure
+            return 1
+
+    def _each_to_each(self, data: torch.Tensor, counts: torch.Tensor, _: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = torch.empty_like(counts)
+        dist.all_to_all_single(sizes, counts, group=self._group)
+        got = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+        dist.all_to_all_single(got, data, sizes.tolist(), counts.tolist(), group=self._group)
+        return got, sizes
+
+    def _to_all(self, data: torch.Tensor, counts: torch.Tensor, _: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = torch.empty(self.size, dtype=torch.int64)
+        dist.all_gather_into_tensor(sizes, counts, group=self._group)
+        most = int(sizes.max())
+        if most == 0:
+            return torch.empty(0, dtype=torch.uint8), sizes
+        padded = torch.nn.functional.pad(data, (0, most - data.numel()))
+        got = torch.empty(self.size * most, dtype=torch.uint8)
+        dist.all_gather_into_tensor(got, padded, group=self._group)
+        return torch.cat([part[:size] for part, size in zip(got.split(most), sizes.tolist())]), sizes
+
+    def _from_root(self, data: torch.Tensor, counts: torch.Tensor, root: int) -> tuple[torch.Tensor, torch.Tensor]:
+        dist.broadcast(counts, group=self._group, group_src=root)
+        got = data.clone() if self.rank == root else torch.empty(int(counts[0]), dtype=torch.uint8)
+        if got.numel():
+            dist.broadcast(got, group=self._group, group_src=root)
+        return got, counts

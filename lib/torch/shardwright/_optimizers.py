@@ -1,0 +1,101 @@
+"""Optimizers of PyTorch: their state before the first step, steps and hyper-parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ._errors import UNSUPPORTED, Error
+
+STEP = "step"
+# How an optimizer computes, which is no matter of the run: left as the program has chosen.
+OWN_CHOICES = {"params", "param_names", "foreach", "fused", "capturable", "differentiable", STEP}
+
+
+def materialise(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the state of all parameters that have none, as a first step does; no parameter changes."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    without = [param for param in params if param.requires_grad and param.numel() and not optimizer.state.get(param)]
+    if not without:
+        return
+    grads = [param.grad for param in params]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        new = {id(param) for param in without}
+        for param in params:
+            param.grad = torch.zeros_like(param) if id(param) in new else None
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        with torch.no_grad():
+            optimizer.step()
+    finally:
+        for param, grad in zip(params, grads):
+            param.grad = grad
+        for group, rate in zip(optimizer.param_groups, rates):
+            group["lr"] = rate
+    for param in without:
+        set_step(optimizer.state[param], 0)
+
+
+def states_of(state: dict[str, Any], shape: torch.Size, what: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and value of each state that has the shape of its parameter."""
+    for key, value in state.items():
+        if key == STEP or not isinstance(value, torch.Tensor):
+            continue
+        if value.shape != shape:
+            raise Error(UNSUPPORTED, f"{what}: optimizer state {key} of shape {tuple(value.shape)}, which is not that "
+                                     f"of its parameter, {tuple(shape)}")
+        yield key, value
+
+
+def set_step(state: dict[str, Any], step: float) -> None:
+    """Sets the number of steps that an optimizer has made, where and as it keeps it."""
+    kept = state.get(STEP)
+    if isinstance(kept, torch.Tensor):
+        kept.fill_(step)
+    elif kept is not None:
+        state[STEP] = type(kept)(step)
+
+
+class Told:
+    """What a checkpoint says of parameters and their groups."""
+
+    def __init__(self, told: dict[str, Any], value_of: Callable[[Any], Any]) -> None:
+        self._holders: dict[str, str] = told["holders"]
+        self._steps: dict[str, float] = told["steps"]
+        self._options: dict[str, dict[str, Any]] = {}
+        for group in told["groups"]:
+            options = value_of(group["options"])
+            for name in group["params"]:
+                self._options[self._holder(name)] = options
+
+    def _holder(self, name: str) -> str:
+        return self._holders.get(name, name)
+
+    def step(self, names: Iterable[str]) -> float | None:
+        """Of parameters that have one number between them."""
+        steps = {self._steps[self._holder(name)] for name in names if self._holder(name) in self._steps}
+        if len(steps) > 1:
+            raise Error(UNSUPPORTED, f"parameters that lie in one flat group have made different numbers of steps: {sorted(steps)}")
+        return steps.pop() if steps else None
+
+    def set_group(self, group: dict[str, Any], names: Iterable[str]) -> None:
+        """Sets the hyper-parameters of a group of these parameters, as far as it has such."""
+        names = list(names)
+        options = next((self._options[self._holder(name)] for name in names if self._holder(name) in self._options), {})
+        for key, value in options.items():
+            if key in OWN_CHOICES or key not in group:
+                continue
+            kept = group[key]
+            if isinstance(kept, torch.Tensor) and isinstance(value, (int, float)) and math.isfinite(value):
+                kept.fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(kept, tuple) and isinstance(value, list) else value
+        if STEP in group:
+            step = self.step(names)
+            if step is not None:
+                set_step(group, step)

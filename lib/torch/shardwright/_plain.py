@@ -1,0 +1,59 @@
+"""Trainers whose parameters are tensors of their own: FSDP2, tensor parallelism, DDP, one process."""
+
+from __future__ import annotations
+
+import torch
+
+from ._errors import UNSUPPORTED, USAGE, Error
+from ._held import Held, buffers_of, piece, plain_name
+from ._optimizers import Told, materialise, set_step, states_of
+
+
+class Plain:
+    """A model and its optimizer."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        while isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise Error(USAGE, f"(model, optimizer): an optimizer of PyTorch expected, found {type(optimizer).__name__}")
+        self.model, self.optimizer = model, optimizer
+        self.names = {id(param): plain_name(name) for name, param in model.named_parameters()}
+        self.client_state: dict[str, object] = {}
+        self.not_set: list[str] = []
+
+    def held(self) -> list[Held]:
+        found = []
+        for name, param in self.model.named_parameters():
+            if type(param).__name__ == "FlatParameter" or "_flat_param" in name:
+                raise Error(UNSUPPORTED, f'"{name}": a flat parameter of FSDP1; use fully_shard (FSDP2)')
+            found.append(piece(self.names[id(param)], "param" if param.requires_grad else "frozen", param))
+        found += [piece(name, "buffer", buffer) for name, buffer in buffers_of(self.model)]
+        if self.optimizer is not None:
+            materialise(self.optimizer)
+            for group in self.optimizer.param_groups:
+                for param in group["params"]:
+                    name = self._name(param)
+                    found += [piece(name, key, value) for key, value in
+                              states_of(self.optimizer.state.get(param, {}), param.shape, f'"{name}"')]
+        return [one for one in found if one is not None]
+
+    def _name(self, param: torch.Tensor) -> str:
+        if id(param) not in self.names:
+            raise Error(UNSUPPORTED, f"the optimizer has a parameter of shape {tuple(param.shape)} that is not the model's")
+        return self.names[id(param)]
+
+    def take(self, told: Told, _: dict) -> None:
+        """After the tensors: steps and hyper-parameters."""
+        if self.optimizer is None:
+            return
+        for group in self.optimizer.param_groups:
+            names = [self.names[id(param)] for param in group["params"]]
+            for param, name in zip(group["params"], names):
+                step = told.step([name])
+                if step is not None and param in self.optimizer.state:
+                    set_step(self.optimizer.state[param], step)
+            told.set_group(group, names)
+
+    def release(self) -> None:
+        """Also after an error."""

@@ -1,0 +1,374 @@
+#include "ucp/mapping.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "base/limits.h"
+#include "base/text.h"
+#include "format/json/json.h"
+#include "os/dir.h"
+#include "os/file.h"
+
+namespace shardwright::ucp {
+namespace {
+
+/// "NAME:FROM:TO" taken apart.
+struct MapName {
+  std::string map;
+  std::string from;
+  std::string to;
+};
+
+Result<MapName> TakeApart(const std::string& text) {
+  // A folder in a path may have a colon in its name; the sides come after the last slash.
+  const std::size_t slash = text.rfind('/');
+  const std::size_t first = text.find(':', slash == std::string::npos ? 0 : slash);
+  MapName name;
+  name.map = text.substr(0, first);
+  if (first != std::string::npos) {
+    const std::size_t second = text.find(':', first + 1);
+    if (second == std::string::npos) {
+      name.to = text.substr(first + 1);
+    } else {
+      name.from = text.substr(first + 1, second - first - 1);
+      name.to = text.substr(second + 1);
+    }
+    if (name.to.empty() || name.to.find(':') != std::string::npos ||
+        (second != std::string::npos && name.from.empty())) {
+      name.map.clear();
+    }
+  }
+  if (!name.map.empty()) return name;
+  return Fail(Errc::kUsage, "--map " + text + ": MAP, MAP:TO or MAP:FROM:TO expected");
+}
+
+Result<dialect::ModelSizes> ParseSizes(std::string_view text) {
+  dialect::ModelSizes sizes;
+  while (!text.empty()) {
+    const std::string_view item = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(item.size() + 1, text.size()));
+    const std::size_t sign = item.find('=');
+    std::uint64_t value = 0;
+    const char* const begin = item.data() + std::min(sign, item.size() - 1) + 1;
+    const char* const end = item.data() + item.size();
+    const auto [at, error] = std::from_chars(begin, end, value);
+    if (sign == std::string_view::npos || error != std::errc() || at != end || value == 0 ||
+        !sizes.emplace(item.substr(0, sign), value).second) {
+      return Fail(Errc::kUsage,
+                  "--map-sizes: NAME=NUMBER,... expected, found " + Quoted(std::string(item)));
+    }
+  }
+  return sizes;
+}
+
+std::string ParentOf(const std::string& path) {
+  const std::size_t end = path.find_last_not_of('/');
+  const std::size_t slash = path.rfind('/', end);
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+}
+
+std::string SizesText(const dialect::ModelSizes& sizes) {
+  std::string text;
+  for (const auto& [name, value] : sizes) {
+    text += (text.empty() ? "" : " ") + name + "=" + std::to_string(value);
+  }
+  return text;
+}
+
+}  // namespace
+
+Result<std::string> FindConfig(const std::vector<std::string>& roots) {
+  for (const std::string& root : roots) {
+    for (const std::string& folder : {root, ParentOf(root)}) {
+      const std::string path = folder + "/config.json";
+      const Result<bool> there = os::Exists(path);
+      if (!there || !*there) continue;
+      SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
+      std::string found = path;
+      found.append("\n").append(text);
+      return found;
+    }
+  }
+  return std::string();
+}
+
+nlohmann::ordered_json MapUsed::Json() const {
+  nlohmann::ordered_json json = {{"name", name}, {"from", from}, {"to", to}};
+  for (const auto& [size, value] : sizes) json["sizes"][size] = value;
+  if (!why.empty()) json["why"] = why;
+  return json;
+}
+
+namespace {
+
+constexpr std::string_view kAuto = "auto";
+
+/// Collective; rank 0 reads.
+Result<MapChoice> ReadMap(comm::Comm& comm, const std::string& map) {
+  MapChoice choice;
+  SW_TRY_ASSIGN(const MapName name, TakeApart(map));
+  choice.use.from = name.from;
+  choice.use.to = name.to;
+  choice.text = name.map;
+  if (name.map == kAuto) return choice;
+  if (name.map.ends_with(".json") || name.map.find('/') != std::string::npos) {
+    SW_TRY_ASSIGN(choice.text,
+                  comm.OnRootText([&] { return os::ReadWholeText(name.map, limits::kJsonBytes); }));
+    SW_TRY_ASSIGN(choice.map, dialect::ModelMap::Parse(choice.text, name.map));
+  } else {
+    SW_TRY_ASSIGN(choice.map, dialect::ModelMap::BuiltIn(name.map));
+  }
+  return choice;
+}
+
+/// One map of MapsOfRecipes.
+Result<MapChoice> ReadRecipe(const json::Json& recipe, const std::string& where) {
+  const json::Json* map = recipe.is_object() ? json::Find(recipe, "map") : nullptr;
+  const json::Json* from = recipe.is_object() ? json::Find(recipe, "from") : nullptr;
+  const json::Json* to = recipe.is_object() ? json::Find(recipe, "to") : nullptr;
+  if (map == nullptr || from == nullptr || to == nullptr || !from->is_string() ||
+      !to->is_string() || !(map->is_string() || map->is_object())) {
+    return Fail(Errc::kBadInput, where + ": \"maps\": map, from and to of each expected");
+  }
+  MapChoice choice;
+  choice.use.from = from->get<std::string>();
+  choice.use.to = to->get<std::string>();
+  if (map->is_string()) {
+    choice.text = map->get<std::string>();
+    SW_TRY_ASSIGN(choice.map, dialect::ModelMap::BuiltIn(choice.text));
+  } else {
+    choice.text = map->dump();
+    SW_TRY_ASSIGN(choice.map, dialect::ModelMap::Parse(choice.text, where));
+  }
+  const json::Json* sizes = json::Find(recipe, "sizes");
+  if (sizes == nullptr) return choice;
+  if (!sizes->is_object()) {
+    return Fail(Errc::kBadInput, where + ": \"sizes\" of a map: object expected");
+  }
+  for (const auto& [name, size] : sizes->items()) {
+    SW_TRY_ASSIGN(choice.use.sizes[name],
+                  json::WholeOf(size, 1, std::uint64_t{1} << 53, where + ": size " + Quoted(name)));
+  }
+  return choice;
+}
+
+/// Every size is one of some map.
+Status CheckSizes(const dialect::ModelSizes& sizes, const std::vector<MapChoice>& choices) {
+  std::set<std::string> known;
+  for (const MapChoice& choice : choices) {
+    if (!choice.map) continue;
+    for (const std::string& name : choice.map->sizes()) known.insert(name);
+  }
+  for (const auto& [name, value] : sizes) {
+    if (known.contains(name)) continue;
+    return Fail(Errc::kUsage,
+                "--map-sizes: no size " + Quoted(name) + ": there are " +
+                    Joined(std::vector<std::string>(known.begin(), known.end()), ", "));
+  }
+  return {};
+}
+
+/// What is known of a model, and who told it.
+struct Facts {
+  dialect::ModelFacts values;
+  std::string origin;  ///< "ckpt/config.json"; empty: nobody tells anything
+};
+
+/// The facts of config.json and of the checkpoint itself.
+Result<Facts> UniteFacts(const std::string& config, const dialect::Checkpoint& checkpoint) {
+  Facts facts;
+  if (!checkpoint.facts.empty()) {
+    facts = {checkpoint.facts, checkpoint.origin + " checkpoint " + checkpoint.tag};
+  }
+  if (config.empty()) return facts;
+  const std::size_t line = config.find('\n');
+  const std::string path = config.substr(0, line);
+  SW_TRY_ASSIGN(dialect::ModelFacts told,
+                dialect::FactsIn(std::string_view(config).substr(line + 1), path));
+  for (const auto& [key, value] : facts.values) {
+    const auto other = told.find(key);
+    if (other == told.end() || other->second == value) continue;
+    return Fail(Errc::kBadInput, Quoted(key) + " is " + Quoted(other->second) + " in " + path +
+                                     ", " + Quoted(value) + " in the " + facts.origin);
+  }
+  told.merge(facts.values);
+  return Facts{std::move(told), facts.origin.empty() ? path : path + " and the " + facts.origin};
+}
+
+/// A map that the facts tell of, and how it does.
+struct Found {
+  dialect::ModelMap map;
+  std::string to;
+  std::string why;
+};
+
+/// The maps of the model that the facts speak of.
+Result<std::vector<Found>> FindFamily(const Facts& facts, const std::string& tag) {
+  std::vector<Found> found;
+  for (const std::string& name : dialect::ModelMap::BuiltInNames()) {
+    SW_TRY_ASSIGN(dialect::ModelMap map, dialect::ModelMap::BuiltIn(name));
+    auto why = map.ToldBy(facts.values);
+    if (why) found.push_back({std::move(map), "", *std::move(why) + " of " + facts.origin});
+  }
+  if (!found.empty()) return found;
+  if (facts.origin.empty()) {
+    return Fail(Errc::kUsage, "--map auto: neither a config.json beside " + tag +
+                                  " nor the checkpoint itself tells the model's family: name the "
+                                  "map, --map MAP:TO");
+  }
+  const auto type = facts.values.find("model_type");
+  const std::string what = type == facts.values.end() ? "what it tells of the model"
+                                                      : "model_type " + Quoted(type->second);
+  return Fail(Errc::kUnsupported,
+              "--map auto: " + facts.origin + ": " + what + " is of no map: there are " +
+                  Joined(dialect::ModelMap::BuiltInNames(), ", ") + "; name one, --map MAP:TO");
+}
+
+/// The sides that a map may lead to, the wanted one first; those that it does not have, too.
+Result<std::vector<std::string>> WantedSides(const dialect::ModelMap& map, const std::string& given,
+                                             const MapsAsked& asked) {
+  if (!given.empty()) return std::vector<std::string>{given};
+  std::vector<std::string> sides = asked.sides;
+  if (asked.like != nullptr) sides = dialect::SidesOf(map, *asked.like);
+  if (!sides.empty()) return sides;
+  const std::string which = "--map auto:SIDE, of " + Joined(map.sides(), ", ");
+  return Fail(Errc::kUsage,
+              asked.like != nullptr
+                  ? "--map auto: the names of " + asked.like->tag + " are of no side of map " +
+                        map.name() + ": say " + which
+                  : "--map auto: any names will do for what is asked for: say " + which);
+}
+
+/// The one map of the model's family that leads to the wanted side, or nothing if the names are of
+/// that side already.
+Result<std::optional<Found>> FindMap(const dialect::MapUse& use, const MapsAsked& asked,
+                                     const Facts& facts, const dialect::ModelSizes& given,
+                                     const dialect::Patterns& patterns,
+                                     const dialect::Checkpoint& checkpoint, Sink& sink) {
+  SW_TRY_ASSIGN(std::vector<Found> family, FindFamily(facts, checkpoint.tag));
+  std::vector<Found> fitting;
+  std::optional<Error> refused;
+  for (Found& one : family) {
+    const Result<std::vector<std::string>> sides = WantedSides(one.map, use.to, asked);
+    if (!sides) {
+      if (!refused) refused = sides.error();
+      continue;
+    }
+    const std::vector<std::string>& wanted = *sides;
+    const std::vector<std::string> has = dialect::SidesOf(one.map, checkpoint);
+    const std::vector<std::string> all = one.map.sides();
+    for (const std::string& side : wanted) {
+      if (std::find(has.begin(), has.end(), side) == has.end()) continue;
+      sink.Note("--map auto: the names are those of side " + side + " of map " + one.map.name() +
+                    " already (" + one.why + ")",
+                0);
+      return std::optional<Found>();
+    }
+    const auto to = std::find_first_of(wanted.begin(), wanted.end(), all.begin(), all.end());
+    Status fits = Fail(Errc::kUnsupported,
+                       "no side " + Joined(wanted, " or ") + ": there are " + Joined(all, ", "));
+    if (to != wanted.end()) {
+      dialect::MapUse trial{use.from, *to, given};
+      trial.sizes.merge(one.map.SizesIn(facts.values));
+      const auto mapped = dialect::ApplyMap(one.map, trial, checkpoint, patterns);
+      fits = mapped ? Status() : tl::unexpected(mapped.error());
+      one.to = *to;
+    }
+    if (fits) {
+      fitting.push_back(std::move(one));
+    } else if (!refused) {
+      refused =
+          Within("--map auto: map " + one.map.name() + " (" + one.why + ")", fits.error()).value();
+    }
+  }
+  if (fitting.empty()) return tl::unexpected(*std::move(refused));
+  if (fitting.size() > 1) {
+    return Fail(Errc::kUsage, "--map auto: the maps " + fitting[0].map.name() + " and " +
+                                  fitting[1].map.name() + " both fit (" + fitting[0].why +
+                                  "): name one, --map MAP:TO");
+  }
+  return std::optional<Found>(std::move(fitting.front()));
+}
+
+}  // namespace
+
+nlohmann::ordered_json MapUsed::Recipe() const {
+  nlohmann::ordered_json json = Json();
+  json["map"] = map == name ? nlohmann::ordered_json(map) : nlohmann::ordered_json::parse(map);
+  return json;
+}
+
+Result<std::vector<MapChoice>> MapsOfRecipes(const std::string& recipes, const std::string& where) {
+  std::vector<MapChoice> choices;
+  if (recipes.empty()) return choices;
+  SW_TRY_ASSIGN(const json::Json list, json::Parse(recipes, where));
+  if (!list.is_array()) return Fail(Errc::kBadInput, where + ": \"maps\": list expected");
+  for (const json::Json& recipe : list) {
+    SW_TRY_ASSIGN(MapChoice choice, ReadRecipe(recipe, where));
+    choices.push_back(std::move(choice));
+  }
+  return choices;
+}
+
+Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked) {
+  std::vector<MapChoice> choices;
+  for (const std::string& map : asked.maps) {
+    SW_TRY_ASSIGN(MapChoice choice, ReadMap(comm, map));
+    choices.push_back(std::move(choice));
+  }
+  if (choices.empty()) return choices;
+  const bool finds = std::any_of(choices.begin(), choices.end(),
+                                 [](const MapChoice& choice) { return !choice.map; });
+  if (finds && choices.size() > 1) {
+    return Fail(Errc::kUsage, "--map auto: it stands alone, and leads from side to side");
+  }
+  SW_TRY_ASSIGN(const dialect::ModelSizes given, ParseSizes(asked.sizes));
+  for (MapChoice& choice : choices) choice.use.sizes = given;
+  if (!finds) SW_TRY(CheckSizes(given, choices));
+  return choices;
+}
+
+Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, const MapsAsked& asked,
+                                     const std::string& config, const dialect::Patterns& patterns,
+                                     dialect::Checkpoint* checkpoint, Sink& sink) {
+  SW_TRY_ASSIGN(const Facts facts, UniteFacts(config, *checkpoint));
+  std::vector<MapUsed> all;
+  for (MapChoice choice : choices) {
+    std::string why;
+    if (!choice.map) {
+      SW_TRY_ASSIGN(auto found, FindMap(choice.use, asked, facts, choice.use.sizes, patterns,
+                                        *checkpoint, sink));
+      if (!found) continue;
+      choice.map = std::move(found->map);
+      choice.use.to = std::move(found->to);
+      why = std::move(found->why);
+      SW_TRY(CheckSizes(choice.use.sizes, {choice}));
+    }
+    choice.use.sizes.merge(choice.map->SizesIn(facts.values));
+    SW_TRY_ASSIGN(dialect::Mapped mapped,
+                  dialect::ApplyMap(*choice.map, choice.use, std::move(*checkpoint), patterns));
+    *checkpoint = std::move(mapped.checkpoint);
+    MapUsed& used = all.emplace_back();
+    used.name = choice.map->name();
+    used.from = mapped.from;
+    used.to = mapped.to;
+    used.sizes = std::move(mapped.sizes);
+    used.map = choice.text == kAuto ? used.name : choice.text;
+    used.why = std::move(why);
+    const std::string sizes = SizesText(used.sizes);
+    sink.Note("map " + used.name + ": " + used.from + " to " + used.to +
+                  (sizes.empty() ? "" : ", with " + sizes) +
+                  (used.why.empty() ? "" : "; chosen by " + used.why),
+              0);
+    for (const std::string& name : mapped.left_behind) {
+      used.left_behind.push_back(Quoted(name) + ": models of side " + used.to +
+                                 " work it out themselves");
+    }
+  }
+  return all;
+}
+
+}  // namespace shardwright::ucp

@@ -1,0 +1,52 @@
+// Any bytes as metadata.json, or as the pickles of a legacy folder of one rank: read as a
+// checkpoint, or refused. What is read is written as a checkpoint of two stages, or refused.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "dialect/dialects.h"
+#include "dialect/megatron/megatron.h"
+#include "dialect/rules/patterns.h"
+#include "fuzz/dialect/pickled_file.h"
+
+namespace dialect = shardwright::dialect;
+namespace fuzz = shardwright::fuzz;
+using shardwright::Errc;
+using shardwright::Result;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size_bytes);
+  if (bytes.starts_with('{')) {
+    const auto checked = dialect::megatron::CheckMetadata(bytes, "metadata.json");
+    SW_CHECK(checked || checked.error().code != Errc::kInternal);
+    return 0;
+  }
+  const auto [model, optimizer] = fuzz::TwoPickles(bytes);
+  dialect::SourceSet set;
+  set.dialect = "megatron";
+  set.tag = "iter_0000004";
+  const std::string folder = "mp_rank_00/";
+  if (!optimizer.empty()) {
+    set.files.push_back(fuzz::PickledFile(folder + "distrib_optim.pt", optimizer));
+  }
+  set.files.push_back(fuzz::PickledFile(folder + "model_optim_rng.pt", model));
+  const Result<dialect::Checkpoint> read = dialect::ReadCheckpoint(set, dialect::Patterns());
+  if (!read) {
+    SW_CHECK(read.error().code != Errc::kInternal);
+    return 0;
+  }
+  const dialect::Dialect* format = dialect::FindDialect("megatron");
+  const dialect::TargetSpec spec{
+      {{"pp", "2"}, {"files", model.size() % 2 == 0 ? "torch" : "torch_dist"}}};
+  const Result<dialect::Layout> layout = format->resolve(spec, *read);
+  if (!layout) {
+    SW_CHECK(layout.error().code != Errc::kInternal);
+    return 0;
+  }
+  const Result<dialect::Written> written = format->write(*read, *layout);
+  SW_CHECK(written || written.error().code != Errc::kInternal);
+  return 0;
+}

@@ -1,0 +1,143 @@
+"""A run goes from DeepSpeed to FSDP2 and back, and every loss is that of the run that stayed.
+
+    hops_test.py BIN LAUNCHER
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import hops  # first: it makes the modules of the DeepSpeed tests importable
+import commands
+import ranks
+
+STEPS = 2  # between two hops
+TOLERANCE = 2e-5  # other numbers of ranks add gradients up in another order
+
+# Who goes on: the ranks, and the stage in DeepSpeed or None in FSDP2.
+HOPS = [(2, 2), (3, None), (3, 3), (2, None), (1, 1)]
+
+
+class Hops(unittest.TestCase):
+    ucp = None
+
+    def scratch(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        return scratch.path
+
+    def stay(self, family):
+        """The losses of a run that nobody interrupts."""
+        return ranks.run(2, hops.in_deepspeed, family, 2, None, None, (0, STEPS * len(HOPS)))
+
+    def move(self, family, scratch):
+        losses, source = [], None
+        for hop, (world, stage) in enumerate(HOPS):
+            steps = (hop * STEPS, (hop + 1) * STEPS)
+            output = scratch / f"made{hop}"
+            if source is not None:
+                wanted = ["--format", "dcp", "--target", f"dp_shard={world}"] if stage is None else [
+                    "--format", "deepspeed", "--target", f"zero={stage},dp={world}"]
+                self.ucp.run("ucp-load", source, scratch / f"in{hop}", *wanted)
+                self.ucp.run("ucp-load", "--check", source, scratch / f"in{hop}")
+                source = scratch / f"in{hop}"
+            if stage is None:
+                losses += ranks.run(world, hops.in_fsdp2, family, source, output, steps)
+            else:
+                losses += ranks.run(world, hops.in_deepspeed, family, stage, source, output, steps)
+            source = output
+        return losses
+
+    def test_losses_are_those_of_the_run_that_stayed(self):
+        for family in ("llama", "mixtral"):
+            with self.subTest(family):
+                stayed, moved = self.stay(family), self.move(family, self.scratch())
+                off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
+                print(f"{family}: {len(HOPS) - 1} hops, losses off by {off:.2g}: {stayed[0]:.4f} ... {stayed[-1]:.4f}")
+                self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+
+    def test_by_way_of_megatron(self):
+        """The same checkpoint comes back, whoever goes on from it has the losses of the run that stayed."""
+        sizes = ("--map-sizes", "heads=4,kv_heads=2")
+        families = (("llama", "llama:hf", "tp=2", 2), ("mixtral", "mixtral:hf_stacked", "ep=2,dp=2", 1),
+                    ("mixtral", "mixtral:hf_stacked", "ep=2,dp=2", 3))
+        for family, side, target, stage in families:
+            with self.subTest(family, stage=stage):
+                scratch = self.scratch()
+                there = ("--map", f"{family}:megatron", *sizes)
+                first, dcp, one, other, back = (scratch / name for name in ("first", "dcp", "one", "other", "back"))
+                ranks.run(2, hops.in_deepspeed, family, stage, None, first, (0, STEPS))
+                self.ucp.run("ucp-load", first, dcp, "--format", "dcp", "--target", "dp_shard=3")
+                self.ucp.run("ucp-load", dcp, one, "--format", "megatron", "--target", target + ",optimizer=none",
+                             *there)
+                self.ucp.run("ucp-load", "--check", dcp, one, *there)
+                self.ucp.run("ucp-load", one, other, "--format", "megatron",
+                             "--target", "pp=2,optimizer=fully_reshardable")
+                self.ucp.run("ucp-load", other, back, "--format", "deepspeed", "--target", "zero=3,dp=2,tp=1",
+                             "--map", side, *sizes)
+                self.ucp.run("ucp-load", "--check", first, back)
+                steps = (STEPS, 2 * STEPS)
+                stayed = ranks.run(2, hops.in_deepspeed, family, stage, first, None, steps)
+                for name, moved in (("Megatron-Core", self.in_megatron(family, one / f"iter_{STEPS:07}", steps)),
+                                    ("DeepSpeed again", ranks.run(2, hops.in_deepspeed, family, 3, back, None, steps))):
+                    off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
+                    print(f"{family}, from stage {stage}: in {name} losses off by {off:.2g}")
+                    self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+
+    def in_other(self, script, family, source, steps, **more):
+        """The losses of the steps, by another trainer's script that has packages of its own."""
+        python = pathlib.Path(sys.prefix) / "trainers/bin/python"
+        if not python.exists():
+            self.skipTest("no environment with other trainers")
+        config = hops.make_model(family, 5).config
+        job = {"family": family, "source": str(source), "steps": steps, "batch": hops.BATCH,
+               "batches": [hops.batch(step).tolist() for step in range(*steps)],
+               "layers": config.num_hidden_layers, "hidden": config.hidden_size, "heads": config.num_attention_heads,
+               "kv_heads": config.num_key_value_heads, "inner": config.intermediate_size, "epsilon": config.rms_norm_eps,
+               "vocabulary": hops.VOCABULARY, "length": hops.LENGTH, "theta": config.rope_parameters["rope_theta"],
+               "experts": 4, "topk": 2, "betas": (0.9, 0.95), "rate": hops.RATE, "decay": 0.1, "adam_epsilon": 1e-8, **more}
+        # Not the environment that DeepSpeed has set up for itself.
+        environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        done = subprocess.run([python, pathlib.Path(__file__).with_name(script), json.dumps(job)],
+                              env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != 0:
+            raise AssertionError(done.stderr[-3000:])
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def in_megatron(self, family, source, steps):
+        """The losses of the steps, by Megatron-Core on two ranks."""
+        return self.in_other("megatron_hop.py", family, source, steps, ranks=2, tp=2 if family == "llama" else 1,
+                             ep=1 if family == "llama" else 2)
+
+    def test_by_way_of_torchtitan(self):
+        """A ZeRO-3 run goes on in torchtitan, and what torchtitan saves in DeepSpeed."""
+        sizes = ("--map-sizes", "heads=4,kv_heads=2")
+        scratch = self.scratch()
+        first, there, made, back = (scratch / name for name in ("first", "there", "made", "back"))
+        ranks.run(2, hops.in_deepspeed, "llama", 3, None, first, (0, STEPS))
+        there.mkdir()
+        self.ucp.run("ucp-load", first, there / f"step-{STEPS}", "--format", "dcp", "--flavour", "torchtitan",
+                     "--target", "dp_shard=3", "--map", "llama:torchtitan", *sizes)
+        stayed = ranks.run(2, hops.in_deepspeed, "llama", 3, first, None, (STEPS, 3 * STEPS))
+        moved = self.in_other("titan_hop.py", "llama", there, (STEPS, 2 * STEPS), ranks=3, fused=False, output=str(made))
+        self.ucp.run("ucp-load", made / f"step-{2 * STEPS}", back, "--format", "deepspeed", "--target", "zero=2,dp=2",
+                     "--map", "llama:hf", *sizes)
+        moved += ranks.run(2, hops.in_deepspeed, "llama", 2, back, None, (2 * STEPS, 3 * STEPS))
+        off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
+        print(f"llama: in torchtitan and back, losses off by {off:.2g}")
+        self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+
+    def test_there_and_back_is_the_same_checkpoint(self):
+        scratch = self.scratch()
+        ranks.run(2, hops.in_deepspeed, "llama", 2, None, scratch / "first", (0, STEPS))
+        self.ucp.run("ucp-load", scratch / "first", scratch / "dcp", "--format", "dcp", "--target", "dp_shard=3")
+        self.ucp.run("ucp-load", scratch / "dcp", scratch / "back", "--format", "deepspeed", "--target", "zero=3,dp=2")
+        self.ucp.run("ucp-load", "--check", scratch / "first", scratch / "back")
+
+
+if __name__ == "__main__":
+    Hops.ucp = commands.from_arguments()
+    unittest.main(verbosity=2)

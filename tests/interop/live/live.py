@@ -1,0 +1,54 @@
+"""What the tests of loading into running trainers share."""
+
+import os
+import pathlib
+import sys
+
+PACKAGE = None  # the folder of the package, after start()
+HERE = pathlib.Path(__file__).resolve().parent
+for folder in ("deepspeed", "formats"):
+    sys.path.insert(0, str(HERE.parent / folder))
+
+import ranks  # first: it sets the environment up
+import commands
+import torch
+
+
+def start():
+    """Takes the first two arguments of a test: the folder of the commands, and that of the package."""
+    global PACKAGE
+    folder, package = sys.argv.pop(1), sys.argv.pop(1)
+    if not package:
+        print("skipped: the build has no operators for PyTorch (configure it with -DSW_TORCH_PYTHON=...)")
+        sys.exit(1 if os.environ.get("CI") else 77)  # there the trainers' PyTorch must have been found
+    PACKAGE = package
+    sys.path.insert(0, package)
+    return commands.Commands(folder, "")
+
+
+def into_engine(engine, checkpoint, left_out):
+    """Collective. As train.load, straight from a checkpoint of any layout; the note in the client state."""
+    import shardwright
+    loaded = shardwright.load(engine, checkpoint, strict=not left_out, threads=1)
+    if int(loaded) != engine.global_steps:
+        raise AssertionError(f"{int(loaded)} steps, the engine has made {engine.global_steps}")
+    return loaded.client_state.get("note")
+
+
+def state_of(model, optimizer):
+    """Collective. Every tensor of a model and its optimizer, whole: NAME/STATE."""
+    def whole(tensor):
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        return full.detach().clone()
+    found = {}
+    for name, param in model.named_parameters():
+        found[f"{name}/weight"] = whole(param)
+        for key, value in (optimizer.state.get(param, {}) if optimizer else {}).items():
+            found[f"{name}/{key}"] = whole(value)
+    return found
+
+
+def differing(got, want):
+    """Names of tensors that two states have not alike, bit for bit."""
+    return sorted(name for name in got.keys() | want.keys()
+                  if name not in got or name not in want or not torch.equal(got[name], want[name]))
