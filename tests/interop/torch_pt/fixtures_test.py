@@ -15,6 +15,10 @@ SOURCE = pathlib.Path(__file__).resolve().parents[3]
 FOLDERS = (SOURCE / "tests" / "data",
            pathlib.Path(os.environ.get("SHARDWRIGHT_SHARED", SOURCE.parent / "shared")) / "fixtures" / "deepspeed")
 
+# Megatron's files pickle enumerations of its own, which torch.load imports. Megatron-Core lies in the environment
+# of the trainers, inside the one that runs this (see scripts/peers).
+sys.path += map(str, pathlib.Path(sys.prefix).glob("trainers/lib/python3*/site-packages"))
+
 
 class Fixtures(unittest.TestCase):
     probe = None
