@@ -1,30 +1,22 @@
 #include "comm/comm.h"
 
-#include <array>
-#include <cstdlib>
 #include <string_view>
 
 #include "comm/mpi_internal.h"
+#include "comm/mpi_library_internal.h"
 
 namespace shardwright::comm {
 
-namespace {
-
-std::string_view Env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string_view() : std::string_view(value);
-}
-
-}  // namespace
-
 bool UnderLauncher() {
+  using internal::ProcessEnvironment;
   // A launcher that says how many ranks there are and says one: serial does the same for less.
   for (const char* const size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    if (!Env(size).empty()) return Env(size) != "1";
+    if (!ProcessEnvironment(size).empty()) return ProcessEnvironment(size) != "1";
   }
-  if (!Env("PMI_RANK").empty() || !Env("PMIX_RANK").empty()) return true;
-  const std::string_view slurm_mpi = Env("SLURM_MPI_TYPE");
-  return !Env("SLURM_PROCID").empty() && !slurm_mpi.empty() && slurm_mpi != "none";
+  if (!ProcessEnvironment("PMI_RANK").empty() || !ProcessEnvironment("PMIX_RANK").empty())
+    return true;
+  const std::string_view slurm_mpi = ProcessEnvironment("SLURM_MPI_TYPE");
+  return !ProcessEnvironment("SLURM_PROCID").empty() && !slurm_mpi.empty() && slurm_mpi != "none";
 }
 
 Result<std::unique_ptr<Comm>> MakeComm(const CommOptions& options) {

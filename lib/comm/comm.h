@@ -1,8 +1,8 @@
 // lib/comm: the ranks of a run.
 // One interface with two implementations: MPI, and a single process. All ranks make the same
 // collective calls in the same order. A rank that fails must not leave the others waiting, so every
-// section of work ends with Agree, after which all ranks hold the same outcome. Nothing else
-// includes mpi.h.
+// section of work ends with Agree, after which all ranks hold the same outcome. No program links
+// MPI: the one that the launcher speaks is opened when there is a launcher.
 
 #pragma once
 
@@ -107,8 +107,10 @@ bool UnderLauncher();
 /// The Comm of this process: MPI under a launcher, else serial. MPI is not touched without a
 /// launcher, as starting it costs more than a short command takes. MPI is finalized with the Comm,
 /// so it is made once per process and outlives all its users.
-/// \error kInternal if MPI was started before; kIo if it does not start; kUsage unless
-///        1 <= chunk_bytes <= 2^30
+/// SHARDWRIGHT_MPI in the environment chooses the MPI: openmpi, mpich or the path of a library.
+/// \error kInternal if MPI was started before; kIo if it does not start; kNotFound if there is no
+///        MPI of the launcher's family; kUsage unless 1 <= chunk_bytes <= 2^30, if SHARDWRIGHT_MPI
+///        is none of these, or if MPI sees one rank where the launcher has started more
 /// Collective under a launcher.
 Result<std::unique_ptr<Comm>> MakeComm(const CommOptions& options = {});
 

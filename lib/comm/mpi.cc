@@ -1,33 +1,17 @@
-#include <mpi.h>
-
 #include <algorithm>
-#include <climits>
+#include <array>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "comm/mpi_calls_internal.h"
 #include "comm/mpi_internal.h"
+#include "comm/mpi_library_internal.h"
 
 namespace shardwright::comm::internal {
 
 namespace {
-
-constexpr int kTag = 1;
-
-Status Check(int code, const char* what) {
-  if (code == MPI_SUCCESS) return {};
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  int kind = MPI_ERR_OTHER;
-  MPI_Error_string(code, text, &length);
-  MPI_Error_class(code, &kind);
-  const bool misuse = kind == MPI_ERR_BUFFER || kind == MPI_ERR_COUNT || kind == MPI_ERR_TYPE ||
-                      kind == MPI_ERR_TAG || kind == MPI_ERR_COMM || kind == MPI_ERR_RANK ||
-                      kind == MPI_ERR_ROOT || kind == MPI_ERR_OP || kind == MPI_ERR_ARG ||
-                      kind == MPI_ERR_TRUNCATE || kind == MPI_ERR_REQUEST;
-  return Fail(misuse ? Errc::kInternal : Errc::kIo, std::string(what) + ": " + text);
-}
 
 std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
 
@@ -54,31 +38,33 @@ class MpiComm final : public Comm {
  public:
   using Comm::AllToAll;
 
-  explicit MpiComm(std::uint64_t chunk_bytes) : chunk_bytes_(chunk_bytes) {}
+  MpiComm(const MpiCalls& mpi, std::uint64_t chunk_bytes) : mpi_(mpi), chunk_bytes_(chunk_bytes) {}
 
   ~MpiComm() override {
-    if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
-    MPI_Finalize();
+    if (started_) mpi_.stop();
   }
 
-  /// Opens a channel of our own, where errors are returned. Called once, before anything else.
-  Status Open() {
-    SW_TRY(Check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI error handler"));
-    SW_TRY(Check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup"));
-    SW_TRY(Check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI error handler"));
-    SW_TRY(Check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank"));
-    return Check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  /// Starts MPI. Called once, before anything else.
+  Status Start() {
+    bool begun = false;
+    SW_TRY(Check(mpi_.started(&begun), "MPI_Initialized"));
+    if (begun) return Fail(Errc::kInternal, "MPI is started once per process");
+    bool funneled = false;
+    SW_TRY(Check(mpi_.start(&funneled, &rank_, &size_), "MPI_Init"));
+    started_ = true;
+    if (funneled) return {};
+    return Fail(Errc::kIo, "MPI: thread level funneled expected, found single");
   }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  Status Barrier() override { return Check(MPI_Barrier(comm_), "MPI_Barrier"); }
+  Status Barrier() override { return Check(mpi_.barrier(), "MPI_Barrier"); }
 
   Status Bcast(Bytes& bytes, int root) override {
     SW_TRY(CheckRoot(root));
     std::uint64_t total = bytes.size();
-    SW_TRY(Check(MPI_Bcast(&total, 1, MPI_UINT64_T, root, comm_), "MPI_Bcast"));
+    SW_TRY(Check(mpi_.bcast(&total, sizeof total, root), "MPI_Bcast"));
     Status room;
     if (rank_ != root) {
       Result<std::vector<Bytes>> buffer = Reserve({total});
@@ -98,16 +84,16 @@ class MpiComm final : public Comm {
     Result<std::vector<Bytes>> all = std::vector<Bytes>();
     if (rank_ == root) all = Reserve(sizes);
     SW_TRY(Agree(Outcome(all)));
-    std::vector<MPI_Request> requests;
+    std::vector<MpiPart> parts;
     if (rank_ != root) {
-      SW_TRY(Send(mine, root, requests));
+      AddSend(parts, mine, root);
     } else {
       std::copy(mine.begin(), mine.end(), (*all)[Index(root)].begin());
       for (int r = 0; r < size_; ++r) {
-        if (r != root) SW_TRY(Receive((*all)[Index(r)], r, requests));
+        if (r != root) AddReceive(parts, (*all)[Index(r)], r);
       }
     }
-    SW_TRY(Wait(requests));
+    SW_TRY(Transfer(parts));
     return all;
   }
 
@@ -127,9 +113,7 @@ class MpiComm final : public Comm {
     std::vector<std::uint64_t> outgoing(Index(size_));
     for (std::size_t r = 0; counted && r < outgoing.size(); ++r) outgoing[r] = pieces[r].size();
     std::vector<std::uint64_t> incoming(Index(size_));
-    SW_TRY(Check(
-        MPI_Alltoall(outgoing.data(), 1, MPI_UINT64_T, incoming.data(), 1, MPI_UINT64_T, comm_),
-        "MPI_Alltoall"));
+    SW_TRY(Check(mpi_.all_to_all(outgoing.data(), incoming.data()), "MPI_Alltoall"));
     Result<std::vector<Bytes>> received = Prepare(incoming, receive_cap);
     if (!counted) {
       received =
@@ -143,22 +127,31 @@ class MpiComm final : public Comm {
     for (int step = 1; step < size_; ++step) {
       const int to = (rank_ + step) % size_;
       const int from = (rank_ + size_ - step) % size_;
-      std::vector<MPI_Request> requests;
-      SW_TRY(Receive((*received)[Index(from)], from, requests));
-      SW_TRY(Send(pieces[Index(to)], to, requests));
-      SW_TRY(Wait(requests));
+      std::vector<MpiPart> parts;
+      AddReceive(parts, (*received)[Index(from)], from);
+      AddSend(parts, pieces[Index(to)], to);
+      SW_TRY(Transfer(parts));
     }
     return received;
   }
 
   Result<std::uint64_t> AllReduce(std::uint64_t mine, ReduceOp op) override {
-    const MPI_Op mpi_op = op == ReduceOp::kMax ? MPI_MAX : op == ReduceOp::kSum ? MPI_SUM : MPI_BOR;
+    auto* const reduce = op == ReduceOp::kMax   ? mpi_.all_max
+                         : op == ReduceOp::kSum ? mpi_.all_sum
+                                                : mpi_.all_or;
     std::uint64_t all = 0;
-    SW_TRY(Check(MPI_Allreduce(&mine, &all, 1, MPI_UINT64_T, mpi_op, comm_), "MPI_Allreduce"));
+    SW_TRY(Check(reduce(mine, &all), "MPI_Allreduce"));
     return all;
   }
 
  private:
+  Status Check(int code, const char* what) const {
+    if (code == 0) return {};
+    std::array<char, 1024> text = {};
+    const bool misuse = mpi_.describe(code, text.data(), text.size());
+    return Fail(misuse ? Errc::kInternal : Errc::kIo, std::string(what) + ": " + text.data());
+  }
+
   Status CheckRoot(int root) const {
     if (root >= 0 && root < size_) return {};
     return Fail(Errc::kInternal,
@@ -181,8 +174,7 @@ class MpiComm final : public Comm {
 
   Result<std::vector<std::uint64_t>> AllSizes(std::uint64_t mine) {
     std::vector<std::uint64_t> sizes(Index(size_));
-    SW_TRY(Check(MPI_Allgather(&mine, 1, MPI_UINT64_T, sizes.data(), 1, MPI_UINT64_T, comm_),
-                 "MPI_Allgather"));
+    SW_TRY(Check(mpi_.all_gather(mine, sizes.data()), "MPI_Allgather"));
     return sizes;
   }
 
@@ -194,47 +186,36 @@ class MpiComm final : public Comm {
   Status BcastChunks(std::span<std::byte> bytes, int root) {
     for (std::size_t done = 0; done < bytes.size();) {
       const int part = Part(bytes.size() - done);
-      SW_TRY(Check(MPI_Bcast(bytes.data() + done, part, MPI_BYTE, root, comm_), "MPI_Bcast"));
+      SW_TRY(Check(mpi_.bcast(bytes.data() + done, part, root), "MPI_Bcast"));
       done += static_cast<std::size_t>(part);
     }
     return {};
   }
 
-  Status Send(std::span<const std::byte> bytes, int to, std::vector<MPI_Request>& requests) {
+  void AddSend(std::vector<MpiPart>& parts, std::span<const std::byte> bytes, int to) const {
     for (std::size_t done = 0; done < bytes.size();) {
       const int part = Part(bytes.size() - done);
-      requests.push_back(MPI_REQUEST_NULL);
-      SW_TRY(
-          Check(MPI_Isend(bytes.data() + done, part, MPI_BYTE, to, kTag, comm_, &requests.back()),
-                "MPI_Isend"));
+      // MPI takes what it only reads as void*, too.
+      parts.push_back({const_cast<std::byte*>(bytes.data() + done), part, to, true});
       done += static_cast<std::size_t>(part);
     }
-    return {};
   }
 
-  Status Receive(std::span<std::byte> bytes, int from, std::vector<MPI_Request>& requests) {
+  void AddReceive(std::vector<MpiPart>& parts, std::span<std::byte> bytes, int from) const {
     for (std::size_t done = 0; done < bytes.size();) {
       const int part = Part(bytes.size() - done);
-      requests.push_back(MPI_REQUEST_NULL);
-      SW_TRY(
-          Check(MPI_Irecv(bytes.data() + done, part, MPI_BYTE, from, kTag, comm_, &requests.back()),
-                "MPI_Irecv"));
+      parts.push_back({bytes.data() + done, part, from, false});
       done += static_cast<std::size_t>(part);
     }
-    return {};
   }
 
-  static Status Wait(std::vector<MPI_Request>& requests) {
-    if (requests.size() > INT_MAX) {
-      return Fail(Errc::kInternal, "more messages at once than MPI can wait for");
-    }
-    return Check(
-        MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE),
-        "MPI_Waitall");
+  Status Transfer(const std::vector<MpiPart>& parts) const {
+    return Check(mpi_.transfer(parts.data(), parts.size()), "MPI_Waitall");
   }
 
+  const MpiCalls& mpi_;
   std::uint64_t chunk_bytes_;
-  MPI_Comm comm_ = MPI_COMM_NULL;
+  bool started_ = false;
   int rank_ = 0;
   int size_ = 1;
 };
@@ -242,16 +223,12 @@ class MpiComm final : public Comm {
 }  // namespace
 
 Result<std::unique_ptr<Comm>> MakeMpiComm(const CommOptions& options) {
-  int started = 0;
-  SW_TRY(Check(MPI_Initialized(&started), "MPI_Initialized"));
-  if (started != 0) return Fail(Errc::kInternal, "MPI is started once per process");
-  int provided = MPI_THREAD_SINGLE;
-  SW_TRY(Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init"));
-  auto comm = std::make_unique<MpiComm>(options.chunk_bytes);
-  if (provided < MPI_THREAD_FUNNELED) {
-    return Fail(Errc::kIo, "MPI: thread level funneled expected, found single");
-  }
-  SW_TRY(comm->Open());
+  SW_TRY_ASSIGN(const MpiLibrary library, OpenMpi());
+  auto comm = std::make_unique<MpiComm>(*library.calls, options.chunk_bytes);
+  // Asked before the start, for a library that believes to be alone changes the variables.
+  const std::uint64_t started = LauncherSize(ProcessEnvironment).value_or(1);
+  SW_TRY(comm->Start());
+  SW_TRY(CheckMetOthers(library, started, comm->size()));
   return comm;
 }
 
