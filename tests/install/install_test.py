@@ -92,6 +92,24 @@ class Installed(unittest.TestCase):
         self.assertRegex(dynamic, r"SONAME.*\[libshardwright\.so\.\d+\.\d+\]")
         self.assertNotRegex(dynamic, r"(RPATH|RUNPATH)")
 
+    def test_commands_bring_what_belongs_to_them(self):
+        prefix = self.work / "commands"
+        run("cmake", "--install", BUILD, "--prefix", prefix, "--component", "commands")
+        commands = {path.parent.name for path in ROOT.glob("apps/*/main.cc")}
+        self.assertEqual({path.name for path in (prefix / "bin").iterdir()}, commands)
+        for command in commands:
+            for name in (f"man/man1/{command}.1", f"bash-completion/completions/{command}",
+                         f"zsh/site-functions/_{command}", f"fish/vendor_completions.d/{command}.fish"):
+                self.assertTrue((prefix / "share" / name).is_file(), name)
+        for source, installed in (("patterns", "share/shardwright/patterns"), ("docs", "share/doc/shardwright/docs"),
+                                  ("scripts/slurm", "share/shardwright/slurm")):
+            there = {path.relative_to(ROOT / source): path.read_bytes()
+                     for path in (ROOT / source).rglob("*") if path.is_file()}
+            self.assertEqual({path.relative_to(prefix / installed): path.read_bytes()
+                              for path in (prefix / installed).rglob("*") if path.is_file()}, there)
+        self.assertEqual(list(prefix.rglob("*.so*")) + list(prefix.rglob("*.h")), [])
+        run(prefix / "bin" / "ucp-load", "--version")
+
     def test_another_version_is_refused(self):
         source = self.work / "other"
         source.mkdir()
