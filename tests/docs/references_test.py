@@ -94,6 +94,18 @@ class References(unittest.TestCase):
         for path in ("docs/library.md", "tests/install/example/CMakeLists.txt"):
             self.assertEqual(found(path, r"^find_package\(shardwright (\S+) CONFIG"), minor)
 
+    def test_the_index_names_what_there_is(self):
+        commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+        spans = re.findall(r"`([^`]+)`", (ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
+        flags = {flag for span in spans for flag in re.findall(r"(?<!\S)--[a-z_-]+", span)}
+        self.assertGreater(len(flags), 10)
+        self.assertEqual({flag for flag in flags if not re.search(rf"{flag}\b", commands)}, set())
+        used = {match.group() for span in spans if (match := re.match(r"(ucp|pec|moe)-[a-z]+( [a-z]+)?", span))}
+        self.assertEqual({name for name in used if not re.search(rf"^###? {name}$", commands, re.M)}, set())
+        pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+        linked = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+        self.assertEqual(pages - {target.split("#")[0] for target in linked}, set())
+
     def test_it_sees_what_is_wrong(self):
         text = '/// See docs/limits.md, "No\n/// such section", and docs/nothing.md. docs/limits.md, "Memory".\n'
         self.assertEqual(list(wrong_citations(ROOT, text)),
