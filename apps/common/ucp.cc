@@ -14,20 +14,6 @@
 namespace shardwright::apps {
 namespace {
 
-exec::Verify VerifyOf(cli::Verify verify) {
-  switch (verify) {
-    case cli::Verify::kNone:
-      return exec::Verify::kNone;
-    case cli::Verify::kSums:
-      return exec::Verify::kSums;
-    case cli::Verify::kReplicas:
-      return exec::Verify::kReplicas;
-    case cli::Verify::kReadback:
-      return exec::Verify::kReadback;
-  }
-  return exec::Verify::kSums;
-}
-
 /// "dp tp zero", without those that are flags.
 std::string KeysOf(const dialect::Dialect& dialect) {
   std::string keys;
@@ -199,7 +185,7 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
   options.force = flags.force;
   options.resume = flags.resume;
   options.dry_run = flags.dry_run;
-  options.verify = VerifyOf(flags.verify);
+  options.verify = flags.verify;
   options.threads = flags.threads;
   options.memory_bytes = flags.memory_bytes;
   return options;

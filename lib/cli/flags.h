@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "base/work.h"
 
 namespace shardwright::cli {
 
@@ -25,7 +26,6 @@ enum class Shared : std::uint8_t {
 
 enum class ProgressMode : std::uint8_t { kAuto, kTty, kPlain, kJson, kOff };
 enum class ColorMode : std::uint8_t { kAuto, kAlways, kNever };
-enum class Verify : std::uint8_t { kNone, kSums, kReplicas, kReadback };
 
 /// The shared flags after flag, environment and default are combined.
 struct CommonFlags {
@@ -47,10 +47,6 @@ struct CommonFlags {
   /// True for --list and --explain, which describe INPUT and write nothing.
   bool describes() const { return list || explain.has_value(); }
 };
-
-/// Fewest bytes that --memory may promise: less is a forgotten unit.
-inline constexpr std::uint64_t kMemoryMinBytes = std::uint64_t{1} << 20;
-inline constexpr std::uint64_t kThreadsMax = 4096;
 
 /// A whole number in [first, last], decimal digits only.
 /// \error kUsage with the text and the range

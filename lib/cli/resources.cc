@@ -80,7 +80,7 @@ unsigned LocalRankCount() {
   // The shell of a batch script has a task count too but is no rank: SLURM_STEP_* is srun's alone.
   const char* tasks = std::getenv("SLURM_STEP_TASKS_PER_NODE");
   if (tasks != nullptr) {
-    return std::clamp(ParseSlurmTasks(tasks), 1U, static_cast<unsigned>(kThreadsMax));
+    return std::clamp(ParseSlurmTasks(tasks), 1U, kThreadsMax);
   }
   return 1;
 }

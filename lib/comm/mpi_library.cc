@@ -17,9 +17,9 @@ namespace {
 constexpr const char* kSetting = "SHARDWRIGHT_MPI";
 
 struct FamilyNames {
-  std::string_view word;     // in SHARDWRIGHT_MPI and in the name of the plugin
-  std::string_view name;     // in messages
-  const char* symbol;        // that only a library of this family has
+  std::string_view word;               // in SHARDWRIGHT_MPI and in the name of the plugin
+  std::string_view name;               // in messages
+  const char* symbol;                  // that only a library of this family has
   std::span<const char* const> files;  // names of the library, the first found is taken
 };
 

@@ -13,6 +13,7 @@
 
 #include "base/result.h"
 #include "base/sink.h"
+#include "base/work.h"
 #include "comm/comm.h"
 #include "exec/byte_source.h"
 #include "os/journal.h"
@@ -20,13 +21,7 @@
 
 namespace shardwright::exec {
 
-/// How much is checked beyond what is always proved.
-enum class Verify : std::uint8_t {
-  kNone,      ///< no checksum of the source is compared
-  kSums,      ///< every source member that is read is compared with its checksum
-  kReplicas,  ///< and replicas must repeat their owner bit for bit
-  kReadback,  ///< kSums, and the output is read again before it is committed
-};
+using Verify = shardwright::Verify;
 
 struct RunOptions {
   std::string output;

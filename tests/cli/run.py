@@ -19,7 +19,7 @@ import tempfile
 # What differs from run to run or from machine to machine.
 VARYING = [
     (re.compile(r"\b\d+(\.\d+)? [KMGT]?i?B/s"), "<rate>"),
-    (re.compile(r"\b(\d+ h \d+ min|\d+ min \d+ s|\d+(\.\d+)? s)\b"), "<time>"),
+    (re.compile(r"\b(\d+ h \d+ min|\d+ min \d+ s|\d+(\.\d+)? m?s)\b"), "<time>"),
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"), "<when>"),
     (re.compile(r'("(?:seconds|peak_memory_bytes|bytes_per_second|seconds_left)": ?)[0-9.e+-]+'), r"\1<n>"),
     (re.compile(r'("version": )"[0-9.]+"'), r'\1"<version>"'),

@@ -82,6 +82,30 @@ class References(unittest.TestCase):
                 wrong += [f"{path}: {what}" for what in wrong_links(ROOT, path, text)]
         self.assertEqual(wrong, [])
 
+    def test_all_name_one_version(self):
+        def found(path, pattern):
+            return re.search(pattern, (ROOT / path).read_text(encoding="utf-8"), re.M).group(1)
+
+        version = found("CMakeLists.txt", r"^project\(shardwright VERSION (\d+\.\d+\.\d+) ")
+        minor = version.rpartition(".")[0]
+        self.assertEqual(found("CITATION.cff", r"^version: (\S+)$"), version)
+        self.assertEqual(found("docs/changelog.md", r"^## (\d\S+)$"), version)
+        self.assertEqual(found("README.md", r"^Version (\d\S*), "), minor)
+        for path in ("docs/library.md", "tests/install/example/CMakeLists.txt"):
+            self.assertEqual(found(path, r"^find_package\(shardwright (\S+) CONFIG"), minor)
+
+    def test_the_index_names_what_there_is(self):
+        commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+        spans = re.findall(r"`([^`]+)`", (ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
+        flags = {flag for span in spans for flag in re.findall(r"(?<!\S)--[a-z_-]+", span)}
+        self.assertGreater(len(flags), 10)
+        self.assertEqual({flag for flag in flags if not re.search(rf"{flag}\b", commands)}, set())
+        used = {match.group() for span in spans if (match := re.match(r"(ucp|pec|moe)-[a-z]+( [a-z]+)?", span))}
+        self.assertEqual({name for name in used if not re.search(rf"^###? {name}$", commands, re.M)}, set())
+        pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+        linked = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+        self.assertEqual(pages - {target.split("#")[0] for target in linked}, set())
+
     def test_it_sees_what_is_wrong(self):
         text = '/// See docs/limits.md, "No\n/// such section", and docs/nothing.md. docs/limits.md, "Memory".\n'
         self.assertEqual(list(wrong_citations(ROOT, text)),

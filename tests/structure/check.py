@@ -26,6 +26,7 @@ ARROWS = {
     "device": ["tensor", "comm"],
     "loads": ["format"],
     "ucp": ["exec", "dialect"],
+    "shardwright": ["ucp"],
     "live": ["ucp"],
     "torch": ["live"],
     "pec": ["exec", "ucp", "loads", "page", "text"],

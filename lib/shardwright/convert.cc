@@ -1,0 +1,87 @@
+#include "shardwright/convert.h"
+
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "dialect/dialects.h"
+#include "shardwright/calls_internal.h"
+#include "ucp/convert.h"
+#include "ucp/describe.h"
+
+namespace shardwright {
+namespace {
+
+Result<const dialect::Dialect*> WrittenFormat(const std::string& name) {
+  SW_TRY_ASSIGN(const dialect::Dialect* format, dialect::NeedDialect(name));
+  if (format->write == nullptr) {
+    return Fail(Errc::kUsage, "format \"" + name + "\" is read only");
+  }
+  return format;
+}
+
+/// What lib/ucp opens to convert it: with the proof of what a reader infers, unless nothing is to
+/// be read, and with optimizer state that only a copy of the files keeps.
+Result<ucp::InputOptions> InputOf(const Source& source, const ConvertOptions& options,
+                                  const dialect::Dialect& format, const dialect::TargetSpec& spec) {
+  SW_TRY_ASSIGN(ucp::InputOptions input, internal::InputOf(source));
+  input.neighbours = options.neighbours;
+  input.bound = true;
+  input.output = options.output;
+  if (!options.dry_run) input.proof = ucp::CompareOptions{options.threads, options.memory_bytes};
+  if (format.sides != nullptr) {
+    const std::span<const std::string_view> sides = format.sides(spec);
+    input.maps.sides.assign(sides.begin(), sides.end());
+  }
+  return input;
+}
+
+ConvertReport ReportOf(const ucp::ConvertReport& done) {
+  ConvertReport report;
+  report.source_layout = ucp::Explain(done.source);
+  report.target_layout = ucp::Explain(done.target);
+  report.output_files = done.totals.output_files;
+  report.output_bytes = done.totals.output_bytes;
+  report.bytes_read = done.run.bytes_read;
+  report.bytes_written = done.run.bytes_written;
+  report.same_files = done.verbatim;
+  report.found_done = done.found_done;
+  report.not_carried = done.not_carried;
+  report.json =
+      ucp::ConversionJson(done).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return report;
+}
+
+Result<ConvertReport> ConvertOpened(comm::Comm& comm, const Source& source,
+                                    const ConvertOptions& options, Sink& sink) {
+  SW_TRY(internal::CheckWork(options.threads, options.memory_bytes));
+  if (options.output.empty()) return Fail(Errc::kUsage, "the output has no name");
+  SW_TRY_ASSIGN(const dialect::Dialect* format, WrittenFormat(options.format));
+  SW_TRY_ASSIGN(const dialect::TargetSpec spec, dialect::ParseTarget(*format, options.target));
+  SW_TRY_ASSIGN(const ucp::InputOptions first, InputOf(source, options, *format, spec));
+  SW_TRY_ASSIGN(const auto input, ucp::OpenInput(comm, first, sink));
+  ucp::ConvertOptions how;
+  how.output = options.output;
+  how.force = options.force;
+  how.resume = options.resume;
+  how.dry_run = options.dry_run;
+  how.link = options.link;
+  how.strict = options.strict;
+  how.verify = options.verify;
+  how.threads = options.threads;
+  how.memory_bytes = options.memory_bytes;
+  SW_TRY_ASSIGN(const ucp::ConvertReport done,
+                ucp::Convert(comm, *input, spec, *format, "library", how, sink));
+  return ReportOf(done);
+}
+
+}  // namespace
+
+Result<ConvertReport> Convert(Ranks& ranks, const Source& source, const ConvertOptions& options,
+                              Sink& sink) {
+  return internal::Guarded([&] { return ConvertOpened(ranks.comm(), source, options, sink); });
+}
+
+}  // namespace shardwright
