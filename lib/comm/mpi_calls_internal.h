@@ -59,6 +59,6 @@ struct MpiCalls {
 
 /// What every plugin defines under this name, kMpiPluginSymbol.
 using MpiPlugin = const MpiCalls*();
-inline constexpr const char* kMpiPluginSymbol = "shardwright_mpi_calls";
+inline constexpr const char* kMpiPluginSymbol = "ShardwrightMpiCalls";
 
 }  // namespace shardwright::comm::internal

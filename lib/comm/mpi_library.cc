@@ -88,7 +88,8 @@ Result<MpiLibrary> WithPlugin(MpiFamily family, void* library, const std::string
   const std::string own = FolderOf(PathOf(&kHere, ""));
   std::string why;
   for (const char* const folder : {SW_PLUGINS_FROM_PROGRAMS, SW_PLUGINS_FROM_LIBRARIES}) {
-    const std::string path = own + "/" + folder + "/" + name;
+    std::string path = own + "/" + folder;
+    path += "/" + name;
     if (access(path.c_str(), F_OK) != 0) {
       if (why.empty()) why = path + ": no such file";
       continue;

@@ -132,7 +132,7 @@ constexpr MpiCalls kCalls = {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) const MpiCalls* shardwright_mpi_calls() {
+extern "C" __attribute__((visibility("default"))) const MpiCalls* ShardwrightMpiCalls() {
   return &kCalls;
 }
 
