@@ -11,6 +11,7 @@
 #include "layout/states.h"
 #include "plan/plan.h"
 #include "plan/target_builder.h"
+#include "ucp/digests.h"
 #include "ucp/value.h"
 
 namespace shardwright::ucp {
@@ -52,6 +53,7 @@ class Checker {
  private:
   void CompareNames();
   void CompareParams();
+  void CompareProgress(bool one_format);
   void CompareGroups();
   void CompareGroupsOfParams(bool one_format);
   void Differ(std::string line) {
@@ -142,8 +144,23 @@ void Checker::CompareParams() {
                        std::any_of(groups_b.begin(), groups_b.end(), is_moe);
   const bool parted = experts && groups_a.size() != groups_b.size();
   const bool one_format = a_.checkpoint.origin == b_.checkpoint.origin;
+  CompareProgress(one_format);
   if (one_format && !parted) return CompareGroups();
   CompareGroupsOfParams(one_format);
+}
+
+/// How far training was. Not every format tells it.
+void Checker::CompareProgress(bool one_format) {
+  const auto compare = [&](const char* what, const auto& a, const auto& b) {
+    const auto text = [](const auto& value) {
+      return value ? std::to_string(*value) : std::string("nothing");
+    };
+    const bool untold = !a || !b;
+    if (untold ? (a.has_value() == b.has_value() || !one_format) : *a == *b) return;
+    Differ(std::string(what) + ": " + text(a) + " and " + text(b));
+  };
+  compare("iteration", a_.checkpoint.iteration, b_.checkpoint.iteration);
+  compare("consumed samples", a_.checkpoint.consumed_samples, b_.checkpoint.consumed_samples);
 }
 
 void Checker::CompareGroups() {
@@ -157,6 +174,17 @@ void Checker::CompareGroups() {
     for (const std::string& line : GroupDifferences(groups_a[g], groups_b[g], true)) {
       Differ("parameter group " + std::to_string(g) + " " + line);
     }
+  }
+  std::map<std::string, std::int32_t> of_b;
+  for (const dialect::Param& param : b_.checkpoint.params) of_b[param.name] = param.group;
+  for (const dialect::Param& param : a_.checkpoint.params) {
+    const auto found = of_b.find(param.name);
+    if (found == of_b.end() || !param.alias_of.empty() || found->second == param.group) continue;
+    const auto text = [](std::int32_t group) {
+      return group < 0 ? std::string("none") : std::to_string(group);
+    };
+    Differ("\"" + param.name + "\": in parameter group " + text(param.group) + " and " +
+           text(found->second));
   }
 }
 
@@ -221,6 +249,9 @@ Status Checker::ComparePayloads() {
 }
 
 Result<CheckReport> Checker::Go() {
+  for (const Input* input : {&a_, &b_}) {
+    SW_TRY(VerifyDigests(comm_, *input, options_.threads, sink_));
+  }
   CompareParams();
   CompareNames();
   SW_TRY(ComparePayloads());

@@ -10,6 +10,7 @@
 #include "exec/manifest.h"
 #include "exec/replicas.h"
 #include "os/dir.h"
+#include "ucp/digests.h"
 #include "ucp/ds_to_universal.h"
 #include "ucp/verbatim.h"
 
@@ -89,6 +90,9 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   if (options.verify == exec::Verify::kNone) report.totals.verify_bytes = 0;
   report.buffer_bytes = exec::BufferBytes(run);
   if (options.dry_run) return report;
+  if (options.verify != exec::Verify::kNone) {
+    SW_TRY(VerifyDigests(comm, input, options.threads, sink));
+  }
   if (options.verify == exec::Verify::kReplicas) {
     sink.Pass("replicas");
     exec::Exchange replicas(comm, input.checkpoint.map, *input.bytes, input.file_owner);

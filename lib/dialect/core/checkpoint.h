@@ -107,6 +107,12 @@ struct Inferred {
   std::string why;                    ///< what the files do not tell; empty without params
 };
 
+/// What a checkpoint tells of one of its own files.
+struct FileDigest {
+  std::uint32_t file = 0;  ///< into SourceSet::files
+  std::string sha256;      ///< of all its bytes: 64 hexadecimal digits in lower case
+};
+
 /// A checkpoint of any layout: its logical tensors and where they lie, and everything else worth
 /// keeping.
 struct Checkpoint {
@@ -140,6 +146,7 @@ struct Checkpoint {
   /// What of the source's files is nowhere in this checkpoint, so that no conversion carries it
   /// over; one sentence each. A copy of the files has it.
   std::vector<std::string> left_out;
+  std::vector<FileDigest> digests;  ///< of files that were not read whole yet
   std::vector<std::string> warnings;
 };
 

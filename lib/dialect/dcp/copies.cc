@@ -84,8 +84,9 @@ Status FolderReader::CompareCopies() {
     }
   }
   if (differing_.empty()) return {};
-  out_.left_out.push_back("what ranks after the first have saved of their own under a common name: " +
-                          FirstFew(differing_));
+  out_.left_out.push_back(
+      "what ranks after the first have saved of their own under a common name: " +
+      FirstFew(differing_));
   return {};
 }
 

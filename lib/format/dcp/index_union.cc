@@ -17,8 +17,9 @@ std::string What(const Entry& entry) {
 Status IndexUnion::CheckSame(std::uint32_t first, const Entry& other,
                              const std::string& name) const {
   const Entry& entry = all_.entries[first];
-  const bool same = entry.is_tensor == other.is_tensor &&
-                    (!entry.is_tensor || (entry.dtype == other.dtype && entry.shape == other.shape));
+  const bool same =
+      entry.is_tensor == other.is_tensor &&
+      (!entry.is_tensor || (entry.dtype == other.dtype && entry.shape == other.shape));
   const std::string& origin = names_[origins_[first]];
   if (!same) {
     return Fail(Errc::kBadInput, name + ": \"" + other.name + "\" is " + What(other) + ", in " +
@@ -90,10 +91,10 @@ Status IndexUnion::FindCopies(std::uint32_t number) {
     }
     const Chunk& first = entry.chunks.back();
     if (first.sizes != chunk.sizes) {
-      return Fail(Errc::kBadInput,
-                  "tensor \"" + entry.name + "\": chunk at " + ToString(chunk.offsets) + " is " +
-                      ToString(first.sizes) + " in " + all_.files[first.at.file] + " and " +
-                      ToString(chunk.sizes) + " in " + all_.files[chunk.at.file]);
+      return Fail(Errc::kBadInput, "tensor \"" + entry.name + "\": chunk at " +
+                                       ToString(chunk.offsets) + " is " + ToString(first.sizes) +
+                                       " in " + all_.files[first.at.file] + " and " +
+                                       ToString(chunk.sizes) + " in " + all_.files[chunk.at.file]);
     }
     all_.copies.push_back({number, static_cast<std::uint32_t>(entry.chunks.size() - 1), chunk.at});
   }

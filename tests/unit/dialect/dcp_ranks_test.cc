@@ -185,7 +185,8 @@ TEST_F(DcpRanks, RowsOfAnotherHeightAtOnePlaceAreNamed) {
     entry->chunks.front().offsets[0] = 0;
     entry->chunks.front().sizes[0] = 2;
   });
-  ExpectError(Errc::kBadInput, "chunk at [0, 0] is [3, 4] in __0_0.distcp and [2, 4] in __1_0.distcp");
+  ExpectError(Errc::kBadInput,
+              "chunk at [0, 0] is [3, 4] in __0_0.distcp and [2, 4] in __1_0.distcp");
 }
 
 TEST_F(DcpRanks, AnotherPathIsNamed) {
@@ -226,11 +227,10 @@ TEST_F(DcpRanks, ACatalogueOfThemIsRead) {
   ASSERT_TRUE(set) << set.error().message;
   EXPECT_EQ(set->files.size(), 6U);
   SourceSet torn = *set;
-  torn.files.erase(std::remove_if(torn.files.begin(), torn.files.end(),
-                                  [](const SourceFile& file) {
-                                    return file.name == "__1.metadata";
-                                  }),
-                   torn.files.end());
+  torn.files.erase(
+      std::remove_if(torn.files.begin(), torn.files.end(),
+                     [](const SourceFile& file) { return file.name == "__1.metadata"; }),
+      torn.files.end());
   const Result<Checkpoint> checkpoint = ReadCheckpoint(torn, Patterns());
   const Status proved = checkpoint ? layout::Validate(checkpoint->map)
                                    : tl::unexpected<shardwright::Error>(checkpoint.error());
