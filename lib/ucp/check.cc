@@ -11,7 +11,6 @@
 #include "layout/states.h"
 #include "plan/plan.h"
 #include "plan/target_builder.h"
-#include "ucp/digests.h"
 #include "ucp/value.h"
 
 namespace shardwright::ucp {
@@ -115,10 +114,19 @@ void Checker::CompareNames() {
   }
 }
 
+/// Those of the model and those that the optimizer has as one.
+std::vector<const dialect::Param*> AllOf(const dialect::Checkpoint& checkpoint) {
+  std::vector<const dialect::Param*> all;
+  for (const dialect::Param& param : checkpoint.params) all.push_back(&param);
+  for (const dialect::Param& param : checkpoint.fused) all.push_back(&param);
+  return all;
+}
+
 void Checker::CompareParams() {
   std::map<std::string, const dialect::Param*> of_b;
-  for (const dialect::Param& param : b_.checkpoint.params) of_b[param.name] = &param;
-  for (const dialect::Param& param : a_.checkpoint.params) {
+  for (const dialect::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param;
+  for (const dialect::Param* one : AllOf(a_.checkpoint)) {
+    const dialect::Param& param = *one;
     const auto found = of_b.find(param.name);
     if (found == of_b.end()) {
       Differ("\"" + param.name + "\": only in the first");
@@ -176,8 +184,9 @@ void Checker::CompareGroups() {
     }
   }
   std::map<std::string, std::int32_t> of_b;
-  for (const dialect::Param& param : b_.checkpoint.params) of_b[param.name] = param.group;
-  for (const dialect::Param& param : a_.checkpoint.params) {
+  for (const dialect::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param->group;
+  for (const dialect::Param* one : AllOf(a_.checkpoint)) {
+    const dialect::Param& param = *one;
     const auto found = of_b.find(param.name);
     if (found == of_b.end() || !param.alias_of.empty() || found->second == param.group) continue;
     const auto text = [](std::int32_t group) {
@@ -192,9 +201,10 @@ void Checker::CompareGroups() {
 /// trained with is the same in all.
 void Checker::CompareGroupsOfParams(bool one_format) {
   std::map<std::string, std::int32_t> of_b;
-  for (const dialect::Param& param : b_.checkpoint.params) of_b[param.name] = param.group;
+  for (const dialect::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param->group;
   std::set<std::pair<std::int32_t, std::int32_t>> seen;
-  for (const dialect::Param& param : a_.checkpoint.params) {
+  for (const dialect::Param* one : AllOf(a_.checkpoint)) {
+    const dialect::Param& param = *one;
     const auto found = of_b.find(param.name);
     if (found == of_b.end() || !param.alias_of.empty()) continue;
     const std::int32_t other = found->second;

@@ -5,12 +5,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/limits.h"
+#include "base/text.h"
 #include "base/version.h"
+#include "dialect/dcp/dcp.h"
 #include "exec/integrity.h"
 #include "exec/manifest.h"
 #include "exec/replicas.h"
 #include "os/dir.h"
-#include "ucp/digests.h"
 #include "ucp/ds_to_universal.h"
 #include "ucp/verbatim.h"
 
@@ -188,6 +189,12 @@ Result<dialect::Written> WriteLayout(const dialect::Dialect& format,
   SW_TRY_ASSIGN(dialect::Written written, format.write(source, layout));
   written.not_carried.insert(written.not_carried.end(), source.left_out.begin(),
                              source.left_out.end());
+  if (format.name != dialect::dcp::kName) {
+    for (const dialect::Param& param : source.fused) {
+      written.not_carried.push_back("the optimizer's state of " + Quoted(param.name) +
+                                    ", which the model has in parts: a --map takes it apart");
+    }
+  }
   for (const std::string& one : written.not_carried) sink.Warn("not carried over: " + one);
   return written;
 }

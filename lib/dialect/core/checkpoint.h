@@ -123,6 +123,9 @@ struct Checkpoint {
   bool proved = false;  ///< the map has passed layout::Validate and is as it was then
   std::vector<Param>
       params;  ///< in the order of the module's state dict, stages one after the other
+  /// What the optimizer has as one and the model in parts, which are among `params`: fused
+  /// projections. Their states are in the map; fused.h takes them apart.
+  std::vector<Param> fused;
   /// The model may have frozen parameters that are not among `params`: no file lists them (stages 0
   /// and 1, exclude_frozen_parameters), and there are none but other names of tied ones.
   bool frozen_unknown = false;

@@ -233,15 +233,15 @@ void FolderReader::MakeParams() {
     if (by_name_.contains(name)) continue;
     Param param;
     param.name = name;
-    own_->optimizer_only.push_back(std::move(param));
+    out_.fused.push_back(std::move(param));
   }
   if (!parts) return;
   std::vector<std::string> names;
-  for (const Param& param : own_->optimizer_only) names.push_back(param.name);
+  for (const Param& param : out_.fused) names.push_back(param.name);
   out_.warnings.push_back(
       "the optimizer has parameters that the model saves in parts under other "
       "names, such as fused projections; their states are only of use to " +
-      std::string(kName) + ": " + FirstFew(names));
+      std::string(kName) + ", unless a --map takes them apart: " + FirstFew(names));
 }
 
 Status FolderReader::DecideRules() {
@@ -354,7 +354,7 @@ Status FolderReader::AddSlots() {
     if (kept == kept_.end()) continue;
     for (const auto& [slot, ref] : kept->second.slots) SW_TRY(AddSlot(&param, slot, ref, true));
   }
-  for (Param& param : own_->optimizer_only) {
+  for (Param& param : out_.fused) {
     for (const auto& [slot, ref] : kept_.at(param.name).slots) {
       SW_TRY(AddSlot(&param, slot, ref, false));
     }

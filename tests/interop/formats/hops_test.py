@@ -141,23 +141,33 @@ class Hops(unittest.TestCase):
         return self.in_other("megatron_hop.py", family, source, steps, ranks=2, tp=2 if family == "llama" else 1,
                              ep=1 if family == "llama" else 2)
 
-    def test_by_way_of_torchtitan(self):
-        """A ZeRO-3 run goes on in torchtitan, and what torchtitan saves in DeepSpeed."""
+    def by_way_of_torchtitan(self, first, stayed, *, fused):
+        """`first` goes on in torchtitan, and what torchtitan saves in DeepSpeed."""
         sizes = ("--map-sizes", "heads=4,kv_heads=2")
+        to_titan = ("--map", "llama:torchtitan", *(("--map", "torchtitan_qkv:saved") if fused else ()), *sizes)
+        to_hf = ("--map", "llama:hf", *sizes)
         scratch = self.scratch()
-        first, there, made, back = (scratch / name for name in ("first", "there", "made", "back"))
-        ranks.run(2, hops.in_deepspeed, "llama", 3, None, first, (0, STEPS))
+        there, made, back = (scratch / name for name in ("there", "made", "back"))
         there.mkdir()
         self.ucp.run("ucp-load", first, there / f"step-{STEPS}", "--format", "dcp", "--flavour", "torchtitan",
-                     "--target", "dp_shard=3", "--map", "llama:torchtitan", *sizes)
-        stayed = ranks.run(2, hops.in_deepspeed, "llama", 3, first, None, (STEPS, 3 * STEPS))
-        moved = self.in_other("titan_hop.py", "llama", there, (STEPS, 2 * STEPS), ranks=3, fused=False, output=str(made))
+                     "--target", "dp_shard=3", *to_titan)
+        moved = self.in_other("titan_hop.py", "llama", there, (STEPS, 2 * STEPS), ranks=3, fused=fused, output=str(made))
         self.ucp.run("ucp-load", made / f"step-{2 * STEPS}", back, "--format", "deepspeed", "--target", "zero=2,dp=2",
-                     "--map", "llama:hf", *sizes)
+                     *to_hf)
+        self.ucp.run("ucp-load", "--check", made / f"step-{2 * STEPS}", back, *to_hf)
         moved += ranks.run(2, hops.in_deepspeed, "llama", 2, back, None, (2 * STEPS, 3 * STEPS))
         off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
-        print(f"llama: in torchtitan and back, losses off by {off:.2g}")
+        print(f"llama: in torchtitan{' with fused projections' if fused else ''} and back, losses off by {off:.2g}")
         self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+
+    def test_by_way_of_torchtitan(self):
+        """Its optimizer has the states of query, key and value apart, or as one."""
+        first = self.scratch() / "first"
+        ranks.run(2, hops.in_deepspeed, "llama", 3, None, first, (0, STEPS))
+        stayed = ranks.run(2, hops.in_deepspeed, "llama", 3, first, None, (STEPS, 3 * STEPS))
+        for fused in (False, True):
+            with self.subTest(fused=fused):
+                self.by_way_of_torchtitan(first, stayed, fused=fused)
 
     def test_out_of_a_save_without_collectives(self):
         """Only as many ranks as saved it load what has an index for each rank; any number loads what we make of it."""

@@ -1,6 +1,4 @@
 // What a checkpoint tells of the bytes of its files: integrity.json of Megatron-Core.
-#include "ucp/digests.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
