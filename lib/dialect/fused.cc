@@ -138,8 +138,9 @@ Result<Unfused> SplitFused(Checkpoint source, const ModelSizes& sizes, const Pat
     const auto found = by_name.find(made.name);
     if (found == by_name.end()) {
       return Fail(Errc::kUnsupported,
-                  Quoted(made.name) + ": the optimizer has a state of it, the model does not have "
-                                      "it, and no rule takes it apart");
+                  Quoted(made.name) +
+                      ": the optimizer has a state of it, the model does not have "
+                      "it, and no rule takes it apart");
     }
     Param& param = source.params[found->second];
     if (param.shape != made.shape) {
@@ -187,10 +188,9 @@ Result<Unfused> FuseOptimizer(Checkpoint source, const ModelSizes& sizes,
   }
   const std::vector<std::string> before = NamesIn(parts);
   const std::set<std::string, std::less<>> states(source.states.begin(), source.states.end());
-  Checkpoint part =
-      TakePart(&source, std::move(parts), [&](const layout::LogicalTensor& tensor) {
-        return states.contains(tensor.state);
-      });
+  Checkpoint part = TakePart(&source, std::move(parts), [&](const layout::LogicalTensor& tensor) {
+    return states.contains(tensor.state);
+  });
   const MapUse use{std::string(kFusedSplit), std::string(kFusedSide), sizes};
   SW_TRY_ASSIGN(Mapped mapped, ApplyMap(map, use, std::move(part), patterns));
   for (const std::uint32_t i : numbers) {

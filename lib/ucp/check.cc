@@ -52,7 +52,7 @@ class Checker {
  private:
   void CompareNames();
   void CompareParams();
-  void CompareProgress(bool one_format);
+  void CompareProgress();
   void CompareGroups();
   void CompareGroupsOfParams(bool one_format);
   void Differ(std::string line) {
@@ -152,20 +152,16 @@ void Checker::CompareParams() {
                        std::any_of(groups_b.begin(), groups_b.end(), is_moe);
   const bool parted = experts && groups_a.size() != groups_b.size();
   const bool one_format = a_.checkpoint.origin == b_.checkpoint.origin;
-  CompareProgress(one_format);
+  CompareProgress();
   if (one_format && !parted) return CompareGroups();
   CompareGroupsOfParams(one_format);
 }
 
-/// How far training was. Not every format tells it.
-void Checker::CompareProgress(bool one_format) {
+/// How far training was. Not every format has a place for it.
+void Checker::CompareProgress() {
   const auto compare = [&](const char* what, const auto& a, const auto& b) {
-    const auto text = [](const auto& value) {
-      return value ? std::to_string(*value) : std::string("nothing");
-    };
-    const bool untold = !a || !b;
-    if (untold ? (a.has_value() == b.has_value() || !one_format) : *a == *b) return;
-    Differ(std::string(what) + ": " + text(a) + " and " + text(b));
+    if (!a || !b || *a == *b) return;
+    Differ(std::string(what) + ": " + std::to_string(*a) + " and " + std::to_string(*b));
   };
   compare("iteration", a_.checkpoint.iteration, b_.checkpoint.iteration);
   compare("consumed samples", a_.checkpoint.consumed_samples, b_.checkpoint.consumed_samples);

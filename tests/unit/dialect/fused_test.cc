@@ -90,9 +90,9 @@ TEST(Fused, TheNumberOfHeadsIsAskedFor) {
 }
 
 TEST(Fused, SizesThatContradictTheModelAreRefused) {
-  for (const ModelSizes& sizes : {ModelSizes{{"kv_heads", kKeys}, {"heads", 2 * kKeys}},
-                                  ModelSizes{{"kv_heads", kKeys}, {"query", 2}},
-                                  ModelSizes{{"kv_heads", 5}}}) {
+  for (const ModelSizes& sizes :
+       {ModelSizes{{"kv_heads", kKeys}, {"heads", 2 * kKeys}},
+        ModelSizes{{"kv_heads", kKeys}, {"query", 2}}, ModelSizes{{"kv_heads", 5}}}) {
     const auto split = SplitFused(FusedModel(), sizes, Patterns());
     ASSERT_FALSE(split);
     EXPECT_TRUE(split.error().code == Errc::kBadInput || split.error().code == Errc::kUsage)
