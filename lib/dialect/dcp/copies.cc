@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <ranges>
+#include <utility>
 
 #include "base/text.h"
 #include "dialect/dcp/parts_internal.h"
@@ -10,11 +10,14 @@ namespace shardwright::dialect::dcp {
 
 using pickle::Node;
 
-std::ranges::iota_view<std::uint32_t, std::uint32_t> Folder::CopiesOf(std::uint32_t entry) const {
-  const auto all =
-      std::ranges::equal_range(index.copies, entry, {}, &shardwright::dcp::Copy::entry);
-  return {static_cast<std::uint32_t>(all.begin() - index.copies.begin()),
-          static_cast<std::uint32_t>(all.end() - index.copies.begin())};
+std::pair<std::uint32_t, std::uint32_t> Folder::CopiesOf(std::uint32_t entry) const {
+  const auto from = [&](std::uint32_t least) {
+    const auto at = std::lower_bound(
+        index.copies.begin(), index.copies.end(), least,
+        [](const shardwright::dcp::Copy& copy, std::uint32_t of) { return copy.entry < of; });
+    return static_cast<std::uint32_t>(at - index.copies.begin());
+  };
+  return {from(entry), from(entry + 1)};
 }
 
 HeldItem FolderReader::CopyOf(std::uint32_t number, std::uint32_t copy) const {

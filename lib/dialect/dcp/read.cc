@@ -68,7 +68,9 @@ Status FolderReader::ReadFolder(std::string folder_name,
     const std::string name = folder.name + folder.index.files[i];
     const auto found = by_name.find(name);
     if (found == by_name.end() || source_.files[found->second].containers.size() != 1) {
-      return Fail(Errc::kNotFound, where + ": names data file " + name + ", which is not there");
+      return Fail(Errc::kNotFound,
+                  Joined(std::vector<std::string>{where, "names data file " + name}, ": ") +
+                      ", which is not there");
     }
     folder.source.push_back(found->second);
     auto parsed = files::ParseItems(*source_.files[found->second].containers.front().skeleton);
@@ -287,7 +289,8 @@ Status FolderReader::AddTensor(const std::string& name, std::string_view state, 
   for (std::uint32_t c = 0; c < entry.chunks.size(); ++c) {
     SW_TRY(add(c, ItemOf(ref, c), layout::Role::kOwner));
   }
-  for (const std::uint32_t copy : folders_[ref.folder].CopiesOf(ref.entry)) {
+  const auto [first_copy, last_copy] = folders_[ref.folder].CopiesOf(ref.entry);
+  for (std::uint32_t copy = first_copy; copy < last_copy; ++copy) {
     SW_TRY(add(folders_[ref.folder].index.copies[copy].chunk, CopyOf(ref.folder, copy),
                layout::Role::kReplica));
   }

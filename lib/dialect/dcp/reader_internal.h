@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <ranges>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -31,8 +30,8 @@ struct Folder {
   std::vector<std::uint32_t> numbers;
   std::vector<std::uint32_t> first;  // by entry, then that of copies: into numbers
 
-  /// Those of an entry: into index.copies.
-  std::ranges::iota_view<std::uint32_t, std::uint32_t> CopiesOf(std::uint32_t entry) const;
+  /// Those of an entry: [first, last) of index.copies.
+  std::pair<std::uint32_t, std::uint32_t> CopiesOf(std::uint32_t entry) const;
 };
 
 /// An item of a file: what it holds, and where its storages are.
@@ -86,7 +85,7 @@ class FolderReader {
   Status ReadFolders();
   Status ReadFolder(std::string folder_name, const std::vector<std::uint32_t>& indexes);
   Status CompareCopies();
-  Status CompareCopy(std::uint32_t folder, std::uint32_t copy);
+  Status CompareCopy(std::uint32_t folder, std::uint32_t number);
   bool SameValue(const HeldItem& a, const HeldItem& b) const;
   bool AreDifferent(const HeldItem& a, const HeldItem& b) const;
   Status SortEntries();
@@ -108,7 +107,7 @@ class FolderReader {
     return folders_[ref.folder].index.entries[ref.entry];
   }
   HeldItem ItemOf(EntryRef ref, std::uint32_t chunk) const;
-  HeldItem CopyOf(std::uint32_t folder, std::uint32_t copy) const;
+  HeldItem CopyOf(std::uint32_t number, std::uint32_t copy) const;
   const pickle::Node* ObjectOf(EntryRef ref) const { return ItemOf(ref, 0).node; }
   Result<std::string> BytesOf(const HeldItem& held) const;
   Extra::Value ValueOf(const HeldItem& held);

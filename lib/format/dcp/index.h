@@ -115,7 +115,7 @@ class IndexUnion {
 
  private:
   Status CheckSame(std::uint32_t first, const Entry& other, const std::string& name) const;
-  Status FindCopies(std::uint32_t entry);
+  Status FindCopies(std::uint32_t number);
 
   Index all_;
   std::vector<std::string> names_;
