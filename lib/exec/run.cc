@@ -9,7 +9,8 @@
 //   6 sums      checksums of all units and source pieces to all ranks
 //   7 verify    source members against the checksums in their files; files that are copied
 //               without one must not have changed
-//   8 frames    what the payloads' checksums complete: headers, pickles, directories; sync
+//   8 frames    what the payloads' checksums complete: headers, pickles, directories; sync; then
+//               files that tell the digests of others
 //   9 readback  if asked
 //  10 commit    manifest last, then the rename (os/commit.cc)
 

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "exec/run_internal.h"
 #include "os/dir.h"
+#include "os/sha256.h"
 
 namespace shardwright::exec {
 
@@ -177,8 +181,8 @@ Status Runner::CreateFile(std::uint32_t index) {
 }
 
 Status Runner::WriteFrame(std::uint32_t index) {
-  if (IsTwin(index)) return {};
   const plan::OutputFile& file = plan_.target().files[index];
+  if (IsTwin(index) || !file.digests.files.empty()) return {};
   const auto sums =
       std::span<const UnitSum>(sums_).subspan(plan_.first_unit(index, 0), plan_.unit_count(index));
   SW_TRY_ASSIGN(const std::vector<std::uint32_t> crcs,
@@ -194,6 +198,52 @@ Status Runner::WriteFrame(std::uint32_t index) {
   SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
   file_digests_[index] = FileDigest(digests, digest);
   return file_system_ ? Status() : out->Sync();
+}
+
+Status Runner::WriteText(std::uint32_t index, const std::string& text) {
+  SW_CHECK(text.size() == plan_.target().files[index].bytes);
+  SW_TRY_ASSIGN(const auto out, output_.Get(index));
+  FrameWriter frame(*out);
+  SW_TRY(frame.Put(0, std::as_bytes(std::span(text))));
+  SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
+  file_digests_[index] = FileDigest({}, digest);
+  return file_system_ ? Status() : out->Sync();
+}
+
+/// Whoever completed a file reads it again; then all ranks know all digests.
+Status Runner::WriteDigestLists() {
+  const std::vector<plan::OutputFile>& files = plan_.target().files;
+  std::vector<std::string> sums(files.size());
+  std::vector<std::byte> listed(files.size());
+  bool any = false;
+  for (const plan::OutputFile& file : files) {
+    for (const std::uint32_t other : file.digests.files) listed[other] = std::byte{1};
+    any = any || !file.digests.files.empty();
+  }
+  if (!any) return {};
+  SW_TRY(comm_.Agree(ForMyFiles([&](std::uint32_t file) -> Status {
+    if (listed[file] == std::byte{0}) return {};
+    SW_TRY_ASSIGN(sums[file], os::Sha256OfFile(StagePath(file)));
+    return {};
+  })));
+  std::string mine;
+  for (std::size_t file = 0; file < sums.size(); ++file) {
+    if (!sums[file].empty()) mine += std::to_string(file) + " " + sums[file] + "\n";
+  }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,
+                comm_.AllGather(std::as_bytes(std::span(mine))));
+  for (const comm::Bytes& part : parts) {
+    std::istringstream lines(std::string(reinterpret_cast<const char*>(part.data()), part.size()));
+    std::size_t file = 0;
+    for (std::string sum; lines >> file >> sum;) sums[file] = sum;
+  }
+  return comm_.Agree(ForMyFiles([&](std::uint32_t file) -> Status {
+    const plan::DigestList& list = files[file].digests;
+    if (list.files.empty()) return {};
+    std::vector<std::string> of_list;
+    for (const std::uint32_t other : list.files) of_list.push_back(sums[other]);
+    return WriteText(file, list.text(of_list));
+  }));
 }
 
 Status Runner::SyncWritten() {
@@ -215,6 +265,7 @@ Status Runner::WriteFrames() {
   if (comm_.size() > 1 && !file_system_) SW_TRY(SyncWritten());
   file_digests_.resize(plan_.target().files.size());
   SW_TRY(comm_.Agree(ForMyFiles([&](std::uint32_t file) { return WriteFrame(file); })));
+  SW_TRY(WriteDigestLists());
   return file_system_ ? comm_.Agree(file_system_->Sync()) : Status();
 }
 

@@ -50,6 +50,8 @@ class Runner final : private UnitSink {
   Status SyncWritten();  // collective
   Status WriteFrames();  // collective
   Status WriteFrame(std::uint32_t index);
+  Status WriteDigestLists();  // collective
+  Status WriteText(std::uint32_t index, const std::string& text);
   Status ReadBack(std::uint32_t index) const;
   Status ReadBackAll();  // collective
   Status Commit();       // collective

@@ -36,6 +36,14 @@ using PutFrame = std::function<Status(std::uint64_t offset, std::string_view byt
 /// order). What it makes is put at once, so that no frame need be held whole.
 using Frame = std::function<Status(std::span<const std::uint32_t> crcs, const PutFrame& put)>;
 
+/// What makes a file that tells the digests of others, once they are complete.
+struct DigestList {
+  std::vector<std::uint32_t> files;  ///< of the target; none of them is such a list. Empty: no list
+  /// \param sha256  of these files, in hexadecimal digits
+  /// \returns as many bytes as the file was said to have
+  std::function<std::string(std::span<const std::string> sha256)> text;
+};
+
 /// How an output file that repeats a source file, byte for byte, comes to be.
 enum class Twin : std::uint8_t {
   kCopy,   ///< by its payloads, as every other file
@@ -56,6 +64,7 @@ struct OutputFile {
   std::uint32_t twin_of = 0;      ///< of a clone or link: the source file
   std::vector<Payload> payloads;  ///< ascending, disjoint
   Frame frame = NoFrame;          ///< may be called on any rank, once
+  DigestList digests = {};        ///< in place of payloads and frame
 };
 
 /// What a conversion writes: the target's shard map, with members that are the payloads of `files`.

@@ -18,6 +18,16 @@ void TargetBuilder::AddText(std::string path, std::string text) {
   AddFile(TextFile(std::move(path), std::move(text)));
 }
 
+void TargetBuilder::AddDigests(std::string path, DigestList list) {
+  OutputFile file;
+  file.path = std::move(path);
+  constexpr std::size_t kDigits = 64;
+  file.bytes =
+      list.text(std::vector<std::string>(list.files.size(), std::string(kDigits, '0'))).size();
+  file.digests = std::move(list);
+  AddFile(std::move(file));
+}
+
 void TargetBuilder::AddFile(OutputFile file) {
   target_.map.files.push_back(file.path);
   target_.files.push_back(std::move(file));

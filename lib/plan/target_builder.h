@@ -21,6 +21,8 @@ class TargetBuilder {
   std::uint32_t AddFile(std::string path);
   /// A file that is this text.
   void AddText(std::string path, std::string text);
+  /// A file that tells the digests of others; see DigestList.
+  void AddDigests(std::string path, DigestList list);
   /// A file that is made elsewhere, without elements of tensors.
   void AddFile(OutputFile file);
 

@@ -52,6 +52,7 @@ class Checker {
  private:
   void CompareNames();
   void CompareParams();
+  void CompareProgress();
   void CompareGroups();
   void CompareGroupsOfParams(bool one_format);
   void Differ(std::string line) {
@@ -113,10 +114,19 @@ void Checker::CompareNames() {
   }
 }
 
+/// Those of the model and those that the optimizer has as one.
+std::vector<const dialect::Param*> AllOf(const dialect::Checkpoint& checkpoint) {
+  std::vector<const dialect::Param*> all;
+  for (const dialect::Param& param : checkpoint.params) all.push_back(&param);
+  for (const dialect::Param& param : checkpoint.fused) all.push_back(&param);
+  return all;
+}
+
 void Checker::CompareParams() {
   std::map<std::string, const dialect::Param*> of_b;
-  for (const dialect::Param& param : b_.checkpoint.params) of_b[param.name] = &param;
-  for (const dialect::Param& param : a_.checkpoint.params) {
+  for (const dialect::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param;
+  for (const dialect::Param* one : AllOf(a_.checkpoint)) {
+    const dialect::Param& param = *one;
     const auto found = of_b.find(param.name);
     if (found == of_b.end()) {
       Differ("\"" + param.name + "\": only in the first");
@@ -142,8 +152,19 @@ void Checker::CompareParams() {
                        std::any_of(groups_b.begin(), groups_b.end(), is_moe);
   const bool parted = experts && groups_a.size() != groups_b.size();
   const bool one_format = a_.checkpoint.origin == b_.checkpoint.origin;
+  CompareProgress();
   if (one_format && !parted) return CompareGroups();
   CompareGroupsOfParams(one_format);
+}
+
+/// How far training was. Not every format has a place for it.
+void Checker::CompareProgress() {
+  const auto compare = [&](const char* what, const auto& a, const auto& b) {
+    if (!a || !b || *a == *b) return;
+    Differ(std::string(what) + ": " + std::to_string(*a) + " and " + std::to_string(*b));
+  };
+  compare("iteration", a_.checkpoint.iteration, b_.checkpoint.iteration);
+  compare("consumed samples", a_.checkpoint.consumed_samples, b_.checkpoint.consumed_samples);
 }
 
 void Checker::CompareGroups() {
@@ -158,15 +179,28 @@ void Checker::CompareGroups() {
       Differ("parameter group " + std::to_string(g) + " " + line);
     }
   }
+  std::map<std::string, std::int32_t> of_b;
+  for (const dialect::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param->group;
+  for (const dialect::Param* one : AllOf(a_.checkpoint)) {
+    const dialect::Param& param = *one;
+    const auto found = of_b.find(param.name);
+    if (found == of_b.end() || !param.alias_of.empty() || found->second == param.group) continue;
+    const auto text = [](std::int32_t group) {
+      return group < 0 ? std::string("none") : std::to_string(group);
+    };
+    Differ("\"" + param.name + "\": in parameter group " + text(param.group) + " and " +
+           text(found->second));
+  }
 }
 
 /// Formats order groups as they like, and part or unite those of experts; what a parameter is
 /// trained with is the same in all.
 void Checker::CompareGroupsOfParams(bool one_format) {
   std::map<std::string, std::int32_t> of_b;
-  for (const dialect::Param& param : b_.checkpoint.params) of_b[param.name] = param.group;
+  for (const dialect::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param->group;
   std::set<std::pair<std::int32_t, std::int32_t>> seen;
-  for (const dialect::Param& param : a_.checkpoint.params) {
+  for (const dialect::Param* one : AllOf(a_.checkpoint)) {
+    const dialect::Param& param = *one;
     const auto found = of_b.find(param.name);
     if (found == of_b.end() || !param.alias_of.empty()) continue;
     const std::int32_t other = found->second;
@@ -221,6 +255,9 @@ Status Checker::ComparePayloads() {
 }
 
 Result<CheckReport> Checker::Go() {
+  for (const Input* input : {&a_, &b_}) {
+    SW_TRY(VerifyDigests(comm_, *input, options_.threads, sink_));
+  }
   CompareParams();
   CompareNames();
   SW_TRY(ComparePayloads());

@@ -26,10 +26,10 @@ struct CheckReport {
 inline constexpr std::size_t kShownDifferences = 20;
 
 /// Compares two checkpoints of any layouts, logical tensor by logical tensor, bit for bit; a
-/// compute weight that one side lacks is compared with the rounded master. Steps, parameter groups,
-/// tied names and kinds are compared too; of
-/// checkpoints of two formats the groups that each parameter is in. Every source member read is
-/// compared with its checksum.
+/// compute weight that one side lacks is compared with the rounded master. Steps, the iteration and
+/// the samples of training as far as both tell them, parameter groups and who is in them, tied
+/// names and kinds are compared too; of checkpoints of two formats the options of the groups that
+/// each parameter is in. Every source member read is compared with its checksum.
 /// \error kBadInput, kNotFound  an input; differences are not errors
 /// Collective.
 Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options,

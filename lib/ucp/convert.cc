@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/limits.h"
+#include "base/text.h"
 #include "base/version.h"
+#include "dialect/dcp/dcp.h"
 #include "exec/integrity.h"
 #include "exec/manifest.h"
 #include "exec/replicas.h"
@@ -89,6 +91,9 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   if (options.verify == exec::Verify::kNone) report.totals.verify_bytes = 0;
   report.buffer_bytes = exec::BufferBytes(run);
   if (options.dry_run) return report;
+  if (options.verify != exec::Verify::kNone) {
+    SW_TRY(VerifyDigests(comm, input, options.threads, sink));
+  }
   if (options.verify == exec::Verify::kReplicas) {
     sink.Pass("replicas");
     exec::Exchange replicas(comm, input.checkpoint.map, *input.bytes, input.file_owner);
@@ -184,6 +189,12 @@ Result<dialect::Written> WriteLayout(const dialect::Dialect& format,
   SW_TRY_ASSIGN(dialect::Written written, format.write(source, layout));
   written.not_carried.insert(written.not_carried.end(), source.left_out.begin(),
                              source.left_out.end());
+  if (format.name != dialect::dcp::kName) {
+    for (const dialect::Param& param : source.fused) {
+      written.not_carried.push_back("the optimizer's state of " + Quoted(param.name) +
+                                    ", which the model has in parts: a --map takes it apart");
+    }
+  }
   for (const std::string& one : written.not_carried) sink.Warn("not carried over: " + one);
   return written;
 }

@@ -76,6 +76,12 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
 Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner);
 
+/// Compares files of a source with the digests that the checkpoint itself tells of them
+/// (Checkpoint::digests). Ranks and threads share them out; each file is read whole.
+/// \error kBadInput  names the file and both digests; kNotFound  a file is gone
+/// Collective.
+Status VerifyDigests(comm::Comm& comm, const Input& input, unsigned threads, Sink& sink);
+
 /// How to open the files of a set, in the order of its map: its own, then the neighbours whose
 /// bytes are not known yet.
 std::vector<exec::SourcePath> PathsOf(const dialect::SourceSet& set);

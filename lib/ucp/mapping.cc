@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
 #include "base/limits.h"
 #include "base/text.h"
+#include "dialect/fused.h"
 #include "format/json/json.h"
 #include "os/dir.h"
 #include "os/file.h"
@@ -331,11 +333,45 @@ Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked
   return choices;
 }
 
+namespace {
+
+/// What the optimizer has as one is taken apart, or the reverse.
+Result<MapUsed> UseFused(std::string_view to, dialect::ModelSizes sizes, const Facts& facts,
+                         const dialect::Patterns& patterns, dialect::Checkpoint* checkpoint,
+                         Sink& sink) {
+  SW_TRY_ASSIGN(const dialect::ModelMap map, dialect::ModelMap::BuiltIn(dialect::kFusedMap));
+  sizes.merge(map.SizesIn(facts.values));
+  const bool splits = to == dialect::kFusedSplit;
+  const auto run = splits ? dialect::SplitFused : dialect::FuseOptimizer;
+  SW_TRY_ASSIGN(dialect::Unfused made, run(std::move(*checkpoint), sizes, patterns));
+  *checkpoint = std::move(made.checkpoint);
+  MapUsed used;
+  used.name = used.map = dialect::kFusedMap;
+  used.from = splits ? dialect::kFusedSaved : dialect::kFusedSplit;
+  used.to = to;
+  used.sizes = std::move(made.sizes);
+  sink.Note(
+      "map " + used.name + ": " + used.from + " to " + used.to + ", with " + SizesText(used.sizes),
+      0);
+  return used;
+}
+
+}  // namespace
+
 Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, const MapsAsked& asked,
                                      const std::string& config, const dialect::Patterns& patterns,
                                      dialect::Checkpoint* checkpoint, Sink& sink) {
   SW_TRY_ASSIGN(const Facts facts, UniteFacts(config, *checkpoint));
   std::vector<MapUsed> all;
+  std::optional<dialect::Checkpoint> fused;  // before it was split
+  if (!checkpoint->fused.empty() && !choices.empty()) {
+    fused = *checkpoint;
+    SW_TRY_ASSIGN(MapUsed used, UseFused(dialect::kFusedSplit, choices.front().use.sizes, facts,
+                                         patterns, checkpoint, sink));
+    all.push_back(std::move(used));
+  }
+  const std::size_t before = all.size();
+  bool named = false;  // somebody asked for it
   for (MapChoice choice : choices) {
     std::string why;
     if (!choice.map) {
@@ -346,6 +382,18 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
       choice.use.to = std::move(found->to);
       why = std::move(found->why);
       SW_TRY(CheckSizes(choice.use.sizes, {choice}));
+    }
+    if (choice.map->name() == dialect::kFusedMap) {
+      if (fused && all.size() == before && choice.use.to == dialect::kFusedSplit) {
+        named = true;
+        continue;
+      }
+      if (choice.use.to == dialect::kFusedSaved) {
+        SW_TRY_ASSIGN(MapUsed used, UseFused(dialect::kFusedSaved, choice.use.sizes, facts,
+                                             patterns, checkpoint, sink));
+        all.push_back(std::move(used));
+        continue;
+      }
     }
     choice.use.sizes.merge(choice.map->SizesIn(facts.values));
     SW_TRY_ASSIGN(dialect::Mapped mapped,
@@ -367,6 +415,10 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
       used.left_behind.push_back(Quoted(name) + ": models of side " + used.to +
                                  " work it out themselves");
     }
+  }
+  if (fused && !named && all.size() == before) {  // the names were right already
+    *checkpoint = *std::move(fused);
+    all.clear();
   }
   return all;
 }

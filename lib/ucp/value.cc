@@ -29,12 +29,15 @@ std::string HexText(std::span<const std::byte> bytes) {
   return "0x" + Hex(number);
 }
 
+constexpr std::size_t kShownBytes = 16;
+
 std::string ScalarText(const dialect::Scalar& scalar) {
   if (!scalar.is_tensor) return ValueText(scalar.value);
   const std::uint64_t item = ItemSize(scalar.dtype);
-  if (scalar.bytes.size() != item)
-    return "tensor of " + std::to_string(scalar.bytes.size()) + " bytes";
-  return ElementText(scalar.dtype, std::as_bytes(std::span(scalar.bytes)));
+  const auto bytes = std::as_bytes(std::span(scalar.bytes));
+  if (bytes.size() == item) return ElementText(scalar.dtype, bytes);
+  return "tensor " + std::string(Name(scalar.dtype)) + " of " + std::to_string(bytes.size()) +
+         " bytes " + Hex(bytes.first(std::min<std::size_t>(bytes.size(), kShownBytes)));
 }
 
 /// What a group's hyper-parameters are, as a trainer's options have them.
@@ -66,6 +69,8 @@ bool IsSequence(const pickle::Node& node) {
          node.kind == pickle::Kind::kSize;
 }
 
+bool SameEntries(const pickle::Node& a, const pickle::Node& b);
+
 /// As Python's ==, but that a tuple equals a list, and a NaN another.
 bool SameValue(const pickle::Node* a, const pickle::Node* b) {
   if (a == nullptr || b == nullptr) return a == b;
@@ -82,7 +87,42 @@ bool SameValue(const pickle::Node* a, const pickle::Node* b) {
     return std::equal(a->items.begin(), a->items.end(), b->items.begin(), b->items.end(),
                       SameValue);
   }
-  return ValueText(a) == ValueText(b);
+  if (a->kind != b->kind || a->text != b->text || a->integer != b->integer) return false;
+  if (a->is_tensor()) {  // where their elements are is known to whoever read the file
+    return a->tensor->dtype == b->tensor->dtype && a->tensor->shape == b->tensor->shape;
+  }
+  if (a->is_dict()) return SameEntries(*a, *b);
+  const auto same_list = [](const std::vector<const pickle::Node*>& one,
+                            const std::vector<const pickle::Node*>& other) {
+    return std::equal(one.begin(), one.end(), other.begin(), other.end(), SameValue);
+  };
+  return same_list(a->items, b->items) && SameValue(a->callable, b->callable) &&
+         SameValue(a->args, b->args) && SameValue(a->state, b->state) &&
+         same_list(a->list_items, b->list_items) && same_list(a->dict_items, b->dict_items);
+}
+
+/// Entries of dicts, in any order.
+bool SameEntries(const pickle::Node& a, const pickle::Node& b) {
+  if (a.entry_count() != b.entry_count()) return false;
+  for (std::size_t i = 0; i < a.entry_count(); ++i) {
+    bool found = false;
+    for (std::size_t k = 0; k < b.entry_count() && !found; ++k) {
+      found = SameValue(a.key(i), b.key(k)) && SameValue(a.value(i), b.value(k));
+    }
+    if (!found) return false;
+  }
+  return true;
+}
+
+bool SameScalar(const dialect::Scalar& a, const dialect::Scalar& b) {
+  if (a.is_tensor != b.is_tensor) return false;
+  if (!a.is_tensor) return SameValue(a.value, b.value);
+  return a.dtype == b.dtype && a.bytes == b.bytes;
+}
+
+/// True for a key without which nobody knows how a parameter is trained, in any format.
+bool IsNeeded(std::string_view key) {
+  return key == "lr" || key == "betas" || key == "eps" || key == "weight_decay";
 }
 
 /// True for a value that optimizers and schedulers take where a group does not have the key, so
@@ -140,21 +180,26 @@ std::string ValueText(const pickle::Node* node) {
 
 std::vector<std::string> ScalarDifferences(const std::vector<dialect::Scalar>& a,
                                            const std::vector<dialect::Scalar>& b) {
-  std::map<std::string, std::pair<std::string, std::string>> sides;
-  for (const dialect::Scalar& scalar : a) sides[scalar.state].first = ScalarText(scalar);
-  for (const dialect::Scalar& scalar : b) sides[scalar.state].second = ScalarText(scalar);
+  using Pair = std::pair<const dialect::Scalar*, const dialect::Scalar*>;
+  std::map<std::string, Pair> sides;
+  for (const dialect::Scalar& scalar : a) sides[scalar.state].first = &scalar;
+  for (const dialect::Scalar& scalar : b) sides[scalar.state].second = &scalar;
+  const auto text = [](const dialect::Scalar* scalar) {
+    return scalar == nullptr ? std::string("nothing") : ScalarText(*scalar);
+  };
   std::vector<std::string> lines;
   for (const auto& [state, pair] : sides) {
-    if (pair.first == pair.second) continue;
-    lines.push_back(state + ": " + (pair.first.empty() ? "nothing" : pair.first) + " and " +
-                    (pair.second.empty() ? "nothing" : pair.second));
+    const auto& [left, right] = pair;
+    if (left != nullptr && right != nullptr && SameScalar(*left, *right)) continue;
+    lines.push_back(state + ": " + text(left) + " and " + text(right));
   }
   return lines;
 }
 
 std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect::Group& b,
                                           bool one_format) {
-  const bool both = one_format && a.options != nullptr && b.options != nullptr;
+  const bool trainers = a.options != nullptr && b.options != nullptr;
+  const bool both = one_format && trainers;
   pickle::Arena arena;
   const pickle::Node* of_a = a.options != nullptr ? a.options : OptionsOf(a.hyper, &arena);
   const pickle::Node* of_b = b.options != nullptr ? b.options : OptionsOf(b.hyper, &arena);
@@ -172,7 +217,8 @@ std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect
     const pickle::Node* left = of_a->Find(key);
     const pickle::Node* right = of_b->Find(key);
     // A name is a label, and not every format that a group has been in keeps it.
-    const bool may_lack = !both || key == "name";
+    const bool needed = trainers && IsNeeded(key);
+    const bool may_lack = (!both && !needed) || key == "name";
     if (left == nullptr || right == nullptr) {
       if (may_lack ||
           (left == nullptr ? IsAssumed(key, right, of_b) : IsAssumed(key, left, of_a))) {

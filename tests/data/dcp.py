@@ -7,6 +7,7 @@ OUTPUT/<case>/ckpt            what torch.distributed.checkpoint.save wrote
 OUTPUT/<case>/expected.safetensors  every tensor as the ranks held it, whole: NAME/fp32, NAME/exp_avg, NAME/buffer, ...
 nested_w3  three ranks and rows that do not divide, so one rank has none; optimizer nested by parameter and group; client state
 flat_w2    two ranks, names as torchtitan has them: model bare, optimizer flat below "optimizer"; train_state
+ranks_w3   as nested_w3, saved without collectives: each rank has an index of its own, __R.metadata
 strided_w1 one rank: a tensor saved with strides of its own
 zstd_w1    one rank: items compressed by the extension stream.zstd; needs the package zstandard
 """
@@ -47,7 +48,7 @@ def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).float().contiguous().clone()
 
 
-def sharded(rank, world, folder, flat):
+def sharded(rank, world, folder, flat, collectives=True):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29567", RANK=str(rank), WORLD_SIZE=str(world))
     dist.init_process_group("gloo")
     torch.manual_seed(3)
@@ -61,13 +62,15 @@ def sharded(rank, world, folder, flat):
         optimizer.step()
         optimizer.zero_grad()
     model, optim = get_state_dict(net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
-    if flat:
+    if not collectives:
+        state = {"model": model, "optim": optim, "note": "kept", "rng": torch.arange(20) + rank}
+    elif flat:
         state = {**model, "optimizer": optim, "train_state": {"step": STEPS}}
     else:
         state = {"model": model, "optim": optim, "note": "kept", "rng": {f"rank{rank}": torch.arange(20) + rank}}
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)  # a relative name: the index must not tell where it was written
-    dcp.save(state, checkpoint_id="ckpt")
+    dcp.save(state, checkpoint_id="ckpt", use_collectives=collectives)
     held = {f"{n}/buffer": whole(b) for n, b in net.named_buffers()}
     for name, param in net.named_parameters():
         held[f"{name}/fp32"] = whole(param)
@@ -98,5 +101,6 @@ if __name__ == "__main__":
     output = pathlib.Path(sys.argv[1]).resolve()
     mp.spawn(sharded, (3, output / "nested_w3", False), nprocs=3)
     mp.spawn(sharded, (2, output / "flat_w2", True), nprocs=2)
+    mp.spawn(sharded, (3, output / "ranks_w3", False, False), nprocs=3)
     strided(output / "strided_w1")
     compressed(output / "zstd_w1")

@@ -107,6 +107,12 @@ struct Inferred {
   std::string why;                    ///< what the files do not tell; empty without params
 };
 
+/// What a checkpoint tells of one of its own files.
+struct FileDigest {
+  std::uint32_t file = 0;  ///< into SourceSet::files
+  std::string sha256;      ///< of all its bytes: 64 hexadecimal digits in lower case
+};
+
 /// A checkpoint of any layout: its logical tensors and where they lie, and everything else worth
 /// keeping.
 struct Checkpoint {
@@ -117,6 +123,9 @@ struct Checkpoint {
   bool proved = false;  ///< the map has passed layout::Validate and is as it was then
   std::vector<Param>
       params;  ///< in the order of the module's state dict, stages one after the other
+  /// What the optimizer has as one and the model in parts, which are among `params`: fused
+  /// projections. Their states are in the map; fused.h takes them apart.
+  std::vector<Param> fused;
   /// The model may have frozen parameters that are not among `params`: no file lists them (stages 0
   /// and 1, exclude_frozen_parameters), and there are none but other names of tied ones.
   bool frozen_unknown = false;
@@ -140,6 +149,7 @@ struct Checkpoint {
   /// What of the source's files is nowhere in this checkpoint, so that no conversion carries it
   /// over; one sentence each. A copy of the files has it.
   std::vector<std::string> left_out;
+  std::vector<FileDigest> digests;  ///< of files that were not read whole yet
   std::vector<std::string> warnings;
 };
 

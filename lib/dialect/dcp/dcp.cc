@@ -67,10 +67,6 @@ std::vector<std::string> DcpState::Contents() const {
       contents.push_back(std::move(name));
     }
   }
-  for (const Param& param : optimizer_only) {
-    contents.push_back("the optimizer's state of " + Quoted(param.name) +
-                       ", which the model saves in parts");
-  }
   return contents;
 }
 

@@ -67,9 +67,6 @@ struct DcpState : OwnState {
   /// Hold the values of options and of what the optimizer has of parameters.
   std::vector<std::shared_ptr<pickle::Arena>> arenas;
   std::vector<Extra> extras;
-  /// Parameters that only the optimizer has: those of modules that the model saves in parts. Their
-  /// tensors are in the map.
-  std::vector<Param> optimizer_only;
   std::vector<std::vector<std::string>> groups;  ///< names in each group, all of them
 
   std::vector<std::uint32_t> Members() const override;

@@ -16,7 +16,22 @@ namespace shardwright::dialect::dcp {
 struct ItemRef {
   std::uint32_t entry = 0;  ///< into Index::entries
   std::uint32_t chunk = 0;
+  /// Of a copy: 1 + its number in Index::copies.
+  std::uint32_t copy = 0;
 };
+
+/// The text of an index, and what messages call it.
+struct IndexText {
+  std::string_view name;  ///< without a folder: ".metadata", "__3.metadata"
+  std::string_view text;
+  std::string where;
+};
+
+/// Understands the index of one folder, or those of all ranks that saved there: one of them is as
+/// if they had saved together.
+/// \param texts  one, or several by rank
+/// \error as shardwright::dcp::ReadIndex; kBadInput  ranks disagree, or one is missing
+Result<shardwright::dcp::Index> UnderstandIndexes(const std::vector<IndexText>& texts);
 
 /// The items of every file of an index, in the order in which they lie.
 std::vector<std::vector<ItemRef>> ItemsByFile(const shardwright::dcp::Index& index);

@@ -36,13 +36,22 @@ Status CheckItem(const files::Index& index, const ItemRef& ref, const Node* node
 
 }  // namespace
 
-Status FolderReader::ReadFolder(std::uint32_t file) {
-  const SourceFile& source = source_.files[file];
+Status FolderReader::ReadFolder(std::string folder_name,
+                                const std::vector<std::uint32_t>& indexes) {
   Folder folder;
-  folder.name = FolderOf(source.name);
-  auto index = files::ReadIndex(source.containers.front().skeleton->header);
-  if (!index) return Within(source.name, index.error());
-  folder.index = *std::move(index);
+  folder.name = std::move(folder_name);
+  std::vector<IndexText> texts;
+  for (const std::uint32_t file : indexes) {
+    const SourceFile& source = source_.files[file];
+    if (source.containers.size() != 1) {
+      return Fail(Errc::kBadInput, source.name + ": one pickle expected");
+    }
+    texts.push_back({std::string_view(source.name).substr(folder.name.size()),
+                     source.containers.front().skeleton->header, source.name});
+  }
+  const std::string where = texts.front().where;
+  folder.index_name = texts.size() == 1 ? texts.front().name : "__*.metadata";
+  SW_TRY_ASSIGN(folder.index, UnderstandIndexes(texts));
   std::unordered_map<std::string_view, std::uint32_t> by_name;
   for (std::uint32_t i = 0; i < source_.files.size(); ++i)
     by_name.emplace(source_.files[i].name, i);
@@ -53,13 +62,15 @@ Status FolderReader::ReadFolder(std::uint32_t file) {
     folder.first.push_back(static_cast<std::uint32_t>(count));
     count += entry.is_tensor ? entry.chunks.size() : 1;
   }
-  folder.numbers.resize(count);
+  folder.first.push_back(static_cast<std::uint32_t>(count));
+  folder.numbers.resize(count + folder.index.copies.size());
   for (std::uint32_t i = 0; i < items.size(); ++i) {
     const std::string name = folder.name + folder.index.files[i];
     const auto found = by_name.find(name);
     if (found == by_name.end() || source_.files[found->second].containers.size() != 1) {
       return Fail(Errc::kNotFound,
-                  source.name + ": names data file " + name + ", which is not there");
+                  Joined(std::vector<std::string>{where, "names data file " + name}, ": ") +
+                      ", which is not there");
     }
     folder.source.push_back(found->second);
     auto parsed = files::ParseItems(*source_.files[found->second].containers.front().skeleton);
@@ -73,7 +84,10 @@ Status FolderReader::ReadFolder(std::uint32_t file) {
     }
     for (std::uint32_t k = 0; k < items[i].size(); ++k) {
       SW_TRY(CheckItem(folder.index, items[i][k], values.NodeOf(values.items[k]), name));
-      folder.numbers[folder.first[items[i][k].entry] + items[i][k].chunk] = k;
+      const ItemRef& ref = items[i][k];
+      const std::size_t at =
+          ref.copy > 0 ? folder.first.back() + ref.copy - 1 : folder.first[ref.entry] + ref.chunk;
+      folder.numbers[at] = k;
     }
     for (const pickle::Graph& graph : values.values) own_->arenas.push_back(graph.arena);
   }
@@ -83,13 +97,24 @@ Status FolderReader::ReadFolder(std::uint32_t file) {
 
 Status FolderReader::ReadFolders() {
   items_.resize(source_.files.size());
+  struct Indexes {
+    std::vector<std::uint32_t> common;
+    std::map<std::uint64_t, std::uint32_t> by_rank;
+  };
+  std::map<std::string_view, Indexes> found;  // by folder
   for (std::uint32_t file = 0; file < source_.files.size(); ++file) {
-    const std::string& name = source_.files[file].name;
-    if (name.substr(FolderOf(name).size()) != files::kIndexName) continue;
-    if (source_.files[file].containers.size() != 1) {
-      return Fail(Errc::kBadInput, name + ": one pickle expected");
+    const std::string_view name = source_.files[file].name;
+    const std::string_view folder = FolderOf(name);
+    const std::string_view last = name.substr(folder.size());
+    if (last == files::kIndexName) found[folder].common.push_back(file);
+    if (const auto rank = files::RankOfIndex(last)) found[folder].by_rank.emplace(*rank, file);
+  }
+  for (const auto& [folder, indexes] : found) {
+    std::vector<std::uint32_t> all = indexes.common;
+    for (const auto& [rank, file] : indexes.by_rank) {
+      if (indexes.common.empty()) all.push_back(file);
     }
-    SW_TRY(ReadFolder(file));
+    SW_TRY(ReadFolder(std::string(folder), all));
   }
   if (folders_.empty()) return Fail(Errc::kNotFound, source_.tag + ": no .metadata");
   return {};
@@ -210,15 +235,15 @@ void FolderReader::MakeParams() {
     if (by_name_.contains(name)) continue;
     Param param;
     param.name = name;
-    own_->optimizer_only.push_back(std::move(param));
+    out_.fused.push_back(std::move(param));
   }
   if (!parts) return;
   std::vector<std::string> names;
-  for (const Param& param : own_->optimizer_only) names.push_back(param.name);
+  for (const Param& param : out_.fused) names.push_back(param.name);
   out_.warnings.push_back(
       "the optimizer has parameters that the model saves in parts under other "
       "names, such as fused projections; their states are only of use to " +
-      std::string(kName) + ": " + FirstFew(names));
+      std::string(kName) + ", unless a --map takes them apart: " + FirstFew(names));
 }
 
 Status FolderReader::DecideRules() {
@@ -244,9 +269,8 @@ Status FolderReader::AddTensor(const std::string& name, std::string_view state, 
   logical.dtype = entry.dtype;
   logical.shape = entry.shape;
   logical.fragments.reserve(entry.chunks.size());
-  for (std::uint32_t c = 0; c < entry.chunks.size(); ++c) {
-    if (entry.chunks[c].is_empty()) continue;
-    const HeldItem held = ItemOf(ref, c);
+  const auto add = [&](std::uint32_t c, const HeldItem& held, layout::Role role) -> Status {
+    if (entry.chunks[c].is_empty()) return {};
     const pickle::Tensor& tensor = *held.node->tensor;
     auto stored = cuts_.Stored(entry.shape, entry.chunks[c].offsets, tensor,
                                StorageOf(held, tensor.storage).bytes / ItemSize(tensor.dtype));
@@ -258,7 +282,17 @@ Status FolderReader::AddTensor(const std::string& name, std::string_view state, 
                        .offset = stored->first * ItemSize(tensor.dtype),
                        .elems = stored->elems,
                        .dtype = tensor.dtype});
+    fragment.role = role;
     logical.fragments.push_back(std::move(fragment));
+    return {};
+  };
+  for (std::uint32_t c = 0; c < entry.chunks.size(); ++c) {
+    SW_TRY(add(c, ItemOf(ref, c), layout::Role::kOwner));
+  }
+  const auto [first_copy, last_copy] = folders_[ref.folder].CopiesOf(ref.entry);
+  for (std::uint32_t copy = first_copy; copy < last_copy; ++copy) {
+    SW_TRY(add(folders_[ref.folder].index.copies[copy].chunk, CopyOf(ref.folder, copy),
+               layout::Role::kReplica));
   }
   out_.map.tensors.push_back(std::move(logical));
   return {};
@@ -323,7 +357,7 @@ Status FolderReader::AddSlots() {
     if (kept == kept_.end()) continue;
     for (const auto& [slot, ref] : kept->second.slots) SW_TRY(AddSlot(&param, slot, ref, true));
   }
-  for (Param& param : own_->optimizer_only) {
+  for (Param& param : out_.fused) {
     for (const auto& [slot, ref] : kept_.at(param.name).slots) {
       SW_TRY(AddSlot(&param, slot, ref, false));
     }

@@ -61,7 +61,7 @@ void FolderReader::MakeFlatGroups() {
     const auto kept = kept_.find(param.name);
     if (kept != kept_.end()) names.push_back(kept->first);
   }
-  for (const Param& param : own_->optimizer_only) names.push_back(kept_.find(param.name)->first);
+  for (const Param& param : out_.fused) names.push_back(kept_.find(param.name)->first);
   for (const std::string_view name : names) {
     const Kept& kept = kept_.at(name);
     // Equal values of different files are different nodes.
@@ -87,8 +87,8 @@ Status FolderReader::MakeGroups() {
     SW_TRY(MakeNestedGroups());
   }
   std::unordered_map<std::string_view, std::uint32_t> only;
-  for (std::uint32_t i = 0; i < own_->optimizer_only.size(); ++i) {
-    only.emplace(own_->optimizer_only[i].name, i);
+  for (std::uint32_t i = 0; i < out_.fused.size(); ++i) {
+    only.emplace(out_.fused[i].name, i);
   }
   for (std::size_t g = 0; g < out_.groups.size(); ++g) {
     out_.groups[g].hyper = HyperOf(out_.groups[g].options);
@@ -97,7 +97,7 @@ Status FolderReader::MakeGroups() {
       if (found == by_name_.end()) {
         const auto alone = only.find(name);
         if (alone != only.end()) {
-          own_->optimizer_only[alone->second].group = static_cast<std::int32_t>(g);
+          out_.fused[alone->second].group = static_cast<std::int32_t>(g);
         }
         continue;
       }

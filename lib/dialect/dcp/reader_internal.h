@@ -22,12 +22,16 @@ namespace shardwright::dialect::dcp {
 
 /// One index and its data files.
 struct Folder {
-  std::string name;  // with a slash, or empty
+  std::string name;        // with a slash, or empty
+  std::string index_name;  // ".metadata", for messages
   shardwright::dcp::Index index;
   std::vector<std::uint32_t> source;  // by file of the index: into SourceSet::files
-  // By item, entry after entry and chunk after chunk: its number in its file.
+  // By item, entry after entry and chunk after chunk, then copies: its number in its file.
   std::vector<std::uint32_t> numbers;
-  std::vector<std::uint32_t> first;  // by entry: into numbers
+  std::vector<std::uint32_t> first;  // by entry, then that of copies: into numbers
+
+  /// Those of an entry: [first, last) of index.copies.
+  std::pair<std::uint32_t, std::uint32_t> CopiesOf(std::uint32_t entry) const;
 };
 
 /// An item of a file: what it holds, and where its storages are.
@@ -65,6 +69,7 @@ class FolderReader {
     out_.warnings = source_.warnings;
     SW_TRY(ReadFolders());
     SW_TRY(SortEntries());
+    SW_TRY(CompareCopies());
     MakeParams();
     SW_TRY(MakeGroups());
     OrderParams();
@@ -78,7 +83,11 @@ class FolderReader {
 
  private:
   Status ReadFolders();
-  Status ReadFolder(std::uint32_t file);
+  Status ReadFolder(std::string folder_name, const std::vector<std::uint32_t>& indexes);
+  Status CompareCopies();
+  Status CompareCopy(std::uint32_t folder, std::uint32_t number);
+  bool SameValue(const HeldItem& a, const HeldItem& b) const;
+  bool AreDifferent(const HeldItem& a, const HeldItem& b) const;
   Status SortEntries();
   void MakeParams();
   Status MakeGroups();
@@ -98,6 +107,7 @@ class FolderReader {
     return folders_[ref.folder].index.entries[ref.entry];
   }
   HeldItem ItemOf(EntryRef ref, std::uint32_t chunk) const;
+  HeldItem CopyOf(std::uint32_t number, std::uint32_t copy) const;
   const pickle::Node* ObjectOf(EntryRef ref) const { return ItemOf(ref, 0).node; }
   Result<std::string> BytesOf(const HeldItem& held) const;
   Extra::Value ValueOf(const HeldItem& held);
@@ -106,7 +116,7 @@ class FolderReader {
                                                                           storage];
   }
   std::string Where(EntryRef ref) const {
-    return folders_[ref.folder].name + std::string(shardwright::dcp::kIndexName) + ": " +
+    return folders_[ref.folder].name + folders_[ref.folder].index_name + ": " +
            Quoted(At(ref).name);
   }
   const pickle::Node* NewOptions(const std::vector<std::pair<std::string_view, EntryRef>>& options);
@@ -125,6 +135,7 @@ class FolderReader {
   std::unordered_map<std::string_view, Kept> kept_;
   std::vector<std::string_view> kept_order_;
   std::map<std::uint64_t, std::vector<std::pair<std::string_view, EntryRef>>> group_options_;
+  std::vector<std::string> differing_;  // items that ranks have each for themselves
   PieceCuts cuts_;
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -36,9 +37,13 @@ bool IsDataFile(std::string_view name) {
 }
 
 /// "__3.metadata": the index of one rank's items, where ranks save without a common one.
-bool IsRankIndex(std::string_view name) {
-  return name.starts_with("__") && name.ends_with(files::kIndexName) &&
-         IsNumber(name.substr(2, name.size() - 2 - files::kIndexName.size()));
+bool IsRankIndex(std::string_view name) { return files::RankOfIndex(name).has_value(); }
+
+/// The rank in "__3_0.distcp".
+std::optional<std::uint64_t> RankOfData(std::string_view name) {
+  if (!IsDataFile(name)) return std::nullopt;
+  const std::string_view rank = name.substr(2, name.find('_', 2) - 2);
+  return files::RankOfIndex("__" + std::string(rank) + std::string(files::kIndexName));
 }
 
 /// One folder with an index of its own.
@@ -90,43 +95,73 @@ Result<std::vector<Part>> PartsOf(const Listing& listing) {
   return parts;
 }
 
-tl::unexpected<Error> Incomplete(const Listing& listing, const Part& part) {
-  const std::string where = listing.folders.front().path + "/" + part.prefix;
-  const bool by_rank = std::any_of(part.paths.begin(), part.paths.end(),
-                                   [](const auto& one) { return IsRankIndex(one.first); });
-  if (by_rank) {
-    return Fail(Errc::kUnsupported,
-                where +
-                    ": each rank has an index of its own (__R.metadata) and there is no common "
-                    ".metadata: save without no_dist, or load and save once");
+/// The names of the indexes of a part: the common one, or else those of ranks.
+Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& part) {
+  if (part.paths.contains(std::string(files::kIndexName))) {
+    return std::vector<std::string>{std::string(files::kIndexName)};
   }
-  return Fail(Errc::kNotFound, where + ": no " + std::string(files::kIndexName) +
-                                   ": an incomplete save, which PyTorch does not load either");
+  std::map<std::uint64_t, std::string> by_rank;
+  std::uint64_t ranks = 0;
+  for (const auto& [name, copies] : part.paths) {
+    const auto index = files::RankOfIndex(name);
+    if (index) by_rank.emplace(*index, name);
+    const auto rank = index ? index : RankOfData(name);
+    if (rank && (index || !by_rank.empty())) ranks = std::max(ranks, *rank + 1);
+  }
+  const std::string where = listing.folders.front().path + "/" + part.prefix;
+  if (by_rank.empty()) {
+    return Fail(Errc::kNotFound, where + ": no " + std::string(files::kIndexName) +
+                                     ": an incomplete save, which PyTorch does not load either");
+  }
+  std::vector<std::string> names;
+  for (const auto& [rank, name] : by_rank) {
+    if (rank != names.size()) break;
+    names.push_back(name);
+  }
+  if (names.size() == ranks) return names;
+  return Fail(Errc::kBadInput, where + ": no __" + std::to_string(names.size()) +
+                                   ".metadata: each rank has an index of its own, that of rank " +
+                                   std::to_string(names.size()) +
+                                   " is missing and something of rank " +
+                                   std::to_string(ranks - 1) + " is there");
 }
 
-/// The index of a part, understood and proved as far as it goes by itself.
-Result<files::Index> IndexOf(const std::string& text, const std::string& path) {
-  auto index = files::ReadIndex(text);
-  if (!index) return Within(path, index.error());
-  if (Status whole = files::CheckVolumes(*index); !whole) return Within(path, whole.error());
+/// What the index of a part says, proved as far as it goes by itself.
+Result<files::Index> IndexOf(const std::vector<IndexText>& texts) {
+  SW_TRY_ASSIGN(files::Index index, UnderstandIndexes(texts));
+  if (Status whole = files::CheckVolumes(index); !whole) {
+    const std::string later = texts.size() > 1 || IsRankIndex(texts.front().name)
+                                  ? ": the indexes of ranks 0 to " +
+                                        std::to_string(texts.size() - 1) +
+                                        " are there: those of later ranks may be missing"
+                                  : "";
+    return Within(texts.front().where, Error{whole.error().code, whole.error().message + later});
+  }
   return index;
 }
 
 Status ScanPart(const Listing& listing, const Part& part, SourceSet* set) {
-  const auto at = part.paths.find(std::string(files::kIndexName));
-  if (at == part.paths.end()) return Incomplete(listing, part);
-  const std::string& path = at->second.front();
-  for (const std::string& copy : at->second) SW_TRY(StaysInFolder(copy));
-  auto described = std::make_shared<format::Skeleton>();
-  SW_TRY_ASSIGN(described->header, os::ReadWholeText(path, limits::kPickleBytes));
-  described->last = described->header.size();
-  SW_TRY_ASSIGN(const files::Index index, IndexOf(described->header, path));
-  const std::vector<std::vector<ItemRef>> items = ItemsByFile(index);
+  SW_TRY_ASSIGN(const std::vector<std::string> names, IndexesOf(listing, part));
+  std::map<std::string, std::shared_ptr<const format::Skeleton>, std::less<>> described;  // by path
   std::vector<Found> found;
-  for (const std::string& copy : at->second) found.push_back({copy, part.prefix + at->first});
+  std::vector<IndexText> texts;
+  std::set<std::string, std::less<>> used(names.begin(), names.end());
+  for (const std::string& name : names) {
+    const std::vector<std::string>& copies = part.paths.at(name);
+    for (const std::string& copy : copies) SW_TRY(StaysInFolder(copy));
+    auto skeleton = std::make_shared<format::Skeleton>();
+    SW_TRY_ASSIGN(skeleton->header, os::ReadWholeText(copies.front(), limits::kPickleBytes));
+    skeleton->last = skeleton->header.size();
+    texts.push_back({name, skeleton->header, copies.front()});
+    for (const std::string& copy : copies) {
+      described.emplace(copy, skeleton);
+      found.push_back({copy, part.prefix + name});
+    }
+  }
+  SW_TRY_ASSIGN(const files::Index index, IndexOf(texts));
+  const std::vector<std::vector<ItemRef>> items = ItemsByFile(index);
   std::map<std::string, std::uint32_t> numbers;  // by path
   std::vector<std::string> missing;
-  std::set<std::string, std::less<>> used;
   for (std::uint32_t i = 0; i < index.files.size(); ++i) {
     const auto there = part.paths.find(index.files[i]);
     if (there == part.paths.end()) {
@@ -141,29 +176,39 @@ Status ScanPart(const Listing& listing, const Part& part, SourceSet* set) {
     }
   }
   if (!missing.empty()) {
-    return Fail(Errc::kNotFound,
-                path + ": names data files that are not there: " + FirstFew(missing));
+    return Fail(Errc::kNotFound, texts.front().where +
+                                     ": names data files that are not there: " + FirstFew(missing));
   }
   std::vector<std::string> skipped;
+  std::vector<std::string> of_ranks;
   for (const auto& [name, copies] : part.paths) {
     const bool ours = IsDataFile(name) || IsRankIndex(name) || name == ".metadata.tmp";
     if (!ours || used.contains(name)) continue;
+    if (IsRankIndex(name)) {
+      of_ranks.push_back(part.prefix + name);
+      continue;
+    }
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(copies.front()));
     SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
     // A rank that had nothing to save leaves an empty file.
     if (identity.bytes > 0) skipped.push_back(part.prefix + name);
   }
   WarnAboutSkipped(skipped, set);
+  if (!of_ranks.empty()) {
+    set->warnings.push_back("the index of all ranks, " + part.prefix +
+                            std::string(files::kIndexName) +
+                            ", is taken; those of single ranks are ignored: " + FirstFew(of_ranks));
+  }
   return ReadFiles(
       std::move(found),
       [&](const Found& one, const os::File& file,
           const os::Identity& /*identity*/) -> Result<std::vector<Container>> {
         Container container;
-        const auto number = numbers.find(one.path);
-        if (number == numbers.end()) {
-          container.skeleton = described;
+        if (const auto index_of = described.find(one.path); index_of != described.end()) {
+          container.skeleton = index_of->second;
           return std::vector<Container>{std::move(container)};
         }
+        const auto number = numbers.find(one.path);
         std::vector<files::Wanted> wanted;
         wanted.reserve(items[number->second].size());
         for (const ItemRef& ref : items[number->second]) wanted.push_back(WantedOf(index, ref));
@@ -181,12 +226,26 @@ Status ScanPart(const Listing& listing, const Part& part, SourceSet* set) {
 bool IsModelFolder(std::string_view name) { return IsNumbered(name, kModelFolder); }
 bool IsOptimizerFolder(std::string_view name) { return IsNumbered(name, kOptimizerFolder); }
 
+Result<files::Index> UnderstandIndexes(const std::vector<IndexText>& texts) {
+  files::IndexUnion all;
+  for (const IndexText& one : texts) {
+    auto index = files::ReadIndex(one.text);
+    if (!index) return Within(one.where, index.error());
+    if (!files::RankOfIndex(one.name)) return index;
+    SW_TRY(all.Add(one.where, *std::move(index)));
+  }
+  auto index = std::move(all).Finish();
+  if (!index) return Within(texts.front().where, index.error());
+  return index;
+}
+
 std::string_view FolderOf(std::string_view name) {
   const std::size_t slash = name.rfind('/');
   return slash == std::string_view::npos ? std::string_view() : name.substr(0, slash + 1);
 }
 
 const files::Place& PlaceOf(const files::Index& index, const ItemRef& ref) {
+  if (ref.copy > 0) return index.copies[ref.copy - 1].at;
   const files::Entry& entry = index.entries[ref.entry];
   return entry.is_tensor ? entry.chunks[ref.chunk].at : entry.at;
 }
@@ -199,6 +258,10 @@ std::vector<std::vector<ItemRef>> ItemsByFile(const files::Index& index) {
     for (std::uint32_t c = 0; c < count; ++c) {
       items[PlaceOf(index, {i, c}).file].push_back({i, c});
     }
+  }
+  for (std::uint32_t i = 0; i < index.copies.size(); ++i) {
+    const files::Copy& copy = index.copies[i];
+    items[copy.at.file].push_back({copy.entry, copy.chunk, i + 1});
   }
   for (std::vector<ItemRef>& of_file : items) {
     std::stable_sort(of_file.begin(), of_file.end(), [&](const ItemRef& a, const ItemRef& b) {

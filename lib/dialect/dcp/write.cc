@@ -324,6 +324,9 @@ Status FolderWriter::AddGroups() {
       names = own_->groups[g];
     } else {
       for (const std::uint32_t i : group.params) names.push_back(source_.params[i].name);
+      for (const Param& param : source_.fused) {
+        if (param.group == static_cast<std::int32_t>(g)) names.push_back(param.name);
+      }
     }
     for (std::size_t k = 0; k < options->entry_count(); ++k) {
       const std::string& key = options->key(k)->text;
@@ -361,9 +364,7 @@ Status FolderWriter::AddOptimizer() {
     if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
     SW_TRY(AddStates(param));
   }
-  if (own_ != nullptr) {
-    for (const Param& param : own_->optimizer_only) SW_TRY(AddStates(param));
-  }
+  for (const Param& param : source_.fused) SW_TRY(AddStates(param));
   return AddGroups();
 }
 

@@ -1,13 +1,16 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/limits.h"
 #include "base/text.h"
 #include "dialect/core/links.h"
 #include "dialect/megatron/folder.h"
+#include "dialect/megatron/integrity.h"
 #include "dialect/megatron/megatron.h"
 #include "format/dcp/index.h"
 #include "format/json/json.h"
@@ -115,6 +118,17 @@ Result<Stretches> StretchesOf(const std::string& manifest, const std::string& pa
   return all;
 }
 
+/// The file that tells the sums of the others is understood with them.
+Result<std::vector<Container>> ReadIntegrity(const std::string& path) {
+  auto skeleton = std::make_shared<format::Skeleton>();
+  skeleton->head = format::Head::kJson;
+  SW_TRY_ASSIGN(skeleton->header, os::ReadWholeText(path, limits::kJsonBytes));
+  skeleton->last = skeleton->header.size();
+  Container container;
+  container.skeleton = std::move(skeleton);
+  return std::vector<Container>{std::move(container)};
+}
+
 Result<SourceSet> ScanDist(const Listing& listing) {
   SourceSet set;
   const auto path_of = [&](std::string_view name) -> std::string {
@@ -144,17 +158,24 @@ Result<SourceSet> ScanDist(const Listing& listing) {
       if (IsFile(entry) && data) {
         SW_TRY(StaysInFolder(folder.path + "/" + entry.name));
         found.push_back({folder.path + "/" + entry.name, entry.name});
-      } else if (entry.name != kMetadata && entry.name != kIndex) {
+      } else if (entry.name != kMetadata && entry.name != kIndex && entry.name != kIntegrity) {
         skipped.push_back(entry.name);
       }
     }
   }
-  if (!path_of("integrity.json").empty()) {
-    set.warnings.emplace_back("integrity.json is there and not verified");
+  const std::string integrity = path_of(kIntegrity);
+  if (!integrity.empty()) {
+    SW_TRY(StaysInFolder(integrity));
+    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(integrity, limits::kJsonBytes));
+    SW_TRY_ASSIGN(const FileSums sums, ParseIntegrity(text, integrity));
+    SW_TRY(CheckListed(sums, kMetadata, said, metadata));
+    SW_TRY(CheckListed(sums, kIndex, set.manifest, index));
+    found.push_back({integrity, std::string(kIntegrity)});
   }
   WarnAboutSkipped(skipped, &set);
   const auto read = [&](const Found& one, const os::File& file,
                         const os::Identity& identity) -> Result<std::vector<Container>> {
+    if (one.name == kIntegrity) return ReadIntegrity(one.path);
     const auto items = stretches.find(one.name);
     if (items == stretches.end()) return ReadOne(one, file, identity);
     std::vector<Container> containers;
@@ -225,8 +246,8 @@ Belongs BelongsTo(std::string_view name) {
     return rank && (file == kModelFile || file == kOptimizerFile) ? Belongs::kOneVersion
                                                                   : Belongs::kNo;
   }
-  const bool known =
-      name == kMetadata || name == kIndex || name == kCommon || name.ends_with(".distcp");
+  const bool known = name == kMetadata || name == kIndex || name == kCommon || name == kIntegrity ||
+                     name.ends_with(".distcp");
   return known ? Belongs::kOneVersion : Belongs::kNo;
 }
 

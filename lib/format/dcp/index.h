@@ -2,13 +2,16 @@
 // An Index is what `.metadata` says: every item of the checkpoint by its flat name, the boxes that
 // a tensor was cut into, and in which stretch of which data file each lies. ReadIndex understands
 // the pickle of every release, DumpIndex writes the one that every release reads. items.h looks
-// into the data files. Source: docs/formats/dcp.md.
+// into the data files. Where every rank has saved an index of its own, IndexUnion makes one of
+// them. Source: docs/formats/dcp.md.
 
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "base/result.h"
@@ -19,6 +22,10 @@
 namespace shardwright::dcp {
 
 inline constexpr std::string_view kIndexName = ".metadata";
+
+/// The rank in "__3.metadata": the index of what one rank has saved, where ranks save without a
+/// common one. Nothing for other names.
+std::optional<std::uint64_t> RankOfIndex(std::string_view name);
 
 /// A stretch of a data file: one item.
 struct Place {
@@ -63,13 +70,21 @@ struct Entry {
   std::string_view part(std::size_t i) const;
 };
 
+/// An item that another rank has saved as well. Only in a union.
+struct Copy {
+  std::uint32_t entry = 0;  ///< into Index::entries
+  std::uint32_t chunk = 0;  ///< of a tensor: into Entry::chunks
+  Place at;
+};
+
 /// What `.metadata` says.
 struct Index {
   std::vector<std::string> files;  ///< data files, names without a folder
   /// Lists of transforms, "stream.zstd/1". The first is the empty one.
   std::vector<std::vector<std::string>> transforms = {{}};
   std::vector<Entry> entries;
-  bool has_paths = false;  ///< the saver told how names were nested (planner data)
+  std::vector<Copy> copies;  ///< by entry and chunk
+  bool has_paths = false;    ///< the saver told how names were nested (planner data)
 
   /// The number of a file; added if it is new.
   std::uint32_t FileNumber(std::string_view name);
@@ -81,6 +96,34 @@ struct Index {
 ///        trainer's format
 /// Pure: nothing in it is executed.
 Result<Index> ReadIndex(std::string_view pickle);
+
+/// Whether every path goes through containers of one kind, none ends where another goes on, and
+/// indexes of lists are without gaps.
+/// \error kBadInput  names the container
+Status CheckPaths(const Index& index);
+
+/// Makes one index of those that ranks have saved, each of its own items. A chunk or object that
+/// several have is the first one's; the others are copies, whose values nobody has compared yet.
+class IndexUnion {
+ public:
+  /// \param name  "__3.metadata", for messages
+  /// \error kBadInput  a tensor of another type or shape than in an index before, an object there,
+  ///        another path
+  Status Add(const std::string& name, Index index);
+  /// \error kBadInput  two chunks at one place that are not of one size; paths that collide
+  Result<Index> Finish() &&;
+
+ private:
+  Status CheckSame(std::uint32_t first, const Entry& other, const std::string& name) const;
+  Status FindCopies(std::uint32_t number);
+
+  Index all_;
+  std::vector<std::string> names_;
+  std::vector<std::uint32_t> origins_;    // by entry: into names_
+  std::vector<std::vector<Place>> more_;  // by entry: of an object, after the first one
+  std::unordered_map<std::string, std::uint32_t> entries_;
+  std::unordered_map<std::string, std::uint32_t> files_;
+};
 
 /// Whether the chunks of every tensor have as many elements together as the tensor. That they do
 /// not overlap is left to whoever lays them into a map.

@@ -3,7 +3,6 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "base/limits.h"
 #include "format/dcp/index.h"
@@ -186,7 +185,6 @@ class IndexReader final : public pickle::Folder {
   Status AddEntries(Table table);
   Status AddPlaces(const Table& table);
   Status AddPaths(Table table);
-  Status CheckPaths() const;
   std::optional<std::uint32_t> EntryOf(std::string_view name);
 
   Index index_;
@@ -408,50 +406,6 @@ Status IndexReader::AddPlaces(const Table& table) {
   return {};
 }
 
-/// Every path goes through containers of one kind, none ends where another goes on, and indexes of
-/// lists are without gaps.
-Status IndexReader::CheckPaths() const {
-  struct Container {
-    bool is_list = false;
-    std::unordered_set<std::string_view> numbers;
-  };
-  std::unordered_map<std::string_view, Container> containers;  // by the text up to their dot
-  containers.reserve(index_.entries.size() / 2);
-  const auto collide = [](std::string_view prefix) {
-    return Fail(Errc::kBadInput, "planner_data: \"" + std::string(prefix) +
-                                     "\" is one thing by one path and another by another");
-  };
-  for (const Entry& entry : index_.entries) {
-    if (entry.path.front().is_index) return collide(entry.part(0));
-    for (std::size_t i = 1; i < entry.path.size(); ++i) {
-      const std::string_view prefix = std::string_view(entry.name).substr(0, entry.path[i - 1].end);
-      const auto [at, fresh] = containers.try_emplace(prefix);
-      Container& container = at->second;
-      if (fresh) {
-        container.is_list = entry.path[i].is_index;
-        const auto leaf = by_name_.find(prefix);
-        if (leaf != by_name_.end() &&
-            std::equal(entry.path.begin(), entry.path.begin() + static_cast<std::ptrdiff_t>(i),
-                       index_.entries[leaf->second].path.begin(),
-                       index_.entries[leaf->second].path.end())) {
-          return collide(prefix);
-        }
-      }
-      if (container.is_list != entry.path[i].is_index) return collide(prefix);
-      if (container.is_list) container.numbers.insert(entry.part(i));
-    }
-  }
-  for (const auto& [prefix, container] : containers) {
-    for (std::size_t i = 0; container.is_list && i < container.numbers.size(); ++i) {
-      if (container.numbers.contains(std::to_string(i))) continue;
-      return Fail(Errc::kBadInput, "planner_data: list \"" + std::string(prefix) + "\" has " +
-                                       std::to_string(container.numbers.size()) +
-                                       " items, and none with index " + std::to_string(i));
-    }
-  }
-  return {};
-}
-
 Status IndexReader::AddPaths(Table table) {
   if (table.paths.empty()) return {};
   std::size_t added = 0;
@@ -471,7 +425,7 @@ Status IndexReader::AddPaths(Table table) {
     if (!entry.path.empty()) continue;
     return Fail(Errc::kBadInput, "planner_data does not have \"" + entry.name + "\"");
   }
-  SW_TRY(CheckPaths());
+  SW_TRY(CheckPaths(index_));
   for (Entry& entry : index_.entries) {
     if (entry.path.size() == 1) std::vector<PathPart>().swap(entry.path);
   }

@@ -1,5 +1,6 @@
-// Any bytes as metadata.json, or as the pickles of a legacy folder of one rank: read as a
-// checkpoint, or refused. What is read is written as a checkpoint of two stages, or refused.
+// Any bytes as metadata.json and integrity.json, or as the pickles of a legacy folder of one rank:
+// read as a checkpoint, or refused. What is read is written as a checkpoint of two stages, or
+// refused.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include "base/result.h"
 #include "dialect/dialects.h"
+#include "dialect/megatron/integrity.h"
 #include "dialect/megatron/megatron.h"
 #include "dialect/rules/patterns.h"
 #include "fuzz/dialect/pickled_file.h"
@@ -22,6 +24,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (bytes.starts_with('{')) {
     const auto checked = dialect::megatron::CheckMetadata(bytes, "metadata.json");
     SW_CHECK(checked || checked.error().code != Errc::kInternal);
+    const auto sums = dialect::megatron::ParseIntegrity(bytes, "integrity.json");
+    if (sums) {
+      const auto again = dialect::megatron::ParseIntegrity(dialect::megatron::IntegrityText(*sums),
+                                                           "integrity.json");
+      SW_CHECK(again && *again == *sums);
+    } else {
+      SW_CHECK(sums.error().code != Errc::kInternal);
+    }
     return 0;
   }
   const auto [model, optimizer] = fuzz::TwoPickles(bytes);

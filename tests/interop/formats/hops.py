@@ -83,8 +83,9 @@ def in_deepspeed(family, stage, source, output, steps, load_it=load_into_engine)
     return losses
 
 
-def in_fsdp2(family, source, output, steps):
-    """Collective. The same with FSDP2 and torch.distributed.checkpoint."""
+def in_fsdp2(family, source, output, steps, collectives=True):
+    """Collective. The same with FSDP2 and torch.distributed.checkpoint; without collectives every rank saves an index of
+    its own."""
     model = make_model(family, 5 if source is None else 105)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     for layer in model.model.layers:
@@ -105,5 +106,5 @@ def in_fsdp2(family, source, output, steps):
         losses.append(mean_loss(loss))
     if output is not None:
         weights, moments = get_state_dict(model, optimizer)
-        dcp.save({"model": weights, "optim": moments}, checkpoint_id=output)
+        dcp.save({"model": weights, "optim": moments}, checkpoint_id=output, use_collectives=collectives)
     return losses

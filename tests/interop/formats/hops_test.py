@@ -6,6 +6,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import unittest
@@ -51,6 +52,12 @@ class Hops(unittest.TestCase):
             source = output
         return losses
 
+    def check_but_for_samples(self, first, back):
+        """The same but for the number of samples, for which DCP folders have no place."""
+        said = self.ucp.run("ucp-load", "--check", first, back, expect=5)
+        self.assertRegex(said, r"(?m)^consumed samples: \d+ and 0$")
+        self.assertIn(" 1 differences,", said)
+
     def test_losses_are_those_of_the_run_that_stayed(self):
         for family in ("llama", "mixtral"):
             with self.subTest(family):
@@ -78,7 +85,7 @@ class Hops(unittest.TestCase):
                              "--target", "pp=2,optimizer=fully_reshardable")
                 self.ucp.run("ucp-load", other, back, "--format", "deepspeed", "--target", "zero=3,dp=2,tp=1",
                              "--map", side, *sizes)
-                self.ucp.run("ucp-load", "--check", first, back)
+                self.check_but_for_samples(first, back)
                 steps = (STEPS, 2 * STEPS)
                 stayed = ranks.run(2, hops.in_deepspeed, family, stage, first, None, steps)
                 for name, moved in (("Megatron-Core", self.in_megatron(family, one / f"iter_{STEPS:07}", steps)),
@@ -107,27 +114,74 @@ class Hops(unittest.TestCase):
             raise AssertionError(done.stderr[-3000:])
         return json.loads(done.stdout.splitlines()[-1])
 
+    def test_sums_of_megatron(self):
+        """integrity.json as Megatron-Core writes it is understood, and Megatron-Core finds ours right."""
+        python = pathlib.Path(sys.prefix) / "trainers/bin/python"
+        if not python.exists():
+            self.skipTest("no environment with other trainers")
+        scratch = self.scratch()
+        data = pathlib.Path(__file__).resolve().parents[2] / "data/megatron/dist_full_tp2/ckpt"
+        shutil.copytree(data, scratch / "ckpt")
+
+        def megatron(what, folder):
+            code = f"from megatron.core.dist_checkpointing.validation import {what} as run; import sys; run(sys.argv[1])"
+            done = subprocess.run([python, "-W", "ignore", "-c", code, folder / "iter_0000002"], capture_output=True,
+                                  text=True, timeout=300, check=False)
+            return done.stderr if done.returncode != 0 else ""
+
+        self.assertEqual(megatron("save_integrity_manifest", scratch / "ckpt"), "")
+        self.ucp.run("ucp-load", scratch / "ckpt", scratch / "made", "--format", "megatron", "--target", "tp=1")
+        self.ucp.run("ucp-load", "--check", scratch / "ckpt", scratch / "made")
+        self.assertEqual(megatron("verify_integrity_manifest", scratch / "made"), "")
+        (scratch / "made/iter_0000002/metadata.json").write_text("{}")
+        self.assertIn("metadata.json: hash mismatch", megatron("verify_integrity_manifest", scratch / "made"))
+
     def in_megatron(self, family, source, steps):
         """The losses of the steps, by Megatron-Core on two ranks."""
         return self.in_other("megatron_hop.py", family, source, steps, ranks=2, tp=2 if family == "llama" else 1,
                              ep=1 if family == "llama" else 2)
 
-    def test_by_way_of_torchtitan(self):
-        """A ZeRO-3 run goes on in torchtitan, and what torchtitan saves in DeepSpeed."""
+    def by_way_of_torchtitan(self, first, stayed, *, fused):
+        """`first` goes on in torchtitan, and what torchtitan saves in DeepSpeed."""
         sizes = ("--map-sizes", "heads=4,kv_heads=2")
+        to_titan = ("--map", "llama:torchtitan", *(("--map", "torchtitan_qkv:saved") if fused else ()), *sizes)
+        to_hf = ("--map", "llama:hf", *sizes)
         scratch = self.scratch()
-        first, there, made, back = (scratch / name for name in ("first", "there", "made", "back"))
-        ranks.run(2, hops.in_deepspeed, "llama", 3, None, first, (0, STEPS))
+        there, made, back = (scratch / name for name in ("there", "made", "back"))
         there.mkdir()
         self.ucp.run("ucp-load", first, there / f"step-{STEPS}", "--format", "dcp", "--flavour", "torchtitan",
-                     "--target", "dp_shard=3", "--map", "llama:torchtitan", *sizes)
-        stayed = ranks.run(2, hops.in_deepspeed, "llama", 3, first, None, (STEPS, 3 * STEPS))
-        moved = self.in_other("titan_hop.py", "llama", there, (STEPS, 2 * STEPS), ranks=3, fused=False, output=str(made))
+                     "--target", "dp_shard=3", *to_titan)
+        moved = self.in_other("titan_hop.py", "llama", there, (STEPS, 2 * STEPS), ranks=3, fused=fused, output=str(made))
         self.ucp.run("ucp-load", made / f"step-{2 * STEPS}", back, "--format", "deepspeed", "--target", "zero=2,dp=2",
-                     "--map", "llama:hf", *sizes)
+                     *to_hf)
+        self.ucp.run("ucp-load", "--check", made / f"step-{2 * STEPS}", back, *to_hf)
         moved += ranks.run(2, hops.in_deepspeed, "llama", 2, back, None, (2 * STEPS, 3 * STEPS))
         off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
-        print(f"llama: in torchtitan and back, losses off by {off:.2g}")
+        print(f"llama: in torchtitan{' with fused projections' if fused else ''} and back, losses off by {off:.2g}")
+        self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+
+    def test_by_way_of_torchtitan(self):
+        """Its optimizer has the states of query, key and value apart, or as one."""
+        first = self.scratch() / "first"
+        ranks.run(2, hops.in_deepspeed, "llama", 3, None, first, (0, STEPS))
+        stayed = ranks.run(2, hops.in_deepspeed, "llama", 3, first, None, (STEPS, 3 * STEPS))
+        for fused in (False, True):
+            with self.subTest(fused=fused):
+                self.by_way_of_torchtitan(first, stayed, fused=fused)
+
+    def test_out_of_a_save_without_collectives(self):
+        """Only as many ranks as saved it load what has an index for each rank; any number loads what we make of it."""
+        scratch = self.scratch()
+        first, made = scratch / "first", scratch / "made"
+        ranks.run(3, hops.in_fsdp2, "llama", None, first, (0, STEPS), False)
+        self.assertEqual(sorted(path.name for path in first.glob("*.metadata")), [f"__{r}.metadata" for r in range(3)])
+        self.ucp.run("ucp-load", first, made, "--target", "dp_shard=2", "--format", "dcp")
+        self.ucp.run("ucp-load", "--check", first, made)
+        steps = (STEPS, 2 * STEPS)
+        stayed = ranks.run(3, hops.in_fsdp2, "llama", first, None, steps)
+        moved = ranks.run(2, hops.in_fsdp2, "llama", made, None, steps)
+        off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
+        print(f"llama: from an index for each rank, losses off by {off:.2g}")
         self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
 
     def test_there_and_back_is_the_same_checkpoint(self):
@@ -135,7 +189,7 @@ class Hops(unittest.TestCase):
         ranks.run(2, hops.in_deepspeed, "llama", 2, None, scratch / "first", (0, STEPS))
         self.ucp.run("ucp-load", scratch / "first", scratch / "dcp", "--format", "dcp", "--target", "dp_shard=3")
         self.ucp.run("ucp-load", scratch / "dcp", scratch / "back", "--format", "deepspeed", "--target", "zero=3,dp=2")
-        self.ucp.run("ucp-load", "--check", scratch / "first", scratch / "back")
+        self.check_but_for_samples(scratch / "first", scratch / "back")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 
 #include "opened.h"
 
@@ -12,11 +14,16 @@ namespace {
 class Checked : public os::Scratch {
  protected:
   static CheckReport Compare(const std::string& a, const std::string& b) {
-    const auto comm = comm::MakeSerialComm();
-    NullSink sink;
     const auto left = Opened(a);
     const auto right = Opened(b);
     if (!left || !right) return {};
+    return Compare(left, right);
+  }
+
+  static CheckReport Compare(const std::unique_ptr<Input>& left,
+                             const std::unique_ptr<Input>& right) {
+    const auto comm = comm::MakeSerialComm();
+    NullSink sink;
     auto report = Check(*comm, *left, *right, {}, sink);
     EXPECT_TRUE(report.has_value()) << report.error().message;
     return report ? *report : CheckReport{};
@@ -63,6 +70,162 @@ TEST_F(Checked, ModelsThatAreNotTheSameDifferInWhatTheyHave) {
   EXPECT_TRUE(Says(report, "step: 4 (0x40800000) and nothing"))
       << testing::PrintToString(report.differences);
   EXPECT_EQ(report.difference_count, 130U) << "more than are shown";
+}
+
+/// One difference and no other, between a checkpoint and itself in another format or layout.
+class OneDifference : public Checked {
+ protected:
+  /// \param format  empty: the source itself
+  void Differs(std::string_view format, const std::string& target,
+               const std::function<void(dialect::Checkpoint*)>& change, const std::string& words) {
+    const std::string source = Own("zero1_w2");
+    const auto left = Opened(source);
+    ASSERT_NE(left, nullptr);
+    std::string other = source;
+    if (!format.empty()) {
+      ConvertOptions options;
+      options.output = other = At("out" + std::to_string(outputs_++));
+      const auto converted = Converted(*left, target, options, format);
+      ASSERT_TRUE(converted.has_value()) << converted.error().message;
+    }
+    const auto right = Opened(other);
+    ASSERT_NE(right, nullptr);
+    const CheckReport before = Compare(left, right);
+    EXPECT_EQ(before.difference_count, 0U) << testing::PrintToString(before.differences);
+    change(&right->checkpoint);
+    const CheckReport after = Compare(left, right);
+    EXPECT_GT(after.difference_count, 0U) << words;
+    EXPECT_TRUE(Says(after, words)) << testing::PrintToString(after.differences);
+  }
+  void DiffersInAll(const std::function<void(dialect::Checkpoint*)>& change,
+                    const std::string& words) {
+    Differs("", "", change, words);
+    Differs("dcp", "dp_shard=2", change, words);
+  }
+
+ private:
+  int outputs_ = 0;
+};
+
+TEST_F(OneDifference, InTheIteration) {
+  DiffersInAll([](dialect::Checkpoint* one) { one->iteration = *one->iteration + 1; },
+               "iteration: ");
+}
+
+TEST_F(OneDifference, InTheSamples) {
+  Differs(
+      "", "",
+      [](dialect::Checkpoint* one) {
+        one->consumed_samples = one->consumed_samples.value_or(0) + 1;
+      },
+      "consumed samples: ");
+}
+
+TEST_F(OneDifference, InOneStep) {
+  DiffersInAll(
+      [](dialect::Checkpoint* one) {
+        for (dialect::Param& param : one->params) {
+          if (param.scalars.empty()) continue;
+          param.scalars.front().bytes.front() ^= 1;
+          return;
+        }
+      },
+      "step: ");
+}
+
+TEST_F(OneDifference, InAStepThatIsNotThere) {
+  DiffersInAll(
+      [](dialect::Checkpoint* one) {
+        for (dialect::Param& param : one->params) {
+          if (param.scalars.empty()) continue;
+          param.scalars.clear();
+          return;
+        }
+      },
+      " and nothing");
+}
+
+TEST_F(OneDifference, InAStateThatOneSideHas) {
+  DiffersInAll(
+      [](dialect::Checkpoint* one) {
+        std::erase_if(one->map.tensors, [&](const layout::LogicalTensor& tensor) {
+          return tensor.state == "exp_avg_sq";
+        });
+      },
+      "exp_avg_sq: only in the first");
+}
+
+TEST_F(OneDifference, InAParameterThatOneSideHas) {
+  DiffersInAll(
+      [](dialect::Checkpoint* one) {
+        const std::string name = one->params.front().name;
+        std::erase_if(one->map.tensors, [&](const auto& tensor) { return tensor.name == name; });
+        one->params.front().name += "_other";
+      },
+      ": only in the second");
+}
+
+TEST_F(OneDifference, InWhatIsTrained) {
+  DiffersInAll(
+      [](dialect::Checkpoint* one) {
+        for (dialect::Param& param : one->params) {
+          if (param.kind == dialect::ParamKind::kTrainable) {
+            param.kind = dialect::ParamKind::kFrozen;
+            return;
+          }
+        }
+      },
+      "trainable, frozen or buffer differ");
+}
+
+TEST_F(OneDifference, InAnOption) {
+  DiffersInAll(
+      [](dialect::Checkpoint* one) {
+        pickle::Node* options = pickle::CopyDict(*one->arena, one->groups.front().options);
+        pickle::Set(*one->arena, options, "weight_decay", one->arena->Float(0.375));
+        one->groups.front().options = options;
+      },
+      "weight_decay: ");
+}
+
+TEST_F(OneDifference, InAnOptionThatOneSideHas) {
+  DiffersInAll(
+      [](dialect::Checkpoint* one) {
+        pickle::Node* options = pickle::CopyDict(*one->arena, one->groups.front().options);
+        pickle::Remove(options, "weight_decay");
+        one->groups.front().options = options;
+      },
+      "weight_decay: ");
+}
+
+TEST_F(OneDifference, InTheGroupOfAParameter) {
+  Differs(
+      "", "",
+      [](dialect::Checkpoint* one) {
+        one->groups.push_back(one->groups.front());
+        for (dialect::Param& param : one->params) {
+          if (param.group == 0) param.group = 1;
+        }
+      },
+      "parameter group");
+}
+
+TEST_F(OneDifference, InTheMembersOfEqualGroups) {
+  const auto left = Opened(Own("zero2_w3_frozen_tied"));
+  const auto right = Opened(Own("zero2_w3_frozen_tied"));
+  ASSERT_TRUE(left && right);
+  for (Input* input : {left.get(), right.get()}) {
+    input->checkpoint.groups.push_back(input->checkpoint.groups.front());
+  }
+  EXPECT_EQ(Compare(left, right).difference_count, 0U);
+  for (dialect::Param& param : right->checkpoint.params) {
+    if (param.group != 0) continue;
+    param.group = 1;
+    break;
+  }
+  const CheckReport report = Compare(left, right);
+  EXPECT_EQ(report.difference_count, 1U) << testing::PrintToString(report.differences);
+  EXPECT_TRUE(Says(report, "in parameter group 0 and 1"));
 }
 
 }  // namespace

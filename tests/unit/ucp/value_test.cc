@@ -49,6 +49,57 @@ TEST(Differences, OfScalarsNameTheStateAndBothSides) {
   EXPECT_EQ(ScalarDifferences({}, {Step(5)}), (Lines{"step: nothing and 5 (0x40a00000)"}));
 }
 
+TEST(Differences, OfScalarsAreInEveryByte) {
+  dialect::Scalar two;
+  two.state = "pair";
+  two.is_tensor = true;
+  two.bytes = std::string(8, 'a');
+  dialect::Scalar other = two;
+  EXPECT_EQ(ScalarDifferences({two}, {other}), Lines{});
+  other.bytes.back() = 'b';
+  EXPECT_EQ(ScalarDifferences({two}, {other}),
+            (Lines{"pair: tensor float32 of 8 bytes 6161616161616161 and tensor float32 of 8 bytes "
+                   "6161616161616162"}));
+  dialect::Scalar half = Step(0);
+  half.dtype = DType::kF16;
+  half.bytes.resize(2);
+  dialect::Scalar brain = half;
+  brain.dtype = DType::kBF16;
+  EXPECT_EQ(ScalarDifferences({half}, {brain}).size(), 1U) << "zeros of two types";
+}
+
+TEST(Differences, OfContainersAreInWhatTheyHold) {
+  pickle::Arena arena;
+  const auto nested = [&](double decay, bool turned) {
+    pickle::Node* dict = arena.Dict();
+    const auto put = [&](bool first) {
+      if (first) {
+        pickle::Set(arena, dict, "decay", arena.Float(decay));
+      } else {
+        pickle::Set(arena, dict, "kind", arena.String("cosine"));
+      }
+    };
+    put(!turned);
+    put(turned);
+    dialect::Scalar scalar;
+    scalar.state = "schedule";
+    scalar.value = arena.List({dict, arena.Int(3)});
+    return scalar;
+  };
+  EXPECT_EQ(ScalarDifferences({nested(0.1, false)}, {nested(0.1, true)}), Lines{});
+  EXPECT_EQ(ScalarDifferences({nested(0.1, false)}, {nested(0.2, false)}).size(), 1U);
+  const auto group = [&](double decay) {
+    pickle::Node* options = arena.Dict();
+    pickle::Set(arena, options, "schedule", nested(decay, false).value);
+    dialect::Group made;
+    made.options = options;
+    return made;
+  };
+  EXPECT_EQ(GroupDifferences(group(0.1), group(0.1)), Lines{});
+  EXPECT_EQ(GroupDifferences(group(0.1), group(0.2)).size(), 1U);
+  EXPECT_EQ(GroupDifferences(group(0.1), group(0.2), false).size(), 1U) << "of two formats as well";
+}
+
 dialect::Group Group(pickle::Arena& arena, double lr, const std::string& name, bool moe) {
   pickle::Node* options = arena.Dict();
   pickle::Set(arena, options, "lr", arena.Float(lr));

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "dialect/megatron/folder.h"
+#include "dialect/megatron/integrity.h"
 #include "layout/states.h"
 
 namespace shardwright::dialect::megatron {
@@ -562,7 +563,9 @@ Status Dist::ReadRunState() {
 }
 
 Result<Checkpoint> ReadDist(const SourceSet& source, const Patterns& patterns) {
-  return Dist(source, patterns).Go();
+  SW_TRY_ASSIGN(Checkpoint read, Dist(source, patterns).Go());
+  SW_TRY_ASSIGN(read.digests, DigestsOf(source));
+  return read;
 }
 
 }  // namespace shardwright::dialect::megatron

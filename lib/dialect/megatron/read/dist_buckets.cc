@@ -23,9 +23,9 @@ std::string TypesText(const Node* key) {
 }
 
 std::optional<DType> ParamType(std::string_view types) {
-  constexpr std::string_view kStart = "(torch.";
-  if (!types.starts_with(kStart)) return std::nullopt;
-  types.remove_prefix(kStart.size());
+  constexpr std::string_view kTorch = "(torch.";
+  if (!types.starts_with(kTorch)) return std::nullopt;
+  types.remove_prefix(kTorch.size());
   return DTypeFromName(types.substr(0, types.find(',')));
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "dialect/megatron/folder.h"
+#include "dialect/megatron/integrity.h"
 #include "dialect/megatron/keys.h"
 #include "dialect/megatron/names.h"
 #include "dialect/megatron/rules.h"
@@ -76,6 +77,7 @@ class DistWriter {
   Status AddRandomStates();
   Status AddObject(const std::string& key, const Document& document, Rank rank);
   Status AddCommon();
+  void AddIntegrity();
   Status AddIndex();
 
   std::uint64_t NumberOf(const Rank& rank) const;
@@ -524,12 +526,32 @@ Status DistWriter::AddCommon() {
   return {};
 }
 
+/// Megatron-Core writes it where it is asked to; whoever asked once shall find it again.
+void DistWriter::AddIntegrity() {
+  plan::DigestList list;
+  std::vector<std::string> names;
+  const std::string folder = PathOf("");
+  for (std::uint32_t i = 0; i < builder_.file_count(); ++i) {
+    const std::string& path = builder_.target().files[i].path;
+    if (!path.starts_with(folder)) continue;
+    list.files.push_back(i);
+    names.push_back(path.substr(folder.size()));
+  }
+  list.text = [names = std::move(names)](std::span<const std::string> sha256) {
+    FileSums sums;
+    for (std::size_t i = 0; i < names.size(); ++i) sums.emplace(names[i], sha256[i]);
+    return IntegrityText(sums);
+  };
+  builder_.AddDigests(PathOf(kIntegrity), std::move(list));
+}
+
 Status DistWriter::AddIndex() {
   SW_TRY_ASSIGN(std::string index, dcp::DumpIndex(index_));
   builder_.AddText(PathOf(dcp::kIndexName), std::move(index));
   builder_.AddText(PathOf("metadata.json"),
                    "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, "
                    "\"common_backend\": \"torch\", \"common_backend_version\": 1}");
+  if (!source_.digests.empty()) AddIntegrity();
   builder_.AddText(std::string(kTracker),
                    std::to_string(source_.iteration ? *source_.iteration : 0));
   return {};
