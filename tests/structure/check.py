@@ -27,7 +27,7 @@ ARROWS = {
     "loads": ["format"],
     "ucp": ["exec", "dialect"],
     "live": ["ucp"],
-    "torch": ["live"],
+    "torch": ["live", "pec"],
     "pec": ["exec", "ucp", "loads", "page", "text"],
     "moe": ["exec", "loads", "page", "text"],
     "cli": ["comm", "text"],
