@@ -3,7 +3,9 @@
 import json
 import os
 import pathlib
+import signal
 import sys
+import time
 
 PACKAGE = None  # the folder of the package, after start()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -60,6 +62,20 @@ def kept(folder, restored):
         versions = [version for module, version in restored["versions"].items() if name.startswith(module + ".")]
         want[name] = of(versions[0] if versions else restored["iteration"])[name]
     return want
+
+
+def agent_pid(address):
+    from shardwright._agent import Connection
+    with Connection(address) as agent:
+        return agent.status()["pid"]
+
+
+def kill(pid):
+    """SIGKILL; the process is gone, or nobody has asked for its end yet."""
+    os.kill(pid, signal.SIGKILL)
+    stat = pathlib.Path(f"/proc/{pid}/stat")
+    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        time.sleep(0.01)
 
 
 def state_of(model, optimizer):

@@ -6,7 +6,6 @@ each expert in the version that the store says; faults of agents and of callers.
 
 import os
 import pathlib
-import signal
 import subprocess
 import unittest
 import warnings
@@ -57,19 +56,6 @@ def resume(folder, case, note):
     return {"wrong": wrong, "iteration": int(loaded), "versions": loaded.restored["versions"]}
 
 
-def first_pid(pec):
-    from shardwright._agent import Connection
-    with Connection(pec.agent) as agent:
-        return agent.status()["pid"]
-
-
-def kill(pid):
-    os.kill(pid, signal.SIGKILL)
-    stat = pathlib.Path(f"/proc/{pid}/stat")
-    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        pass
-
-
 def agent_dies(folder, case):
     """Collective. The agent is killed while tensors are copied, and once between snapshots: what step() says, warnings."""
     from shardwright import _files
@@ -80,7 +66,7 @@ def agent_dies(folder, case):
     def fill_and_kill(self, stretches):
         done = fill(self, stretches)
         if dies:
-            kill(dies.pop())
+            live.kill(dies.pop())
         return done
 
     _files.SparseFile.fill = fill_and_kill
@@ -88,10 +74,10 @@ def agent_dies(folder, case):
     for iteration in range(1, LAST + 1):
         train_step(engine, case, iteration)
         if dist.get_rank() == 0 and iteration == 3:
-            dies.append(first_pid(pec))
+            dies.append(live.agent_pid(pec.agent))
         if dist.get_rank() == 0 and iteration == 5:
             pec._wait()
-            kill(first_pid(pec))
+            live.kill(live.agent_pid(pec.agent))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             taken = pec.step(client_state={"note": f"of {iteration}"})
@@ -182,7 +168,7 @@ class Partial(unittest.TestCase):
         (self.folder / name).mkdir()
         address = f"unix:{self.folder / name}.sock"
         process = subprocess.Popen([self.ucp.folder / "pec-save", "agent", self.folder / name, self.folder / "store", "--listen",
-                                    address, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+                                    address, "-q", *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self.addCleanup(process.wait)
         self.addCleanup(process.terminate)
         while not pathlib.Path(address.removeprefix("unix:")).exists():
