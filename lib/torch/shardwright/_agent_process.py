@@ -16,6 +16,7 @@ from ._agent import Connection
 from ._errors import BUSY, INTERNAL, IO, MISMATCH, NOT_FOUND, USAGE, Error
 
 START = 60  # seconds that an agent may take until it listens
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_PROCID", "SLURM_MPI_TYPE")  # an agent is no rank of the job that the trainer is one of
 SHARED_MEMORY = "/dev/shm"
 
 
@@ -27,6 +28,7 @@ class OwnAgent:
         name = f"shardwright-{os.getuid()}-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
         self._folder = os.path.join(SHARED_MEMORY, name)
         self._runtime = os.path.join(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), name)
+        self.started = False  # by this object
         self._process: subprocess.Popen[bytes] | None = None
         self._log = os.path.join(self._runtime, "agent.log")
         self._started_with = os.path.join(self._runtime, "agent.json")
@@ -46,8 +48,10 @@ class OwnAgent:
             _own_folder(path)
         with open(self._started_with, "w", encoding="utf-8") as file:
             json.dump(self._words, file)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
         with open(self._log, "wb") as log:
-            process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(self._words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       start_new_session=True)
         self._process = process
         end = time.monotonic() + START
         while not self._answers():
@@ -59,6 +63,7 @@ class OwnAgent:
             if time.monotonic() > end:
                 raise Error(NOT_FOUND, f"{' '.join(self._words)}: does not answer after {START} s; see {self._log}")
             time.sleep(0.02)
+        self.started = True
 
     def stop(self) -> None:
         """When its newest snapshot is in the store."""

@@ -33,10 +33,15 @@ MARK = "hand-over.json"  # names what a trainer is about to put into the folder,
 
 
 class _NoCopies(TorchFunctionMode):
-    """DeepSpeed copies experts before it saves them; what is made of them here is not changed by anybody."""
+    """DeepSpeed copies the weights of experts before it saves them: here that is not needed, since only their bytes are
+    looked at, and it would take longer than the rest."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        super().__init__()
+        self._experts = {param.data_ptr() for layer in layers for param in layer.deepspeed_moe.experts.parameters()}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.Tensor.clone:
+        if function is torch.Tensor.clone and args[0].data_ptr() in self._experts:
             return args[0].detach()
         return function(*args, **(kwargs or {}))
 
@@ -114,12 +119,15 @@ class PartialCheckpoints:
         self._counts = count_tokens(engine.module)
         try:
             self._same(self._agreed(self._check))
-            self.agent, self._folder, log = self._agreed(lambda: self._open(command, tokens))[0]
-            self._agreed(self._see_folder)
+            self.agent, self._folder, self._log_path, mark = self._agreed(lambda: self._open(command, tokens))[0]
+            self._agreed(lambda: self._see_folder(mark))
         except BaseException:
+            if self._own is not None and self._own.started:
+                with contextlib.suppress(Exception):  # what was wrong is what is told
+                    self._own.stop()
             self._release()
             raise
-        self._log = TokenLog(log)  # that rank 0 writes
+        self._log = TokenLog(self._log_path)  # that rank 0 writes
         self.handed_bytes = 0
         self._last: int = engine.global_steps
         self._pending: list[tuple[int, list[list[int]]]] = []  # of steps since the last snapshot
@@ -130,6 +138,7 @@ class PartialCheckpoints:
         loaded = load(self._engine, self._asks["store"], **options)
         self._last, self._pending = self._engine.global_steps, []
         self._counts.clear()
+        self._log = TokenLog(self._log_path)  # what was logged of later iterations goes
         return loaded
 
     def step(self, tokens: Any = None, client_state: dict[str, Any] | None = None) -> bool | None:
@@ -206,10 +215,10 @@ class PartialCheckpoints:
             raise Error(USAGE, f"k={asks['k']}: one or more experts expected, or None")
         return asks
 
-    def _open(self, command: str, tokens: Any) -> tuple[str, str, str | None]:
-        """Rank 0 finds the agent: its address, its folder and the log of tokens."""
+    def _open(self, command: str, tokens: Any) -> tuple[str, str, str | None, str]:
+        """Rank 0 finds the agent: its address, its folder, the log of tokens, and what it has marked the folder with."""
         if self._group.rank != 0:
-            return "", "", None
+            return "", "", None, ""
         asks = self._asks
         if asks["agent"] is None:
             log = os.path.realpath(tokens or asks["store"] + ".tokens.jsonl")
@@ -220,6 +229,8 @@ class PartialCheckpoints:
         address = asks["agent"] or self._own.address
         with Connection(address) as connection:
             status = connection.status()
+        if "checkpoints" not in status:
+            raise Error(UNSUPPORTED, f"{address}: an agent of an older version, which takes nothing out of trainers")
         found = os.path.realpath(status["store"])
         if found != asks["store"]:
             raise Error(MISMATCH, f"{address}: saves into {found}, not into {asks['store']}")
@@ -234,17 +245,16 @@ class PartialCheckpoints:
         if os.path.exists(os.path.join(folder, "latest")):
             raise Error(USAGE, f"{folder}: has checkpoints of its own (latest); an agent with a folder for this alone is needed")
         self._remove_leftovers(folder)
-        self._mark(folder, [])
-        return address, folder, log
+        return address, folder, log, self._mark(folder, [])
 
-    def _see_folder(self) -> None:
-        """All ranks must see the file that rank 0 has made: there are no other ways for their tensors."""
-        try:
-            with open(os.path.join(self._folder, MARK), encoding="utf-8"):
-                return
-        except OSError as error:
+    def _see_folder(self, mark: str) -> None:
+        """All ranks must see what rank 0 has just written: there are no other ways for their tensors."""
+        seen = ""
+        with contextlib.suppress(OSError), open(os.path.join(self._folder, MARK), encoding="utf-8") as file:
+            seen = json.load(file)["id"]
+        if seen != mark:
             raise Error(UNSUPPORTED, f"rank {self._group.rank} does not see {self._folder} of rank 0: all ranks have to be on "
-                                     "one machine") from error
+                                     "one machine")
 
     def _snapshot(self, iteration: int, client_state: dict[str, Any]) -> None:
         """Collective. Header, choice, tensors: training waits until its tensors are copied."""
@@ -256,7 +266,7 @@ class PartialCheckpoints:
         headers = _HeaderEngine()
         before, self._engine.checkpoint_engine = self._engine.checkpoint_engine, headers
         try:
-            with _NoCopies():
+            with _NoCopies(self._counts.layers):
                 self._engine.save_checkpoint(self._folder, tag=tag, client_state=client_state, save_latest=False)
         finally:
             self._engine.checkpoint_engine = before
@@ -346,12 +356,12 @@ class PartialCheckpoints:
                 if re.fullmatch(r"global_step\d+", tag):
                     shutil.rmtree(os.path.join(folder, tag), ignore_errors=True)
 
-    def _mark(self, folder: str, tags: list[str]) -> None:
-        path = os.path.join(folder, MARK)
-        part = f"{path}.{uuid.uuid4().hex}"
-        with open(part, "x", encoding="utf-8") as file:
-            json.dump({"tags": tags}, file)
-        os.replace(part, path)
+    def _mark(self, folder: str, tags: list[str]) -> str:
+        path, mark = os.path.join(folder, MARK), uuid.uuid4().hex
+        with open(f"{path}.{mark}", "x", encoding="utf-8") as file:
+            json.dump({"id": mark, "tags": tags}, file)
+        os.replace(f"{path}.{mark}", path)
+        return mark
 
     def _remove(self, tag: str) -> None:
         shutil.rmtree(os.path.join(self._folder, tag), ignore_errors=True)
