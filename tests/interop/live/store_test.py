@@ -46,22 +46,23 @@ def load(store, case, folder, options):
     return {"wrong": wrong, "restored": loaded.restored, "steps": engine.global_steps - 1}
 
 
-def refuse(store, options):
-    """Collective. (code, message) of a load that must fail, of each rank; nothing may be touched."""
+def refuse(loads):
+    """Collective. Of each load, which must fail, (code, message) by rank; nothing may be touched."""
     import shardwright
-    case = complete(CASE)
-    engine = make_engine(case)
+    engine = make_engine(complete(CASE))
     before = {name: weight.detach().clone() for name, weight in engine.module.named_parameters()}
-    said = (0, "it was loaded")
-    try:
-        shardwright.load(engine, store, threads=1, **options)
-    except shardwright.Error as error:
-        said = (error.code, str(error))
-    if any(not torch.equal(weight, before[name]) for name, weight in engine.module.named_parameters()):
-        said = (0, "tensors were touched")
-    found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, said)
-    return found
+    answers = []
+    for store, options in loads:
+        said = (0, "it was loaded")
+        try:
+            shardwright.load(engine, store, threads=1, **options)
+        except shardwright.Error as error:
+            said = (error.code, str(error))
+        if any(not torch.equal(weight, before[name]) for name, weight in engine.module.named_parameters()):
+            said = (0, "tensors were touched")
+        answers.append([None] * dist.get_world_size())
+        dist.all_gather_object(answers[-1], said)
+    return answers
 
 
 class Stores(unittest.TestCase):
@@ -119,15 +120,16 @@ class Stores(unittest.TestCase):
 
     def test_refused(self):
         gone = self.folder / "gone"
-        for code, words, source, options in [
+        expected = [
                 (3, ["no such folder"], gone, {}),
                 (2, ["are for stores", "none"], self.folder / "ckpt1", {"at": 3}),
                 (9, ["a port", "pec-restore"], self.folder / "store", {"agents": ["localhost:4711"]}),
                 (3, ["cannot connect", "lost"], self.folder / "store", {"agents": [f"unix:{gone}"]}),
                 (9, ["a store holds what was saved"], self.folder / "store", {"maps": ["auto"]}),
-                (3, ["up to"], self.store("before-all"), {"at": 0})]:
+                (3, ["up to"], self.store("before-all"), {"at": 0})]
+        answers = ranks.run(2, refuse, [(source, options) for *_, source, options in expected])
+        for (code, words, source, options), found in zip(expected, answers):
             with self.subTest(source=source.name, **options):
-                found = ranks.run(2, refuse, source, options)
                 self.assertEqual({answer[0] for answer in found}, {code}, found)
                 for word in words:
                     self.assertIn(word, found[0][1])
