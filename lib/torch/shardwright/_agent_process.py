@@ -59,6 +59,7 @@ class OwnAgent:
                 with open(self._log, encoding="utf-8", errors="replace") as log:
                     said = log.read()[-2000:].strip()
                 code = process.returncode
+                self._clear()
                 raise Error(code if 0 < code < 11 else INTERNAL, f"{' '.join(self._words)}: exit code {code}: {said}")
             if time.monotonic() > end:
                 raise Error(NOT_FOUND, f"{' '.join(self._words)}: does not answer after {START} s; see {self._log}")
@@ -75,6 +76,9 @@ class OwnAgent:
             time.sleep(0.02)
         if self._process is not None:
             self._process.wait()
+        self._clear()
+
+    def _clear(self) -> None:
         for path in (self._folder, self._runtime):
             shutil.rmtree(path, ignore_errors=True)
 
