@@ -41,15 +41,23 @@ struct Loaded {
   std::uint64_t members_verified = 0;
 };
 
-/// Fills the tensors of all ranks from a source of any layout and format. With several ranks each
+/// Fills the tensors of all ranks from a source that was opened. With several ranks each
 /// source file is read by one of them, which sends the others what they need. After an error the
 /// tensors hold anything.
+/// \param input   the source; its roots in `options` are for messages
 /// \param mine    what this rank holds
 /// \param memory  of each: its elements, row-major, as `mine` cuts them; written to, never kept
 /// \pre mine.size() == memory.size(), and each has the bytes that its cut and type tell
 /// \error kMismatch  strict, and something is missing or unused: named; kBadInput  a tensor of
 ///        another shape, or tensors that all ranks together do not hold whole; kLimit  memory_bytes
-///        is too small; as ucp::OpenInput, plan::Plan::Make and exec::UnitLoop
+///        is too small; as plan::Plan::Make and exec::UnitLoop
+/// Collective.
+Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,
+                        const LoadOptions& options, const std::vector<Held>& mine,
+                        std::span<const std::span<std::byte>> memory, Sink& sink);
+
+/// The same from a source of any layout and format.
+/// \error as LoadFrom and ucp::OpenInput
 /// Collective.
 Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
                     std::span<const std::span<std::byte>> memory, Sink& sink);

@@ -162,12 +162,8 @@ Status Loader::Verify(const plan::Plan& plan, exec::Exchange& source, exec::Sour
   return {};
 }
 
-}  // namespace
-
-Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
-                    std::span<const std::span<std::byte>> memory, Sink& sink) {
-  SW_CHECK(mine.size() == memory.size());
-  Loaded loaded;
+/// Before anything is opened. Collective.
+Status CheckOptions(comm::Comm& comm, const LoadOptions& options) {
   const std::uint64_t workspaces = options.threads * exec::kWorkspaceBytes;
   Status enough;
   if (options.threads == 0) {
@@ -177,8 +173,18 @@ Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vec
                                     Plural(options.threads, "thread") + " need " +
                                     FormatBytes(workspaces) + " of buffers");
   }
-  SW_TRY(comm.Agree(std::move(enough)));
-  SW_TRY_ASSIGN(loaded.input, ucp::OpenInput(comm, options.input, sink));
+  return comm.Agree(std::move(enough));
+}
+
+}  // namespace
+
+Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,
+                        const LoadOptions& options, const std::vector<Held>& mine,
+                        std::span<const std::span<std::byte>> memory, Sink& sink) {
+  SW_CHECK(mine.size() == memory.size());
+  SW_TRY(CheckOptions(comm, options));
+  Loaded loaded;
+  loaded.input = std::move(input);
   SW_TRY_ASSIGN(const std::vector<std::vector<Held>> held, comm.Agree(HeldByAll(comm, mine)));
   SW_TRY_ASSIGN(Match match, comm.Agree(MatchHeld(loaded.input->checkpoint, held)));
   SW_TRY(CheckStrict(options, match));
@@ -187,6 +193,13 @@ Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vec
   loaded.missing = std::move(match.missing);
   loaded.unused = std::move(match.unused);
   return loaded;
+}
+
+Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
+                    std::span<const std::span<std::byte>> memory, Sink& sink) {
+  SW_TRY(CheckOptions(comm, options));
+  SW_TRY_ASSIGN(std::unique_ptr<ucp::Input> input, ucp::OpenInput(comm, options.input, sink));
+  return LoadFrom(comm, std::move(input), options, mine, memory, sink);
 }
 
 }  // namespace shardwright::live

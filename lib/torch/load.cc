@@ -10,6 +10,10 @@
 #include "live/live.h"
 #include "live/tell.h"
 #include "live/trainer_comm.h"
+#include "os/socket.h"
+#include "pec/report/report_json.h"
+#include "pec/restore/restore.h"
+#include "pec/store/store.h"
 #include "tensor/dtype.h"
 #include "torch/interrupt.h"
 #include "torch/operators.h"
@@ -85,15 +89,90 @@ Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) 
   return out;
 }
 
+/// What is said of stores only, and what it is for.
+Result<pec::RestoreOptions> RestoreOptionsOf(const json& request) {
+  const json& asked = request.at("store");
+  pec::RestoreOptions options;
+  const auto roots = request.at("source").get<std::vector<std::string>>();
+  if (roots.size() != 1) return Fail(Errc::kUsage, "a store is one folder");
+  if (!request.at("maps").empty()) {
+    return Fail(Errc::kUnsupported, roots.front() + ": maps=: a store holds what was saved");
+  }
+  options.store = roots.front();
+  options.pattern_files = request.at("patterns").get<std::vector<std::string>>();
+  options.agents = asked.at("agents").get<std::vector<std::string>>();
+  options.lost_unreachable = asked.at("lost_unreachable").get<bool>();
+  options.read_only = asked.at("read_only").get<bool>();
+  options.begin = asked.at("begin").get<bool>();
+  options.allow_empty = options.begin;
+  if (!asked.at("at").is_null()) options.at = asked.at("at").get<std::uint64_t>();
+  for (const std::string& text : options.agents) {
+    SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
+    if (address.is_local()) continue;
+    return Fail(Errc::kUnsupported,
+                text +
+                    ": an agent at a port: only agents behind socket files are asked; restore "
+                    "with pec-restore --agents");
+  }
+  return options;
+}
+
+/// Whether the source is a store; who begins a run knows that it will be one.
+/// \error kUsage  what is said of stores only is said of something else
+/// Collective.
+Result<bool> IsStore(comm::Comm& comm, const json& request) {
+  const json& asked = request.at("store");
+  if (asked.at("begin").get<bool>()) return true;
+  const auto look = [&]() -> Result<std::string> {
+    const auto roots = request.at("source").get<std::vector<std::string>>();
+    bool store = false;
+    if (roots.size() == 1) {
+      SW_TRY_ASSIGN(store, pec::Store::IsStore(roots.front()));
+    }
+    if (store) return "store";
+    if (asked.at("agents").empty() && asked.at("at").is_null() &&
+        !asked.at("read_only").get<bool>()) {
+      return "";
+    }
+    return Fail(Errc::kUsage, (roots.empty() ? std::string() : roots.front() + ": ") +
+                                  "agents=, at= and read_only= are for stores, and this is none");
+  };
+  SW_TRY_ASSIGN(const std::string text, comm.OnRootText(look));
+  return !text.empty();
+}
+
+Result<json> LoadStore(comm::Comm& comm, const json& request, const Brought& mine, Sink& sink) {
+  SW_TRY_ASSIGN(const pec::RestoreOptions options, comm.Agree(RestoreOptionsOf(request)));
+  json told;
+  const auto use = [&](std::unique_ptr<ucp::Input> source, const pec::RestoreReport&) -> Status {
+    SW_TRY_ASSIGN(
+        const live::Loaded loaded,
+        live::LoadFrom(comm, std::move(source), OptionsOf(request), mine.held, mine.memory, sink));
+    told = live::Tell(loaded);
+    return {};
+  };
+  SW_TRY_ASSIGN(const pec::RestoreReport report, pec::RestoreStore(comm, options, sink, use));
+  told["restored"] = pec::RestoreJson(report);
+  return told;
+}
+
+Result<json> LoadCheckpoint(comm::Comm& comm, const json& request, const Brought& mine,
+                            Sink& sink) {
+  SW_TRY_ASSIGN(const live::Loaded loaded,
+                live::Load(comm, OptionsOf(request), mine.held, mine.memory, sink));
+  json told = live::Tell(loaded);
+  told["restored"] = nullptr;
+  return told;
+}
+
 Result<json> Load(json* request, const Result<std::vector<Given>>& tensors) {
   const Interrupts interrupts;
   OperatorSink sink;
   const std::unique_ptr<comm::Comm> comm = CommOf(*request);
   SW_TRY_ASSIGN(const Brought mine, comm->Agree(Bring(request, tensors)));
-  const live::LoadOptions options = OptionsOf(*request);
-  SW_TRY_ASSIGN(const live::Loaded loaded,
-                live::Load(*comm, options, mine.held, mine.memory, sink));
-  json told = live::Tell(loaded);
+  SW_TRY_ASSIGN(const bool store, IsStore(*comm, *request));
+  SW_TRY_ASSIGN(json told, store ? LoadStore(*comm, *request, mine, sink)
+                                 : LoadCheckpoint(*comm, *request, mine, sink));
   told["warnings"] = sink.TakeWarnings();
   return told;
 }

@@ -306,6 +306,15 @@ class Bench:
         self.row("copies between agents over TCP, TLS against plain, sender and receiver on one core",
                  done.stdout.strip(), "≥ 0.7")
 
+    def pec_stall(self):
+        """What training waits for where PartialCheckpoints takes a snapshot out of it."""
+        package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")
+        done = subprocess.run([self.python, os.path.join(HERE, "pec", "trainer_stall.py"), self.args.bin, package,
+                               os.path.join(self.work, "stall"), "--runs", str(self.args.runs),
+                               "--width", "64" if self.args.small else "1024"], check=True, capture_output=True, text=True)
+        self.row("snapshot out of the trainer, one of 16 experts, against DeepSpeed's `save_checkpoint` into a tmpfs",
+                 done.stdout.splitlines()[-1], "≤ 0.5")
+
     def pec_unchanged(self):
         """What a module costs that a save only carries on: stores of many tiny experts, two sizes of them."""
         times = {}

@@ -28,7 +28,7 @@ ARROWS = {
     "ucp": ["exec", "dialect"],
     "shardwright": ["ucp"],
     "live": ["ucp"],
-    "torch": ["live"],
+    "torch": ["live", "pec"],
     "pec": ["exec", "ucp", "loads", "page", "text"],
     "moe": ["exec", "loads", "page", "text"],
     "cli": ["comm", "text"],

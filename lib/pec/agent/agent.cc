@@ -90,7 +90,7 @@ Result<std::shared_ptr<const loads::LoadTrace>> Agent::ReadTokens() const {
 }
 
 Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Sink& sink,
-                                      const Copied& copied) {
+                                      const Copied& copied, const FillSource& fill) {
   const std::lock_guard one(snapshot_mutex_);
   const Clock::time_point start = Clock::now();
   const auto note_copied = [&](std::uint64_t iteration) {
@@ -134,7 +134,7 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
       DropIdle();
     }
     const std::uint64_t iteration = choice.iteration;
-    Status filled = Fill(input, choice, options, std::move(record), sink, note_copied);
+    Status filled = Fill(input, choice, options, std::move(record), sink, note_copied, fill);
     if (filled) return iteration;
     const std::lock_guard lock(mutex_);
     buffers_.AbandonFilling();
@@ -152,8 +152,9 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
 }
 
 Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
-                   std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied) {
-  SW_TRY_ASSIGN(const auto taking, Taking::Copy(input, choice, pool_, options, sink));
+                   std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied,
+                   const FillSource& fill) {
+  SW_TRY_ASSIGN(const auto taking, Taking::Copy(input, choice, pool_, options, sink, fill));
   copied(choice.iteration);
   SW_TRY_ASSIGN(Taken taken, taking->Seal());
   record->catalogue = dialect::Serialize(input.set);

@@ -77,11 +77,13 @@ class Agent {
   /// \param known  the number of the store's last recovery (Store::RecoveriesAfter) before the
   ///        files of `input` were opened; 0: there was none
   /// \param copied  not called for a checkpoint whose very files are in memory already
+  /// \param fill    of a source that is filled with what the snapshot takes; else empty. Not called
+  ///        where `copied` is not.
   /// \returns its iteration
   /// \error kUsage  older than the newest snapshot; kLimit  memory; kMismatch  another model, or a
   ///        restore later than `known`; as Save. The buffer is given up; older snapshots stay.
   Result<std::uint64_t> Snapshot(ucp::Input& input, std::uint64_t known, Sink& sink,
-                                 const Copied& copied = {});
+                                 const Copied& copied = {}, const FillSource& fill = {});
 
   /// Until no snapshot is under way.
   void WaitForSnapshot();
@@ -136,7 +138,8 @@ class Agent {
   };
 
   Status Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
-              std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied);
+              std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied,
+              const FillSource& fill);
   Status Put(const SnapshotChoice& choice, Taken taken);
   Status LookForRestores();
   void Rollback(const std::vector<RecoveryRecord>& restores);

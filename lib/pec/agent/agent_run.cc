@@ -40,10 +40,11 @@ class Runner {
         agent_(options.agent),
         seen_(Latest()) {
     if (const auto last = LastRestore()) seen_restore_ = last->sequence;
-    commands_.snapshot = [this](const std::string& tag,
-                                const Agent::Copied& copied) -> Result<std::uint64_t> {
+    commands_.checkpoints = os::RealPath(options.input.roots.front());
+    commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied,
+                                const FillSource& fill) -> Result<std::uint64_t> {
       SW_TRY_ASSIGN(const RecoveryFile restore, LastRestore());
-      return Snapshot(tag, restore.sequence, 0, copied);
+      return Snapshot(tag, restore.sequence, 0, copied, fill);
     };
     commands_.flush = [this] {
       Watch(true);
@@ -175,7 +176,8 @@ class Runner {
   /// \param known  the store's last recovery: one that comes while the checkpoint is opened may
   ///        give it up
   Result<std::uint64_t> Snapshot(const std::string& tag, std::uint64_t known,
-                                 std::int64_t not_before_ns, const Agent::Copied& copied) {
+                                 std::int64_t not_before_ns, const Agent::Copied& copied,
+                                 const FillSource& fill = {}) {
     if (done_.load()) return Fail(Errc::kStopped, "the agent is about to end");
     if (options_.copies_only) {
       return Fail(Errc::kUsage, "this agent keeps copies only: it takes no snapshots");
@@ -193,7 +195,7 @@ class Runner {
       return Fail(Errc::kBadInput, file.name + ": older than the checkpoint before, so not of " +
                                        opened->checkpoint.tag + " as it was saved now");
     }
-    return agent_.Snapshot(*opened, known, whole_, copied);
+    return agent_.Snapshot(*opened, known, whole_, copied, fill);
   }
 
   void PersistLoop() {

@@ -7,7 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/bytes.h"
 #include "base/crc32.h"
+#include "pec/agent/agent_client.h"
 #include "pec/agent/agent_protocol.h"
 
 namespace shardwright::pec {
@@ -17,7 +19,21 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::chrono::milliseconds kAcceptTick(100);
 
-std::string StatusText(const Agent& agent) {
+/// What a snapshot reads of a source, a line each: the first byte, how many, and the file.
+Result<std::string> StretchesText(const std::vector<FileStretch>& stretches) {
+  std::string text;
+  for (const FileStretch& one : stretches) {
+    if (one.name.find('\n') != std::string::npos) {
+      return Fail(Errc::kUnsupported, "a file whose name has a line feed");
+    }
+    text += std::to_string(one.first) + " " + std::to_string(one.bytes) + " " + one.name + "\n";
+  }
+  if (text.size() <= kAgentTextBytes) return text;
+  return Fail(Errc::kLimit, "what the snapshot reads is a list of " + FormatBytes(text.size()) +
+                                ", at most " + FormatBytes(kAgentTextBytes) + " are sent");
+}
+
+std::string StatusText(const Agent& agent, const std::string& checkpoints) {
   const AgentStatus status = agent.status();
   OrderedJson buffers = OrderedJson::array();
   for (std::size_t i = 0; i < status.states.size(); ++i) {
@@ -47,6 +63,10 @@ std::string StatusText(const Agent& agent) {
   out["memory_bytes"] = status.memory_bytes;
   out["memory_limit_bytes"] = status.memory_limit_bytes;
   out["store"] = agent.options().save.store;
+  out["checkpoints"] = checkpoints;
+  out["policy"] = Name(agent.options().save.policy);
+  out["k"] = agent.options().save.k_snapshot;
+  out["tokens"] = agent.options().tokens_path;
   out["last_error"] = status.last_error;
   return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
@@ -221,7 +241,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
   const auto is = [&](std::string_view name, std::size_t count) {
     return verb == name && words.size() == count + 1;
   };
-  if (is("status", 0)) return SendText(connection, StatusText(agent_));
+  if (is("status", 0)) return SendText(connection, StatusText(agent_, commands_.checkpoints));
   if (is("list", 0)) return List(connection);
   if (is("get", 1)) {
     SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
@@ -250,7 +270,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, commands_.flush());
     return SendAnswer(connection, {}, stored ? std::to_string(*stored) : "none");
   }
-  if (is("snapshot", 0) || is("snapshot", 1) || is("stop", 0)) {
+  if (is("snapshot", 0) || is("snapshot", 1) || is("offer", 1) || is("stop", 0)) {
     if (!connection.is_local()) {
       return Fail(Errc::kUsage, std::string(verb) + ": only over a socket file");
     }
@@ -258,11 +278,13 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
       SW_TRY(commands_.stop());
       return SendAnswer(connection, {});
     }
+    if (verb == "offer") return HandOver(connection, std::string(words[1]));
     return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
   }
   return Fail(Errc::kUsage,
               "no such request; there are status, list, get DIGEST, read DIGEST OFFSET BYTES, "
-              "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG] and stop");
+              "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG "
+              "and stop");
 }
 
 /// Answers as soon as training may go on.
@@ -271,7 +293,7 @@ Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag)
   const auto answer = [&](std::uint64_t iteration) {
     sent = SendAnswer(connection, {}, std::to_string(iteration));
   };
-  const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer);
+  const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer, {});
   if (iteration && !sent) answer(*iteration);
   if (sent) {
     if (!iteration) sink_.Warn("snapshot: " + iteration.error().message);
@@ -317,6 +339,44 @@ Status AgentServer::Push(os::Connection& connection, const std::vector<std::stri
     SW_TRY_ASSIGN(recovery, ParseNumber(words[4], ~std::uint64_t{0}, "recovery"));
   }
   return Take(connection, std::string(words[1]), manifest, catalogue, recovery);
+}
+
+/// A trainer's own hand-over: the headers of a checkpoint are in the folder. Tells which bytes the
+/// snapshot takes, waits until they are there, and answers again when they are in memory.
+Status AgentServer::HandOver(os::Connection& connection, const std::string& tag) {
+  std::optional<Status> sent;
+  bool told = false;
+  const auto fill = [&](const std::vector<FileStretch>& stretches) -> Status {
+    SW_TRY_ASSIGN(const std::string text, StretchesText(stretches));
+    told = true;
+    SW_TRY(SendText(connection, text));
+    return AwaitFilled(connection);
+  };
+  const auto answer = [&](std::uint64_t iteration) {
+    sent = SendAnswer(connection, {}, std::to_string(iteration));
+  };
+  const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer, fill);
+  if (!iteration) {
+    if (sent) sink_.Warn("snapshot: " + iteration.error().message);
+    return sent ? *std::move(sent) : Status(tl::unexpected<Error>(iteration.error()));
+  }
+  if (!told) SW_TRY(fill({}));  // it is in memory already
+  if (!sent) answer(*iteration);
+  return *std::move(sent);
+}
+
+/// \error kStopped  the trainer cannot fill it; kIo  it is gone, or silent for long
+Status AgentServer::AwaitFilled(os::Connection& connection) {
+  const Clock::time_point end = Clock::now() + kAgentPatience;
+  while (!stop_.load() && Clock::now() < end) {
+    SW_TRY_ASSIGN(const bool there, connection.HasLine(kAgentLineBytes, kAcceptTick));
+    if (!there) continue;
+    SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(kAgentLineBytes));
+    if (!line) return Fail(Errc::kIo, connection.name() + ": closed before all was handed over");
+    if (*line == "filled") return {};
+    return Fail(Errc::kStopped, connection.name() + ": given up by the trainer");
+  }
+  return Fail(Errc::kIo, connection.name() + ": not handed over in time");
 }
 
 /// A copy of another agent's checkpoint: says which blobs are not here yet, and takes them in.

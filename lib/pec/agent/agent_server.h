@@ -23,13 +23,17 @@ namespace shardwright::pec {
 /// What a server asks of who runs the agent.
 struct AgentCommands {
   /// Takes a snapshot of a checkpoint folder's tag; empty: of the one that `latest` names.
-  std::function<Result<std::uint64_t>(const std::string& tag, const Agent::Copied& copied)>
+  /// \param fill  as Agent::Snapshot
+  std::function<Result<std::uint64_t>(const std::string& tag, const Agent::Copied& copied,
+                                      const FillSource& fill)>
       snapshot;
   /// Makes everything durable, a checkpoint too that has not been noticed yet.
   /// \returns the store's newest iteration
   std::function<Result<std::optional<std::uint64_t>>()> flush;
   /// Ends the agent. \returns when the newest snapshot is in the store, or cannot be saved
   std::function<Status()> stop;
+  /// The folder that tags are in.
+  std::string checkpoints;
 };
 
 /// How many connections a server serves, and what it bears with.
@@ -87,6 +91,8 @@ class AgentServer {
   void TellOf(const os::Connection& connection, const Error& error);
   bool Await(Session& session, os::Connection& connection) const;
   Status Snapshot(os::Connection& connection, const std::string& tag);
+  Status HandOver(os::Connection& connection, const std::string& tag);
+  Status AwaitFilled(os::Connection& connection);
   Status Answer(os::Connection& connection, const std::string& line);
   Status Push(os::Connection& connection, const std::vector<std::string_view>& words);
   Status Take(os::Connection& connection, const std::string& origin, std::uint64_t manifest_bytes,

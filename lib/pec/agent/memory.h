@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -139,18 +140,32 @@ struct Taken {
   std::uint64_t bytes = 0;
 };
 
+/// Bytes of a source file.
+struct FileStretch {
+  std::string name;         ///< as dialect::SourceFile
+  std::uint64_t first = 0;  ///< byte of the file
+  std::uint64_t bytes = 0;
+};
+
+/// Is told what will be read of a source, before anything of it is read; returns when it is there.
+/// The stretches are by file and place, and do not touch each other.
+using FillSource = std::function<Status(const std::vector<FileStretch>& stretches)>;
+
 /// A snapshot in two steps, so that training waits for the copy only.
 /// Source: docs/pec-planning.md section 6.2.
 class Taking {
  public:
   /// Copies what a snapshot takes of a checkpoint into memory: non-expert modules, selected
   /// experts, kept components, passed members, and nothing else.
+  /// \param fill   empty: all of the source is there
   /// \pre input outlives the copy
-  /// \error kLimit  the pool is too small: both sides named; what the source returns; kStopped
+  /// \error kLimit  the pool is too small: both sides named; what `fill` and the source return;
+  ///        kStopped
   /// Local.
   static Result<std::unique_ptr<Taking>> Copy(ucp::Input& input, const SnapshotChoice& choice,
                                               const std::shared_ptr<MemoryPool>& pool,
-                                              const SaveRequest& options, Sink& sink);
+                                              const SaveRequest& options, Sink& sink,
+                                              const FillSource& fill = {});
   virtual ~Taking() = default;
 
   /// Works out the sums of what was copied, and compares them with those of the source, which is

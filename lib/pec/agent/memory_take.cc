@@ -1,5 +1,6 @@
 // Snapshots: modules of a checkpoint folder into memory.
 
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -61,6 +62,37 @@ class Taker final : public Taking, private exec::UnitSink {
     for (std::size_t i = 0; i < copies_.size(); ++i) {
       if (copies_[i]) pool_->Give(std::move(copies_[i]), plan_.target().files[i].bytes);
     }
+  }
+
+  /// What CopyAll reads, by file and place.
+  std::vector<FileStretch> Stretches(const dialect::SourceSet& set) const {
+    struct Place {
+      std::uint32_t file;
+      std::uint64_t first;
+      std::uint64_t last;
+      auto operator<=>(const Place&) const = default;
+    };
+    std::vector<Place> places;
+    plan::Program program;
+    for (const std::uint64_t unit : units_) {
+      plan_.Fill(plan_.unit(unit), &program);
+      for (const plan::Read& read : program.reads) {
+        const layout::Member& member = plan_.source().members[read.member];
+        const std::uint64_t first = member.offset + read.offset;
+        places.push_back({member.file, first, first + read.bytes});
+      }
+    }
+    std::sort(places.begin(), places.end());
+    std::vector<FileStretch> out;
+    std::uint32_t file = 0;
+    for (const Place& place : places) {
+      if (out.empty() || file != place.file || place.first > out.back().first + out.back().bytes) {
+        out.push_back({set.files[place.file].name, place.first, 0});
+      }
+      file = place.file;
+      out.back().bytes = std::max(out.back().bytes, place.last - out.back().first);
+    }
+    return out;
   }
 
   Status CopyAll(exec::ByteSource& source, Sink& sink) {
@@ -149,7 +181,8 @@ std::uint64_t BytesToTake(const ucp::Input& input, const SnapshotChoice& choice)
 
 Result<std::unique_ptr<Taking>> Taking::Copy(ucp::Input& input, const SnapshotChoice& choice,
                                              const std::shared_ptr<MemoryPool>& pool,
-                                             const SaveRequest& options, Sink& sink) {
+                                             const SaveRequest& options, Sink& sink,
+                                             const FillSource& fill) {
   SW_TRY(pool->CheckRoom(BytesToTake(input, choice),
                          "snapshot of iteration " + std::to_string(choice.iteration)));
   plan::TargetBuilder builder;
@@ -166,6 +199,7 @@ Result<std::unique_ptr<Taking>> Taking::Copy(ucp::Input& input, const SnapshotCh
                                                   {input.checkpoint.proved, tensors}));
   auto taker = std::make_unique<Taker>(std::move(wanted), std::move(target), std::move(plan),
                                        choice, pool, options);
+  if (fill) SW_TRY(fill(taker->Stretches(input.set)));
   SW_TRY(taker->CopyAll(*input.bytes, sink));
   return std::unique_ptr<Taking>(std::move(taker));
 }

@@ -248,7 +248,8 @@ Status Note(const Job& job, const Store& store, RecoveryRecord record, os::Lock*
 }  // namespace
 }  // namespace restore
 
-Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink) {
+Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink,
+                                   const UseRestored& use) {
   const restore::Job job{comm, options, sink};
   if (options.allow_empty) SW_TRY(restore::FindStore(job));
   SW_TRY_ASSIGN(restore::Agents agents, restore::AskAgents(job));
@@ -268,6 +269,7 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
       SW_TRY_ASSIGN(report.convert, restore::Write(job, report, *prepared.source));
       report.wrote = !options.write.dry_run;
     }
+    if (use) SW_TRY(use(std::move(prepared.source), report));
     SW_TRY(restore::Note(job, prepared.base.store, std::move(prepared.record), &lock));
   }
   report.lost_nodes = std::move(agents.lost_nodes);

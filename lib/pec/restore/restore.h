@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -23,6 +24,7 @@
 #include "pec/store/dynamic_run.h"
 #include "pec/store/manifest.h"
 #include "ucp/convert.h"
+#include "ucp/input.h"
 
 namespace shardwright::pec {
 
@@ -100,8 +102,16 @@ struct RestoreReport {
   ucp::ConvertReport convert;
 };
 
+/// Takes what a restore has chosen, a source like any other, in place of RestoreOptions::format: a
+/// trainer, say. Called once by all ranks, with everything in the report but `wrote` and `convert`;
+/// not where the store is empty. With an error the store is not told of the restore.
+/// \param source  must not outlive the call
+using UseRestored =
+    std::function<Status(std::unique_ptr<ucp::Input> source, const RestoreReport& report)>;
+
 /// Restores the newest usable state of a store, or the newest up to `at`, into any layout, and
 /// marks newer checkpoints abandoned.
+/// \param use  empty: nobody takes it but `format`
 /// \error kNotFound  no store, nothing in it up to `at`, with allow_empty a store of which nothing
 ///        is proved, with begin an agent that holds something without a store; an agent that is
 ///        not named lost and cannot be reached: nothing is written, by no agent either;
@@ -109,6 +119,7 @@ struct RestoreReport {
 ///        modules: named; kBadInput  a damaged blob (without allow_older); as ucp::Convert
 /// Collective. Source: MoC-System section 4.3; docs/pec-planning.md section 6.3;
 /// docs/formats/store.md.
-Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink);
+Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink,
+                                   const UseRestored& use = {});
 
 }  // namespace shardwright::pec

@@ -1,6 +1,7 @@
 // Which experts a save takes.
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/bytes.h"
@@ -62,6 +63,17 @@ Result<std::optional<DynamicK>> DynamicKNow(const Job& job, const Subject& subje
   return stored;
 }
 
+/// Iterations of the versions that an agent's memory has: of snapshots, too, that never came to
+/// storage.
+std::set<std::uint64_t> MemoryVersions(const SaveRequest& options) {
+  std::set<std::uint64_t> versions;
+  if (options.snapshotted == nullptr) return versions;
+  for (const auto& layer : options.snapshotted->level.version) {
+    versions.insert(layer.begin(), layer.end());
+  }
+  return versions;
+}
+
 /// Map, state of both levels, K and tokens: all but the selection.
 Result<Chosen> TakeState(const Job& job, const Subject& subject, const Base& base) {
   const SaveRequest& options = job.options;
@@ -103,8 +115,9 @@ Result<Chosen> TakeState(const Job& job, const Subject& subject, const Base& bas
     return chosen;
   }
   const bool chained = state.counted_to.has_value();
-  SW_TRY_ASSIGN(TokenRecord record, CountUpTo(*options.tokens, options.tokens_path,
-                                              subject.iteration, experts, &state));
+  SW_TRY_ASSIGN(TokenRecord record,
+                CountUpTo(*options.tokens, options.tokens_path, subject.iteration, experts, &state,
+                          MemoryVersions(options)));
   record.parent = chained && parent != nullptr ? parent->sequence : 0;
   chosen.tokens = std::move(record);
   return chosen;

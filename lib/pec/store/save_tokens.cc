@@ -99,21 +99,27 @@ Result<TokenRecord> CountAnew(const loads::LoadTrace& trace, const std::string& 
 
 Result<TokenRecord> CountUpTo(const loads::LoadTrace& trace, const std::string& where,
                               std::uint64_t iteration, const LayerExperts& experts,
-                              SelectionState* state) {
+                              SelectionState* state, const std::set<std::uint64_t>& ends) {
   TokenRecord out;
   if (!state->counted_to) {
     SW_TRY_ASSIGN(out, CountAnew(trace, where, iteration, experts, state));
-  } else {
+  } else if (iteration > *state->counted_to) {
     SW_TRY(CheckGaps(trace, where, *state->counted_to, iteration));
-    TokenSum sum{iteration, MakeCounts(experts)};
+    std::set<std::uint64_t> all(ends.begin(), ends.lower_bound(iteration));
+    all.insert(iteration);
+    TokenSum sum{*all.upper_bound(*state->counted_to), MakeCounts(experts)};
     for (const loads::LoadTrace::Record& record : trace.records) {
       if (record.iteration <= *state->counted_to || record.iteration > iteration) continue;
       SW_TRY_ASSIGN(const Counts table, TableOf(trace, record, experts, where));
       SW_TRY(CountTokens(&state->snapshot, table));
       SW_TRY(CountTokens(&state->persist, table));
+      if (record.iteration > sum.iteration) {
+        TokenSum next{*all.lower_bound(record.iteration), MakeCounts(experts)};
+        out.sums.push_back(std::exchange(sum, std::move(next)));
+      }
       SW_TRY(Add(table, &sum.tokens));
     }
-    if (iteration > *state->counted_to) out.sums.push_back(std::move(sum));
+    out.sums.push_back(std::move(sum));
   }
   state->counted_to = iteration;
   return out;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "base/result.h"
@@ -14,13 +15,15 @@ namespace shardwright::pec {
 
 /// Brings the counters of both levels up to `iteration` from a trace: adds what came after
 /// state->counted_to; where tokens were not counted until now, counts anew from the trace alone.
+/// \param ends  iterations, each of which ends a sum of what is kept: those of versions that a
+///        restore may go back to besides those of checkpoints
 /// \returns what to keep beside the checkpoint; its parent is not set
 /// \error kMismatch  the trace has other layers or experts than the model, both named; kBadInput
 ///        iterations that are missing from the trace, named
 /// Pure.
 Result<TokenRecord> CountUpTo(const loads::LoadTrace& trace, const std::string& where,
                               std::uint64_t iteration, const LayerExperts& experts,
-                              SelectionState* state);
+                              SelectionState* state, const std::set<std::uint64_t>& ends = {});
 
 /// The tokens of a chain of checkpoints, from the one with `sequence` backward as far as records
 /// reach. Nothing where that checkpoint has no record.

@@ -9,5 +9,6 @@ Nothing is converted on disk, and nothing is printed. docs/live.md tells what is
 
 from ._errors import Error
 from ._load import Loaded, load
+from ._partial import PartialCheckpoints
 
-__all__ = ["Error", "Loaded", "load"]
+__all__ = ["Error", "Loaded", "PartialCheckpoints", "load"]

@@ -21,7 +21,7 @@ from ._optimizers import STEP, Told, materialise, set_step, states_of
 EXPERT = re.compile(r"^(.*\.deepspeed_moe\.experts)\.deepspeed_experts\.(\d+)\.(.*)$")
 # What an engine keeps in its model files for itself: the rest is the client's state.
 ENGINE_KEYS = {"global_steps", "global_samples", "skipped_steps", "lr_scheduler", "ds_config", "num_experts",
-               "csr_tensor_module_names", "sparse_tensor_module_names", "data_sampler", "random_ltd"}
+               "csr_tensor_module_names", "sparse_tensor_module_names", "data_sampler", "random_ltd", "ds_autoep_layers"}
 
 # A flat tensor of an optimizer, its state, and its parameters: each with the place of its elements in the flat tensor,
 # how many there are, and the first of them in the parameter.

@@ -1,6 +1,6 @@
 """What goes wrong, as the commands of Shardwright say it."""
 
-INTERNAL, USAGE, BAD_INPUT, MISMATCH, UNSUPPORTED = 1, 2, 4, 5, 9
+INTERNAL, USAGE, NOT_FOUND, BAD_INPUT, MISMATCH, BUSY, IO, UNSUPPORTED = 1, 2, 3, 4, 5, 6, 7, 9
 
 
 class Error(RuntimeError):

@@ -37,6 +37,14 @@ class Group:
             dist.destroy_process_group(self._own)
             self._own = None
 
+    def gather(self, value: Any) -> list[Any]:
+        """Collective. What every rank gives."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
     @property
     def address(self) -> int:
         """Of the C function."""

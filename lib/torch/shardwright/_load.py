@@ -18,6 +18,12 @@ from ._library import call, value_of
 from ._optimizers import Told
 from ._plain import Plain
 
+# What is asked of a store where nothing is.
+NO_STORE: dict[str, Any] = {"agents": [], "lost_unreachable": False, "at": None, "read_only": False, "begin": False}
+# What a load has told that has loaded nothing: of a store at the beginning of a run.
+NOTHING: dict[str, Any] = {"step": 0, "missing": [], "unused": [], "not_carried": [], "origin": "", "bytes_read": 0,
+                           "bytes_filled": 0}
+
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -31,6 +37,8 @@ class Loaded(int):
     client_state: what a program has saved with DeepSpeed's save_checkpoint, as far as it is plain values.
     origin: format of the checkpoint.
     bytes_read, bytes_filled: of the files and of the trainer's tensors, of all ranks together.
+    restored: of a store, what pec-restore reports as its result: the iteration, the version of each expert, lost tokens;
+        None for any other source.
     """
 
     missing: list[str]
@@ -41,6 +49,7 @@ class Loaded(int):
     origin: str
     bytes_read: int
     bytes_filled: int
+    restored: dict[str, Any] | None
 
 
 def _trainer_of(target: Any) -> DeepSpeed | Plain:
@@ -65,18 +74,24 @@ def _many(value: Any) -> list[str]:
 
 def load(target: Any, source: Source, *, strict: bool = True, verify: bool = True, threads: int | None = None,
          memory: int = 1 << 30, maps: Sequence[str] = (), map_sizes: str = "", patterns: Sequence[str] = (),
-         group: Any = None) -> Loaded:
+         group: Any = None, agents: Sequence[str] = (), lost_unreachable: bool = False, at: int | None = None,
+         read_only: bool = False, begin: bool = False) -> Loaded:
     """Fills the tensors of a trainer from a checkpoint of any layout and format. Collective.
 
     target: a DeepSpeed engine, or (model, optimizer); a model, or (model, None), for weights alone.
     source: what ucp-load takes: a checkpoint's folder, a catalogue, a folder of atoms, a .safetensors file; or several
-        folders that hold parts of one.
+        folders that hold parts of one. Or a store of partial checkpoints: its newest usable state, as pec-restore has it,
+        and the store is told that training goes on from there.
     strict: raise, before anything is loaded, where the trainer has a tensor that the checkpoint does not have, or the
         reverse; else both are listed in the result.
     verify: compare what is read with the checksums of its files.
     threads, memory: of each rank; memory bounds its buffers, in bytes.
     maps, map_sizes, patterns: as --map, --map-sizes and --patterns of ucp-load.
     group: the process group whose ranks hold the tensors; default all.
+    agents, lost_unreachable, at, read_only: of a store, as --agents (at socket files), --lost-nodes unreachable, --at and
+        --read-only of pec-restore.
+    begin: the source is a store, and a run that has no checkpoint yet is no error: then nothing is loaded, the result is
+        0 and `restored["iteration"]` None. As --allow-empty and --begin of pec-restore.
 
     Raises Error, with the message and the exit code that ucp-load would have. After an error the tensors hold anything,
     unless nothing was loaded yet.
@@ -91,18 +106,22 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
     try:
         try:
             request |= {"source": _many(source), "maps": _many(maps), "patterns": _many(patterns)}
+            request["store"] = {"agents": _many(agents), "lost_unreachable": lost_unreachable, "at": at,
+                                "read_only": read_only, "begin": begin}
             trainer = _trainer_of(target)
             held = trainer.held()
             check(held)
         except Exception as error:  # the other ranks wait to hear of it
             failed = error
+        request = {"source": [], "maps": [], "patterns": [], "store": NO_STORE} | request
         request |= {"failed": None, "held": [one.described() for one in held]}
         if failed is not None:
             code = failed.code if isinstance(failed, Error) else _errors.INTERNAL
             request |= {"failed": {"code": code, "message": str(failed) or type(failed).__name__}, "held": []}
         answer = call("load", request, [] if failed is not None else [one.tensor for one in held])
         assert trainer is not None
-        trainer.take(Told(answer, value_of), answer)
+        if "origin" in answer:
+            trainer.take(Told(answer, value_of), answer)
     except BaseException as error:
         if trainer is not None:
             with contextlib.suppress(Exception):  # what ended the load is what is told
@@ -121,8 +140,9 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
 
 
 def _loaded(answer: dict[str, Any], trainer: DeepSpeed | Plain) -> Loaded:
+    answer = NOTHING | answer
     loaded = Loaded(answer["step"] or 0)
-    for key in ("missing", "unused", "warnings", "origin", "bytes_read", "bytes_filled"):
+    for key in ("missing", "unused", "warnings", "origin", "bytes_read", "bytes_filled", "restored"):
         setattr(loaded, key, answer[key])
     loaded.not_carried = answer["not_carried"] + trainer.not_set
     loaded.client_state = trainer.client_state

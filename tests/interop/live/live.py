@@ -1,8 +1,11 @@
 """What the tests of loading into running trainers share."""
 
+import json
 import os
 import pathlib
+import signal
 import sys
+import time
 
 PACKAGE = None  # the folder of the package, after start()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -33,6 +36,46 @@ def into_engine(engine, checkpoint, left_out):
     if int(loaded) != engine.global_steps:
         raise AssertionError(f"{int(loaded)} steps, the engine has made {engine.global_steps}")
     return loaded.client_state.get("note")
+
+
+def keep(engine, case, folder, iteration):
+    """Collective. Keeps what an engine has in memory: every tensor whole, and its counters."""
+    import train
+    from tensors import logical_tensors
+    tensors, counted = logical_tensors(engine, case), train.counters(engine, case)
+    if torch.distributed.get_rank() == 0:
+        torch.save(tensors, folder / f"tensors{iteration}.pt")
+        (folder / f"counters{iteration}.json").write_text(json.dumps(counted))
+
+
+def kept(folder, restored):
+    """The tensors that keep() has kept of the versions of modules that a restore tells."""
+    tensors = {}
+
+    def of(version):
+        if version not in tensors:
+            tensors[version] = torch.load(folder / f"tensors{version}.pt", weights_only=True)
+        return tensors[version]
+
+    want = {}
+    for name in of(restored["iteration"]):
+        versions = [version for module, version in restored["versions"].items() if name.startswith(module + ".")]
+        want[name] = of(versions[0] if versions else restored["iteration"])[name]
+    return want
+
+
+def agent_pid(address):
+    from shardwright._agent import Connection
+    with Connection(address) as agent:
+        return agent.status()["pid"]
+
+
+def kill(pid):
+    """SIGKILL; the process is gone, or nobody has asked for its end yet."""
+    os.kill(pid, signal.SIGKILL)
+    stat = pathlib.Path(f"/proc/{pid}/stat")
+    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        time.sleep(0.01)
 
 
 def state_of(model, optimizer):

@@ -89,6 +89,8 @@ class Count:
 
 
 class Run:
+    trains = staticmethod(train)
+
     def __init__(self, programs, folder, seed):
         self.folder, self.random, self.count = folder, random.Random(seed), Count()
         os.environ["PATH"] = f"{programs}:{os.environ['PATH']}"
@@ -143,7 +145,7 @@ class Run:
             os.setsid()
             code = 1
             try:
-                ranks.run(2, train, self.folder, load, last, 0.2, seconds=1200)
+                ranks.run(2, self.trains, self.folder, load, last, 0.2, seconds=1200)
                 code = 0
             except BaseException as error:  # pylint: disable=broad-except
                 print(error, file=sys.stderr, flush=True)

@@ -50,9 +50,10 @@ class AgentTest : public os::Scratch {
     return *std::move(input);
   }
 
-  Result<std::uint64_t> Snapshot(Agent& agent, std::uint64_t iteration) {
+  Result<std::uint64_t> Snapshot(Agent& agent, std::uint64_t iteration,
+                                 const Agent::Copied& copied = {}, const FillSource& fill = {}) {
     const std::uint64_t known = Known(agent.options().save.store);
-    return agent.Snapshot(*Open(iteration), known, sink_);
+    return agent.Snapshot(*Open(iteration), known, sink_, copied, fill);
   }
 
   /// The last recovery of a store, 0 where there is none.

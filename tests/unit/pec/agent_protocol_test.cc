@@ -4,6 +4,8 @@
 
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <sstream>
 #include <thread>
 
 #include "pec/agent/agent_client.h"
@@ -25,8 +27,10 @@ class ProtocolTest : public AgentTest {
     ASSERT_TRUE(Snapshot(*agent_, 1));
     ASSERT_TRUE(agent_->Persist(sink_));
     ASSERT_TRUE(Snapshot(*agent_, 2));
-    commands_.snapshot = [this](const std::string& tag, const Agent::Copied&) {
-      return Snapshot(*agent_, std::stoull(tag.substr(tag.find_first_of("0123456789"))));
+    commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied,
+                                const FillSource& fill) {
+      return Snapshot(*agent_, std::stoull(tag.substr(tag.find_first_of("0123456789"))), copied,
+                      fill);
     };
     commands_.flush = [this] { return agent_->Flush(sink_); };
     commands_.stop = [this] {
@@ -109,6 +113,76 @@ TEST_F(ProtocolTest, GivesBlobsAndTheirParts) {
   }
   const exec::Digest catalogue = agent_->Newest()->manifest.catalogue;
   EXPECT_EQ(*client.AskText("catalogue " + exec::Hex(catalogue)), agent_->Newest()->catalogue);
+}
+
+/// Says "offer" of a checkpoint. \returns the text of what the agent takes of it
+std::string Offer(os::Connection* connection, const std::string& tag) {
+  EXPECT_TRUE(connection->Send("offer " + tag + "\n"));
+  const auto bytes = ReceiveAnswer(*connection);
+  EXPECT_TRUE(bytes) << bytes.error().message;
+  const auto text = ReceiveText(*connection, bytes ? std::stoull(*bytes) : 0);
+  EXPECT_TRUE(text) << text.error().message;
+  return text.value_or("");
+}
+
+TEST_F(ProtocolTest, TakesWhatATrainerHandsOver) {
+  os::Connection connection = Connect(0);
+  const std::string text = Offer(&connection, "global_step3");
+  EXPECT_EQ(agent_->status().newest, std::optional<std::uint64_t>(2));  // not before it is filled
+  ASSERT_TRUE(connection.Send("filled\n"));
+  EXPECT_EQ(*ReceiveAnswer(connection), "3");
+  agent_->WaitForSnapshot();
+  EXPECT_EQ(agent_->status().newest, std::optional<std::uint64_t>(3));
+
+  // Each stretch lies in its file, after the one before; together they are what is read of all.
+  std::map<std::string, std::uint64_t> ends;
+  std::uint64_t bytes = 0;
+  std::istringstream lines(text);
+  for (std::uint64_t first = 0, count = 0; lines >> first >> count;) {
+    std::string name;
+    std::getline(lines.ignore(), name);
+    EXPECT_GT(count, 0U);
+    if (ends.contains(name)) {
+      EXPECT_GT(first, ends[name]) << name;
+    }
+    ends[name] = first + count;
+    const std::string path = series + "/global_step3/" + name;
+    EXPECT_LE(ends[name], std::filesystem::file_size(path)) << name;
+    bytes += count;
+  }
+  std::uint64_t all = 0;
+  for (const auto& [name, end] : ends) {
+    all += std::filesystem::file_size(series + "/global_step3/" + name);
+  }
+  EXPECT_GT(bytes, 0U);
+  EXPECT_LT(bytes, all / 2);  // two experts of each layer, not all of them
+
+  // It is in memory: nothing has to be filled.
+  EXPECT_EQ(Offer(&connection, "global_step3"), "");
+  ASSERT_TRUE(connection.Send("filled\n"));
+  EXPECT_EQ(*ReceiveAnswer(connection), "3");
+}
+
+TEST_F(ProtocolTest, GivesUpWhatIsNotHandedOver) {
+  {
+    os::Connection connection = Connect(0);
+    Offer(&connection, "global_step3");
+  }  // the trainer is killed
+  agent_->WaitForSnapshot();
+  {
+    os::Connection connection = Connect(0);
+    Offer(&connection, "global_step4");
+    ASSERT_TRUE(connection.Send("no\n"));
+    const auto answer = ReceiveAnswer(connection);
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code, Errc::kStopped);
+  }
+  EXPECT_EQ(agent_->status().newest, std::optional<std::uint64_t>(2));
+  EXPECT_TRUE(Say("offer global_step3").starts_with("error 2 "));  // over TCP
+  os::Connection connection = Connect(0);
+  Offer(&connection, "global_step3");
+  ASSERT_TRUE(connection.Send("filled\n"));
+  EXPECT_EQ(*ReceiveAnswer(connection), "3");
 }
 
 TEST_F(ProtocolTest, RefusesWhatIsNoRequest) {

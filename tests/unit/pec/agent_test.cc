@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <random>
@@ -12,6 +13,7 @@
 #include "exec/byte_source.h"
 #include "os/fault.h"
 #include "pec/store/check_store.h"
+#include "pec/store/save_tokens.h"
 #include "unit/pec/agent_fixture.h"
 
 namespace shardwright::pec {
@@ -157,6 +159,34 @@ TEST_F(AgentTest, SnapshotsAllThenASelection) {
     }
   }
   EXPECT_EQ(persisted, 2U);
+}
+
+TEST_F(AgentTest, TokensAreKnownOfVersionsThatNeverCameToStorage) {
+  AgentOptions options = Options();
+  options.tokens_path = At("tokens.jsonl");
+  std::ofstream(options.tokens_path)
+      << R"({"iteration": 1, "tokens": [[1, 2, 3, 4], [5, 6, 7, 8]]})"
+      << "\n"
+      << R"({"iteration": 2, "tokens": [[10, 0, 0, 0], [0, 0, 0, 1]]})"
+      << "\n"
+      << R"({"iteration": 3, "tokens": [[0, 20, 0, 0], [0, 0, 1, 0]]})"
+      << "\n"
+      << R"({"iteration": 4, "tokens": [[0, 0, 30, 0], [0, 1, 0, 0]]})"
+      << "\n";
+  Agent agent(options);
+  ASSERT_EQ(*Snapshot(agent, 1), 1U);
+  ASSERT_EQ(**agent.Persist(sink_), 1U);
+  ASSERT_EQ(*Snapshot(agent, 2), 2U);
+  ASSERT_EQ(*Snapshot(agent, 4), 4U);
+  ASSERT_EQ(**agent.Persist(sink_), 4U);
+  // Experts whose newest version is the snapshot of iteration 2 have lost what came after that.
+  const auto history = ReadHistory(*Store::Open(options.save.store), Stored()->sequence);
+  ASSERT_TRUE(history && *history);
+  EXPECT_EQ((*history)->iterations(), (std::vector<std::uint64_t>{1, 2, 4}));
+  EXPECT_EQ((*history)->Between(0, 0, 1, 4), 10U);
+  EXPECT_EQ((*history)->Between(0, 0, 2, 4), 0U);
+  EXPECT_EQ((*history)->Between(0, 1, 2, 4), 20U);
+  EXPECT_EQ((*history)->Between(0, 2, 2, 4), 30U);
 }
 
 TEST_F(AgentTest, ReadsNoByteOfUnselectedModules) {

@@ -1,0 +1,407 @@
+"""shardwright.PartialCheckpoints"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from . import _errors
+from ._agent import Connection
+from ._agent_process import OwnAgent
+from ._deepspeed import DeepSpeed
+from ._errors import IO, MISMATCH, UNSUPPORTED, USAGE, Error
+from ._files import SparseFile
+from ._group import Group
+from ._load import Loaded, load
+from ._tokens import TokenLog, count_tokens
+
+# What no later snapshot can be free of; anything else is a warning, and training goes on.
+LASTING = {USAGE, _errors.BAD_INPUT, MISMATCH, UNSUPPORTED}
+OLDEST = (0, 19, 3)  # DeepSpeed, whose files of experts say where everything lies
+MARK = "hand-over.json"  # names what a trainer is about to put into the folder, for the next one to remove
+
+
+class _NoCopies(TorchFunctionMode):
+    """DeepSpeed copies the weights of experts before it saves them: here that is not needed, since only their bytes are
+    looked at, and it would take longer than the rest."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        super().__init__()
+        self._experts = {param.data_ptr() for layer in layers for param in layer.deepspeed_moe.experts.parameters()}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.clone and args[0].data_ptr() in self._experts:
+            return args[0].detach()
+        return function(*args, **(kwargs or {}))
+
+
+class _HeaderEngine:
+    """A checkpoint engine of DeepSpeed that writes headers, and keeps what the tensors of its files are. A failure is
+    kept too: other ranks wait in the middle of a save."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, SparseFile] = {}
+        self.failure: Exception | None = None
+        self.name = "shardwright"
+
+    def save(self, state_dict: Any, path: str) -> None:
+        try:
+            if self.failure is None:
+                self.files[os.path.basename(path)] = SparseFile(path, state_dict)
+        except Exception as error:
+            self.failure = error
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        os.makedirs(path, exist_ok=exist_ok)
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        return dp_rank == 0
+
+    def preserves_storage_sharing(self) -> bool:
+        return False  # each tensor gets a storage of its own: nothing has to be copied for that
+
+    def is_decoupled(self) -> bool:
+        return False
+
+    def create(self, _: Any) -> None: ...
+
+    def commit(self, _: Any) -> None: ...
+
+
+class PartialCheckpoints:
+    """Checkpoints of a few experts at a time, out of a running DeepSpeed engine into an agent's memory and a store.
+
+        pec = shardwright.PartialCheckpoints(engine, "store/", k=2, every=10)
+        step = int(pec.load())       # goes on from the newest of memory and store; 0 at the beginning of a run
+        ...
+        pec.step()                   # after each step of the optimizer
+        ...
+        pec.close()
+
+    All ranks make it, step it and close it alike; they are on one machine. The trainer writes no checkpoint of its own:
+    the first snapshot has every expert, each later one everything but the experts, and k experts of each MoE layer.
+
+    store: as of pec-save.
+    k: experts of each MoE layer in a snapshot; None: as the agent has it.
+    every: steps of the optimizer between snapshots.
+    agent: where an agent listens, unix:PATH, whose folder of checkpoints is there for this alone. Default: one of this
+        object's own, which outlives a trainer that is killed and is found again by the store's path.
+    flags: further flags of pec-save agent, for an agent of its own: ["--policy", "load-aware", "--peer", "node8:4711"].
+    tokens: the log of tokens per expert; default the agent's, for an agent of its own STORE.tokens.jsonl.
+    command: the program pec-save, for an agent of its own.
+
+    Attributes: agent, the address; handed_bytes, what all ranks have copied for the last snapshot, small tensors apart.
+    """
+
+    agent: str
+    handed_bytes: int
+
+    def __init__(self, engine: Any, store: str | os.PathLike[str], *, k: int | None = 1, every: int = 1,
+                 agent: str | None = None, flags: Sequence[str] = (), tokens: str | os.PathLike[str] | None = None,
+                 command: str = "pec-save", group: Any = None) -> None:
+        self._engine, self._group = engine, Group(group)
+        self._own: OwnAgent | None = None
+        self._waiting: threading.Thread | None = None
+        self._late: Error | None = None  # what the agent has said after training had gone on
+        self._wrong: str | None = None  # with what step() was called
+        self._asks = {"store": os.path.realpath(store), "k": k, "every": every, "agent": agent, "flags": list(flags)}
+        self._counts = count_tokens(engine.module)
+        try:
+            self._same(self._agreed(self._check))
+            self.agent, self._folder, self._log_path, mark = self._agreed(lambda: self._open(command, tokens))[0]
+            self._agreed(lambda: self._see_folder(mark))
+        except BaseException:
+            if self._own is not None and self._own.started:
+                with contextlib.suppress(Exception):  # what was wrong is what is told
+                    self._own.stop()
+            self._release()
+            raise
+        self._log = TokenLog(self._log_path)  # that rank 0 writes
+        self.handed_bytes = 0
+        self._last: int = engine.global_steps
+        self._pending: list[tuple[int, list[list[int]]]] = []  # of steps since the last snapshot
+
+    def load(self, **options: Any) -> Loaded:
+        """As shardwright.load out of the store and the agent's memory; 0 where the run begins. Collective."""
+        options = {"agents": [self.agent], "begin": True} | options
+        loaded = load(self._engine, self._asks["store"], **options)
+        self._last, self._pending = self._engine.global_steps, []
+        self._counts.clear()
+        self._log = TokenLog(self._log_path)  # what was logged of later iterations goes
+        return loaded
+
+    def step(self, tokens: Any = None, client_state: dict[str, Any] | None = None) -> bool | None:
+        """After each step of the optimizer; it may be called after micro steps too. Collective.
+
+        tokens: how many tokens this rank has sent to each expert since the last step, [MoE layer][expert]; those of all
+            ranks are added up. Default: counted by hooks on DeepSpeed's MoE layers, which see a forward pass that
+            activation checkpointing repeats twice.
+        client_state: as of DeepSpeed's save_checkpoint.
+        Returns None where no snapshot was due, else whether there is one: if not, a warning says why, training goes on, and
+        the next one is tried as ever. Raises Error where no later one could be taken either.
+        """
+        iteration = self._engine.global_steps
+        if iteration == self._last:
+            return None
+        counted = self._counts.take()
+        if tokens is not None:
+            given = [torch.as_tensor(layer).tolist() for layer in tokens]
+            found = tuple(map(len, given))
+            if found == self._counts.shape:
+                counted = given
+            else:  # said where all ranks hear of it
+                self._wrong = f"tokens of iteration {iteration}: experts of each layer {self._counts.shape} expected, found {found}"
+        self._last = iteration
+        self._pending.append((iteration, counted))
+        if iteration % self._asks["every"]:
+            return None
+        return self._quietly(lambda: self._snapshot(iteration, client_state or {}))
+
+    def close(self) -> int | None:
+        """Waits until the newest snapshot is in the store, and ends an agent of its own. Collective.
+
+        Returns the store's newest iteration, None where it has none.
+        """
+        def end() -> int | None:
+            if self._group.rank != 0:
+                return None
+            self._wait()
+            self._warn_late()
+            with Connection(self.agent) as agent:
+                agent.send("flush")
+                stored = agent.answer()
+            if self._own is not None:
+                self._own.stop()
+            return None if stored == "none" else int(stored)
+
+        try:
+            return self._agreed(end)[0]
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._counts.close()
+        self._group.close()
+
+    # What follows is collective where it says so; the others are of one rank.
+
+    def _check(self) -> dict[str, Any]:
+        """Refuses what cannot be handed over; what this rank asks for."""
+        engine, asks = self._engine, self._asks
+        DeepSpeed(engine)  # refuses what it does not know
+        if engine.zero_optimization_stage() not in (1, 2):
+            raise Error(UNSUPPORTED, f"stage {engine.zero_optimization_stage()} of DeepSpeed: snapshots of experts are "
+                                     "for stages 1 and 2 and BF16_Optimizer")
+        if not self._counts.layers:
+            raise Error(UNSUPPORTED, "a model without MoE layers of DeepSpeed: there are no experts to choose from")
+        import deepspeed
+        version = tuple(int(number) for number in re.findall(r"\d+", deepspeed.__version__)[:3])
+        if version < OLDEST:
+            raise Error(UNSUPPORTED, f"DeepSpeed {deepspeed.__version__}: {'.'.join(map(str, OLDEST))} or newer is needed")
+        if not isinstance(asks["every"], int) or asks["every"] < 1:
+            raise Error(USAGE, f"every={asks['every']}: one or more steps expected")
+        if asks["k"] is not None and (not isinstance(asks["k"], int) or asks["k"] < 1):
+            raise Error(USAGE, f"k={asks['k']}: one or more experts expected, or None")
+        return asks
+
+    def _open(self, command: str, tokens: Any) -> tuple[str, str, str | None, str]:
+        """Rank 0 finds the agent: its address, its folder, the log of tokens, and what it has marked the folder with."""
+        if self._group.rank != 0:
+            return "", "", None, ""
+        asks = self._asks
+        if asks["agent"] is None:
+            log = os.path.realpath(tokens or asks["store"] + ".tokens.jsonl")
+            self._own = OwnAgent(asks["store"], command, ["--k", str(asks["k"] or 1), "--tokens", log, *asks["flags"]])
+            self._own.start()
+        elif asks["flags"]:
+            raise Error(USAGE, "flags= are for an agent of its own, agent= names another one")
+        address = asks["agent"] or self._own.address
+        with Connection(address) as connection:
+            status = connection.status()
+        if "checkpoints" not in status:
+            raise Error(UNSUPPORTED, f"{address}: an agent of an older version, which takes nothing out of trainers")
+        found = os.path.realpath(status["store"])
+        if found != asks["store"]:
+            raise Error(MISMATCH, f"{address}: saves into {found}, not into {asks['store']}")
+        if asks["k"] is not None and status["k"] != asks["k"]:
+            raise Error(MISMATCH, f"{address}: takes {status['k']} experts of each layer, k={asks['k']} is asked for")
+        log = os.path.realpath(status["tokens"]) if status["tokens"] else None
+        if tokens is not None and os.path.realpath(tokens) != log:
+            raise Error(MISMATCH, f"{address}: reads tokens from {log}, tokens={tokens} is asked for")
+        folder = status["checkpoints"]
+        if not os.path.isdir(folder):
+            raise Error(_errors.NOT_FOUND, f"{address}: no folder of checkpoints, {folder!r}")
+        if os.path.exists(os.path.join(folder, "latest")):
+            raise Error(USAGE, f"{folder}: has checkpoints of its own (latest); an agent with a folder for this alone is needed")
+        self._remove_leftovers(folder)
+        return address, folder, log, self._mark(folder, [])
+
+    def _see_folder(self, mark: str) -> None:
+        """All ranks must see what rank 0 has just written: there are no other ways for their tensors."""
+        seen = ""
+        with contextlib.suppress(OSError), open(os.path.join(self._folder, MARK), encoding="utf-8") as file:
+            seen = json.load(file)["id"]
+        if seen != mark:
+            raise Error(UNSUPPORTED, f"rank {self._group.rank} does not see {self._folder} of rank 0: all ranks have to be on "
+                                     "one machine")
+
+    def _snapshot(self, iteration: int, client_state: dict[str, Any]) -> None:
+        """Collective. Header, choice, tensors: training waits until its tensors are copied."""
+        told = self._agreed(lambda: (self._asks | {"iteration": iteration}, self._counted()))
+        self._same([asks for asks, _ in told])
+        tag = f"global_step{iteration}"
+        self._pending = []
+        self._agreed(lambda: self._make_room(tag, [pending for _, pending in told]))
+        headers = _HeaderEngine()
+        before, self._engine.checkpoint_engine = self._engine.checkpoint_engine, headers
+        try:
+            with _NoCopies(self._counts.layers):
+                self._engine.save_checkpoint(self._folder, tag=tag, client_state=client_state, save_latest=False)
+        finally:
+            self._engine.checkpoint_engine = before
+        offered: Connection | None = None
+
+        def offer() -> dict[str, list[tuple[int, int]]] | None:
+            """What the agent takes, by file."""
+            nonlocal offered
+            if headers.failure is not None:
+                raise headers.failure
+            if self._group.rank != 0:
+                return None
+            offered = Connection(self.agent)
+            offered.send(f"offer {tag}")
+            wanted: dict[str, list[tuple[int, int]]] = {}
+            for line in offered.text().splitlines():
+                first, count, name = line.split(" ", 2)
+                # Before the names of files may be that of the checkpoint's folder.
+                wanted.setdefault(os.path.basename(name), []).append((int(first), int(count)))
+            return wanted
+
+        try:
+            wanted = self._agreed(offer)[0]
+            filled = self._agreed(lambda: {name: headers.files[name].fill(wanted[name])
+                                           for name in wanted.keys() & headers.files.keys()})
+            if nobodys := wanted.keys() - {name for mine in filled for name in mine}:
+                raise Error(_errors.INTERNAL, f"no rank has what the agent asks for: {sorted(nobodys)}")
+            self.handed_bytes = sum(sum(mine.values()) for mine in filled)
+            self._agreed(lambda: offered.send("filled") if offered is not None else None)
+        except BaseException:
+            if offered is not None:
+                offered.close()  # the agent gives it up
+            if self._group.rank == 0:
+                self._remove(tag)
+            raise
+        if offered is not None:
+            self._waiting = threading.Thread(target=self._await_answer, args=(offered, tag), daemon=True)
+            self._waiting.start()
+
+    def _await_answer(self, offered: Connection, tag: str) -> None:
+        """Rank 0, beside the training: until the agent has its copy."""
+        try:
+            with offered:
+                offered.answer()
+        except Error as error:
+            self._late = error
+        finally:
+            self._remove(tag)
+
+    def _make_room(self, tag: str, pending: list[list[tuple[int, list[list[int]]]]]) -> None:
+        """Logs tokens, waits for the snapshot before, and says what is about to be written."""
+        if self._group.rank != 0:
+            return
+        self._write_log(pending)
+        self._wait()
+        if self._own is not None:
+            self._own.start()
+        self._remove(tag)
+        self._mark(self._folder, [tag])
+
+    def _wait(self) -> None:
+        if self._waiting is not None:
+            self._waiting.join()
+            self._waiting = None
+
+    def _counted(self) -> list[tuple[int, list[list[int]]]]:
+        """Tokens of this rank since the last snapshot."""
+        wrong, self._wrong = self._wrong, None
+        if wrong is not None:
+            raise Error(USAGE, wrong)
+        return self._pending
+
+    def _write_log(self, pending: list[list[tuple[int, list[list[int]]]]]) -> None:
+        for ranks in pending[1:]:
+            if [iteration for iteration, _ in ranks] != [iteration for iteration, _ in pending[0]]:
+                raise Error(USAGE, "ranks have called step() at different iterations: "
+                                   f"{[[iteration for iteration, _ in ranks] for ranks in pending]}")
+        self._log.add({ranks[0][0]: [[sum(ranks) for ranks in zip(*layers)] for layers in zip(*(tokens for _, tokens in ranks))]
+                       for ranks in zip(*pending)})
+
+    def _remove_leftovers(self, folder: str) -> None:
+        """Of a trainer that was killed: what its mark names."""
+        with contextlib.suppress(FileNotFoundError):
+            with open(os.path.join(folder, MARK), encoding="utf-8") as file:
+                tags = json.load(file)["tags"]
+            for tag in tags:
+                if re.fullmatch(r"global_step\d+", tag):
+                    shutil.rmtree(os.path.join(folder, tag), ignore_errors=True)
+
+    def _mark(self, folder: str, tags: list[str]) -> str:
+        path, mark = os.path.join(folder, MARK), uuid.uuid4().hex
+        with open(f"{path}.{mark}", "x", encoding="utf-8") as file:
+            json.dump({"id": mark, "tags": tags}, file)
+        os.replace(f"{path}.{mark}", path)
+        return mark
+
+    def _remove(self, tag: str) -> None:
+        shutil.rmtree(os.path.join(self._folder, tag), ignore_errors=True)
+
+    def _warn_late(self) -> None:
+        """Of a snapshot that has failed after training had gone on."""
+        late, self._late = self._late, None
+        if late is not None:
+            warnings.warn(f"the snapshot before was not taken: {late}", stacklevel=4)
+
+    def _quietly(self, work: Callable[[], None]) -> bool:
+        """Collective. What a snapshot meets that a later one may not is a warning."""
+        self._warn_late()
+        try:
+            work()
+        except Error as error:
+            if error.code in LASTING:
+                raise
+            if self._group.rank == 0:
+                warnings.warn(f"no snapshot of iteration {self._last}: {error}", stacklevel=3)
+            return False
+        return True
+
+    def _agreed(self, work: Callable[[], Any]) -> list[Any]:
+        """Collective. What `work` returns on every rank; raises on all what it raised on the first one where it failed."""
+        value, failed = None, None
+        try:
+            value = work()
+        except Exception as error:
+            code = error.code if isinstance(error, Error) else IO if isinstance(error, OSError) else _errors.INTERNAL
+            failed = code, str(error) if isinstance(error, (Error, OSError)) else f"{type(error).__name__}: {error}"
+        told = self._group.gather((failed, value))
+        for rank, (what, _) in enumerate(told):
+            if what is not None:
+                raise Error(*what, None if self._group.size == 1 else rank)
+        return [value for _, value in told]
+
+    def _same(self, told: list[dict[str, Any]]) -> None:
+        """Raises where ranks ask for different things."""
+        for rank, asks in enumerate(told):
+            for key, value in told[0].items():
+                if asks[key] != value:
+                    raise Error(USAGE, f"{key}: rank 0 asks for {value}, rank {rank} for {asks[key]}")

@@ -1,0 +1,213 @@
+"""PartialCheckpoints out of running DeepSpeed engines: what a store then has is bit for bit what the trainer had in memory,
+each expert in the version that the store says; faults of agents and of callers.
+
+    partial_test.py BIN PACKAGE
+"""
+
+import os
+import pathlib
+import subprocess
+import unittest
+import warnings
+
+import live  # first: it makes the modules of the other tests importable
+import commands
+import ranks
+import torch
+import torch.distributed as dist
+from model import complete, make_engine, train_step
+from tensors import logical_tensors
+from train import counters, differences
+
+# Experts whose tensors are larger than what comes with the header of a file.
+CASE = {"zero": 2, "dtype": "bf16", "experts": 4, "ep": 2, "width": 64, "layers": 2}
+LAST = 5
+BIN = None
+
+
+def partial(engine, folder, **options):
+    import shardwright
+    return shardwright.PartialCheckpoints(engine, folder / "store", **{"command": str(BIN / "pec-save"), "k": 1} | options)
+
+
+def train(folder, case, every):
+    """Collective. Snapshots; what the trainer had at each is kept. What step() returned, and how many bytes were copied."""
+    case = complete(case)
+    engine = make_engine(case)
+    pec = partial(engine, folder, every=every)
+    taken, handed = [], []
+    for iteration in range(1, LAST + 1):
+        train_step(engine, case, iteration)
+        taken.append(pec.step(client_state={"note": f"of {iteration}"}))
+        live.keep(engine, case, folder, iteration)
+        handed.append(pec.handed_bytes)
+    return {"taken": taken, "handed": handed, "stored": pec.close(), "left": os.path.exists(pec._folder)}
+
+
+def resume(folder, case, note):
+    """Collective. What is not as the store should have it; one step more."""
+    import shardwright
+    case = complete(case)
+    engine = make_engine(case | {"seed": 99})
+    loaded = shardwright.load(engine, folder / "store", threads=1, read_only=True)
+    wrong = differences(logical_tensors(engine, case), live.kept(folder, loaded.restored), case, False)
+    wrong += [] if loaded.client_state == {"note": note} else [f"client state: {loaded.client_state}"]
+    train_step(engine, case, int(loaded) + 1)
+    return {"wrong": wrong, "iteration": int(loaded), "versions": loaded.restored["versions"]}
+
+
+def agent_dies(folder, case):
+    """Collective. The agent is killed while tensors are copied, and once between snapshots: what step() says, warnings."""
+    from shardwright import _files
+    case = complete(case)
+    engine = make_engine(case)
+    pec, fill, dies = partial(engine, folder), _files.SparseFile.fill, []
+
+    def fill_and_kill(self, stretches):
+        done = fill(self, stretches)
+        if dies:
+            live.kill(dies.pop())
+        return done
+
+    _files.SparseFile.fill = fill_and_kill
+    said = []
+    for iteration in range(1, LAST + 1):
+        train_step(engine, case, iteration)
+        if dist.get_rank() == 0 and iteration == 3:
+            dies.append(live.agent_pid(pec.agent))
+        if dist.get_rank() == 0 and iteration == 5:
+            pec._wait()
+            live.kill(live.agent_pid(pec.agent))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            taken = pec.step(client_state={"note": f"of {iteration}"})
+        said.append((taken, [str(one.message) for one in caught if "snapshot" in str(one.message)]))
+        live.keep(engine, case, folder, iteration)
+    return said + [pec.close()]
+
+
+def failure(work):
+    """Collective. (code, message) that each rank raises."""
+    import shardwright
+    said = (0, "nothing was raised")
+    try:
+        work()
+    except shardwright.Error as error:
+        said = (error.code, str(error))
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, said)
+    return found
+
+
+def misuse(folder, agent, other):
+    """Collective. What is refused: (what, codes and messages by rank)."""
+    case, rank = complete(CASE | {"width": 16}), dist.get_rank()
+    engine = make_engine(case)
+    found = {"ranks ask for different k": failure(lambda: partial(engine, folder, k=1 + rank)),
+             "ranks ask for different steps": failure(lambda: partial(engine, folder, every=1 + rank)),
+             "nothing": failure(lambda: partial(engine, folder, every=0)),
+             "no program": failure(lambda: partial(engine, folder, command="pec-save-of-nobody")),
+             "wrong flags": failure(lambda: partial(engine, folder, flags=["--policy", "by-name"])),
+             "no agent": failure(lambda: partial(engine, folder, agent=f"unix:{folder}/nobody")),
+             "an agent at a port": failure(lambda: partial(engine, folder, agent="localhost:4711")),
+             "another store": failure(lambda: partial(engine, folder / "other", agent=agent)),
+             "another k": failure(lambda: partial(engine, folder, agent=agent, k=2)),
+             "a folder in use": failure(lambda: partial(engine, folder, agent=other))}
+    pec = partial(engine, folder, agent=agent)
+    train_step(engine, case, 1)
+    found["tokens of another model"] = failure(lambda: pec.step([[1, 2, 3]]))
+    train_step(engine, case, 2)
+    found["taken all the same"] = [pec.step(), pec.close()]
+    changed = complete(CASE | {"width": 24})
+    wider = make_engine(changed)
+    pec = partial(wider, folder, agent=agent, every=3)
+    for iteration in range(1, 3):
+        train_step(wider, changed, iteration)
+        pec.step()
+    train_step(wider, changed, 3)
+    found["a shape that changed"] = failure(pec.step)
+    plain = make_engine(complete({"zero": 2}))
+    found["no experts"] = failure(lambda: partial(plain, folder))
+    third = make_engine(complete({"zero": 3}))
+    found["stage 3"] = failure(lambda: partial(third, folder))
+    return found
+
+
+class Partial(unittest.TestCase):
+    ucp = None
+
+    def setUp(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        self.folder = scratch.path
+        os.environ["XDG_RUNTIME_DIR"] = str(self.folder)
+
+    def test_bit_for_bit(self):
+        for number, (case, world, every, other, others) in enumerate([
+                ({}, 2, 1, {"ep": 1, "zero": 1}, 2),
+                ({"zero": 1, "dtype": "fp32", "width": 48}, 4, 1, {"ep": 4}, 4),
+                ({"zero": 1, "grad_accum": "fp32", "ep": 1}, 2, 2, None, 2)]):
+            with self.subTest(**case, ranks=world, every=every):
+                folder = self.folder / str(number)
+                folder.mkdir()
+                found = ranks.run(world, train, folder, CASE | case, every)
+                due = [iteration % every == 0 for iteration in range(1, LAST + 1)]
+                self.assertEqual(found["taken"], [True if one else None for one in due])
+                last = max(iteration for iteration, one in enumerate(due, 1) if one)
+                self.assertEqual((found["stored"], found["left"]), (last, False))
+                first, *_, newest = [handed for handed, one in zip(found["handed"], due) if one]
+                self.assertLess(newest, 0.8 * first, "a later snapshot copies one expert of four")
+                self.ucp.run("pec-save", "check", folder / "store")
+                for layout, into in [(case, world), *([(case | other, others)] if other else [])]:
+                    back = ranks.run(into, resume, folder, CASE | layout, f"of {last}")
+                    self.assertEqual((back["wrong"], back["iteration"]), ([], last))
+                    self.assertGreater(len(set(back["versions"].values())), 1, "all experts are of one version")
+
+    def agent(self, name, *flags):
+        """An agent of the test's own; its address."""
+        (self.folder / name).mkdir()
+        address = f"unix:{self.folder / name}.sock"
+        process = subprocess.Popen([self.ucp.folder / "pec-save", "agent", self.folder / name, self.folder / "store", "--listen",
+                                    address, "-q", *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.terminate)
+        while not pathlib.Path(address.removeprefix("unix:")).exists():
+            self.assertIsNone(process.poll(), "the agent has ended")
+        return address
+
+    def test_refused(self):
+        agent, other = self.agent("a", "--tokens", self.folder / "tokens.jsonl"), self.agent("b")
+        (self.folder / "b/latest").write_text("global_step1")
+        found = ranks.run(2, misuse, self.folder, agent, other)
+        self.assertEqual(found.pop("taken all the same"), [True, 2])
+        for what, code, *words in [
+                ("ranks ask for different k", 2, "k: rank 0 asks for 1, rank 1 for 2"),
+                ("ranks ask for different steps", 2, "every: rank 0 asks for 1, rank 1 for 2"),
+                ("nothing", 2, "every=0"), ("no program", 3, "no such program"), ("wrong flags", 2, "by-name"),
+                ("no agent", 3, "cannot connect"), ("an agent at a port", 9, "socket file expected"),
+                ("another store", 5, "saves into", "other"), ("another k", 5, "takes 1 experts", "k=2"),
+                ("a folder in use", 2, "checkpoints of its own"), ("tokens of another model", 2, "(3,)", "(4, 4)"),
+                ("a shape that changed", 5, "another model", "fingerprint"), ("no experts", 9, "without MoE layers"),
+                ("stage 3", 9, "stage 3")]:
+            with self.subTest(what):
+                answers = found.pop(what)
+                self.assertEqual([answer[0] for answer in answers], [code, code], answers)
+                for word in words:
+                    self.assertIn(word, answers[0][1])
+        self.assertEqual(found, {})
+        self.assertEqual([path.name for path in self.folder.glob("shardwright-*")], [], "folders of agents that did not start")
+
+    def test_an_agent_that_is_killed(self):
+        *said, stored = ranks.run(2, agent_dies, self.folder, CASE)
+        self.assertEqual([taken for taken, _ in said], [True, True, False, True, True])
+        self.assertEqual([len(warned) for _, warned in said], [0, 0, 1, 0, 0], said)
+        self.assertIn("no snapshot of iteration 3", said[2][1][0])
+        self.assertEqual(stored, LAST)
+        back = ranks.run(2, resume, self.folder, CASE, f"of {LAST}")
+        self.assertEqual((back["wrong"], back["iteration"]), ([], LAST))
+
+
+if __name__ == "__main__":
+    Partial.ucp = live.start()
+    BIN = Partial.ucp.folder
+    unittest.main(verbosity=2)
