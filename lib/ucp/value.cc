@@ -30,6 +30,49 @@ std::string HexText(std::span<const std::byte> bytes) {
 }
 
 constexpr std::size_t kShownBytes = 16;
+constexpr std::size_t kShownText = 1000;
+
+/// Adds what a value is, until the text is long: one list may hang in many places of another.
+void AddValueText(const pickle::Node* node, std::string* text) {
+  if (text->size() > kShownText) {
+    text->append("...");
+    return;
+  }
+  if (node == nullptr) {
+    text->append("nothing");
+    return;
+  }
+  switch (node->kind) {
+    case pickle::Kind::kNone:
+      text->append("None");
+      return;
+    case pickle::Kind::kBool:
+      text->append(node->integer != 0 ? "True" : "False");
+      return;
+    case pickle::Kind::kInt:
+      text->append(std::to_string(node->integer));
+      return;
+    case pickle::Kind::kFloat:
+      text->append(RealText(node->real));
+      return;
+    case pickle::Kind::kString:
+      text->append("'").append(node->text.substr(0, kShownText)).append("'");
+      return;
+    case pickle::Kind::kTuple:
+    case pickle::Kind::kList:
+    case pickle::Kind::kSize:
+      text->append("[");
+      for (std::size_t i = 0; i < node->items.size(); ++i) {
+        if (i > 0) text->append(", ");
+        AddValueText(node->items[i], text);
+        if (text->ends_with("...")) return;
+      }
+      text->append("]");
+      return;
+    default:
+      text->append(pickle::Describe(node));
+  }
+}
 
 std::string ScalarText(const dialect::Scalar& scalar) {
   if (!scalar.is_tensor) return ValueText(scalar.value);
@@ -69,50 +112,74 @@ bool IsSequence(const pickle::Node& node) {
          node.kind == pickle::Kind::kSize;
 }
 
-bool SameEntries(const pickle::Node& a, const pickle::Node& b);
+/// Compares values of two object graphs. One node may hang in many places, so what was found equal
+/// is remembered: else a graph of a few hundred nodes could keep this busy for years.
+class Comparison {
+ public:
+  /// As Python's ==, but that a tuple equals a list, and a NaN another.
+  bool Same(const pickle::Node* a, const pickle::Node* b) {
+    if (a == nullptr || b == nullptr) return a == b;
+    if (a == b || equal_.contains({a, b})) return true;
+    if (!SameNodes(*a, *b)) return false;
+    equal_.emplace(a, b);
+    return true;
+  }
 
-/// As Python's ==, but that a tuple equals a list, and a NaN another.
-bool SameValue(const pickle::Node* a, const pickle::Node* b) {
-  if (a == nullptr || b == nullptr) return a == b;
-  if (IsNumber(*a) && IsNumber(*b)) {
-    if (a->kind != pickle::Kind::kFloat && b->kind != pickle::Kind::kFloat) {
-      return a->integer == b->integer;
+ private:
+  using Nodes = std::vector<const pickle::Node*>;
+
+  bool SameNodes(const pickle::Node& a, const pickle::Node& b) {
+    if (IsNumber(a) && IsNumber(b)) return SameNumbers(a, b);
+    if (IsSequence(a) && IsSequence(b)) return SameLists(a.items, b.items);
+    if (a.kind != b.kind || a.text != b.text || a.integer != b.integer) return false;
+    if (a.is_tensor()) {  // where their elements are is known to whoever read the file
+      return a.tensor->dtype == b.tensor->dtype && a.tensor->shape == b.tensor->shape;
     }
-    const auto real = [](const pickle::Node* node) {
-      return node->kind == pickle::Kind::kFloat ? node->real : static_cast<double>(node->integer);
+    if (a.is_dict()) return SameEntries(a, b);
+    return SameLists(a.items, b.items) && Same(a.callable, b.callable) && Same(a.args, b.args) &&
+           Same(a.state, b.state) && SameLists(a.list_items, b.list_items) &&
+           SameLists(a.dict_items, b.dict_items);
+  }
+
+  static bool SameNumbers(const pickle::Node& a, const pickle::Node& b) {
+    if (a.kind != pickle::Kind::kFloat && b.kind != pickle::Kind::kFloat) {
+      return a.integer == b.integer;
+    }
+    const auto real = [](const pickle::Node& node) {
+      return node.kind == pickle::Kind::kFloat ? node.real : static_cast<double>(node.integer);
     };
     return real(a) == real(b) || (std::isnan(real(a)) && std::isnan(real(b)));
   }
-  if (IsSequence(*a) && IsSequence(*b)) {
-    return std::equal(a->items.begin(), a->items.end(), b->items.begin(), b->items.end(),
-                      SameValue);
-  }
-  if (a->kind != b->kind || a->text != b->text || a->integer != b->integer) return false;
-  if (a->is_tensor()) {  // where their elements are is known to whoever read the file
-    return a->tensor->dtype == b->tensor->dtype && a->tensor->shape == b->tensor->shape;
-  }
-  if (a->is_dict()) return SameEntries(*a, *b);
-  const auto same_list = [](const std::vector<const pickle::Node*>& one,
-                            const std::vector<const pickle::Node*>& other) {
-    return std::equal(one.begin(), one.end(), other.begin(), other.end(), SameValue);
-  };
-  return same_list(a->items, b->items) && SameValue(a->callable, b->callable) &&
-         SameValue(a->args, b->args) && SameValue(a->state, b->state) &&
-         same_list(a->list_items, b->list_items) && same_list(a->dict_items, b->dict_items);
-}
 
-/// Entries of dicts, in any order.
-bool SameEntries(const pickle::Node& a, const pickle::Node& b) {
-  if (a.entry_count() != b.entry_count()) return false;
-  for (std::size_t i = 0; i < a.entry_count(); ++i) {
-    bool found = false;
-    for (std::size_t k = 0; k < b.entry_count() && !found; ++k) {
-      found = SameValue(a.key(i), b.key(k)) && SameValue(a.value(i), b.value(k));
-    }
-    if (!found) return false;
+  bool SameLists(const Nodes& a, const Nodes& b) {
+    return std::equal(
+        a.begin(), a.end(), b.begin(), b.end(),
+        [this](const pickle::Node* one, const pickle::Node* other) { return Same(one, other); });
   }
-  return true;
-}
+
+  /// Entries of dicts, in any order; of large ones, which no trainer writes here, in one order.
+  bool SameEntries(const pickle::Node& a, const pickle::Node& b) {
+    constexpr std::size_t kAnyOrder = 1000;
+    if (a.entry_count() != b.entry_count()) return false;
+    for (std::size_t i = 0; i < a.entry_count(); ++i) {
+      bool found = SameEntry(a, i, b, i);
+      for (std::size_t k = 0; k < b.entry_count() && !found; ++k) {
+        if (a.entry_count() > kAnyOrder) return false;
+        found = k != i && SameEntry(a, i, b, k);
+      }
+      if (!found) return false;
+    }
+    return true;
+  }
+
+  bool SameEntry(const pickle::Node& a, std::size_t i, const pickle::Node& b, std::size_t k) {
+    return Same(a.key(i), b.key(k)) && Same(a.value(i), b.value(k));
+  }
+
+  std::set<std::pair<const pickle::Node*, const pickle::Node*>> equal_;
+};
+
+bool SameValue(const pickle::Node* a, const pickle::Node* b) { return Comparison().Same(a, b); }
 
 bool SameScalar(const dialect::Scalar& a, const dialect::Scalar& b) {
   if (a.is_tensor != b.is_tensor) return false;
@@ -153,29 +220,9 @@ std::string ElementText(DType dtype, std::span<const std::byte> element) {
 }
 
 std::string ValueText(const pickle::Node* node) {
-  if (node == nullptr) return "nothing";
-  switch (node->kind) {
-    case pickle::Kind::kNone:
-      return "None";
-    case pickle::Kind::kBool:
-      return node->integer != 0 ? "True" : "False";
-    case pickle::Kind::kInt:
-      return std::to_string(node->integer);
-    case pickle::Kind::kFloat:
-      return RealText(node->real);
-    case pickle::Kind::kString:
-      return "'" + node->text + "'";
-    case pickle::Kind::kTuple:
-    case pickle::Kind::kList:
-    case pickle::Kind::kSize: {
-      std::string text = "[";
-      for (const pickle::Node* item : node->items)
-        text += (text.size() > 1 ? ", " : "") + ValueText(item);
-      return text + "]";
-    }
-    default:
-      return pickle::Describe(node);
-  }
+  std::string text;
+  AddValueText(node, &text);
+  return text;
 }
 
 std::vector<std::string> ScalarDifferences(const std::vector<dialect::Scalar>& a,

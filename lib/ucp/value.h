@@ -14,7 +14,8 @@ namespace shardwright::ucp {
 /// difference.
 std::string ElementText(DType dtype, std::span<const std::byte> element);
 
-/// A plain value of an object graph as text: "0.001", "[0.9, 0.95]", "'decay'".
+/// A plain value of an object graph as text: "0.001", "[0.9, 0.95]", "'decay'". A long one is cut
+/// off, with "..." in place of the rest.
 std::string ValueText(const pickle::Node* node);
 
 /// A line for every scalar that differs: "step: 4 and 5".

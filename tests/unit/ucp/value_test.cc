@@ -178,5 +178,39 @@ TEST(Differences, OfGroupsWithoutOptionsAreWhatBothCanSay) {
       Lines{"betas: [0.9, 0.5] and [0.9, 1]"});
 }
 
+// As a hostile file may have them: a list that holds one list twice, which holds one list twice,
+// and so on. Walked without a memory, 400 of them are 2^400 elements.
+TEST(Differences, OfListsThatHangInManyPlacesAreFoundAtOnce) {
+  pickle::Arena arena;
+  const auto nested = [&](std::int64_t leaf, bool in_dicts) {
+    const pickle::Node* node = arena.List({arena.Int(0), arena.Int(leaf)});
+    for (int i = 0; i < 400; ++i) {
+      pickle::Node* dict = arena.Dict();
+      pickle::Set(arena, dict, "one", node);
+      pickle::Set(arena, dict, "other", node);
+      node = in_dicts ? dict : arena.List({node, node});
+    }
+    return With(arena, "betas", node);
+  };
+  for (const bool in_dicts : {false, true}) {
+    EXPECT_EQ(GroupDifferences(nested(1, in_dicts), nested(1, in_dicts)), Lines{});
+    const Lines lines = GroupDifferences(nested(1, in_dicts), nested(2, in_dicts));
+    ASSERT_EQ(lines.size(), 1U);
+    EXPECT_LT(lines[0].size(), 4000U);
+  }
+}
+
+TEST(Differences, OfDictsDoNotDependOnTheOrderOfTheirEntries) {
+  pickle::Arena arena;
+  const auto dict = [&](std::string_view first, double one, std::string_view second, double other) {
+    pickle::Node* node = arena.Dict();
+    pickle::Set(arena, node, first, arena.Float(one));
+    pickle::Set(arena, node, second, arena.Float(other));
+    return With(arena, "betas", node);
+  };
+  EXPECT_EQ(GroupDifferences(dict("a", 1, "b", 2), dict("b", 2, "a", 1)), Lines{});
+  EXPECT_EQ(GroupDifferences(dict("a", 1, "b", 2), dict("b", 2, "a", 3)).size(), 1U);
+}
+
 }  // namespace
 }  // namespace shardwright::ucp
