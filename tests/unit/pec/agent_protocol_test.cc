@@ -137,6 +137,7 @@ TEST_F(ProtocolTest, TakesWhatATrainerHandsOver) {
   // Each stretch lies in its file, after the one before; together they are what is read of all.
   std::map<std::string, std::uint64_t> ends;
   std::uint64_t bytes = 0;
+  const std::filesystem::path folder = std::filesystem::path(series) / "global_step3";
   std::istringstream lines(text);
   for (std::uint64_t first = 0, count = 0; lines >> first >> count;) {
     std::string name;
@@ -146,13 +147,12 @@ TEST_F(ProtocolTest, TakesWhatATrainerHandsOver) {
       EXPECT_GT(first, ends[name]) << name;
     }
     ends[name] = first + count;
-    const std::string path = series + "/global_step3/" + name;
-    EXPECT_LE(ends[name], std::filesystem::file_size(path)) << name;
+    EXPECT_LE(ends[name], std::filesystem::file_size(folder / name)) << name;
     bytes += count;
   }
   std::uint64_t all = 0;
   for (const auto& [name, end] : ends) {
-    all += std::filesystem::file_size(series + "/global_step3/" + name);
+    all += std::filesystem::file_size(folder / name);
   }
   EXPECT_GT(bytes, 0U);
   EXPECT_LT(bytes, all / 2);  // two experts of each layer, not all of them
