@@ -223,7 +223,7 @@ class MpiComm final : public Comm {
 }  // namespace
 
 Result<std::unique_ptr<Comm>> MakeMpiComm(const CommOptions& options) {
-  SW_TRY_ASSIGN(const MpiLibrary library, OpenMpi());
+  SW_TRY_ASSIGN(const MpiLibrary library, OpenLaunchersMpi());
   auto comm = std::make_unique<MpiComm>(*library.calls, options.chunk_bytes);
   // Asked before the start, for a library that believes to be alone changes the variables.
   const std::uint64_t started = LauncherSize(ProcessEnvironment).value_or(1);

@@ -160,7 +160,7 @@ std::optional<std::uint64_t> LauncherSize(const Environment& env) {
   return std::nullopt;
 }
 
-Result<MpiLibrary> OpenMpi() {
+Result<MpiLibrary> OpenLaunchersMpi() {
   SW_TRY_ASSIGN(const MpiChoice choice, ChooseMpi(ProcessEnvironment));
   if (!choice.path.empty()) return OpenPath(choice.path);
   const std::string launcher = FolderOfParent();

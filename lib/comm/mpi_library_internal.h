@@ -47,7 +47,7 @@ struct MpiLibrary {
 /// then where the dynamic linker looks. Does not start it. Local.
 /// \error kUsage as ChooseMpi, and if the file named there is no MPI; kNotFound if there is no
 ///        library, or no plugin for it
-Result<MpiLibrary> OpenMpi();
+Result<MpiLibrary> OpenLaunchersMpi();
 
 /// That MPI has brought this process together with the others that the launcher has started. With
 /// the library of another family each of them would believe to be alone and do all of the work.

@@ -142,22 +142,24 @@ TEST(DTensor, MissingAndForeignRanksAreNamed) {
   ExpectRefused(folder, Errc::kUnsupported, "FSDP_version 7");
 }
 
+/// The model of rank 0 of two under another name, in place of what is there.
+void CopyRankZeroTo(const Folder& folder, const std::string& name) {
+  const std::filesystem::path path(folder.path());
+  std::filesystem::copy_file(path / "model_world_size_2_rank_0.pt", path / name,
+                             std::filesystem::copy_options::overwrite_existing);
+}
+
 TEST(DTensor, FilesOfTwoWorldsInOneFolderAreRefused) {
   Folder folder;
   folder.Write();
-  const std::filesystem::path path(folder.path());
-  std::filesystem::copy_file(path / "model_world_size_2_rank_0.pt",
-                             path / "model_world_size_3_rank_0.pt");
+  CopyRankZeroTo(folder, "model_world_size_3_rank_0.pt");
   ExpectRefused(folder, Errc::kBadInput, "files of several worlds");
 }
 
 TEST(DTensor, OneRanksFileInThePlaceOfAnotherIsRefused) {
   Folder folder;
   folder.Write();
-  const std::filesystem::path path(folder.path());
-  std::filesystem::copy_file(path / "model_world_size_2_rank_0.pt",
-                             path / "model_world_size_2_rank_1.pt",
-                             std::filesystem::copy_options::overwrite_existing);
+  CopyRankZeroTo(folder, "model_world_size_2_rank_1.pt");
   ExpectRefused(folder, Errc::kBadInput, "model_world_size_2_rank_1.pt: tensor \"layer.weight\"");
 }
 
@@ -173,10 +175,7 @@ TEST(DTensor, TwoRanksOfOneCoordinateAreRefused) {
   ExpectRefused(folder, Errc::kBadInput, "rank 1 cannot stand at coordinate [0]");
   // The file of one rank in the place of another.
   folder.Write();
-  const std::filesystem::path path(folder.path());
-  std::filesystem::copy_file(path / "model_world_size_2_rank_0.pt",
-                             path / "model_world_size_2_rank_1.pt",
-                             std::filesystem::copy_options::overwrite_existing);
+  CopyRankZeroTo(folder, "model_world_size_2_rank_1.pt");
   ExpectRefused(folder, Errc::kBadInput, "model_world_size_2_rank_1.pt: tensor \"layer.weight\"");
 }
 
