@@ -42,8 +42,8 @@ class Sink {
   virtual bool stop_requested() const = 0;
 };
 
-/// A sink that keeps nothing and never asks to stop.
-class NullSink final : public Sink {
+/// A sink that keeps nothing and never asks to stop; others listen to what they care for.
+class NullSink : public Sink {
  public:
   void Pass(std::string_view) override {}
   void Progress(std::uint64_t, std::uint64_t) override {}

@@ -30,17 +30,12 @@ class Interrupts {
 };
 
 /// Keeps warnings, shows nothing, and asks to stop after SIGINT.
-class OperatorSink final : public Sink {
+class OperatorSink final : public NullSink {
  public:
   OperatorSink();
   ~OperatorSink() override;
 
-  void Pass(std::string_view) override {}
-  void Progress(std::uint64_t, std::uint64_t) override {}
-  void AddRead(std::uint64_t, std::uint64_t) override {}
-  void AddWritten(std::uint64_t, std::uint64_t) override {}
   void Warn(std::string message) override;
-  void Note(std::string, int) override {}
   bool stop_requested() const override { return Interrupts::Seen(); }
 
   std::vector<std::string> TakeWarnings();

@@ -12,13 +12,11 @@ namespace shardwright::pec {
 
 /// Passes on what a user should hear, and neither passes nor progress: several snapshots, persists
 /// and copies are under way at once, and each would end the pass of another.
-class QuietSink final : public Sink {
+class QuietSink final : public NullSink {
  public:
   /// \param stop  what asks to stop in place of `sink`; null: `sink` does
   explicit QuietSink(Sink& sink, const std::atomic<bool>* stop = nullptr)
       : sink_(sink), stop_(stop) {}
-  void Pass(std::string_view) override {}
-  void Progress(std::uint64_t, std::uint64_t) override {}
   void AddRead(std::uint64_t bytes, std::uint64_t files) override { sink_.AddRead(bytes, files); }
   void AddWritten(std::uint64_t bytes, std::uint64_t files) override {
     sink_.AddWritten(bytes, files);

@@ -16,15 +16,9 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Asks to stop after so many looks.
-class Stopping final : public Sink {
+class Stopping final : public NullSink {
  public:
   explicit Stopping(int looks) : looks_(looks) {}
-  void Pass(std::string_view) override {}
-  void Progress(std::uint64_t, std::uint64_t) override {}
-  void AddRead(std::uint64_t, std::uint64_t) override {}
-  void AddWritten(std::uint64_t, std::uint64_t) override {}
-  void Warn(std::string) override {}
-  void Note(std::string, int) override {}
   bool stop_requested() const override { return looks_-- <= 0; }
 
  private:

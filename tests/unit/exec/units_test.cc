@@ -34,15 +34,9 @@ class Memory final : public ByteSource {
   std::vector<std::string> members;
 };
 
-class StoppingSink final : public Sink {
+class StoppingSink final : public NullSink {
  public:
   explicit StoppingSink(const bool& stop) : stop_(stop) {}
-  void Pass(std::string_view) override {}
-  void Progress(std::uint64_t, std::uint64_t) override {}
-  void AddRead(std::uint64_t, std::uint64_t) override {}
-  void AddWritten(std::uint64_t, std::uint64_t) override {}
-  void Warn(std::string) override {}
-  void Note(std::string, int) override {}
   bool stop_requested() const override { return stop_; }
 
  private:

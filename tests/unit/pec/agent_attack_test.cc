@@ -57,18 +57,12 @@ TEST(FailedHandshakes, HostsBeyondANumberShareACount) {
 }
 
 /// Keeps what is said.
-class Heard final : public Sink {
+class Heard final : public NullSink {
  public:
-  void Pass(std::string_view) override {}
-  void Progress(std::uint64_t, std::uint64_t) override {}
-  void AddRead(std::uint64_t, std::uint64_t) override {}
-  void AddWritten(std::uint64_t, std::uint64_t) override {}
-  bool stop_requested() const override { return false; }
   void Warn(std::string message) override {
     const std::lock_guard lock(mutex_);
     warnings_.push_back(std::move(message));
   }
-  void Note(std::string, int) override {}
   std::size_t Count(const std::string& part) {
     const std::lock_guard lock(mutex_);
     std::size_t count = 0;

@@ -16,16 +16,10 @@ namespace shardwright::pec {
 namespace {
 
 /// Does something when a pass begins.
-class PassSink final : public Sink {
+class PassSink final : public NullSink {
  public:
   explicit PassSink(std::function<void(const std::string&)> at) : at_(std::move(at)) {}
   void Pass(std::string_view name) override { at_(std::string(name)); }
-  void Progress(std::uint64_t, std::uint64_t) override {}
-  void AddRead(std::uint64_t, std::uint64_t) override {}
-  void AddWritten(std::uint64_t, std::uint64_t) override {}
-  void Warn(std::string) override {}
-  void Note(std::string, int) override {}
-  bool stop_requested() const override { return false; }
 
  private:
   std::function<void(const std::string&)> at_;

@@ -15,14 +15,8 @@ namespace shardwright {
 namespace {
 
 /// Asks to stop from the first question on.
-class StoppingSink final : public Sink {
+class StoppingSink final : public NullSink {
  public:
-  void Pass(std::string_view) override {}
-  void Progress(std::uint64_t, std::uint64_t) override {}
-  void AddRead(std::uint64_t, std::uint64_t) override {}
-  void AddWritten(std::uint64_t, std::uint64_t) override {}
-  void Warn(std::string) override {}
-  void Note(std::string, int) override {}
   bool stop_requested() const override { return true; }
 };
 
