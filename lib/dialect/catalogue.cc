@@ -16,15 +16,17 @@
 // texts a length and bytes: the dialect's name, tag, warnings, manifest, files, neighbours, what is
 // left out. A file has containers, and each of these the number of its skeleton: the first
 // container that has one brings it along. A storage is its key (unless it is its index), the gap to
-// the payload before it, its length, and its CRC-32 if it has one. Form 4 is written; the forms
-// before it are read: every container of form 3 brings its skeleton along, files of forms 1 and 2
-// are one pickled container and dialects have numbers, and form 1 has no neighbours.
+// the payload before it, its length, and its CRC-32 if it has one. Form 5 is written of a source
+// with compressed items, whose stretches follow each container; form 4, which has none, of all
+// others. The forms before are read: every container of form 3 brings its skeleton along, files of
+// forms 1 and 2 are one pickled container and dialects have numbers, and form 1 has no neighbours.
 
 namespace shardwright::dialect {
 namespace {
 
 constexpr std::string_view kMagic("SWsource\0\0\0", 11);  // and a byte, the form
-constexpr unsigned kForm = 4;
+constexpr unsigned kForm = 5;
+constexpr unsigned kPlainForm = 4;
 constexpr std::size_t kHeaderBytes = kMagic.size() + 1 + 4;
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
 constexpr int kLevel = 1;
@@ -338,6 +340,42 @@ Result<Neighbour> UnpackNeighbour(Unpacker* in) {
   return out;
 }
 
+void PackStretches(const std::vector<format::Stretch>& stretches, Packer* out) {
+  out->Number(stretches.size());
+  for (const format::Stretch& one : stretches) {
+    out->Number(one.stored_first);
+    out->Number(one.stored_bytes);
+    out->Number(one.bytes);
+    out->Number(one.zstd ? 1 : 0);
+  }
+}
+
+Status UnpackStretches(const SourceFile& file, Unpacker* in, Container* out) {
+  SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
+  std::uint64_t end = 0;
+  std::uint64_t stored_end = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    format::Stretch one;
+    SW_TRY_ASSIGN(one.stored_first, in->Number());
+    SW_TRY_ASSIGN(one.stored_bytes, in->Number());
+    SW_TRY_ASSIGN(one.bytes, in->Number());
+    SW_TRY_ASSIGN(const std::uint64_t zstd, in->Number());
+    one.zstd = zstd == 1;
+    one.first = end;
+    const std::uint64_t file_bytes = file.identity.bytes;
+    const bool fits = one.stored_first >= stored_end && one.stored_first <= file_bytes &&
+                      one.stored_bytes <= file_bytes - one.stored_first &&
+                      one.bytes <= out->skeleton->last - end && zstd <= 1 &&
+                      (one.zstd || one.bytes == one.stored_bytes);
+    if (!fits) return Damaged(file.name + ": items that do not lie in it");
+    stored_end = one.stored_first + one.stored_bytes;
+    end += one.bytes;
+    out->stretches.push_back(one);
+  }
+  if (count == 0 || end == out->skeleton->last) return {};
+  return Damaged(file.name + ": items that are not all of it");
+}
+
 Status UnpackNeighbours(Unpacker* in, SourceSet* out) {
   SW_TRY_ASSIGN(const std::uint64_t neighbours, in->Number());
   for (std::uint64_t i = 0; i < neighbours; ++i) {
@@ -354,7 +392,8 @@ Status UnpackNeighbours(Unpacker* in, SourceSet* out) {
   return {};
 }
 
-void PackFile(const SourceFile& file, Skeletons* skeletons, std::size_t* packed, Packer* out) {
+void PackFile(const SourceFile& file, unsigned form, Skeletons* skeletons, std::size_t* packed,
+              Packer* out) {
   out->Text(file.name);
   out->Text(file.path);
   PackIdentity(file.identity, out);
@@ -371,6 +410,7 @@ void PackFile(const SourceFile& file, Skeletons* skeletons, std::size_t* packed,
       out->Number(storage);
       out->Text(bytes);
     }
+    if (form >= 5) PackStretches(container.stretches, out);
   }
 }
 
@@ -392,6 +432,7 @@ class FileUnpacker {
       Container one;
       SW_TRY_ASSIGN(one.skeleton, NextSkeleton(out.name));
       SW_TRY(UnpackInlined(out.name, &one));
+      if (form_ >= 5) SW_TRY(UnpackStretches(out, &in_, &one));
       out.containers.push_back(std::move(one));
     }
     return out;
@@ -461,8 +502,10 @@ std::string Serialize(const SourceSet& source) {
   Skeletons skeletons;
   std::uint64_t content_bytes = kFileBytes * source.files.size();
   std::size_t different = 0;
+  unsigned form = kPlainForm;
   for (const SourceFile& file : source.files) {
     for (const Container& one : file.containers) {
+      if (!one.stretches.empty()) form = kForm;
       const auto [skeleton, index] = skeletons.Share(one.skeleton);
       if (index < different) continue;
       content_bytes += skeleton->header.size() + kStorageBytes * skeleton->storages.size();
@@ -477,12 +520,12 @@ std::string Serialize(const SourceSet& source) {
   packer.Text(source.manifest);
   packer.Number(source.files.size());
   std::size_t packed = 0;
-  for (const SourceFile& file : source.files) PackFile(file, &skeletons, &packed, &packer);
+  for (const SourceFile& file : source.files) PackFile(file, form, &skeletons, &packed, &packer);
   PackNeighbours(source, &packer);
   const std::string frame = packer.Finish();
 
   std::string out(kMagic);
-  out += static_cast<char>(kForm);
+  out += static_cast<char>(form);
   const std::uint32_t sum = Sum(frame);
   for (unsigned b = 0; b < 4; ++b) out += static_cast<char>(sum >> (8 * b));
   out += frame;

@@ -1,5 +1,7 @@
 #include "exec/byte_source.h"
 
+#include <algorithm>
+
 namespace shardwright::exec {
 
 bool IsUnchanged(const SourcePath& source, const os::Identity& now) {
@@ -30,9 +32,51 @@ FileBytes::FileBytes(const layout::ShardMap& map, std::vector<SourcePath> paths)
 Status FileBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) {
   const layout::Member& at = map_.members[member];
   SW_TRY_ASSIGN(const auto file, pool_.Get(at.file));
-  SW_TRY(file->ReadAt(at.offset + offset, out));
+  const std::vector<format::Stretch>& stretches = paths_[at.file].stretches;
+  if (stretches.empty()) {
+    SW_TRY(file->ReadAt(at.offset + offset, out));
+  } else {
+    SW_TRY(ReadStretches(file, stretches, at.offset + offset, out));
+  }
   bytes_.fetch_add(out.size(), std::memory_order_relaxed);
   return {};
+}
+
+Status FileBytes::ReadStretches(const std::shared_ptr<const os::File>& file,
+                                const std::vector<format::Stretch>& stretches, std::uint64_t first,
+                                std::span<std::byte> out) {
+  constexpr std::size_t kSkipBytes = std::size_t{256} << 10;
+  // No member lies in two items.
+  const auto after = std::upper_bound(
+      stretches.begin(), stretches.end(), first,
+      [](std::uint64_t value, const format::Stretch& one) { return value < one.first; });
+  SW_CHECK(after != stretches.begin());
+  const format::Stretch& stretch = *std::prev(after);
+  const std::uint64_t offset = first - stretch.first;
+  if (offset > stretch.bytes || out.size() > stretch.bytes - offset) {
+    return Fail(Errc::kBadInput, file->path() + ": read past the end of an item");
+  }
+  if (!stretch.zstd) return file->ReadAt(stretch.stored_first + offset, out);
+  Reading& reading = readings_.local();
+  if (reading.stretch != &stretch || reading.file != file || reading.stream.given() > offset) {
+    reading.stretch = nullptr;
+    reading.file = file;
+    reading.stream.Begin(*reading.file, stretch.stored_first, stretch.stored_bytes);
+    reading.stretch = &stretch;
+  }
+  const auto take = [&](std::span<std::byte> to) -> Status {
+    Result<std::size_t> got = reading.stream.Read(to);
+    if (got && *got == to.size()) return {};
+    reading.stretch = nullptr;
+    if (!got) return tl::unexpected<Error>(std::move(got).error());
+    return Fail(Errc::kBadInput, file->path() + ": a compressed item ends early");
+  };
+  while (reading.stream.given() < offset) {
+    reading.skipped.resize(static_cast<std::size_t>(
+        std::min<std::uint64_t>(kSkipBytes, offset - reading.stream.given())));
+    SW_TRY(take(reading.skipped));
+  }
+  return take(out);
 }
 
 Result<bool> FileBytes::LookAgain(std::uint32_t file) {

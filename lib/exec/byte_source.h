@@ -3,12 +3,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <tbb/enumerable_thread_specific.h>
+
 #include "base/result.h"
 #include "exec/file_pool.h"
+#include "format/stretch.h"
+#include "format/zstd_stream.h"
 #include "layout/shard_map.h"
 #include "os/file.h"
 
@@ -41,6 +46,9 @@ struct SourcePath {
   std::string path;
   os::Identity identity;
   bool may_grow = false;  ///< what was appended since is no change: a log that somebody writes
+  /// Where its items lie, ascending, if some are compressed: members lie where they would if none
+  /// were. Else empty.
+  std::vector<format::Stretch> stretches = {};
 };
 
 /// True if a file is, as far as the file system can tell, the one that was catalogued. Pure.
@@ -51,7 +59,9 @@ bool IsUnchanged(const SourcePath& source, const os::Identity& now);
 /// \error kNotFound  it is gone or has changed
 Result<os::File> OpenUnchanged(const SourcePath& source, bool* grown = nullptr);
 
-/// Reads members where they lie: in the source's own files.
+/// Reads members where they lie: in the source's own files. What is compressed is read from its
+/// beginning, or from where the same thread has read to; a member that is read in order is
+/// decompressed once for each thread that does.
 class FileBytes final : public ByteSource {
  public:
   /// \pre `map` outlives it; paths are by file index of the map
@@ -63,9 +73,21 @@ class FileBytes final : public ByteSource {
   std::uint64_t files_read() const override { return pool_.opened_count(); }
 
  private:
+  /// A thread's place in a compressed item.
+  struct Reading {
+    std::shared_ptr<const os::File> file;
+    const format::Stretch* stretch = nullptr;
+    format::ZstdStream stream;
+    std::vector<std::byte> skipped;
+  };
+  Status ReadStretches(const std::shared_ptr<const os::File>& file,
+                       const std::vector<format::Stretch>& stretches, std::uint64_t first,
+                       std::span<std::byte> out);
+
   const layout::ShardMap& map_;
   std::vector<SourcePath> paths_;
   FilePool pool_;
+  tbb::enumerable_thread_specific<Reading> readings_;
   std::atomic<std::uint64_t> bytes_ = 0;
 };
 

@@ -5,7 +5,7 @@
 namespace shardwright::format {
 
 Result<std::uint64_t> Part::Bytes() const {
-  if (!loaded_.empty()) return loaded_.size();
+  if (!loaded_.empty()) return *bytes_;
   SW_TRY_ASSIGN(const os::Identity identity, file_.Stat());
   if (!bytes_) return identity.bytes;
   if (first_ > identity.bytes || *bytes_ > identity.bytes - first_) {
@@ -22,11 +22,20 @@ Status Part::ReadAt(std::uint64_t offset, std::span<std::byte> out) const {
                                      " bytes expected at offset " + std::to_string(offset) +
                                      " of a container that ends at " + std::to_string(*bytes_));
   }
-  if (!loaded_.empty()) {
+  if (loaded_.empty()) return file_.ReadAt(first_ + offset, out);
+  const std::uint64_t tail_first = *bytes_ - tail_.size();
+  if (offset + out.size() <= loaded_.size()) {
     std::copy_n(loaded_.begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
-    return {};
+  } else if (offset >= tail_first) {
+    std::copy_n(tail_.begin() + static_cast<std::ptrdiff_t>(offset - tail_first), out.size(),
+                out.begin());
+  } else {
+    return Fail(Errc::kUnsupported,
+                path() + ": a compressed item with headers that are neither in its first " +
+                    std::to_string(loaded_.size()) + " bytes nor in its last " +
+                    std::to_string(tail_.size()));
   }
-  return file_.ReadAt(first_ + offset, out);
+  return {};
 }
 
 }  // namespace shardwright::format

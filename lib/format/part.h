@@ -25,6 +25,12 @@ class Part {
   Part(const os::File& file, std::uint64_t first, std::span<const std::byte> loaded)
       : file_(file), first_(first), bytes_(loaded.size()), loaded_(loaded) {}
 
+  /// A stretch of which its beginning and its end have been read, and nothing else can be: `first`
+  /// is where messages and storages say that it begins. \pre both outlive it, `head` is not empty
+  Part(const os::File& file, std::uint64_t first, std::uint64_t bytes,
+       std::span<const std::byte> head, std::span<const std::byte> tail)
+      : file_(file), first_(first), bytes_(bytes), loaded_(head), tail_(tail) {}
+
   std::uint64_t first() const { return first_; }
   const std::string& path() const { return file_.path(); }
   /// \error kNotFound if the file cannot be asked; kBadInput if it ends before the stretch does
@@ -36,7 +42,8 @@ class Part {
   const os::File& file_;
   std::uint64_t first_ = 0;
   std::optional<std::uint64_t> bytes_;  // none: to the end of the file
-  std::span<const std::byte> loaded_;
+  std::span<const std::byte> loaded_;   // from its beginning; empty: nothing was read before
+  std::span<const std::byte> tail_;
 };
 
 }  // namespace shardwright::format

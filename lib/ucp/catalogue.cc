@@ -82,6 +82,7 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::
       skeletons[c].last = builder->bytes(out);
       twin.containers[c].skeleton =
           std::make_shared<const format::Skeleton>(std::move(skeletons[c]));
+      twin.containers[c].stretches.clear();
     }
     twin.path = path;  // relative: a packed catalogue may be moved
     twin.identity = {builder->bytes(out), 0, 0};

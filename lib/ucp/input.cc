@@ -58,7 +58,13 @@ Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots, bool n
   return set;
 }
 
-exec::SourcePath PathOf(const dialect::SourceFile& file) { return {file.path, file.identity}; }
+exec::SourcePath PathOf(const dialect::SourceFile& file) {
+  exec::SourcePath path{file.path, file.identity};
+  for (const dialect::Container& one : file.containers) {
+    path.stretches.insert(path.stretches.end(), one.stretches.begin(), one.stretches.end());
+  }
+  return path;
+}
 
 exec::SourcePath PathOf(const dialect::Neighbour& neighbour) {
   return {neighbour.path, neighbour.identity, dialect::IsAppendedTo(neighbour.path)};

@@ -9,7 +9,7 @@ nested_w3  three ranks and rows that do not divide, so one rank has none; optimi
 flat_w2    two ranks, names as torchtitan has them: model bare, optimizer flat below "optimizer"; train_state
 ranks_w3   as nested_w3, saved without collectives: each rank has an index of its own, __R.metadata
 strided_w1 one rank: a tensor saved with strides of its own
-zstd_w1    one rank: items compressed by the extension stream.zstd; needs the package zstandard
+zstd_w2    two ranks, as nested_w3: items compressed by the extension stream.zstd; needs the package zstandard
 """
 
 import os
@@ -48,7 +48,7 @@ def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).float().contiguous().clone()
 
 
-def sharded(rank, world, folder, flat, collectives=True):
+def sharded(rank, world, folder, flat, collectives=True, compressed=False):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29567", RANK=str(rank), WORLD_SIZE=str(world))
     dist.init_process_group("gloo")
     torch.manual_seed(3)
@@ -70,7 +70,8 @@ def sharded(rank, world, folder, flat, collectives=True):
         state = {"model": model, "optim": optim, "note": "kept", "rng": {f"rank{rank}": torch.arange(20) + rank}}
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)  # a relative name: the index must not tell where it was written
-    dcp.save(state, checkpoint_id="ckpt", use_collectives=collectives)
+    writer = FileSystemWriter("ckpt", _extensions=[ZStandard()]) if compressed else None
+    dcp.save(state, checkpoint_id="ckpt", storage_writer=writer, use_collectives=collectives)
     held = {f"{n}/buffer": whole(b) for n, b in net.named_buffers()}
     for name, param in net.named_parameters():
         held[f"{name}/fp32"] = whole(param)
@@ -88,13 +89,6 @@ def strided(folder):
     save_file({"w/computed": tensor.contiguous(), "v/computed": torch.arange(3, dtype=torch.float32)}, "expected.safetensors")
 
 
-def compressed(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    os.chdir(folder)
-    writer = FileSystemWriter("ckpt", _extensions=[ZStandard()])
-    dcp.save({"model": {"w": torch.arange(64.0).reshape(8, 8)}, "note": "kept"}, storage_writer=writer, no_dist=True)
-
-
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -103,4 +97,4 @@ if __name__ == "__main__":
     mp.spawn(sharded, (2, output / "flat_w2", True), nprocs=2)
     mp.spawn(sharded, (3, output / "ranks_w3", False, False), nprocs=3)
     strided(output / "strided_w1")
-    compressed(output / "zstd_w1")
+    mp.spawn(sharded, (2, output / "zstd_w2", False, True, True), nprocs=2)

@@ -240,6 +240,7 @@ def make_rows(bench):
         ("dcp nested", dcp / "nested_w3" / "ckpt", *to_dcp),
         ("dcp flat", dcp / "flat_w2" / "ckpt", *to_zero),
         ("dcp strided", dcp / "strided_w1" / "ckpt", "--format", "safetensors"),
+        ("dcp compressed", dcp / "zstd_w2" / "ckpt", *to_dcp),
         ("dcp pair", pair, *to_dtensor),
         ("dtensor fsdp", dtensor / "fsdp_w3" / "ckpt", *to_dtensor),
         ("dtensor hsdp", dtensor / "hsdp_w4" / "ckpt", *to_dcp),

@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "format/skeleton.h"
+#include "format/stretch.h"
 #include "os/file.h"
 
 namespace shardwright::dialect {
@@ -26,6 +27,8 @@ struct Container {
   /// Payloads of storages of at most kInlineBytes, by index into skeleton.storages: scalars such as
   /// the step.
   std::map<std::uint32_t, std::string> inlined;
+  /// Where its items lie, ascending, if some are compressed; else empty.
+  std::vector<format::Stretch> stretches;
 };
 
 /// Keeps one of all skeletons that are equal. The files of ranks are mostly alike but for their

@@ -216,6 +216,7 @@ Status ScanPart(const Listing& listing, const Part& part, SourceSet* set) {
                       files::ReadItems(file, wanted, index.transforms, kInlineBytes));
         container.skeleton = std::make_shared<const format::Skeleton>(std::move(read.skeleton));
         container.inlined = std::move(read.inlined);
+        container.stretches = std::move(read.stretches);
         return std::vector<Container>{std::move(container)};
       },
       set);

@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "base/crc32.h"
+#include "base/limits.h"
 #include "format/pickle/writer.h"
 #include "format/torch_pt/reader.h"
+#include "format/zstd_stream.h"
 
 namespace shardwright::dcp {
 namespace {
@@ -20,6 +22,8 @@ using pickle::Node;
 constexpr std::uint64_t kSmallItem = std::uint64_t{64} << 10;
 constexpr std::uint64_t kWindow = std::uint64_t{1} << 20;
 constexpr std::size_t kNumberBytes = 4;  // of an item's value, in a header
+/// What is kept of a compressed tensor's beginning, and of its end: its headers lie there.
+constexpr std::uint64_t kEndBytes = std::uint64_t{512} << 10;
 
 tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
 
@@ -56,6 +60,45 @@ class Window {
   std::vector<std::byte> loaded_;
 };
 
+/// The bytes of a compressed item, without the middle.
+struct Ends {
+  std::vector<std::byte> head;
+  std::vector<std::byte> tail;
+  std::uint64_t bytes = 0;
+};
+
+/// Decompresses an item, once.
+/// \param keep  the most bytes of each end
+/// \param most  that may come out of it
+Result<Ends> ReadEnds(const os::File& file, const Place& at, std::uint64_t keep,
+                      std::uint64_t most) {
+  format::ZstdStream stream;
+  stream.Begin(file, at.offset, at.bytes);
+  Ends ends;
+  std::vector<std::byte> last;
+  std::size_t got = kEndBytes;
+  while (got == kEndBytes) {
+    last.resize(kEndBytes);
+    SW_TRY_ASSIGN(got, stream.Read(last));
+    last.resize(got);
+    ends.bytes += got;
+    if (ends.bytes > most) {
+      return Bad("more than " + std::to_string(most) + " bytes come out of the " +
+                 std::to_string(at.bytes) + " that it is compressed to");
+    }
+    const std::size_t to_head =
+        std::min<std::size_t>(got, static_cast<std::size_t>(keep - ends.head.size()));
+    ends.head.insert(ends.head.end(), last.begin(),
+                     last.begin() + static_cast<std::ptrdiff_t>(to_head));
+    ends.tail.insert(ends.tail.end(), last.begin() + static_cast<std::ptrdiff_t>(to_head),
+                     last.end());
+    if (ends.tail.size() > 2 * kEndBytes) {
+      ends.tail.erase(ends.tail.begin(), ends.tail.end() - static_cast<std::ptrdiff_t>(kEndBytes));
+    }
+  }
+  return ends;
+}
+
 class ItemReader {
  public:
   ItemReader(const os::File& file, std::span<const Wanted> wanted,
@@ -72,12 +115,13 @@ class ItemReader {
   };
 
   Status CheckPlaces(std::uint64_t file_bytes) const;
-  Status CheckTransforms(const Wanted& wanted) const;
+  Result<bool> IsCompressed(const Wanted& wanted) const;
   Status Take(std::size_t index, Window& window);
+  Status TakeFrom(const Wanted& wanted, const format::Part& part);
   Status TakeTensor(const Wanted& wanted, const format::Skeleton& skeleton,
                     const format::Part& part);
   Result<bool> TakeObject(const format::Skeleton& skeleton, const format::Part& part);
-  void TakeRaw(const Wanted& wanted);
+  Status TakeRaw(const format::Part& part);
   Result<const Known*> Understand(const format::Skeleton& skeleton);
   Status AddItem(const Known& known, const format::Skeleton& skeleton, const format::Part& part);
   Status AddStorage(const pickle::StorageUse& use, const format::Storage& storage,
@@ -92,6 +136,8 @@ class ItemReader {
   std::vector<const std::string*> pickles_;       // keys of known_, by value
   std::vector<std::uint32_t> numbers_;            // by item
   FileItems items_;
+  bool stretched_ = false;       // some item is compressed
+  std::uint64_t plain_end_ = 0;  // of the items so far, if none were
 };
 
 Status ItemReader::CheckPlaces(std::uint64_t file_bytes) const {
@@ -117,17 +163,15 @@ Status ItemReader::CheckPlaces(std::uint64_t file_bytes) const {
              " bytes after the last item that the index names: the file is of another save");
 }
 
-Status ItemReader::CheckTransforms(const Wanted& wanted) const {
+Result<bool> ItemReader::IsCompressed(const Wanted& wanted) const {
   const std::vector<std::string>& names = transforms_[wanted.at.transforms];
-  if (names.empty()) return {};
-  const bool known = std::all_of(names.begin(), names.end(), [](const std::string& name) {
-    const std::string_view plain = std::string_view(name).substr(0, name.find_first_of("@/"));
-    return plain == "stream.zstd" && name.ends_with("/1");
-  });
+  if (names.empty()) return false;
+  const std::string_view only = names.front();
+  const std::string_view plain = only.substr(0, only.find_first_of("@/"));
+  if (names.size() == 1 && plain == "stream.zstd" && only.ends_with("/1")) return true;
   return Fail(Errc::kUnsupported,
-              known ? "it is compressed (" + names.front() +
-                          "): load the checkpoint with PyTorch and save it without"
-                    : "transform \"" + names.front() + "\" is not known");
+              names.size() == 1 ? "transform \"" + names.front() + "\" is not known"
+                                : std::to_string(names.size()) + " transforms, one of another");
 }
 
 /// What the pickle of an item says.
@@ -206,26 +250,50 @@ Result<bool> ItemReader::TakeObject(const format::Skeleton& skeleton, const form
   return true;
 }
 
-void ItemReader::TakeRaw(const Wanted& wanted) {
+Status ItemReader::TakeRaw(const format::Part& part) {
+  SW_TRY_ASSIGN(const std::uint64_t bytes, part.Bytes());
   numbers_.push_back(ItemValues::kRaw);
-  items_.skeleton.storages.push_back({"", wanted.at.offset, wanted.at.bytes, std::nullopt});
+  items_.skeleton.storages.push_back({"", part.first(), bytes, std::nullopt});
+  return {};
+}
+
+Status ItemReader::TakeFrom(const Wanted& wanted, const format::Part& part) {
+  auto skeleton = torch_pt::ReadSkeleton(part);
+  if (!skeleton) return tl::unexpected<Error>(std::move(skeleton).error());
+  if (wanted.is_tensor) return TakeTensor(wanted, *skeleton, part);
+  SW_TRY_ASSIGN(const bool understood, TakeObject(*skeleton, part));
+  return understood ? Status() : TakeRaw(part);
 }
 
 Status ItemReader::Take(std::size_t index, Window& window) {
   const Wanted& wanted = wanted_[index];
-  SW_TRY(CheckTransforms(wanted));
-  std::optional<format::Part> part;
-  if (IsSmall(wanted)) {
+  const std::uint64_t offset = wanted.at.offset;
+  SW_TRY_ASSIGN(const bool compressed, IsCompressed(wanted));
+  format::Stretch stretch{offset, wanted.at.bytes, plain_end_, wanted.at.bytes, compressed};
+  const std::size_t storages = items_.skeleton.storages.size();
+  if (compressed) {
+    // A container adds its headers to the elements, and a stored tensor may have gaps.
+    const std::uint64_t most =
+        wanted.is_tensor ? 2 * Elems(wanted.sizes) * ItemSize(wanted.dtype) + 2 * kEndBytes
+                         : limits::kPickleBytes;
+    SW_TRY_ASSIGN(const Ends ends,
+                  ReadEnds(file_, wanted.at, wanted.is_tensor ? kEndBytes : most, most));
+    if (ends.bytes == 0) return Bad("nothing comes out of what it is compressed to");
+    stretch.bytes = ends.bytes;
+    SW_TRY(TakeFrom(wanted, {file_, plain_end_, ends.bytes, ends.head, ends.tail}));
+  } else if (IsSmall(wanted)) {
     SW_TRY_ASSIGN(const auto bytes, window.At(index));
-    part.emplace(file_, wanted.at.offset, bytes);
+    SW_TRY(TakeFrom(wanted, {file_, offset, bytes}));
   } else {
-    part.emplace(file_, wanted.at.offset, wanted.at.bytes);
+    SW_TRY(TakeFrom(wanted, {file_, offset, wanted.at.bytes}));
   }
-  auto skeleton = torch_pt::ReadSkeleton(*part);
-  if (!skeleton) return tl::unexpected<Error>(std::move(skeleton).error());
-  if (wanted.is_tensor) return TakeTensor(wanted, *skeleton, *part);
-  SW_TRY_ASSIGN(const bool understood, TakeObject(*skeleton, *part));
-  if (!understood) TakeRaw(wanted);
+  if (!stretched_) return {};
+  for (std::size_t i = compressed ? items_.skeleton.storages.size() : storages;
+       i < items_.skeleton.storages.size(); ++i) {
+    items_.skeleton.storages[i].offset += stretch.first - offset;
+  }
+  plain_end_ += stretch.bytes;
+  items_.stretches.push_back(stretch);
   return {};
 }
 
@@ -259,6 +327,9 @@ Result<FileItems> ItemReader::Go() {
   if (Status fine = CheckPlaces(identity.bytes); !fine) {
     return Within(file_.path(), std::move(fine).error());
   }
+  stretched_ = std::any_of(wanted_.begin(), wanted_.end(), [&](const Wanted& one) {
+    return !transforms_[one.at.transforms].empty();
+  });
   Window window(file_, wanted_);
   for (std::size_t i = 0; i < wanted_.size(); ++i) {
     const Wanted& wanted = wanted_[i];
@@ -281,7 +352,7 @@ Result<FileItems> ItemReader::Go() {
     }
   }
   SW_TRY_ASSIGN(FileItems items, Finish());
-  items.skeleton.last = identity.bytes;
+  items.skeleton.last = stretched_ ? plain_end_ : identity.bytes;
   return items;
 }
 

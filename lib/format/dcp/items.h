@@ -12,6 +12,7 @@
 #include "format/pickle/node.h"
 #include "format/pickle/reader.h"
 #include "format/skeleton.h"
+#include "format/stretch.h"
 #include "os/file.h"
 
 namespace shardwright::dcp {
@@ -33,6 +34,7 @@ struct Wanted {
 struct FileItems {
   format::Skeleton skeleton;
   std::map<std::uint32_t, std::string> inlined;  ///< as dialect::Container
+  std::vector<format::Stretch> stretches;        ///< likewise
 };
 
 /// Looks into the items of a data file; payloads of tensors stay unread, but for small ones.
@@ -40,8 +42,8 @@ struct FileItems {
 /// \param transforms    Index::transforms
 /// \param inline_bytes  the most bytes of a storage whose payload is read
 /// \error kBadInput  items that overlap, end after the file does or before it, or are not what the
-///        index says; kUnsupported  a compressed tensor, an unknown transform; kLimit
-/// Local; reads the file.
+///        index says; kUnsupported  an unknown transform; kLimit
+/// Local; reads the file, compressed items whole.
 Result<FileItems> ReadItems(const os::File& file, std::span<const Wanted> wanted,
                             const std::vector<std::vector<std::string>>& transforms,
                             std::uint64_t inline_bytes);

@@ -269,13 +269,21 @@ TEST_F(DcpDamage, OtherIndexesBesideTheOneAreTold) {
   EXPECT_TRUE(Has(checkpoint->warnings[1], "is taken"));
 }
 
-TEST(Dcp, CompressedItemsAreRefused) {
-  const Result<Checkpoint> checkpoint = ReadFrom(Data() / "zstd_w1/ckpt");
-  ASSERT_FALSE(checkpoint);
-  EXPECT_EQ(checkpoint.error().code, Errc::kUnsupported);
-  const std::string& message = checkpoint.error().message;
-  EXPECT_NE(message.find("__0_0.distcp: item \""), std::string::npos) << message;
-  EXPECT_NE(message.find("it is compressed (stream.zstd/1)"), std::string::npos) << message;
+TEST_F(DcpDamage, TransformsThatAreNotKnownAreRefused) {
+  fs::remove_all(folder_);
+  fs::copy(Data() / "zstd_w2/ckpt", folder_);
+  const std::string known = "stream.zstd/1";
+  const std::string index = Bytes(".metadata");
+  ASSERT_TRUE(Has(index, known));
+  EXPECT_TRUE(ReadFrom(folder_));
+  for (const std::string other : {"stream.zstd/2", "stream.lz4x/1", "zstd.stream/1"}) {
+    std::string text = index;
+    text.replace(text.find(known), known.size(), other);
+    Write(".metadata", text);
+    const std::string message = Error(Errc::kUnsupported);
+    EXPECT_TRUE(Has(message, "_0.distcp: item \"")) << message;
+    EXPECT_TRUE(Has(message, "transform \"" + other + "\" is not known")) << message;
+  }
 }
 
 TEST_F(DcpDamage, AnIncompleteSaveIsNamed) {

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <zstd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -40,6 +41,73 @@ TEST_F(Sources, GiveTheBytesOfTheirMembers) {
   const Status beyond = bytes.Read(0, 2, std::as_writable_bytes(std::span(more)));
   ASSERT_FALSE(beyond.has_value());
   EXPECT_EQ(beyond.error().code, Errc::kBadInput);
+}
+
+std::string Packed(const std::string& plain) {
+  std::string out(ZSTD_compressBound(plain.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), plain.data(), plain.size(), 1));
+  return out;
+}
+
+/// Three items in one file, the second as it is, and a member in each.
+class CompressedItems : public Sources {
+ protected:
+  void SetUp() override {
+    Sources::SetUp();
+    for (std::uint32_t i = 0; i < 3'000'000; ++i) first_ += static_cast<char>((i >> 7) ^ (i % 251));
+    // Two frames are one stream.
+    std::string text = Packed(first_.substr(0, 1'000'000)) + Packed(first_.substr(1'000'000));
+    const std::uint64_t first_bytes = text.size();
+    const std::string last = Packed("the last");
+    text += "as it is" + last;
+    path_ = Found(Write("items", text));
+    path_.stretches = {{0, first_bytes, 0, first_.size(), true},
+                       {first_bytes, 8, first_.size(), 8, false},
+                       {first_bytes + 8, last.size(), first_.size() + 8, 8, true}};
+    map_.files = {"items"};
+    map_.members = {{0, 16, first_.size() - 16, std::nullopt, "large"},
+                    {0, first_.size(), 8, std::nullopt, "plain"},
+                    {0, first_.size() + 12, 4, std::nullopt, "last"}};
+  }
+
+  static std::string Bytes(FileBytes& bytes, std::uint32_t member, std::uint64_t offset,
+                           std::size_t count) {
+    std::string out(count, '?');
+    const Status read = bytes.Read(member, offset, std::as_writable_bytes(std::span(out)));
+    return read ? out : read.error().message;
+  }
+
+  std::string first_;
+  SourcePath path_;
+  layout::ShardMap map_;
+};
+
+TEST_F(CompressedItems, AreReadInAnyOrder) {
+  FileBytes bytes(map_, {path_});
+  EXPECT_EQ(Bytes(bytes, 2, 0, 4), "last");
+  EXPECT_EQ(Bytes(bytes, 1, 3, 5), "it is");
+  for (const std::uint64_t offset : {0, 5, 999'990, 2'000'000, 1'000'000, 2'999'974, 3, 4}) {
+    EXPECT_EQ(Bytes(bytes, 0, offset, 10), first_.substr(16 + offset, 10)) << offset;
+  }
+  EXPECT_EQ(Bytes(bytes, 0, 0, first_.size() - 16), first_.substr(16));
+}
+
+TEST_F(CompressedItems, ThatAreDamagedAreNotRead) {
+  const std::string whole = Get("items");
+  const auto error_of = [&](std::string text, std::uint64_t stored) {
+    SourcePath path = Found(Write("items", text));
+    path.stretches = path_.stretches;
+    path.stretches[0].stored_bytes = stored;
+    FileBytes bytes(map_, {path});
+    return Bytes(bytes, 0, 0, first_.size() - 16);
+  };
+  const std::uint64_t stored = path_.stretches[0].stored_bytes;
+  EXPECT_EQ(error_of(whole, stored), first_.substr(16));
+  EXPECT_NE(error_of(whole, stored - 1).find("it ends within a frame"), std::string::npos);
+  EXPECT_NE(error_of(whole, stored / 8).find("ends"), std::string::npos);
+  std::string flipped = whole;
+  flipped[0] = static_cast<char>(flipped[0] ^ 1);
+  EXPECT_NE(error_of(flipped, stored).find("is damaged"), std::string::npos);
 }
 
 TEST_F(Sources, ThatChangedAreNotRead) {
