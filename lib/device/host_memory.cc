@@ -143,8 +143,8 @@ Result<Handle> ExportHost(const Buffer& buffer) {
 Result<std::unique_ptr<Buffer>> ImportHost(Handle handle) {
   if (handle.kind != Kind::kHost) {
     if (handle.descriptor >= 0) ::close(handle.descriptor);
-    return Fail(Errc::kBadInput, "shared memory: of device " + std::string(Name(handle.kind)) +
-                                     ", host expected");
+    return Fail(Errc::kBadInput,
+                "shared memory: of device " + std::string(Name(handle.kind)) + ", host expected");
   }
   struct stat found {};
   if (handle.descriptor < 0 || ::fstat(handle.descriptor, &found) != 0) {
