@@ -48,9 +48,9 @@ void Show(cli::Context& context, const resident::Served& served) {
                      {"members_verified", loaded.members_verified},
                      {"attaches", served.attaches},
                      {"end", EndText(served.end)}});
-  context.out() << FormatBytes(loaded.bytes_read) << " read, "
-                << FormatBytes(loaded.bytes_resident) << " served, trainer ranks attached "
-                << served.attaches << " times; " << EndText(served.end) << "\n";
+  context.out() << FormatBytes(loaded.bytes_read) << " read, " << FormatBytes(loaded.bytes_resident)
+                << " served, trainer ranks attached " << served.attaches << " times; "
+                << EndText(served.end) << "\n";
 }
 
 }  // namespace
@@ -76,8 +76,9 @@ int ServeMain(int argc, const char* const* argv) {
                "seconds after which it ends by itself [default: never]");
   source.AddTo(app);
   source.AddMapTo(app);
-  format.AddTo(app, "what is not named stays as in INPUT; any layout serves any trainer, that of "
-                    "the trainer is taken fastest");
+  format.AddTo(app,
+               "what is not named stays as in INPUT; any layout serves any trainer, that of "
+               "the trainer is taken fastest");
   dialect::TargetSpec spec;
   resident::ServeOptions options;
   app.Check([&]() -> Status {
@@ -117,8 +118,8 @@ int StatusMain(int argc, const char* const* argv) {
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     return context.comm().OnRoot([&]() -> Status {
       SW_TRY_ASSIGN(const os::Address where, os::ParseAddress(address));
-      SW_TRY_ASSIGN(json status, resident::AskStatus(where, std::chrono::seconds(wait),
-                                                     StopOf(context)));
+      SW_TRY_ASSIGN(json status,
+                    resident::AskStatus(where, std::chrono::seconds(wait), StopOf(context)));
       const auto number = [&](const char* key) {
         return status.contains(key) && status[key].is_number_unsigned()
                    ? status[key].get<std::uint64_t>()

@@ -38,9 +38,9 @@ struct Copy {
 struct Description {
   device::Kind kind = device::Kind::kHost;
   json told;
-  std::vector<device::Handle> buffers;     // by process, without descriptors
+  std::vector<device::Handle> buffers;  // by process, without descriptors
   std::vector<std::uint64_t> file_bytes;
-  std::vector<std::vector<Copy>> copies;   // by file
+  std::vector<std::vector<Copy>> copies;  // by file
   layout::ShardMap map;
 };
 
@@ -225,9 +225,9 @@ Status Detach(comm::Comm& comm, const Attached& attached) {
   };
   Status gone = detach();
   if (!gone) {
-    gone = Fail(gone.error().code, attached.connection->name() +
-                                       ": the load has ended while it was read: " +
-                                       gone.error().message);
+    gone = Fail(gone.error().code,
+                attached.connection->name() +
+                    ": the load has ended while it was read: " + gone.error().message);
   }
   return comm.Agree(std::move(gone));
 }

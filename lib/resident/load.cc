@@ -108,8 +108,8 @@ std::uint64_t Loader::OffsetOf(std::uint32_t part, std::uint64_t unit) const {
 
 Status Loader::Allocate() {
   const auto make = [&]() -> Status {
-    SW_TRY_ASSIGN(loaded_.buffer, device_.Allocate(device::Place::kShared,
-                                                   loaded_.where.buffer_bytes[rank_]));
+    SW_TRY_ASSIGN(loaded_.buffer,
+                  device_.Allocate(device::Place::kShared, loaded_.where.buffer_bytes[rank_]));
     return {};
   };
   return comm_.Agree(make());
@@ -117,8 +117,7 @@ Status Loader::Allocate() {
 
 /// Shares parts out to phases, in each of which a rank has one part at most; and cuts them.
 void Loader::CutParts() {
-  const std::uint64_t most =
-      (options_.memory_bytes - WorkspaceBytes(options_, device_.kind())) / 2;
+  const std::uint64_t most = (options_.memory_bytes - WorkspaceBytes(options_, device_.kind())) / 2;
   std::vector<std::vector<bool>> taken;  // by phase and process
   for (std::uint32_t part = 0; part < loaded_.where.parts.size(); ++part) {
     const std::vector<std::uint32_t>& processes = PartAt(part).processes;
@@ -141,8 +140,8 @@ void Loader::CutParts() {
       return std::none_of(processes.begin(), processes.end(),
                           [&](std::uint32_t process) { return phase[process]; });
     };
-    const auto at = static_cast<std::size_t>(std::find_if(taken.begin(), taken.end(), free) -
-                                             taken.begin());
+    const auto at =
+        static_cast<std::size_t>(std::find_if(taken.begin(), taken.end(), free) - taken.begin());
     if (at == taken.size()) {
       taken.emplace_back(static_cast<std::size_t>(comm_.size()));
       phases_.emplace_back();
@@ -207,8 +206,8 @@ Status Loader::FillShared(const std::vector<Stretches>& parts) {
 Status Loader::Verify() {
   sink_.Pass("verify");
   SW_TRY(exec::CombineSums(comm_, sums_));
-  const exec::MembersToVerify which{
-      source_, 1, [&](std::uint32_t member) { return source_->Mine(member); }};
+  const exec::MembersToVerify which{source_, 1,
+                                    [&](std::uint32_t member) { return source_->Mine(member); }};
   SW_TRY_ASSIGN(const exec::MembersVerified members,
                 comm_.Agree(exec::VerifyMembers(*plan_, *sums_, which, arena_)));
   SW_TRY_ASSIGN(loaded_.members_verified, comm_.AllReduceSum(members.verified));
@@ -218,8 +217,8 @@ Status Loader::Verify() {
 Status Loader::Go() {
   sink_.Pass("plan");
   const dialect::Checkpoint& from = input_.checkpoint;
-  SW_TRY_ASSIGN(const plan::Plan plan, comm_.Agree(plan::Plan::Make(
-                                           from.map, loaded_.where.target, {from.proved, {}})));
+  SW_TRY_ASSIGN(const plan::Plan plan,
+                comm_.Agree(plan::Plan::Make(from.map, loaded_.where.target, {from.proved, {}})));
   plan_ = &plan;
   if (options_.verify) SW_TRY(ucp::VerifyDigests(comm_, input_, options_.threads, sink_));
   sink_.Pass("load");
@@ -266,7 +265,13 @@ Result<SharedOut> Plan(const ucp::Input& input, const dialect::TargetSpec& spec,
   }
   SW_TRY(dialect::CheckUnbound(input.checkpoint));
   SW_TRY_ASSIGN(*layout, format.resolve(spec, input.checkpoint));
-  SW_TRY_ASSIGN(const dialect::Written written, format.write(input.checkpoint, *layout));
+  SW_TRY_ASSIGN(dialect::Written written, format.write(input.checkpoint, *layout));
+  // Weights and masters that follow from each other are worked out by who takes them, as of every
+  // source that has one of them: here they would be read twice.
+  const layout::TensorIndex has(input.checkpoint.map);
+  std::erase_if(written.target.map.tensors, [&](const layout::LogicalTensor& tensor) {
+    return !has.Find(tensor.name, tensor.state);
+  });
   return ShareOut(written.target, format.readers(*layout, written.target.files), processes);
 }
 
@@ -277,9 +282,9 @@ Result<Loaded> Load(comm::Comm& comm, device::Device& device, const ucp::Input& 
                     const LoadOptions& options, Sink& sink) {
   SW_TRY(comm.Agree(CheckOptions(options, device.kind())));
   Loaded loaded;
-  SW_TRY_ASSIGN(loaded.where, comm.Agree(Plan(input, spec, format,
-                                              static_cast<std::uint32_t>(comm.size()),
-                                              &loaded.layout)));
+  SW_TRY_ASSIGN(loaded.where,
+                comm.Agree(Plan(input, spec, format, static_cast<std::uint32_t>(comm.size()),
+                                &loaded.layout)));
   SW_TRY(Loader(comm, device, input, options, sink, &loaded).Go());
   return loaded;
 }

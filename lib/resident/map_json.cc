@@ -164,9 +164,9 @@ json ToJson(const layout::ShardMap& map) {
     for (const layout::Fragment& fragment : one.fragments) {
       const auto [number, fresh] = numbers.try_emplace(fragment.cut.get(), cuts.size());
       if (fresh) cuts.push_back(CutJson(*fragment.cut));
-      fragments.push_back(json::array({number->second, static_cast<int>(fragment.role),
-                                       fragment.at.array, fragment.at.vector_offset,
-                                       fragment.at.chunk, fragment.at.region_offset}));
+      fragments.push_back(
+          json::array({number->second, static_cast<int>(fragment.role), fragment.at.array,
+                       fragment.at.vector_offset, fragment.at.chunk, fragment.at.region_offset}));
     }
     tensors.push_back({{"name", one.name},
                        {"state", one.state},

@@ -40,7 +40,9 @@ struct Loaded {
 };
 
 /// Brings a source into shared memory of all ranks' devices, as the files of a target have it. Rank
-/// r is process r of ShareOut. Each byte of the source is read by one rank.
+/// r is process r of ShareOut. Each byte of the source is read by one rank, once. Tensors that the
+/// target would have and the source has not, as weights that are rounded masters, are left to who
+/// takes them.
 /// \param format  the dialect of the target
 /// \error kUnsupported  a format whose files are for no ranks in particular; kLimit  memory_bytes
 ///        is too small, or the device's memory; as `resolve` and `write` of the dialect, ShareOut,

@@ -30,10 +30,10 @@ using Clock = std::chrono::steady_clock;
 constexpr milliseconds kServeTick(50);
 /// How long processes of the load wait for each other once all is loaded.
 constexpr std::chrono::seconds kMeet(60);
-/// How long trainers that are attached have to let go: asked to stop, and after a signal, which a
-/// launcher follows up with a harder one.
-constexpr std::chrono::seconds kGrace(10);
-constexpr std::chrono::seconds kSignalGrace(2);
+/// How long trainers that are attached have to let go: asked to stop, and after a signal, which
+/// launchers follow up with a harder one, mpirun in a second.
+constexpr milliseconds kGrace(10'000);
+constexpr milliseconds kSignalGrace(300);
 
 std::string_view StateOf(End end) {
   return end == End::kAsked ? "asked to" : end == End::kSignal ? "a signal" : "its deadline";
@@ -45,18 +45,16 @@ Status CheckOneNode(comm::Comm& comm) {
   char name[256] = "";
   if (::gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
   const std::string mine = name;
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all,
-                comm.AllGather(std::as_bytes(std::span(mine))));
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all, comm.AllGather(std::as_bytes(std::span(mine))));
   for (const comm::Bytes& bytes : all) {
     const std::string other(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     if (other == std::string(reinterpret_cast<const char*>(all[0].data()), all[0].size())) {
       continue;
     }
-    return Fail(Errc::kUnsupported, "ranks on nodes " +
-                                        std::string(reinterpret_cast<const char*>(all[0].data()),
-                                                    all[0].size()) +
-                                        " and " + other +
-                                        ": memory is mapped on its own node; start one load on each");
+    return Fail(Errc::kUnsupported,
+                "ranks on nodes " +
+                    std::string(reinterpret_cast<const char*>(all[0].data()), all[0].size()) +
+                    " and " + other + ": memory is mapped on its own node; start one load on each");
   }
   return {};
 }
@@ -86,14 +84,13 @@ Result<device::Handle> Share(device::Device& device, const device::Buffer& buffe
 
 /// What trainers get: docs/formats/resident.md.
 /// Collective.
-Result<std::string> Describe(comm::Comm& comm, const ServeOptions& options,
-                             const ucp::Input& input, const Loaded& loaded,
-                             const dialect::Dialect& format, const device::Handle& handle) {
+Result<std::string> Describe(comm::Comm& comm, const ServeOptions& options, const ucp::Input& input,
+                             const Loaded& loaded, const dialect::Dialect& format,
+                             const device::Handle& handle) {
   // Not as text: a token may be any bytes.
   const std::vector<std::uint8_t> mine =
       json::to_msgpack({{"bytes", handle.bytes}, {"token", handle.token}});
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all,
-                comm.AllGather(std::as_bytes(std::span(mine))));
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all, comm.AllGather(std::as_bytes(std::span(mine))));
   json buffers = json::array();
   for (const comm::Bytes& bytes : all) {
     const auto* first = reinterpret_cast<const std::uint8_t*>(bytes.data());
@@ -175,8 +172,8 @@ Status Run::Load() {
   SW_TRY_ASSIGN(device_, device::OpenDevice(options_.kind, comm_));
   SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> input,
                 ucp::OpenInput(comm_, options_.input, sink_));
-  SW_TRY_ASSIGN(served_.loaded, resident::Load(comm_, *device_, *input, spec_, format_,
-                                               options_.load, sink_));
+  SW_TRY_ASSIGN(served_.loaded,
+                resident::Load(comm_, *device_, *input, spec_, format_, options_.load, sink_));
   const Loaded& loaded = served_.loaded;
   served_.target = loaded.layout.Json();
   SW_TRY_ASSIGN(const device::Handle handle, comm_.Agree(Share(*device_, *loaded.buffer)));
@@ -285,8 +282,8 @@ Result<json> ReceiveStatus(os::Connection& connection) {
 
 }  // namespace
 
-Result<Served> Serve(comm::Comm& comm, const ServeOptions& options,
-                     const dialect::TargetSpec& spec, const dialect::Dialect& format, Sink& sink) {
+Result<Served> Serve(comm::Comm& comm, const ServeOptions& options, const dialect::TargetSpec& spec,
+                     const dialect::Dialect& format, Sink& sink) {
   return Run(comm, options, spec, format, sink).Go();
 }
 

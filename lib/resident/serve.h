@@ -45,8 +45,8 @@ struct Served {
 ///        ranks on several nodes; kStopped  asked to stop while it loads; kIo  another rank is
 ///        gone; as ucp::OpenInput, device::OpenDevice and Load
 /// Collective.
-Result<Served> Serve(comm::Comm& comm, const ServeOptions& options,
-                     const dialect::TargetSpec& spec, const dialect::Dialect& format, Sink& sink);
+Result<Served> Serve(comm::Comm& comm, const ServeOptions& options, const dialect::TargetSpec& spec,
+                     const dialect::Dialect& format, Sink& sink);
 
 /// What a load says of itself: docs/formats/resident.md.
 /// \param wait  for it to be there and ready; zero: as it is now

@@ -71,9 +71,11 @@ void Server::End() {
 }
 
 void Server::Accept() {
-  while (!over_) {
+  for (;;) {
     Reap(false);
-    auto accepted = listener_.Accept(kSessionTick, kSessionTimeout, {});
+    const bool over = over_;
+    auto accepted = listener_.Accept(over ? milliseconds(0) : kSessionTick, kSessionTimeout, {});
+    if (over && (!accepted || !*accepted)) break;
     if (!accepted) {
       sink_.Warn(accepted.error().message);
       if (accepted.error().code != Errc::kMismatch) std::this_thread::sleep_for(kSessionTick);
@@ -86,11 +88,10 @@ void Server::Accept() {
       continue;
     }
     Session& session = sessions_.emplace_back();
-    session.thread = std::thread(
-        [this, &session, connection = std::move(**accepted)]() mutable {
-          Serve(session, std::move(connection));
-          session.over = true;
-        });
+    session.thread = std::thread([this, &session, connection = std::move(**accepted)]() mutable {
+      Serve(session, std::move(connection));
+      session.over = true;
+    });
   }
   Reap(true);
 }
@@ -107,7 +108,9 @@ void Server::Reap(bool all) {
 }
 
 void Server::Serve(Session& session, os::Connection connection) {
-  while (!over_) {
+  // What was asked in the moment of the end is answered too.
+  for (bool over = false; !over;) {
+    over = over_;
     const Result<bool> line = connection.HasLine(os::kLineBytes, kSessionTick);
     if (!line) break;
     if (!*line) continue;
@@ -144,8 +147,7 @@ Status Server::Answer(Session& session, os::Connection& connection, const std::s
     lock.unlock();
     return os::SendAnswer(connection, {});
   }
-  return os::SendAnswer(connection,
-                        Fail(Errc::kUsage, "attach, detach, status or stop expected"));
+  return os::SendAnswer(connection, Fail(Errc::kUsage, "attach, detach, status or stop expected"));
 }
 
 Status Server::Attach(Session& session, os::Connection& connection) {
@@ -201,8 +203,8 @@ Status Server::SendStatus(os::Connection& connection) {
   {
     const std::lock_guard lock(mutex_);
     status = status_;
-    status["state"] = over_ || stop_asked_              ? "ending"
-                      : state_ == State::kReady ? "ready"
+    status["state"] = over_ || stop_asked_       ? "ending"
+                      : state_ == State::kReady  ? "ready"
                       : state_ == State::kFailed ? "failed"
                                                  : "loading";
   }

@@ -82,11 +82,11 @@ class Server {
   Sink& sink_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  State state_ = State::kLoading;                  // under the mutex, as all until the flags
-  Error error_;                                    // kFailed
+  State state_ = State::kLoading;  // under the mutex, as all until the flags
+  Error error_;                    // kFailed
   nlohmann::json status_ = nlohmann::json::object();
   std::string description_;
-  std::map<std::uint32_t, int> descriptors_;       // by process; -1: there is none to hand over
+  std::map<std::uint32_t, int> descriptors_;  // by process; -1: there is none to hand over
   std::optional<Error> lost_;
   std::atomic<bool> over_ = false;
   std::atomic<bool> stop_asked_ = false;

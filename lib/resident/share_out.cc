@@ -39,12 +39,12 @@ class Sharing {
   /// Arrays of one fragment in one place that repeat another such: `same_as_`.
   void FindRepeated() {
     const auto& arrays = target_.map.arrays;
-    std::vector<std::uint32_t> uses(arrays.size());
+    uses_.resize(arrays.size());
     for (const LogicalTensor& tensor : target_.map.tensors) {
-      for (const Fragment& one : tensor.fragments) ++uses[one.at.array];
+      for (const Fragment& one : tensor.fragments) ++uses_[one.at.array];
     }
     const auto alone = [&](const Fragment& one) {
-      return uses[one.at.array] == 1 && arrays[one.at.array].regions.size() == 1;
+      return uses_[one.at.array] == 1 && arrays[one.at.array].regions.size() == 1;
     };
     same_as_.resize(arrays.size());
     for (const LogicalTensor& tensor : target_.map.tensors) {
@@ -85,6 +85,7 @@ class Sharing {
     for (const plan::OutputFile& file : target_.files) {
       for (const Payload& payload : file.payloads) {
         if (payload.kind != Payload::Kind::kArray || same_as_[payload.array]) continue;
+        if (uses_[payload.array] == 0) continue;
         const layout::Array& from = target_.map.arrays[payload.array];
         std::optional<std::uint32_t>& array = arrays_[payload.array];
         if (!array) array = builder_.AddArray(from.dtype, from.regions.size());
@@ -140,6 +141,7 @@ class Sharing {
   const plan::Target& target_;
   const dialect::FileReaders& readers_;
   const std::uint32_t processes_;
+  std::vector<std::uint32_t> uses_;                    // by array: fragments
   std::vector<std::optional<std::uint32_t>> same_as_;  // by array
   std::vector<std::vector<Processes>> holders_;        // by array and holder
   std::vector<std::optional<std::uint32_t>> arrays_;   // by array: the new one

@@ -29,8 +29,8 @@ struct SharedOut {
 
 /// Lays the tensors of a target's files out in memory: what a file holds goes to the processes of
 /// the ranks that read it. Rank r of n is of process r * processes / n. What is no element of a
-/// tensor is left out. A tensor that several files repeat is there once, for the ranks of all of
-/// them; what a flat buffer repeats of another stays a replica.
+/// tensor of the map is left out. A tensor that several files repeat is there once, for the ranks
+/// of all of them; what a flat buffer repeats of another stays a replica.
 /// \error kUsage  more processes than ranks
 /// Pure.
 Result<SharedOut> ShareOut(const plan::Target& target, const dialect::FileReaders& readers,
