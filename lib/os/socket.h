@@ -105,9 +105,9 @@ class Connection {
   /// \error as Send
   Status SendDescriptor(int fd);
 
-  /// Receives one. \returns a descriptor that the caller closes
-  /// \pre is_local(), and nothing was received ahead: the other side has sent nothing else since the
-  ///      last line
+  /// Receives one.
+  /// \returns a descriptor that the caller closes
+  /// \pre is_local(), and the other side has sent nothing else since the last line
   /// \error kBadInput  none has come; as Receive
   Result<int> ReceiveDescriptor();
 

@@ -13,7 +13,7 @@
 #include <tbb/enumerable_thread_specific.h>
 
 #include "device/device.h"
-#include "os/answer.h"
+#include "os/net/answer.h"
 #include "resident/map_json.h"
 #include "resident/server.h"
 
@@ -149,7 +149,8 @@ dialect::Checkpoint CheckpointOf(Description* from) {
   const json& told = from->told;
   out.origin = told.value("origin", "");
   out.tag = told.value("tag", "");
-  for (const auto& [name, holder] : told.value("holders", json::object()).items()) {
+  const json holders = told.value("holders", json::object());
+  for (const auto& [name, holder] : holders.items()) {
     dialect::Param param;
     param.name = name;
     param.alias_of = holder;

@@ -15,7 +15,7 @@
 #include "base/bytes.h"
 #include "base/text.h"
 #include "live/tell.h"
-#include "os/answer.h"
+#include "os/net/answer.h"
 #include "resident/attach.h"
 #include "resident/map_json.h"
 #include "resident/server.h"

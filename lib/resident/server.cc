@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "os/answer.h"
+#include "os/net/answer.h"
 
 namespace shardwright::resident {
 namespace {

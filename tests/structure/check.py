@@ -76,6 +76,10 @@ ROOMS = {
         "replay": ["migration"],
         "planning": ["io", "replay"],
     },
+    "os": {
+        "": [],
+        "net": [""],
+    },
     "pec": {
         "select": [],
         "shares": ["select"],

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "os/answer.h"
+#include "os/net/answer.h"
 #include "os/socket.h"
 #include "pec/agent/limiter.h"
 #include "pec/agent/memory.h"

@@ -198,14 +198,15 @@ TEST_F(ServeTest, TrainersGetWhatTheFilesHaveAndEachByteIsReadOnce) {
     std::string_view format = "deepspeed";
     bool weights = true;
   };
-  const std::vector<Case> cases = {{"zero1_w2", "zero=2,dp=4"},
-                                   {"bf16_zero2_w2", "zero=3,dp=4", "deepspeed", false},
-                                   {"bf16_zero2_w2", "zero=1,dp=4"},
-                                   {"zero3_w2_sub_groups", "zero=1,dp=4"},
-                                   {"zero2_w3_frozen_tied", "zero=2,dp=4"},
-                                   {"moe4_ep2_zero1_w2", "dp=4,ep=2"},
-                                   {"zero1_w2", "dp_shard=4", "dcp", false},
-                                   {"bf16_zero2_w2", "dp_shard=2,dp_replicate=2", "dtensor", false}};
+  const std::vector<Case> cases = {
+      {"zero1_w2", "zero=2,dp=4"},
+      {"bf16_zero2_w2", "zero=3,dp=4", "deepspeed", false},
+      {"bf16_zero2_w2", "zero=1,dp=4"},
+      {"zero3_w2_sub_groups", "zero=1,dp=4"},
+      {"zero2_w3_frozen_tied", "zero=2,dp=4"},
+      {"moe4_ep2_zero1_w2", "dp=4,ep=2"},
+      {"zero1_w2", "dp_shard=4", "dcp", false},
+      {"bf16_zero2_w2", "dp_shard=2,dp_replicate=2", "dtensor", false}};
   for (const Case& one : cases) {
     const std::string source = ucp::Own(one.name);
     const std::vector<Filled> want = Train(1, source, nullptr);
@@ -214,10 +215,8 @@ TEST_F(ServeTest, TrainersGetWhatTheFilesHaveAndEachByteIsReadOnce) {
     const bool first = &one == &cases.front();
     for (const int ranks : first ? std::vector<int>{1, 2, 3, 4} : std::vector<int>{4}) {
       SCOPED_TRACE(one.name + " as " + one.target + " on " + std::to_string(ranks));
-      Resident load(At("s"), {.source = source,
-                              .target = one.target,
-                              .format = one.format,
-                              .ranks = ranks});
+      Resident load(At("s"),
+                    {.source = source, .target = one.target, .format = one.format, .ranks = ranks});
       for (int again = 0; again < 2; ++again) {
         const std::vector<Filled> got = Train(1, source, &load.address);
         EXPECT_TRUE(got[0].tensors == want[0].tensors);
@@ -243,8 +242,7 @@ TEST_F(ServeTest, SharedPartsComeInStepsThatFitTheMemory) {
   Asked asked{.source = source, .target = "zero=2,dp=2", .ranks = 2};
   asked.load.memory_bytes = exec::kWorkspaceBytes + 2 * plan::kUnitBytes;
   Resident load(At("s"), asked);
-  EXPECT_TRUE(Train(1, source, &load.address)[0].tensors ==
-              Train(1, source, nullptr)[0].tensors);
+  EXPECT_TRUE(Train(1, source, &load.address)[0].tensors == Train(1, source, nullptr)[0].tensors);
   load.End();
   ASSERT_TRUE(load.outcomes[0].has_value());
   asked.load.memory_bytes -= 1;
@@ -340,9 +338,8 @@ TEST_F(ServeTest, StatusStopAndDeadline) {
   const auto gone = AskStatus(load.address, std::chrono::seconds(0), {});
   ASSERT_FALSE(gone.has_value());
   EXPECT_EQ(gone.error().code, Errc::kNotFound);
-  Resident brief(At("s"), {.source = source,
-                           .target = "zero=2,dp=2",
-                           .deadline = std::chrono::seconds(1)});
+  Resident brief(At("s"),
+                 {.source = source, .target = "zero=2,dp=2", .deadline = std::chrono::seconds(1)});
   brief.Join();
   ASSERT_TRUE(brief.outcomes[0].has_value());
   EXPECT_EQ(brief.served->end, End::kDeadline);

@@ -1,4 +1,4 @@
-#include "os/answer.h"
+#include "os/net/answer.h"
 
 #include <algorithm>
 #include <cerrno>

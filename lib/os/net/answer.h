@@ -1,3 +1,7 @@
+// lib/os/net: what our servers and those who ask them have in common.
+// A request is one line of words; an answer is "ok ...", perhaps with bytes behind it, or "error
+// CODE MESSAGE". What the requests are is each server's own.
+
 #pragma once
 
 #include <cstddef>
@@ -8,9 +12,6 @@
 
 #include "base/result.h"
 #include "os/socket.h"
-
-// What our servers and those who ask them have in common: a request is one line of words; an answer
-// is "ok ...", perhaps with bytes behind it, or "error CODE MESSAGE".
 
 namespace shardwright::os {
 
