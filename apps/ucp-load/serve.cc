@@ -63,6 +63,7 @@ int ServeMain(int argc, const char* const* argv) {
                  "Serves four ranks of ZeRO stage 2; under mpirun each process holds a share."}});
   SourceFlags source;
   FormatFlags format;
+  format.for_ranks = true;
   std::string address;
   std::string device = "host";
   std::optional<std::uint64_t> deadline;
@@ -74,7 +75,7 @@ int ServeMain(int argc, const char* const* argv) {
                 "whose memory: this machine's, or that of a CUDA device for each process");
   app.AddCount("--deadline", &deadline, 1, kSecondsMax,
                "seconds after which it ends by itself [default: never]");
-  source.AddTo(app);
+  source.AddTo(app, false);
   source.AddMapTo(app);
   format.AddTo(app,
                "what is not named stays as in INPUT; any layout serves any trainer, that of "
@@ -82,7 +83,6 @@ int ServeMain(int argc, const char* const* argv) {
   dialect::TargetSpec spec;
   resident::ServeOptions options;
   app.Check([&]() -> Status {
-    SW_TRY(app.Refuse({"--node-local"}, "here: the memory of one node is filled"));
     SW_TRY_ASSIGN(options.kind, device::ParseKind(device));
     SW_TRY_ASSIGN(spec, format.Spec(app));
     if (address.empty()) return {};

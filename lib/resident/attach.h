@@ -13,9 +13,6 @@
 
 namespace shardwright::resident {
 
-/// How long a trainer waits for a load that is not there or not ready, unless told otherwise.
-inline constexpr std::chrono::seconds kPatience(600);
-
 /// Connects to a load, also to one that is about to start.
 /// \param end  of the patience
 /// \error kNotFound  nobody listens by then; kMismatch  somebody else's; kStopped; kIo

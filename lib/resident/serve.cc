@@ -35,7 +35,7 @@ constexpr std::chrono::seconds kMeet(60);
 constexpr milliseconds kGrace(10'000);
 constexpr milliseconds kSignalGrace(300);
 
-std::string_view StateOf(End end) {
+std::string_view WhyText(End end) {
   return end == End::kAsked ? "asked to" : end == End::kSignal ? "a signal" : "its deadline";
 }
 
@@ -249,7 +249,7 @@ Status Run::Answer() {
   if (server_->attached() > 0) {
     sink_.Warn(Plural(server_->attached(), "trainer rank") + " still attached at the end");
   }
-  sink_.Note("ends: " + std::string(StateOf(served_.end)), 0);
+  sink_.Note("ends: " + std::string(WhyText(served_.end)), 0);
   server_->End();
   return outcome;
 }
