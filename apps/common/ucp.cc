@@ -32,9 +32,10 @@ void AddPatterns(cli::App& app, std::vector<std::string>* files) {
               "FILE");
 }
 
-void SourceFlags::AddTo(cli::App& app) {
+void SourceFlags::AddTo(cli::App& app, bool parts) {
   app.AddList("--also", &also, "another folder that holds a part of INPUT", "DIR");
   AddPatterns(app, &patterns);
+  if (!parts) return;
   app.AddFlag("--node-local", &node_local,
               "INPUT is visible in part on every node; {rank} and {node} in it are replaced");
 }
@@ -86,7 +87,7 @@ ucp::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
 void FormatFlags::AddTo(cli::App& app, const std::string& what) {
   std::vector<std::pair<std::string, const dialect::Dialect*>> formats;
   for (const dialect::Dialect& dialect : dialect::Dialects()) {
-    if (dialect.write == nullptr) continue;
+    if (dialect.write == nullptr || (for_ranks && dialect.readers == nullptr)) continue;
     formats.emplace_back(dialect.name, &dialect);
   }
   if (or_none) formats.emplace_back("none", nullptr);

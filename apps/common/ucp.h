@@ -26,7 +26,8 @@ struct SourceFlags {
   std::vector<std::string> maps;
   std::string map_sizes;
 
-  void AddTo(cli::App& app);
+  /// \param parts  whether ranks may see parts of INPUT: --node-local
+  void AddTo(cli::App& app, bool parts = true);
   /// And --neighbours, of commands that write what they read; on unless told otherwise.
   void AddNeighboursTo(cli::App& app);
   /// And --map with --map-sizes, of commands that can give tensors other names.
@@ -41,10 +42,11 @@ struct SourceFlags {
 struct FormatFlags {
   const dialect::Dialect* format = &dialect::Dialects().front();
   std::string target;
-  bool fixed = false;     ///< the command writes one format, and has no --format
-  bool strict = false;    ///< --strict
-  bool or_none = false;   ///< --format none writes nothing: `format` is null
-  std::string none_help;  ///< what that means, for --help
+  bool fixed = false;      ///< the command writes one format, and has no --format
+  bool strict = false;     ///< --strict
+  bool for_ranks = false;  ///< only formats whose files are for certain ranks
+  bool or_none = false;    ///< --format none writes nothing: `format` is null
+  std::string none_help;   ///< what that means, for --help
 
   /// \param what  of keys that are not named, for --help
   void AddTo(cli::App& app, const std::string& what);

@@ -1,10 +1,12 @@
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
 #include "common/ucp.h"
+#include "ucp-load/serve.h"
 #include "ucp/check.h"
 #include "ucp/convert.h"
 #include "ucp/describe.h"
@@ -44,11 +46,21 @@ Status CheckBoth(shardwright::cli::Context& context, const shardwright::apps::So
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::vector<shardwright::cli::Subcommand> subcommands = {
+      {"serve", "load into memory, and stay for trainers to take it",
+       &shardwright::apps::ServeMain},
+      {"status", "show what such a load does", &shardwright::apps::StatusMain},
+      {"stop", "end one", &shardwright::apps::StopMain}};
+  if (const auto* one = shardwright::cli::FindSubcommand(subcommands, argc, argv)) {
+    return one->main(argc, argv);
+  }
   shardwright::cli::App app(
       "ucp-load", "Write a checkpoint in another parallel layout.",
       {{"ckpt/ out/ --target zero=3,dp=48",
         "Converts a checkpoint for 48 ranks with ZeRO stage 3."},
        {"--check ckpt/ out/", "Compares two checkpoints of any layouts, tensor by tensor."}});
+  app.AddSubcommands(subcommands);
+  app.Replaced("--serve", "ucp-load serve INPUT ADDRESS");
   shardwright::apps::SourceFlags source;
   std::string output;
   shardwright::apps::FormatFlags format;

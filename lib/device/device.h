@@ -101,8 +101,8 @@ class Stream {
   /// themselves may go when the call has returned.
   virtual Status CopyRuns(std::byte* to, const std::byte* from, std::span<const Run> runs) = 0;
 
-  /// Converts elements, as shardwright::Convert bit for bit. \pre CanConvert(from_type, to_type)
-  /// Memory as of CopyRuns.
+  /// Converts elements, as shardwright::Convert bit for bit. Memory as of CopyRuns.
+  /// \pre CanConvert(from_type, to_type)
   virtual Status Convert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
                          std::uint64_t elems) = 0;
 
@@ -128,21 +128,24 @@ class Collective {
   virtual int rank() const = 0;  ///< in the group
   virtual int size() const = 0;  ///< of the group
 
-  /// `to` becomes what the ranks give, in the order of their ranks, bytes[r] of rank r. A rank's own
-  /// part may lie where it belongs in `to` already. \pre bytes.size() == size()
+  /// `to` becomes what the ranks give, in the order of their ranks, bytes[r] of rank r. A rank's
+  /// own part may lie where it belongs in `to` already.
+  /// \pre bytes.size() == size()
   virtual Status AllGather(Stream& stream, std::byte* to, const std::byte* from,
                            std::span<const std::uint64_t> bytes) = 0;
 
   /// `data` becomes that of `root`.
   virtual Status Broadcast(Stream& stream, std::byte* data, std::uint64_t bytes, int root) = 0;
 
-  /// Sends out[r] to rank r and fills in[r] with what it sends, all at once; empty ones do not move.
+  /// Sends out[r] to rank r and fills in[r] with what it sends, all at once; empty ones do not
+  /// move.
   /// \pre both have size() entries
   virtual Status Exchange(Stream& stream, std::span<const std::span<const std::byte>> out,
                           std::span<const std::span<std::byte>> in) = 0;
 
   /// Sums what all ranks give, in the order of their ranks on the host twin and in any order on the
-  /// cuda twin; `to` becomes this rank's of size() equal parts. \param elems  of one part
+  /// cuda twin; `to` becomes this rank's of size() equal parts.
+  /// \param elems  of one part
   /// \pre dtype is float64, float32, float16 or bfloat16
   virtual Status ReduceScatter(Stream& stream, std::byte* to, const std::byte* from,
                                std::uint64_t elems, DType dtype) = 0;
@@ -182,14 +185,15 @@ class Device {
   /// How other processes of this node and user map a buffer. \pre its place is kShared
   virtual Result<Handle> Export(const Buffer& buffer) = 0;
 
-  /// Maps what another process has exported. \error kBadInput  a handle of another kind or size;
-  /// kIo  its process is gone
+  /// Maps what another process has exported.
+  /// \error kBadInput  a handle of another kind or size; kIo  its process is gone
   virtual Result<std::unique_ptr<Buffer>> Import(Handle handle) = 0;
 
   virtual Result<std::unique_ptr<Stream>> MakeStream() = 0;
 
-  /// The collectives of this rank's group. \param group  of every rank of `comm`: a number; ranks
-  /// with the same number are a group, in the order of their ranks
+  /// The collectives of this rank's group.
+  /// \param group  of every rank of `comm`: a number; ranks with the same number are a group, in
+  ///        the order of their ranks
   /// \pre group.size() == comm.size(), the same on all ranks; `comm` outlives what is made
   /// Collective.
   virtual Result<std::unique_ptr<Collective>> MakeCollective(comm::Comm& comm,

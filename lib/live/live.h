@@ -26,6 +26,9 @@ struct LoadOptions {
   ucp::InputOptions input;
   bool strict = true;  ///< refuse what is missing or unused
   bool verify = true;  ///< compare what is read with the checksums of its files
+  /// The source is memory of every rank: each reads what it needs by itself, nothing is sent, and
+  /// nothing compared, as there are no checksums.
+  bool in_memory = false;
   unsigned threads = 1;
   /// Bytes of buffers that this rank may use, as exec::RunOptions::memory_bytes.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;

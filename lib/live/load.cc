@@ -127,14 +127,15 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   std::vector<std::span<std::byte>> payloads;
   for (const std::uint32_t held : match.payloads[rank]) payloads.push_back(memory[held]);
   std::vector<int> readers;
-  if (comm_.size() > 1) {
+  if (comm_.size() > 1 && !options_.in_memory) {
     SW_TRY_ASSIGN(readers, ReadersOf(comm_, plan, units));
   }
   sink_.Pass("load");
   exec::Exchange source(comm_, from.map, *input.bytes, std::move(readers));
   exec::SourceSums sums(from.map.members.size());
   exec::UnitLoopOptions loop_options;
-  loop_options.sums = options_.verify ? &sums : nullptr;
+  const bool verify = options_.verify && !options_.in_memory;
+  loop_options.sums = verify ? &sums : nullptr;
   loop_options.stopped = "stopped on request: the trainer's tensors hold anything";
   for (const std::uint64_t index : units) loop_options.bytes_total += plan.unit(index).bytes;
   exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
@@ -143,8 +144,12 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
       std::min<std::uint64_t>(source.RoundUnits(options_.memory_bytes - workspaces),
                               std::max<std::uint64_t>(1, plan.unit_count()));
   Memory to(std::move(payloads));
-  SW_TRY(exec::ForUnitsInRounds(comm_, loop, plan, source, units, most, to));
-  if (options_.verify) SW_TRY(Verify(plan, source, &sums, loaded));
+  if (options_.in_memory) {
+    SW_TRY(comm_.Agree(loop.CopyUnits(units, to)));
+  } else {
+    SW_TRY(exec::ForUnitsInRounds(comm_, loop, plan, source, units, most, to));
+  }
+  if (verify) SW_TRY(Verify(plan, source, &sums, loaded));
   loaded->bytes_filled = plan.totals().payload_bytes;
   SW_TRY_ASSIGN(loaded->bytes_read, comm_.AllReduceSum(source.bytes_read()));
   return {};

@@ -192,26 +192,32 @@ json PlainJson(const Node* node, const std::string& path, std::vector<std::strin
   return made ? *std::move(made) : json(nullptr);
 }
 
-json Tell(const Loaded& loaded) {
-  const dialect::Checkpoint& from = loaded.input->checkpoint;
+json TellSource(const ucp::Input& input) {
+  const dialect::Checkpoint& from = input.checkpoint;
   std::vector<std::string> left = from.left_out;
-  for (const ucp::MapUsed& map : loaded.input->mapped) {
+  for (const ucp::MapUsed& map : input.mapped) {
     left.insert(left.end(), map.left_behind.begin(), map.left_behind.end());
   }
-  json out = {{"step", nullptr},
-              {"samples", nullptr},
-              {"origin", from.origin},
-              {"tag", from.tag},
-              {"missing", loaded.missing},
-              {"unused", loaded.unused},
-              {"bytes_read", loaded.bytes_read},
-              {"bytes_filled", loaded.bytes_filled},
-              {"members_verified", loaded.members_verified}};
+  json out = {{"step", nullptr}, {"samples", nullptr}, {"origin", from.origin}, {"tag", from.tag}};
   if (from.iteration) out["step"] = *from.iteration;
   if (from.consumed_samples) out["samples"] = *from.consumed_samples;
   TellGroups(from, &left, &out);
   TellEngine(from, &left, &out);
   out["not_carried"] = left;
+  return out;
+}
+
+void TellLoad(const Loaded& loaded, json* told) {
+  (*told)["missing"] = loaded.missing;
+  (*told)["unused"] = loaded.unused;
+  (*told)["bytes_read"] = loaded.bytes_read;
+  (*told)["bytes_filled"] = loaded.bytes_filled;
+  (*told)["members_verified"] = loaded.members_verified;
+}
+
+json Tell(const Loaded& loaded) {
+  json out = TellSource(*loaded.input);
+  TellLoad(loaded, &out);
   return out;
 }
 

@@ -21,6 +21,15 @@ namespace shardwright::live {
 /// Pure.
 nlohmann::json Tell(const Loaded& loaded);
 
+/// What of that is of the source alone, and not of what was loaded from it: "step", "samples",
+/// "origin", "tag", "holders", "steps", "groups", "engine", "scaler", "not_carried".
+/// Pure.
+nlohmann::json TellSource(const ucp::Input& input);
+
+/// Adds what is of the load: "missing", "unused", "bytes_read", "bytes_filled", "members_verified".
+/// Pure.
+void TellLoad(const Loaded& loaded, nlohmann::json* told);
+
 /// A value of Python as JSON: None, bool, int, float and str as they are, a list as a list, and
 /// objects {"tuple": [...]}, {"dict": [[key, value], ...]}, {"float": "inf"}, and {"object": CLASS,
 /// "dict": ...} for objects with plain attributes. Entries that are anything else are left out.

@@ -396,6 +396,64 @@ Status Connection::Send(std::span<const std::byte> data) {
 
 Status Connection::Send(std::string_view text) { return Send(std::as_bytes(std::span(text))); }
 
+Status Connection::SendDescriptor(int fd) {
+  char byte = 'd';
+  iovec data{&byte, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fd)> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
+  const Clock::time_point end = Clock::now() + timeout_;
+  for (;;) {
+    if (::sendmsg(fd_, &message, MSG_NOSIGNAL) == 1) return {};
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      return SysFail(Errc::kIo, name_, "cannot send a descriptor", errno);
+    }
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLOUT, end, stop_));
+    if (!ready) return Fail(Errc::kIo, name_ + ": takes nothing any more");
+  }
+}
+
+Result<int> Connection::ReceiveDescriptor() {
+  SW_CHECK(ahead_.empty() && !channel_);
+  char byte = 0;
+  iovec data{&byte, 1};
+  int fd = -1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fd)> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const Clock::time_point end = Clock::now() + timeout_;
+  for (;;) {
+    const ssize_t got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
+    if (got == 0) return Fail(Errc::kIo, name_ + ": connection cut before a descriptor");
+    if (got == 1) break;
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      return SysFail(Errc::kIo, name_, "cannot receive a descriptor", errno);
+    }
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, end, stop_));
+    if (!ready) return Fail(Errc::kIo, name_ + ": sends nothing any more");
+  }
+  const cmsghdr* head = CMSG_FIRSTHDR(&message);
+  if (head != nullptr && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
+      head->cmsg_len == CMSG_LEN(sizeof fd)) {
+    std::memcpy(&fd, CMSG_DATA(head), sizeof fd);
+  }
+  if (fd < 0) return Fail(Errc::kBadInput, name_ + ": a descriptor expected");
+  return fd;
+}
+
 /// Receives what there is, and waits for it if there is nothing.
 Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
   for (;;) {

@@ -100,6 +100,17 @@ class Connection {
   ///        side begins with TLS, and this one has no channel; kStopped
   Result<std::optional<std::string>> ReceiveLine(std::size_t cap);
 
+  /// Sends a descriptor, which the other side gets as one of its own: one byte on the way.
+  /// \pre is_local()
+  /// \error as Send
+  Status SendDescriptor(int fd);
+
+  /// Receives one.
+  /// \returns a descriptor that the caller closes
+  /// \pre is_local(), and the other side has sent nothing else since the last line
+  /// \error kBadInput  none has come; as Receive
+  Result<int> ReceiveDescriptor();
+
   /// Waits until ReceiveLine would return at once; what has come of a line is kept.
   /// \returns false after `wait`
   /// \error kIo

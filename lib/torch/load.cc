@@ -1,6 +1,8 @@
+#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -14,6 +16,7 @@
 #include "pec/report/report_json.h"
 #include "pec/restore/restore.h"
 #include "pec/store/store.h"
+#include "resident/attach.h"
 #include "tensor/dtype.h"
 #include "torch/interrupt.h"
 #include "torch/operators.h"
@@ -156,6 +159,42 @@ Result<json> LoadStore(comm::Comm& comm, const json& request, const Brought& min
   return told;
 }
 
+/// The address of a resident load, if that is what the source is.
+/// \error kUsage  what is said of other sources is said of it; an address that is none
+Result<std::optional<os::Address>> ResidentOf(const json& request) {
+  const auto roots = request.at("source").get<std::vector<std::string>>();
+  if (roots.size() != 1 || !roots.front().starts_with("unix:")) return std::optional<os::Address>();
+  const json& asked = request.at("store");
+  if (!asked.at("agents").empty() || !asked.at("at").is_null() ||
+      asked.at("read_only").get<bool>() || asked.at("begin").get<bool>()) {
+    return Fail(Errc::kUsage, roots.front() +
+                                  ": agents=, at=, read_only= and begin= are for "
+                                  "stores, and this is a resident load");
+  }
+  if (!request.at("maps").empty() || !request.at("patterns").empty()) {
+    return Fail(Errc::kUsage, roots.front() +
+                                  ": maps= and patterns= are said when the resident "
+                                  "load is made: ucp-load serve --map, --patterns");
+  }
+  SW_TRY_ASSIGN(os::Address address, os::ParseAddress(roots.front()));
+  return std::optional(std::move(address));
+}
+
+Result<json> LoadResident(comm::Comm& comm, const json& request, const os::Address& address,
+                          const Brought& mine, Sink& sink) {
+  const std::chrono::milliseconds wait(request.at("wait").get<std::uint64_t>());
+  SW_TRY_ASSIGN(resident::Attached attached, resident::Attach(comm, address, wait, sink));
+  live::LoadOptions options = OptionsOf(request);
+  options.in_memory = true;
+  SW_TRY_ASSIGN(const live::Loaded loaded, live::LoadFrom(comm, std::move(attached.input), options,
+                                                          mine.held, mine.memory, sink));
+  SW_TRY(resident::Detach(comm, attached));
+  json told = std::move(attached.told);
+  live::TellLoad(loaded, &told);
+  told["restored"] = nullptr;
+  return told;
+}
+
 Result<json> LoadCheckpoint(comm::Comm& comm, const json& request, const Brought& mine,
                             Sink& sink) {
   SW_TRY_ASSIGN(const live::Loaded loaded,
@@ -170,9 +209,15 @@ Result<json> Load(json* request, const Result<std::vector<Given>>& tensors) {
   OperatorSink sink;
   const std::unique_ptr<comm::Comm> comm = CommOf(*request);
   SW_TRY_ASSIGN(const Brought mine, comm->Agree(Bring(request, tensors)));
-  SW_TRY_ASSIGN(const bool store, IsStore(*comm, *request));
-  SW_TRY_ASSIGN(json told, store ? LoadStore(*comm, *request, mine, sink)
-                                 : LoadCheckpoint(*comm, *request, mine, sink));
+  SW_TRY_ASSIGN(const std::optional<os::Address> address, comm->Agree(ResidentOf(*request)));
+  json told;
+  if (address) {
+    SW_TRY_ASSIGN(told, LoadResident(*comm, *request, *address, mine, sink));
+  } else {
+    SW_TRY_ASSIGN(const bool store, IsStore(*comm, *request));
+    SW_TRY_ASSIGN(told, store ? LoadStore(*comm, *request, mine, sink)
+                              : LoadCheckpoint(*comm, *request, mine, sink));
+  }
   told["warnings"] = sink.TakeWarnings();
   return told;
 }

@@ -149,6 +149,36 @@ if [[ -n $built ]]; then
   SLURM_NTASKS=6 hook
   expect "a real listing, other ranks" 0 "ckpt.global_step5.dp6" \
     "ucp-load ckpt ckpt.global_step5.dp6 --target dp=6 --format deepspeed --json=ckpt.global_step5.dp6.report.json"
+
+  # A real resident load under a stand-in for srun, and a trainer that fails once: it asks the load in place of mapping it.
+  cat >bin/srun <<'EOF'
+#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+EOF
+  cat >trainer <<'EOF'
+#!/usr/bin/env bash
+ucp-load status "$2" --wait 60 --quiet | sed -n 's/^state *//p'
+echo "try of $1" >>"$LOG"
+[[ $(wc -l <"$LOG") -eq $1 ]]
+EOF
+  printf '#!/usr/bin/env bash\nsleep 2\nexit 1\n' >slow
+  chmod +x bin/srun trainer slow
+  ln -sf "$built/ucp-load" bin/ucp-load
+  resident() { run bash "$scripts/resident.sbatch" "$@"; }
+  export TMPDIR=$work
+  resident ckpt zero=1,dp=2 3 ./trainer 2
+  expect "the second try of a trainer ends well" 0 $'ready\nready' $'try of 2\ntry of 2'
+  resident ckpt zero=1,dp=2 2 ./trainer 7
+  expect "all tries of a trainer fail" 1 $'ready\nready' $'try of 7\ntry of 7'
+  resident nowhere zero=1,dp=2 9 ./slow
+  expect "a load that fails is heard of" 3 "" ""
+  resident ckpt zero=1,dp=2
+  expect "arguments of a resident load are counted" 2 "" ""
+  if compgen -G "$work/tmp.*" >/dev/null; then
+    echo "FAILED: a resident load leaves a folder"
+    failures=$((failures + 1))
+  fi
 fi
 
 [[ $failures -eq 0 ]]

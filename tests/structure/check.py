@@ -28,7 +28,8 @@ ARROWS = {
     "ucp": ["exec", "dialect"],
     "shardwright": ["ucp"],
     "live": ["ucp"],
-    "torch": ["live", "pec"],
+    "resident": ["live", "device"],
+    "torch": ["live", "resident", "pec"],
     "pec": ["exec", "ucp", "loads", "page", "text"],
     "moe": ["exec", "loads", "page", "text"],
     "cli": ["comm", "text"],
@@ -74,6 +75,10 @@ ROOMS = {
         "io/page": [],
         "replay": ["migration"],
         "planning": ["io", "replay"],
+    },
+    "os": {
+        "": [],
+        "net": [""],
     },
     "pec": {
         "select": [],

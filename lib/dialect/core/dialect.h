@@ -81,6 +81,12 @@ struct Written {
   std::vector<std::string> not_carried;
 };
 
+/// Which ranks of a layout read which of its files when their job starts.
+struct FileReaders {
+  std::uint64_t ranks = 0;
+  std::vector<std::vector<std::uint32_t>> by_file;  ///< of the files of `write`; ascending
+};
+
 /// One format of checkpoints. lib/dialect/dialects.cc has the table of all of them; nothing else
 /// names one. Every function is pure but `scan`, which reads files on the calling thread.
 struct Dialect {
@@ -116,6 +122,9 @@ struct Dialect {
   Result<Layout> (*resolve)(const TargetSpec& spec, const Checkpoint& source) = nullptr;
   /// The files of a layout that `resolve` made. Null: read only.
   Result<Written> (*write)(const Checkpoint& source, const Layout& layout) = nullptr;
+  /// Who reads the files of `write`: what a rank needs lies best in its own memory. Null: the files
+  /// are for no ranks in particular.
+  FileReaders (*readers)(const Layout& layout, std::span<const plan::OutputFile> files) = nullptr;
   /// Sides of maps (dialect/maps) whose names the program has that files of a target are for, the
   /// one that it has by default first; empty where any names do. Null: always.
   std::span<const std::string_view> (*sides)(const TargetSpec& spec) = nullptr;

@@ -138,6 +138,21 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   return layout;
 }
 
+FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> files) {
+  FileReaders readers;
+  readers.ranks = layout.mesh.dp() * layout.mesh.tp;
+  for (const plan::OutputFile& file : files) {
+    std::vector<std::uint32_t>& ranks = readers.by_file.emplace_back();
+    const std::string_view name =
+        std::string_view(file.path).substr(file.path.rfind('/') + 1);  // "__3_0.distcp"
+    std::uint32_t rank = 0;
+    if (!name.starts_with("__")) continue;
+    const auto end = std::from_chars(name.data() + 2, name.data() + name.size(), rank);
+    if (end.ec == std::errc() && rank < readers.ranks) ranks.push_back(rank);
+  }
+  return readers;
+}
+
 std::span<const std::string_view> Sides(const TargetSpec& spec) {
   static constexpr std::array<std::string_view, 1> kTitan = {"torchtitan"};
   static constexpr std::array<std::string_view, 1> kHuggingFace = {"hf"};

@@ -107,6 +107,8 @@ std::span<const std::string_view> Sides(const TargetSpec& spec);
 /// torch.distributed.checkpoint.load takes them. Pure.
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
 
+FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> files);
+
 /// As TargetKey::check. \error kUsage
 Status CheckKey(std::string_view key, std::string_view value);
 

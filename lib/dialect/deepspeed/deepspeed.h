@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <span>
 #include <string_view>
 
 #include "base/result.h"
@@ -27,6 +28,7 @@ Belongs BelongsTo(std::string_view name);
 Result<SourceSet> Scan(const Listing& listing);
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
+FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> files);
 
 }  // namespace deepspeed
 }  // namespace shardwright::dialect

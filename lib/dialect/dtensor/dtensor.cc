@@ -10,6 +10,7 @@
 #include "base/limits.h"
 #include "base/text.h"
 #include "dialect/dtensor/layout_internal.h"
+#include "dialect/dtensor/names_internal.h"
 #include "dialect/rules/rule_source.h"
 
 namespace shardwright::dialect::dtensor {
@@ -256,6 +257,17 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   layout.ranks = to->ranks();
   layout.own = std::move(to);
   return layout;
+}
+
+FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> files) {
+  FileReaders readers;
+  readers.ranks = *layout.ranks;
+  for (const plan::OutputFile& file : files) {
+    std::vector<std::uint32_t>& ranks = readers.by_file.emplace_back();
+    const auto name = ParseRankFile(std::string_view(file.path).substr(file.path.rfind('/') + 1));
+    if (name && name->rank < readers.ranks) ranks.push_back(static_cast<std::uint32_t>(name->rank));
+  }
+  return readers;
 }
 
 std::span<const std::string_view> Sides(const TargetSpec& spec) {

@@ -40,6 +40,7 @@ std::span<const std::string_view> Sides(const TargetSpec& spec);
 
 /// One file of each item for every rank. Pure.
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
+FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> files);
 
 /// As TargetKey::check. \error kUsage
 Status CheckKey(std::string_view key, std::string_view value);

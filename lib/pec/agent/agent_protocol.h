@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "os/net/answer.h"
 #include "os/socket.h"
 #include "pec/agent/limiter.h"
 #include "pec/agent/memory.h"
@@ -16,26 +17,17 @@
 
 namespace shardwright::pec {
 
-inline constexpr std::size_t kAgentLineBytes = 4096;
 inline constexpr std::uint64_t kAgentTextBytes = std::uint64_t{256} << 20;
 inline constexpr std::uint64_t kAgentReadBytes = std::uint64_t{1} << 24;  ///< of one "read"
 
-/// Words of a line: separated by single spaces, none empty.
-std::vector<std::string_view> WordsOf(std::string_view line);
-
-/// \error kBadInput  not a decimal number up to `most`: names `what`
-Result<std::uint64_t> ParseNumber(std::string_view word, std::uint64_t most,
-                                  const std::string& what);
+using os::ParseNumber;
+using os::SendAnswer;
+using os::WordsOf;
 
 /// \error kBadInput  not 32 hexadecimal digits
 Result<exec::Digest> ParseDigest(std::string_view word);
 
-/// Sends an "ok" line, or the error of `status` in one line.
-Status SendAnswer(os::Connection& connection, const Status& status, std::string_view rest = {});
-
-/// Receives an answer's line.
-/// \returns what follows "ok"
-/// \error what the other side says, its name before; kIo; kBadInput  no answer
+/// os::ReceiveAnswer of an agent.
 Result<std::string> ReceiveAnswer(os::Connection& connection);
 
 /// Receives so many bytes of text. Memory for it is taken as it comes, whatever was announced.

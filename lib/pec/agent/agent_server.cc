@@ -182,7 +182,7 @@ bool AgentServer::Prove(Session& session, os::Connection& connection) {
   if (done.error().code == Errc::kUsage) {
     // It speaks as one does without a key, and is told so; what it has said is taken first, since
     // else the answer would be lost with it.
-    (void)connection.HasLine(kAgentLineBytes, kAcceptTick);
+    (void)connection.HasLine(os::kLineBytes, kAcceptTick);
     (void)SendAnswer(connection, Fail(Errc::kUsage, "the agent's key is needed here: --key FILE"));
   }
   return false;
@@ -207,7 +207,7 @@ bool AgentServer::Await(Session& session, os::Connection& connection) const {
   session.since.store(start);
   if (session.state.exchange(State::kWaits) == State::kLeaves) return false;
   while (session.state.load() == State::kWaits && Clock::now() - start < limits_.idle) {
-    const Result<bool> line = connection.HasLine(kAgentLineBytes, kAcceptTick);
+    const Result<bool> line = connection.HasLine(os::kLineBytes, kAcceptTick);
     if (!line) return false;
     State waits = State::kWaits;
     if (*line) return session.state.compare_exchange_strong(waits, State::kAsks);
@@ -218,7 +218,7 @@ bool AgentServer::Await(Session& session, os::Connection& connection) const {
 void AgentServer::Serve(Session& session, os::Connection connection) {
   if (key_ && !Prove(session, connection)) return;
   while (Await(session, connection)) {
-    const auto line = connection.ReceiveLine(kAgentLineBytes);
+    const auto line = connection.ReceiveLine(os::kLineBytes);
     if (!line) {
       sink_.Note("agent: " + line.error().message, 1);
       (void)SendAnswer(connection, tl::unexpected<Error>(line.error()));
@@ -369,9 +369,9 @@ Status AgentServer::HandOver(os::Connection& connection, const std::string& tag)
 Status AgentServer::AwaitFilled(os::Connection& connection) {
   const Clock::time_point end = Clock::now() + kAgentPatience;
   while (!stop_.load() && Clock::now() < end) {
-    SW_TRY_ASSIGN(const bool there, connection.HasLine(kAgentLineBytes, kAcceptTick));
+    SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kAcceptTick));
     if (!there) continue;
-    SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(kAgentLineBytes));
+    SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
     if (!line) return Fail(Errc::kIo, connection.name() + ": closed before all was handed over");
     if (*line == "filled") return {};
     return Fail(Errc::kStopped, connection.name() + ": given up by the trainer");

@@ -75,13 +75,14 @@ def _many(value: Any) -> list[str]:
 def load(target: Any, source: Source, *, strict: bool = True, verify: bool = True, threads: int | None = None,
          memory: int = 1 << 30, maps: Sequence[str] = (), map_sizes: str = "", patterns: Sequence[str] = (),
          group: Any = None, agents: Sequence[str] = (), lost_unreachable: bool = False, at: int | None = None,
-         read_only: bool = False, begin: bool = False) -> Loaded:
+         read_only: bool = False, begin: bool = False, wait: float = 600) -> Loaded:
     """Fills the tensors of a trainer from a checkpoint of any layout and format. Collective.
 
     target: a DeepSpeed engine, or (model, optimizer); a model, or (model, None), for weights alone.
     source: what ucp-load takes: a checkpoint's folder, a catalogue, a folder of atoms, a .safetensors file; or several
         folders that hold parts of one. Or a store of partial checkpoints: its newest usable state, as pec-restore has it,
-        and the store is told that training goes on from there.
+        and the store is told that training goes on from there. Or "unix:PATH", where a resident load of this node listens
+        (ucp-load serve): its memory is mapped, and no storage is read.
     strict: raise, before anything is loaded, where the trainer has a tensor that the checkpoint does not have, or the
         reverse; else both are listed in the result.
     verify: compare what is read with the checksums of its files.
@@ -90,6 +91,7 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
     group: the process group whose ranks hold the tensors; default all.
     agents, lost_unreachable, at, read_only: of a store, as --agents (at socket files), --lost-nodes unreachable, --at and
         --read-only of pec-restore.
+    wait: of a resident load: seconds until it has to be there and ready.
     begin: the source is a store, and a run that has no checkpoint yet is no error: then nothing is loaded, the result is
         0 and `restored["iteration"]` None. As --allow-empty and --begin of pec-restore.
 
@@ -102,7 +104,7 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
     failed: Exception | None = None
     request: dict[str, Any] = {
         "rank": ranks.rank, "ranks": ranks.size, "swap": ranks.address, "strict": strict, "verify": verify,
-        "threads": threads or _threads(), "memory": memory, "map_sizes": map_sizes}
+        "threads": threads or _threads(), "memory": memory, "map_sizes": map_sizes, "wait": round(wait * 1000)}
     try:
         try:
             request |= {"source": _many(source), "maps": _many(maps), "patterns": _many(patterns)}

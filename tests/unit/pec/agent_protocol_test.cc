@@ -75,7 +75,7 @@ class ProtocolTest : public AgentTest {
   std::string Say(const std::string& line, std::size_t server = 1) {
     os::Connection connection = Connect(server);
     EXPECT_TRUE(connection.Send(line + "\n"));
-    const auto answer = connection.ReceiveLine(kAgentLineBytes);
+    const auto answer = connection.ReceiveLine(os::kLineBytes);
     return answer && *answer ? **answer : "closed";
   }
 
@@ -211,7 +211,7 @@ TEST_F(ProtocolTest, RefusesWhatIsNoRequest) {
                                           "push " + std::string(200, 'n') + " 1 1"}) {
     EXPECT_TRUE(Say(line).starts_with("error ")) << line << ": " << Say(line);
   }
-  EXPECT_TRUE(Say(std::string(kAgentLineBytes + 100, 'x')).starts_with("error 8"));
+  EXPECT_TRUE(Say(std::string(os::kLineBytes + 100, 'x')).starts_with("error 8"));
   // What changes the agent comes over the socket file only.
   EXPECT_TRUE(Say("stop").starts_with("error 2"));
   EXPECT_TRUE(Say("snapshot global_step3").starts_with("error 2"));
@@ -268,7 +268,7 @@ TEST_F(ProtocolTest, ConnectionsWithoutARequestEnd) {
   limits.idle = milliseconds(200);
   Serve("127.0.0.1:0", limits);
   os::Connection silent = Connect(2);
-  const auto end = silent.ReceiveLine(kAgentLineBytes);
+  const auto end = silent.ReceiveLine(os::kLineBytes);
   ASSERT_TRUE(end) << end.error().message;
   EXPECT_FALSE(end->has_value());
   // A client that asks again after a while does not notice.
@@ -308,7 +308,7 @@ TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
   os::Connection first = push(700'000, 600'000);
   wait_for([](std::uint64_t bytes) { return bytes > 600'000; });
   os::Connection second = push(700'000, 600'000);
-  const auto answer = second.ReceiveLine(kAgentLineBytes);
+  const auto answer = second.ReceiveLine(os::kLineBytes);
   ASSERT_TRUE(answer && *answer);
   EXPECT_TRUE((*answer)->starts_with("error 8 ")) << **answer;
   first = os::Connection();

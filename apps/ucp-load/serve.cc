@@ -1,0 +1,156 @@
+#include "ucp-load/serve.h"
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "common/ucp.h"
+#include "device/device.h"
+#include "resident/serve.h"
+#include "text/text.h"
+
+namespace shardwright::apps {
+namespace {
+
+using cli::Shared;
+using nlohmann::json;
+
+constexpr std::uint64_t kSecondsMax = 30 * 24 * 3600;
+
+os::Stop StopOf(cli::Context& context) {
+  const Sink& sink = context.sink();
+  return [&sink] { return sink.stop_requested(); };
+}
+
+std::string_view EndText(resident::End end) {
+  switch (end) {
+    case resident::End::kAsked:
+      return "stopped by a request";
+    case resident::End::kSignal:
+      return "stopped by a signal";
+    case resident::End::kDeadline:
+      break;
+  }
+  return "its deadline has passed";
+}
+
+void Show(cli::Context& context, const resident::Served& served) {
+  const resident::Loaded& loaded = served.loaded;
+  context.SetResult({{"target", json::parse(served.target)},
+                     {"bytes_read", loaded.bytes_read},
+                     {"bytes_gathered", loaded.bytes_gathered},
+                     {"bytes_resident", loaded.bytes_resident},
+                     {"members_verified", loaded.members_verified},
+                     {"attaches", served.attaches},
+                     {"end", EndText(served.end)}});
+  context.out() << FormatBytes(loaded.bytes_read) << " read, " << FormatBytes(loaded.bytes_resident)
+                << " served, trainer ranks attached " << served.attaches << " times; "
+                << EndText(served.end) << "\n";
+}
+
+}  // namespace
+
+int ServeMain(int argc, const char* const* argv) {
+  cli::App app("ucp-load serve",
+               "Load a checkpoint into shared memory of this node, in the layout of a trainer, and "
+               "stay for trainers to take it: shardwright.load(engine, \"unix:PATH\").",
+               {{"ckpt/ unix:/run/user/1/load.sock --target zero=2,dp=4",
+                 "Serves four ranks of ZeRO stage 2; under mpirun each process holds a share."}});
+  SourceFlags source;
+  FormatFlags format;
+  format.for_ranks = true;
+  std::string address;
+  std::string device = "host";
+  std::optional<std::uint64_t> deadline;
+  app.AddInput(&source.input, "checkpoint, catalogue, folder of atoms or .safetensors file");
+  app.AddInput(&address, "where trainers ask, unix:PATH", "ADDRESS");
+  app.Use({Shared::kVerify, Shared::kThreads, Shared::kMemory});
+  app.Daily({"--target", "--format", "--device", "--memory"});
+  app.AddChoice("--device", &device, {"host", "cuda"},
+                "whose memory: this machine's, or that of a CUDA device for each process");
+  app.AddCount("--deadline", &deadline, 1, kSecondsMax,
+               "seconds after which it ends by itself [default: never]");
+  source.AddTo(app, false);
+  source.AddMapTo(app);
+  format.AddTo(app,
+               "what is not named stays as in INPUT; any layout serves any trainer, that of "
+               "the trainer is taken fastest");
+  dialect::TargetSpec spec;
+  resident::ServeOptions options;
+  app.Check([&]() -> Status {
+    SW_TRY_ASSIGN(options.kind, device::ParseKind(device));
+    SW_TRY_ASSIGN(spec, format.Spec(app));
+    if (address.empty()) return {};
+    SW_TRY_ASSIGN(options.address, os::ParseAddress(address));
+    if (options.address.is_local()) return {};
+    return Fail(Errc::kUsage, address + ": unix:PATH is needed");
+  });
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    const cli::CommonFlags& flags = context.flags();
+    if (flags.verify != Verify::kNone && flags.verify != Verify::kSums) {
+      return Fail(Errc::kUsage, "--verify: none or sums, as nothing is written");
+    }
+    options.input = source.Options(flags);
+    options.input.maps.sides = format.Sides(spec);
+    options.load = {flags.verify == Verify::kSums, flags.threads, flags.memory_bytes};
+    if (deadline) options.deadline = std::chrono::seconds(*deadline);
+    SW_TRY_ASSIGN(const resident::Served served,
+                  resident::Serve(context.comm(), options, spec, *format.format, context.sink()));
+    context.sink().AddRead(context.comm().rank() == 0 ? served.loaded.bytes_read : 0, 0);
+    Show(context, served);
+    return {};
+  });
+}
+
+int StatusMain(int argc, const char* const* argv) {
+  cli::App app("ucp-load status", "Show what a resident load does.",
+               {{"unix:/run/user/1/load.sock --wait 600", "Waits until trainers can be served."}});
+  std::string address;
+  std::uint64_t wait = 0;
+  app.AddInput(&address, "where the load listens, unix:PATH", "ADDRESS");
+  app.AddCount("--wait", &wait, 0, kSecondsMax,
+               "seconds to wait until it is there and has loaded; exit 3 if it has not");
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    return context.comm().OnRoot([&]() -> Status {
+      SW_TRY_ASSIGN(const os::Address where, os::ParseAddress(address));
+      SW_TRY_ASSIGN(json status,
+                    resident::AskStatus(where, std::chrono::seconds(wait), StopOf(context)));
+      const auto number = [&](const char* key) {
+        return status.contains(key) && status[key].is_number_unsigned()
+                   ? status[key].get<std::uint64_t>()
+                   : 0;
+      };
+      context.out() << "state     " << text::Printable(status.value("state", "")) << "\n"
+                    << "source    " << text::Printable(status.value("source", "")) << "\n"
+                    << "memory    " << FormatBytes(number("bytes_resident")) << " of "
+                    << number("processes") << " processes on "
+                    << text::Printable(status.value("device", "")) << ", "
+                    << FormatBytes(number("bytes_read")) << " read\n"
+                    << "trainers  " << number("attached") << " ranks attached now, "
+                    << number("attaches") << " since the beginning\n";
+      context.SetResult(std::move(status));
+      return {};
+    });
+  });
+}
+
+int StopMain(int argc, const char* const* argv) {
+  cli::App app("ucp-load stop",
+               "End a resident load: trainers that are reading get ten seconds to let go.",
+               {{"unix:/run/user/1/load.sock", "Ends the one that listens there."}});
+  std::string address;
+  app.AddInput(&address, "where the load listens, unix:PATH", "ADDRESS");
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    return context.comm().OnRoot([&]() -> Status {
+      SW_TRY_ASSIGN(const os::Address where, os::ParseAddress(address));
+      return resident::AskStop(where, StopOf(context));
+    });
+  });
+}
+
+}  // namespace shardwright::apps
