@@ -210,10 +210,10 @@ Status EachItsOwnDevice(const Meant& meant, const std::vector<Card>& cards,
       const Card& one = cards[Index(meant.ranks[j])];
       const Card& other = cards[Index(meant.ranks[i])];
       if (one.device != other.device) continue;
-      return Fail(Errc::kUnsupported, "ranks " + std::to_string(meant.ranks[j]) + " and " +
-                                          std::to_string(meant.ranks[i]) +
-                                          " share a device, NCCL needs one for each (this rank: " +
-                                          name + ")");
+      return Fail(Errc::kUnsupported,
+                  "ranks " + std::to_string(meant.ranks[j]) + " and " +
+                      std::to_string(meant.ranks[i]) +
+                      " share a device, NCCL needs one for each (this rank: " + name + ")");
     }
   }
   return {};

@@ -62,7 +62,8 @@ void Communicator::Abort(const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (!ended_) ended_ = Error{Errc::kIo, why};
   if (comm_ == nullptr) return;
-  // NCCL waits for its own threads here, which see the abort; there is nothing to do where it fails.
+  // NCCL waits for its own threads here, which see the abort; there is nothing to do where it
+  // fails.
   static_cast<void>(nccl_.comm_abort(comm_));
   comm_ = nullptr;
 }

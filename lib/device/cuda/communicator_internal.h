@@ -38,7 +38,8 @@ class Communicator {
   /// \error kIo  it has failed, here or on another rank; or was aborted
   Status Healthy();
 
-  /// Waits until what was given to NCCL is on its stream. \param code  of the call. A failure aborts.
+  /// Waits until what was given to NCCL is on its stream. \param code  of the call. A failure
+  /// aborts.
   Status Queued(ncclResult_t code, const std::string& what);
 
   /// Ends what is under way. The first call's reason is told by all later ones.

@@ -19,8 +19,8 @@ namespace shardwright::device::cuda {
 namespace {
 
 constexpr std::uint64_t kAlign = 256;
-// Smaller allocations share a block, and who maps one of them maps its neighbours too: "Interprocess
-// Communication" in the CUDA programming guide.
+// Smaller allocations share a block, and who maps one of them maps its neighbours too:
+// "Interprocess Communication" in the CUDA programming guide.
 constexpr std::uint64_t kSharedAlign = std::uint64_t{2} << 20;
 
 // What a handle's token holds.

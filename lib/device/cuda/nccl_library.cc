@@ -55,8 +55,8 @@ Result<Nccl> OpenNccl() {
   int version = 0;
   SW_TRY(Check(nccl, nccl.get_version(&version), nullptr, "the version of NCCL"));
   if (version < kOldest) {
-    return Fail(Errc::kNotFound, file + ": NCCL " + VersionText(kOldest) + " or newer expected, found " +
-                                     VersionText(version));
+    return Fail(Errc::kNotFound, file + ": NCCL " + VersionText(kOldest) +
+                                     " or newer expected, found " + VersionText(version));
   }
   return nccl;
 }

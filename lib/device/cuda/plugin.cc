@@ -4,8 +4,8 @@
 #include "device/cuda/open.h"
 #include "device/cuda_plugin.h"
 
-extern "C" __attribute__((visibility("default"))) const shardwright::device::CudaPlugin
-    shardwright_cuda_plugin;
+extern "C" __attribute__((visibility("default")))
+const shardwright::device::CudaPlugin shardwright_cuda_plugin;
 const shardwright::device::CudaPlugin shardwright_cuda_plugin = {
     .form = shardwright::device::kCudaPluginForm,
     .version = shardwright::kVersion,

@@ -50,7 +50,7 @@ Result<bool> CudaEvent::Ended() const {
 }
 
 Status CudaEvent::Wait() const {
-  SW_TRY(context_.Enter());
+  static_cast<void>(context_.Enter());  // what is asked does not need it
   return Await(context_, Awaited(event_), others_);
 }
 
@@ -64,19 +64,22 @@ Result<std::unique_ptr<Stream>> CudaStream::Make(Context& context) {
   SW_TRY(context.Enter());
   cudaStream_t stream = nullptr;
   // Not behind what others in this process put on the default stream.
-  SW_TRY(
-      Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), context.name + ": a stream"));
+  SW_TRY(Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+               context.name + ": a stream"));
   return std::make_unique<CudaStream>(context, stream);
 }
 
 CudaStream::~CudaStream() {
   static_cast<void>(context_.Enter());
-  if (queued_) Drain(context_, Awaited(stream_), others_);
+  if (queued_ && failed_) static_cast<void>(Await(context_, Awaited(stream_), others_));
   static_cast<void>(Check(cudaStreamDestroy(stream_), "a stream"));
 }
 
 Status CudaStream::Keep(Status status) {
-  if (!status && failed_) failed_ = status;
+  if (status || !failed_) return status;
+  failed_ = status;
+  // Memory goes next, as the caller returns.
+  if (queued_) Silence(context_, Awaited(stream_), others_, status.error().message);
   return status;
 }
 
@@ -124,9 +127,9 @@ Status CudaStream::CopyRuns(std::byte* to, const std::byte* from, std::span<cons
   for (const Run& run : runs) {
     if (run.bytes == 0) continue;
     if (run.bytes >= kLongRun) {
-      SW_TRY(Queue(cudaMemcpyAsync(to + run.to, from + run.from, run.bytes, cudaMemcpyDefault,
-                                   stream_),
-                   "a copy"));
+      SW_TRY(Queue(
+          cudaMemcpyAsync(to + run.to, from + run.from, run.bytes, cudaMemcpyDefault, stream_),
+          "a copy"));
       continue;
     }
     some.push_back({run.from, run.to, run.bytes});

@@ -33,7 +33,8 @@ class CudaEvent final : public Event {
   Communicators others_;  // that have work before it
 };
 
-/// A stream that has failed stays so: what was queued behind the failure may not have run.
+/// A stream that has failed stays so, as what was queued behind the failure may not have run. It is
+/// quiet when the call that tells so returns: nothing of it touches memory any more.
 class CudaStream final : public Stream {
  public:
   static Result<std::unique_ptr<Stream>> Make(Context& context);

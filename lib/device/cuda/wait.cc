@@ -29,18 +29,6 @@ Status AwaitOrFail(const Context& context, const Awaited& awaited, const Communi
   }
 }
 
-void EndAll(Context& context, const Awaited& awaited, const Communicators& others,
-            const std::string& why) {
-  for (const auto& other : others) other->Abort(why);
-  const auto grace = std::min(kGrace, context.deadline);
-  for (Patience patience(grace); patience.Left(); patience.Rest()) {
-    // What fails does not run any more.
-    const Result<bool> ended = awaited.Ended();
-    if (!ended || *ended) return;
-  }
-  context.stuck = true;
-}
-
 }  // namespace
 
 void Patience::Rest() {
@@ -70,12 +58,20 @@ Result<bool> Awaited::Ended() const {
 
 Status Await(Context& context, const Awaited& awaited, const Communicators& others) {
   Status status = AwaitOrFail(context, awaited, others);
-  if (!status) EndAll(context, awaited, others, status.error().message);
+  if (!status) Silence(context, awaited, others, status.error().message);
   return status;
 }
 
-void Drain(Context& context, const Awaited& awaited, const Communicators& others) {
-  static_cast<void>(Await(context, awaited, others));
+void Silence(Context& context, const Awaited& awaited, const Communicators& others,
+             const std::string& why) {
+  for (const auto& other : others) other->Abort(why);
+  const auto grace = std::min(kGrace, context.deadline);
+  for (Patience patience(grace); patience.Left(); patience.Rest()) {
+    // What fails does not run any more.
+    const Result<bool> ended = awaited.Ended();
+    if (!ended || *ended) return;
+  }
+  context.stuck = true;
 }
 
 }  // namespace shardwright::device::cuda

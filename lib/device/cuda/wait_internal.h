@@ -48,11 +48,14 @@ class Awaited {
 };
 
 /// Waits for it. Whatever of `others` has work before it is watched. If one of them fails, or the
-/// deadline passes, they are aborted, and a while is waited for the device to become quiet.
+/// deadline passes: Silence.
 /// \error kIo  it has failed, or not ended in time
 Status Await(Context& context, const Awaited& awaited, const Communicators& others);
 
-/// As a destructor waits: nobody is told how it ended.
-void Drain(Context& context, const Awaited& awaited, const Communicators& others);
+/// After a failure: aborts `others`, and waits for the device to become quiet, so that memory may
+/// be given back. What is not quiet after a while leaves the device stuck. \param why  that others
+/// are told
+void Silence(Context& context, const Awaited& awaited, const Communicators& others,
+             const std::string& why);
 
 }  // namespace shardwright::device::cuda

@@ -86,8 +86,8 @@ struct alignas(sizeof(Bits) * kConvertGroup < 16 ? sizeof(Bits) * kConvertGroup 
   Bits elems[kConvertGroup];
 };
 
-/// Converts elements [index * kConvertGroup, +kConvertGroup) of `elems`. \param wide  both sides are
-/// aligned to their Group
+/// Converts elements [index * kConvertGroup, +kConvertGroup) of `elems`. \param wide  both sides
+/// are aligned to their Group
 template <class In, class Out>
 SW_HOST_DEVICE inline void ConvertGroup(typename Out::Bits* to, const typename In::Bits* from,
                                         std::uint64_t elems, bool wide, std::uint64_t index) {

@@ -9,8 +9,8 @@
 //    returns, the target of a copy to the host is written before it returns; the rest is late.
 //  * What is put on a communicator may reach its stream only when the communicator was asked.
 //  * Each call can be made to fail. What only a wrong program does is a violation, see Violations.
-// Several ranks are threads, each a "process" (SetProcess): memory of one is nothing to another, but
-// through handles. Handles also reach real other processes; NCCL does not.
+// Several ranks are threads, each a "process" (SetProcess): memory of one is nothing to another,
+// but through handles. Handles also reach real other processes; NCCL does not.
 
 #pragma once
 

@@ -39,8 +39,7 @@ std::uint64_t Used(int device) {
 // Two mappings of a file: one that nobody may touch, and one of the doubles.
 bool Map(Allocation& made) {
   void* const seen = mmap(nullptr, made.bytes, PROT_NONE, MAP_SHARED, made.file, 0);
-  void* const alias =
-      mmap(nullptr, made.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made.file, 0);
+  void* const alias = mmap(nullptr, made.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made.file, 0);
   if (seen == MAP_FAILED || alias == MAP_FAILED) return false;
   made.address = static_cast<std::byte*>(seen);
   made.alias = static_cast<std::byte*>(alias);
@@ -162,8 +161,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   *attributes = {};
   const Allocation* const found = Find(ThisProcess(), at, 1);
   if (found != nullptr) {
-    attributes->type =
-        found->kind == Memory::kDevice ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
+    attributes->type = found->kind == Memory::kDevice ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
     attributes->device = found->device;
   }
   return cudaSuccess;

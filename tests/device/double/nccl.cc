@@ -25,7 +25,7 @@ struct ncclComm {
   unsigned polls = 0;  // answers that are still "in progress"
   bool finalizing = false;
   ncclResult_t error = ncclSuccess;
-  std::uint64_t given = 0;  // batches
+  std::uint64_t given = 0;                                                // batches
   std::vector<std::shared_ptr<shardwright::cuda_double::Batch>> waiting;  // not yet on their stream
   std::vector<std::shared_ptr<shardwright::cuda_double::Batch>> batches;  // all of them
 };
@@ -140,9 +140,8 @@ std::uint64_t IndexOf(ncclComm* comm, const Part& wanted) {
   for (const auto& batch : comm->batches) {
     for (const Part& part : batch->parts) {
       if (&part == &wanted) return index;
-      const bool same = IsPair(wanted.what)
-                            ? part.what == wanted.what && part.other == wanted.other
-                            : !IsPair(part.what);
+      const bool same = IsPair(wanted.what) ? part.what == wanted.what && part.other == wanted.other
+                                            : !IsPair(part.what);
       if (same) ++index;
     }
   }
@@ -203,13 +202,13 @@ bool MoveAll(const std::vector<Found>& all) {
   const std::uint64_t bytes = first.count * item;
   std::vector<std::vector<std::byte>> sources;
   for (const Found& each : all) {
-    const bool reads = first.what != What::kBroadcast ||
-                       each.batch->comm->rank == first.other;
+    const bool reads = first.what != What::kBroadcast || each.batch->comm->rank == first.other;
     const std::uint64_t read = ReadBytes(*each.part, static_cast<int>(all.size()));
-    const std::byte* const from = reads ? Reach(each.batch->process, each.part->from, read) : nullptr;
+    const std::byte* const from =
+        reads ? Reach(each.batch->process, each.part->from, read) : nullptr;
     if (reads && from == nullptr) return false;
-    sources.emplace_back();
-    if (reads) sources.back().assign(from, from + read);
+    sources.emplace_back(reads ? read : 0);
+    if (reads) std::memcpy(sources.back().data(), from, read);
   }
   for (std::size_t r = 0; r < all.size(); ++r) {
     const std::uint64_t written = WrittenBytes(*all[r].part, static_cast<int>(all.size()));

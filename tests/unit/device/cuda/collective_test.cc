@@ -51,8 +51,7 @@ TEST_P(CudaCollectiveOf, AllGathersUnevenParts) {
         SW_TRY(Write(rank.device, *stream, source,
                      Pattern(own, static_cast<std::uint64_t>(all->rank()) + step)));
         SW_TRY(all->AllGather(*stream, to->data(), source, bytes));
-        SW_TRY_ASSIGN(const auto found,
-                      Read(rank.device, *stream, to->data(), expected.size()));
+        SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, to->data(), expected.size()));
         SW_TRY(Same(expected, found, "all-gather, step " + std::to_string(step)));
       }
     }
@@ -96,11 +95,13 @@ TEST_P(CudaCollectiveOf, ExchangesAllAtOnce) {
       std::uint64_t at_in = 0;
       const int mine = all->rank();
       for (int r = 0; r < all->size(); ++r) {
-        const auto part = Pattern(Sent(mine, r), round * 100 + static_cast<unsigned>(mine * 10 + r));
+        const auto part =
+            Pattern(Sent(mine, r), round * 100 + static_cast<unsigned>(mine * 10 + r));
         SW_TRY(Write(rank.device, *stream, out->data() + at_out, part));
         sent.emplace_back(out->data() + at_out, part.size());
         at_out += part.size();
-        const auto theirs = Pattern(Sent(r, mine), round * 100 + static_cast<unsigned>(r * 10 + mine));
+        const auto theirs =
+            Pattern(Sent(r, mine), round * 100 + static_cast<unsigned>(r * 10 + mine));
         got.emplace_back(in->data() + at_in, theirs.size());
         at_in += theirs.size();
         expected.insert(expected.end(), theirs.begin(), theirs.end());

@@ -37,7 +37,8 @@ TEST(CudaDevice, SaysWhatItIs) {
 TEST(CudaDevice, RefusesAnOrdinalThatIsNotThere) {
   DeviceOptions options;
   options.ordinal = 4096;
-  const auto outcomes = RunRanks(1, [](Rank&) { return Status(); }, options);
+  const auto outcomes = RunRanks(
+      1, [](Rank&) { return Status(); }, options);
   if (Devices() == 0) GTEST_SKIP() << "no device";
   ASSERT_FALSE(outcomes[0]);
   EXPECT_EQ(outcomes[0].error().code, Errc::kUsage);
@@ -222,7 +223,7 @@ std::vector<std::byte> Inputs(DType type) {
       std::vector<std::uint64_t> fractions = {0, 1, one - 1, one >> 1, (one >> 1) + 1};
       for (unsigned bit = 0; bit < fraction; ++bit) {
         for (const std::uint64_t near : {0ULL, 1ULL}) {
-          fractions.push_back((one >> 1 >> bit) + near);      // ties and what is beside them
+          fractions.push_back((one >> 1 >> bit) + near);  // ties and what is beside them
           fractions.push_back((one - (one >> 1 >> bit)) - near);
         }
         fractions.push_back(random() % one);
@@ -240,8 +241,8 @@ std::vector<std::byte> Inputs(DType type) {
   return inputs;
 }
 
-constexpr DType kFloating[] = {DType::kF64,    DType::kF32,        DType::kF16,
-                               DType::kBF16,   DType::kF8E4M3,     DType::kF8E5M2,
+constexpr DType kFloating[] = {DType::kF64,        DType::kF32,       DType::kF16,
+                               DType::kBF16,       DType::kF8E4M3,    DType::kF8E5M2,
                                DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz};
 
 // Every pair, bit for bit as Convert: all values of 8 and 16 bits, and of wider types all kinds.
@@ -282,9 +283,9 @@ TEST(CudaDevice, ConvertsFromAndToAnyElement) {
     SW_TRY_ASSIGN(const auto source, rank.device.Allocate(Place::kDevice, inputs.size()));
     SW_TRY_ASSIGN(const auto target, rank.device.Allocate(Place::kDevice, 1 << 15));
     SW_TRY(Write(rank.device, *stream, source->data(), inputs));
-    for (const auto& [from, to] : {std::pair(DType::kBF16, DType::kF32),
-                                   std::pair(DType::kF32, DType::kF8E4M3),
-                                   std::pair(DType::kF8E5M2, DType::kF16)}) {
+    for (const auto& [from, to] :
+         {std::pair(DType::kBF16, DType::kF32), std::pair(DType::kF32, DType::kF8E4M3),
+          std::pair(DType::kF8E5M2, DType::kF16)}) {
       for (const std::uint64_t skip : {0ULL, 1ULL, 3ULL, 8ULL}) {
         for (const std::uint64_t elems : {1ULL, 7ULL, 8ULL, 9ULL, 1000ULL}) {
           const std::uint64_t bytes = (elems + 2) * ItemSize(to);
@@ -293,8 +294,8 @@ TEST(CudaDevice, ConvertsFromAndToAnyElement) {
           const std::uint64_t at = skip * ItemSize(from);
           Convert(from, std::span(inputs).subspan(at, elems * ItemSize(from)), to,
                   std::span(expected).subspan(ItemSize(to), elems * ItemSize(to)));
-          SW_TRY(stream->Convert(to, target->data() + ItemSize(to), from, source->data() + at,
-                                 elems));
+          SW_TRY(
+              stream->Convert(to, target->data() + ItemSize(to), from, source->data() + at, elems));
           SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, target->data(), bytes));
           SW_TRY(Same(expected, found, "from element " + std::to_string(skip)));
         }
