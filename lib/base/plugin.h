@@ -10,7 +10,8 @@
 namespace shardwright {
 
 /// Where a plugin lies: in the folder of plugins beside the folder of the programs, or of the
-/// shared library that holds this code. \param file  as "shardwright_mpi_mpich.so"
+/// shared library that holds this code.
+/// \param file  as "shardwright_mpi_mpich.so"
 /// \error kNotFound "PATH: no such file"
 /// Local.
 Result<std::string> FindPlugin(std::string_view file);

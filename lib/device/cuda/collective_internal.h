@@ -13,7 +13,8 @@
 
 namespace shardwright::device::cuda {
 
-/// Device::MakeCollective. \param uuid  of this rank's device: NCCL wants another one for each rank
+/// Device::MakeCollective.
+/// \param uuid  of this rank's device: NCCL wants another one for each rank
 /// Collective.
 Result<std::unique_ptr<Collective>> MakeCudaCollective(const Context& context,
                                                        std::array<char, 16> uuid, comm::Comm& comm,

@@ -21,7 +21,8 @@ namespace shardwright::device::cuda {
 /// whether the others are still there. Abort and Healthy may come from any thread.
 class Communicator {
  public:
-  /// Meets the others. \param id  of the group, from its first rank
+  /// Meets the others.
+  /// \param id  of the group, from its first rank
   /// \error kIo  it fails, or not all come within the deadline
   /// Collective within the group.
   static Result<std::shared_ptr<Communicator>> Make(const Context& context, const Nccl& nccl,
@@ -38,7 +39,8 @@ class Communicator {
   /// \error kIo  it has failed, here or on another rank; or was aborted
   Status Healthy();
 
-  /// Waits until what was given to NCCL is on its stream. \param code  of the call. A failure
+  /// Waits until what was given to NCCL is on its stream.
+  /// \param code  of the call. A failure
   /// aborts.
   Status Queued(ncclResult_t code, const std::string& what);
 

@@ -13,7 +13,8 @@
 
 namespace shardwright::device::cuda {
 
-/// As Stream::Convert. \returns cudaErrorInvalidValue for a pair that CanConvert denies, or equal
+/// As Stream::Convert.
+/// \returns cudaErrorInvalidValue for a pair that CanConvert denies, or equal
 /// types
 cudaError_t LaunchConvert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
                           std::uint64_t elems, cudaStream_t stream);

@@ -53,7 +53,8 @@ class Awaited {
 Status Await(Context& context, const Awaited& awaited, const Communicators& others);
 
 /// After a failure: aborts `others`, and waits for the device to become quiet, so that memory may
-/// be given back. What is not quiet after a while leaves the device stuck. \param why  that others
+/// be given back. What is not quiet after a while leaves the device stuck.
+/// \param why  that others
 /// are told
 void Silence(Context& context, const Awaited& awaited, const Communicators& others,
              const std::string& why);

@@ -86,7 +86,8 @@ struct alignas(sizeof(Bits) * kConvertGroup < 16 ? sizeof(Bits) * kConvertGroup 
   Bits elems[kConvertGroup];
 };
 
-/// Converts elements [index * kConvertGroup, +kConvertGroup) of `elems`. \param wide  both sides
+/// Converts elements [index * kConvertGroup, +kConvertGroup) of `elems`.
+/// \param wide  both sides
 /// are aligned to their Group
 template <class In, class Out>
 SW_HOST_DEVICE inline void ConvertGroup(typename Out::Bits* to, const typename In::Bits* from,
@@ -107,7 +108,8 @@ SW_HOST_DEVICE inline void ConvertGroup(typename Out::Bits* to, const typename I
   for (std::uint64_t i = first; i < last; ++i) to[i] = ConvertBits<In, Out>(from[i]);
 }
 
-/// Calls `visit` with the tags of the pair. \returns false if there is no such conversion:
+/// Calls `visit` with the tags of the pair.
+/// \returns false if there is no such conversion:
 /// the pairs are those of CanConvert, less equal ones
 template <class Visit>
 bool ForConversion(DType from, DType to, Visit&& visit) {

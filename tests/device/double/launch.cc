@@ -4,8 +4,8 @@
 
 #include <vector>
 
+#include "device/double/world.h"
 #include "device/kernels/convert.h"
-#include "world.h"
 
 namespace shardwright::device::cuda {
 
@@ -24,7 +24,8 @@ cudaError_t LaunchConvert(DType to_type, std::byte* to, DType from_type, const s
     const std::uint64_t to_bytes = elems * sizeof(typename Out::Bits);
     const std::uint64_t from_bytes = elems * sizeof(typename In::Bits);
     Work work;
-    work.touches = {{to, to_bytes}, {from, from_bytes}};
+    work.touches.push_back({to, to_bytes});
+    work.touches.push_back({from, from_bytes});
     work.run = [=] {
       auto* const target = reinterpret_cast<typename Out::Bits*>(Reach(process, to, to_bytes));
       const auto* const source =

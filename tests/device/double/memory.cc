@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "world.h"
+#include "device/double/world.h"
 
 using namespace shardwright::cuda_double;
 

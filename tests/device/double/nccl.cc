@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "device/double/world.h"
 #include "tensor/float_codes.h"
-#include "world.h"
 
 // The real one is opaque.
 struct ncclComm {
@@ -50,6 +50,7 @@ struct Clique {
   int size = 0;
   std::vector<ncclComm*> members;  // by rank, nullptr for one that has not come
   int finalizing = 0;
+  bool formed = false;  // all have come, whoever has gone since
   bool broken = false;  // somebody has gone in the middle
 };
 
@@ -314,11 +315,6 @@ void Flush(ncclComm* comm) {
   comm->waiting.clear();
 }
 
-bool InGroupOf(const ncclComm* comm) {
-  const auto& members = Cliques()[comm->clique].members;
-  return std::count(members.begin(), members.end(), nullptr) == 0;
-}
-
 ncclResult_t BeginNccl(const char* function, const void* question = nullptr) {
   if (!Fails(function, question)) {
     return Mine().broken == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
@@ -342,7 +338,7 @@ ncclResult_t Give(const char* function, ncclComm* comm, cudaStream_t stream, Par
   }
   if (begun != ncclSuccess) return Failed(comm, begun);
   if (comm->error != ncclSuccess) return comm->error;
-  if (!InGroupOf(comm) || comm->polls > 0) {
+  if (!Cliques()[comm->clique].formed || comm->polls > 0) {
     Violate(std::string(function) + ": the communicator is not ready");
     return ncclInvalidArgument;
   }
@@ -472,6 +468,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (clique.broken && TheWorld().options.told) made->error = ncclRemoteError;
   clique.members[static_cast<std::size_t>(rank)] = made;
   Comms().insert(made);
+  clique.formed = std::count(clique.members.begin(), clique.members.end(), nullptr) == 0;
   *comm = made;
   return ncclInProgress;
 }
@@ -497,7 +494,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     if (all) *state = ncclSuccess;
     return ncclSuccess;
   }
-  if (!InGroupOf(comm)) return ncclSuccess;
+  if (!clique.formed) return ncclSuccess;
   if (comm->polls > 0 && --comm->polls > 0) return ncclSuccess;
   Flush(comm);
   *state = ncclSuccess;

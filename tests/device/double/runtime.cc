@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "world.h"
+#include "device/double/world.h"
 
 using namespace shardwright::cuda_double;
 

@@ -1,4 +1,4 @@
-#include "world.h"
+#include "device/double/world.h"
 
 #include <algorithm>
 #include <cstring>

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "double.h"
+#include "device/double/double.h"
 
 namespace shardwright::cuda_double {
 
@@ -101,7 +101,8 @@ inline constexpr unsigned kPatience = 2;
 
 void Violate(const std::string& what);
 
-/// Counts a call. \param question  what is asked for, by a call that is made again and again
+/// Counts a call.
+/// \param question  what is asked for, by a call that is made again and again
 /// \returns whether it is to fail
 bool Fails(const char* function, const void* question = nullptr);
 

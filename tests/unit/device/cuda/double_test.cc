@@ -13,7 +13,7 @@
 #include "comm/threads.h"
 #include "device/cuda_plugin.h"
 #include "device/device.h"
-#include "double.h"
+#include "device/double/double.h"
 #include "machine.h"
 
 namespace shardwright::device::cuda {
@@ -195,7 +195,7 @@ void ExpectAllGaveUp(const std::vector<Status>& outcomes, const std::string& wor
 
 TEST(CudaDeadline, ACommunicatorThatHangsIsAborted) {
   for (const int ranks : {2, 4}) {
-    cuda_double::Reset({.hang_nccl = true});
+    cuda_double::Reset({.hang_nccl = true, .told = false});
     const auto outcomes = RunRanks(
         ranks, [](Rank& rank) { return Round(rank, [](auto&, auto&) { return Status(); }); },
         Deadline(std::chrono::milliseconds(300)));
@@ -225,17 +225,20 @@ TEST(CudaDeadline, ARankThatDoesNotComeIsNotWaitedForLonger) {
   cuda_double::Reset({.told = false});
   std::uint64_t calls = 0;
   {
-    const auto outcomes = RunRanks(2, [&](Rank& rank) -> Status {
-      const std::vector<int> group(2, 0);
-      // The next call of rank 1 but two: cudaSetDevice, ncclGetVersion, then the communicator.
-      calls = cuda_double::About(1).calls;
-      SW_TRY(rank.comm.Barrier());
-      if (rank.number() == 1) {
-        cuda_double::FailCall(1, calls + 3, cudaErrorMemoryAllocation, ncclSystemError);
-      }
-      SW_TRY(rank.device.MakeCollective(rank.comm, group));
-    return {};
-    }, Deadline(std::chrono::milliseconds(500)));
+    const auto outcomes = RunRanks(
+        2,
+        [&](Rank& rank) -> Status {
+          const std::vector<int> group(2, 0);
+          // The next call of rank 1 but two: cudaSetDevice, ncclGetVersion, then the communicator.
+          calls = cuda_double::About(1).calls;
+          SW_TRY(rank.comm.Barrier());
+          if (rank.number() == 1) {
+            cuda_double::FailCall(1, calls + 3, cudaErrorMemoryAllocation, ncclSystemError);
+          }
+          SW_TRY(rank.device.MakeCollective(rank.comm, group));
+          return {};
+        },
+        Deadline(std::chrono::milliseconds(500)));
     EXPECT_EQ(cuda_double::About(1).failed, "ncclCommInitRankConfig");
     ExpectAllGaveUp(outcomes, "");
   }

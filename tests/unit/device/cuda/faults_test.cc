@@ -17,7 +17,7 @@
 
 #include "comm/comm.h"
 #include "device/device.h"
-#include "double.h"
+#include "device/double/double.h"
 #include "machine.h"
 #include "tensor/convert.h"
 

@@ -18,7 +18,7 @@
 #include "device/device.h"
 
 #ifdef SW_CUDA_DOUBLE
-#include "double.h"
+#include "device/double/double.h"
 #endif
 
 namespace shardwright::device::cuda {

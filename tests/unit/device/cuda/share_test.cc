@@ -63,7 +63,8 @@ int Other(const std::string& test, const std::string& token) {
   std::string disabled = "--gtest_also_run_disabled_tests";
   char* const arguments[] = {own.data(), filter.data(), disabled.data(), nullptr};
   pid_t pid = 0;
-  if (posix_spawn(&pid, own.data(), nullptr, nullptr, arguments, environment.data()) != 0) return -1;
+  if (posix_spawn(&pid, own.data(), nullptr, nullptr, arguments, environment.data()) != 0)
+    return -1;
   int status = 0;
   waitpid(pid, &status, 0);
   return status;
