@@ -10,6 +10,8 @@
 #include <span>
 #include <utility>
 
+#include "base/plugin.h"
+
 namespace shardwright::comm::internal {
 
 namespace {
@@ -60,11 +62,6 @@ std::string FolderOfParent() {
 /// A library whose symbols plugins see. Never closed: MPI has threads and handlers of its own.
 void* OpenLibrary(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL); }
 
-std::string WhyNot() {
-  const char* why = dlerror();
-  return why == nullptr ? "cannot be opened" : why;
-}
-
 std::string PathOf(const void* symbol, const std::string& otherwise) {
   Dl_info info = {};
   if (dladdr(symbol, &info) == 0 || info.dli_fname == nullptr) return otherwise;
@@ -78,39 +75,28 @@ std::optional<MpiFamily> FamilyOf(void* library) {
   return std::nullopt;
 }
 
-/// Opens the plugin of a family. It lies beside the folder of the programs, or of the shared
-/// library that holds this code.
+/// Opens the plugin of a family.
 Result<MpiLibrary> WithPlugin(MpiFamily family, void* library, const std::string& file) {
   const FamilyNames& names = NamesOf(family);
-  const std::string name = "shardwright_mpi_" + std::string(names.word) + ".so";
-  // Where this code lies is told by anything in it that is no function.
-  static constexpr char kHere = 0;
-  const std::string own = FolderOf(PathOf(&kHere, ""));
-  std::string why;
-  for (const char* const folder : {SW_PLUGINS_FROM_PROGRAMS, SW_PLUGINS_FROM_LIBRARIES}) {
-    std::string path = own + "/" + folder;
-    path += "/" + name;
-    if (access(path.c_str(), F_OK) != 0) {
-      if (why.empty()) why = path + ": no such file";
-      continue;
-    }
-    void* const plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (plugin == nullptr) return Fail(Errc::kNotFound, WhyNot());
-    const auto get = reinterpret_cast<MpiPlugin*>(dlsym(plugin, kMpiPluginSymbol));
-    const MpiCalls* const calls = get == nullptr ? nullptr : get();
-    if (calls != nullptr && calls->form == kMpiCallsForm) {
-      return MpiLibrary{calls, PathOf(dlsym(library, "MPI_Init_thread"), file)};
-    }
-    return Fail(Errc::kNotFound, path + ": of another release of Shardwright");
+  const auto path = FindPlugin("shardwright_mpi_" + std::string(names.word) + ".so");
+  if (!path) {
+    return Within("built or installed without support for " + std::string(names.name),
+                  path.error());
   }
-  return Fail(Errc::kNotFound,
-              "built or installed without support for " + std::string(names.name) + ": " + why);
+  void* const plugin = dlopen(path->c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (plugin == nullptr) return Fail(Errc::kNotFound, WhyNotOpened());
+  const auto get = reinterpret_cast<MpiPlugin*>(dlsym(plugin, kMpiPluginSymbol));
+  const MpiCalls* const calls = get == nullptr ? nullptr : get();
+  if (calls == nullptr || calls->form != kMpiCallsForm) {
+    return Fail(Errc::kNotFound, *path + ": of another release of Shardwright");
+  }
+  return MpiLibrary{calls, PathOf(dlsym(library, "MPI_Init_thread"), file)};
 }
 
 Result<MpiLibrary> OpenPath(const std::string& path) {
   void* const library = OpenLibrary(path);
   if (library == nullptr) {
-    return Fail(Errc::kNotFound, std::string(kSetting) + ": " + WhyNot());
+    return Fail(Errc::kNotFound, std::string(kSetting) + ": " + WhyNotOpened());
   }
   const std::optional<MpiFamily> family = FamilyOf(library);
   if (!family) return Fail(Errc::kUsage, std::string(kSetting) + ": " + path + " is no MPI");

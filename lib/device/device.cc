@@ -1,5 +1,6 @@
 #include "device/device.h"
 
+#include "device/cuda_plugin.h"
 #include "device/host.h"
 
 namespace shardwright::device {
@@ -16,7 +17,7 @@ Result<Kind> ParseKind(std::string_view name) {
 Result<std::unique_ptr<Device>> OpenDevice(Kind kind, comm::Comm& comm,
                                            const DeviceOptions& options) {
   if (kind == Kind::kHost) return OpenHostDevice(comm, options);
-  return Fail(Errc::kNotFound, "device cuda: this build has no plugin for it; there is host");
+  return OpenCudaDevice(comm, options);
 }
 
 }  // namespace shardwright::device
