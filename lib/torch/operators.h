@@ -25,7 +25,7 @@ struct Given {
 /// Carries out the operator `load`.
 /// \param request  JSON: "held" as live::ParseHeld takes it but for "dtype", one for each tensor,
 ///        and what operators.cc reads of it
-/// \returns  JSON: {"loaded": as live::Tell} or {"error": {"code", "message", "rank"}}
+/// \returns  JSON: {"result": as live::Tell} or {"error": {"code", "message", "rank"}}
 /// Collective. Nothing is thrown.
 std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors);
 
