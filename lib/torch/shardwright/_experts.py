@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from ._errors import MISMATCH, USAGE, Error
-from ._group import Group
+from ._group import Group, moving
 from ._library import call, compute
 from ._operators import sum_type
 from ._plans import ExpertPlan
-from ._sparse import SparseCollectives, Work, moving
+from ._sparse import SparseCollectives, Work
 
 RULES = ("capacity", "proportional", "topology")
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -75,7 +75,7 @@ class ReplicatedExperts:
                                    f"{list(self.parameters)} are given")
             return plan.digest, layer, rule, next(iter(self.parameters.values()), None) is not None
 
-        told = self._ranks.agree(check)
+        told = moving(lambda: self._ranks.agree(check))
         for rank, other in enumerate(told):
             if other[:3] != told[0][:3]:
                 raise Error(MISMATCH, f"rank {rank} has plan {other[0][:16]} layer {other[1]} rule {other[2]}, rank 0 plan "
@@ -118,10 +118,11 @@ class ReplicatedExperts:
             if failed is not None:
                 raise failed
             return counts.reshape(-1, 1)
-        table = torch.empty(self._ranks.size, len(mine), dtype=torch.int64)
-        moving(lambda: dist.all_gather_into_tensor(table, mine, group=self._ranks.for_tensors(mine)))
+        flat = torch.empty(self._ranks.size * len(mine), dtype=torch.int64)
+        moving(lambda: dist.all_gather_into_tensor(flat, mine, group=self._ranks.for_tensors(mine)))
+        table = flat.view(self._ranks.size, -1)
         if table[:, 0].any():
-            said = self._ranks.gather(None if failed is None else str(failed))
+            said = moving(lambda: self._ranks.gather(None if failed is None else str(failed)))
             rank = next(rank for rank, text in enumerate(said) if text is not None)
             raise Error(int(table[rank, 0]), said[rank], rank)
         if tokens is not None and (table[:, 1:3] != table[0, 1:3]).any():

@@ -17,6 +17,16 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes
 EACH_TO_EACH, TO_ALL, FROM_ROOT = 0, 1, 2
 
 
+def moving(work: Callable[[], Any]) -> Any:
+    """What a collective of the trainer's group returns; raises Error where a rank is gone."""
+    try:
+        return work()
+    except Error:
+        raise
+    except (RuntimeError, ValueError) as error:  # dist.DistBackendError is one of the first
+        raise Error(IO, f"process group: {str(error).splitlines()[0]}") from error
+
+
 class Group:
     """A process group of the trainer; one process where there is none.
 

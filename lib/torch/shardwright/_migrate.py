@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from ._errors import MISMATCH, USAGE, Error
-from ._group import Group
+from ._group import Group, moving
 from ._library import call
 from ._plans import ExpertPlan
-from ._sparse import form_of, moving
+from ._sparse import form_of
 
 Held = Mapping[tuple[int, int], Sequence[torch.Tensor]]
 
@@ -43,7 +43,7 @@ class _Migration:
         self._transfers: list[list[int]] = []
 
     def run(self) -> dict[tuple[int, int], list[torch.Tensor]]:
-        told = self._ranks.agree(self._prepare)
+        told = moving(lambda: self._ranks.agree(self._prepare))
         for rank, (digests, _) in enumerate(told):
             if digests != told[0][0]:
                 raise Error(MISMATCH, f"rank {rank} migrates between other plans than rank 0")

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ._errors import MISMATCH, USAGE, Error
-from ._group import Group
+from ._group import Group, moving
 from ._library import call
 
 
@@ -37,7 +37,7 @@ class ExpertPlan:
         """Collective. The plan in a file, the same on all ranks of the group. Raises Error."""
         ranks = Group(group)
         try:
-            found = ranks.agree(lambda: call("read_plan", {"plan": os.fspath(path), "ranks": ranks.size}))
+            found = moving(lambda: ranks.agree(lambda: call("read_plan", {"plan": os.fspath(path), "ranks": ranks.size})))
         finally:
             ranks.close()
         for rank, other in enumerate(found):

@@ -8,21 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._errors import IO, MISMATCH, UNSUPPORTED, USAGE, Error
-from ._group import Group
+from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
+from ._group import Group, moving
 from ._library import compute
 
 Tensors = Mapping[int, Sequence[torch.Tensor]]
-
-
-def moving(work: Callable[[], Any]) -> Any:
-    """What a collective of the trainer's group returns; raises Error where a rank is gone."""
-    try:
-        return work()
-    except Error:
-        raise
-    except (RuntimeError, ValueError) as error:  # dist.DistBackendError is one of the first
-        raise Error(IO, f"process group: {str(error).splitlines()[0]}") from error
 
 
 class Work:
@@ -48,10 +38,11 @@ class SparseCollectives:
 
     def __init__(self, example: Sequence[torch.Tensor], ranks: Group) -> None:
         self._ranks = ranks
-        self._form = form_of(example)
-        for rank, form in enumerate(ranks.agree(lambda: self._form)):
+        forms = moving(lambda: ranks.agree(lambda: form_of(example)))
+        self._form = forms[0]
+        for rank, form in enumerate(forms):
             if form != self._form:
-                raise Error(MISMATCH, f"experts: rank {rank} has tensors {_text(form)}, rank {ranks.rank} {_text(self._form)}")
+                raise Error(MISMATCH, f"experts: rank {rank} has tensors {_text(form)}, rank 0 {_text(self._form)}")
 
     def all_gather(self, tensors: Tensors, owner: Sequence[int], holders: Sequence[Sequence[int]], async_op: bool = False) -> Work:
         """Copies the tensors of each expert from its owner into those of its other holders. Collective; all ranks give the
@@ -121,6 +112,7 @@ class SparseCollectives:
 
 
 def form_of(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and types. Raises Error where one has strides."""
     for one in tensors:
         if not one.is_contiguous():
             raise Error(UNSUPPORTED, f"a tensor of an expert of shape {tuple(one.shape)} has strides; only contiguous ones move")
