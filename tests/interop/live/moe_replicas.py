@@ -5,6 +5,8 @@ on from replicas. A dense model on one rank, with the same data, says what is ri
 All is float64, so that a difference is an error and not rounding.
 """
 
+import datetime
+import faulthandler
 import hashlib
 import json
 import os
@@ -21,6 +23,7 @@ from torch.nn.functional import gelu
 
 HIDDEN, INNER, EXPERTS, CHOICES, LAYERS, BATCH = 12, 20, 8, 2, 2, 60
 RATE = 1e-3
+PATIENCE = 10  # seconds until a rank gives a collective up whose neighbours have left it for a dead one
 
 
 def random(name, *shape):
@@ -177,8 +180,13 @@ def digests(state):
     return {key: hashlib.sha256(b"".join(one.numpy().tobytes() for one in tensors)).hexdigest() for key, tensors in state.items()}
 
 
-def meet(folder, era, rank, ranks):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{era}", rank=rank, world_size=ranks)
+def meet(folder, era, number, ranks):
+    """All of `ranks` meet, of which this one is number so and so."""
+    (folder / f"here{era}.{ranks[number]}").touch()
+    for rank in ranks:
+        wait_for(folder / f"here{era}.{rank}")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{era}", rank=number, world_size=len(ranks),
+                            timeout=datetime.timedelta(seconds=PATIENCE))
 
 
 def wait_for(path, seconds=60):
@@ -187,7 +195,6 @@ def wait_for(path, seconds=60):
         if time.monotonic() > end:
             raise TimeoutError(path)
         time.sleep(0.02)
-    return json.loads(path.read_text())
 
 
 def train(rank, folder, command, steps, rule="capacity", change_at=None, kill=None):
@@ -232,8 +239,9 @@ def recover(trainer, rank, folder, command, era):
     """The ranks that are left meet again, agree on the step that was made last, and go on by a plan without the dead one."""
     import shardwright
     dist.destroy_process_group()
-    alive = wait_for(folder / f"alive{era}.json")
-    meet(folder, era, alive.index(rank), len(alive))
+    wait_for(folder / f"alive{era}.json")
+    alive = json.loads((folder / f"alive{era}.json").read_text())
+    meet(folder, era, alive.index(rank), alive)
     done = [None] * len(alive)
     dist.all_gather_object(done, trainer.done)
     if trainer.done < max(done):
@@ -243,14 +251,14 @@ def recover(trainer, rank, folder, command, era):
         for number, node in enumerate(cluster["nodes"]):
             node["alive"] = number in alive
         (folder / f"cluster{era}.json").write_text(json.dumps(cluster))
-        (folder / "old.txt").write_text(trainer.plan.path)
         subprocess.run([command, folder / "loads.jsonl", "--cluster", folder / f"cluster{era}.json", "--old", trainer.plan.path,
-                        "--strategy", "lazarus", "--faults", "1", "-o", folder / f"recovery{era}.json", "-q"], check=True)
+                        "--strategy", "lazarus", "--faults", "1", "-o", folder / f"recovery{era}.json", "-q"],
+                       stdout=subprocess.DEVNULL, check=True)
     dist.barrier()
     return trainer.migrate(shardwright.ExpertPlan.read(folder / f"recovery{era}.json"))
 
 
-def launch(ranks, folder, function, *arguments, may_die=0, seconds=90):
+def launch(ranks, folder, function, *arguments, may_die=0, seconds=60):
     """Runs function(rank, folder, ...) on ranks that are forks of this process, which must not have used autograd yet. The
     launcher of a job: it says who is left when a rank was killed."""
     folder = pathlib.Path(folder)
@@ -262,9 +270,10 @@ def launch(ranks, folder, function, *arguments, may_die=0, seconds=90):
             os.dup2(log, 1)
             os.dup2(log, 2)
             code = 1
+            faulthandler.register(signal.SIGUSR1)
             try:
                 torch.set_num_threads(1)
-                meet(folder, 0, rank, ranks)
+                meet(folder, 0, rank, range(ranks))
                 function(rank, folder, *arguments)
                 dist.barrier()
                 code = 0
@@ -290,7 +299,9 @@ def launch(ranks, folder, function, *arguments, may_die=0, seconds=90):
             elif code != 0:
                 failed.append((rank, code))
         time.sleep(0.01)
-    time.sleep(1 if failed else 0)
+    for pid in pids:
+        os.kill(pid, signal.SIGUSR1)  # says where it is
+    time.sleep(1 if pids else 0)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

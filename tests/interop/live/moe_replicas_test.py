@@ -49,7 +49,7 @@ class Scratch(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
 
-    def cluster(self, nodes, gpus=1, slots=5):
+    def cluster(self, nodes, gpus=1, slots=6):
         (self.folder / "cluster.json").write_text(json.dumps(
             {"nodes": [{"name": f"n{node}"} for node in range(nodes)], "gpus": gpus, "slots": slots, "expert_bytes": 4096}))
 
@@ -160,9 +160,9 @@ def refusals(rank, folder):
 
 class Refusals(Scratch):
     def test_all_ranks_hear_of_them(self):
-        self.cluster(3)
+        self.cluster(3, slots=5)
         plan(self.folder, "plan3.json", loads_of(0))
-        self.cluster(2)
+        self.cluster(2, slots=5)
         plan(self.folder, "plan0.json", loads_of(0))
         plan(self.folder, "plan1.json", [[1] * 7 + [90]] * 2, "--old", self.folder / "plan0.json")
         plan(self.folder, "plan2.json", [[90] + [1] * 7] * 2, "--strategy", "vanilla")
