@@ -221,6 +221,8 @@ class Operators(unittest.TestCase):
     def test_what_gpus_get(self):
         """The operators of PyTorch in place of ours, here on the CPU: the same bits, sums in other orders but for them."""
         from shardwright import _operators as other
+        for name in ("pack_tokens", "unpack_tokens", "token_dots", "sum_parts"):
+            self.assertTrue(torch._C._dispatch_has_kernel_for_dispatch_key(f"shardwright::{name}", "CUDA"))
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
             tokens, rows = self.tokens.detach().to(dtype), self.rows.detach().to(dtype)
             weights = self.weights.detach().to(other.sum_type(dtype))
