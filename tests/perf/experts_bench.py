@@ -63,13 +63,12 @@ def tokens(runs, threads):
 
 
 def gather(rank, folder, runs):
-    from shardwright._group import Group
-    from shardwright._sparse import SparseCollectives
+    from shardwright import SparseCollectives
     ranks, experts, elems = dist.get_world_size(), 16, 1 << 20
     owner = [expert // (experts // ranks) for expert in range(experts)]
     holders = [list(range(ranks)) if expert in (0, 9) else [owner[expert]] for expert in range(experts)]
     held = {expert: [torch.full((elems,), float(expert))] for expert in range(experts) if rank in holders[expert]}
-    sparse = SparseCollectives(held[owner.index(rank)], Group())
+    sparse = SparseCollectives(held[owner.index(rank)])
     mine = torch.cat([held[expert][0] for expert in range(experts) if owner[expert] == rank])
     whole = torch.empty(experts * elems)
     works = []

@@ -18,5 +18,7 @@ from ._load import Loaded, load
 from ._migrate import migrate
 from ._partial import PartialCheckpoints
 from ._plans import ExpertPlan
+from ._sparse import SparseCollectives
 
-__all__ = ["Dispatched", "Error", "ExpertPlan", "Loaded", "PartialCheckpoints", "ReplicatedExperts", "load", "migrate"]
+__all__ = ["Dispatched", "Error", "ExpertPlan", "Loaded", "PartialCheckpoints", "ReplicatedExperts", "SparseCollectives", "load",
+           "migrate"]

@@ -36,8 +36,8 @@ class SparseCollectives:
     example: the tensors of one expert. Those of all experts have these shapes and types, on all ranks. Collective.
     """
 
-    def __init__(self, example: Sequence[torch.Tensor], ranks: Group) -> None:
-        self._ranks = ranks
+    def __init__(self, example: Sequence[torch.Tensor], group: Any = None) -> None:
+        self._ranks = ranks = group if isinstance(group, Group) else Group(group)
         forms = moving(lambda: ranks.agree(lambda: form_of(example)))
         self._form = forms[0]
         for rank, form in enumerate(forms):

@@ -135,7 +135,22 @@ def refusals(rank, folder):
     narrow = {expert: [one[:, :-1].contiguous() if first else one for one in tensors] for expert, tensors in held.items()}
     strided = {expert: [one.t() if first else one for one in tensors] for expert, tensors in held.items()}
     other = shardwright.ExpertPlan(**{**plan.__dict__, "digest": "f" * 64}) if first else plan
+    sparse = shardwright.SparseCollectives([torch.zeros(2)])
+
+    def swapped():
+        """Asynchronously there and back, from and to owners."""
+        mine = {0: [torch.full((2,), 1.0 + rank)], 1: [torch.full((2,), 10.0 + rank)]}
+        works = [sparse.all_gather(mine, [0, 1], [[0, 1], [0, 1]], async_op=True)]
+        works[0].wait()
+        assert [float(mine[expert][0][0]) for expert in (0, 1)] == [1, 11]
+        sparse.reduce_scatter(mine, [1, 1], [[0, 1], [0, 1]], async_op=True).wait()
+        assert rank == 0 or [float(mine[expert][0][1]) for expert in (0, 1)] == [2, 22]
+
+    swapped()
     answers = {
+        "held": told(lambda: sparse.all_gather({}, [0], [[0, 1]])),
+        "owner": told(lambda: sparse.reduce_scatter({0: [torch.zeros(2)]}, [2], [[0, 1]])),
+        "another form": told(lambda: sparse.all_gather({0: [torch.zeros(3)]}, [0], [[0, 1]])),
         "expert": told(lambda: layer.dispatch(tokens, wrong if first else chosen)),
         "no replica": told(lambda: layer.dispatch(tokens, chosen, holders=nobody)),
         "shape": told(lambda: layer.dispatch(torch.zeros(2, 4) if first else tokens, chosen)),
@@ -176,7 +191,8 @@ class Refusals(Scratch):
                 ("missing", 2, ["rank 0 holds experts", "parameters of"]), ("form", 5, ["float64[12, 19]", "float64[12, 20]"]),
                 ("strides", 9, ["strides"]), ("digest", 5, ["ffffffffffffffff"]), ("file", 5, ["another plan"]),
                 ("ranks", 5, ["3 live gpus, the group has 2 ranks"]), ("rule", 2, ['found "fair"']), ("layer", 2, ["no layer 7"]),
-                ("state", 2, ["tensors of layer 0 expert", "are missing"]), ("other old", 5, ["made for another old plan"])):
+                ("held", 2, ["tensors of experts [] given", "it holds [0]"]), ("owner", 2, ["owner 2, holders [0, 1]"]),
+                ("another form", 5, ["float32[3], expected float32[2]"]), ("state", 2, ["tensors of layer 0 expert", "are missing"]), ("other old", 5, ["made for another old plan"])):
             for answer in answers[what]:
                 self.assertIsNotNone(answer, what)
                 self.assertEqual(answer[0], code, answer)
