@@ -1,6 +1,5 @@
 #include <chrono>
 #include <cstddef>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +17,7 @@
 #include "pec/store/store.h"
 #include "resident/attach.h"
 #include "tensor/dtype.h"
+#include "torch/answer.h"
 #include "torch/interrupt.h"
 #include "torch/operators.h"
 
@@ -25,16 +25,6 @@ namespace shardwright::live_torch {
 namespace {
 
 using nlohmann::json;
-
-std::string Dump(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-json ErrorJson(const Error& error) {
-  return {
-      {"error",
-       {{"code", static_cast<int>(error.code)}, {"message", error.message}, {"rank", error.rank}}}};
-}
 
 live::LoadOptions OptionsOf(const json& request) {
   live::LoadOptions options;
@@ -225,13 +215,7 @@ Result<json> Load(json* request, const Result<std::vector<Given>>& tensors) {
 }  // namespace
 
 std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors) {
-  try {
-    json parsed = json::parse(request);
-    const Result<json> told = Load(&parsed, tensors);
-    return Dump(told ? json{{"loaded", *told}} : ErrorJson(told.error()));
-  } catch (const std::exception& error) {
-    return Dump(ErrorJson({Errc::kInternal, error.what()}));
-  }
+  return Answer(request, [&](json parsed) { return Load(&parsed, tensors); });
 }
 
 }  // namespace shardwright::live_torch

@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "torch/experts.h"
+
 namespace shardwright::live_torch {
 namespace {
 
@@ -71,13 +73,24 @@ std::string LoadOperator(std::string request, std::vector<Tensor> tensors) {
   return LoadRequest(request, Take(tensors));
 }
 
+std::string ReadPlanOperator(std::string request) { return ReadPlanRequest(request); }
+std::string PlanMovesOperator(std::string request) { return PlanMovesRequest(request); }
+std::string CalibrateOperator(std::string request) { return CalibrateRequest(request); }
+
 }  // namespace
 }  // namespace shardwright::live_torch
 
 STABLE_TORCH_LIBRARY(shardwright, library) {
   library.def("load(str request, Tensor[] tensors) -> str");
+  library.def("read_plan(str request) -> str");
+  library.def("plan_moves(str request) -> str");
+  library.def("calibrate(str request) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(shardwright, CompositeExplicitAutograd, library) {
-  library.impl("load", TORCH_BOX(&shardwright::live_torch::LoadOperator));
+  using namespace shardwright::live_torch;
+  library.impl("load", TORCH_BOX(&LoadOperator));
+  library.impl("read_plan", TORCH_BOX(&ReadPlanOperator));
+  library.impl("plan_moves", TORCH_BOX(&PlanMovesOperator));
+  library.impl("calibrate", TORCH_BOX(&CalibrateOperator));
 }

@@ -1,9 +1,9 @@
 // lib/torch: operators for PyTorch, and the Python package that calls them.
 // operators.cc registers torch.ops.shardwright.* on the stable ABI of LibTorch, so that one library
 // is for every PyTorch from 2.10 on. An operator takes a request as JSON and answers with JSON, an
-// error with our message and code included: nothing is thrown into PyTorch. What it does is
-// lib/live. The folder shardwright is the package: it knows trainers, and which of their tensors
-// are what.
+// error with our message and code included: nothing is thrown into PyTorch. Those of tokens.cc are
+// on tensors and have no other way to fail than to throw. What they do is lib/live and lib/moe. The
+// folder shardwright is the package: it knows trainers, and which of their tensors are what.
 
 #pragma once
 
@@ -25,7 +25,7 @@ struct Given {
 /// Carries out the operator `load`.
 /// \param request  JSON: "held" as live::ParseHeld takes it but for "dtype", one for each tensor,
 ///        and what operators.cc reads of it
-/// \returns  JSON: {"loaded": as live::Tell} or {"error": {"code", "message", "rank"}}
+/// \returns  JSON: {"result": as live::Tell} or {"error": {"code", "message", "rank"}}
 /// Collective. Nothing is thrown.
 std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors);
 

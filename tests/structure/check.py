@@ -29,7 +29,7 @@ ARROWS = {
     "shardwright": ["ucp"],
     "live": ["ucp"],
     "resident": ["live", "device"],
-    "torch": ["live", "resident", "pec"],
+    "torch": ["live", "resident", "moe", "pec"],
     "pec": ["exec", "ucp", "loads", "page", "text"],
     "moe": ["exec", "loads", "page", "text"],
     "cli": ["comm", "text"],

@@ -111,6 +111,70 @@ std::vector<std::uint64_t> DispatchTable::ReceivedBy(std::uint32_t rank) const {
   return received;
 }
 
+Result<std::vector<std::int64_t>> DispatchTable::RowsOf(
+    std::uint32_t rank, std::span<const std::int64_t> chosen) const {
+  // Of each expert the runs of rows that are still free, in the order in which tokens take them.
+  struct Run {
+    std::int64_t next = 0;
+    std::uint64_t left = 0;
+  };
+  std::vector<std::vector<Run>> runs(experts);
+  std::int64_t row = 0;
+  for (const Send& send : BufferOf(rank)) {
+    runs[send.expert].push_back({row, send.tokens});
+    row += static_cast<std::int64_t>(send.tokens);
+  }
+  std::vector<std::uint64_t> found(experts, 0);
+  std::vector<std::size_t> at(experts, 0);
+  std::vector<std::int64_t> rows(chosen.size(), kNoRow);
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    if (chosen[i] < 0) continue;
+    const auto e = static_cast<std::uint64_t>(chosen[i]);
+    if (e >= experts) {
+      return Fail(Errc::kMismatch, "expert " + std::to_string(e) + " does not exist, there are " +
+                                       std::to_string(experts));
+    }
+    ++found[e];
+    while (at[e] < runs[e].size() && runs[e][at[e]].left == 0) ++at[e];
+    if (at[e] == runs[e].size()) continue;  // told below, with the count
+    Run& run = runs[e][at[e]];
+    rows[i] = run.next++;
+    --run.left;
+  }
+  std::vector<std::uint64_t> sent(experts, 0);
+  for (const Send& send : sends) {
+    if (send.from == rank) sent[send.expert] += send.tokens;
+  }
+  for (std::uint32_t e = 0; e < experts; ++e) {
+    if (found[e] == sent[e]) continue;
+    return Fail(Errc::kMismatch, "expert " + std::to_string(e) + ": rank " + std::to_string(rank) +
+                                     " sends " + std::to_string(sent[e]) + " tokens, found " +
+                                     std::to_string(found[e]));
+  }
+  return rows;
+}
+
+std::vector<std::int64_t> DispatchTable::ArrangementOf(std::uint32_t rank) const {
+  const std::vector<std::uint64_t> received = ReceivedBy(rank);
+  std::vector<std::int64_t> first(received.size(), 0);  // [from][expert]
+  std::int64_t row = 0;
+  for (std::uint32_t e = 0; e < experts; ++e) {
+    for (std::uint32_t from = 0; from < ranks; ++from) {
+      const std::size_t at = std::size_t{from} * experts + e;
+      first[at] = row;
+      row += static_cast<std::int64_t>(received[at]);
+    }
+  }
+  std::vector<std::int64_t> rows;
+  rows.reserve(static_cast<std::size_t>(row));
+  for (std::size_t at = 0; at < received.size(); ++at) {
+    for (std::uint64_t i = 0; i < received[at]; ++i) {
+      rows.push_back(first[at] + static_cast<std::int64_t>(i));
+    }
+  }
+  return rows;
+}
+
 Result<DispatchTable> DispatchByCapacity(std::span<const std::uint32_t> replicas,
                                          std::span<const std::uint64_t> tokens,
                                          std::uint32_t experts, std::uint32_t ranks, Split split) {

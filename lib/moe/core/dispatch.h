@@ -34,7 +34,21 @@ struct DispatchTable {
   std::vector<Send> BufferOf(std::uint32_t rank) const;
   /// Tokens of each expert that a rank receives from each rank: [from][expert].
   std::vector<std::uint64_t> ReceivedBy(std::uint32_t rank) const;
+
+  /// The row of the send buffer of `rank` that each of its tokens takes, kNoRow for one without an
+  /// expert: BufferOf, token by token.
+  /// \param chosen  by token in input order: its expert, or negative for none. A token that goes to
+  ///        several experts is there several times
+  /// \error kMismatch  other tokens than the table was made for: names the expert and both counts
+  Result<std::vector<std::int64_t>> RowsOf(std::uint32_t rank,
+                                           std::span<const std::int64_t> chosen) const;
+  /// The row, by expert and then by sender, of each row that `rank` receives, senders in order and
+  /// each with its part of its send buffer. The inverse puts results back in the order of arrival.
+  std::vector<std::int64_t> ArrangementOf(std::uint32_t rank) const;
 };
+
+/// What a token without an expert has in place of a row.
+inline constexpr std::int64_t kNoRow = -1;
 
 /// Equal shares for all replicas, own replicas first. Every rank computes the same table.
 /// \param replicas  [expert][rank]

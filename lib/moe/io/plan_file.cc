@@ -1,7 +1,10 @@
 #include "moe/io/plan_file.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "base/limits.h"
@@ -57,6 +60,63 @@ Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* pla
   return {};
 }
 
+/// A row of numbers of a migration, each below its limit; the layer's position in place of its
+/// number.
+Result<std::vector<std::uint32_t>> MigrationRow(const Json& row, const PlanFile& plan,
+                                                std::span<const std::uint64_t> limits,
+                                                const std::string& where) {
+  if (!row.is_array() || row.size() != limits.size()) {
+    return Fail(Errc::kBadInput, where + ": a list of " + std::to_string(limits.size()) +
+                                     " numbers expected, found " + json::KindOf(row));
+  }
+  std::vector<std::uint32_t> numbers;
+  for (std::size_t i = 0; i < limits.size(); ++i) {
+    SW_TRY_ASSIGN(const std::uint64_t number, json::WholeOf(row[i], 0, limits[i] - 1, where));
+    numbers.push_back(static_cast<std::uint32_t>(number));
+  }
+  const auto at = std::lower_bound(plan.layer_id.begin(), plan.layer_id.end(), numbers[0]);
+  if (at == plan.layer_id.end() || *at != numbers[0]) {
+    return Fail(Errc::kBadInput,
+                where + ": layer " + std::to_string(numbers[0]) + " is not in the plan");
+  }
+  numbers[0] = static_cast<std::uint32_t>(at - plan.layer_id.begin());
+  return numbers;
+}
+
+Status ParseMigration(const Json& record, const std::string& where, PlanFile* plan) {
+  const Json* transfers = json::Find(record, "transfers");
+  const Json* lost = json::Find(record, "lost");
+  if (transfers == nullptr || lost == nullptr || !transfers->is_array() || !lost->is_array()) {
+    return Fail(Errc::kBadInput, where + ": an object with lists transfers and lost expected");
+  }
+  const std::uint64_t gpus = plan->device_slots.size();
+  const std::uint64_t rounds = std::max<std::uint64_t>(transfers->size(), 1);
+  Migration found;
+  for (const Json& row : *transfers) {
+    const std::string place = where + ": transfer " + std::to_string(found.transfers.size());
+    SW_TRY_ASSIGN(const auto n,
+                  MigrationRow(row, *plan,
+                               std::array{limits::kMoeLayers, std::uint64_t{plan->experts}, gpus,
+                                          gpus, rounds},
+                               place));
+    if (!found.transfers.empty() && n[4] < found.transfers.back().round) {
+      return Fail(Errc::kBadInput, place + ": round " + std::to_string(n[4]) + " after round " +
+                                       std::to_string(found.transfers.back().round));
+    }
+    found.transfers.push_back({n[0], n[1], n[2], n[3], n[4], Reach::kNode});
+    found.rounds = n[4] + 1;
+  }
+  for (const Json& row : *lost) {
+    SW_TRY_ASSIGN(
+        const auto n,
+        MigrationRow(row, *plan, std::array{limits::kMoeLayers, std::uint64_t{plan->experts}},
+                     where + ": lost"));
+    found.lost.push_back({n[0], n[1]});
+  }
+  plan->migration = std::move(found);
+  return {};
+}
+
 Result<PlanFile> ParseRecord(const Json& root, const std::string& where) {
   PlanFile plan;
   plan.format = "plan";
@@ -88,6 +148,9 @@ Result<PlanFile> ParseRecord(const Json& root, const std::string& where) {
     for (std::size_t d = 0; d < plan.device_slots.size(); ++d) {
       plan.cluster->devices[d].slots = plan.device_slots[d];
     }
+  }
+  if (const Json* migration = json::Find(root, "migration")) {
+    SW_TRY(ParseMigration(*migration, where + ": migration", &plan));
   }
   return plan;
 }

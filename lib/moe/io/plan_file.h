@@ -13,6 +13,7 @@
 
 #include "base/result.h"
 #include "moe/core/types.h"
+#include "moe/migration/migration.h"
 
 namespace shardwright::moe {
 
@@ -33,6 +34,10 @@ struct PlanFile {
   /// and `device_slots`. Empty for all others.
   std::vector<std::vector<std::int32_t>> owner_slots;
   std::vector<std::uint32_t> owner_device_slots;
+  /// Our record of a plan that was made from an old one: transfers, lost experts and rounds, and
+  /// nothing else of it. Layers are positions in `layer_id`. Whether it leads from anything to this
+  /// plan is not proved: Prove does that.
+  std::optional<Migration> migration;
 };
 
 /// Reads a plan; its format is told by its content (docs/formats/plan.md).

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "layout/shard_map.h"
@@ -60,6 +61,15 @@ struct Migration {
 /// Local, pure.
 Result<Migration> PlanMigration(const Placement& current, const Placement& next,
                                 const Cluster& cluster, const MigrationOptions& options = {});
+
+/// Proves that a migration leads from one placement to another: whoever sends an expert holds it
+/// then, whoever is to hold one in the end has it or receives it, and nobody receives what it has.
+/// \pre both fit `cluster` and have the same layers and experts
+/// \error kMismatch  names the layer as in `layer_id`, the expert and the device; kInfeasible  lost
+///        experts
+/// Local, pure.
+Status Prove(const Migration& migration, const Placement& current, const Placement& next,
+             const Cluster& cluster, std::span<const std::uint32_t> layer_id);
 
 /// A node for every node of the plan: physical node of plan node p. Only nodes with equal slots of
 /// their devices change places, inside their rack if that is the failure unit. cost: distinct

@@ -5,10 +5,20 @@
     step = shardwright.load((model, optimizer), "ckpt/")   # FSDP2, tensor parallel, DDP, one process
 
 Nothing is converted on disk, and nothing is printed. docs/live.md tells what is read when.
+
+    plan = shardwright.ExpertPlan.read("plan.json")        # of moe-replace
+    layer = shardwright.ReplicatedExperts(plan, 0, {expert: tensors})
+
+Layers of experts that live where a plan says: docs/experts.md.
 """
 
 from ._errors import Error
+from ._experts import Dispatched, ReplicatedExperts
 from ._load import Loaded, load
+from ._migrate import migrate
 from ._partial import PartialCheckpoints
+from ._plans import ExpertPlan
+from ._sparse import SparseCollectives
 
-__all__ = ["Error", "Loaded", "PartialCheckpoints", "load"]
+__all__ = ["Dispatched", "Error", "ExpertPlan", "Loaded", "PartialCheckpoints", "ReplicatedExperts", "SparseCollectives", "load",
+           "migrate"]

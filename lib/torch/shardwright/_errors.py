@@ -4,7 +4,7 @@ INTERNAL, USAGE, NOT_FOUND, BAD_INPUT, MISMATCH, BUSY, IO, UNSUPPORTED = 1, 2, 3
 
 
 class Error(RuntimeError):
-    """A load that failed; its text is the message.
+    """What failed; its text is the message.
 
     code: what a command of Shardwright would have ended with (docs/commands.md).
     rank: the rank that failed, None where it was this one or there is one only.

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ._errors import INTERNAL, IO, Error
+
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p,
                             ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p),
                             ctypes.POINTER(ctypes.c_void_p))
 EACH_TO_EACH, TO_ALL, FROM_ROOT = 0, 1, 2
+
+
+def moving(work: Callable[[], Any]) -> Any:
+    """What a collective of the trainer's group returns; raises Error where a rank is gone."""
+    try:
+        return work()
+    except Error:
+        raise
+    except (RuntimeError, ValueError) as error:  # dist.DistBackendError is one of the first
+        raise Error(IO, f"process group: {str(error).splitlines()[0]}") from error
 
 
 class Group:
@@ -22,7 +35,7 @@ class Group:
 
     def __init__(self, group: Any = None) -> None:
         self.failure: BaseException | None = None
-        self.rank, self.size, self._own, self._group = 0, 1, None, None
+        self.rank, self.size, self._own, self._group, self._given = 0, 1, None, None, group
         self._function = FUNCTION(self._swap)
         self._kept: tuple[torch.Tensor, ...] = ()
         if not (dist.is_available() and dist.is_initialized()):
@@ -44,6 +57,24 @@ class Group:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._group)
         return found
+
+    def agree(self, work: Callable[[], Any]) -> list[Any]:
+        """Collective. What `work` returns on every rank; raises on all what it raised on the first one where it failed."""
+        value, failed = None, None
+        try:
+            value = work()
+        except Exception as error:
+            code = error.code if isinstance(error, Error) else IO if isinstance(error, OSError) else INTERNAL
+            failed = code, str(error) if isinstance(error, (Error, OSError)) else f"{type(error).__name__}: {error}"
+        told = self.gather((failed, value))
+        for rank, (what, _) in enumerate(told):
+            if what is not None:
+                raise Error(*what, None if self.size == 1 else rank)
+        return [value for _, value in told]
+
+    def for_tensors(self, *tensors: torch.Tensor) -> Any:
+        """The process group that moves them: the trainer's own, or that of gloo for those on the CPU."""
+        return self._group if self._own is not None and any(one.is_cpu for one in tensors) else self._given
 
     @property
     def address(self) -> int:

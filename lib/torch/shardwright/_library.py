@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from . import _operators
 from ._errors import UNSUPPORTED, Error
 
 OLDEST = (2, 10)
+FAILED = re.compile(r"shardwright error (\d+): (.*)")  # how lib/torch/tokens.cc fails
 
 
 def check_version(version: str) -> None:
@@ -23,24 +25,37 @@ def check_version(version: str) -> None:
 
 
 @functools.cache
-def _operators() -> Any:
+def operators() -> Any:
+    """torch.ops.shardwright"""
     check_version(torch.__version__)
     library = pathlib.Path(__file__).with_name("libshardwright_torch.so")
     try:
         torch.ops.load_library(str(library))
     except OSError as error:
         raise Error(UNSUPPORTED, f"{library}: {error.__cause__ or error}") from error
+    _operators.register()
     return torch.ops.shardwright
 
 
-def call(operator: str, request: dict[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
-    """What an operator answers. Raises Error."""
+def call(operator: str, request: dict[str, Any], *tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """What an operator answers that takes a request. Raises Error."""
     with torch.no_grad():
-        answer = json.loads(getattr(_operators(), operator)(json.dumps(request), tensors))
+        answer = json.loads(getattr(operators(), operator)(json.dumps(request), *tensors))
     error = answer.get("error")
     if error is not None:
         raise Error(error["code"], error["message"], None if error["rank"] < 0 else error["rank"])
-    return answer["loaded"]
+    return answer["result"]
+
+
+def compute(operator: str, *arguments: Any) -> Any:
+    """What an operator on tensors returns. Raises Error."""
+    try:
+        return getattr(operators(), operator)(*arguments)
+    except RuntimeError as error:
+        said = FAILED.match(str(error))
+        if said is None:
+            raise
+        raise Error(int(said[1]), said[2]) from None
 
 
 def value_of(plain: Any) -> Any:

@@ -20,7 +20,7 @@ from . import _errors
 from ._agent import Connection
 from ._agent_process import OwnAgent
 from ._deepspeed import DeepSpeed
-from ._errors import IO, MISMATCH, UNSUPPORTED, USAGE, Error
+from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
 from ._files import SparseFile
 from ._group import Group
 from ._load import Loaded, load
@@ -118,9 +118,9 @@ class PartialCheckpoints:
         self._asks = {"store": os.path.realpath(store), "k": k, "every": every, "agent": agent, "flags": list(flags)}
         self._counts = count_tokens(engine.module)
         try:
-            self._same(self._agreed(self._check))
-            self.agent, self._folder, self._log_path, mark = self._agreed(lambda: self._open(command, tokens))[0]
-            self._agreed(lambda: self._see_folder(mark))
+            self._same(self._group.agree(self._check))
+            self.agent, self._folder, self._log_path, mark = self._group.agree(lambda: self._open(command, tokens))[0]
+            self._group.agree(lambda: self._see_folder(mark))
         except BaseException:
             if self._own is not None and self._own.started:
                 with contextlib.suppress(Exception):  # what was wrong is what is told
@@ -186,7 +186,7 @@ class PartialCheckpoints:
             return None if stored == "none" else int(stored)
 
         try:
-            return self._agreed(end)[0]
+            return self._group.agree(end)[0]
         finally:
             self._release()
 
@@ -258,11 +258,11 @@ class PartialCheckpoints:
 
     def _snapshot(self, iteration: int, client_state: dict[str, Any]) -> None:
         """Collective. Header, choice, tensors: training waits until its tensors are copied."""
-        told = self._agreed(lambda: (self._asks | {"iteration": iteration}, self._counted()))
+        told = self._group.agree(lambda: (self._asks | {"iteration": iteration}, self._counted()))
         self._same([asks for asks, _ in told])
         tag = f"global_step{iteration}"
         self._pending = []
-        self._agreed(lambda: self._make_room(tag, [pending for _, pending in told]))
+        self._group.agree(lambda: self._make_room(tag, [pending for _, pending in told]))
         headers = _HeaderEngine()
         before, self._engine.checkpoint_engine = self._engine.checkpoint_engine, headers
         try:
@@ -289,13 +289,13 @@ class PartialCheckpoints:
             return wanted
 
         try:
-            wanted = self._agreed(offer)[0]
-            filled = self._agreed(lambda: {name: headers.files[name].fill(wanted[name])
+            wanted = self._group.agree(offer)[0]
+            filled = self._group.agree(lambda: {name: headers.files[name].fill(wanted[name])
                                            for name in wanted.keys() & headers.files.keys()})
             if nobodys := wanted.keys() - {name for mine in filled for name in mine}:
                 raise Error(_errors.INTERNAL, f"no rank has what the agent asks for: {sorted(nobodys)}")
             self.handed_bytes = sum(sum(mine.values()) for mine in filled)
-            self._agreed(lambda: offered.send("filled") if offered is not None else None)
+            self._group.agree(lambda: offered.send("filled") if offered is not None else None)
         except BaseException:
             if offered is not None:
                 offered.close()  # the agent gives it up
@@ -384,20 +384,6 @@ class PartialCheckpoints:
                 warnings.warn(f"no snapshot of iteration {self._last}: {error}", stacklevel=3)
             return False
         return True
-
-    def _agreed(self, work: Callable[[], Any]) -> list[Any]:
-        """Collective. What `work` returns on every rank; raises on all what it raised on the first one where it failed."""
-        value, failed = None, None
-        try:
-            value = work()
-        except Exception as error:
-            code = error.code if isinstance(error, Error) else IO if isinstance(error, OSError) else _errors.INTERNAL
-            failed = code, str(error) if isinstance(error, (Error, OSError)) else f"{type(error).__name__}: {error}"
-        told = self._group.gather((failed, value))
-        for rank, (what, _) in enumerate(told):
-            if what is not None:
-                raise Error(*what, None if self._group.size == 1 else rank)
-        return [value for _, value in told]
 
     def _same(self, told: list[dict[str, Any]]) -> None:
         """Raises where ranks ask for different things."""

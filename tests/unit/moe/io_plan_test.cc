@@ -96,6 +96,28 @@ TEST(IoPlanTest, OwnersOfARecordAreItsState) {
   }
 }
 
+TEST(IoPlanTest, TheMigrationOfARecordIsRead) {
+  const Loads loads = TwoLayers();
+  const Cluster cluster = UniformCluster(2, 1, 2);
+  const Placement now = Placed(loads, cluster, {0, 2, 1, 2, 0, 2, 1, kNoExpert});
+  const Placement next = Placed(loads, cluster, {0, 1, 1, 2, 0, 2, 1, 0});
+  JudgedPlan judged = Judged(loads, cluster, next);
+  auto moves = PlanMigration(now, next, cluster);
+  ASSERT_TRUE(moves);
+  ASSERT_EQ(moves->transfers.size(), 2U);
+  judged.migration = *moves;
+  const PlanFile file = Read(PlanText(judged, loads, cluster, FailureUnit::kNode));
+  ASSERT_TRUE(file.migration);
+  EXPECT_EQ(file.migration->rounds, moves->rounds);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Transfer& found = file.migration->transfers[i];
+    const Transfer& want = moves->transfers[i];
+    EXPECT_EQ(std::tie(found.layer, found.expert, found.from, found.to, found.round),
+              std::tie(want.layer, want.expert, want.from, want.to, want.round));
+  }
+  EXPECT_TRUE(Prove(*file.migration, now, next, cluster, loads.layer_id));
+}
+
 TEST(IoPlanTest, ARecordWithNodesAloneIsRead) {
   const PlanFile file = Read(
       "{\"nodes\":2,\"slots_per_node\":2,\"fault_threshold\":1,\"layers\":[{\"layer\":0,"
@@ -268,6 +290,30 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("{\"experts\":1,\"layers\":[{\"layer\":0,\"placement\":[[1]]}]}",
                    "expert 1 does not exist"),
         std::tuple("{\"nodes\":3,\"layers\":[{\"layer\":0,\"placement\":[[1],[0]]}]}", "3 nodes"),
+        std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
+                   "7}",
+                   "lists transfers and lost"),
+        std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
+                   "{\"transfers\":[]}}",
+                   "lists transfers and lost"),
+        std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
+                   "{\"transfers\":[[4,0,0,1]],\"lost\":[]}}",
+                   "transfer 0: a list of 5 numbers"),
+        std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
+                   "{\"transfers\":[[3,0,0,1,0]],\"lost\":[]}}",
+                   "layer 3 is not in the plan"),
+        std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
+                   "{\"transfers\":[[4,2,0,1,0]],\"lost\":[]}}",
+                   "transfer 0"),
+        std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
+                   "{\"transfers\":[[4,0,0,2,0]],\"lost\":[]}}",
+                   "transfer 0"),
+        std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
+                   "{\"transfers\":[[4,0,0,1,1],[4,1,1,0,0]],\"lost\":[]}}",
+                   "transfer 1: round 0 after round 1"),
+        std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
+                   "{\"transfers\":[],\"lost\":[[4]]}}",
+                   "lost: a list of 2 numbers"),
         std::tuple("{\"record_type\":\"x\"}", "eplb_initial_mapping"),
         std::tuple("{\"record_type\":\"eplb_initial_mapping\",\"num_redundant_experts\":2,"
                    "\"initial_global_assignments\":{\"0\":[0,1,2]}}",

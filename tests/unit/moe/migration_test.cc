@@ -231,6 +231,53 @@ TEST(MigrationTest, OtherShapesAreRefused) {
   EXPECT_EQ(refused.error().code, Errc::kMismatch);
 }
 
+// What is planned leads there; without any one transfer, or with another sender, it does not.
+TEST(MigrationTest, WhatLeadsThereIsProvedAndNothingElse) {
+  Random random(5);
+  const std::vector<std::uint32_t> layer_id{7};
+  std::uint32_t moved = 0;
+  for (int i = 0; i < 600; ++i) {
+    const auto nodes = static_cast<std::uint32_t>(2 + random.Below(4));
+    Cluster cluster = UniformCluster(nodes, static_cast<std::uint32_t>(1 + random.Below(3)), 2);
+    cluster.nodes[0].alive = i % 3 != 0;
+    const auto slots = [&](bool dead_too) {
+      std::vector<std::int32_t> out;
+      for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+        for (int s = 0; s < 2; ++s) {
+          const bool empty = !dead_too && !cluster.alive(d);
+          out.push_back(empty ? kNoExpert : static_cast<std::int32_t>(random.Below(5)) - 1);
+        }
+      }
+      return out;
+    };
+    const Placement current = PlacedAs(slots(true), 4, cluster);
+    const Placement next = PlacedAs(slots(false), 4, cluster);
+    const Migration all = Moves(current, next, cluster, i % 2 == 0);
+    const Status whole = Prove(all, current, next, cluster, layer_id);
+    if (!all.lost.empty()) {
+      ASSERT_FALSE(whole);
+      EXPECT_EQ(whole.error().code, Errc::kInfeasible);
+      continue;
+    }
+    ASSERT_TRUE(whole) << whole.error().message;
+    for (std::size_t t = 0; t < all.transfers.size(); ++t, ++moved) {
+      Migration less = all;
+      less.transfers.erase(less.transfers.begin() + static_cast<std::ptrdiff_t>(t));
+      const Status lacking = Prove(less, current, next, cluster, layer_id);
+      ASSERT_FALSE(lacking);
+      EXPECT_EQ(lacking.error().code, Errc::kMismatch);
+      EXPECT_NE(lacking.error().message.find("layer 7 expert "), std::string::npos);
+      Migration twice = all;
+      twice.transfers.push_back(all.transfers[t]);
+      EXPECT_FALSE(Prove(twice, current, next, cluster, layer_id));
+      Migration other = all;
+      other.transfers[t].from = other.transfers[t].to;  // has it not, it is to receive it
+      EXPECT_FALSE(Prove(other, current, next, cluster, layer_id));
+    }
+  }
+  EXPECT_GT(moved, 1000U);
+}
+
 // The transfer list as the record that the copy engine executes: what it would move is what the
 // migration says.
 TEST(MigrationMapsTest, TheCopyProgramMovesWhatTheMigrationSays) {
