@@ -108,6 +108,7 @@ TOP_LEVEL = {
     "docs",
     "lib",
     "patterns",
+    "pyproject.toml",  # where pip looks for it
     "scripts",
     "tests",
 }
