@@ -1,3 +1,4 @@
+#define OPENSSL_SUPPRESS_DEPRECATED  // these calls, for the reason below
 #include "os/sha256.h"
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <openssl/evp.h>
+#include <openssl/sha.h>
 
 #include "base/result.h"
 #include "base/text.h"
@@ -14,26 +15,25 @@
 
 namespace shardwright::os {
 
+// Where the sum is all that is called, nothing else of the library is linked from a static one,
+// unlike with EVP, whose providers name every algorithm that there is.
 struct Sha256::State {
-  std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context{EVP_MD_CTX_new(),
-                                                                  &EVP_MD_CTX_free};
+  SHA256_CTX context;
 };
 
-// These calls fail for lack of memory alone, or where a policy of the machine forbids SHA-256.
 Sha256::Sha256() : state_(std::make_unique<State>()) {
-  SW_CHECK(state_->context != nullptr);
-  SW_CHECK(EVP_DigestInit_ex(state_->context.get(), EVP_sha256(), nullptr) == 1);
+  SW_CHECK(SHA256_Init(&state_->context) == 1);
 }
 
 Sha256::~Sha256() = default;
 
 void Sha256::Add(std::span<const std::byte> bytes) {
-  SW_CHECK(EVP_DigestUpdate(state_->context.get(), bytes.data(), bytes.size()) == 1);
+  SW_CHECK(SHA256_Update(&state_->context, bytes.data(), bytes.size()) == 1);
 }
 
 std::string Sha256::Finish() && {
   std::array<unsigned char, 32> sum{};
-  SW_CHECK(EVP_DigestFinal_ex(state_->context.get(), sum.data(), nullptr) == 1);
+  SW_CHECK(SHA256_Final(sum.data(), &state_->context) == 1);
   return Hex(std::as_bytes(std::span(sum)));
 }
 

@@ -121,6 +121,7 @@ TOP_LEVEL = {
     "docs",
     "lib",
     "patterns",
+    "pyproject.toml",  # where pip looks for it
     "scripts",
     "tests",
 }
