@@ -128,15 +128,16 @@ class Collective {
   virtual int rank() const = 0;  ///< in the group
   virtual int size() const = 0;  ///< of the group
 
-  /// `to` becomes what the ranks give, in the order of their ranks, bytes[r] of rank r. A rank's own
-  /// part may lie where it belongs in `to` already. \pre bytes.size() == size()
+  /// `to` becomes what the ranks give, in the order of their ranks, bytes[r] of rank r. A rank's
+  /// own part may lie where it belongs in `to` already. \pre bytes.size() == size()
   virtual Status AllGather(Stream& stream, std::byte* to, const std::byte* from,
                            std::span<const std::uint64_t> bytes) = 0;
 
   /// `data` becomes that of `root`.
   virtual Status Broadcast(Stream& stream, std::byte* data, std::uint64_t bytes, int root) = 0;
 
-  /// Sends out[r] to rank r and fills in[r] with what it sends, all at once; empty ones do not move.
+  /// Sends out[r] to rank r and fills in[r] with what it sends, all at once; empty ones do not
+  /// move.
   /// \pre both have size() entries
   virtual Status Exchange(Stream& stream, std::span<const std::span<const std::byte>> out,
                           std::span<const std::span<std::byte>> in) = 0;

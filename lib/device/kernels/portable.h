@@ -1,6 +1,7 @@
 // lib/device/kernels: what a device does to bytes, written once.
-// A body does the work of one index and is compiled for the CPU by every compiler and for the GPU by
-// nvcc, so that a test on a CPU proves the same text. Launches say only how many indexes there are.
+// A body does the work of one index and is compiled for the CPU by every compiler and for the GPU
+// by nvcc, so that a test on a CPU proves the same text. Launches say only how many indexes there
+// are.
 
 #pragma once
 
