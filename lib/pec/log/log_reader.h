@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "pec/log/log.h"
+#include "pec/store/manifest.h"
+
+namespace shardwright::pec {
+
+/// What follows the last whole record of a writer: a kill or a power failure cut it short.
+struct TornTail {
+  std::string path;
+  std::uint64_t bytes = 0;
+};
+
+/// Where a writer stands, for one that goes on.
+struct LogEnd {
+  std::uint64_t number = 0;      ///< of the last segment; 0: there is none
+  std::uint64_t end = 0;         ///< of its last whole record; 0: its head is torn, too
+  std::uint64_t torn_bytes = 0;  ///< what follows that
+  std::uint64_t next_index = 0;
+  exec::Digest previous{};  ///< trailer of the last record
+};
+
+/// A parameter of a module.
+struct LoggedParam {
+  std::string name;
+  std::uint64_t elems = 0;
+};
+
+/// One iteration of a chain: every element of every parameter once.
+struct LogLink {
+  struct Piece {
+    std::size_t param = 0;  ///< in what ChainOf was asked for
+    const LogStep* step = nullptr;
+    const LogPiece* piece = nullptr;
+    const std::string* path = nullptr;  ///< of its segment
+  };
+  std::uint64_t iteration = 0;
+  std::vector<Piece> pieces;  ///< by parameter and first element; none of skipped steps
+};
+
+/// The gradients of a store, proved. Reading takes no lock: segments that writers append to show as
+/// far as they were whole.
+class GradientLog {
+ public:
+  /// Reads all segments and compares all checksums.
+  /// \error kBadInput  damage, by segment, record and what is wrong: a segment or records that are
+  ///        missing, come twice or out of order, are cut short or changed; kMismatch  another
+  ///        model's log; kUnsupported  another version; kNotFound
+  /// Local.
+  static Result<GradientLog> Open(const std::string& folder, const exec::Digest& fingerprint);
+
+  /// The same for the segments of one writer.
+  static Result<LogEnd> EndOf(const std::string& folder, const exec::Digest& fingerprint,
+                              std::uint32_t writer);
+
+  const std::vector<TornTail>& torn() const { return torn_; }
+
+  /// What brings a module from one version to another: a link for each iteration after `from`, up
+  /// to and with `to`. Records that a recovery has given up are not looked at.
+  /// \param params  all of the module, with different names
+  /// \error kNotFound  an iteration, or elements of a parameter in it, that no record has; names
+  ///        them; kBadInput  records that contradict each other or `params`, or counts of steps
+  ///        that do not follow each other
+  /// Local. The chain is valid as long as the log is.
+  Result<std::vector<LogLink>> ChainOf(std::string_view module, std::span<const LoggedParam> params,
+                                       std::uint64_t from, std::uint64_t to,
+                                       std::span<const RecoveryRecord> recoveries) const;
+
+  /// The gradient of a piece, as the optimizer got it.
+  /// \error kBadInput  it has changed since Open; kNotFound
+  /// Local. Thread-safe.
+  static Result<std::vector<std::byte>> Read(const LogLink::Piece& piece);
+
+  /// The log of the modules that it has, by name: all iterations, ascending.
+  std::map<std::string, std::vector<std::uint64_t>> Modules() const;
+
+ private:
+  struct Entry {
+    LogRecord record;
+    std::size_t path = 0;
+  };
+  struct Scan;
+  GradientLog() = default;
+  static Result<GradientLog> OpenSome(const std::string& folder, const exec::Digest& fingerprint,
+                                      std::optional<std::uint32_t> only);
+
+  // Pointers into these are in chains.
+  std::vector<std::string> paths_;
+  std::vector<Entry> entries_;
+  std::map<std::string, std::vector<std::size_t>, std::less<>> by_module_;
+  std::vector<TornTail> torn_;
+  LogEnd end_;  // of the last writer that was read
+};
+
+}  // namespace shardwright::pec

@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/text.h"
+#include "os/dir.h"
+#include "os/file.h"
+#include "pec/log/log_frame_internal.h"
+#include "pec/log/log_reader.h"
+
+// Reads the segments of a log from front to back. A record that is not whole is a torn tail where
+// nothing whole follows it in the last segment of its writer, and damage everywhere else.
+
+namespace shardwright::pec {
+namespace {
+
+constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
+
+/// A record of a file, as far as it could be proved.
+struct Found {
+  log::RecordHead head;
+  std::string meta;
+  exec::Digest trailer{};
+  std::string wrong;  ///< empty: whole
+};
+
+/// What is wrong with the record at `at`, or the record.
+Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t file_bytes) {
+  Found found;
+  const std::uint64_t rest = file_bytes - at;
+  if (rest < log::kFrameBytes) {
+    found.wrong = "its head is cut short";
+    return found;
+  }
+  log::Frame frame;
+  SW_TRY(file.ReadAt(at, frame));
+  const auto head = log::RecordHeadOf(frame);
+  if (!head) {
+    found.wrong = "its head does not have its checksum";
+    return found;
+  }
+  found.head = *head;
+  if (head->meta_bytes > kLogMetaBytes) {
+    found.wrong = "its text is larger than " + std::to_string(kLogMetaBytes) + " bytes";
+    return found;
+  }
+  if (head->payload_bytes > rest || log::RecordBytes(*head) > rest) {
+    found.wrong = "it is cut short";
+    return found;
+  }
+  exec::DigestStream digest;
+  digest.Add(frame);
+  found.meta.resize(head->meta_bytes);
+  SW_TRY(file.ReadAt(at + log::kFrameBytes, std::as_writable_bytes(std::span(found.meta))));
+  digest.Add(std::as_bytes(std::span(found.meta)));
+  std::uint64_t from = at + log::kFrameBytes + head->meta_bytes;
+  const std::uint64_t payload_end = from + head->payload_bytes;
+  std::vector<std::byte> block(std::min<std::uint64_t>(kBlockBytes, head->payload_bytes));
+  while (from < payload_end) {
+    const auto part =
+        std::span(block).first(std::min<std::uint64_t>(block.size(), payload_end - from));
+    SW_TRY(file.ReadAt(from, part));
+    digest.Add(part);
+    from += part.size();
+  }
+  std::vector<std::byte> back(at + log::RecordBytes(*head) - payload_end);
+  SW_TRY(file.ReadAt(payload_end, back));
+  found.trailer = digest.Finish();
+  const auto trailer = std::as_bytes(std::span(found.trailer));
+  const bool zeros = std::all_of(back.begin() + log::kTrailerBytes, back.end(),
+                                 [](std::byte byte) { return byte == std::byte{0}; });
+  if (!zeros || !std::ranges::equal(trailer, std::span(back).first(log::kTrailerBytes))) {
+    found.wrong = "it does not have its checksum";
+  }
+  return found;
+}
+
+/// Whether the head of a record lies anywhere behind a place.
+Result<bool> HeadFollows(const os::File& file, std::uint64_t after, std::uint64_t file_bytes) {
+  if (after >= file_bytes) return false;
+  std::vector<std::byte> block(std::min<std::uint64_t>(kBlockBytes, file_bytes - after));
+  for (std::uint64_t at = after; at < file_bytes; at += block.size()) {
+    const auto part =
+        std::span(block).first(std::min<std::uint64_t>(block.size(), file_bytes - at));
+    SW_TRY(file.ReadAt(at, part));
+    for (std::size_t i = 0; i + log::kFrameBytes <= part.size(); i += log::kFrameBytes) {
+      if (log::RecordHeadOf(part.subspan(i, log::kFrameBytes))) return true;
+    }
+  }
+  return false;
+}
+
+Status CheckHead(const log::SegmentHead& head, log::SegmentId id, const exec::Digest& fingerprint,
+                 const std::string& path) {
+  if (head.version != kLogVersion) {
+    return Fail(Errc::kUnsupported, path + ": version " + std::to_string(kLogVersion) +
+                                        " of the log expected, found " +
+                                        std::to_string(head.version));
+  }
+  if (head.writer != id.writer || head.number != id.number) {
+    return BadInput(path + ": it is segment " + log::SegmentName(head.writer, head.number) +
+                    " under another name");
+  }
+  if (head.fingerprint != fingerprint) {
+    return Fail(Errc::kMismatch, path + ": the gradients of another model: fingerprint " +
+                                     exec::Hex(fingerprint) + " expected, found " +
+                                     exec::Hex(head.fingerprint));
+  }
+  return {};
+}
+
+}  // namespace
+
+/// A walk over the segments of one writer.
+struct GradientLog::Scan {
+  const std::string& folder;
+  const exec::Digest& fingerprint;
+  GradientLog* log;  ///< gets the records
+  LogEnd end;
+  bool first = false;  ///< what comes next follows segments that are not there
+
+  Status Segment(log::SegmentId id, bool last);
+  Status CheckOrder(const Found& found, const std::string& where);
+  Status Take(const Found& found, std::uint64_t at, const std::string& where);
+};
+
+Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& where) {
+  const std::uint64_t index = found.head.index;
+  if (index > end.next_index) {
+    return BadInput(where + ": records " + std::to_string(end.next_index) + " to " +
+                    std::to_string(index - 1) + " are missing before record " +
+                    std::to_string(index));
+  }
+  if (index < end.next_index) {
+    return BadInput(where + ": record " + std::to_string(end.next_index) + " expected, found " +
+                    std::to_string(index) + ", which comes twice or out of order");
+  }
+  if (!first && found.head.previous != end.previous) {
+    return BadInput(where + ": record " + std::to_string(index) +
+                    " does not follow the one before it: they are of different logs");
+  }
+  return {};
+}
+
+Status GradientLog::Scan::Take(const Found& found, std::uint64_t at, const std::string& where) {
+  if (found.head.kind == log::Kind::kMark) return {};
+  if (found.head.kind != log::Kind::kGradients) {
+    return Fail(Errc::kUnsupported,
+                where + ": a record of kind " +
+                    std::to_string(static_cast<std::uint32_t>(found.head.kind)));
+  }
+  SW_TRY_ASSIGN(LogRecord record, ParseLogRecord(found.meta, where));
+  std::uint64_t offset = at + log::kFrameBytes + found.head.meta_bytes;
+  const std::uint64_t payload_end = offset + found.head.payload_bytes;
+  bool fits = true;
+  for (LogPiece& piece : record.pieces) {
+    fits = fits && piece.bytes <= payload_end - offset;
+    if (!fits) break;
+    piece.offset = offset;
+    offset += piece.bytes;
+  }
+  if (!fits || offset != payload_end) {
+    return BadInput(where + ": " + std::to_string(found.head.payload_bytes) +
+                    " bytes of gradients, its pieces have others");
+  }
+  log->by_module_[record.module].push_back(log->entries_.size());
+  log->entries_.push_back({std::move(record), log->paths_.size() - 1});
+  return {};
+}
+
+Status GradientLog::Scan::Segment(log::SegmentId id, bool last) {
+  const std::string path = folder + "/" + log::SegmentName(id.writer, id.number);
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  log->paths_.push_back(path);
+  end.number = id.number;
+  end.end = 0;
+  if (identity.bytes < log::kFrameBytes) {
+    if (!last) return BadInput(path + ": its head is cut short, and segments follow it");
+    end.torn_bytes = identity.bytes;
+    log->torn_.push_back({path, identity.bytes});
+    return {};
+  }
+  log::Frame frame;
+  SW_TRY(file.ReadAt(0, frame));
+  const auto head = log::SegmentHeadOf(frame);
+  if (!head) return BadInput(path + ": no segment of a log of gradients, or its head is damaged");
+  SW_TRY(CheckHead(*head, id, fingerprint, path));
+  if (first) end.next_index = head->first_index;
+  if (head->first_index != end.next_index) {
+    return BadInput(path + ": begins with record " + std::to_string(head->first_index) +
+                    ", the segment before it ends before record " + std::to_string(end.next_index));
+  }
+  std::uint64_t at = log::kFrameBytes;
+  while (at < identity.bytes) {
+    const std::string where = path + ", byte " + std::to_string(at);
+    SW_TRY_ASSIGN(const Found found, ReadRecord(file, at, identity.bytes));
+    if (!found.wrong.empty()) {
+      SW_TRY_ASSIGN(const bool follows, HeadFollows(file, at + log::kFrameBytes, identity.bytes));
+      if (!last || follows) {
+        return BadInput(where + ": record " + std::to_string(end.next_index) +
+                        " is damaged: " + found.wrong);
+      }
+      end.torn_bytes = identity.bytes - at;
+      log->torn_.push_back({path, end.torn_bytes});
+      break;
+    }
+    SW_TRY(CheckOrder(found, where));
+    SW_TRY(Take(found, at, where));
+    at += log::RecordBytes(found.head);
+    ++end.next_index;
+    end.previous = found.trailer;
+    first = false;
+  }
+  end.end = at;
+  return {};
+}
+
+Result<LogEnd> GradientLog::EndOf(const std::string& folder, const exec::Digest& fingerprint,
+                                  std::uint32_t writer) {
+  SW_TRY_ASSIGN(const GradientLog log, OpenSome(folder, fingerprint, writer));
+  return log.end_;
+}
+
+Result<GradientLog> GradientLog::Open(const std::string& folder, const exec::Digest& fingerprint) {
+  return OpenSome(folder, fingerprint, std::nullopt);
+}
+
+Result<GradientLog> GradientLog::OpenSome(const std::string& folder,
+                                          const exec::Digest& fingerprint,
+                                          std::optional<std::uint32_t> only) {
+  SW_TRY_ASSIGN(const std::vector<os::Entry> names, os::ListDir(folder));
+  std::map<std::uint32_t, std::set<std::uint64_t>> segments;
+  for (const os::Entry& entry : names) {
+    const auto id = log::SegmentOf(entry.name);
+    if (id && entry.type == os::EntryType::kFile && id->number > 0) {
+      segments[id->writer].insert(id->number);
+    } else if (!log::IsRootsName(entry.name) && !entry.name.ends_with(".tmp")) {
+      return BadInput(folder + "/" + entry.name + ": not of a log of gradients");
+    }
+  }
+  GradientLog log;
+  for (const auto& [writer, numbers] : segments) {
+    if (only && writer != *only) continue;
+    std::uint64_t expected = *numbers.begin();
+    Scan scan{folder, fingerprint, &log, {}, expected > 1};
+    for (const std::uint64_t number : numbers) {
+      if (number != expected) {
+        return BadInput(folder + "/" + log::SegmentName(writer, expected) + " is missing before " +
+                        log::SegmentName(writer, number));
+      }
+      SW_TRY(scan.Segment({writer, number}, number == *numbers.rbegin()));
+      ++expected;
+    }
+    log.end_ = scan.end;
+  }
+  return log;
+}
+
+}  // namespace shardwright::pec
