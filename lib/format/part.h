@@ -25,8 +25,9 @@ class Part {
   Part(const os::File& file, std::uint64_t first, std::span<const std::byte> loaded)
       : file_(file), first_(first), bytes_(loaded.size()), loaded_(loaded) {}
 
-  /// A stretch of which its beginning and its end have been read, and nothing else can be: `first`
-  /// is where messages and storages say that it begins. \pre both outlive it, `head` is not empty
+  /// A stretch of which its beginning and its end have been read, and nothing else can be; `first`
+  /// is where messages and storages say that it begins.
+  /// \pre both outlive it, `head` is not empty
   Part(const os::File& file, std::uint64_t first, std::uint64_t bytes,
        std::span<const std::byte> head, std::span<const std::byte> tail)
       : file_(file), first_(first), bytes_(bytes), loaded_(head), tail_(tail) {}
