@@ -84,9 +84,8 @@ Status Load(Bench& bench, int file) {
     return true;
   };
   SW_TRY_ASSIGN(const double loaded, Best(bench, [&] { return each_part(from_file); }));
-  SW_TRY_ASSIGN(const double copied, Best(bench, [&] {
-                  return each_part([](auto, auto, auto) { return true; });
-                }));
+  SW_TRY_ASSIGN(const double copied,
+                Best(bench, [&] { return each_part([](auto, auto, auto) { return true; }); }));
   Print("load from the page cache", bench.bytes, loaded, copied);
   events.clear();
   return {};
@@ -181,8 +180,7 @@ int main(int argc, char** argv) {
     std::fputs("usage: cuda_bench [MIB [FOLDER]]\n", stderr);
     return 2;
   }
-  const std::string folder =
-      argc > 2 ? argv[2] : std::filesystem::temp_directory_path().string();
+  const std::string folder = argc > 2 ? argv[2] : std::filesystem::temp_directory_path().string();
   const int file = device::MakeFile(folder, mib << 20);
   if (file < 0) {
     std::fprintf(stderr, "cuda_bench: error: %s: no file of %llu MiB can be written\n",

@@ -50,7 +50,7 @@ inline std::vector<std::byte> Inputs(DType type) {
 }
 
 inline constexpr DType kFloating[] = {DType::kF64,        DType::kF32,       DType::kF16,
-                               DType::kBF16,       DType::kF8E4M3,    DType::kF8E5M2,
-                               DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz};
+                                      DType::kBF16,       DType::kF8E4M3,    DType::kF8E5M2,
+                                      DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz};
 
 }  // namespace shardwright::device

@@ -61,7 +61,8 @@ TEST(Kernels, MoveRuns) {
         std::byte expected[512] = {};
         std::memcpy(expected + target, from + source, run.bytes);
         // In any order, as threads do.
-        for (std::uint64_t i = RunPieces(found, run); i > 0; --i) MovePiece(found, from, run, i - 1);
+        for (std::uint64_t i = RunPieces(found, run); i > 0; --i)
+          MovePiece(found, from, run, i - 1);
         ASSERT_EQ(std::memcmp(found, expected, sizeof found), 0)
             << source << " to " << target << ", " << run.bytes << " bytes";
       }
