@@ -109,7 +109,7 @@ class Installed(unittest.TestCase):
                               for path in (prefix / installed).rglob("*") if path.is_file()}, there)
         self.assertEqual(list(prefix.rglob("*.h")), [])
         plugins = {str(path.relative_to(prefix / "lib")) for path in prefix.rglob("*.so*")}
-        self.assertLessEqual(plugins, {f"shardwright/shardwright_mpi_{family}.so" for family in ("openmpi", "mpich")})
+        self.assertLessEqual(plugins, {f"shardwright/shardwright_{name}.so" for name in ("mpi_openmpi", "mpi_mpich", "cuda")})
         run(MPIEXEC, "--oversubscribe", "-n", 2, prefix / "bin" / "ucp-load", DEMO, self.work / "by-commands",
             "--target", "zero=3,dp=4")
         run(prefix / "bin" / "ucp-load", "--version")

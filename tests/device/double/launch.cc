@@ -2,6 +2,7 @@
 
 #include "device/cuda/launch.h"
 
+#include <utility>
 #include <vector>
 
 #include "device/double/world.h"
@@ -10,6 +11,14 @@
 namespace shardwright::device::cuda {
 
 using namespace shardwright::cuda_double;
+
+namespace {
+
+// A launch itself returns nothing; what it was is asked as the last error, which may be of an
+// earlier call that nobody has looked at.
+cudaError_t LastError() { return std::exchange(Mine().last, cudaSuccess); }
+
+}  // namespace
 
 cudaError_t LaunchConvert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
                           std::uint64_t elems, cudaStream_t stream) {
@@ -43,7 +52,7 @@ cudaError_t LaunchConvert(DType to_type, std::byte* to, DType from_type, const s
     };
     Push(*on, std::move(work));
   });
-  return known ? cudaSuccess : End(cudaErrorInvalidValue);
+  return known ? LastError() : cudaErrorInvalidValue;
 }
 
 cudaError_t LaunchRuns(std::byte* to, const std::byte* from, const kernels::MovedRun* runs,
@@ -74,7 +83,7 @@ cudaError_t LaunchRuns(std::byte* to, const std::byte* from, const kernels::Move
     return true;
   };
   Push(*on, std::move(work));
-  return cudaSuccess;
+  return LastError();
 }
 
 }  // namespace shardwright::device::cuda

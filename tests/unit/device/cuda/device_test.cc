@@ -64,7 +64,11 @@ TEST(CudaDevice, TooMuchMemoryIsALimitThatSaysHowMuchIsFree) {
     const auto bytes = Pattern(100, 1);
     SW_TRY(Write(rank.device, *stream, buffer->data(), bytes));
     SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, buffer->data(), 100));
-    return Same(bytes, found, "after a refusal");
+    SW_TRY(Same(bytes, found, "after a refusal"));
+    // A launch is not taken for the call that was refused before it.
+    EXPECT_FALSE(rank.device.Allocate(Place::kDevice, std::uint64_t{1} << 50));
+    SW_TRY(stream->Convert(DType::kF32, buffer->data(), DType::kBF16, buffer->data() + 64, 16));
+    return stream->Synchronize();
   });
 }
 
