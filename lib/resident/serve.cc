@@ -35,6 +35,9 @@ constexpr std::chrono::seconds kMeet(60);
 constexpr milliseconds kGrace(10'000);
 constexpr milliseconds kSignalGrace(300);
 
+/// How long who stops a load waits: it may be loading, which is not broken off.
+constexpr std::chrono::hours kStopPatience(24);
+
 std::string_view WhyText(End end) {
   return end == End::kAsked ? "asked to" : end == End::kSignal ? "a signal" : "its deadline";
 }
@@ -305,8 +308,7 @@ Result<json> AskStatus(const os::Address& address, milliseconds wait, const os::
 }
 
 Status AskStop(const os::Address& address, const os::Stop& stop) {
-  // The time that trainers have, and some.
-  SW_TRY_ASSIGN(os::Connection connection, os::Connection::Open(address, 2 * kMeet, stop));
+  SW_TRY_ASSIGN(os::Connection connection, os::Connection::Open(address, kStopPatience, stop));
   SW_TRY(connection.Send("stop\n"));
   SW_TRY(os::ReceiveAnswer(connection, "a resident load"));
   const auto end = Clock::now() + kGrace;

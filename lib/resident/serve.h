@@ -55,7 +55,8 @@ Result<Served> Serve(comm::Comm& comm, const ServeOptions& options, const dialec
 Result<nlohmann::json> AskStatus(const os::Address& address, std::chrono::milliseconds wait,
                                  const os::Stop& stop);
 
-/// Ends a load, and waits until its address is free again.
+/// Ends a load, one that is under way when it has loaded, and waits until its address is free
+/// again.
 /// \error kNotFound  nobody listens; kIo; kStopped
 /// Local.
 Status AskStop(const os::Address& address, const os::Stop& stop);

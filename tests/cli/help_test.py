@@ -18,6 +18,7 @@ BIN = pathlib.Path()
 
 # What was a flag, and what is typed now.
 REPLACED = {
+    "ucp-load": {"--serve": "serve INPUT ADDRESS"},
     "pec-save": {
         "--list": "list STORE", "--check": "check STORE", "--gc": "gc STORE",
         "--agent": "agent INPUT STORE", "--status": "status ADDRESS",
@@ -29,7 +30,7 @@ REPLACED = {
 }
 
 # Subcommands that were never flags.
-NEW = {"pec-save": {"keygen"}}
+NEW = {"pec-save": {"keygen"}, "ucp-load": {"status", "stop"}}
 
 
 def run(*words, code=0, cwd=None):

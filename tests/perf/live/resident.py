@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What a trainer waits for when it is filled out of a resident load, against DeepSpeed's load_checkpoint of files in a tmpfs,
-in pairs: two ranks, ZeRO-2, bf16, the same layout. And what the load has read, against the source.
+"""What a trainer waits for when it is filled out of a resident load, against DeepSpeed's load_checkpoint, in pairs: of files in
+a tmpfs, and of files on a disk that are not in memory. Two ranks, ZeRO-2, bf16, the same layout. And what the load has read,
+against the source.
 
-    resident.py BIN PACKAGE FOLDER [--runs 5] [--width 2048]
+    resident.py BIN PACKAGE FOLDER DISK [--runs 5] [--width 2048]
 """
 
 import argparse
@@ -48,18 +49,26 @@ def measure(given, address):
     sys.path.insert(0, str(given.package))
     import shardwright
     engine = make_engine(case_of(given))
-    ours, theirs, filled = [], [], 0
+    ours, theirs, cold, filled = [], [], [], 0
 
     def fill():
         nonlocal filled
         filled = shardwright.load(engine, address, threads=1).bytes_filled
 
+    def forget():
+        for path in (given.disk / "ckpt").rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     for run in range(given.runs + 1):
-        times = timed(fill), timed(lambda: engine.load_checkpoint(given.folder / "ckpt"))
-        if run > 0:
-            ours.append(times[0])
-            theirs.append(times[1])
-    return {"ours": ours, "theirs": theirs, "filled": filled}
+        forget()
+        times = (timed(fill), timed(lambda: engine.load_checkpoint(given.folder / "ckpt")),
+                 timed(lambda: engine.load_checkpoint(given.disk / "ckpt")))
+        for kept, seconds in zip((ours, theirs, cold), times):
+            if run > 0:
+                kept.append(seconds)
+    return {"ours": ours, "tmpfs": theirs, "disk": cold, "filled": filled}
 
 
 def main():
@@ -67,15 +76,19 @@ def main():
     parser.add_argument("bin", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("package", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("folder", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("disk", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--width", type=int, default=2048)
     given = parser.parse_args()
-    shutil.rmtree(given.folder, ignore_errors=True)
-    given.folder.mkdir(parents=True)
+    for folder in (given.folder, given.disk):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     address = f"unix:{given.folder}/s"
     command = str(given.bin / "ucp-load")
     try:
         ranks.run(2, make, given, seconds=600)
+        shutil.copytree(given.folder / "ckpt", given.disk / "ckpt")
+        os.sync()  # what is not written yet cannot be forgotten
         words = [command, given.folder / "ckpt", given.folder / "out", "--target", "zero=2,dp=3", "--dry-run", "--json", "-q"]
         plan = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)["result"]["plan"]
         begun = time.monotonic()
@@ -90,14 +103,17 @@ def main():
             finally:
                 subprocess.run([command, "stop", address, "-q"], check=True)
     finally:
-        shutil.rmtree(given.folder, ignore_errors=True)
-    ours, theirs = statistics.median(found["ours"]), statistics.median(found["theirs"])
+        for folder in (given.folder, given.disk):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def span(times):
         return f"{min(times):.3f}-{max(times):.3f}"
 
-    print(f"{theirs / ours:.1f} times faster ({ours:.3f} s to {theirs:.3f} s; {span(found['ours'])} to {span(found['theirs'])}; "
-          f"{found['filled'] / 1e6:.0f} MB)")
+    ours = statistics.median(found["ours"])
+    for place in ("tmpfs", "disk"):
+        theirs = statistics.median(found[place])
+        print(f"{theirs / ours:.1f} times faster ({ours:.3f} s to {theirs:.3f} s; {span(found['ours'])} to "
+              f"{span(found[place])}; {found['filled'] / 1e6:.0f} MB)")
     print(f"{status['bytes_read']} bytes of {plan['read_bytes']} read by 2 processes, in {loaded:.2f} s with their start")
 
 
