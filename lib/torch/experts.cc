@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
-#include <numeric>
-#include <utility>
+#include <functional>
 #include <vector>
 
 #include <nlohmann/json.hpp>

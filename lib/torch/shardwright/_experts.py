@@ -144,7 +144,8 @@ class ReplicatedExperts:
             loads = self.loads(chosen, tokens)
         replicas = self._replicas if holders is None else _matrix(holders, self.plan)
         numbers = chosen.detach().to("cpu", torch.int64).contiguous()
-        place, sent, received, arrange = compute("dispatch_plan", numbers, loads, replicas, self._node, self.rule, self._ranks.rank)
+        place, sent, received, arrange = compute("dispatch_plan", numbers, loads, replicas, self._node, self.rule,
+                                                 self._ranks.rank)
         ranks = self.plan.holders(self.layer) if holders is None else holders
         mine = [expert for expert, held in enumerate(ranks) if self._ranks.rank in held]
         place, arrange = place.to(tokens.device), arrange.to(tokens.device)
@@ -204,7 +205,8 @@ class ReplicatedExperts:
                 else [torch.empty_like(one, requires_grad=False) for one in self._example] for expert in mine}
         return Prefetched(held, holders, self._sparse.all_gather(held, self.owner, holders, async_op=True))
 
-    def materialise(self, tokens: torch.Tensor, prefetched: Prefetched | None = None) -> tuple[torch.Tensor, dict[int, list[torch.Tensor]]]:
+    def materialise(self, tokens: torch.Tensor, prefetched: Prefetched | None = None,
+                    ) -> tuple[torch.Tensor, dict[int, list[torch.Tensor]]]:
         """The parameters of all experts that this rank computes in this iteration, copies among them, differentiable:
         backward() sums their gradients at their owners. And the tokens, which have to pass through here, before dispatch(),
         so that every rank takes part in that. For plans with one owner of each expert."""
@@ -290,7 +292,8 @@ def _matrix(holders: Sequence[Sequence[int]], plan: ExpertPlan) -> torch.Tensor:
 
 def _check_tokens(tokens: torch.Tensor, chosen: torch.Tensor) -> None:
     if tokens.dim() != 2 or tokens.shape[0] != chosen.shape[0]:
-        raise Error(USAGE, f"tokens: [{chosen.shape[0]}][hidden] expected, as many as gate decisions, found shape {list(tokens.shape)}")
+        raise Error(USAGE, f"tokens: [{chosen.shape[0]}][hidden] expected, as many as gate decisions, found shape "
+                           f"{list(tokens.shape)}")
     if tokens.dtype not in TYPES:
         raise Error(USAGE, f"tokens: float64, float32, float16 or bfloat16 expected, found {tokens.dtype}")
     if tokens.device != chosen.device:

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "moe/core/dispatch.h"
@@ -19,14 +20,22 @@ namespace {
 using Numbers = std::vector<std::int64_t>;
 using Random = std::mt19937;
 
-std::int64_t Below(Random* random, std::int64_t end) {
-  return std::uniform_int_distribution<std::int64_t>(0, end - 1)(*random);
+std::size_t Below(Random* random, std::size_t end) {
+  return std::uniform_int_distribution<std::size_t>(0, end - 1)(*random);
 }
+
+/// A whole number in [-most, most].
+double Whole(Random* random, std::size_t most) {
+  return static_cast<double>(Below(random, 2 * most + 1)) - static_cast<double>(most);
+}
+
+/// An index out of a table of rows.
+std::size_t Index(std::int64_t row) { return static_cast<std::size_t>(row); }
 
 /// What a random run has: plan, tokens and gate decisions of all ranks.
 struct Trial {
   std::uint32_t experts = 0, ranks = 0;
-  std::int64_t hidden = 0, choices = 0;
+  std::size_t hidden = 0, choices = 0;
   std::vector<std::uint32_t> replicas;  // [expert][rank]
   std::vector<std::uint32_t> node;
   std::vector<Numbers> chosen;              // [rank][token * choices]
@@ -34,9 +43,7 @@ struct Trial {
   std::vector<std::vector<float>> weights;  // [rank][token * choices]
   std::vector<std::uint64_t> count;         // [expert][rank]
 
-  std::int64_t token_count(std::uint32_t rank) const {
-    return static_cast<std::int64_t>(chosen[rank].size()) / choices;
-  }
+  std::size_t token_count(std::uint32_t rank) const { return chosen[rank].size() / choices; }
 };
 
 Trial MakeRun(Random* random) {
@@ -47,29 +54,27 @@ Trial MakeRun(Random* random) {
   run.choices = 1 + Below(random, 3);
   run.replicas.assign(std::size_t{run.experts} * run.ranks, 0);
   for (std::uint32_t e = 0; e < run.experts; ++e) {
-    const auto mine = run.replicas.begin() + e * run.ranks;
-    for (std::uint32_t r = 0; r < run.ranks; ++r) {
-      mine[r] = Below(random, 3) == 0 ? static_cast<std::uint32_t>(1 + Below(random, 2)) : 0;
+    const auto mine = std::span(run.replicas).subspan(std::size_t{e} * run.ranks, run.ranks);
+    for (std::uint32_t& n : mine) {
+      n = Below(random, 3) == 0 ? static_cast<std::uint32_t>(1 + Below(random, 2)) : 0;
     }
-    if (std::all_of(mine, mine + run.ranks, [](std::uint32_t n) { return n == 0; })) {
-      mine[Below(random, run.ranks)] = 1;
-    }
+    if (std::accumulate(mine.begin(), mine.end(), 0U) == 0) mine[Below(random, run.ranks)] = 1;
   }
   for (std::uint32_t r = 0; r < run.ranks; ++r) run.node.push_back(r / 2);
   run.count.assign(run.replicas.size(), 0);
   for (std::uint32_t r = 0; r < run.ranks; ++r) {
-    const std::int64_t count = Below(random, 12);
+    const std::size_t count = Below(random, 12);
     Numbers chosen;
-    for (std::int64_t i = 0; i < count * run.choices; ++i) {
-      const std::int64_t e = Below(random, 10) == 0 ? moe::kNoRow : Below(random, run.experts);
-      chosen.push_back(e);
-      if (e >= 0) ++run.count[static_cast<std::size_t>(e) * run.ranks + r];
+    for (std::size_t i = 0; i < count * run.choices; ++i) {
+      const std::size_t e = Below(random, run.experts);
+      const bool none = Below(random, 10) == 0;
+      chosen.push_back(none ? moe::kNoRow : static_cast<std::int64_t>(e));
+      if (!none) ++run.count[e * run.ranks + r];
     }
     run.chosen.push_back(chosen);
-    const auto numbers = [&](std::int64_t n) {
-      std::vector<float> out;
-      for (std::int64_t i = 0; i < n; ++i)
-        out.push_back(static_cast<float>(Below(random, 2001) - 1000) / 64);
+    const auto numbers = [&](std::size_t n) {
+      std::vector<float> out(n);
+      for (float& x : out) x = static_cast<float>(Whole(random, 1000)) / 64;
       return out;
     };
     run.tokens.push_back(numbers(count * run.hidden));
@@ -97,23 +102,25 @@ moe::DispatchTable TableOf(const Trial& run, int rule) {
 }
 
 template <class T>
-device::TokenRows<T> Work(const Numbers& place, const T* weights, std::int64_t choices,
-                          std::int64_t hidden) {
-  return {place.data(), weights, choices, hidden};
+device::TokenRows<T> Work(const Numbers& place, const T* weights, std::size_t choices,
+                          std::size_t hidden) {
+  return {place.data(), weights, static_cast<std::int64_t>(choices),
+          static_cast<std::int64_t>(hidden)};
 }
 
 /// In two parts: what a part does must not depend on where it ends.
 template <class Body>
-void InParts(std::int64_t tokens, std::int64_t hidden, const Body& body) {
-  for (std::int64_t token = 0; token < tokens; ++token) {
-    body(token, 0, hidden / 3);
-    body(token, hidden / 3, hidden);
+void InParts(std::size_t tokens, std::size_t hidden, const Body& body) {
+  const auto end = static_cast<std::int64_t>(hidden);
+  for (std::int64_t token = 0; token < static_cast<std::int64_t>(tokens); ++token) {
+    body(token, std::int64_t{0}, end / 3);
+    body(token, end / 3, end);
   }
 }
 
 /// The factor by which an expert on a rank scales a token: exact in float, and no rank's copy
 /// differs.
-float FactorOf(std::int64_t expert) { return static_cast<float>(expert + 1) / 4; }
+float FactorOf(std::size_t expert) { return static_cast<float>(expert + 1) / 4; }
 
 void Play(const Trial& run, int rule) {
   const moe::DispatchTable table = TableOf(run, rule);
@@ -143,16 +150,16 @@ void Play(const Trial& run, int rule) {
   std::vector<std::vector<float>> back = sent;
   for (std::uint32_t to = 0; to < run.ranks; ++to) {
     std::vector<float> arrived;
-    std::vector<std::pair<std::uint32_t, std::int64_t>> origin;  // sender, row
+    std::vector<std::pair<std::uint32_t, std::size_t>> origin;  // sender, row
     std::vector<std::uint32_t> expert_of;
     for (std::uint32_t from = 0; from < run.ranks; ++from) {
-      std::int64_t row = 0;
+      std::size_t row = 0;
       for (const moe::Send& send : table.BufferOf(from)) {
         for (std::uint64_t i = 0; i < send.tokens; ++i, ++row) {
           if (send.to != to) continue;
           ASSERT_GT(run.replicas[send.expert * run.ranks + to], 0U);
-          arrived.insert(arrived.end(), sent[from].begin() + row * run.hidden,
-                         sent[from].begin() + (row + 1) * run.hidden);
+          const auto one = std::span(sent[from]).subspan(row * run.hidden, run.hidden);
+          arrived.insert(arrived.end(), one.begin(), one.end());
           origin.emplace_back(from, row);
           expert_of.push_back(send.expert);
         }
@@ -162,7 +169,7 @@ void Play(const Trial& run, int rule) {
     ASSERT_EQ(arrange.size(), origin.size());
     std::vector<float> rows(arrived.size());
     const auto work = Work<float>(arrange, nullptr, 1, run.hidden);
-    const auto count = static_cast<std::int64_t>(arrange.size());
+    const std::size_t count = arrange.size();
     InParts(count, run.hidden, [&](auto token, auto first, auto last) {
       device::PackPart(work, rows.data(), arrived.data(), token, first, last);
     });
@@ -170,24 +177,26 @@ void Play(const Trial& run, int rule) {
     std::vector<std::uint64_t> of_expert(run.experts, 0);
     const std::vector<std::uint64_t> received = table.ReceivedBy(to);
     for (std::size_t i = 0; i < received.size(); ++i) of_expert[i % run.experts] += received[i];
-    std::int64_t row = 0;
+    std::vector<std::size_t> first_of(run.experts + std::size_t{1}, 0);
     for (std::uint32_t e = 0; e < run.experts; ++e) {
-      for (std::uint64_t i = 0; i < of_expert[e]; ++i, ++row) {
-        for (std::int64_t h = 0; h < run.hidden; ++h) rows[row * run.hidden + h] *= FactorOf(e);
+      first_of[e + 1] = first_of[e] + of_expert[e];
+      for (std::size_t at = first_of[e] * run.hidden; at < first_of[e + 1] * run.hidden; ++at) {
+        rows[at] *= FactorOf(e);
       }
     }
-    for (std::size_t i = 0; i < arrange.size(); ++i) {  // the order is that of the experts
-      const auto first = std::accumulate(of_expert.begin(), of_expert.begin() + expert_of[i], 0UL);
-      ASSERT_GE(arrange[i], static_cast<std::int64_t>(first));
-      ASSERT_LT(arrange[i], static_cast<std::int64_t>(first + of_expert[expert_of[i]]));
+    for (std::size_t i = 0; i < arrange.size(); ++i) {
+      ASSERT_GE(Index(arrange[i]), first_of[expert_of[i]]);
+      ASSERT_LT(Index(arrange[i]), first_of[expert_of[i] + 1]);
     }
     std::vector<float> results(arrived.size());
     InParts(count, run.hidden, [&](auto token, auto first, auto last) {
       device::UnpackPart(work, results.data(), rows.data(), token, first, last);
     });
     for (std::size_t i = 0; i < origin.size(); ++i) {
-      std::copy_n(results.begin() + i * run.hidden, run.hidden,
-                  back[origin[i].first].begin() + origin[i].second * run.hidden);
+      const auto one = std::span(results).subspan(i * run.hidden, run.hidden);
+      const auto [sender, row] = origin[i];
+      std::copy(one.begin(), one.end(),
+                std::span(back[sender]).subspan(row * run.hidden, run.hidden).begin());
     }
   }
   for (std::uint32_t r = 0; r < run.ranks; ++r) {
@@ -196,14 +205,14 @@ void Play(const Trial& run, int rule) {
     InParts(run.token_count(r), run.hidden, [&](auto token, auto first, auto last) {
       device::UnpackPart(work, out.data(), back[r].data(), token, first, last);
     });
-    for (std::int64_t token = 0; token < run.token_count(r); ++token) {
-      for (std::int64_t h = 0; h < run.hidden; ++h) {
+    for (std::size_t token = 0; token < run.token_count(r); ++token) {
+      for (std::size_t h = 0; h < run.hidden; ++h) {
         float want = 0;
-        for (std::int64_t k = 0; k < run.choices; ++k) {
+        for (std::size_t k = 0; k < run.choices; ++k) {
           const std::int64_t e = run.chosen[r][token * run.choices + k];
           if (e < 0) continue;
           want += run.weights[r][token * run.choices + k] *
-                  (run.tokens[r][token * run.hidden + h] * FactorOf(e));
+                  (run.tokens[r][token * run.hidden + h] * FactorOf(Index(e)));
         }
         ASSERT_EQ(out[token * run.hidden + h], want);  // same order of sums: same bits
       }
@@ -223,8 +232,8 @@ TEST(TokensTest, RandomPlansAgainstAReference) {
 TEST(TokensTest, PackThenUnpackWithOneChoiceIsTheIdentityBitForBit) {
   Random random(8);
   for (int i = 0; i < 10000; ++i) {
-    const std::int64_t tokens = Below(&random, 9);
-    const std::int64_t hidden = 1 + Below(&random, 200);
+    const std::size_t tokens = 1 + Below(&random, 9);
+    const std::size_t hidden = 1 + Below(&random, 200);
     Numbers place(tokens);
     std::iota(place.begin(), place.end(), 0);
     std::shuffle(place.begin(), place.end(), random);
@@ -248,15 +257,15 @@ TEST(TokensTest, PackThenUnpackWithOneChoiceIsTheIdentityBitForBit) {
 TEST(TokensTest, PackAndUnpackAreTransposesAndDotsIsTheirDerivative) {
   Random random(9);
   for (int i = 0; i < 1000; ++i) {
-    const std::int64_t tokens = 1 + Below(&random, 7);
-    const std::int64_t choices = 1 + Below(&random, 3);
-    const std::int64_t hidden = 1 + Below(&random, 90);
+    const std::size_t tokens = 1 + Below(&random, 7);
+    const std::size_t choices = 1 + Below(&random, 3);
+    const std::size_t hidden = 1 + Below(&random, 90);
     Numbers place(tokens * choices);
     std::iota(place.begin(), place.end(), 0);
     std::shuffle(place.begin(), place.end(), random);
-    const auto numbers = [&](std::int64_t n) {  // whole numbers: sums are exact in any order
+    const auto numbers = [&](std::size_t n) {  // whole numbers: sums are exact in any order
       std::vector<double> out(n);
-      for (double& x : out) x = static_cast<double>(Below(&random, 201) - 100);
+      for (double& x : out) x = Whole(&random, 100);
       return out;
     };
     const auto x = numbers(tokens * hidden);
@@ -265,8 +274,8 @@ TEST(TokensTest, PackAndUnpackAreTransposesAndDotsIsTheirDerivative) {
     std::vector<double> rows(y.size()), out(x.size());
     const auto work = Work<double>(place, w.data(), choices, hidden);
     double dots = 0;
-    for (std::int64_t k = 0; k < tokens * choices; ++k) {
-      dots += w[k] * device::DotOf(work, y.data(), x.data(), k);
+    for (std::size_t k = 0; k < w.size(); ++k) {
+      dots += w[k] * device::DotOf(work, y.data(), x.data(), static_cast<std::int64_t>(k));
     }
     InParts(tokens, hidden, [&](auto token, auto first, auto last) {
       device::PackPart(work, rows.data(), x.data(), token, first, last);
