@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <link.h>
 #include <unistd.h>
 
 #include <array>
@@ -47,14 +48,29 @@ std::string FolderOf(std::string_view path) {
   return slash == std::string_view::npos ? std::string() : std::string(path.substr(0, slash));
 }
 
-/// The folder of the program that started this one, which is the launcher's own unless a shell is
-/// between them; empty if it cannot be told.
-std::string FolderOfParent() {
+/// The folder of the program that a process of this machine runs; empty if it cannot be told.
+std::string FolderOfProgram(const std::string& process) {
   std::array<char, PATH_MAX> path = {};
-  const std::string link = "/proc/" + std::to_string(getppid()) + "/exe";
+  const std::string link = "/proc/" + process + "/exe";
   const ssize_t length = readlink(link.c_str(), path.data(), path.size());
   if (length <= 0) return {};
   return FolderOf({path.data(), static_cast<std::size_t>(length)});
+}
+
+/// That of the program that started this one, which is the launcher's own unless a shell is between
+/// them.
+std::string FolderOfParent() { return FolderOfProgram(std::to_string(getppid())); }
+
+/// The folder of the program, or of the shared library, that holds this code; empty if it cannot be
+/// told.
+std::string OwnFolder() {
+  static constexpr char kHere = 0;  // anything that is no function
+  Dl_info info = {};
+  link_map* object = nullptr;
+  if (dladdr1(&kHere, &info, reinterpret_cast<void**>(&object), RTLD_DL_LINKMAP) == 0) return {};
+  // A program is called what its starter called it, which is no path where PATH was searched.
+  if (object->l_name == nullptr || *object->l_name == '\0') return FolderOfProgram("self");
+  return FolderOf(object->l_name);
 }
 
 /// A library whose symbols plugins see. Never closed: MPI has threads and handlers of its own.
@@ -83,9 +99,7 @@ std::optional<MpiFamily> FamilyOf(void* library) {
 Result<MpiLibrary> WithPlugin(MpiFamily family, void* library, const std::string& file) {
   const FamilyNames& names = NamesOf(family);
   const std::string name = "shardwright_mpi_" + std::string(names.word) + ".so";
-  // Where this code lies is told by anything in it that is no function.
-  static constexpr char kHere = 0;
-  const std::string own = FolderOf(PathOf(&kHere, ""));
+  const std::string own = OwnFolder();
   std::string why;
   for (const char* const folder : {SW_PLUGINS_FROM_PROGRAMS, SW_PLUGINS_FROM_LIBRARIES}) {
     std::string path = own + "/" + folder;
