@@ -1,18 +1,40 @@
 #include "base/plugin.h"
 
 #include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
 #include <unistd.h>
+
+#include <array>
 
 namespace shardwright {
 
-Result<std::string> FindPlugin(std::string_view file) {
-  // Where this code lies is told by anything in it that is no function.
-  static constexpr char kHere = 0;
+namespace {
+
+std::string FolderOf(std::string_view path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string_view::npos ? std::string() : std::string(path.substr(0, slash));
+}
+
+/// The folder of the program, or of the shared library, that holds this code; empty if it cannot be
+/// told.
+std::string OwnFolder() {
+  static constexpr char kHere = 0;  // anything that is no function
   Dl_info info = {};
-  const bool told = dladdr(&kHere, &info) != 0 && info.dli_fname != nullptr;
-  const std::string_view own = told ? info.dli_fname : "";
-  const std::size_t slash = own.rfind('/');
-  const std::string folder(slash == std::string_view::npos ? "" : own.substr(0, slash));
+  link_map* object = nullptr;
+  if (dladdr1(&kHere, &info, reinterpret_cast<void**>(&object), RTLD_DL_LINKMAP) == 0) return {};
+  if (object->l_name != nullptr && *object->l_name != '\0') return FolderOf(object->l_name);
+  // A program is called what its starter called it, which is no path where PATH was searched.
+  std::array<char, PATH_MAX> path = {};
+  const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
+  if (length <= 0) return {};
+  return FolderOf({path.data(), static_cast<std::size_t>(length)});
+}
+
+}  // namespace
+
+Result<std::string> FindPlugin(std::string_view file) {
+  const std::string folder = OwnFolder();
   std::string why;
   for (const char* const plugins : {SW_PLUGINS_FROM_PROGRAMS, SW_PLUGINS_FROM_LIBRARIES}) {
     std::string path = folder + "/" + plugins;

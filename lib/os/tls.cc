@@ -31,9 +31,9 @@ constexpr unsigned char kCipherNumber[] = {0x13, 0x01};
 /// The first byte of a handshake.
 constexpr unsigned char kHandshake = 0x16;
 /// What is sealed and sent at once.
-constexpr std::size_t kSealBytes = std::size_t{64} << 10;
+constexpr std::size_t kSealBytes = std::size_t{256} << 10;
 /// More than a sealed piece and answers of the library take together.
-constexpr std::size_t kOutBytes = std::size_t{128} << 10;
+constexpr std::size_t kOutBytes = std::size_t{320} << 10;
 /// What is received at once.
 constexpr std::size_t kInBytes = std::size_t{128} << 10;
 

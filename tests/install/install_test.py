@@ -112,6 +112,9 @@ class Installed(unittest.TestCase):
         self.assertLessEqual(plugins, {f"shardwright/shardwright_{name}.so" for name in ("mpi_openmpi", "mpi_mpich", "cuda")})
         run(MPIEXEC, "--oversubscribe", "-n", 2, prefix / "bin" / "ucp-load", DEMO, self.work / "by-commands",
             "--target", "zero=3,dp=4")
+        # A shell that finds it by PATH tells it no folder.
+        run(MPIEXEC, "--oversubscribe", "-n", 2, "env", f"PATH={prefix / 'bin'}:{os.environ['PATH']}", "ucp-load", DEMO,
+            self.work / "by-name", "--target", "zero=3,dp=4")
         run(prefix / "bin" / "ucp-load", "--version")
 
     def test_another_version_is_refused(self):
