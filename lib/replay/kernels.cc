@@ -33,8 +33,9 @@ SW_INLINE float Root(const Numbers& n, float value) {
   const float root = __builtin_sqrtf(value);
   if constexpr (!table) return root;
   const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t key = bits & 0x00FFFFFFU;
-  const std::uint32_t code = (n.root_words[key / 16] >> (2 * (key % 16))) & 3U;
+  // Signed, as instructions that gather take it.
+  const auto key = static_cast<std::int32_t>(bits & 0x00FFFFFFU);
+  const std::uint32_t code = (n.root_words[key >> 4] >> (2 * (key & 15))) & 3U;
   const bool regular = bits - 0x00800000U <= n.root_last - 0x00800000U;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(root) + (regular ? code - 1U : 0U));
 }
