@@ -14,6 +14,15 @@
 
 #define SW_INLINE [[gnu::always_inline]] inline
 
+// The arrays of a step do not overlap.
+#if defined(__clang__)
+#define SW_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#define SW_AVX512 "avx512f,avx512dq,avx512vl,fma"
+#else
+#define SW_INDEPENDENT _Pragma("GCC ivdep")
+#define SW_AVX512 "avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512"
+#endif
+
 namespace shardwright::replay {
 namespace {
 
@@ -140,13 +149,6 @@ struct Lion {
   }
 };
 
-// The arrays of a step do not overlap.
-#if defined(__clang__)
-#define SW_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define SW_INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
 /// Roots out of a table, a block at a time: looking up is no work for vectors, the rest is.
 template <class Kernel>
 SW_INLINE void LoopByTable(const Numbers& n, const Arrays& a) {
@@ -194,8 +196,7 @@ template <class Kernel>
 }
 
 template <class Kernel>
-[[gnu::target("avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512")]] void OnAvx512(
-    const Numbers& n, const Arrays& a) {
+[[gnu::target(SW_AVX512)]] void OnAvx512(const Numbers& n, const Arrays& a) {
   Loop<Kernel>(n, a);
 }
 #endif
