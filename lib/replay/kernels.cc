@@ -14,6 +14,15 @@
 
 #define SW_INLINE [[gnu::always_inline]] inline
 
+// The arrays of a step do not overlap.
+#if defined(__clang__)
+#define SW_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#define SW_AVX512 "avx512f,avx512dq,avx512vl,fma"
+#else
+#define SW_INDEPENDENT _Pragma("GCC ivdep")
+#define SW_AVX512 "avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512"
+#endif
+
 namespace shardwright::replay {
 namespace {
 
@@ -27,11 +36,8 @@ SW_INLINE float MultiplyAdd(float a, float b, float c) {
   }
 }
 
-/// torch.sqrt: `table` says that Numbers has one.
-template <bool table>
-SW_INLINE float Root(const Numbers& n, float value) {
-  const float root = __builtin_sqrtf(value);
-  if constexpr (!table) return root;
+/// torch.sqrt by its table, which Numbers has. \param root  rounded correctly
+SW_INLINE float RootByTable(const Numbers& n, float value, float root) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t key = bits & 0x00FFFFFFU;
   const std::uint32_t code = (n.root_words[key / 16] >> (2 * (key % 16))) & 3U;
@@ -49,11 +55,14 @@ SW_INLINE float GradientOf(const Numbers& n, float gradient, float param) {
   }
 }
 
-template <bool fused, bool table, bool l2, bool amsgrad>
+/// Kernels with a root are in two parts, what is before it and what is after it.
+template <bool fused, bool l2, bool amsgrad>
 struct Adam {
-  SW_INLINE void operator()(const Numbers& n, const Arrays& a, std::size_t i) const {
-    const float param = a.param[i] * n.param_factor;
-    const float g = GradientOf<fused, l2>(n, a.gradient[i], param);
+  static constexpr bool kHasRoot = true;
+
+  /// \returns what the root is taken of
+  SW_INLINE float Before(const Numbers& n, const Arrays& a, std::size_t i) const {
+    const float g = GradientOf<fused, l2>(n, a.gradient[i], a.param[i] * n.param_factor);
     float m = a.states[0][i];
     float v = a.states[1][i];
     // Tensor.lerp_ goes from the nearer end.
@@ -69,13 +78,19 @@ struct Adam {
       v = (most > v || most != most) ? most : v;
       a.states[2][i] = v;
     }
-    const float divisor = Root<table>(n, v) / n.root_correction + n.eps;
-    a.param[i] = param + n.minus_lr * m / divisor;
+    return v;
+  }
+
+  SW_INLINE void After(const Numbers& n, const Arrays& a, std::size_t i, float root) const {
+    const float divisor = root / n.root_correction + n.eps;
+    a.param[i] = a.param[i] * n.param_factor + n.minus_lr * a.states[0][i] / divisor;
   }
 };
 
 template <bool fused, bool l2, bool nesterov, bool first>
 struct Momentum {
+  static constexpr bool kHasRoot = false;
+
   SW_INLINE void operator()(const Numbers& n, const Arrays& a, std::size_t i) const {
     const float param = a.param[i];
     float g = GradientOf<fused, l2>(n, a.gradient[i], param);
@@ -91,6 +106,8 @@ struct Momentum {
 
 template <bool fused, bool l2>
 struct PlainSgd {
+  static constexpr bool kHasRoot = false;
+
   SW_INLINE void operator()(const Numbers& n, const Arrays& a, std::size_t i) const {
     const float param = a.param[i];
     const float g = GradientOf<fused, l2>(n, a.gradient[i], param);
@@ -98,19 +115,28 @@ struct PlainSgd {
   }
 };
 
-template <bool fused, bool table, bool l2>
+template <bool fused, bool l2>
 struct Adagrad {
-  SW_INLINE void operator()(const Numbers& n, const Arrays& a, std::size_t i) const {
-    const float param = a.param[i];
-    const float g = GradientOf<fused, l2>(n, a.gradient[i], param);
+  static constexpr bool kHasRoot = true;
+
+  SW_INLINE float Before(const Numbers& n, const Arrays& a, std::size_t i) const {
+    const float g = GradientOf<fused, l2>(n, a.gradient[i], a.param[i]);
     const float sum = MultiplyAdd<fused>(g, g, a.states[0][i]);
     a.states[0][i] = sum;
-    a.param[i] = param + n.minus_lr * g / (Root<table>(n, sum) + n.eps);
+    return sum;
+  }
+
+  SW_INLINE void After(const Numbers& n, const Arrays& a, std::size_t i, float root) const {
+    const float param = a.param[i];
+    const float g = GradientOf<fused, l2>(n, a.gradient[i], param);
+    a.param[i] = param + n.minus_lr * g / (root + n.eps);
   }
 };
 
 template <bool fused>
 struct Lion {
+  static constexpr bool kHasRoot = false;
+
   SW_INLINE void operator()(const Numbers& n, const Arrays& a, std::size_t i) const {
     const float param = a.param[i] * n.param_factor;
     const float g = GradientOf<fused, false>(n, a.gradient[i], param);
@@ -123,17 +149,39 @@ struct Lion {
   }
 };
 
+/// Roots out of a table, a block at a time: looking up is no work for vectors, the rest is.
+template <class Kernel>
+SW_INLINE void LoopByTable(const Numbers& n, const Arrays& a) {
+  constexpr std::size_t kBlock = 256;
+  float values[kBlock];
+  float roots[kBlock];
+  for (std::size_t first = 0; first < a.count; first += kBlock) {
+    const std::size_t count = a.count - first < kBlock ? a.count - first : kBlock;
+    SW_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) {
+      values[i] = Kernel().Before(n, a, first + i);
+      roots[i] = __builtin_sqrtf(values[i]);
+    }
+    for (std::size_t i = 0; i < count; ++i) roots[i] = RootByTable(n, values[i], roots[i]);
+    SW_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) Kernel().After(n, a, first + i, roots[i]);
+  }
+}
+
 template <class Kernel>
 SW_INLINE void Loop(Numbers n, const Arrays& arrays) {
   const Arrays a = arrays;
   const std::size_t count = a.count;
-  // The arrays do not overlap.
-#if defined(__clang__)
-#pragma clang loop vectorize(assume_safety)
-#else
-#pragma GCC ivdep
-#endif
-  for (std::size_t i = 0; i < count; ++i) Kernel()(n, a, i);
+  if constexpr (Kernel::kHasRoot) {
+    if (n.root_words != nullptr) return LoopByTable<Kernel>(n, a);
+    SW_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) {
+      Kernel().After(n, a, i, __builtin_sqrtf(Kernel().Before(n, a, i)));
+    }
+  } else {
+    SW_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) Kernel()(n, a, i);
+  }
 }
 
 template <class Kernel>
@@ -148,8 +196,7 @@ template <class Kernel>
 }
 
 template <class Kernel>
-[[gnu::target("avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512")]] void OnAvx512(
-    const Numbers& n, const Arrays& a) {
+[[gnu::target(SW_AVX512)]] void OnAvx512(const Numbers& n, const Arrays& a) {
   Loop<Kernel>(n, a);
 }
 #endif
@@ -169,12 +216,8 @@ void RunWith(const Step& step, const Numbers& n, Isa isa, const Arrays& a) {
   switch (step.optimizer) {
     case Optimizer::kAdamW:
     case Optimizer::kAdam:
-      if (n.root_words != nullptr) {
-        return step.amsgrad ? On<Adam<fused, true, l2, true>>(isa, n, a)
-                            : On<Adam<fused, true, l2, false>>(isa, n, a);
-      }
-      return step.amsgrad ? On<Adam<fused, false, l2, true>>(isa, n, a)
-                          : On<Adam<fused, false, l2, false>>(isa, n, a);
+      return step.amsgrad ? On<Adam<fused, l2, true>>(isa, n, a)
+                          : On<Adam<fused, l2, false>>(isa, n, a);
     case Optimizer::kSgd:
       if (step.momentum == 0) return On<PlainSgd<fused, l2>>(isa, n, a);
       if (step.nesterov) {
@@ -184,8 +227,7 @@ void RunWith(const Step& step, const Numbers& n, Isa isa, const Arrays& a) {
       return step.first_momentum ? On<Momentum<fused, l2, false, true>>(isa, n, a)
                                  : On<Momentum<fused, l2, false, false>>(isa, n, a);
     case Optimizer::kAdagrad:
-      return n.root_words != nullptr ? On<Adagrad<fused, true, l2>>(isa, n, a)
-                                     : On<Adagrad<fused, false, l2>>(isa, n, a);
+      return On<Adagrad<fused, l2>>(isa, n, a);
     case Optimizer::kLion:
       return On<Lion<fused>>(isa, n, a);
   }
