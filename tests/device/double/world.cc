@@ -132,6 +132,9 @@ void Reset(const Options& options) {
   const std::lock_guard lock(world.mutex);
   world.options = options;
   world.memory.clear();  // its mappings stay, and so does what they catch
+  // Work may hold its own stream, by way of others and of communicators.
+  for (const auto& [handle, stream] : world.streams) stream->queue.clear();
+  for (const auto& stream : world.orphans) stream->queue.clear();
   world.streams.clear();
   world.orphans.clear();
   world.events.clear();
