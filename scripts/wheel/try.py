@@ -9,6 +9,7 @@ import tempfile
 import shardwright
 import torch
 
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 DEMO = "/shardwright/tests/data/demo"
 with tempfile.TemporaryDirectory() as folder:
     out = pathlib.Path(folder) / "model"
@@ -21,7 +22,7 @@ for name, entry in json.loads(data[8 : 8 + length]).items():
     if name == "__metadata__":
         continue
     begin, end = (8 + length + offset for offset in entry["data_offsets"])
-    expected[name] = torch.frombuffer(data[begin:end], dtype=torch.float32).reshape(entry["shape"])
+    expected[name] = torch.frombuffer(data[begin:end], dtype=DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
 model = torch.nn.Module()
 for name, tensor in expected.items():
