@@ -9,6 +9,7 @@ import zipfile
 
 import megatron_checkpoint
 import ptfile
+import zstd
 from harness import SOURCE, expect, succeed, tree
 
 INDEX = ".metadata"
@@ -94,6 +95,8 @@ class Index:
     def replace_item(self, place, data):
         """Other bytes in the place of an item; what lies behind it moves."""
         state = place.state
+        if state.get("transform_descriptors"):
+            data = zstd.compress(data)
         file = self.folder / state["relative_path"]
         first, count = state["offset"], state["length"]
         whole = file.read_bytes()
@@ -106,7 +109,8 @@ class Index:
 
     def item(self, place):
         state = place.state
-        return (self.folder / state["relative_path"]).read_bytes()[state["offset"]:state["offset"] + state["length"]]
+        data = (self.folder / state["relative_path"]).read_bytes()[state["offset"]:state["offset"] + state["length"]]
+        return zstd.decompress(data) if state.get("transform_descriptors") else data
 
 
 def indexes(source):
