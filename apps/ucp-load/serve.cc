@@ -20,7 +20,7 @@ namespace {
 using cli::Shared;
 using nlohmann::json;
 
-constexpr std::uint64_t kSecondsMax = 30 * 24 * 3600;
+constexpr std::uint64_t kSecondsMax = std::uint64_t{30} * 24 * 3600;
 
 os::Stop StopOf(cli::Context& context) {
   const Sink& sink = context.sink();

@@ -52,9 +52,7 @@ class HostDevice final : public Device {
     return AllocateHost(place, bytes);
   }
   Result<Handle> Export(const Buffer& buffer) override { return ExportHost(buffer); }
-  Result<std::unique_ptr<Buffer>> Import(Handle handle) override {
-    return ImportHost(std::move(handle));
-  }
+  Result<std::unique_ptr<Buffer>> Import(Handle handle) override { return ImportHost(handle); }
   Result<std::unique_ptr<Stream>> MakeStream() override {
     return std::unique_ptr<Stream>(std::make_unique<HostStream>());
   }

@@ -34,7 +34,7 @@ Result<Handle> ExportHost(const Buffer& buffer);
 /// As Device::Import. A buffer whose owner has sealed it against writing (F_SEAL_FUTURE_WRITE) may
 /// be read only.
 /// Local.
-Result<std::unique_ptr<Buffer>> ImportHost(Handle handle);
+Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle);
 
 /// As Device::MakeCollective. Every call begins with a word of all ranks of `comm`, so that a rank
 /// that aborts meanwhile takes part in it, and all others fail. Sums of 16-bit types are made in

@@ -139,7 +139,7 @@ Result<Handle> ExportHost(const Buffer& buffer) {
   return handle;
 }
 
-Result<std::unique_ptr<Buffer>> ImportHost(Handle handle) {
+Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle) {
   if (handle.kind != Kind::kHost) {
     if (handle.descriptor >= 0) ::close(handle.descriptor);
     return Fail(Errc::kBadInput,

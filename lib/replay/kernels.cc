@@ -27,9 +27,9 @@ namespace shardwright::replay {
 namespace {
 
 /// a * b + c, as torch's add(alpha), addcmul and lerp have it.
-template <bool fused>
+template <bool kFused>
 SW_INLINE float MultiplyAdd(float a, float b, float c) {
-  if constexpr (fused) {
+  if constexpr (kFused) {
     return __builtin_fmaf(a, b, c);
   } else {
     return a * b + c;
@@ -45,34 +45,34 @@ SW_INLINE float RootByTable(const Numbers& n, float value, float root) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(root) + (regular ? code - 1U : 0U));
 }
 
-template <bool fused, bool l2>
+template <bool kFused, bool kL2>
 SW_INLINE float GradientOf(const Numbers& n, float gradient, float param) {
   const float g = gradient * n.gradient_factor;
-  if constexpr (l2) {
-    return MultiplyAdd<fused>(param, n.weight_decay, g);
+  if constexpr (kL2) {
+    return MultiplyAdd<kFused>(param, n.weight_decay, g);
   } else {
     return g;
   }
 }
 
 /// Kernels with a root are in two parts, what is before it and what is after it.
-template <bool fused, bool l2, bool amsgrad>
+template <bool kFused, bool kL2, bool kAmsgrad>
 struct Adam {
   static constexpr bool kHasRoot = true;
 
   /// \returns what the root is taken of
   SW_INLINE float Before(const Numbers& n, const Arrays& a, std::size_t i) const {
-    const float g = GradientOf<fused, l2>(n, a.gradient[i], a.param[i] * n.param_factor);
+    const float g = GradientOf<kFused, kL2>(n, a.gradient[i], a.param[i] * n.param_factor);
     float m = a.states[0][i];
     float v = a.states[1][i];
     // Tensor.lerp_ goes from the nearer end.
     const bool near = std::fabs(n.lerp_weight) < 0.5F;
     const float weight = near ? n.lerp_weight : n.lerp_weight - 1.0F;
-    m = MultiplyAdd<fused>(weight, g - m, near ? m : g);
-    v = MultiplyAdd<fused>(n.one_minus_beta2 * g, g, v * n.beta2);
+    m = MultiplyAdd<kFused>(weight, g - m, near ? m : g);
+    v = MultiplyAdd<kFused>(n.one_minus_beta2 * g, g, v * n.beta2);
     a.states[0][i] = m;
     a.states[1][i] = v;
-    if constexpr (amsgrad) {
+    if constexpr (kAmsgrad) {
       // torch.maximum: NaN if one is.
       const float most = a.states[2][i];
       v = (most > v || most != most) ? most : v;
@@ -87,65 +87,65 @@ struct Adam {
   }
 };
 
-template <bool fused, bool l2, bool nesterov, bool first>
+template <bool kFused, bool kL2, bool kNesterov, bool kFirst>
 struct Momentum {
   static constexpr bool kHasRoot = false;
 
   SW_INLINE void operator()(const Numbers& n, const Arrays& a, std::size_t i) const {
     const float param = a.param[i];
-    float g = GradientOf<fused, l2>(n, a.gradient[i], param);
+    float g = GradientOf<kFused, kL2>(n, a.gradient[i], param);
     float buffer = g;
-    if constexpr (!first) {
-      buffer = MultiplyAdd<fused>(g, n.one_minus_dampening, a.states[0][i] * n.momentum);
+    if constexpr (!kFirst) {
+      buffer = MultiplyAdd<kFused>(g, n.one_minus_dampening, a.states[0][i] * n.momentum);
     }
     a.states[0][i] = buffer;
-    g = nesterov ? MultiplyAdd<fused>(buffer, n.momentum, g) : buffer;
-    a.param[i] = MultiplyAdd<fused>(g, n.minus_lr, param);
+    g = kNesterov ? MultiplyAdd<kFused>(buffer, n.momentum, g) : buffer;
+    a.param[i] = MultiplyAdd<kFused>(g, n.minus_lr, param);
   }
 };
 
-template <bool fused, bool l2>
+template <bool kFused, bool kL2>
 struct PlainSgd {
   static constexpr bool kHasRoot = false;
 
   SW_INLINE void operator()(const Numbers& n, const Arrays& a, std::size_t i) const {
     const float param = a.param[i];
-    const float g = GradientOf<fused, l2>(n, a.gradient[i], param);
-    a.param[i] = MultiplyAdd<fused>(g, n.minus_lr, param);
+    const float g = GradientOf<kFused, kL2>(n, a.gradient[i], param);
+    a.param[i] = MultiplyAdd<kFused>(g, n.minus_lr, param);
   }
 };
 
-template <bool fused, bool l2>
+template <bool kFused, bool kL2>
 struct Adagrad {
   static constexpr bool kHasRoot = true;
 
   SW_INLINE float Before(const Numbers& n, const Arrays& a, std::size_t i) const {
-    const float g = GradientOf<fused, l2>(n, a.gradient[i], a.param[i]);
-    const float sum = MultiplyAdd<fused>(g, g, a.states[0][i]);
+    const float g = GradientOf<kFused, kL2>(n, a.gradient[i], a.param[i]);
+    const float sum = MultiplyAdd<kFused>(g, g, a.states[0][i]);
     a.states[0][i] = sum;
     return sum;
   }
 
   SW_INLINE void After(const Numbers& n, const Arrays& a, std::size_t i, float root) const {
     const float param = a.param[i];
-    const float g = GradientOf<fused, l2>(n, a.gradient[i], param);
+    const float g = GradientOf<kFused, kL2>(n, a.gradient[i], param);
     a.param[i] = param + n.minus_lr * g / (root + n.eps);
   }
 };
 
-template <bool fused>
+template <bool kFused>
 struct Lion {
   static constexpr bool kHasRoot = false;
 
   SW_INLINE void operator()(const Numbers& n, const Arrays& a, std::size_t i) const {
     const float param = a.param[i] * n.param_factor;
-    const float g = GradientOf<fused, false>(n, a.gradient[i], param);
+    const float g = GradientOf<kFused, false>(n, a.gradient[i], param);
     const float m = a.states[0][i];
     const float update = m * n.beta1 + g * n.one_minus_beta1;
     // torch.sign: 0 for NaN.
     const float sign = (update > 0.0F ? 1.0F : 0.0F) - (update < 0.0F ? 1.0F : 0.0F);
-    a.param[i] = MultiplyAdd<fused>(sign, n.minus_lr, param);
-    a.states[0][i] = MultiplyAdd<fused>(g, n.one_minus_beta2, m * n.beta2);
+    a.param[i] = MultiplyAdd<kFused>(sign, n.minus_lr, param);
+    a.states[0][i] = MultiplyAdd<kFused>(g, n.one_minus_beta2, m * n.beta2);
   }
 };
 
@@ -211,25 +211,25 @@ void On(Isa isa, const Numbers& n, const Arrays& a) {
   OnBaseline<Kernel>(n, a);
 }
 
-template <bool fused, bool l2>
+template <bool kFused, bool kL2>
 void RunWith(const Step& step, const Numbers& n, Isa isa, const Arrays& a) {
   switch (step.optimizer) {
     case Optimizer::kAdamW:
     case Optimizer::kAdam:
-      return step.amsgrad ? On<Adam<fused, l2, true>>(isa, n, a)
-                          : On<Adam<fused, l2, false>>(isa, n, a);
+      return step.amsgrad ? On<Adam<kFused, kL2, true>>(isa, n, a)
+                          : On<Adam<kFused, kL2, false>>(isa, n, a);
     case Optimizer::kSgd:
-      if (step.momentum == 0) return On<PlainSgd<fused, l2>>(isa, n, a);
+      if (step.momentum == 0) return On<PlainSgd<kFused, kL2>>(isa, n, a);
       if (step.nesterov) {
-        return step.first_momentum ? On<Momentum<fused, l2, true, true>>(isa, n, a)
-                                   : On<Momentum<fused, l2, true, false>>(isa, n, a);
+        return step.first_momentum ? On<Momentum<kFused, kL2, true, true>>(isa, n, a)
+                                   : On<Momentum<kFused, kL2, true, false>>(isa, n, a);
       }
-      return step.first_momentum ? On<Momentum<fused, l2, false, true>>(isa, n, a)
-                                 : On<Momentum<fused, l2, false, false>>(isa, n, a);
+      return step.first_momentum ? On<Momentum<kFused, kL2, false, true>>(isa, n, a)
+                                 : On<Momentum<kFused, kL2, false, false>>(isa, n, a);
     case Optimizer::kAdagrad:
-      return On<Adagrad<fused, l2>>(isa, n, a);
+      return On<Adagrad<kFused, kL2>>(isa, n, a);
     case Optimizer::kLion:
-      return On<Lion<fused>>(isa, n, a);
+      return On<Lion<kFused>>(isa, n, a);
   }
 }
 
@@ -256,10 +256,10 @@ bool HasIsa(Isa isa) {
 }
 
 Isa BestIsa() {
-  static const Isa best = HasIsa(Isa::kAvx512) ? Isa::kAvx512
-                          : HasIsa(Isa::kAvx2) ? Isa::kAvx2
-                                               : Isa::kBaseline;
-  return best;
+  static const Isa kBest = HasIsa(Isa::kAvx512) ? Isa::kAvx512
+                           : HasIsa(Isa::kAvx2) ? Isa::kAvx2
+                                                : Isa::kBaseline;
+  return kBest;
 }
 
 Numbers NumbersOf(const Step& step, const RootTable* roots) {

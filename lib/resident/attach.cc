@@ -35,7 +35,7 @@ struct Copy {
 };
 
 /// What a load says, once it is understood.
-struct Description {
+struct Description {  // NOLINT(bugprone-exception-escape): JSON's moves do not throw
   device::Kind kind = device::Kind::kHost;
   json told;
   std::vector<device::Handle> buffers;  // by process, without descriptors

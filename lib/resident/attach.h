@@ -21,7 +21,7 @@ Result<os::Connection> Reach(const os::Address& address, std::chrono::steady_clo
                              const os::Stop& stop);
 
 /// A load as a source. The memory stays mapped as long as `input`.
-struct Attached {
+struct Attached {  // NOLINT(bugprone-exception-escape): JSON's moves do not throw
   std::unique_ptr<ucp::Input> input;  ///< its bytes are memory, the same on all ranks
   nlohmann::json told;                ///< as live::TellSource has it
   std::shared_ptr<os::Connection> connection;

@@ -181,10 +181,11 @@ json ToJson(const layout::ShardMap& map) {
           {"tensors", std::move(tensors)}};
 }
 
-Result<layout::ShardMap> ParseMap(const json& from, const std::vector<std::uint64_t>& file_bytes) {
+Result<layout::ShardMap> ParseMap(const nlohmann::json& json,
+                                  const std::vector<std::uint64_t>& file_bytes) {
   try {
-    return Reading(from, file_bytes).Go();
-  } catch (const json::exception& error) {
+    return Reading(json, file_bytes).Go();
+  } catch (const nlohmann::json::exception& error) {
     return Fail(Errc::kBadInput, error.what());
   }
 }

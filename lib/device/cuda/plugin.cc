@@ -5,7 +5,7 @@
 #include "device/cuda_plugin.h"
 
 extern "C" __attribute__((visibility("default")))
-const shardwright::device::CudaPlugin shardwright_cuda_plugin;
+const shardwright::device::CudaPlugin shardwright_cuda_plugin;  // NOLINT: what is looked up
 const shardwright::device::CudaPlugin shardwright_cuda_plugin = {
     .form = shardwright::device::kCudaPluginForm,
     .version = shardwright::kVersion,

@@ -195,7 +195,7 @@ Result<LogRecord> ParseLogRecord(std::string_view text, const std::string& where
   SW_TRY_ASSIGN(const Json* const steps, in.Get("steps", Json::value_t::array));
   for (const Json& each : *steps) {
     SW_TRY_ASSIGN(LogStep step, StepFrom(Members(each, where)));
-    record.steps.push_back(std::move(step));
+    record.steps.push_back(step);
   }
   SW_TRY_ASSIGN(const Json* const pieces, in.Get("pieces", Json::value_t::array));
   for (const Json& each : *pieces) {

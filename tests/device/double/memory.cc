@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "device/double/world.h"
@@ -86,8 +87,10 @@ void Drop(void* address, bool mapped, Memory kind, const char* what) {
     return;
   }
   munmap(allocation.alias, allocation.bytes);
-  mmap(allocation.address, allocation.bytes, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  if (mmap(allocation.address, allocation.bytes, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
+    std::abort();
+  }
   if (allocation.file >= 0) close(allocation.file);
 }
 

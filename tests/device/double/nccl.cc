@@ -55,19 +55,19 @@ struct Clique {
 };
 
 std::map<std::string, Clique>& Cliques() {
-  static auto* const cliques = new std::map<std::string, Clique>;
-  return *cliques;
+  static auto* const kCliques = new std::map<std::string, Clique>;
+  return *kCliques;
 }
 
-// All that ever were: what asks for one that is gone is told so.
+// All that ever were, also those that are gone.
 std::vector<std::unique_ptr<ncclComm>>& Owned() {
-  static auto* const owned = new std::vector<std::unique_ptr<ncclComm>>;
-  return *owned;
+  static auto* const kOwned = new std::vector<std::unique_ptr<ncclComm>>;
+  return *kOwned;
 }
 
 std::set<ncclComm*>& Comms() {
-  static auto* const comms = new std::set<ncclComm*>;
-  return *comms;
+  static auto* const kComms = new std::set<ncclComm*>;
+  return *kComms;
 }
 
 }  // namespace
@@ -222,8 +222,8 @@ bool MoveAll(const std::vector<Found>& all) {
     } else if (first.what == What::kBroadcast) {
       std::memcpy(to, sources[static_cast<std::size_t>(first.other)].data(), bytes);
     } else {
-      std::vector<const std::byte*> mine;
-      for (const auto& source : sources) mine.push_back(source.data() + r * bytes);
+      std::vector<const std::byte*> mine(sources.size());
+      for (std::size_t s = 0; s < mine.size(); ++s) mine[s] = sources[s].data() + r * bytes;
       SumParts(first.type, first.count, mine, to);
     }
   }

@@ -30,8 +30,8 @@ void RunOne(const std::shared_ptr<Stream>& stream) {
 }  // namespace
 
 World& TheWorld() {
-  static auto* const world = new World;  // outlives every thread
-  return *world;
+  static auto* const kWorld = new World;  // outlives every thread
+  return *kWorld;
 }
 
 int ThisProcess() { return this_process; }

@@ -107,7 +107,7 @@ Status MakeCase(const std::string& line, const replay::RootTable& roots, std::is
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape): a test's helper
   if (argc != 5) {
     std::fputs("replay_probe CASES RESULTS ROOTS LAST\n", stderr);
     return 2;

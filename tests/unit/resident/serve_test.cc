@@ -96,7 +96,7 @@ class Resident {
 };
 
 /// Tensors of a rank of a trainer, by label.
-struct Filled {
+struct Filled {  // NOLINT(bugprone-exception-escape): JSON's moves do not throw
   std::map<std::string, std::vector<std::byte>> tensors;
   json told;
 };
@@ -128,9 +128,11 @@ Result<Filled> Fill(comm::Comm& comm, const layout::ShardMap& like, bool in_memo
                        static_cast<std::uint64_t>(comm.size())));
   std::vector<std::vector<std::byte>> bytes;
   std::vector<std::span<std::byte>> memory;
+  bytes.reserve(held.size());
   for (const live::Held& one : held) {
     bytes.emplace_back(one.cut->shard_elems() * ItemSize(one.dtype), std::byte{0xAB});
   }
+  memory.reserve(bytes.size());
   for (auto& one : bytes) memory.emplace_back(one);
   live::LoadOptions options;
   options.in_memory = in_memory;

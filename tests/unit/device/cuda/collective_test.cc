@@ -130,10 +130,11 @@ TEST_P(CudaCollectiveOf, SumsAndScatters) {
     SW_TRY(all->ReduceScatter(*stream, to->data(), from->data(), kElems, DType::kF32));
     std::vector<float> expected(kElems);
     const int ranks = all->size();
+    const int sum_of_ranks = ranks * (ranks - 1) / 2;
     for (std::uint64_t i = 0; i < kElems; ++i) {
       const std::uint64_t at = static_cast<std::uint64_t>(all->rank()) * kElems + i;
       expected[i] = static_cast<float>(ranks) * static_cast<float>(at % 97) +
-                    static_cast<float>(ranks * (ranks - 1) / 2);
+                    static_cast<float>(sum_of_ranks);
     }
     SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, to->data(), kElems * 4));
     SW_TRY(Same(std::as_bytes(std::span(expected)), found, "sums"));

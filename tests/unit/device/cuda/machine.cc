@@ -14,7 +14,7 @@ namespace {
 
 #ifdef SW_CUDA_DOUBLE
 // The library of the doubles is that of NCCL too.
-const bool nccl_named = setenv("SHARDWRIGHT_NCCL", SW_CUDA_DOUBLE, 1) == 0;
+const bool kNcclNamed = setenv("SHARDWRIGHT_NCCL", SW_CUDA_DOUBLE, 1) == 0;
 #endif
 
 void ExpectClean() {
@@ -45,7 +45,7 @@ std::vector<Status> RunRanks(int ranks, const std::function<Status(Rank&)>& body
 
 void OnRanks(int ranks, const std::function<Status(Rank&)>& body, const DeviceOptions& options) {
 #ifdef SW_CUDA_DOUBLE
-  ASSERT_TRUE(nccl_named);
+  ASSERT_TRUE(kNcclNamed);
   cuda_double::Reset();
 #endif
   if (Devices() < ranks) {

@@ -55,6 +55,7 @@ int Other(const std::string& test, const std::string& token) {
   for (char** each = environ; *each != nullptr; ++each) texts.emplace_back(*each);
   texts.push_back(std::string(kToken) + "=" + ToHex(token));
   std::vector<char*> environment;
+  environment.reserve(texts.size() + 1);
   for (std::string& text : texts) environment.push_back(text.data());
   environment.push_back(nullptr);
   std::array<char, 4096> own = {};

@@ -134,7 +134,7 @@ TEST(LogDamage, RecordsMissingTwiceOrOutOfOrderAreNamed) {
   const std::string path = folder + "/0-1.swg";
   const Bytes good = SmallSegment(folder, true);
   const std::vector<std::size_t> at = Records(good);
-  const auto put = [&](std::vector<std::size_t> order) {
+  const auto put = [&](const std::vector<std::size_t>& order) {
     Bytes bytes(good.begin(), good.begin() + 64);
     for (const std::size_t i : order) {
       bytes.insert(bytes.end(), good.begin() + static_cast<std::ptrdiff_t>(at[i]),
@@ -158,7 +158,7 @@ TEST(LogDamage, RecordsOfAnotherLogAreNamed) {
   const Bytes good = SmallSegment(folder, true);
   auto other = LogWriter::Open(scratch.Path("other"), Options());
   ASSERT_TRUE(other);
-  for (const std::uint64_t i : {7, 8, 9}) ASSERT_TRUE(Append(&*other, "m", i));
+  for (const std::uint64_t i : {7U, 8U, 9U}) ASSERT_TRUE(Append(&*other, "m", i));
   const Bytes foreign = os::ReadWholeFile(scratch.Path("other/0-1.swg"), 1 << 20).value();
   const auto at = Records(good);
   const auto theirs = Records(foreign);

@@ -39,8 +39,8 @@ TEST(GradientLog, RangesOfManyWritersMakeOneLink) {
     ASSERT_TRUE(writer);
     for (std::uint64_t i = 1; i <= 4; ++i) {
       if (rank == 2 && i == 3) continue;
-      ASSERT_TRUE(
-          Append(&*writer, "m", i, 4 * rank, std::min<std::uint64_t>(kElems, 4 * rank + 4)));
+      ASSERT_TRUE(Append(&*writer, "m", i, std::uint64_t{4} * rank,
+                         std::min<std::uint64_t>(kElems, std::uint64_t{4} * rank + 4)));
     }
     ASSERT_TRUE(writer->Persist());
   }
