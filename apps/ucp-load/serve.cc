@@ -128,7 +128,8 @@ int StatusMain(int argc, const char* const* argv) {
       context.out() << "state     " << text::Printable(status.value("state", "")) << "\n"
                     << "source    " << text::Printable(status.value("source", "")) << "\n"
                     << "memory    " << FormatBytes(number("bytes_resident")) << " of "
-                    << number("processes") << " processes on "
+                    << number("processes")
+                    << (number("processes") == 1 ? " process on " : " processes on ")
                     << text::Printable(status.value("device", "")) << ", "
                     << FormatBytes(number("bytes_read")) << " read\n"
                     << "trainers  " << number("attached") << " ranks attached now, "

@@ -100,7 +100,9 @@ std::string ErrorText(const Error& error, int ranks) {
   text += error.message;
   if (error.sys == 0) return text;
   const std::string system = std::strerror(error.sys);
-  return text.find(system) == std::string::npos ? text + ": " + system : text;
+  // Within a message it may begin with a small letter.
+  const bool told = text.find(system.substr(1)) != std::string::npos;
+  return told ? text : text + ": " + system;
 }
 
 /// The one line every command ends with.
