@@ -1,20 +1,14 @@
 #include "base/plugin.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <link.h>
 #include <unistd.h>
 
-#include <array>
+#include "base/system.h"
 
 namespace shardwright {
 
 namespace {
-
-std::string FolderOf(std::string_view path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string_view::npos ? std::string() : std::string(path.substr(0, slash));
-}
 
 /// The folder of the program, or of the shared library, that holds this code; empty if it cannot be
 /// told.
@@ -25,10 +19,7 @@ std::string OwnFolder() {
   if (dladdr1(&kHere, &info, reinterpret_cast<void**>(&object), RTLD_DL_LINKMAP) == 0) return {};
   if (object->l_name != nullptr && *object->l_name != '\0') return FolderOf(object->l_name);
   // A program is called what its starter called it, which is no path where PATH was searched.
-  std::array<char, PATH_MAX> path = {};
-  const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
-  if (length <= 0) return {};
-  return FolderOf({path.data(), static_cast<std::size_t>(length)});
+  return FolderOfProgram(getpid());
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "comm/mpi_library_internal.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <unistd.h>
 
 #include <array>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "base/plugin.h"
+#include "base/system.h"
 
 namespace shardwright::comm::internal {
 
@@ -42,21 +42,6 @@ std::optional<std::uint64_t> Number(std::string_view text) {
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || stop != end) return std::nullopt;
   return value;
-}
-
-std::string FolderOf(std::string_view path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string_view::npos ? std::string() : std::string(path.substr(0, slash));
-}
-
-/// The folder of the program that started this one, which is the launcher's own unless a shell is
-/// between them; empty if it cannot be told.
-std::string FolderOfParent() {
-  std::array<char, PATH_MAX> path = {};
-  const std::string link = "/proc/" + std::to_string(getppid()) + "/exe";
-  const ssize_t length = readlink(link.c_str(), path.data(), path.size());
-  if (length <= 0) return {};
-  return FolderOf({path.data(), static_cast<std::size_t>(length)});
 }
 
 /// A library whose symbols plugins see. Never closed: MPI has threads and handlers of its own.
@@ -149,7 +134,8 @@ std::optional<std::uint64_t> LauncherSize(const Environment& env) {
 Result<MpiLibrary> OpenLaunchersMpi() {
   SW_TRY_ASSIGN(const MpiChoice choice, ChooseMpi(ProcessEnvironment));
   if (!choice.path.empty()) return OpenPath(choice.path);
-  const std::string launcher = FolderOfParent();
+  // The launcher's own, unless a shell is between them.
+  const std::string launcher = FolderOfProgram(getppid());
   std::string tried;
   for (const MpiFamily family : choice.families) {
     for (const char* const file : NamesOf(family).files) {

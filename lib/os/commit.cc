@@ -19,8 +19,6 @@
 
 #include "os/commit.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -28,6 +26,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/system.h"
 #include "os/dir.h"
 #include "os/fault.h"
 #include "os/sys_internal.h"
@@ -97,16 +96,8 @@ Status RefuseOddFile(const std::string& file, bool force) {
 }  // namespace
 
 Result<std::string> MakeRunId() {
-  std::uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) {
-    return SysFail(Errc::kInternal, "run id", "no randomness", errno);
-  }
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string id(16, '0');
-  for (char& c : id) {
-    c = kHex[bits & 15];
-    bits >>= 4;
-  }
+  auto id = RandomHex(8);
+  if (!id) return Within("run id", std::move(id).error());
   return id;
 }
 

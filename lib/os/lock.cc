@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/system.h"
 #include "os/sys_internal.h"
 
 namespace shardwright::os {
@@ -26,15 +27,9 @@ std::string Owner(int fd) {
   return shown.substr(1, shown.size() - 2);
 }
 
-std::string Host() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown host";
-  return name.data();
-}
-
 Status Describe(int fd, const std::string& path, const std::string& note) {
   const std::string line =
-      "process " + std::to_string(::getpid()) + " on " + Host() + " (" + note + ")\n";
+      "process " + std::to_string(::getpid()) + " on " + HostName() + " (" + note + ")\n";
   bool ok = sys::Truncate(fd, 0) == 0;
   for (std::size_t done = 0; ok && done < line.size();) {
     const ssize_t moved =

@@ -396,15 +396,33 @@ Status Connection::Send(std::span<const std::byte> data) {
 
 Status Connection::Send(std::string_view text) { return Send(std::as_bytes(std::span(text))); }
 
+namespace {
+
+/// One byte, and room for a descriptor with it.
+class DescriptorMessage {
+ public:
+  DescriptorMessage() {
+    message.msg_iov = &data_;
+    message.msg_iovlen = 1;
+    message.msg_control = control_.data();
+    message.msg_controllen = control_.size();
+  }
+  DescriptorMessage(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
+
+  msghdr message = {};
+
+ private:
+  char byte_ = 'd';
+  iovec data_ = {&byte_, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
+};
+
+}  // namespace
+
 Status Connection::SendDescriptor(int fd) {
-  char byte = 'd';
-  iovec data{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fd)> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
+  DescriptorMessage one;
+  msghdr& message = one.message;
   cmsghdr* head = CMSG_FIRSTHDR(&message);
   head->cmsg_level = SOL_SOCKET;
   head->cmsg_type = SCM_RIGHTS;
@@ -424,15 +442,9 @@ Status Connection::SendDescriptor(int fd) {
 
 Result<int> Connection::ReceiveDescriptor() {
   SW_CHECK(ahead_.empty() && !channel_);
-  char byte = 0;
-  iovec data{&byte, 1};
   int fd = -1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fd)> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
+  DescriptorMessage one;
+  msghdr& message = one.message;
   const Clock::time_point end = Clock::now() + timeout_;
   for (;;) {
     const ssize_t got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);

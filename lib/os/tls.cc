@@ -4,7 +4,6 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/system.h"
 #include "os/sys_internal.h"
 
 // The library moves no bytes itself: a channel gives it what comes and takes what it makes, several
@@ -354,16 +354,9 @@ Status CheckFile(int fd, const std::string& path) {
 }  // namespace
 
 Status TlsKey::Make(const std::string& path) {
-  KeyBytes key;
-  std::string text;
-  if (::getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
-    return SysFail(Errc::kIo, path, "the system gives no random bytes", errno);
-  }
-  for (const unsigned char byte : key) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  text += '\n';
+  auto random = RandomHex(TlsKey::kBytes);
+  if (!random) return Within(path, std::move(random).error());
+  std::string text = *std::move(random) + "\n";
   const Fd fd(sys::Open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
   if (!fd.ok()) {
     return SysFail(errno == EEXIST ? Errc::kBusy : Errc::kIo, path, "cannot make the key", errno);
@@ -372,7 +365,6 @@ Status TlsKey::Make(const std::string& path) {
       sys::Write(fd.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
       sys::Sync(fd.get()) == 0;
   const int error = errno;
-  OPENSSL_cleanse(key.data(), key.size());
   OPENSSL_cleanse(text.data(), text.size());
   if (written) return {};
   sys::UnlinkAt(AT_FDCWD, path.c_str());

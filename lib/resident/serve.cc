@@ -5,7 +5,6 @@
 
 #include <cerrno>
 #include <memory>
-#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -13,7 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "base/system.h"
 #include "base/text.h"
+#include "comm/nodes.h"
 #include "live/tell.h"
 #include "os/net/answer.h"
 #include "resident/attach.h"
@@ -45,32 +46,14 @@ std::string_view WhyText(End end) {
 /// \error kUnsupported  names two nodes
 /// Collective.
 Status CheckOneNode(comm::Comm& comm) {
-  char name[256] = "";
-  if (::gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
-  const std::string mine = name;
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all, comm.AllGather(std::as_bytes(std::span(mine))));
-  for (const comm::Bytes& bytes : all) {
-    const std::string other(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    if (other == std::string(reinterpret_cast<const char*>(all[0].data()), all[0].size())) {
-      continue;
-    }
+  SW_TRY_ASSIGN(const std::vector<comm::Node> nodes, comm::NodesOfRanks(comm));
+  for (const comm::Node& one : nodes) {
+    if (one == nodes.front()) continue;
     return Fail(Errc::kUnsupported,
-                "ranks on nodes " +
-                    std::string(reinterpret_cast<const char*>(all[0].data()), all[0].size()) +
-                    " and " + other + ": memory is mapped on its own node; start one load on each");
+                "ranks on nodes " + nodes.front().host + " and " + one.host +
+                    ": memory is mapped on its own node; start one load on each");
   }
   return {};
-}
-
-Result<std::string> MakeSecret() {
-  try {
-    std::random_device random;
-    std::string secret;
-    for (int i = 0; i < 4; ++i) secret += std::to_string(random()) + "-";
-    return secret;
-  } catch (const std::exception& error) {
-    return Fail(Errc::kIo, std::string("no random numbers: ") + error.what());
-  }
 }
 
 /// How this rank's memory reaches others. Host memory may be read only from now on.
@@ -133,7 +116,7 @@ class Run {
                                     ": unix:PATH is needed, as memory is mapped on its own node");
     }
     SW_TRY(CheckOneNode(comm_));
-    SW_TRY_ASSIGN(secret_, comm_.OnRootText(MakeSecret));
+    SW_TRY_ASSIGN(secret_, comm_.OnRootText([] { return RandomHex(16); }));
     SW_TRY(comm_.OnRoot([&]() -> Status {
       SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(options_.address));
       server_ = std::make_unique<Server>(std::move(listener), secret_, sink_);

@@ -1,9 +1,6 @@
 #include "ucp/input.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include <nlohmann/json.hpp>
@@ -11,6 +8,7 @@
 #include <tbb/task_arena.h>
 
 #include "base/limits.h"
+#include "base/system.h"
 #include "base/version.h"
 #include "dialect/dialects.h"
 #include "exec/for_each.h"
@@ -37,8 +35,7 @@ void ReplaceAll(std::string* text, std::string_view what, std::string_view by) {
 }
 
 std::vector<std::string> Expand(std::vector<std::string> roots, int rank) {
-  char node[256] = "localhost";
-  if (gethostname(node, sizeof node - 1) != 0) std::strcpy(node, "localhost");
+  const std::string node = HostName();
   for (std::string& root : roots) {
     ReplaceAll(&root, "{rank}", std::to_string(rank));
     ReplaceAll(&root, "{node}", node);

@@ -4,10 +4,10 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <utility>
 
+#include "comm/nodes.h"
 #include "device/cuda/collective_internal.h"
 #include "device/cuda/context_internal.h"
 #include "device/cuda/open.h"
@@ -169,24 +169,11 @@ class CudaDevice final : public Device {
 };
 
 /// What ranks of one node have in common: the same kernel that was started once, under one name.
-std::string Node() {
-  std::array<char, 256> name = {};
-  if (gethostname(name.data(), name.size() - 1) != 0) name[0] = '\0';
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return std::string(name.data()) + " " + boot;
-}
-
 /// How many ranks of this node come before this one. Collective.
 Result<int> LocalRank(comm::Comm& comm) {
-  const std::string node = Node();
-  SW_TRY_ASSIGN(const auto nodes, comm.AllGather(std::as_bytes(std::span(node))));
-  int before = 0;
-  const auto& own = nodes[static_cast<std::size_t>(comm.rank())];
-  for (int r = 0; r < comm.rank(); ++r) {
-    if (nodes[static_cast<std::size_t>(r)] == own) ++before;
-  }
-  return before;
+  SW_TRY_ASSIGN(const std::vector<comm::Node> nodes, comm::NodesOfRanks(comm));
+  const auto own = nodes.begin() + comm.rank();
+  return static_cast<int>(std::count(nodes.begin(), own, *own));
 }
 
 Result<std::unique_ptr<Device>> OpenHere(int local_rank, const DeviceOptions& options) {

@@ -67,31 +67,35 @@ struct Ends {
   std::uint64_t bytes = 0;
 };
 
-/// Decompresses an item, once.
-/// \param keep  the most bytes of each end
-/// \param most  that may come out of it
-Result<Ends> ReadEnds(const os::File& file, const Place& at, std::uint64_t keep,
-                      std::uint64_t most) {
-  format::ZstdStream stream;
-  stream.Begin(file, at.offset, at.bytes);
+/// Decompresses items, one after another.
+class EndsReader {
+ public:
+  /// \param keep  the most bytes of each end
+  /// \param most  that may come out of it
+  Result<Ends> Read(const os::File& file, const Place& at, std::uint64_t keep, std::uint64_t most);
+
+ private:
+  format::ZstdStream stream_;
+  std::vector<std::byte> block_ = std::vector<std::byte>(kEndBytes);
+};
+
+Result<Ends> EndsReader::Read(const os::File& file, const Place& at, std::uint64_t keep,
+                              std::uint64_t most) {
+  stream_.Begin(file, at.offset, at.bytes);
   Ends ends;
-  std::vector<std::byte> last;
-  std::size_t got = kEndBytes;
-  while (got == kEndBytes) {
-    last.resize(kEndBytes);
-    SW_TRY_ASSIGN(got, stream.Read(last));
-    last.resize(got);
+  std::size_t got = block_.size();
+  while (got == block_.size()) {
+    SW_TRY_ASSIGN(got, stream_.Read(block_));
     ends.bytes += got;
     if (ends.bytes > most) {
       return Bad("more than " + std::to_string(most) + " bytes come out of the " +
                  std::to_string(at.bytes) + " that it is compressed to");
     }
-    const std::size_t to_head =
-        std::min<std::size_t>(got, static_cast<std::size_t>(keep - ends.head.size()));
-    ends.head.insert(ends.head.end(), last.begin(),
-                     last.begin() + static_cast<std::ptrdiff_t>(to_head));
-    ends.tail.insert(ends.tail.end(), last.begin() + static_cast<std::ptrdiff_t>(to_head),
-                     last.end());
+    const auto to_head =
+        static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(got, keep - ends.head.size()));
+    const auto end = block_.begin() + static_cast<std::ptrdiff_t>(got);
+    ends.head.insert(ends.head.end(), block_.begin(), block_.begin() + to_head);
+    ends.tail.insert(ends.tail.end(), block_.begin() + to_head, end);
     if (ends.tail.size() > 2 * kEndBytes) {
       ends.tail.erase(ends.tail.begin(), ends.tail.end() - static_cast<std::ptrdiff_t>(kEndBytes));
     }
@@ -136,8 +140,9 @@ class ItemReader {
   std::vector<const std::string*> pickles_;       // keys of known_, by value
   std::vector<std::uint32_t> numbers_;            // by item
   FileItems items_;
-  bool stretched_ = false;       // some item is compressed
-  std::uint64_t plain_end_ = 0;  // of the items so far, if none were
+  std::optional<EndsReader> ends_;  // once an item is compressed
+  bool stretched_ = false;          // some item is compressed
+  std::uint64_t plain_end_ = 0;     // of the items so far, if none were
 };
 
 Status ItemReader::CheckPlaces(std::uint64_t file_bytes) const {
@@ -272,12 +277,13 @@ Status ItemReader::Take(std::size_t index, Window& window) {
   format::Stretch stretch{offset, wanted.at.bytes, plain_end_, wanted.at.bytes, compressed};
   const std::size_t storages = items_.skeleton.storages.size();
   if (compressed) {
+    if (!ends_) ends_.emplace();
     // A container adds its headers to the elements, and a stored tensor may have gaps.
     const std::uint64_t most =
         wanted.is_tensor ? 2 * Elems(wanted.sizes) * ItemSize(wanted.dtype) + 2 * kEndBytes
                          : limits::kPickleBytes;
     SW_TRY_ASSIGN(const Ends ends,
-                  ReadEnds(file_, wanted.at, wanted.is_tensor ? kEndBytes : most, most));
+                  ends_->Read(file_, wanted.at, wanted.is_tensor ? kEndBytes : most, most));
     if (ends.bytes == 0) return Bad("nothing comes out of what it is compressed to");
     stretch.bytes = ends.bytes;
     SW_TRY(TakeFrom(wanted, {file_, plain_end_, ends.bytes, ends.head, ends.tail}));

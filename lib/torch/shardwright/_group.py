@@ -76,6 +76,10 @@ class Group:
         """The process group that moves them: the trainer's own, or that of gloo for those on the CPU."""
         return self._group if self._own is not None and any(one.is_cpu for one in tensors) else self._given
 
+    def pair(self, operator: Any, tensor: torch.Tensor, rank: int) -> Any:
+        """Sends (dist.isend) or receives (dist.irecv) a contiguous tensor: for dist.batch_isend_irecv."""
+        return dist.P2POp(operator, tensor.detach().view(-1), group=self.for_tensors(tensor), group_peer=rank)
+
     @property
     def address(self) -> int:
         """Of the C function."""

@@ -85,15 +85,12 @@ class _Migration:
         for layer, expert, source, target, _ in transfers:
             key = layer, expert
             if source == self._ranks.rank:
-                pairs += [self._pair(dist.isend, one, target) for one in found[key]]
+                pairs += [self._ranks.pair(dist.isend, one, target) for one in found[key]]
             elif target == self._ranks.rank:
                 shapes, on_cpu = forms[key]
                 arriving[key] = [torch.empty(shape, dtype=getattr(torch, dtype), device="cpu" if cpu or device is None else device)
                                  for (shape, dtype), cpu in zip(shapes, on_cpu)]
-                pairs += [self._pair(dist.irecv, one, source) for one in arriving[key]]
+                pairs += [self._ranks.pair(dist.irecv, one, source) for one in arriving[key]]
         for request in moving(lambda: dist.batch_isend_irecv(pairs)) if pairs else []:
             moving(request.wait)
         found.update(arriving)
-
-    def _pair(self, operator: Any, tensor: torch.Tensor, rank: int) -> Any:
-        return dist.P2POp(operator, tensor.detach().view(-1), group=self._ranks.for_tensors(tensor), group_peer=rank)

@@ -47,9 +47,15 @@ def sum_composite(parts: torch.Tensor) -> torch.Tensor:
     return total.to(parts.dtype)
 
 
-def _save(ctx: Any, place: torch.Tensor, weights: torch.Tensor | None, *values: torch.Tensor) -> None:
+def _save(ctx: Any, place: torch.Tensor, weights: torch.Tensor | None, value: torch.Tensor) -> None:
     ctx.weighted = weights is not None
-    ctx.save_for_backward(place, *values, *([weights] if weights is not None else []))
+    ctx.save_for_backward(place, value, *([weights] if weights is not None else []))
+
+
+def _saved(ctx: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """What _save kept with one value: place, value, weights."""
+    place, value, *weights = ctx.saved_tensors
+    return place, value, weights[0] if ctx.weighted else None
 
 
 def _pack_setup(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
@@ -58,8 +64,7 @@ def _pack_setup(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 
 def _pack_backward(ctx: Any, gradient: torch.Tensor) -> Any:
-    place, tokens, *rest = ctx.saved_tensors
-    weights = rest[0] if ctx.weighted else None
+    place, tokens, weights = _saved(ctx)
     of_tokens = of_weights = None
     gradient = gradient.contiguous()
     if ctx.needs_input_grad[0]:
@@ -75,8 +80,7 @@ def _unpack_setup(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 
 def _unpack_backward(ctx: Any, gradient: torch.Tensor) -> Any:
-    place, rows, *rest = ctx.saved_tensors
-    weights = rest[0] if ctx.weighted else None
+    place, rows, weights = _saved(ctx)
     of_rows = of_weights = None
     gradient = gradient.contiguous()
     if ctx.needs_input_grad[0]:

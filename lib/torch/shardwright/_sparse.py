@@ -52,9 +52,9 @@ class SparseCollectives:
         pairs: list[Any] = []
         for expert in held:
             if owner[expert] != self._ranks.rank:
-                pairs += [self._pair(dist.irecv, one, owner[expert]) for one in tensors[expert]]
+                pairs += [self._ranks.pair(dist.irecv, one, owner[expert]) for one in tensors[expert]]
             else:
-                pairs += [self._pair(dist.isend, one, to) for to in holders[expert] if to != owner[expert] for one in tensors[expert]]
+                pairs += [self._ranks.pair(dist.isend, one, to) for to in holders[expert] if to != owner[expert] for one in tensors[expert]]
         return self._begin(pairs, None, async_op)
 
     def reduce_scatter(self, tensors: Tensors, owner: Sequence[int], holders: Sequence[Sequence[int]], async_op: bool = False) -> Work:
@@ -65,7 +65,7 @@ class SparseCollectives:
         sums: list[tuple[torch.Tensor, torch.Tensor]] = []
         for expert in held:
             if owner[expert] != self._ranks.rank:
-                pairs += [self._pair(dist.isend, one, owner[expert]) for one in tensors[expert]]
+                pairs += [self._ranks.pair(dist.isend, one, owner[expert]) for one in tensors[expert]]
             elif len(holders[expert]) > 1:
                 for one in tensors[expert]:
                     parts = one.new_empty(len(holders[expert]), one.numel())
@@ -74,7 +74,7 @@ class SparseCollectives:
                         if rank == owner[expert]:
                             row.copy_(one.reshape(-1))
                         else:
-                            pairs.append(self._pair(dist.irecv, row, rank))
+                            pairs.append(self._ranks.pair(dist.irecv, row, rank))
 
         def add() -> None:
             for one, parts in sums:
@@ -87,9 +87,6 @@ class SparseCollectives:
         if not async_op:
             work.wait()
         return work
-
-    def _pair(self, operator: Any, tensor: torch.Tensor, rank: int) -> Any:
-        return dist.P2POp(operator, tensor.detach().view(-1), group=self._ranks.for_tensors(tensor), group_peer=rank)
 
     def _check(self, tensors: Tensors, owner: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
         """The experts that this rank holds, ascending."""

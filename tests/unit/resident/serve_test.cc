@@ -32,14 +32,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 /// Asks to stop once it is told to.
-class StopSink final : public Sink {
+class StopSink final : public NullSink {
  public:
-  void Pass(std::string_view) override {}
-  void Progress(std::uint64_t, std::uint64_t) override {}
-  void AddRead(std::uint64_t, std::uint64_t) override {}
-  void AddWritten(std::uint64_t, std::uint64_t) override {}
-  void Warn(std::string) override {}
-  void Note(std::string, int) override {}
   bool stop_requested() const override { return stop.load(); }
   std::atomic<bool> stop = false;
 };
