@@ -25,6 +25,26 @@
 namespace shardwright::os {
 namespace {
 
+/// One byte, and room for a descriptor with it.
+class DescriptorMessage {
+ public:
+  DescriptorMessage() {
+    message.msg_iov = &data_;
+    message.msg_iovlen = 1;
+    message.msg_control = control_.data();
+    message.msg_controllen = control_.size();
+  }
+  DescriptorMessage(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
+
+  msghdr message = {};
+
+ private:
+  char byte_ = 'd';
+  iovec data_ = {&byte_, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
+};
+
 /// Connections that wait to be accepted. Those to a port may be a crowd that says nothing, behind
 /// which others must not be dropped.
 constexpr int kBacklog = 64;
@@ -396,41 +416,16 @@ Status Connection::Send(std::span<const std::byte> data) {
 
 Status Connection::Send(std::string_view text) { return Send(std::as_bytes(std::span(text))); }
 
-namespace {
-
-/// One byte, and room for a descriptor with it.
-class DescriptorMessage {
- public:
-  DescriptorMessage() {
-    message.msg_iov = &data_;
-    message.msg_iovlen = 1;
-    message.msg_control = control_.data();
-    message.msg_controllen = control_.size();
-  }
-  DescriptorMessage(const DescriptorMessage&) = delete;
-  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
-
-  msghdr message = {};
-
- private:
-  char byte_ = 'd';
-  iovec data_ = {&byte_, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
-};
-
-}  // namespace
-
 Status Connection::SendDescriptor(int fd) {
-  DescriptorMessage one;
-  msghdr& message = one.message;
-  cmsghdr* head = CMSG_FIRSTHDR(&message);
+  DescriptorMessage sent;
+  cmsghdr* head = CMSG_FIRSTHDR(&sent.message);
   head->cmsg_level = SOL_SOCKET;
   head->cmsg_type = SCM_RIGHTS;
   head->cmsg_len = CMSG_LEN(sizeof fd);
   std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
   const Clock::time_point end = Clock::now() + timeout_;
   for (;;) {
-    if (::sendmsg(fd_, &message, MSG_NOSIGNAL) == 1) return {};
+    if (::sendmsg(fd_, &sent.message, MSG_NOSIGNAL) == 1) return {};
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       return SysFail(Errc::kIo, name_, "cannot send a descriptor", errno);
@@ -443,11 +438,10 @@ Status Connection::SendDescriptor(int fd) {
 Result<int> Connection::ReceiveDescriptor() {
   SW_CHECK(ahead_.empty() && !channel_);
   int fd = -1;
-  DescriptorMessage one;
-  msghdr& message = one.message;
+  DescriptorMessage received;
   const Clock::time_point end = Clock::now() + timeout_;
   for (;;) {
-    const ssize_t got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
+    const ssize_t got = ::recvmsg(fd_, &received.message, MSG_CMSG_CLOEXEC);
     if (got == 0) return Fail(Errc::kIo, name_ + ": connection cut before a descriptor");
     if (got == 1) break;
     if (errno == EINTR) continue;
@@ -457,7 +451,7 @@ Result<int> Connection::ReceiveDescriptor() {
     SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, end, stop_));
     if (!ready) return Fail(Errc::kIo, name_ + ": sends nothing any more");
   }
-  const cmsghdr* head = CMSG_FIRSTHDR(&message);
+  const cmsghdr* head = CMSG_FIRSTHDR(&received.message);
   if (head != nullptr && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
       head->cmsg_len == CMSG_LEN(sizeof fd)) {
     std::memcpy(&fd, CMSG_DATA(head), sizeof fd);

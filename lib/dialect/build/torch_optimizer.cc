@@ -7,7 +7,6 @@
 
 #include "base/text.h"
 #include "layout/states.h"
-#include "tensor/convert.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -42,16 +41,8 @@ bool CorrectsBias(const Node& key, const Node& value) {
 Result<float> TorchStep(const Checkpoint& source, const Param& param) {
   const auto found = std::find_if(param.scalars.begin(), param.scalars.end(),
                                   [](const Scalar& one) { return one.state == layout::kStep; });
-  float value = 0;
   if (found != param.scalars.end()) {
-    if (found->is_tensor && found->bytes.size() == ItemSize(found->dtype) &&
-        CanConvert(found->dtype, DType::kF32)) {
-      Convert(found->dtype, std::as_bytes(std::span(found->bytes)), DType::kF32,
-              std::as_writable_bytes(std::span(&value, 1)));
-      return value;
-    }
-    const Result<double> plain = pickle::AsFloat(found->value);
-    if (!found->is_tensor && plain) return static_cast<float>(*plain);
+    if (const std::optional<double> step = NumberOf(*found)) return static_cast<float>(*step);
   }
   if (param.group >= 0 && static_cast<std::size_t>(param.group) < source.groups.size()) {
     const auto& step = source.groups[static_cast<std::size_t>(param.group)].hyper.step;

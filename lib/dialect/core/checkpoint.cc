@@ -1,6 +1,10 @@
 #include "dialect/core/checkpoint.h"
 
 #include <bit>
+#include <cstring>
+#include <span>
+
+#include "tensor/convert.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -19,6 +23,25 @@ bool operator==(const Scalar& a, const Scalar& b) {
   return a.state == b.state && a.is_tensor == b.is_tensor &&
          (a.is_tensor ? a.dtype == b.dtype && a.shape == b.shape && a.bytes == b.bytes
                       : SameValue(a.value, b.value));
+}
+
+std::optional<double> NumberOf(const Scalar& scalar) {
+  if (!scalar.is_tensor) {
+    if (scalar.value == nullptr) return std::nullopt;
+    const Result<double> plain = pickle::AsFloat(scalar.value);
+    return plain ? std::optional(*plain) : std::nullopt;
+  }
+  if (scalar.bytes.size() != ItemSize(scalar.dtype)) return std::nullopt;
+  if (scalar.dtype == DType::kI64) {
+    std::int64_t count = 0;
+    std::memcpy(&count, scalar.bytes.data(), sizeof count);
+    return static_cast<double>(count);
+  }
+  if (!CanConvert(scalar.dtype, DType::kF64)) return std::nullopt;
+  double value = 0;
+  Convert(scalar.dtype, std::as_bytes(std::span(scalar.bytes)), DType::kF64,
+          std::as_writable_bytes(std::span(&value, 1)));
+  return value;
 }
 
 Status CheckUnbound(const Checkpoint& checkpoint) {

@@ -29,6 +29,9 @@ struct Scalar {
 
 bool operator==(const Scalar& a, const Scalar& b);
 
+/// What number it is; nothing if it is none, or more than one.
+std::optional<double> NumberOf(const Scalar& scalar);
+
 enum class ParamKind : std::uint8_t { kTrainable, kFrozen, kBuffer };
 
 struct ExpertId {

@@ -400,12 +400,9 @@ void FolderReader::FindIteration() {
   for (const Param& param : out_.params) {
     for (const Scalar& scalar : param.scalars) {
       if (scalar.state != layout::kStep) continue;
-      float value = 0;
-      if (scalar.is_tensor && scalar.dtype == DType::kF32) {
-        std::copy_n(scalar.bytes.data(), sizeof value, reinterpret_cast<char*>(&value));
-      } else if (const auto plain = pickle::AsFloat(scalar.value)) {
-        value = static_cast<float>(*plain);
-      }
+      const std::optional<double> number = NumberOf(scalar);
+      if (!number) continue;
+      const auto value = static_cast<float>(*number);
       if (steps && *steps != value) return;
       steps = value;
     }

@@ -9,7 +9,6 @@
 #include "dialect/dtensor/read_internal.h"
 #include "dialect/rules/rule_source.h"
 #include "layout/states.h"
-#include "tensor/convert.h"
 
 namespace shardwright::dialect::dtensor {
 namespace {
@@ -180,17 +179,7 @@ Status DecideRules(Reading* reading) {
 std::optional<double> StepOf(const Param& param) {
   for (const Scalar& scalar : param.scalars) {
     if (scalar.state != layout::kStep) continue;
-    if (!scalar.is_tensor) {
-      const Result<double> value = pickle::AsFloat(scalar.value);
-      return value ? std::optional(*value) : std::nullopt;
-    }
-    float number = 0;
-    if (!CanConvert(scalar.dtype, DType::kF32) || scalar.bytes.size() != ItemSize(scalar.dtype)) {
-      return std::nullopt;
-    }
-    Convert(scalar.dtype, std::as_bytes(std::span(scalar.bytes)), DType::kF32,
-            std::as_writable_bytes(std::span(&number, 1)));
-    return number;
+    return NumberOf(scalar);
   }
   return std::nullopt;
 }

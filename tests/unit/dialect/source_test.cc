@@ -364,7 +364,7 @@ TEST(Catalogues, HoldContainersOfAnyKind) {
   skeleton.first = 1 << 20;
   skeleton.last = 1 << 21;
   skeleton.storages = {{"a.weight", (1 << 20) + 8, 64, std::nullopt}};
-  const Container json{std::make_shared<const format::Skeleton>(std::move(skeleton)), {}};
+  const Container json{std::make_shared<const format::Skeleton>(std::move(skeleton)), {}, {}};
   file.containers.push_back(json);
   const std::string bytes = Serialize(source);
   EXPECT_EQ(bytes.substr(0, 12), std::string("SWsource\0\0\0\4", 12));

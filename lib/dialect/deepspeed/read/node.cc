@@ -7,7 +7,6 @@
 #include "base/checked.h"
 #include "dialect/deepspeed/read/read_internal.h"
 #include "dialect/zero/flat.h"
-#include "tensor/convert.h"
 
 namespace shardwright::dialect::reader {
 
@@ -65,12 +64,10 @@ std::string Show(const Scalar& scalar) {
     std::memcpy(&value, scalar.bytes.data(), sizeof(value));
     return std::to_string(value) + type;
   }
-  if (CanConvert(scalar.dtype, DType::kF64) && scalar.bytes.size() == ItemSize(scalar.dtype)) {
-    double value = 0;
-    Convert(scalar.dtype, std::as_bytes(std::span(scalar.bytes)), DType::kF64,
-            std::as_writable_bytes(std::span(&value, 1)));
+  if (const std::optional<double> number = NumberOf(scalar)) {
+    const double value = *number;
     std::string text = std::to_string(value);
-    if (value == std::trunc(value)) text.resize(text.find('.'));
+    if (std::isfinite(value) && value == std::trunc(value)) text.resize(text.find('.'));
     return text + type;
   }
   return "a tensor " + std::string(Name(scalar.dtype)) + " " + ToString(scalar.shape);

@@ -7,7 +7,6 @@
 #include "dialect/megatron/write/shards.h"
 #include "dialect/megatron/write/write_internal.h"
 #include "layout/states.h"
-#include "tensor/convert.h"
 
 namespace shardwright::dialect::megatron {
 namespace {
@@ -260,16 +259,9 @@ Result<std::optional<double>> StepOf(const Checkpoint& source) {
   for (const Param& param : source.params) {
     for (const Scalar& scalar : param.scalars) {
       if (scalar.state != layout::kStep) continue;
-      double value = 0;
-      if (scalar.is_tensor) {
-        if (!CanConvert(scalar.dtype, DType::kF64)) continue;
-        Convert(scalar.dtype, std::as_bytes(std::span(scalar.bytes)), DType::kF64,
-                std::as_writable_bytes(std::span(&value, 1)));
-      } else {
-        const Result<double> number = pickle::AsFloat(scalar.value);
-        if (!number) continue;
-        value = *number;
-      }
+      const std::optional<double> number = NumberOf(scalar);
+      if (!number) continue;
+      const double value = *number;
       if (step && *step != value) {
         return Fail(Errc::kUnsupported, "\"" + first->name + "\" has made " +
                                             std::to_string(*step) + " steps, \"" + param.name +

@@ -1,0 +1,162 @@
+"""The commands whose disks are looked at after a power failure, and what each disk has to hold."""
+
+import json
+import shutil
+
+import moe_checkpoint
+from harness import DEMO, SOURCE, difference, expect, run, succeed, tree
+
+# A stopped run that was damaged may be refused; then it is begun anew.
+REFUSALS = {3, 4, 5}
+
+
+def content(path):
+    return tree(path) if path.is_dir() else path.read_bytes() if path.exists() else None
+
+
+class Output:
+    """A command that makes root/out, a folder or a file."""
+
+    def __init__(self, name, before, argv, again):
+        """before: argv of what makes an older output, or None. argv(out). again: the flags to go on with."""
+        self.name, self.before, self.argv, self.again = name, before, argv, again
+        self.old = self.wanted = None
+
+    def command(self, root):
+        return self.argv(root / "out")
+
+    def prepare(self, root):
+        if self.before is not None:
+            succeed(self.before(root / "out"))
+            self.old = content(root / "out")
+
+    def learn(self, root):
+        self.wanted = content(root / "out")
+        expect(self.left(root) == ["out"], f"left beside the output: {self.left(root)}")
+
+    def left(self, root):
+        return sorted(path.name for path in root.iterdir())
+
+    def judge(self, root, done, counts):
+        out = root / "out"
+        found = content(out)
+        if done:
+            expect(found == self.wanted, "what was said to be done is not there")
+        elif found is not None:
+            expect(found in (self.old, self.wanted), "an output that is neither the old nor the new one")
+        elif self.old is not None:
+            names = self.left(root)
+            expect(any(".partial-" in name for name in names), f"neither an old nor a new output: {names}")
+        counts["complete"] += found == self.wanted
+        again = run([*self.command(root), *self.again])
+        if again.code in REFUSALS and self.again:
+            counts["refused"] += 1
+            again = run(self.command(root))
+        else:
+            counts["resumed"] += 1
+        expect(again.code == 0, f"cannot be done again: {again}")
+        expect(content(out) == self.wanted, "the output differs once it was done again")
+        expect(self.left(root) == ["out"], f"left beside the output: {self.left(root)}")
+
+
+class Store:
+    """A command on root/store."""
+
+    def __init__(self, name, stores, before, argv, after):
+        """before: iterations that are in the store first. after: the one that a restore gives afterwards."""
+        self.name, self.stores, self.before, self.argv, self.after = name, stores, before, argv, after
+
+    def command(self, root):
+        return self.argv(root)
+
+    def prepare(self, root):
+        self.stores.fill(root / "store", self.before)
+
+    def learn(self, root):
+        self.look(root, {self.after})
+
+    def look(self, root, allowed):
+        store, out, report = root / "store", root / "seen", root / "report"
+        done = run([self.stores.save, "check", store])
+        expect(done.code == 0, f"the store is damaged: {done}")
+        done = run([self.stores.restore, store, out, "--read-only", f"--json={report}"])
+        expect(done.code == 0, f"no restore: {done}")
+        iteration = json.loads(report.read_text())["iteration"]
+        expect(iteration in allowed, f"iteration {iteration}, not of {sorted(allowed)}")
+        found = tree(out)
+        wanted = self.stores.wanted(iteration)
+        expect(found == wanted, f"iteration {iteration} differs in {difference(wanted, found)}")
+        shutil.rmtree(out)
+        report.unlink()
+
+    def judge(self, root, done, counts):
+        if self.before or done:
+            self.look(root, {self.after} if done else {max(self.before), self.after})
+        again = run(self.command(root))
+        expect(again.code == 0, f"cannot be done again: {again}")
+        counts["resumed"] += 1
+        self.look(root, {self.after})
+        stray = [path.name for path in (root / "store").iterdir()
+                 if path.name.startswith("incoming-") or path.name.endswith(".tmp") or path.name == "lock"]
+        expect(not stray, f"left in the store: {stray}")
+
+
+class Stores:
+    """What the cases of stores share: checkpoints to save, and what a restore of each has to give."""
+
+    def __init__(self, programs, folder):
+        self.save, self.restore = programs / "pec-save", programs / "pec-restore"
+        self.run, self.folder = folder / "run", folder
+        moe_checkpoint.series(self.run, moe_checkpoint.Model(layers=1, experts=4), range(1, 5))
+        self.fill(folder / "whole", (1, 2, 3))
+        self.known = {}
+        for iteration in (1, 2, 3):
+            succeed([self.restore, folder / "whole", folder / f"at{iteration}", "--at", iteration, "--read-only"])
+            self.known[iteration] = tree(folder / f"at{iteration}")
+
+    def wanted(self, iteration):
+        return self.known[iteration]
+
+    def fill(self, store, iterations):
+        for iteration in iterations:
+            succeed(self.saving(iteration)(store.parent, store))
+
+    def saving(self, iteration, *flags):
+        def argv(root, store=None):
+            return [self.save, self.run / f"global_step{iteration}", store or root / "store", "--k", "1", "--threads", "1",
+                    *flags]
+        return argv
+
+
+def cases(programs, folder):
+    load, union, extract = (programs / f"ucp-{name}" for name in ("load", "union", "extract"))
+    stores = Stores(programs, folder)
+    routing = SOURCE / "tests" / "data" / "deepspeed" / "routing_12x32" / "tokens.jsonl"
+
+    def converting(*flags):
+        return lambda out: [load, DEMO, out, *flags, "--threads", "1"]
+
+    def restoring(out):
+        return [stores.restore, folder / "whole", out, "--at", "2", "--threads", "1", "--target", "ep=1", "--read-only"]
+
+    def placing(*flags):
+        return lambda out: [programs / "moe-replace", routing, "--nodes", "4", "--gpus", "8", "--slots", "5", "-o", out, *flags]
+
+    target = ("--target", "zero=3,dp=3")
+    resume = ["--resume"]
+    return [
+        Output("load", None, converting(*target), resume),
+        Output("load-force", converting("--target", "zero=1,dp=3"), converting(*target, "--force"), resume),
+        Output("load-equal", None, converting(), resume),
+        Output("load-dcp", None, converting("--format", "dcp", "--target", "dp_shard=2"), resume),
+        Output("extract", None, lambda out: [extract, DEMO, out, "--threads", "1"], resume),
+        Output("pack", None, lambda out: [extract, DEMO, out, "--pack=copy", "--threads", "1"], resume),
+        Output("union", None, lambda out: [union, DEMO, out, "--threads", "1"], resume),
+        Output("restore", None, restoring, ["--force"]),
+        Output("place", None, placing(), ["--force"]),
+        Output("place-force", placing("--faults", "1"), placing("--force"), []),
+        Store("save-first", stores, (), stores.saving(1), 1),
+        Store("save", stores, (1, 2), stores.saving(3), 3),
+        Store("save-zstd", stores, (1, 2), stores.saving(3, "--compress", "zstd"), 3),
+        Store("gc", stores, (1, 2, 3), lambda root: [stores.save, "gc", root / "store", "--keep-last", "1"], 3),
+    ]
