@@ -49,8 +49,8 @@ int main(int argc, char** argv) {
   const std::vector<shardwright::cli::Subcommand> subcommands = {
       {"serve", "load into memory, and stay for trainers to take it",
        &shardwright::apps::ServeMain},
-      {"status", "show what such a load does", &shardwright::apps::StatusMain},
-      {"stop", "end one", &shardwright::apps::StopMain}};
+      {"status", "show what such a load does", &shardwright::apps::ServeStatusMain},
+      {"stop", "end one", &shardwright::apps::ServeStopMain}};
   if (const auto* one = shardwright::cli::FindSubcommand(subcommands, argc, argv)) {
     return one->main(argc, argv);
   }

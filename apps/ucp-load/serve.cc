@@ -107,7 +107,7 @@ int ServeMain(int argc, const char* const* argv) {
   });
 }
 
-int StatusMain(int argc, const char* const* argv) {
+int ServeStatusMain(int argc, const char* const* argv) {
   cli::App app("ucp-load status", "Show what a resident load does.",
                {{"unix:/run/user/1/load.sock --wait 600", "Waits until trainers can be served."}});
   std::string address;
@@ -140,7 +140,7 @@ int StatusMain(int argc, const char* const* argv) {
   });
 }
 
-int StopMain(int argc, const char* const* argv) {
+int ServeStopMain(int argc, const char* const* argv) {
   cli::App app("ucp-load stop",
                "End a resident load: trainers that are reading get ten seconds to let go.",
                {{"unix:/run/user/1/load.sock", "Ends the one that listens there."}});

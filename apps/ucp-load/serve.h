@@ -8,9 +8,9 @@ namespace shardwright::apps {
 int ServeMain(int argc, const char* const* argv);
 
 /// "ucp-load status": what a resident load does.
-int StatusMain(int argc, const char* const* argv);
+int ServeStatusMain(int argc, const char* const* argv);
 
 /// "ucp-load stop": ends one.
-int StopMain(int argc, const char* const* argv);
+int ServeStopMain(int argc, const char* const* argv);
 
 }  // namespace shardwright::apps

@@ -17,9 +17,11 @@ from elftools.elf.elffile import ELFFile
 BYTES_MAX = 25 * 10**6
 COMMANDS = {"ucp-extract", "ucp-union", "ucp-load", "pec-save", "pec-restore", "moe-replace"}
 PLUGINS = {f"lib/shardwright/shardwright_mpi_{family}.so" for family in ("openmpi", "mpich")}
+LIBRARY = "lib/libshardwright_commands.so"
 OPERATORS = "shardwright/libshardwright_torch.so"
 GLIBC = re.compile(r"lib(c|m|dl|rt|pthread)\.so\.\d|ld-linux-x86-64\.so\.2")
-OTHERS = {OPERATORS: {"libgcc_s.so.1", "libtorch_cpu.so"}} | {f"data/{plugin}": {"libgcc_s.so.1"} for plugin in PLUGINS}
+OTHERS = {OPERATORS: {"libgcc_s.so.1", "libtorch_cpu.so"}} | {f"data/{plugin}": {"libgcc_s.so.1"} for plugin in PLUGINS} | {
+    f"scripts/{command}": {"libshardwright_commands.so"} for command in COMMANDS}
 
 
 def needed(data):
@@ -36,7 +38,7 @@ def violations(path, folders):
         scripts = {name.removeprefix("scripts/") for name in entries if name.startswith("scripts/")}
         if scripts != COMMANDS:
             yield f"scripts are {sorted(scripts)}"
-        for name in sorted({f"data/{plugin}" for plugin in PLUGINS} | {OPERATORS, "shardwright/__init__.py"}
+        for name in sorted({f"data/{plugin}" for plugin in PLUGINS} | {f"data/{LIBRARY}", OPERATORS, "shardwright/__init__.py"}
                            | {f"data/share/man/man1/{command}.1" for command in COMMANDS}):
             if name not in entries:
                 yield f"{name} is missing"
@@ -45,7 +47,7 @@ def violations(path, folders):
         for name, entry in entries.items():
             data = wheel.read(entry)
             for folder in folders:
-                if folder.encode() in data:
+                if re.search(re.escape(folder.encode()) + rb"(?![\w-])", data):
                     yield f"{name} names {folder}"
             if not data.startswith(b"\x7fELF"):
                 if name.startswith("scripts/"):
