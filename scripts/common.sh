@@ -22,9 +22,9 @@ git_here() {
   git -c safe.directory="$root" "$@"
 }
 
-# tracked_sources: our C++ files, one per line.
+# tracked_sources: our C and C++ files, one per line.
 tracked_sources() {
-  git_here ls-files -- '*.h' '*.cc'
+  git_here ls-files -- '*.h' '*.cc' '*.c'
 }
 
 # job_count: how many things to do at once.

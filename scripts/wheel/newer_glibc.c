@@ -1,5 +1,5 @@
-/* What the compiler's static libraries ask of a glibc newer than 2.28, for programs that run on that: part of the
- * libc_nonshared.a that scripts/wheel/sysroot makes. */
+/* What the compiler's static libraries ask of a glibc newer than 2.28, for programs that run on
+ * that: part of the libc_nonshared.a that scripts/wheel/sysroot makes. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,12 +1,14 @@
-/* Preloaded before a command, this records every call that changes something below a folder, in the order in which
- * the calls were made, with all bytes: what power.py builds the disk of a power failure from.
+/* Preloaded before a command, this records every call that changes something below a folder, in the
+ * order in which the calls were made, with all bytes: what power.py builds the disk of a power
+ * failure from.
  *
  * RECORD_ROOT  the folder, an absolute path without links
  * RECORD_FILE  where the records are appended; not below the folder
  *
- * A record is a head (struct Head, native byte order) with its two paths and its bytes behind it. Calls of several
- * threads and processes are made one after another, so that their order is that of the records. What would escape
- * (a writable mapping of a file, a call that is not known here) ends the process. */
+ * A record is a head (struct Head, native byte order) with its two paths and its bytes behind it.
+ * Calls of several threads and processes are made one after another, so that their order is that of
+ * the records. What would escape (a writable mapping of a file, a call that is not known here) ends
+ * the process. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -88,7 +90,8 @@ static void Put(struct Head head, const char* path, const char* other, const voi
   errno = error;
 }
 
-/* The absolute path of `path` as openat sees it, its last name not followed. Empty if it is not below the root. */
+/* The absolute path of `path` as openat sees it, its last name not followed. Empty if it is not
+ * below the root. */
 static void Resolve(int dir, const char* path, char out[PATH_MAX]) {
   char folder[PATH_MAX], joined[2 * PATH_MAX], link[64];
   out[0] = '\0';
@@ -145,20 +148,21 @@ static int Open(int dir, const char* path, int flags, mode_t mode) {
   uint64_t inode = 0;
   if (fd >= 0 && full[0] != '\0' && (flags & (O_CREAT | O_TRUNC)) != 0 && Below(fd, &inode)) {
     if (before == 0) Put((struct Head){.kind = 'c', .inode = inode}, full, NULL, NULL);
-    if (before != 0 && (flags & O_TRUNC) != 0) Put((struct Head){.kind = 't', .inode = inode}, NULL, NULL, NULL);
+    if (before != 0 && (flags & O_TRUNC) != 0)
+      Put((struct Head){.kind = 't', .inode = inode}, NULL, NULL, NULL);
   }
   Leave();
   return fd;
 }
 
-#define MODE_OF(flags, mode)                          \
-  do {                                                \
-    if (((flags) & (O_CREAT | __O_TMPFILE)) != 0) {   \
-      va_list more;                                   \
-      va_start(more, flags);                          \
-      mode = va_arg(more, mode_t);                    \
-      va_end(more);                                   \
-    }                                                 \
+#define MODE_OF(flags, mode)                        \
+  do {                                              \
+    if (((flags) & (O_CREAT | __O_TMPFILE)) != 0) { \
+      va_list more;                                 \
+      va_start(more, flags);                        \
+      mode = va_arg(more, mode_t);                  \
+      va_end(more);                                 \
+    }                                               \
   } while (0)
 
 int open(const char* path, int flags, ...) {
@@ -177,7 +181,9 @@ int __open_2(const char* path, int flags) { return Open(AT_FDCWD, path, flags, 0
 int __open64_2(const char* path, int flags) { return Open(AT_FDCWD, path, flags, 0); }
 int __openat_2(int dir, const char* path, int flags) { return Open(dir, path, flags, 0); }
 int __openat64_2(int dir, const char* path, int flags) { return Open(dir, path, flags, 0); }
-int creat(const char* path, mode_t mode) { return Open(AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode); }
+int creat(const char* path, mode_t mode) {
+  return Open(AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode);
+}
 int creat64(const char* path, mode_t mode) __attribute__((alias("creat")));
 
 ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
@@ -185,7 +191,8 @@ ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
   Enter();
   const ssize_t moved = REAL(pwrite)(fd, data, bytes, at);
   if (moved > 0 && Below(fd, &inode)) {
-    Put((struct Head){.kind = 'w', .inode = inode, .at = (uint64_t)at, .bytes = (uint64_t)moved}, NULL, NULL, data);
+    Put((struct Head){.kind = 'w', .inode = inode, .at = (uint64_t)at, .bytes = (uint64_t)moved},
+        NULL, NULL, data);
   }
   Leave();
   return moved;
@@ -202,7 +209,8 @@ ssize_t write(int fd, const void* data, size_t bytes) {
   } else if (moved > 0 && Below(fd, &inode)) {
     off_t at = lseek(fd, 0, SEEK_CUR) - moved;
     if ((fcntl(fd, F_GETFL) & O_APPEND) != 0) at = lseek(fd, 0, SEEK_END) - moved;
-    Put((struct Head){.kind = 'w', .inode = inode, .at = (uint64_t)at, .bytes = (uint64_t)moved}, NULL, NULL, data);
+    Put((struct Head){.kind = 'w', .inode = inode, .at = (uint64_t)at, .bytes = (uint64_t)moved},
+        NULL, NULL, data);
   }
   Leave();
   return moved;
@@ -210,7 +218,8 @@ ssize_t write(int fd, const void* data, size_t bytes) {
 
 static void Changed(int fd, char kind, uint64_t at) {
   uint64_t inode = 0;
-  if (Below(fd, &inode)) Put((struct Head){.kind = kind, .inode = inode, .at = at}, NULL, NULL, NULL);
+  if (Below(fd, &inode))
+    Put((struct Head){.kind = kind, .inode = inode, .at = at}, NULL, NULL, NULL);
 }
 
 int ftruncate(int fd, off_t bytes) {
@@ -255,7 +264,8 @@ int syncfs(int fd) {
   return rc;
 }
 
-static int Named(char kind, int rc, const char* full, const char* other, uint64_t inode, uint64_t flags) {
+static int Named(char kind, int rc, const char* full, const char* other, uint64_t inode,
+                 uint64_t flags) {
   if (rc == 0 && full[0] != '\0') {
     Put((struct Head){.kind = kind, .inode = inode, .flags = (uint16_t)flags}, full, other, NULL);
   }
@@ -318,7 +328,8 @@ int ioctl(int fd, unsigned long what, ...) {
   va_end(more);
   uint64_t inode = 0;
   const int rc = REAL(ioctl)(fd, what, argument);
-  if (rc == 0 && (what == FICLONE || what == FICLONERANGE) && Below(fd, &inode)) Die("a clone: record where there are none");
+  if (rc == 0 && (what == FICLONE || what == FICLONERANGE) && Below(fd, &inode))
+    Die("a clone: record where there are none");
   return rc;
 }
 
@@ -329,10 +340,11 @@ void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offs
   }
   return REAL(mmap)(at, bytes, protection, flags, fd, offset);
 }
-void* mmap64(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) __attribute__((alias("mmap")));
+void* mmap64(void* at, size_t bytes, int protection, int flags, int fd, off_t offset)
+    __attribute__((alias("mmap")));
 
-#define UNKNOWN(name, below)                 \
-  uint64_t inode = 0;                        \
+#define UNKNOWN(name, below) \
+  uint64_t inode = 0;        \
   if (Below(below, &inode)) Die(name " is not recorded")
 
 ssize_t writev(int fd, const struct iovec* parts, int count) {
@@ -343,7 +355,8 @@ ssize_t pwritev(int fd, const struct iovec* parts, int count, off_t at) {
   UNKNOWN("pwritev", fd);
   return REAL(pwritev)(fd, parts, count, at);
 }
-ssize_t copy_file_range(int from, off64_t* from_at, int to, off64_t* to_at, size_t bytes, unsigned flags) {
+ssize_t copy_file_range(int from, off64_t* from_at, int to, off64_t* to_at, size_t bytes,
+                        unsigned flags) {
   UNKNOWN("copy_file_range", to);
   return REAL(copy_file_range)(from, from_at, to, to_at, bytes, flags);
 }
