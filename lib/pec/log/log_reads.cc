@@ -53,38 +53,39 @@ Status ReadFrame(const os::File& file, const LogLink::Piece& piece, std::uint64_
   // A piece is 64 MiB at most.
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, 27);
   std::vector<std::byte> room(std::min<std::uint64_t>(ZSTD_DStreamOutSize(), skip));
-  SW_TRY(ForStored(
-      file, piece, begin, begin + piece.piece->bytes,
-      [&](std::span<const std::byte> stored) -> Result<bool> {
-        ZSTD_inBuffer in{stored.data(), stored.size(), 0};
-        for (bool again = true; again && !(skip == 0 && out.empty());) {
-          const auto to = skip > 0 ? std::span(room).first(std::min<std::uint64_t>(room.size(), skip)) : out;
-          ZSTD_outBuffer plain{to.data(), to.size(), 0};
-          const std::size_t rest = ZSTD_decompressStream(context.get(), &plain, &in);
-          if (ZSTD_isError(rest) != 0) {
-            return BadInput(WhereOf(piece) + ": " + ZSTD_getErrorName(rest));
-          }
-          if (skip > 0) {
-            skip -= plain.pos;
-          } else {
-            out = out.subspan(plain.pos);
-          }
-          again = in.pos < in.size || plain.pos == plain.size;
-          if (rest == 0) break;
-        }
-        return skip > 0 || !out.empty();
-      }));
+  SW_TRY(ForStored(file, piece, begin, begin + piece.piece->bytes,
+                   [&](std::span<const std::byte> stored) -> Result<bool> {
+                     ZSTD_inBuffer in{stored.data(), stored.size(), 0};
+                     for (bool again = true; again && !(skip == 0 && out.empty());) {
+                       const auto to =
+                           skip > 0
+                               ? std::span(room).first(std::min<std::uint64_t>(room.size(), skip))
+                               : out;
+                       ZSTD_outBuffer plain{to.data(), to.size(), 0};
+                       const std::size_t rest = ZSTD_decompressStream(context.get(), &plain, &in);
+                       if (ZSTD_isError(rest) != 0) {
+                         return BadInput(WhereOf(piece) + ": " + ZSTD_getErrorName(rest));
+                       }
+                       if (skip > 0) {
+                         skip -= plain.pos;
+                       } else {
+                         out = out.subspan(plain.pos);
+                       }
+                       again = in.pos < in.size || plain.pos == plain.size;
+                       if (rest == 0) break;
+                     }
+                     return skip > 0 || !out.empty();
+                   }));
   if (skip == 0 && out.empty()) return {};
-  return BadInput(WhereOf(piece) + ": a zstd frame that ends " +
-                  std::to_string(skip + out.size()) + " bytes early");
+  return BadInput(WhereOf(piece) + ": a zstd frame that ends " + std::to_string(skip + out.size()) +
+                  " bytes early");
 }
 
 }  // namespace
 
 LogReads::LogReads(const GradientLog& log)
-    : pool_([&log](std::uint32_t segment) {
-        return os::File::OpenRead(log.segments()[segment]);
-      }) {}
+    : pool_([&log](std::uint32_t segment) { return os::File::OpenRead(log.segments()[segment]); }) {
+}
 
 Status LogReads::Read(const LogLink::Piece& piece, std::uint64_t first, std::span<std::byte> out) {
   SW_TRY_ASSIGN(const auto file, pool_.Get(piece.segment));

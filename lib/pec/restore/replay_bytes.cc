@@ -18,9 +18,8 @@ constexpr std::uint64_t kRangeElems = std::uint64_t{64} << 10;
 bool ReplayedModule::makes(Component component) const {
   return std::ranges::any_of(params, [&](const ReplayedParam& param) {
     return param.param.component == component ||
-           std::ranges::any_of(param.states, [&](const BlobTensor& state) {
-             return state.component == component;
-           });
+           std::ranges::any_of(
+               param.states, [&](const BlobTensor& state) { return state.component == component; });
   });
 }
 
@@ -48,7 +47,8 @@ ReplayBytes::ReplayBytes(std::unique_ptr<exec::ByteSource> blobs, const layout::
     proofs_[found->second]->members.push_back(number);
     module_of_[number] = found->second;
   }
-  for (std::size_t i = 0; i < modules.size(); ++i) AddModule(*modules[i].first, i, modules[i].second);
+  for (std::size_t i = 0; i < modules.size(); ++i)
+    AddModule(*modules[i].first, i, modules[i].second);
 }
 
 void ReplayBytes::AddModule(const ReplayedModule& module, std::size_t number,
@@ -128,8 +128,9 @@ Status ReplayBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<s
       SW_TRY(Prove(*proofs_[module_of_.at(member)]));
       const auto& all = stretches_.at(member);
       const auto next = std::ranges::upper_bound(all, offset, {}, &Stretch::offset);
-      const std::uint64_t count =
-          next == all.end() ? out.size() : std::min<std::uint64_t>(out.size(), next->offset - offset);
+      const std::uint64_t count = next == all.end()
+                                      ? out.size()
+                                      : std::min<std::uint64_t>(out.size(), next->offset - offset);
       SW_TRY(blobs_->Read(member, offset, out.first(count)));
       offset += count;
       out = out.subspan(count);
@@ -142,8 +143,8 @@ Status ReplayBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<s
     const std::uint64_t from = at % range_bytes;
     const std::uint64_t count =
         std::min<std::uint64_t>(out.size(), range->count * sizeof(float) - from);
-    const auto values = std::as_bytes(
-        std::span(range->values.get() + stretch->array * range->count, range->count));
+    const auto values =
+        std::as_bytes(std::span(range->values.get() + stretch->array * range->count, range->count));
     std::memcpy(out.data(), values.data() + from, count);
     offset += count;
     out = out.subspan(count);
@@ -210,8 +211,7 @@ Status ReplayBytes::Make(const Key& key, Range* range) {
   };
   for (std::size_t i = 0; i < lane.arrays.size(); ++i) {
     const auto& [member, offset] = lane.arrays[i];
-    SW_TRY(blobs_->Read(member, offset + first * sizeof(float),
-                        std::as_writable_bytes(array(i))));
+    SW_TRY(blobs_->Read(member, offset + first * sizeof(float), std::as_writable_bytes(array(i))));
   }
   std::vector<std::byte>& gradient = gradients_.local();
   for (const Link& link : lane.links) {

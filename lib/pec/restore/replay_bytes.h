@@ -72,9 +72,10 @@ struct ReplayedMember {
 class ReplayBytes final : public exec::ByteSource {
  public:
   /// \param blobs    reads members as the store has them
-  /// \param map      what their numbers are of, for messages; \pre it outlives this
+  /// \param map      what their numbers are of, for messages
   /// \param members  that are made
-  /// \param room     bytes of what is kept, beside 2 MiB for each thread
+  /// \param room     bytes of what is kept
+  /// \pre `map` outlives it
   ReplayBytes(std::unique_ptr<exec::ByteSource> blobs, const layout::ShardMap& map,
               std::shared_ptr<const ReplayLog> log, std::map<std::uint32_t, ReplayedMember> members,
               unsigned threads, std::uint64_t room);
@@ -95,7 +96,7 @@ class ReplayBytes final : public exec::ByteSource {
   };
   /// A parameter of one of the modules.
   struct Lane {
-    std::size_t module = 0;    ///< into proofs_
+    std::size_t module = 0;  ///< into proofs_
     std::uint64_t elems = 0;
     std::uint64_t place = 0;        ///< of its first element
     std::uint64_t range_elems = 0;  ///< that are made at once
@@ -148,9 +149,9 @@ class ReplayBytes final : public exec::ByteSource {
   const std::uint64_t room_;
   LogReads reads_;
   std::vector<Lane> lanes_;
-  std::vector<std::unique_ptr<Proof>> proofs_;                // by module
-  std::map<std::uint32_t, std::size_t> module_of_;            // by member, into proofs_
-  std::map<std::uint32_t, std::vector<Stretch>> stretches_;   // by member, ascending
+  std::vector<std::unique_ptr<Proof>> proofs_;               // by module
+  std::map<std::uint32_t, std::size_t> module_of_;           // by member, into proofs_
+  std::map<std::uint32_t, std::vector<Stretch>> stretches_;  // by member, ascending
   tbb::enumerable_thread_specific<std::vector<std::byte>> gradients_;
   std::mutex mutex_;
   std::map<Key, Kept> kept_;

@@ -29,9 +29,8 @@ struct Aim {
 };
 
 bool IsOlder(const ChosenModule& chosen, std::uint64_t resume) {
-  return std::ranges::any_of(chosen.held, [&](const std::optional<Held>& held) {
-    return held && held->version < resume;
-  });
+  return std::ranges::any_of(
+      chosen.held, [&](const std::optional<Held>& held) { return held && held->version < resume; });
 }
 
 std::string_view BaseOf(const std::map<std::string, StateTensor>& states) {
@@ -91,23 +90,22 @@ Result<std::uint64_t> ChainBegin(const std::string& module, std::uint64_t versio
     const RecoveryRecord& one = recoveries[i];
     if (one.resume <= version || one.resume >= resume) continue;
     // What a later restore went back behind, it made good.
-    const bool undone = std::any_of(
-        recoveries.begin() + static_cast<std::ptrdiff_t>(i) + 1, recoveries.end(),
-        [&](const RecoveryRecord& later) { return later.resume <= one.resume; });
+    const bool undone =
+        std::any_of(recoveries.begin() + static_cast<std::ptrdiff_t>(i) + 1, recoveries.end(),
+                    [&](const RecoveryRecord& later) { return later.resume <= one.resume; });
     if (undone) continue;
     const std::string who = "recovery " + std::to_string(one.sequence) + ", from iteration " +
                             std::to_string(one.resume);
     if (!one.older) {
-      return Fail(Errc::kNotFound,
-                  who + ", does not say with which state of " + Quoted(module) +
-                      " training has gone on");
+      return Fail(Errc::kNotFound, who + ", does not say with which state of " + Quoted(module) +
+                                       " training has gone on");
     }
     const auto older = one.older->find(module);
     if (older == one.older->end()) continue;
     if (older->second != version) {
-      return Fail(Errc::kNotFound, who + ", has gone on with " + Quoted(module) +
-                                       " of iteration " + std::to_string(older->second) +
-                                       ", not of " + std::to_string(version));
+      return Fail(Errc::kNotFound, who + ", has gone on with " + Quoted(module) + " of iteration " +
+                                       std::to_string(older->second) + ", not of " +
+                                       std::to_string(version));
     }
     begin = one.resume;
   }
@@ -126,9 +124,9 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
     if (first == nullptr) first = begin->step;
     if (replay::StatesOf(step) != replay::StatesOf(first->step) ||
         step.optimizer != first->step.optimizer) {
-      return BadInput(Quoted(name) + ", iteration " + std::to_string(link.iteration) +
-                      ": another optimizer than before: " +
-                      std::string(replay::Name(step.optimizer)));
+      return BadInput(
+          Quoted(name) + ", iteration " + std::to_string(link.iteration) +
+          ": another optimizer than before: " + std::string(replay::Name(step.optimizer)));
     }
   }
   std::set<std::string> unused;
@@ -170,8 +168,7 @@ Status CheckLast(const dialect::Checkpoint& checkpoint, const std::string& name,
     if (at != link.pieces.end() && at->param == param) last = &*at;
   }
   const auto found = std::ranges::find(checkpoint.params, name, &dialect::Param::name);
-  if (last == nullptr || found == checkpoint.params.end() ||
-      !Counts(last->step->step.optimizer)) {
+  if (last == nullptr || found == checkpoint.params.end() || !Counts(last->step->step.optimizer)) {
     return {};
   }
   const bool in_group =
@@ -211,8 +208,8 @@ Result<ReplayedModule> Replay(const Chosen& chosen, std::size_t index, OpenLog* 
   const Module& module = chosen.described.model.modules[index];
   const dialect::Checkpoint& checkpoint = chosen.described.input.checkpoint;
   SW_TRY_ASSIGN(const Aim aim, AimOf(module, chosen.modules[index], checkpoint.map));
-  SW_TRY_ASSIGN(const std::uint64_t begin, ChainBegin(module.name, aim.version, chosen.plan.resume,
-                                                      open->recoveries));
+  SW_TRY_ASSIGN(const std::uint64_t begin,
+                ChainBegin(module.name, aim.version, chosen.plan.resume, open->recoveries));
   std::vector<LoggedParam> params;
   for (const auto& [name, states] : aim.params) {
     params.push_back({name, states.begin()->second.elems});
@@ -310,8 +307,7 @@ Result<Replays> FindReplays(const Job& job, const Base& base, Chosen* chosen) {
     return Fail(damaged ? Errc::kBadInput : Errc::kMismatch,
                 job.options.store + ": " + std::to_string(replays.report.refused.size()) +
                     " modules cannot be replayed to iteration " +
-                    std::to_string(chosen->plan.resume) + ": " +
-                    FirstFew(replays.report.refused));
+                    std::to_string(chosen->plan.resume) + ": " + FirstFew(replays.report.refused));
   }
   replays.log = std::move(open->log);
   return replays;

@@ -13,9 +13,10 @@
 namespace shardwright::pec::restore {
 namespace {
 
-/// Room for ranges of parameters that are made: for each thread at least, and in all.
-constexpr std::uint64_t kReplayRoomBytes = std::uint64_t{2} << 20;
-constexpr std::uint64_t kMostReplayBytes = std::uint64_t{256} << 20;
+/// Room for ranges of parameters that are made, for each thread: at least, and at most. Units come
+/// in the order of parameters, so that little is wanted again later.
+constexpr std::uint64_t kLeastReplayBytes = std::uint64_t{2} << 20;
+constexpr std::uint64_t kMostReplayBytes = std::uint64_t{32} << 20;
 
 layout::LogicalTensor Whole(const layout::LogicalTensor& tensor, std::uint32_t array) {
   layout::LogicalTensor out{tensor.name, tensor.state, tensor.dtype, tensor.shape, {}};
@@ -234,7 +235,8 @@ std::unique_ptr<ucp::Input> SourceOf(const Job& job, ucp::Input described, BlobM
   const ucp::ConvertOptions& write = job.options.write;
   const std::uint64_t workspaces = write.threads * exec::kWorkspaceBytes;
   const std::uint64_t rest = write.memory_bytes - std::min(write.memory_bytes, workspaces);
-  const std::uint64_t room = std::clamp(rest, write.threads * kReplayRoomBytes, kMostReplayBytes);
+  const std::uint64_t room =
+      std::clamp(rest, write.threads * kLeastReplayBytes, write.threads * kMostReplayBytes);
   source->bytes =
       std::make_unique<ReplayBytes>(std::move(source->bytes), source->checkpoint.map, replays.log,
                                     std::move(blobs.replayed), write.threads, room);

@@ -80,8 +80,8 @@ Status Write(const std::string& path, std::uint64_t last, std::uint64_t iteratio
           range.dtype = dtype;
           range.count = std::min(kPieceElems, elems - first);
           const std::uint64_t shift = (37 * iteration + one.offset) % 4096;
-          range.gradient = std::span(gradient).subspan(shift * ItemSize(dtype),
-                                                       range.count * ItemSize(dtype));
+          range.gradient =
+              std::span(gradient).subspan(shift * ItemSize(dtype), range.count * ItemSize(dtype));
           bytes += range.gradient.size();
           ranges.push_back(range);
         }

@@ -1,5 +1,5 @@
-// Ranges of gradients, stored plain and compressed, are what was written, and what has changed since
-// the log was proved is refused.
+// Ranges of gradients, stored plain and compressed, are what was written, and what has changed
+// since the log was proved is refused.
 
 #include <fstream>
 #include <random>
