@@ -66,11 +66,13 @@ struct LogLink {
 class GradientLog {
  public:
   /// Reads all segments and compares all checksums.
+  /// \param threads  that read segments
   /// \error kBadInput  damage, by segment, record and what is wrong: a segment or records that are
   ///        missing, come twice or out of order, are cut short or changed; kMismatch  another
   ///        model's log; kUnsupported  another version; kNotFound
   /// Local.
-  static Result<GradientLog> Open(const std::string& folder, const exec::Digest& fingerprint);
+  static Result<GradientLog> Open(const std::string& folder, const exec::Digest& fingerprint,
+                                  unsigned threads = 1);
 
   /// The same for the segments of one writer.
   static Result<LogEnd> EndOf(const std::string& folder, const exec::Digest& fingerprint,
@@ -108,7 +110,7 @@ class GradientLog {
   struct Scan;
   GradientLog() = default;
   static Result<GradientLog> OpenSome(const std::string& folder, const exec::Digest& fingerprint,
-                                      std::optional<std::uint32_t> only);
+                                      std::optional<std::uint32_t> only, unsigned threads);
 
   // Pointers into these are in chains.
   std::vector<std::string> paths_;

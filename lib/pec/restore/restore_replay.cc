@@ -245,7 +245,8 @@ Result<std::optional<OpenLog>> OpenTheLog(const Job& job, const Base& base, Repl
                                      "there is no log of gradients to replay");
   }
   report->log = true;
-  Result<GradientLog> log = GradientLog::Open(open.folder, base.store.head().fingerprint);
+  Result<GradientLog> log =
+      GradientLog::Open(open.folder, base.store.head().fingerprint, job.options.write.threads);
   if (!log) {
     // What cannot be read may be there the next time; what is wrong stays wrong.
     if (required || log.error().code == Errc::kIo) {

@@ -3,7 +3,7 @@
 iteration restored, bit for bit; what a log lacks, and what is wrong with it, leaves them older and is
 said.
 
-Usage: replay_test.py BIN
+Usage: replay_test.py BIN [MPIEXEC]
 """
 
 import array
@@ -15,11 +15,11 @@ import sys
 import tempfile
 
 import stores
-from stores import Stores, moe_checkpoint
+from stores import Given, Stores, moe_checkpoint
 
 import gradient_log
 from gradient_log import Log, adamw, piece
-from harness import scratch_parent
+from harness import scratch_parent, tree
 
 ITERATIONS = range(3, 9)
 SKIPPED, SPECIAL = 5, 6
@@ -369,6 +369,23 @@ class GoingOn(Replaying):
         result = self.restored("out", "--replay=require")
         self.assertGreater(max(m["replayed"]["iterations"] for m in result["modules"]
                                if "replayed" in m), 2)
+
+
+class Ranks(Replaying):
+    def test_every_number_of_ranks_gives_the_same_output(self):
+        if Given.mpiexec is None:
+            self.skipTest("no MPI launcher given")
+        self.store_series()
+        self.log()
+        outputs = []
+        for ranks in (1, 2, 3):
+            launcher = [Given.mpiexec, "--oversubscribe", "-n", ranks] if ranks > 1 else []
+            self.restored("out", "--replay=require", "--read-only", "--target", "ep=4,dp=4", "--threads", 1,
+                          launcher=launcher)
+            outputs.append(tree(self.work / "out"))
+            shutil.rmtree(self.work / "out")
+        self.assertEqual(outputs[0], outputs[1])
+        self.assertEqual(outputs[0], outputs[2])
 
 
 if __name__ == "__main__":
