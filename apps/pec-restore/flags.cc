@@ -83,6 +83,9 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   if (options.require_complete && !options.restart_missing.empty()) {
     return Fail(Errc::kUsage, "--require-complete and --restart-missing exclude each other");
   }
+  if (options.replay == pec::ReplayMode::kRequire && !options.restart_missing.empty()) {
+    return Fail(Errc::kUsage, "--replay require and --restart-missing exclude each other");
+  }
   if (options.begin && !options.allow_empty) {
     return Fail(Errc::kUsage, "--begin means nothing without --allow-empty");
   }

@@ -229,6 +229,10 @@ class Broken(Replaying):
         self.restore("required", "--replay=require", code=5)
         self.assertIn("no log of gradients", self.stderr)
 
+    def test_experts_that_start_again(self):
+        self.restore("out", "--replay=require", "--restart-missing", self.shared / "run", code=2)
+        self.assertIn("exclude each other", self.stderr)
+
     def test_a_gap(self):
         self.log(leave=[(self.victim, 7)])
         self.refused(f'"{self.victim}", iteration 7: no record', self.only())
