@@ -172,6 +172,24 @@ class Exact(Replaying):
             with self.subTest(name):
                 self.restored(name, "--replay=require", "--read-only", *words)
 
+    def test_a_stopped_run_goes_on_with_the_same_log_alone(self):
+        self.store_series()
+        log = self.log(range(4, 9))
+        words = ["--replay=require", "--read-only"]
+        self.restore("out", *words, code=7, fault="commit.manifest:1+:enospc")
+        data = log.path.read_bytes()
+        log.path.unlink()
+        # The same steps, but for a gradient.
+        module = self.model.modules()[-1]
+        log = self.log(range(4, 9), leave=[(module, 8)])
+        pieces = self.pieces(module, 8)
+        pieces[0] = {**piece(pieces[0]["param"], pieces[0]["elems"], bytes(len(pieces[0]["data"])))}
+        log.record(8, module, [self.model.steps[8]], pieces)
+        self.restore("out", *words, "--resume", code=5)
+        log.path.write_bytes(data)
+        result = self.restored("out", *words, "--resume")
+        self.assertGreater(result["conversion"]["run"]["units_resumed"], 0)
+
     def test_of_an_iteration_before(self):
         self.store_series()
         self.log()
