@@ -292,6 +292,37 @@ class Bench:
                          ", ".join(f"{peak:.0f} MiB" for peak in peaks), "≤ 320 MiB")
             clear(*at.values())
 
+    def pec_replay(self):
+        """A restore that makes 10 steps of 15 of 16 experts again, against the same without; logs in both types."""
+        at = {name: os.path.join(self.work, "pec-" + name) for name in ("ckpt", "store", "out", "copy")}
+        clear(*at.values())
+        shutil.copytree(self.experts(), at["ckpt"])
+        tag, = (name for name in os.listdir(at["ckpt"]) if name.startswith("global_step"))
+        subprocess.run([self.python, os.path.join(HERE, "pec", "set_steps.py"), os.path.join(at["ckpt"], tag), "11"],
+                       check=True, stderr=subprocess.DEVNULL)
+        quiet = ["--threads", "2", "--progress", "off"]
+        for words in (["--policy", "full", "--iteration", "1"], ["--k", "1", "--iteration", "11"]):
+            subprocess.run([self.command("pec-save"), at["ckpt"], at["store"], *words, *quiet], check=True,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        clear(at["ckpt"])
+        bench = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "tests", "pec_log_bench")
+        for dtype in ("bfloat16", "float32"):
+            logs = os.path.join(at["store"], "logs")
+            clear(logs)
+            subprocess.run([bench, at["store"], "11", "10", dtype], check=True, stdout=subprocess.DEVNULL)
+            restore = [self.command("pec-restore"), at["store"], at["out"], "--target", "ep=4,dp=4", "--read-only", *quiet]
+            size = sum(os.path.getsize(os.path.join(logs, name)) for name in os.listdir(logs))
+            self.ratio(f"`pec-restore --replay require`, 10 steps of 15 of 16 experts ({size / 1e9:.1f} GB of {dtype}), against "
+                       "`--replay never`, tmpfs", [*restore, "--replay", "require"], [*restore, "--replay", "never"],
+                       [at["out"]], "≤ 3")
+            peaks = []
+            for memory in ("256MiB", "32MiB"):
+                clear(at["out"])
+                peaks.append(timed([*restore, "--replay", "require", "--memory", memory])[1])
+            self.row(f"its peak resident memory with `--memory` 256MiB and 32MiB, {dtype}",
+                     ", ".join(f"{peak:.0f} MiB" for peak in peaks), "≤ 320 MiB, ≤ 96 MiB")
+        clear(*at.values())
+
     def pec_snapshot(self):
         """What training waits for while an agent takes a snapshot of half of the experts."""
         bench = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "tests", "pec_snapshot_bench")
@@ -509,7 +540,7 @@ def main():
     parser.add_argument("--checkpoint", help="save folder to use instead of making one")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", default="help,plan,items,tmpfs,memory,moved,upstream,on_disk,safetensors,dcp,dtensor,megatron,"
-                                          "pec,pec_snapshot,pec_unchanged")
+                                          "pec,pec_replay,pec_snapshot,pec_unchanged")
     parser.add_argument("--small", action="store_true")
     bench = Bench(parser.parse_args())
     print("| what | measured | must reach |\n|---|---|---|")

@@ -2,7 +2,10 @@
 #include <set>
 #include <utility>
 
+#include <tbb/task_arena.h>
+
 #include "base/text.h"
+#include "exec/for_each.h"
 #include "os/dir.h"
 #include "os/file.h"
 #include "pec/log/log_frame_internal.h"
@@ -15,11 +18,13 @@ namespace shardwright::pec {
 namespace {
 
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
+static_assert(kBlockBytes % kLogSumBytes == 0);
 
 /// A record of a file, as far as it could be proved.
 struct Found {
   log::RecordHead head;
   std::string meta;
+  LogPayload payload;
   exec::Digest trailer{};
   std::string wrong;  ///< empty: whole
 };
@@ -56,11 +61,16 @@ Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t f
   std::uint64_t from = at + log::kFrameBytes + head->meta_bytes;
   const std::uint64_t payload_end = from + head->payload_bytes;
   std::vector<std::byte> block(std::min<std::uint64_t>(kBlockBytes, head->payload_bytes));
+  found.payload = {from, head->payload_bytes, {}};
   while (from < payload_end) {
     const auto part =
         std::span(block).first(std::min<std::uint64_t>(block.size(), payload_end - from));
     SW_TRY(file.ReadAt(from, part));
     digest.Add(part);
+    for (std::size_t at_part = 0; at_part < part.size(); at_part += kLogSumBytes) {
+      const std::size_t count = std::min<std::size_t>(kLogSumBytes, part.size() - at_part);
+      found.payload.sums.push_back(exec::DigestOf(part.subspan(at_part, count)));
+    }
     from += part.size();
   }
   std::vector<std::byte> back(at + log::RecordBytes(*head) - payload_end);
@@ -109,6 +119,42 @@ Status CheckHead(const log::SegmentHead& head, log::SegmentId id, const exec::Di
   return {};
 }
 
+/// A segment as far as it could be read: what does not depend on the segments before it.
+struct Scanned {
+  std::uint64_t bytes = 0;
+  std::optional<log::SegmentHead> head;  ///< absent: it is cut short
+  std::vector<Found> records;            ///< whole ones
+  std::string wrong;                     ///< with what follows them; empty: nothing does
+  bool head_follows = false;             ///< the head of a record lies behind that
+};
+
+Result<Scanned> ReadSegment(const std::string& path, log::SegmentId id,
+                            const exec::Digest& fingerprint) {
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  Scanned out;
+  out.bytes = identity.bytes;
+  if (out.bytes < log::kFrameBytes) return out;
+  log::Frame frame;
+  SW_TRY(file.ReadAt(0, frame));
+  out.head = log::SegmentHeadOf(frame);
+  if (!out.head) {
+    return BadInput(path + ": no segment of a log of gradients, or its head is damaged");
+  }
+  SW_TRY(CheckHead(*out.head, id, fingerprint, path));
+  for (std::uint64_t at = log::kFrameBytes; at < out.bytes;) {
+    SW_TRY_ASSIGN(Found found, ReadRecord(file, at, out.bytes));
+    if (!found.wrong.empty()) {
+      out.wrong = std::move(found.wrong);
+      SW_TRY_ASSIGN(out.head_follows, HeadFollows(file, at + log::kFrameBytes, out.bytes));
+      break;
+    }
+    at += log::RecordBytes(found.head);
+    out.records.push_back(std::move(found));
+  }
+  return out;
+}
+
 }  // namespace
 
 /// A walk over the segments of one writer.
@@ -119,9 +165,9 @@ struct GradientLog::Scan {
   LogEnd end;
   bool first = false;  ///< what comes next follows segments that are not there
 
-  Status Segment(log::SegmentId id, bool last);
+  Status Segment(log::SegmentId id, bool last, Scanned scanned);
   Status CheckOrder(const Found& found, const std::string& where);
-  Status Take(const Found& found, std::uint64_t at, const std::string& where);
+  Status Take(Found* found, const std::string& where);
 };
 
 Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& where) {
@@ -142,16 +188,16 @@ Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& wher
   return {};
 }
 
-Status GradientLog::Scan::Take(const Found& found, std::uint64_t at, const std::string& where) {
-  if (found.head.kind == log::Kind::kMark) return {};
-  if (found.head.kind != log::Kind::kGradients) {
+Status GradientLog::Scan::Take(Found* found, const std::string& where) {
+  if (found->head.kind == log::Kind::kMark) return {};
+  if (found->head.kind != log::Kind::kGradients) {
     return Fail(Errc::kUnsupported,
                 where + ": a record of kind " +
-                    std::to_string(static_cast<std::uint32_t>(found.head.kind)));
+                    std::to_string(static_cast<std::uint32_t>(found->head.kind)));
   }
-  SW_TRY_ASSIGN(LogRecord record, ParseLogRecord(found.meta, where));
-  std::uint64_t offset = at + log::kFrameBytes + found.head.meta_bytes;
-  const std::uint64_t payload_end = offset + found.head.payload_bytes;
+  SW_TRY_ASSIGN(LogRecord record, ParseLogRecord(found->meta, where));
+  std::uint64_t offset = found->payload.offset;
+  const std::uint64_t payload_end = offset + found->payload.bytes;
   bool fits = true;
   for (LogPiece& piece : record.pieces) {
     fits = fits && piece.bytes <= payload_end - offset;
@@ -160,57 +206,48 @@ Status GradientLog::Scan::Take(const Found& found, std::uint64_t at, const std::
     offset += piece.bytes;
   }
   if (!fits || offset != payload_end) {
-    return BadInput(where + ": " + std::to_string(found.head.payload_bytes) +
+    return BadInput(where + ": " + std::to_string(found->payload.bytes) +
                     " bytes of gradients, its pieces have others");
   }
   log->by_module_[record.module].push_back(log->entries_.size());
-  log->entries_.push_back({std::move(record), log->paths_.size() - 1});
+  log->entries_.push_back({std::move(record), std::move(found->payload), log->paths_.size() - 1});
   return {};
 }
 
-Status GradientLog::Scan::Segment(log::SegmentId id, bool last) {
+Status GradientLog::Scan::Segment(log::SegmentId id, bool last, Scanned scanned) {
   const std::string path = folder + "/" + log::SegmentName(id.writer, id.number);
-  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
-  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   log->paths_.push_back(path);
   end.number = id.number;
   end.end = 0;
-  if (identity.bytes < log::kFrameBytes) {
+  if (!scanned.head) {
     if (!last) return BadInput(path + ": its head is cut short, and segments follow it");
-    end.torn_bytes = identity.bytes;
-    log->torn_.push_back({path, identity.bytes});
+    end.torn_bytes = scanned.bytes;
+    log->torn_.push_back({path, scanned.bytes});
     return {};
   }
-  log::Frame frame;
-  SW_TRY(file.ReadAt(0, frame));
-  const auto head = log::SegmentHeadOf(frame);
-  if (!head) return BadInput(path + ": no segment of a log of gradients, or its head is damaged");
-  SW_TRY(CheckHead(*head, id, fingerprint, path));
-  if (first) end.next_index = head->first_index;
-  if (head->first_index != end.next_index) {
-    return BadInput(path + ": begins with record " + std::to_string(head->first_index) +
+  const std::uint64_t first_index = scanned.head->first_index;
+  if (first) end.next_index = first_index;
+  if (first_index != end.next_index) {
+    return BadInput(path + ": begins with record " + std::to_string(first_index) +
                     ", the segment before it ends before record " + std::to_string(end.next_index));
   }
   std::uint64_t at = log::kFrameBytes;
-  while (at < identity.bytes) {
-    const std::string where = path + ", byte " + std::to_string(at);
-    SW_TRY_ASSIGN(const Found found, ReadRecord(file, at, identity.bytes));
-    if (!found.wrong.empty()) {
-      SW_TRY_ASSIGN(const bool follows, HeadFollows(file, at + log::kFrameBytes, identity.bytes));
-      if (!last || follows) {
-        return BadInput(where + ": record " + std::to_string(end.next_index) +
-                        " is damaged: " + found.wrong);
-      }
-      end.torn_bytes = identity.bytes - at;
-      log->torn_.push_back({path, end.torn_bytes});
-      break;
-    }
-    SW_TRY(CheckOrder(found, where));
-    SW_TRY(Take(found, at, where));
+  const auto where = [&] { return path + ", byte " + std::to_string(at); };
+  for (Found& found : scanned.records) {
+    SW_TRY(CheckOrder(found, where()));
+    SW_TRY(Take(&found, where()));
     at += log::RecordBytes(found.head);
     ++end.next_index;
     end.previous = found.trailer;
     first = false;
+  }
+  if (!scanned.wrong.empty()) {
+    if (!last || scanned.head_follows) {
+      return BadInput(where() + ": record " + std::to_string(end.next_index) +
+                      " is damaged: " + scanned.wrong);
+    }
+    end.torn_bytes = scanned.bytes - at;
+    log->torn_.push_back({path, end.torn_bytes});
   }
   end.end = at;
   return {};
@@ -218,17 +255,18 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last) {
 
 Result<LogEnd> GradientLog::EndOf(const std::string& folder, const exec::Digest& fingerprint,
                                   std::uint32_t writer) {
-  SW_TRY_ASSIGN(const GradientLog log, OpenSome(folder, fingerprint, writer));
+  SW_TRY_ASSIGN(const GradientLog log, OpenSome(folder, fingerprint, writer, 1));
   return log.end_;
 }
 
-Result<GradientLog> GradientLog::Open(const std::string& folder, const exec::Digest& fingerprint) {
-  return OpenSome(folder, fingerprint, std::nullopt);
+Result<GradientLog> GradientLog::Open(const std::string& folder, const exec::Digest& fingerprint,
+                                      unsigned threads) {
+  return OpenSome(folder, fingerprint, std::nullopt, threads);
 }
 
 Result<GradientLog> GradientLog::OpenSome(const std::string& folder,
                                           const exec::Digest& fingerprint,
-                                          std::optional<std::uint32_t> only) {
+                                          std::optional<std::uint32_t> only, unsigned threads) {
   SW_TRY_ASSIGN(const std::vector<os::Entry> names, os::ListDir(folder));
   std::map<std::uint32_t, std::set<std::uint64_t>> segments;
   for (const os::Entry& entry : names) {
@@ -239,20 +277,36 @@ Result<GradientLog> GradientLog::OpenSome(const std::string& folder,
       return BadInput(folder + "/" + entry.name + ": not of a log of gradients");
     }
   }
-  GradientLog log;
+  std::vector<log::SegmentId> ids;
   for (const auto& [writer, numbers] : segments) {
     if (only && writer != *only) continue;
     std::uint64_t expected = *numbers.begin();
-    Scan scan{folder, fingerprint, &log, {}, expected > 1};
     for (const std::uint64_t number : numbers) {
       if (number != expected) {
         return BadInput(folder + "/" + log::SegmentName(writer, expected) + " is missing before " +
                         log::SegmentName(writer, number));
       }
-      SW_TRY(scan.Segment({writer, number}, number == *numbers.rbegin()));
+      ids.push_back({writer, number});
       ++expected;
     }
-    log.end_ = scan.end;
+  }
+  std::vector<std::optional<Result<Scanned>>> scanned(ids.size());
+  tbb::task_arena arena(static_cast<int>(threads));
+  SW_TRY(exec::ForEach(arena, ids.size(), [&](std::uint64_t i) -> Status {
+    const std::string path = folder + "/" + log::SegmentName(ids[i].writer, ids[i].number);
+    scanned[i].emplace(ReadSegment(path, ids[i], fingerprint));
+    return {};
+  }));
+  GradientLog log;
+  std::optional<Scan> scan;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    SW_TRY(*scanned[i]);
+    if (i == 0 || ids[i].writer != ids[i - 1].writer) {
+      scan.emplace(Scan{folder, fingerprint, &log, {}, ids[i].number > 1});
+    }
+    const bool last = i + 1 == ids.size() || ids[i + 1].writer != ids[i].writer;
+    SW_TRY(scan->Segment(ids[i], last, **std::exchange(scanned[i], std::nullopt)));
+    log.end_ = scan->end;
   }
   return log;
 }
