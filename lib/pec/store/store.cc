@@ -116,6 +116,8 @@ Result<Store> Store::OpenOrCreate(const std::string& path, const StoreHead& head
   for (const char* folder : kFolders) {
     SW_TRY(os::MakeDirs(path + "/" + folder));
   }
+  // The head says that all folders are there, also after a power failure.
+  SW_TRY(os::SyncDir(path));
   SW_TRY(os::ReplaceFile(path + "/" + kHeadName, ToText(head)));
   SW_TRY(os::SyncDir(path));
   SW_TRY(os::SyncDir(split.parent));
