@@ -1,0 +1,307 @@
+"""Gradients out of running trainers: an old version of an expert and the gradients that were logged since are, bit for bit,
+the expert as the trainer had it. torch itself makes the steps here (gradient_log.py), not our code.
+
+    lossless_test.py BIN PACKAGE [--all]
+
+DeepSpeed on two and four ranks, stages 1 and 2, float32 and bfloat16, one expert of 8 in a snapshot; an agent that is killed;
+trainers that are killed at random moments; FSDP2; what is refused. With --all there are more kills.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+import unittest
+import warnings
+
+import live  # first: it makes the modules of the other tests importable
+import commands
+import gradient_log
+import ranks
+import torch
+import torch.distributed as dist
+from model import complete, make_engine, train_step
+from tensors import logical_tensors
+from train import differences
+
+CASE = {"zero": 2, "dtype": "bf16", "experts": 8, "ep": 2, "width": 32, "layers": 2}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+LAST = 6
+BIN = None
+KILLS = 2
+
+
+def partial(engine, folder, **options):
+    import shardwright
+    return shardwright.PartialCheckpoints(engine, folder / "store", **{"command": str(BIN / "pec-save"), "k": 1,
+                                                                       "lossless": True} | options)
+
+
+def last_recovery(folder):
+    return max([0, *(int(path.stem) for path in (folder / "store/recoveries").glob("*.json"))])
+
+
+def train(folder, case, every, options):
+    """Collective. What the trainer had at each iteration is kept."""
+    case = complete(case)
+    engine = make_engine(case)
+    pec = partial(engine, folder, every=every, **options)
+    active, sizes = [], []
+    for iteration in range(1, LAST + 1):
+        train_step(engine, case, iteration)
+        pec.step(client_state={"note": f"of {iteration}"})
+        live.keep(engine, case, folder, iteration)
+        active.append(pec.gradients.active)
+        sizes.append(pec.gradients.handed_bytes)
+    found = {"active": active, "stored": pec.close()}
+    sums = [None] * dist.get_world_size()
+    dist.all_gather_object(sums, sizes)
+    return found | {"bytes": [sum(ranks) for ranks in zip(*sums)]}
+
+
+def resume(folder, case):
+    """Collective. What the store has, and the versions of its experts."""
+    import shardwright
+    case = complete(case)
+    engine = make_engine(case | {"seed": 99})
+    loaded = shardwright.load(engine, folder / "store", threads=1, read_only=True)
+    return {"iteration": int(loaded), "versions": loaded.restored["versions"]}
+
+
+def resumed_from(folder, case, source, last):
+    """Collective. What differs from the trainer at an iteration in a checkpoint; the next loss."""
+    import shardwright
+    case = complete(case)
+    engine = make_engine(case | {"seed": 99})
+    shardwright.load(engine, source, threads=1)
+    wrong = differences(logical_tensors(engine, case), torch.load(folder / f"tensors{last}.pt", weights_only=True), case, False)
+    return {"wrong": wrong, "loss": train_step(engine, case, last + 1)}
+
+
+def agent_dies(folder, case):
+    """Collective. The agent is killed between snapshots; whether gradients go on, and warnings."""
+    case = complete(case)
+    engine = make_engine(case)
+    pec = partial(engine, folder, k=4)
+    said = []
+    for iteration in range(1, LAST + 1):
+        if dist.get_rank() == 0 and iteration == 3:
+            pec._wait()
+            live.kill(live.agent_pid(pec.agent))
+        dist.barrier()
+        train_step(engine, case, iteration)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            taken = pec.step()
+        said.append((taken, pec.gradients.active, [str(one.message) for one in caught if "log of gradients" in str(one.message)]))
+        live.keep(engine, case, folder, iteration)
+    return said + [pec.close()]
+
+
+def refused(folder):
+    """Collective. (code, message) of what cannot be followed."""
+    import shardwright
+    found = {}
+
+    def failure(what, work):
+        try:
+            work()
+            found[what] = (0, "nothing was raised")
+        except shardwright.Error as error:
+            found[what] = (error.code, str(error))
+
+    for what in ("sgd", "nadam", "amsgrad"):
+        engine = make_engine(complete(CASE | {"optimizer": what, "ep": 1}))
+        failure(what, lambda: shardwright.GradientLog(engine, f"unix:{folder}/nobody"))
+    model = torch.nn.Linear(4, 4)
+    for what, options in [("foreach", {"foreach": True}), ("fused", {"fused": True}), ("a rate that is a tensor", {"lr": torch.tensor(1e-3)})]:
+        failure(what, lambda: shardwright.GradientLog((model, torch.optim.AdamW(model.parameters(), **options)), "unix:/nobody"))
+    half = torch.nn.Linear(4, 4).bfloat16()
+    failure("bfloat16", lambda: shardwright.GradientLog((half, torch.optim.AdamW(half.parameters())), "unix:/nobody"))
+    return found
+
+
+def killed(folder, case, last, pause):
+    """Collective. Goes on from the store; keeps what it has after the load, and after every iteration."""
+    case = complete(case)
+    engine = make_engine(case)
+    pec = partial(engine, folder, k=2)
+    loaded = pec.load(threads=1)
+    start = engine.global_steps
+    live.keep(engine, case, folder, f"_loaded{start}")
+    if dist.get_rank() == 0:
+        era = {"start": start, "recovery": last_recovery(folder), "restored": loaded.restored, "agent": pec.agent}
+        (folder / "era.part").write_text(json.dumps(era))
+        (folder / "era.part").rename(folder / f"era{time.monotonic_ns()}.json")
+    dist.barrier()
+    for iteration in range(start + 1, last + 1):
+        train_step(engine, case, iteration)
+        live.keep(engine, case, folder, iteration)  # first: a snapshot may be the last thing that is seen of it
+        dist.barrier()
+        pec.step()
+        if dist.get_rank() == 0:
+            with open(folder / "progress", "a", encoding="utf-8") as log:
+                log.write(f"{iteration}\n")
+        time.sleep(pause)
+    return pec.close()
+
+
+class Lossless(unittest.TestCase):
+    ucp = None
+
+    def setUp(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        self.folder = scratch.path
+        os.environ["XDG_RUNTIME_DIR"] = str(self.folder)
+
+    def tensors(self, folder, name):
+        return torch.load(folder / f"tensors{name}.pt", weights_only=True)
+
+    def prove(self, folder, case, iteration, versions, recovery, start=None):
+        """Every expert at an iteration out of its version, or out of what was loaded at `start`; the longest chain."""
+        self.ucp.run("pec-save", "check", folder / "store", "-q")
+        log, want, longest = gradient_log.read(folder / "store/logs"), self.tensors(folder, iteration), 0
+        for module, version in versions.items():
+            loaded = start is not None and version <= start
+            first = start if loaded else version
+            state = self.tensors(folder, f"_loaded{start}" if loaded else version)
+            got = gradient_log.replayed(log, module, state, first, iteration, recovery, DTYPES[(CASE | case)["dtype"]])
+            self.assertGreaterEqual(len(got), 4 * 4, module)
+            for name, tensor in got.items():
+                self.assertTrue(gradient_log.same_bits(tensor, want[name]), f"{name} at {iteration}, from {first}")
+            longest = max(longest, iteration - first)
+        return longest
+
+    def restored_with_replay(self, folder, case, world, last):
+        """As pec-restore makes it out of versions and the log."""
+        if "--replay" not in self.ucp.run("pec-restore", "--help"):
+            return
+        self.ucp.run("pec-restore", folder / "store", folder / "out", "--replay", "require", "--read-only")
+        back = ranks.run(world, resumed_from, folder, case, folder / "out", last)
+        self.assertEqual(back["wrong"], [])
+
+    def test_bit_for_bit(self):
+        for number, (case, world, every, options) in enumerate([
+                ({}, 2, 1, {}),
+                ({"zero": 1, "dtype": "fp32"}, 4, 1, {}),
+                ({"zero": 1, "dtype": "bf16", "grad_accum": "fp32", "ep": 1}, 2, 2, {}),
+                ({"zero": 2, "dtype": "fp32", "ep": 1}, 2, 1, {"log_memory": 1})]):
+            with self.subTest(**case, ranks=world, every=every):
+                folder = self.folder / str(number)
+                folder.mkdir()
+                found = ranks.run(world, train, folder, CASE | case, every, options)
+                self.assertEqual((found["active"][every - 1:], found["stored"]), ([True] * (LAST - every + 1), LAST))
+                back = ranks.run(world, resume, folder, CASE | case)
+                self.assertEqual(len(back["versions"]), 16)
+                self.assertGreater(len(set(back["versions"].values())), 2, "all experts are of one version")
+                self.assertEqual(self.prove(folder, case, back["iteration"], back["versions"], 0), LAST - every)
+                # All elements of all experts, 4 bytes each, in every iteration after the first snapshot.
+                elems = sum(tensor.numel() for name, tensor in self.tensors(folder, LAST).items()
+                            if "deepspeed_experts" in name and name.endswith("/exp_avg"))
+                self.assertEqual(found["bytes"], [4 * elems * max(0, done - every) for done in range(1, LAST + 1)])
+                self.restored_with_replay(folder, CASE | case, world, LAST)
+
+    def test_an_agent_that_is_killed(self):
+        *said, stored = ranks.run(2, agent_dies, self.folder, CASE)
+        self.assertEqual([(taken, active) for taken, active, _ in said], [(True, True)] * LAST, said)
+        self.assertEqual([len(warned) for *_, warned in said], [0, 0, 1, 0, 0, 0], said)
+        self.assertIn("ends before iteration 3", said[2][2][0])
+        back = ranks.run(2, resume, self.folder, CASE)
+        self.assertEqual((stored, back["iteration"]), (LAST, LAST))
+        # Four of eight experts in each snapshot: all of them are newer than the gap again.
+        self.assertGreaterEqual(min(back["versions"].values()), 3)
+        self.prove(self.folder, CASE, LAST, back["versions"], 0)
+
+    def test_refused(self):
+        found = ranks.run(1, refused, self.folder)
+        for what, code, *words in [("sgd", 0), ("nadam", 9, "NAdam"), ("amsgrad", 0), ("foreach", 9, "foreach"),
+                                   ("fused", 9, "fused"), ("a rate that is a tensor", 9, "Tensor"), ("bfloat16", 9, "bfloat16")]:
+            with self.subTest(what):
+                self.assertEqual(found[what][0], code, found[what])
+                for word in words:
+                    self.assertIn(word, found[what][1])
+
+    def test_killed(self):
+        chance, kills, last, proved = random.Random(KILLS), 0, 3 * KILLS + 4, []
+        while True:
+            ended = self.killed_run(last, (chance.randrange(1, 4), chance.uniform(0, 0.5)) if kills < KILLS else None)
+            self.judge(proved)
+            if ended:
+                break
+            kills += 1
+        self.assertEqual(kills, KILLS)
+        self.assertEqual(self.judged_at, last)
+        self.restored_with_replay(self.folder, CASE, 2, last)
+        print(f"killed {kills} times; (iteration, longest chain) proved: {proved}", flush=True)
+
+    def killed_run(self, last, kill_after):
+        """Whether it has come to its end."""
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            code = 1
+            try:
+                ranks.run(2, killed, self.folder, CASE, last, 0.1, seconds=1200)
+                code = 0
+            except BaseException as error:
+                print(error, file=sys.stderr, flush=True)
+            os._exit(code)
+        if kill_after is not None:
+            before, (wanted, extra), end = self.progress(), kill_after, time.monotonic() + 240
+            while self.progress() < before + wanted and time.monotonic() < end:
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    break
+                time.sleep(0.01)
+            time.sleep(extra)
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        _, status = os.waitpid(pid, 0)
+        if kill_after is None:
+            self.assertEqual(status, 0)
+        return os.WIFEXITED(status) and status == 0
+
+    def progress(self):
+        path = self.folder / "progress"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def judge(self, proved):
+        """After a kill: what the store would restore now is what the trainer had, by the log of this era alone."""
+        eras = sorted(self.folder.glob("era*.json"))
+        if not eras:
+            return
+        era = json.loads(eras[-1].read_text())
+        if live_agent(era["agent"]):  # its memory into the store, as a restore begins
+            self.ucp.run("pec-save", "tell", era["agent"], "flush")
+        if not (self.folder / "store/store.json").exists():
+            return
+        back = ranks.run(2, resume, self.folder, CASE)
+        self.judged_at = back["iteration"]
+        if back["iteration"] > era["start"]:
+            start = era["start"] if era["restored"]["iteration"] is not None else None
+            longest = self.prove(self.folder, CASE, back["iteration"], back["versions"], era["recovery"], start)
+            proved.append((back["iteration"], longest))
+
+
+def live_agent(address):
+    from shardwright._errors import Error
+    try:
+        live.agent_pid(address)
+        return True
+    except Error:
+        return False
+
+
+if __name__ == "__main__":
+    if "--all" in sys.argv:
+        sys.argv.remove("--all")
+        KILLS = 10
+    Lossless.ucp = live.start()
+    BIN = Lossless.ucp.folder
+    unittest.main(verbosity=2)
