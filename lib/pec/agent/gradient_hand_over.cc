@@ -93,8 +93,7 @@ Status AgentServer::SendExperts(os::Connection& connection) {
     if (last) recovery = last->sequence;
   }
   const nlohmann::json out = {{"recovery", recovery}, {"params", std::move(list)}};
-  const std::string text =
-      out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string text = out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   SW_TRY(SendAnswer(connection, {}, std::to_string(text.size())));
   return connection.Send(text);
 }
@@ -145,12 +144,12 @@ Status AgentServer::TakeGradients(os::Connection& connection,
     SW_TRY_ASSIGN(const std::string told, ReceiveText(connection, length));
     SW_TRY_ASSIGN(const std::vector<LogStep> steps, ParseLogSteps(told, where));
     SW_TRY(AwaitStore());
-    const auto gradients =
-        memory.bytes().subspan(place * handing.place_bytes, handing.place_bytes);
+    const auto gradients = memory.bytes().subspan(place * handing.place_bytes, handing.place_bytes);
     SW_TRY_ASSIGN(const std::uint64_t done,
                   agent_.logs().Append(handing, iteration, gradients, steps));
-    SW_TRY(SendAnswer(connection, {}, std::to_string(iteration) + " " + std::to_string(place) +
-                                          " " + std::to_string(done)));
+    SW_TRY(SendAnswer(
+        connection, {},
+        std::to_string(iteration) + " " + std::to_string(place) + " " + std::to_string(done)));
   }
   return Fail(Errc::kStopped, where + ": the agent is about to end");
 }

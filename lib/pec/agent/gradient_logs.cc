@@ -106,7 +106,7 @@ Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
 }
 
 Result<HandedMemory> HandedMemory::Map(int fd, std::uint64_t bytes) {
-  struct stat found{};
+  struct stat found {};
   const bool sealed = (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;  // -1 has all bits
   const bool fits = ::fstat(fd, &found) == 0 && S_ISREG(found.st_mode) &&
                     static_cast<std::uint64_t>(found.st_size) == bytes && bytes > 0;

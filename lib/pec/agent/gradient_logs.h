@@ -68,9 +68,9 @@ class HandedMemory {
 struct GradientLogStatus {
   std::uint32_t writers = 0;  ///< processes that hand over now
   std::uint64_t records = 0;
-  std::uint64_t gradient_bytes = 0;         ///< of gradients, as they were handed over
-  std::uint64_t cut_bytes = 0;              ///< torn tails that were cut off
-  std::optional<std::uint64_t> newest;      ///< iteration
+  std::uint64_t gradient_bytes = 0;        ///< of gradients, as they were handed over
+  std::uint64_t cut_bytes = 0;             ///< torn tails that were cut off
+  std::optional<std::uint64_t> newest;     ///< iteration
   std::optional<std::uint64_t> persisted;  ///< iteration whose snapshot's persist has synced them
 };
 

@@ -187,9 +187,6 @@ class PartialCheckpoints:
 
         Returns the store's newest iteration, None where it has none.
         """
-        if self.gradients is not None:
-            self.gradients.close()
-
         def end() -> int | None:
             if self._group.rank != 0:
                 return None
@@ -203,6 +200,8 @@ class PartialCheckpoints:
             return None if stored == "none" else int(stored)
 
         try:
+            if self.gradients is not None:
+                self.gradients.close()
             return self._group.agree(end)[0]
         finally:
             self._release()

@@ -21,6 +21,7 @@ import warnings
 import live  # first: it makes the modules of the other tests importable
 import commands
 import gradient_log
+import model as model_of_tests
 import ranks
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ from tensors import logical_tensors
 from train import differences
 
 CASE = {"zero": 2, "dtype": "bf16", "experts": 8, "ep": 2, "width": 32, "layers": 2}
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LAST = 6
 BIN = None
 KILLS = 2
@@ -125,6 +126,51 @@ def refused(folder):
     return found
 
 
+def with_all_experts(block, x):
+    """A block of model.py whose experts all see every token, so that no token has to move."""
+    shape = (*x.shape[:-1], -1, block.head_width)
+    query, key, value = (part.reshape(shape) for part in block.attend(block.norm(x)).chunk(3, -1))
+    x = x + block.attended(model_of_tests.attention(query, key, value).flatten(2))
+    x = x + block.narrow(torch.nn.functional.gelu(block.widen(x)))
+    experts = block.moe.deepspeed_moe.experts.deepspeed_experts
+    return x + sum((1 + number) * expert(x) for number, expert in enumerate(experts)) / len(experts)
+
+
+def in_fsdp2(folder, case, agent, steps):
+    """Collective. FSDP2 goes on from the store of a DeepSpeed run; gradients of its shards."""
+    import shardwright
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    case = complete(case)
+    model_of_tests.Block.forward = with_all_experts
+    model = model_of_tests.make_model(case | {"seed": 99})
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    log = shardwright.GradientLog((model, optimizer), agent)
+    loaded = shardwright.load((model, optimizer), folder / "store", threads=1, strict=False, agents=[agent])
+    start = int(loaded)
+    log.begin(start)
+    states = {start: live.state_of(model, optimizer)}
+    for iteration in range(start + 1, start + 1 + steps):
+        tokens = torch.randint(0, case["vocab"], (4, 8), generator=torch.Generator().manual_seed(iteration)).chunk(2)[dist.get_rank() % 2]
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+        model(tokens, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not log.step(iteration):
+            raise AssertionError(f"no gradients of iteration {iteration}")
+    states[iteration] = live.state_of(model, optimizer)
+    log.close()
+    if dist.get_rank() == 0:
+        for at, state in states.items():
+            torch.save(state, folder / f"tensors_fsdp2_{at}.pt")
+    return {"start": start, "end": iteration, "recovery": last_recovery(folder)}
+
+
 def killed(folder, case, last, pause):
     """Collective. Goes on from the store; keeps what it has after the load, and after every iteration."""
     case = complete(case)
@@ -206,6 +252,20 @@ class Lossless(unittest.TestCase):
                 self.assertEqual(found["bytes"], [4 * elems * max(0, done - every) for done in range(1, LAST + 1)])
                 self.restored_with_replay(folder, CASE | case, world, LAST)
 
+    def test_skipped_steps(self):
+        """A loss scale that overflows twice: DeepSpeed leaves these steps out."""
+        case = {"dtype": "fp16", "config": {"fp16": {"initial_scale_power": 18, "hysteresis": 1, "loss_scale_window": 1}}}
+        found = ranks.run(2, train, self.folder, CASE | case, 1, {})
+        self.assertEqual((found["active"], found["stored"]), ([True] * LAST, LAST))
+        back = ranks.run(2, resume, self.folder, CASE | case)
+        self.prove(self.folder, case, LAST, back["versions"], 0)
+        log = gradient_log.read(self.folder / "store/logs")
+        made = {iteration: {step["skipped"] for record, _ in records for step in record["steps"]}
+                for (_, iteration), records in log.items()}
+        self.assertEqual(sorted(made), list(range(2, LAST + 1)))
+        self.assertEqual(set().union(*made.values()), {False, True}, made)
+        self.restored_with_replay(self.folder, CASE | case, 2, LAST)
+
     def test_an_agent_that_is_killed(self):
         *said, stored = ranks.run(2, agent_dies, self.folder, CASE)
         self.assertEqual([(taken, active) for taken, active, _ in said], [(True, True)] * LAST, said)
@@ -226,10 +286,37 @@ class Lossless(unittest.TestCase):
                 for word in words:
                     self.assertIn(word, found[what][1])
 
+    def test_fsdp2(self):
+        case = CASE | {"dtype": "fp32", "ep": 1, "buffers": False}
+        ranks.run(2, train, self.folder, case, 1, {})
+        checkpoints, address = self.folder / "ckpt", f"unix:{self.folder}/agent.sock"
+        checkpoints.mkdir()
+        agent = subprocess.Popen([BIN / "pec-save", "agent", checkpoints, self.folder / "store", "--listen", address, "-q"])
+        try:
+            while not pathlib.Path(address.removeprefix("unix:")).exists():
+                self.assertIsNone(agent.poll(), "the agent has ended")
+                time.sleep(0.02)
+            found = ranks.run(4, in_fsdp2, self.folder, case, address, 3)
+            self.ucp.run("pec-save", "tell", address, "stop")
+        finally:
+            agent.kill()
+            agent.wait()
+        self.assertEqual((found["start"], found["end"], found["recovery"]), (LAST, LAST + 3, 1))
+        self.ucp.run("pec-save", "check", self.folder / "store", "-q")
+        log = gradient_log.read(self.folder / "store/logs")
+        state, want = (self.tensors(self.folder, f"_fsdp2_{found[at]}") for at in ("start", "end"))
+        modules = {module for module, iteration in log if iteration > LAST}
+        self.assertEqual(len(modules), 16)
+        for module in modules:
+            for name, tensor in gradient_log.replayed(log, module, state, LAST, LAST + 3, 1, torch.float32).items():
+                if not name.endswith("/step"):
+                    self.assertTrue(gradient_log.same_bits(tensor, want[name]), name)
+                    self.assertFalse(gradient_log.same_bits(tensor, state[name]), f"{name} has not moved")
+
     def test_killed(self):
         chance, kills, last, proved = random.Random(KILLS), 0, 3 * KILLS + 4, []
         while True:
-            ended = self.killed_run(last, (chance.randrange(1, 4), chance.uniform(0, 0.5)) if kills < KILLS else None)
+            ended = self.killed_run(last, (chance.randrange(2, 5), chance.uniform(0, 0.5)) if kills < KILLS else None)
             self.judge(proved)
             if ended:
                 break
