@@ -21,8 +21,8 @@ constexpr std::chrono::milliseconds kStoreTick(20);
 /// Enters a writer, and leaves when the trainer's process does.
 class Entered {
  public:
-  Entered(GradientLogs& logs, std::uint32_t writer) : logs_(logs), writer_(writer) {
-    logs_.Enter(writer_);
+  Entered(GradientLogs& logs, const Handing& handing) : logs_(logs), writer_(handing.writer) {
+    logs_.Enter(writer_, handing.begun);
   }
   Entered(const Entered&) = delete;
   Entered& operator=(const Entered&) = delete;
@@ -126,7 +126,7 @@ Status AgentServer::TakeGradients(os::Connection& connection,
   SW_TRY_ASSIGN(const int descriptor, connection.ReceiveDescriptor());
   SW_TRY_ASSIGN(const HandedMemory memory,
                 HandedMemory::Map(descriptor, handing.places * handing.place_bytes));
-  const Entered entered(agent_.logs(), writer);
+  const Entered entered(agent_.logs(), handing);
   SW_TRY(SendAnswer(connection, {}));
   while (!stop_.load()) {
     SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kStepTick));

@@ -87,6 +87,7 @@ Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
   Handing out;
   out.writer = writer;
   SW_TRY_ASSIGN(out.recovery, Whole(root, "recovery", kGreatest, where));
+  SW_TRY_ASSIGN(out.begun, Whole(root, "begun", kGreatest, where));
   SW_TRY_ASSIGN(const std::uint64_t level, Whole(root, "zstd", 19, where));
   out.zstd_level = static_cast<int>(level);
   SW_TRY_ASSIGN(const std::uint64_t places, Whole(root, "places", kMany, where));
@@ -136,12 +137,12 @@ GradientLogs::Writer& GradientLogs::Find(std::uint32_t number) {
   return *writer;
 }
 
-void GradientLogs::Enter(std::uint32_t writer) {
+void GradientLogs::Enter(std::uint32_t writer, std::uint64_t begun) {
   Writer& entered = Find(writer);
   const std::lock_guard lock(mutex_);
   ++entered.entered;
   ++status_.writers;
-  entered.newest = 0;
+  entered.newest = begun;
 }
 
 void GradientLogs::Leave(std::uint32_t writer) {

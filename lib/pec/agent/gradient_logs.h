@@ -35,6 +35,7 @@ struct Handing {
   };
   std::uint32_t writer = 0;
   std::uint64_t recovery = 0;  ///< the store's last one when the trainer was filled
+  std::uint64_t begun = 0;     ///< iteration after which it begins
   int zstd_level = 0;
   std::uint32_t places = 0;
   std::uint64_t place_bytes = 0;
@@ -81,8 +82,8 @@ class GradientLogs {
  public:
   explicit GradientLogs(std::string store) : store_(std::move(store)) {}
 
-  /// A process begins and ends handing over.
-  void Enter(std::uint32_t writer);
+  /// A process begins and ends handing over. \param begun  the iteration after which it begins
+  void Enter(std::uint32_t writer, std::uint64_t begun);
   void Leave(std::uint32_t writer);
 
   /// Keeps a table of square roots for the steps that name it; it is written with the first one.

@@ -119,7 +119,7 @@ class GradientLog:
     lossless=True has one of its own; this is for trainers whose checkpoints come to the agent in other ways.
 
         log = shardwright.GradientLog((model, optimizer), "unix:/run/user/1/pec.sock")
-        log.begin()          # the agent, or its store, has a checkpoint, and the trainer is in a state after it
+        log.begin(step)      # the agent, or its store, has a checkpoint, and the trainer is in a state after it
         ...
         log.step(iteration)  # after each step of the optimizer, before a checkpoint of that iteration
         ...
@@ -146,7 +146,7 @@ class GradientLog:
             self._optimizer = self._trainer.base
         self._over: _HandOver | None = None
         self._tensors: dict[int, _Tensor] = {}
-        self._last: int | None = None
+        self._last = 0
         self._place: int | None = None
         self._used: dict[int, dict[str, Any]] = {}  # by tensor: the step that this iteration has made of it
         self._fresh: set[int] = set()  # tensors that had no momentum before the step
@@ -172,9 +172,13 @@ class GradientLog:
     def begin(self, iteration: int | None = None) -> None:
         """From the next step on. Collective. Also after a load, and after a warning that the log has ended.
 
-        iteration: that has been made; default the engine's, else the first step() tells.
+        iteration: that has been made; default that of DeepSpeed's engine.
         """
         self.end()
+        engine = getattr(self._trainer, "engine", None)
+        if iteration is None and engine is None:
+            raise Error(USAGE, "begin(iteration): the number of steps that the run has made")
+        self._last = engine.global_steps if iteration is None else iteration
         here = socket.gethostname(), self._agent
         leads = self._ranks.gather(here).index(here) == self._ranks.rank
         answers = self._ranks.agree(lambda: self._ask() if leads else None)
@@ -189,8 +193,6 @@ class GradientLog:
         except BaseException:
             self.end()
             raise
-        engine = getattr(self._trainer, "engine", None)
-        self._last = iteration if iteration is not None or engine is None else engine.global_steps
         self.active = True
 
     def step(self, iteration: int) -> bool:
@@ -201,7 +203,7 @@ class GradientLog:
         try:
             if self._wrong is not None:
                 raise Error(USAGE, self._wrong)
-            if self._last is not None and iteration != self._last + 1:
+            if iteration != self._last + 1:
                 raise Error(USAGE, f"step {iteration} after {self._last}: every step of the optimizer has to be told")
             self._last = iteration
             if self._over is not None:
@@ -352,7 +354,7 @@ class GradientLog:
         modules: dict[str, list[dict[str, Any]]] = {}
         for module, name, _ in experts["params"]:
             modules.setdefault(module, []).extend(by_param.get(name, []))
-        told = {"recovery": experts["recovery"], "zstd": self._zstd, "tensors": len(pieces),
+        told = {"recovery": experts["recovery"], "begun": self._last, "zstd": self._zstd, "tensors": len(pieces),
                 "modules": [{"name": name, "pieces": held} for name, held in modules.items() if held]}
         size = -(-end * ITEM // 4096) * 4096
         places = max(2, min(PLACES, self._memory // size))

@@ -20,7 +20,6 @@ sys.path.insert(0, str(ROOT / "tests/interop/deepspeed"))
 import ranks  # pylint: disable=wrong-import-position
 import torch.distributed as dist
 from model import complete, make_engine, train_step
-from shutil import disk_usage
 
 
 class Clock:
@@ -97,7 +96,7 @@ def main():
     given = parser.parse_args()
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
-    if disk_usage(given.folder).free < 20 << 30:
+    if shutil.disk_usage(given.folder).free < 20 << 30:
         sys.exit(f"{given.folder}: 20 GB of room wanted")
     try:
         found = ranks.run(2, measure, given, seconds=1200)
