@@ -207,6 +207,11 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
       << "modules   " << report.modules.size() - experts << " non-expert, " << experts
       << " experts, " << report.stale_modules << " older than iteration " << report.iteration
       << "\n";
+  if (report.replay.modules > 0) {
+    out << "replayed  " << Plural(report.replay.modules, "module") << " to iteration "
+        << report.iteration << " out of " << FormatBytes(report.replay.bytes)
+        << " of gradients, 0 tokens lost there\n";
+  }
   for (std::size_t i = 0; i < report.lost_nodes.size(); ++i) {
     out << "lost node " << report.lost_nodes[i] << ": " << text::Printable(report.lost_agents[i])
         << "\n";
@@ -226,10 +231,17 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
     out << "lost      unknown: the tokens were not counted\n";
   }
   if (report.dynamic_k) ShowDynamicK(context, *report.dynamic_k);
-  if (report.stale_modules == 0) return;
+  if (report.stale_modules == 0 && report.replay.modules == 0) return;
   text::Table table({Column{"MODULE", text::Table::Align::kLeft, true}, Column{"VERSION", kRight},
                      Column{"BEHIND", kRight}, Column{"LOST TOKENS", kRight}, Column{"SOURCE"}});
   for (const pec::RestoredModule& module : report.modules) {
+    if (module.replayed) {
+      table.AddRow({module.name, std::to_string(module.version), "0", "0",
+                    "iteration " + std::to_string(module.replayed->version) + " + " +
+                        Plural(module.replayed->iterations, "step") + ", " +
+                        FormatBytes(module.replayed->bytes)});
+      continue;
+    }
     if (module.version >= report.iteration) continue;
     std::string lost = "-";
     if (report.loss && module.id.is_expert()) {

@@ -38,6 +38,13 @@ void RestoreFlags::AddTo(cli::App& app) {
   format.AddStrictTo(app);
   app.AddFlag("--require-complete", &options.require_complete,
               "refuse modules older than the iteration restored; exit 5");
+  app.AddEnum<pec::ReplayMode>(
+      "--replay", &options.replay,
+      {{"auto", pec::ReplayMode::kAuto},
+       {"never", pec::ReplayMode::kNever},
+       {"require", pec::ReplayMode::kRequire}},
+      "make steps again that the store's log has gradients of, so that experts are of the "
+      "iteration restored; require: all of them, or exit 5");
   app.AddFlag("--allow-older", &options.allow_older,
               "where a blob is damaged, go back to the version before; reads and verifies all");
   app.AddText("--restart-missing", &options.restart_missing,

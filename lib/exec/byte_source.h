@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,6 +36,16 @@ class ByteSource {
   /// found, which a file that may grow does.
   /// \error kNotFound  it is gone or has changed
   virtual Result<bool> LookAgain(std::uint32_t /*file*/) { return false; }
+
+  /// Whether PlaceOf has something to say.
+  virtual bool has_places() const { return false; }
+
+  /// Where some of a member's bytes stand among those that are made together, as the states of a
+  /// parameter are: units that are read in ascending order of this have them made once. Absent:
+  /// any order is as good.
+  virtual std::optional<std::uint64_t> PlaceOf(std::uint32_t /*member*/, std::uint64_t /*offset*/) {
+    return std::nullopt;
+  }
 
   /// Payload bytes read so far, and files opened for them.
   virtual std::uint64_t bytes_read() const = 0;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -48,6 +49,10 @@ class Exchange final : public ByteSource {
   /// Local files directly, other ranks' bytes from the round. Thread-safe between rounds.
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
   Result<bool> LookAgain(std::uint32_t file) override { return local_.LookAgain(file); }
+  bool has_places() const override { return local_.has_places(); }
+  std::optional<std::uint64_t> PlaceOf(std::uint32_t member, std::uint64_t offset) override {
+    return local_.PlaceOf(member, offset);
+  }
   std::uint64_t bytes_read() const override { return local_.bytes_read(); }
   std::uint64_t files_read() const override { return local_.files_read(); }
 

@@ -231,6 +231,7 @@ Status Runner::WriteUnits() {
     todo.push_back(index);
     loop_options.bytes_total += unit.bytes;
   }
+  SortByPlace(plan_, source_, &todo);
   const std::uint64_t most =
       source_.RoundUnits(options_.memory_bytes - options_.threads * kWorkspaceBytes);
   UnitLoop loop(plan_, source_, arena_, sink_, std::move(loop_options));

@@ -1,5 +1,6 @@
 #include "exec/units.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -101,6 +102,28 @@ void UnitLoop::Count(const plan::Unit& unit, std::span<const Share> shares) {
   if (options_.sums != nullptr) options_.sums->Add(shares);
   sink_.Progress(bytes_done_.fetch_add(unit.bytes, std::memory_order_relaxed) + unit.bytes,
                  options_.bytes_total);
+}
+
+void SortByPlace(const plan::Plan& plan, ByteSource& source, std::vector<std::uint64_t>* units) {
+  if (!source.has_places()) return;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> placed;
+  placed.reserve(units->size());
+  plan::Program program;
+  for (const std::uint64_t index : *units) {
+    const plan::Unit unit = plan.unit(index);
+    const plan::Payload& payload = plan.target().files[unit.file].payloads[unit.payload];
+    std::optional<std::uint64_t> place;
+    if (payload.kind != plan::Payload::Kind::kInline) {
+      plan.Fill(unit, &program);
+      for (const plan::Read& read : program.reads) {
+        place = source.PlaceOf(read.member, read.offset);
+        if (place) break;
+      }
+    }
+    placed.emplace_back(place.value_or(0), index);
+  }
+  std::ranges::stable_sort(placed, {}, &std::pair<std::uint64_t, std::uint64_t>::first);
+  for (std::size_t i = 0; i < placed.size(); ++i) (*units)[i] = placed[i].second;
 }
 
 Status ForUnitsInRounds(comm::Comm& comm, UnitLoop& loop, const plan::Plan& plan, Exchange& source,

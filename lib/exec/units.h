@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <tbb/enumerable_thread_specific.h>
 #include <tbb/task_arena.h>
@@ -121,6 +122,11 @@ class UnitLoop {
   tbb::enumerable_thread_specific<Workspace> workspaces_;
   std::atomic<std::uint64_t> bytes_done_ = 0;
 };
+
+/// Puts units into the order in which their source makes its bytes with the least work; as it is
+/// where that is none in particular.
+/// Local.
+void SortByPlace(const plan::Plan& plan, ByteSource& source, std::vector<std::uint64_t>* units);
 
 /// UnitLoop::ForUnits in rounds of at most `most` units, before each of which the ranks send each
 /// other what it needs.

@@ -132,6 +132,7 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   }
   sink_.Pass("load");
   exec::Exchange source(comm_, from.map, *input.bytes, std::move(readers));
+  exec::SortByPlace(plan, source, &units);
   exec::SourceSums sums(from.map.members.size());
   exec::UnitLoopOptions loop_options;
   const bool verify = options_.verify && !options_.in_memory;

@@ -40,6 +40,10 @@ class Model:
     def module(self, layer, expert):
         return f"blocks.{layer}.moe.deepspeed_moe.experts.deepspeed_experts.{expert}"
 
+    def step(self, iteration):
+        """Steps that the optimizer has made."""
+        return iteration
+
     def data(self, name, state, shape, iteration):
         """The elements of a tensor as fp32. Masters have zeros where bf16 has no bits, so that
         rounding gives the weights."""
@@ -154,7 +158,7 @@ def write_shard(tag, model, rank, iteration, experts, version):
                               version(module, state))
         strip = state == "fp32"
         parts[state] = [cut(dense, model.ranks, rank, strip), cut(moe, copies, place, strip)]
-    step = array.array("f", [iteration]).tobytes()
+    step = array.array("f", [model.step(iteration)]).tobytes()
     prefix = "bf16_" if model.dtype == "bf16" else ""
     version_text = ".".join(map(str, model.release))
     inner = {

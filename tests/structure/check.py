@@ -95,7 +95,7 @@ ROOMS = {
         "planning": ["forecast", "store"],
         "save": ["shares", "store"],
         "agent": ["save"],
-        "restore": ["agent"],
+        "restore": ["agent", "log"],
         "report": ["restore"],
     },
 }

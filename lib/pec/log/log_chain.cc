@@ -89,8 +89,9 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
                         std::to_string(record.iteration) + ": it has no parameter " +
                         Quoted(piece.param) + ", which " + paths_[entry.path] + " has");
       }
-      found[record.iteration].push_back(
-          {param->second, &record.steps[piece.step], &piece, &paths_[entry.path]});
+      found[record.iteration].push_back({param->second, &record.steps[piece.step], &piece,
+                                         &entry.payload, static_cast<std::uint32_t>(entry.path),
+                                         &paths_[entry.path]});
     }
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "exec/file_pool.h"
 #include "pec/log/log.h"
 #include "pec/store/manifest.h"
 
@@ -30,6 +32,15 @@ struct LogEnd {
   exec::Digest previous{};  ///< trailer of the last record
 };
 
+/// The gradients of a record, as its segment stores them, and digests of what Open has proved: of
+/// every kLogSumBytes, the last one of the rest.
+struct LogPayload {
+  std::uint64_t offset = 0;  ///< in the segment
+  std::uint64_t bytes = 0;
+  std::vector<exec::Digest> sums;
+};
+inline constexpr std::uint64_t kLogSumBytes = std::uint64_t{64} << 10;
+
 /// A parameter of a module.
 struct LoggedParam {
   std::string name;
@@ -42,7 +53,9 @@ struct LogLink {
     std::size_t param = 0;  ///< in what ChainOf was asked for
     const LogStep* step = nullptr;
     const LogPiece* piece = nullptr;
-    const std::string* path = nullptr;  ///< of its segment
+    const LogPayload* payload = nullptr;  ///< that it is a part of
+    std::uint32_t segment = 0;            ///< that it lies in, of those of the log
+    const std::string* path = nullptr;    ///< of its segment
   };
   std::uint64_t iteration = 0;
   std::vector<Piece> pieces;  ///< by parameter and first element; none of skipped steps
@@ -81,12 +94,15 @@ class GradientLog {
   /// Local. Thread-safe.
   static Result<std::vector<std::byte>> Read(const LogLink::Piece& piece);
 
+  const std::vector<std::string>& segments() const { return paths_; }
+
   /// The log of the modules that it has, by name: all iterations, ascending.
   std::map<std::string, std::vector<std::uint64_t>> Modules() const;
 
  private:
   struct Entry {
     LogRecord record;
+    LogPayload payload;
     std::size_t path = 0;
   };
   struct Scan;
@@ -100,6 +116,27 @@ class GradientLog {
   std::map<std::string, std::vector<std::size_t>, std::less<>> by_module_;
   std::vector<TornTail> torn_;
   LogEnd end_;  // of the last writer that was read
+};
+
+/// Reads ranges of gradients of a log, and compares what it reads with what Open has proved.
+/// Thread-safe; a thread needs little memory, whatever the size of a piece.
+class LogReads {
+ public:
+  /// \pre `log` outlives it
+  explicit LogReads(const GradientLog& log);
+
+  /// Fills `out` with the gradient of a piece from its element `first` on. What is compressed is
+  /// decompressed from the piece's beginning.
+  /// \error kBadInput  it has changed since Open; kNotFound
+  Status Read(const LogLink::Piece& piece, std::uint64_t first, std::span<std::byte> out);
+
+  /// Bytes that were read, as stored, and segments that were opened.
+  std::uint64_t bytes_read() const { return bytes_.load(std::memory_order_relaxed); }
+  std::uint64_t files_read() const { return pool_.opened_count(); }
+
+ private:
+  exec::FilePool pool_;
+  std::atomic<std::uint64_t> bytes_ = 0;
 };
 
 }  // namespace shardwright::pec

@@ -15,11 +15,13 @@ namespace shardwright::pec {
 namespace {
 
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
+static_assert(kBlockBytes % kLogSumBytes == 0);
 
 /// A record of a file, as far as it could be proved.
 struct Found {
   log::RecordHead head;
   std::string meta;
+  LogPayload payload;
   exec::Digest trailer{};
   std::string wrong;  ///< empty: whole
 };
@@ -56,11 +58,16 @@ Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t f
   std::uint64_t from = at + log::kFrameBytes + head->meta_bytes;
   const std::uint64_t payload_end = from + head->payload_bytes;
   std::vector<std::byte> block(std::min<std::uint64_t>(kBlockBytes, head->payload_bytes));
+  found.payload = {from, head->payload_bytes, {}};
   while (from < payload_end) {
     const auto part =
         std::span(block).first(std::min<std::uint64_t>(block.size(), payload_end - from));
     SW_TRY(file.ReadAt(from, part));
     digest.Add(part);
+    for (std::size_t at_part = 0; at_part < part.size(); at_part += kLogSumBytes) {
+      const std::size_t count = std::min<std::size_t>(kLogSumBytes, part.size() - at_part);
+      found.payload.sums.push_back(exec::DigestOf(part.subspan(at_part, count)));
+    }
     from += part.size();
   }
   std::vector<std::byte> back(at + log::RecordBytes(*head) - payload_end);
@@ -121,7 +128,7 @@ struct GradientLog::Scan {
 
   Status Segment(log::SegmentId id, bool last);
   Status CheckOrder(const Found& found, const std::string& where);
-  Status Take(const Found& found, std::uint64_t at, const std::string& where);
+  Status Take(Found* found, const std::string& where);
 };
 
 Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& where) {
@@ -142,16 +149,16 @@ Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& wher
   return {};
 }
 
-Status GradientLog::Scan::Take(const Found& found, std::uint64_t at, const std::string& where) {
-  if (found.head.kind == log::Kind::kMark) return {};
-  if (found.head.kind != log::Kind::kGradients) {
+Status GradientLog::Scan::Take(Found* found, const std::string& where) {
+  if (found->head.kind == log::Kind::kMark) return {};
+  if (found->head.kind != log::Kind::kGradients) {
     return Fail(Errc::kUnsupported,
                 where + ": a record of kind " +
-                    std::to_string(static_cast<std::uint32_t>(found.head.kind)));
+                    std::to_string(static_cast<std::uint32_t>(found->head.kind)));
   }
-  SW_TRY_ASSIGN(LogRecord record, ParseLogRecord(found.meta, where));
-  std::uint64_t offset = at + log::kFrameBytes + found.head.meta_bytes;
-  const std::uint64_t payload_end = offset + found.head.payload_bytes;
+  SW_TRY_ASSIGN(LogRecord record, ParseLogRecord(found->meta, where));
+  std::uint64_t offset = found->payload.offset;
+  const std::uint64_t payload_end = offset + found->payload.bytes;
   bool fits = true;
   for (LogPiece& piece : record.pieces) {
     fits = fits && piece.bytes <= payload_end - offset;
@@ -160,11 +167,11 @@ Status GradientLog::Scan::Take(const Found& found, std::uint64_t at, const std::
     offset += piece.bytes;
   }
   if (!fits || offset != payload_end) {
-    return BadInput(where + ": " + std::to_string(found.head.payload_bytes) +
+    return BadInput(where + ": " + std::to_string(found->payload.bytes) +
                     " bytes of gradients, its pieces have others");
   }
   log->by_module_[record.module].push_back(log->entries_.size());
-  log->entries_.push_back({std::move(record), log->paths_.size() - 1});
+  log->entries_.push_back({std::move(record), std::move(found->payload), log->paths_.size() - 1});
   return {};
 }
 
@@ -194,7 +201,7 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last) {
   std::uint64_t at = log::kFrameBytes;
   while (at < identity.bytes) {
     const std::string where = path + ", byte " + std::to_string(at);
-    SW_TRY_ASSIGN(const Found found, ReadRecord(file, at, identity.bytes));
+    SW_TRY_ASSIGN(Found found, ReadRecord(file, at, identity.bytes));
     if (!found.wrong.empty()) {
       SW_TRY_ASSIGN(const bool follows, HeadFollows(file, at + log::kFrameBytes, identity.bytes));
       if (!last || follows) {
@@ -206,7 +213,7 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last) {
       break;
     }
     SW_TRY(CheckOrder(found, where));
-    SW_TRY(Take(found, at, where));
+    SW_TRY(Take(&found, where));
     at += log::RecordBytes(found.head);
     ++end.next_index;
     end.previous = found.trailer;

@@ -28,7 +28,18 @@ Json ModuleJson(const RestoredModule& module) {
     if (part->rounded_from_master) one["rounded_from"] = "master";
     json[std::string(Name(component))] = std::move(one);
   }
+  if (module.replayed) {
+    json["replayed"] = {{"from", module.replayed->version},
+                        {"iterations", module.replayed->iterations},
+                        {"bytes", module.replayed->bytes},
+                        {"lost_tokens", 0}};
+  }
   return json;
+}
+
+Json ReplayJson(const ReplayReport& report) {
+  return {{"mode", Name(report.mode)}, {"log", report.log},         {"modules", report.modules},
+          {"bytes", report.bytes},     {"refused", report.refused}, {"torn", report.torn}};
 }
 
 Json LossJson(const RestoreLoss& loss) {
@@ -106,6 +117,7 @@ Json RestoreJson(const RestoreReport& report) {
           {"lost_agents", report.lost_agents},
           {"abandoned", report.abandoned},
           {"damaged", report.damaged},
+          {"replay", ReplayJson(report.replay)},
           {"loss", report.loss ? LossJson(*report.loss) : Json(nullptr)},
           {"dynamic_k", report.dynamic_k ? DynamicKJson(*report.dynamic_k) : Json()},
           {"wrote", report.wrote},

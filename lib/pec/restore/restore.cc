@@ -89,8 +89,9 @@ Result<Base> OpenStore(const Job& job) {
 
 /// A module as it is restored.
 /// \param restart_iteration  of the checkpoint that restarted experts are of
-RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen, std::uint64_t resume,
-                          std::uint64_t restart_iteration) {
+RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen,
+                          const std::shared_ptr<const ReplayedModule>& replayed,
+                          std::uint64_t resume, std::uint64_t restart_iteration) {
   RestoredModule out;
   out.name = module.name;
   out.id = module.id;
@@ -100,18 +101,25 @@ RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen, std:
     const std::optional<Held>& held = chosen.of(component);
     if (!held) continue;
     RestoredPart part{held->version, held->blob.bytes, false};
-    if (component == Component::kWeights && chosen.rounds_master()) {
+    const bool replays = replayed != nullptr && replayed->makes(component);
+    if (component == Component::kWeights && RoundsMaster(chosen, replayed, resume)) {
       part = {chosen.of(Component::kMaster)->version, 0, true};
+      if (replayed != nullptr) part.version = resume;
+    } else if (replays) {
+      part.version = resume;
     }
     out.version = std::min(out.version, part.version);
     out.parts[static_cast<std::size_t>(component)] = part;
+  }
+  if (replayed != nullptr) {
+    out.replayed = ReplayedChain{replayed->version, replayed->chain.size(), replayed->bytes};
   }
   return out;
 }
 
 /// What is known before anything is written, but for the loss.
 RestoreReport ReportOf(const Base& base, const std::optional<Restart>& restart,
-                       const Chosen& chosen) {
+                       const Chosen& chosen, const Replays& replays) {
   RestoreReport report;
   report.iteration = chosen.plan.resume;
   report.sequence = chosen.at.sequence;
@@ -119,8 +127,8 @@ RestoreReport ReportOf(const Base& base, const std::optional<Restart>& restart,
   report.layer_id = chosen.described.model.layer_id;
   for (std::size_t i = 0; i < chosen.modules.size(); ++i) {
     const ChosenModule& from = chosen.modules[i];
-    RestoredModule module = RestoredOf(chosen.described.model.modules[i], from, report.iteration,
-                                       restart ? restart->iteration : 0);
+    RestoredModule module = RestoredOf(chosen.described.model.modules[i], from, replays.of(i),
+                                       report.iteration, restart ? restart->iteration : 0);
     for (std::size_t c = 0; c < kComponents; ++c) {
       if (!module.parts[c]) continue;
       std::uint64_t& bytes = from.agent[c] == nullptr              ? report.storage_bytes
@@ -136,6 +144,7 @@ RestoreReport ReportOf(const Base& base, const std::optional<Restart>& restart,
     if (!one.abandoned && IsNewer(one, chosen)) report.abandoned.push_back(one.iteration);
   }
   report.damaged = chosen.damaged;
+  report.replay = replays.report;
   return report;
 }
 
@@ -154,7 +163,8 @@ Status RefuseStale(const std::string& store, const RestoreReport& report) {
 
 /// What the store is told: that training goes on from here. Its sequence is known when it is
 /// written.
-RecoveryRecord RecordOf(const Base& base, const Chosen& chosen, const Loss& loss) {
+RecoveryRecord RecordOf(const Base& base, const Chosen& chosen, const RestoreReport& report,
+                        const Loss& loss) {
   RecoveryRecord record;
   record.manifest = chosen.at.sequence;
   record.resume = chosen.plan.resume;
@@ -164,6 +174,10 @@ RecoveryRecord RecordOf(const Base& base, const Chosen& chosen, const Loss& loss
   }
   record.state = loss.state;
   record.ledger = loss.ledger;
+  record.older.emplace();
+  for (const RestoredModule& module : report.modules) {
+    if (module.version < report.iteration) (*record.older)[module.name] = module.version;
+  }
   return record;
 }
 
@@ -182,21 +196,27 @@ Result<Prepared> Prepare(const Job& job, const std::optional<Restart>& restart,
   SW_TRY_ASSIGN(Base base, OpenStore(job));
   SW_TRY_ASSIGN(Candidates candidates, FindCandidates(job, base, std::move(copies)));
   SW_TRY_ASSIGN(Chosen chosen, Choose(job, base, restart, std::move(candidates)));
-  RestoreReport report = ReportOf(base, restart, chosen);
+  SW_TRY_ASSIGN(const Replays replays, FindReplays(job, base, &chosen));
+  RestoreReport report = ReportOf(base, restart, chosen, replays);
   if (job.options.require_complete) SW_TRY(RefuseStale(job.options.store, report));
   SW_TRY_ASSIGN(const Loss loss, CountLoss(base, chosen));
   report.loss = loss.loss;
   report.dynamic_k = loss.dynamic_k;
   report.unknown_spent = loss.unknown_spent;
-  RecoveryRecord record = RecordOf(base, chosen, loss);
-  SW_TRY_ASSIGN(BlobMap blobs, MapBlobs(job, base, restart, chosen));
-  auto source = SourceOf(std::move(chosen.described.input), std::move(blobs), restart);
+  RecoveryRecord record = RecordOf(base, chosen, report, loss);
+  SW_TRY_ASSIGN(BlobMap blobs, MapBlobs(job, base, restart, chosen, replays));
+  auto source =
+      SourceOf(job, std::move(chosen.described.input), std::move(blobs), restart, replays);
   return Prepared{std::move(base), std::move(report), std::move(record), std::move(source)};
 }
 
 /// What is no reason to stop.
 void Warn(const Job& job, const RestoreReport& report) {
   for (const std::string& damage : report.damaged) job.sink.Warn(damage);
+  for (const std::string& torn : report.replay.torn) job.sink.Warn(torn);
+  if (!report.replay.refused.empty()) {
+    job.sink.Warn(job.options.store + ": not replayed: " + FirstFew(report.replay.refused));
+  }
   if (report.unknown_spent) {
     job.sink.Warn(job.options.store +
                   ": the tokens were not counted: what this recovery loses is not entered into the "
@@ -221,6 +241,7 @@ Result<ucp::ConvertReport> Write(const Job& job, const RestoreReport& report, uc
   head["versions"] = nlohmann::ordered_json::object();
   for (const RestoredModule& module : report.modules) {
     if (module.version != report.iteration) head["versions"][module.name] = module.version;
+    if (module.replayed) head["replayed"][module.name] = module.replayed->version;
   }
   std::string parameters = "pec " + head["layout"].dump();
   for (const auto& [key, value] : layout.options) parameters += " " + value;
@@ -247,6 +268,18 @@ Status Note(const Job& job, const Store& store, RecoveryRecord record, os::Lock*
 
 }  // namespace
 }  // namespace restore
+
+std::string_view Name(ReplayMode mode) {
+  switch (mode) {
+    case ReplayMode::kAuto:
+      return "auto";
+    case ReplayMode::kNever:
+      return "never";
+    case ReplayMode::kRequire:
+      break;
+  }
+  return "require";
+}
 
 Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink,
                                    const UseRestored& use) {

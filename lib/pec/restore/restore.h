@@ -28,14 +28,25 @@
 
 namespace shardwright::pec {
 
+/// What is done with the store's log of gradients (docs/lossless.md).
+enum class ReplayMode : std::uint8_t {
+  kAuto,     ///< experts older than X are replayed to X where their chains are intact
+  kNever,    ///< the log is not looked at
+  kRequire,  ///< all experts older than X are replayed, or nothing is restored
+};
+
+/// "auto", "never", "require".
+std::string_view Name(ReplayMode mode);
+
 /// How a store is restored; the fields are the flags of pec-restore.
 struct RestoreOptions {
   std::string store;
   std::optional<std::uint64_t> at;  ///< no resume point above this iteration
   bool require_complete = false;    ///< refuse modules that are older than X
-  bool allow_older = false;         ///< go back to older versions where blobs are damaged
-  bool read_only = false;           ///< leave the store as it is: a look at an old checkpoint
-  bool allow_empty = false;         ///< a store that provably has no checkpoint yet is no error
+  ReplayMode replay = ReplayMode::kAuto;
+  bool allow_older = false;  ///< go back to older versions where blobs are damaged
+  bool read_only = false;    ///< leave the store as it is: a look at an old checkpoint
+  bool allow_empty = false;  ///< a store that provably has no checkpoint yet is no error
   /// With allow_empty, a store that is not there: the run begins, and its folder is made with a
   /// mark that says so. Its parent must be there.
   bool begin = false;
@@ -61,6 +72,23 @@ struct RestoredPart {
   bool rounded_from_master = false;  ///< weights that a newer kept master replaces
 };
 
+/// How gradients of the log have brought a module to X.
+struct ReplayedChain {
+  std::uint64_t version = 0;     ///< that the store has
+  std::uint64_t iterations = 0;  ///< that were made again
+  std::uint64_t bytes = 0;       ///< of gradients, as stored
+};
+
+/// What was found of the log of gradients.
+struct ReplayReport {
+  ReplayMode mode = ReplayMode::kAuto;
+  bool log = false;                  ///< there is one, and it was looked at
+  std::uint64_t modules = 0;         ///< replayed
+  std::uint64_t bytes = 0;           ///< of their gradients, as stored
+  std::vector<std::string> refused;  ///< why other modules older than X are not, one sentence each
+  std::vector<std::string> torn;     ///< ends of segments that a kill cut short
+};
+
 /// A module as it was restored.
 struct RestoredModule {
   std::string name;
@@ -68,6 +96,7 @@ struct RestoredModule {
   std::uint64_t version = 0;  ///< the oldest of its parts
   Source source = Source::kStorage;
   std::array<std::optional<RestoredPart>, kComponents> parts;
+  std::optional<ReplayedChain> replayed;  ///< absent: it is as the store has it
 };
 
 /// Tokens that the recovery loses.
@@ -93,8 +122,9 @@ struct RestoreReport {
   std::vector<std::size_t> lost_nodes;   ///< by position in RestoreOptions::agents, ascending
   std::vector<std::string> lost_agents;  ///< their addresses
   std::uint64_t restarted_modules = 0;
-  std::vector<std::uint64_t> abandoned;     ///< iterations that are given up now
-  std::vector<std::string> damaged;         ///< blobs that were passed over
+  std::vector<std::uint64_t> abandoned;  ///< iterations that are given up now
+  std::vector<std::string> damaged;      ///< blobs that were passed over
+  ReplayReport replay;
   std::optional<RestoreLoss> loss;          ///< absent where tokens were not counted
   std::optional<DynamicKReport> dynamic_k;  ///< the recovery's loss entered; absent: not in use
   bool unknown_spent = false;               ///< tokens were not counted: dynamic K was not charged
@@ -116,7 +146,8 @@ using UseRestored =
 ///        is proved, with begin an agent that holds something without a store; an agent that is
 ///        not named lost and cannot be reached: nothing is written, by no agent either;
 ///        kInfeasible  experts without any version: named; kMismatch  require_complete and stale
-///        modules: named; kBadInput  a damaged blob (without allow_older); as ucp::Convert
+///        modules: named; replay is required and a module cannot be: why; kBadInput  a damaged blob
+///        (without allow_older), or a damaged log and replay is required; as ucp::Convert
 /// Collective. Source: MoC-System section 4.3; docs/pec-planning.md section 6.3;
 /// docs/formats/store.md.
 Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink,

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -12,6 +13,7 @@
 #include "layout/shard_map.h"
 #include "pec/agent/agent_client.h"
 #include "pec/restore/recovery.h"
+#include "pec/restore/replay_bytes.h"
 #include "pec/restore/restore.h"
 #include "pec/store/modules.h"
 #include "pec/store/read_blobs.h"
@@ -111,6 +113,22 @@ struct Chosen {
   std::vector<std::string> damaged;   ///< as RestoreReport
 };
 
+/// The modules that gradients bring to X.
+struct Replays {
+  std::vector<std::shared_ptr<const ReplayedModule>> modules;  ///< by module; null: not replayed
+  std::shared_ptr<const ReplayLog> log;                        ///< null: there is none
+  ReplayReport report;
+
+  const std::shared_ptr<const ReplayedModule>& of(std::size_t module) const {
+    return modules[module];
+  }
+};
+
+/// Whether the weights of a module are its rounded master: a kept one that is newer, or one that is
+/// replayed.
+bool RoundsMaster(const ChosenModule& chosen, const std::shared_ptr<const ReplayedModule>& replayed,
+                  std::uint64_t resume);
+
 /// The tokens that are lost, and from which counters selection goes on.
 struct Loss {
   SelectionState state;                     ///< for the next save
@@ -125,6 +143,8 @@ struct BlobMap {
   layout::ShardMap map;
   std::vector<BlobSource> files;  ///< by file of the map, without those of a Restart
   std::uint32_t first_other = 0;  ///< number of the first member of a Restart
+  /// Members whose bytes are made of blobs and gradients, by their numbers.
+  std::map<std::uint32_t, ReplayedMember> replayed;
   os::Fingerprint fingerprint{};  ///< of all that was chosen
 };
 
@@ -167,6 +187,14 @@ Result<Candidates> FindCandidates(const Job& job, const Base& base, std::vector<
 Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Restart>& restart,
                       Candidates candidates);
 
+/// restore_replay.cc: finds the chains that bring modules older than X to X, and makes the plan say
+/// that these are of X. What the damage of a log, a torn or missing record and anything else that
+/// cannot be replayed mean is said by RestoreOptions::replay.
+/// \error with kRequire: kMismatch  a module cannot be replayed; as GradientLog::Open and ChainOf;
+///        kIo
+/// Local.
+Result<Replays> FindReplays(const Job& job, const Base& base, Chosen* chosen);
+
 /// Whether a checkpoint came after the one that is restored.
 /// Pure.
 bool IsNewer(const StoredCheckpoint& checkpoint, const Chosen& chosen);
@@ -181,11 +209,11 @@ Result<Loss> CountLoss(const Base& base, const Chosen& chosen);
 /// \error kBadInput  a blob of another size; kMismatch  a tensor that `restart` lacks
 /// Local.
 Result<BlobMap> MapBlobs(const Job& job, const Base& base, const std::optional<Restart>& restart,
-                         const Chosen& chosen);
+                         const Chosen& chosen, const Replays& replays);
 
 /// The source as it will be read: what the checkpoint says of itself, with the map of blobs.
 /// \pre restart outlives the source
-std::unique_ptr<ucp::Input> SourceOf(ucp::Input described, BlobMap blobs,
-                                     const std::optional<Restart>& restart);
+std::unique_ptr<ucp::Input> SourceOf(const Job& job, ucp::Input described, BlobMap blobs,
+                                     const std::optional<Restart>& restart, const Replays& replays);
 
 }  // namespace shardwright::pec::restore

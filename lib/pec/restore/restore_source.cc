@@ -1,8 +1,10 @@
 // The middle of a restore: the checkpoint of X with a shard map that leads into blobs.
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "exec/gather.h"
 #include "exec/integrity.h"
 #include "layout/cut.h"
 #include "layout/states.h"
@@ -10,6 +12,11 @@
 
 namespace shardwright::pec::restore {
 namespace {
+
+/// Room for ranges of parameters that are made, for each thread: at least, and at most. Units come
+/// in the order of parameters, so that little is wanted again later.
+constexpr std::uint64_t kLeastReplayBytes = std::uint64_t{2} << 20;
+constexpr std::uint64_t kMostReplayBytes = std::uint64_t{32} << 20;
 
 layout::LogicalTensor Whole(const layout::LogicalTensor& tensor, std::uint32_t array) {
   layout::LogicalTensor out{tensor.name, tensor.state, tensor.dtype, tensor.shape, {}};
@@ -54,8 +61,19 @@ Result<std::uint32_t> AddBlob(const Store& store, const ChosenModule& chosen, co
   return member;
 }
 
+/// Makes a member one whose bytes are not those of its blob, but what they have become at X.
+void Replay(const std::shared_ptr<const ReplayedModule>& replayed, const ChosenModule& chosen,
+            const ModulePart& part, Component component, std::uint64_t resume, std::uint32_t member,
+            BlobMap* out) {
+  out->map.members[member].crc32.reset();
+  out->map.members[member].name += ", replayed to iteration " + std::to_string(resume);
+  ReplayedMember one{replayed, component, chosen.of(component)->blob, {}};
+  for (const ModuleTensor& tensor : part.tensors) one.payloads.push_back(tensor.bytes);
+  out->replayed.emplace(member, std::move(one));
+}
+
 /// One member for each chosen blob, one array for each tensor in it.
-Status AddBlobs(const Store& store, const Chosen& chosen, BlobMap* out) {
+Status AddBlobs(const Store& store, const Chosen& chosen, const Replays& replays, BlobMap* out) {
   const Model& model = chosen.described.model;
   for (std::size_t i = 0; i < model.modules.size(); ++i) {
     const Module& module = model.modules[i];
@@ -67,7 +85,12 @@ Status AddBlobs(const Store& store, const Chosen& chosen, BlobMap* out) {
       if (stored) {
         SW_TRY_ASSIGN(member, AddBlob(store, from, module, component, out));
       }
-      const bool rounded = component == Component::kWeights && from.rounds_master();
+      const auto& replayed = replays.of(i);
+      if (stored && replayed != nullptr && replayed->makes(component)) {
+        Replay(replayed, from, module.part(component), component, chosen.plan.resume, member, out);
+      }
+      const bool rounded =
+          component == Component::kWeights && RoundsMaster(from, replayed, chosen.plan.resume);
       for (const ModuleTensor& one : module.part(component).tensors) {
         const layout::LogicalTensor& tensor =
             chosen.described.input.checkpoint.map.tensors[one.tensor];
@@ -157,7 +180,8 @@ Status AddRestarted(const dialect::Checkpoint& other, const std::string& path, c
   return {};
 }
 
-os::Fingerprint FingerprintOf(const Chosen& chosen, const std::optional<Restart>& restart) {
+os::Fingerprint FingerprintOf(const Chosen& chosen, const std::optional<Restart>& restart,
+                              const Replays& replays) {
   exec::DigestStream digest;
   for (const ChosenModule& module : chosen.modules) {
     for (const std::optional<Held>& held : module.held) {
@@ -166,6 +190,14 @@ os::Fingerprint FingerprintOf(const Chosen& chosen, const std::optional<Restart>
   }
   digest.Add(std::as_bytes(std::span(chosen.at.catalogue)));
   if (restart) digest.Add(restart->input->fingerprint);
+  for (const auto& module : replays.modules) {
+    if (module == nullptr) continue;
+    for (const LogLink& link : module->chain) {
+      for (const LogLink::Piece& piece : link.pieces) {
+        digest.Add(std::as_bytes(std::span(piece.piece->digest)));
+      }
+    }
+  }
   const exec::Digest sum = digest.Finish();
   os::Fingerprint fingerprint{};
   std::memcpy(fingerprint.data(), sum.data(), sum.size());
@@ -175,20 +207,21 @@ os::Fingerprint FingerprintOf(const Chosen& chosen, const std::optional<Restart>
 }  // namespace
 
 Result<BlobMap> MapBlobs(const Job& job, const Base& base, const std::optional<Restart>& restart,
-                         const Chosen& chosen) {
+                         const Chosen& chosen, const Replays& replays) {
   BlobMap out;
   SW_TRY(AddPassed(base.store, chosen, &out));
-  SW_TRY(AddBlobs(base.store, chosen, &out));
+  SW_TRY(AddBlobs(base.store, chosen, replays, &out));
   out.first_other = static_cast<std::uint32_t>(out.map.members.size());
   if (restart) {
     SW_TRY(AddRestarted(restart->input->checkpoint, job.options.restart_missing, chosen, &out.map));
   }
-  out.fingerprint = FingerprintOf(chosen, restart);
+  out.fingerprint = FingerprintOf(chosen, restart, replays);
   return out;
 }
 
-std::unique_ptr<ucp::Input> SourceOf(ucp::Input described, BlobMap blobs,
-                                     const std::optional<Restart>& restart) {
+std::unique_ptr<ucp::Input> SourceOf(const Job& job, ucp::Input described, BlobMap blobs,
+                                     const std::optional<Restart>& restart,
+                                     const Replays& replays) {
   auto source = std::make_unique<ucp::Input>(std::move(described));
   source->fingerprint = blobs.fingerprint;
   // The checkpoint's own files are gone or of another iteration: nothing may be linked to them.
@@ -198,6 +231,15 @@ std::unique_ptr<ucp::Input> SourceOf(ucp::Input described, BlobMap blobs,
   source->bytes =
       std::make_unique<StoreBytes>(source->checkpoint.map, blobs.files, blobs.first_other,
                                    restart ? restart->input->bytes.get() : nullptr);
+  if (blobs.replayed.empty()) return source;
+  const ucp::ConvertOptions& write = job.options.write;
+  const std::uint64_t workspaces = write.threads * exec::kWorkspaceBytes;
+  const std::uint64_t rest = write.memory_bytes - std::min(write.memory_bytes, workspaces);
+  const std::uint64_t room =
+      std::clamp(rest, write.threads * kLeastReplayBytes, write.threads * kMostReplayBytes);
+  source->bytes =
+      std::make_unique<ReplayBytes>(std::move(source->bytes), source->checkpoint.map, replays.log,
+                                    std::move(blobs.replayed), write.threads, room);
   return source;
 }
 

@@ -378,6 +378,7 @@ std::string ToText(const RecoveryRecord& recovery) {
   out["abandoned"] = recovery.abandoned;
   out["state"] = StateJson(recovery.state);
   out["ledger"] = recovery.ledger ? LedgerJson(*recovery.ledger) : OrderedJson(nullptr);
+  if (recovery.older) out["older"] = *recovery.older;
   return out.dump() + "\n";
 }
 
@@ -501,6 +502,12 @@ Result<RecoveryRecord> ParseRecovery(std::string_view text, const std::string& w
   recovery.state = in.State(in.root());
   if (const OrderedJson& ledger = in.At(in.root(), "ledger"); !ledger.is_null()) {
     recovery.ledger = in.Ledger(ledger);
+  }
+  if (in.ok() && in.root().contains("older")) {
+    recovery.older.emplace();
+    for (const auto& [name, version] : in.root()["older"].items()) {
+      (*recovery.older)[name] = in.Number(version, "\"older\"", true);
+    }
   }
   return in.Done(std::move(recovery));
 }

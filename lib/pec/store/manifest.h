@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -110,6 +111,9 @@ struct RecoveryRecord {
   std::vector<std::uint64_t> abandoned;  ///< sequences of all manifests that were newer, ascending
   SelectionState state;                  ///< for the next save
   std::optional<LossLedger> ledger;      ///< absent where tokens were not counted
+  /// Modules that training has gone on with in an older state than that of X: their versions.
+  /// Absent: nobody knows.
+  std::optional<std::map<std::string, std::uint64_t>> older;
 };
 
 /// Whether a restore has given up what training made at an iteration when the store's last recovery

@@ -87,6 +87,11 @@ Status VerifyBlob(const std::string& path, const BlobRef& ref,
   map.files.push_back(path);
   map.members.push_back({0, 0, ref.bytes, ref.crc32, "blob"});
   StoreBytes bytes(map, {source}, 1, nullptr);
+  return VerifyBlob(bytes, 0, path, ref, payloads);
+}
+
+Status VerifyBlob(exec::ByteSource& source, std::uint32_t member, const std::string& path,
+                  const BlobRef& ref, std::span<const std::uint64_t> payloads) {
   std::vector<exec::UnitSum> sums;
   std::vector<std::byte> buffer;
   std::uint64_t at = 0;
@@ -95,7 +100,7 @@ Status VerifyBlob(const std::string& path, const BlobRef& ref,
       const std::uint64_t count = std::min(plan::kUnitBytes, payload - done);
       if (count > ref.bytes - at) return BadBlob(path, "holds less than its tensors need");
       buffer.resize(count);
-      SW_TRY(bytes.Read(0, at, buffer));
+      SW_TRY(source.Read(member, at, buffer));
       sums.push_back(exec::SumOf(buffer));
       at += count;
       done += count;

@@ -65,4 +65,8 @@ Result<BlobSource> FindBlob(const std::string& path, const BlobRef& ref);
 Status VerifyBlob(const std::string& path, const BlobRef& ref,
                   std::span<const std::uint64_t> payloads);
 
+/// The same for a blob that is a member of a source. \param path  names it in messages
+Status VerifyBlob(exec::ByteSource& source, std::uint32_t member, const std::string& path,
+                  const BlobRef& ref, std::span<const std::uint64_t> payloads);
+
 }  // namespace shardwright::pec

@@ -179,12 +179,9 @@ class GradientLog:
         if iteration is None and engine is None:
             raise Error(USAGE, "begin(iteration): the number of steps that the run has made")
         self._last = engine.global_steps if iteration is None else iteration
-        here = socket.gethostname(), self._agent
-        leads = self._ranks.gather(here).index(here) == self._ranks.rank
-        answers = self._ranks.agree(lambda: self._ask() if leads else None)
-        experts, roots = next((answer for answer, found in zip(answers, self._ranks.gather(here))
-                               if answer is not None and found == here), (None, None))
-        assert experts is not None
+        where = self._ranks.gather((socket.gethostname(), self._agent))
+        lead = where.index(where[self._ranks.rank])  # asks for all ranks of this machine
+        experts, roots = self._ranks.agree(lambda: self._ask() if lead == self._ranks.rank else None)[lead]
         pieces = self._ranks.agree(lambda: self._pieces({name: elems for _, name, elems in experts["params"]}))
         self._ranks.agree(lambda: _check_cover(experts["params"], pieces))
         self._roots = roots
@@ -324,7 +321,7 @@ class GradientLog:
 
     def _held(self) -> Iterator[tuple[torch.Tensor, list[Piece]]]:
         names = self._trainer.names
-        if isinstance(self._trainer, DeepSpeed) and not self._trainer._is_plain():
+        if isinstance(self._trainer, DeepSpeed):
             for flat, places in self._trainer._flats():
                 yield flat, [(names[id(param)], param.numel(), first, place, count) for param, place, count, first in places]
             return

@@ -1,5 +1,5 @@
 """Gradients out of running trainers: an old version of an expert and the gradients that were logged since are, bit for bit,
-the expert as the trainer had it. torch itself makes the steps here (gradient_log.py), not our code.
+the expert as the trainer had it. Twice over: torch itself makes the steps here (gradient_log.py), and restores make them.
 
     lossless_test.py BIN PACKAGE [--all]
 
@@ -58,29 +58,48 @@ def train(folder, case, every, options):
         live.keep(engine, case, folder, iteration)
         active.append(pec.gradients.active)
         sizes.append(pec.gradients.handed_bytes)
-    found = {"active": active, "stored": pec.close()}
+    found = {"active": active, "stored": pec.close(), "losses": [train_step(engine, case, LAST + step) for step in (1, 2)]}
     sums = [None] * dist.get_world_size()
     dist.all_gather_object(sums, sizes)
     return found | {"bytes": [sum(ranks) for ranks in zip(*sums)]}
 
 
+def versions_of(restored):
+    """Of experts in the store, before they were brought forward."""
+    return {one["module"]: one.get("replayed", {"from": one["version"]})["from"] for one in restored["modules"] if one["expert"]}
+
+
 def resume(folder, case):
-    """Collective. What the store has, and the versions of its experts."""
+    """Collective. What a restore makes of the store: versions, and what is not as the trainer had it at that iteration."""
     import shardwright
     case = complete(case)
     engine = make_engine(case | {"seed": 99})
     loaded = shardwright.load(engine, folder / "store", threads=1, read_only=True)
-    return {"iteration": int(loaded), "versions": loaded.restored["versions"]}
+    want = torch.load(folder / f"tensors{int(loaded)}.pt", weights_only=True)
+    return {"iteration": int(loaded), "versions": versions_of(loaded.restored), "loss": loaded.restored["loss"],
+            "wrong": differences(logical_tensors(engine, case), want, case, False)}
 
 
 def resumed_from(folder, case, source, last):
-    """Collective. What differs from the trainer at an iteration in a checkpoint; the next loss."""
+    """Collective. What differs from the trainer at an iteration in a checkpoint; the next losses."""
     import shardwright
     case = complete(case)
     engine = make_engine(case | {"seed": 99})
     shardwright.load(engine, source, threads=1)
     wrong = differences(logical_tensors(engine, case), torch.load(folder / f"tensors{last}.pt", weights_only=True), case, False)
-    return {"wrong": wrong, "loss": train_step(engine, case, last + 1)}
+    return {"wrong": wrong, "losses": [train_step(engine, case, last + step) for step in (1, 2)]}
+
+
+def uninterrupted(folder, case, last):
+    """Collective. The same training without snapshots; its losses."""
+    case = complete(case)
+    engine = make_engine(case)
+    folder.mkdir(exist_ok=True)
+    losses = []
+    for iteration in range(1, last + 3):
+        losses.append(train_step(engine, case, iteration))
+        live.keep(engine, case, folder, iteration)
+    return losses
 
 
 def agent_dies(folder, case):
@@ -223,13 +242,18 @@ class Lossless(unittest.TestCase):
             longest = max(longest, iteration - first)
         return longest
 
-    def restored_with_replay(self, folder, case, world, last):
-        """As pec-restore makes it out of versions and the log."""
-        if "--replay" not in self.ucp.run("pec-restore", "--help"):
-            return
-        self.ucp.run("pec-restore", folder / "store", folder / "out", "--replay", "require", "--read-only")
+    def restored(self, folder, case, world, last, losses, *target):
+        """pec-restore out of versions and the log: every tensor, and the next losses."""
+        self.ucp.run("pec-restore", folder / "store", folder / "out", "--replay", "require", "--read-only", *target,
+                     f"--json={folder}/restored.json")
+        result = json.loads((folder / "restored.json").read_text())["result"]
+        self.assertEqual(set(result["versions"].values()), {last})
+        if result["loss"] is not None:
+            self.assertEqual(sum(result["loss"]["lost"]), 0)
         back = ranks.run(world, resumed_from, folder, case, folder / "out", last)
         self.assertEqual(back["wrong"], [])
+        if losses is not None:
+            self.assertEqual(back["losses"], losses)
 
     def test_bit_for_bit(self):
         for number, (case, world, every, options) in enumerate([
@@ -243,14 +267,14 @@ class Lossless(unittest.TestCase):
                 found = ranks.run(world, train, folder, CASE | case, every, options)
                 self.assertEqual((found["active"][every - 1:], found["stored"]), ([True] * (LAST - every + 1), LAST))
                 back = ranks.run(world, resume, folder, CASE | case)
-                self.assertEqual(len(back["versions"]), 16)
+                self.assertEqual((len(back["versions"]), back["wrong"], sum(back["loss"]["lost"])), (16, [], 0))
                 self.assertGreater(len(set(back["versions"].values())), 2, "all experts are of one version")
                 self.assertEqual(self.prove(folder, case, back["iteration"], back["versions"], 0), LAST - every)
                 # All elements of all experts, 4 bytes each, in every iteration after the first snapshot.
                 elems = sum(tensor.numel() for name, tensor in self.tensors(folder, LAST).items()
                             if "deepspeed_experts" in name and name.endswith("/exp_avg"))
                 self.assertEqual(found["bytes"], [4 * elems * max(0, done - every) for done in range(1, LAST + 1)])
-                self.restored_with_replay(folder, CASE | case, world, LAST)
+                self.restored(folder, CASE | case, world, LAST, found["losses"])
 
     def test_skipped_steps(self):
         """A loss scale that overflows twice: DeepSpeed leaves these steps out."""
@@ -264,7 +288,7 @@ class Lossless(unittest.TestCase):
                 for (_, iteration), records in log.items()}
         self.assertEqual(sorted(made), list(range(2, LAST + 1)))
         self.assertEqual(set().union(*made.values()), {False, True}, made)
-        self.restored_with_replay(self.folder, CASE | case, 2, LAST)
+        self.assertEqual(back["wrong"], [])
 
     def test_an_agent_that_is_killed(self):
         *said, stored = ranks.run(2, agent_dies, self.folder, CASE)
@@ -272,7 +296,7 @@ class Lossless(unittest.TestCase):
         self.assertEqual([len(warned) for *_, warned in said], [0, 0, 1, 0, 0, 0], said)
         self.assertIn("ends before iteration 3", said[2][2][0])
         back = ranks.run(2, resume, self.folder, CASE)
-        self.assertEqual((stored, back["iteration"]), (LAST, LAST))
+        self.assertEqual((stored, back["iteration"], back["wrong"]), (LAST, LAST, []))
         # Four of eight experts in each snapshot: all of them are newer than the gap again.
         self.assertGreaterEqual(min(back["versions"].values()), 3)
         self.prove(self.folder, CASE, LAST, back["versions"], 0)
@@ -323,7 +347,17 @@ class Lossless(unittest.TestCase):
             kills += 1
         self.assertEqual(kills, KILLS)
         self.assertEqual(self.judged_at, last)
-        self.restored_with_replay(self.folder, CASE, 2, last)
+        losses = ranks.run(2, uninterrupted, self.folder / "whole", CASE, last)
+        self.restored(self.folder, CASE, 2, last, losses[-2:])
+        for state in [*self.folder.glob("tensors_loaded*.pt"), self.folder / f"tensors{last}.pt"]:
+            iteration = int(state.stem.removeprefix("tensors").removeprefix("_loaded"))
+            if iteration > 0:
+                self.assertEqual(live.differing(torch.load(state, weights_only=True),
+                                                self.tensors(self.folder / "whole", iteration)), [], state)
+        for era in self.folder.glob("era*.json"):
+            restored = json.loads(era.read_text())["restored"]
+            if restored["iteration"] is not None:
+                self.assertEqual(sum(restored["loss"]["lost"]), 0)
         print(f"killed {kills} times; (iteration, longest chain) proved: {proved}", flush=True)
 
     def killed_run(self, last, kill_after):
@@ -370,6 +404,7 @@ class Lossless(unittest.TestCase):
             return
         back = ranks.run(2, resume, self.folder, CASE)
         self.judged_at = back["iteration"]
+        self.assertEqual(back["wrong"], [])
         if back["iteration"] > era["start"]:
             start = era["start"] if era["restored"]["iteration"] is not None else None
             longest = self.prove(self.folder, CASE, back["iteration"], back["versions"], era["recovery"], start)

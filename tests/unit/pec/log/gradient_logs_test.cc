@@ -184,19 +184,19 @@ TEST_F(GradientLogsTest, WhatDoesNotFitIsRefused) {
   EXPECT_NE(why(good, "\"count\":10", "\"count\":11"), "");
   EXPECT_NE(why(good, "\"offset\":0", "\"offset\":28"), "");
   EXPECT_NE(why(good, "\"tensor\":1", "\"tensor\":2"), "");
-  EXPECT_EQ(why(good, "float32", "float64"),
-            "here: parameter \"w\": gradients in \"float64\"");
+  EXPECT_EQ(why(good, "float32", "float64"), "here: parameter \"w\": gradients in \"float64\"");
   GradientLogs logs(store_);
   EXPECT_FALSE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), std::vector{StepAt(2)}));
-  EXPECT_FALSE(GradientLogs(scratch_.Path("none"))
-                   .Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
+  EXPECT_FALSE(
+      GradientLogs(scratch_.Path("none")).Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
 }
 
 TEST_F(GradientLogsTest, PiecesAboveWhatALogTakesAreCut) {
   const std::uint64_t most = kLogPieceBytes / 4;
   const std::string count = std::to_string(2 * most + 5);
   const std::string text =
-      R"({"recovery":0,"begun":0,"zstd":0,"places":1,"place_bytes":)" + std::to_string(4 * (2 * most + 6)) +
+      R"({"recovery":0,"begun":0,"zstd":0,"places":1,"place_bytes":)" +
+      std::to_string(4 * (2 * most + 6)) +
       R"(,"tensors":1,"modules":[{"name":"m","pieces":[{"param":"w","elems":)" + count +
       R"(,"first":0,"count":)" + count + R"(,"dtype":"float32","offset":4,"tensor":0}]}]})";
   const auto handing = ParseHanding(text, 0, "here");
