@@ -10,8 +10,6 @@
 #include <tbb/task_arena.h>
 
 #include "dialect/dialects.h"
-#include "os/dir.h"
-#include "pec/log/log_reader.h"
 #include "pec/store/modules.h"
 #include "pec/store/read_blobs.h"
 #include "pec/store/store.h"
@@ -104,7 +102,6 @@ class Checking {
     ReadTexts();
     sink_.Pass("check");
     CheckBlobs();
-    if (comm_.rank() == 0) CheckLogs();
     SW_TRY(comm_.Agree(sink_.stop_requested() ? Status(Fail(Errc::kStopped, "stopped on request"))
                                               : Status()));
     SW_TRY(FindGone());
@@ -161,15 +158,6 @@ class Checking {
     });
   }
 
-  /// The gradients that were logged, if there are any. A torn tail is no damage.
-  void CheckLogs() {
-    const std::string folder = store_->path() + "/logs";
-    const Result<bool> there = os::IsDir(folder);
-    if (there && !*there) return;
-    const auto log = GradientLog::Open(folder, store_->head().fingerprint);
-    if (!log) logs_ = log.error().message;
-  }
-
   /// Collective: the checkpoints that were collected since they were listed.
   Status FindGone() {
     const auto look = [&]() -> Result<std::string> {
@@ -214,7 +202,6 @@ class Checking {
     for (const Task* task : mine_) {
       if (!task->error.empty() && IsNeeded(*task)) damaged.push_back(task->error);
     }
-    if (!logs_.empty()) damaged.push_back(logs_);
     const std::string text = Lines(damaged);
     SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,
                   comm_.AllGather(std::as_bytes(std::span(text))));
@@ -236,7 +223,6 @@ class Checking {
   std::vector<StoredCheckpoint> checkpoints_;  // the same on every rank
   std::vector<std::string> texts_;  // by checkpoint: what is wrong with its texts; empty: nothing
   std::vector<bool> gone_;          // by checkpoint
-  std::string logs_;                // what is wrong with the log of gradients; empty: nothing
   Tasks tasks_;
   std::vector<Task*> mine_;  // of this rank
 };

@@ -17,13 +17,11 @@ struct StoreCheck {
   std::uint64_t collected = 0;  ///< checkpoints that were collected meanwhile; not in `checkpoints`
   std::uint64_t blobs = 0;      ///< different ones that checkpoints refer to
   std::uint64_t bytes = 0;      ///< of them, plain
-  /// One line each, in the order of the checkpoints: the file, what is wrong, what it holds. The
-  /// log of gradients counts too.
+  /// One line each, in the order of the checkpoints: the file, what is wrong, what it holds.
   std::vector<std::string> damaged;
 };
 
-/// Reads every manifest, catalogue and blob that a store refers to, and its log of gradients, and
-/// compares digests. Takes no
+/// Reads every manifest, catalogue and blob that a store refers to and compares digests. Takes no
 /// lock and writes nothing: the store may be read-only. What a collection removes meanwhile is no
 /// damage, and checkpoints saved meanwhile are not looked at.
 /// \error kNotFound  no store; kBusy  no checkpoint that was listed stayed; damage is no error

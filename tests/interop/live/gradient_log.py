@@ -92,32 +92,36 @@ def replayed(log, module, state, first, last, recovery, computed):
     """{"PARAM/STATE": tensor} of a module at `last`, out of that after `first`: torch makes the steps, on a tensor by
     itself. computed: the type of the weights that are computed with."""
     made = {name: tensor.clone() for name, tensor in state.items() if name.startswith(module + ".")}
-    names = sorted(name.removesuffix("/exp_avg") for name in made if name.endswith("/exp_avg"))
-    weight = "fp32" if f"{names[0]}/fp32" in made else "weight"
+    weight = "fp32" if any(name.endswith("/fp32") for name in made) else "weight"
+    names = sorted(name.removesuffix(f"/{weight}") for name in made if name.endswith(f"/{weight}"))
     for iteration in range(first + 1, last + 1):
         used = gradients_of(log.get((module, iteration), []), recovery)
         assert sorted(used) == names, f"{module}, iteration {iteration}: gradients of {sorted(used)}, {names} expected"
         for name in names:
             step, gradient = used[name]
+            states = {key.rsplit("/", 1)[1]: tensor for key, tensor in made.items() if key.rsplit("/", 1)[0] == name}
             if not step["skipped"]:
-                make_step(step, gradient, *(made[f"{name}/{kind}"] for kind in (weight, "exp_avg", "exp_avg_sq")))
+                make_step(step, gradient, states.pop(weight), states)
     for name in names:
         if f"{name}/computed" in made:
             made[f"{name}/computed"] = made[f"{name}/{weight}"].to(computed).float()
     return made
 
 
-def make_step(step, gradient, weight, mean, square):
+def make_step(step, gradient, weight, states):
     """In place."""
-    options = step["options"]
-    assert step["optimizer"] == "AdamW" and step["gradient_factor"] == 1
+    options = dict(step["options"])
+    assert step["gradient_factor"] == 1 and not step["first_momentum"]
+    if "beta1" in options:
+        options["betas"] = options.pop("beta1"), options.pop("beta2")
+    flags = {name: bool(options.pop(name)) for name in ("amsgrad", "nesterov", "maximize") if name in options}
     param = torch.nn.Parameter(weight)
-    optimizer = torch.optim.AdamW([param], lr=options["lr"], betas=(options["beta1"], options["beta2"]), eps=options["eps"],
-                                  weight_decay=options["weight_decay"], foreach=False, fused=False)
-    optimizer.state[param] = {"step": torch.tensor(step["count"] - 1), "exp_avg": mean, "exp_avg_sq": square}
+    optimizer = getattr(torch.optim, step["optimizer"])([param], foreach=False, fused=False, **options, **flags)
+    kept = {name: state for name, state in states.items() if name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "sum", "momentum_buffer")}
+    optimizer.state[param] = kept if step["optimizer"] == "SGD" else kept | {"step": torch.tensor(step["count"] - 1)}
     param.grad = gradient.view_as(param)
     optimizer.step()
-    assert float(optimizer.state[param]["step"]) == step["count"]
+    assert step["optimizer"] == "SGD" or float(optimizer.state[param]["step"]) == step["count"]
 
 
 def same_bits(a, b):

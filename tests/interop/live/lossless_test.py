@@ -236,7 +236,7 @@ class Lossless(unittest.TestCase):
             first = start if loaded else version
             state = self.tensors(folder, f"_loaded{start}" if loaded else version)
             got = gradient_log.replayed(log, module, state, first, iteration, recovery, DTYPES[(CASE | case)["dtype"]])
-            self.assertGreaterEqual(len(got), 4 * 4, module)
+            self.assertGreaterEqual(len(got), 4 * 3, module)
             for name, tensor in got.items():
                 self.assertTrue(gradient_log.same_bits(tensor, want[name]), f"{name} at {iteration}, from {first}")
             longest = max(longest, iteration - first)
@@ -260,19 +260,21 @@ class Lossless(unittest.TestCase):
                 ({}, 2, 1, {}),
                 ({"zero": 1, "dtype": "fp32"}, 4, 1, {}),
                 ({"zero": 1, "dtype": "bf16", "grad_accum": "fp32", "ep": 1}, 2, 2, {}),
-                ({"zero": 2, "dtype": "fp32", "ep": 1}, 2, 1, {"log_memory": 1})][:4 if ALL else 2]):
+                ({"zero": 2, "dtype": "fp32", "ep": 1}, 2, 1, {"log_memory": 1}),
+                ({"optimizer": "sgd"}, 2, 1, {}),
+                ({"optimizer": "amsgrad", "zero": 1}, 2, 3, {})][:6 if ALL else 2]):
             with self.subTest(**case, ranks=world, every=every):
                 folder = self.folder / str(number)
                 folder.mkdir()
                 found = ranks.run(world, train, folder, CASE | case, every, options)
-                self.assertEqual((found["active"][every - 1:], found["stored"]), ([True] * (LAST - every + 1), LAST))
+                self.assertEqual((found["active"][every - 1:], found["stored"]), ([True] * (LAST - every + 1), LAST // every * every))
                 back = ranks.run(world, resume, folder, CASE | case)
                 self.assertEqual((len(back["versions"]), back["wrong"], sum(back["loss"]["lost"])), (16, [], 0))
-                self.assertGreater(len(set(back["versions"].values())), 2, "all experts are of one version")
-                self.assertEqual(self.prove(folder, case, back["iteration"], back["versions"], 0), LAST - every)
+                self.assertGreater(len(set(back["versions"].values())), 1, "all experts are of one version")
+                self.assertEqual(self.prove(folder, case, back["iteration"], back["versions"], 0), back["iteration"] - every)
                 # All elements of all experts, 4 bytes each, in every iteration after the first snapshot.
                 elems = sum(tensor.numel() for name, tensor in self.tensors(folder, LAST).items()
-                            if "deepspeed_experts" in name and name.endswith("/exp_avg"))
+                            if "deepspeed_experts" in name and name.endswith("/fp32"))
                 self.assertEqual(found["bytes"], [4 * elems * max(0, done - every) for done in range(1, LAST + 1)])
                 self.restored(folder, CASE | case, world, LAST, found["losses"])
 
@@ -336,6 +338,11 @@ class Lossless(unittest.TestCase):
                 if not name.endswith("/step"):
                     self.assertTrue(gradient_log.same_bits(tensor, want[name]), name)
                     self.assertFalse(gradient_log.same_bits(tensor, state[name]), f"{name} has not moved")
+        segment = self.folder / "store/logs/0-1.swg"
+        data = bytearray(segment.read_bytes())
+        data[len(data) // 2] ^= 1
+        segment.write_bytes(data)
+        self.assertIn("0-1.swg", self.ucp.run("pec-save", "check", self.folder / "store", expect=5))
 
     def test_killed(self):
         chance, kills, last, proved = random.Random(KILLS), 0, 3 * KILLS + 4, []
