@@ -278,6 +278,18 @@ class Lossless(unittest.TestCase):
                 self.assertEqual(found["bytes"], [4 * elems * max(0, done - every) for done in range(1, LAST + 1)])
                 self.restored(folder, CASE | case, world, LAST, found["losses"])
 
+    def test_compressed(self):
+        """Restored only: no Python here reads zstd."""
+        if not ALL:
+            self.skipTest("with --all")
+        ranks.run(2, train, self.folder, CASE, 1, {"log_zstd": 3})
+        self.ucp.run("pec-save", "check", self.folder / "store", "-q")
+        back = ranks.run(2, resume, self.folder, CASE)
+        self.assertEqual((back["iteration"], back["wrong"], min(back["versions"].values())), (LAST, [], 1))
+        stored = [piece for path in (self.folder / "store/logs").glob("*.swg") for record, _ in gradient_log.records_of(path, None)[0]
+                  for piece in record["pieces"]]
+        self.assertTrue(any(piece["zstd"] for piece in stored))
+
     def test_skipped_steps(self):
         """A loss scale that overflows twice: DeepSpeed leaves these steps out."""
         case = {"dtype": "fp16", "config": {"fp16": {"initial_scale_power": 18, "hysteresis": 1, "loss_scale_window": 1}}}
