@@ -4,11 +4,27 @@
 #include <vector>
 
 #include "common/pec.h"
+#include "os/dir.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
+#include "pec/log/log_reader.h"
+#include "pec/store/store.h"
 #include "ucp/input.h"
 
 namespace shardwright::apps {
+
+namespace {
+
+/// What is wrong with a store's log of gradients; empty where there is none, or nothing is.
+Result<std::string> DamageOfLog(const std::string& path) {
+  SW_TRY_ASSIGN(const bool there, os::IsDir(path + "/logs"));
+  if (!there) return std::string();
+  SW_TRY_ASSIGN(const pec::Store store, pec::Store::Open(path));
+  const auto log = pec::GradientLog::Open(path + "/logs", store.head().fingerprint);
+  return log ? std::string() : log.error().message;
+}
+
+}  // namespace
 
 int CheckMain(int argc, const char* const* argv) {
   cli::App app("pec-save check", "Verify every blob of a store; exit 5 if one is bad.",
@@ -20,8 +36,11 @@ int CheckMain(int argc, const char* const* argv) {
   AddPatterns(app, &patterns);
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY_ASSIGN(const auto rules, ucp::ReadPatterns(patterns));
-    SW_TRY_ASSIGN(const auto report, pec::CheckStore(context.comm(), store, rules,
-                                                     context.flags().threads, context.sink()));
+    SW_TRY_ASSIGN(auto report, pec::CheckStore(context.comm(), store, rules,
+                                               context.flags().threads, context.sink()));
+    const auto look = [&] { return DamageOfLog(store); };
+    SW_TRY_ASSIGN(std::string damage, context.comm().OnRootText(look));
+    if (!damage.empty()) report.damaged.push_back(std::move(damage));
     return ShowCheck(context, store, report);
   });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "torch/experts.h"
+#include "torch/lossless.h"
 
 namespace shardwright::live_torch {
 namespace {
@@ -76,6 +77,7 @@ std::string LoadOperator(std::string request, std::vector<Tensor> tensors) {
 std::string ReadPlanOperator(std::string request) { return ReadPlanRequest(request); }
 std::string PlanMovesOperator(std::string request) { return PlanMovesRequest(request); }
 std::string CalibrateOperator(std::string request) { return CalibrateRequest(request); }
+std::string CheckStepOperator(std::string request) { return CheckStepRequest(request); }
 
 }  // namespace
 }  // namespace shardwright::live_torch
@@ -85,6 +87,7 @@ STABLE_TORCH_LIBRARY(shardwright, library) {
   library.def("read_plan(str request) -> str");
   library.def("plan_moves(str request) -> str");
   library.def("calibrate(str request) -> str");
+  library.def("check_step(str request) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(shardwright, CompositeExplicitAutograd, library) {
@@ -93,4 +96,5 @@ STABLE_TORCH_LIBRARY_IMPL(shardwright, CompositeExplicitAutograd, library) {
   library.impl("read_plan", TORCH_BOX(&ReadPlanOperator));
   library.impl("plan_moves", TORCH_BOX(&PlanMovesOperator));
   library.impl("calibrate", TORCH_BOX(&CalibrateOperator));
+  library.impl("check_step", TORCH_BOX(&CheckStepOperator));
 }

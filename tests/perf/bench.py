@@ -346,6 +346,15 @@ class Bench:
         self.row("snapshot out of the trainer, one of 16 experts, against DeepSpeed's `save_checkpoint` into a tmpfs",
                  done.stdout.splitlines()[-1], "≤ 0.067")
 
+    def pec_lossless(self):
+        """What the log of gradients takes of a trainer's step."""
+        package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")
+        done = subprocess.run([self.python, os.path.join(HERE, "pec", "lossless_stall.py"), self.args.bin, package,
+                               os.path.join(self.work, "lossless"), "--blocks", str(self.args.runs),
+                               "--width", "64" if self.args.small else "512"], check=True, capture_output=True, text=True)
+        self.row("a step of a trainer that logs gradients of 32 experts against one that does not", done.stdout.splitlines()[-1],
+                 "≤ 1.03")
+
     def resident(self):
         """What a trainer waits for that is filled out of a resident load."""
         package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")

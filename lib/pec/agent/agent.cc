@@ -73,7 +73,8 @@ void AddTaken(const Manifest& earlier, Selection* selection) {
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       pool_(std::make_shared<MemoryPool>(options_.memory_bytes)),
-      limiter_(options_.bandwidth) {
+      limiter_(options_.bandwidth),
+      logs_(options_.save.store) {
   status_.memory_limit_bytes = options_.memory_bytes;
 }
 
@@ -275,6 +276,10 @@ Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
     DropIdle();
     checkpoint = records_[*buffer];
     stop_persist_.store(false);
+  }
+  // First, so that whoever finds the checkpoint finds the way of its older experts to it.
+  if (const Status logged = logs_.Persist(checkpoint->manifest.iteration); !logged) {
+    sink.Warn("log of gradients: " + logged.error().message);
   }
   const Result<SaveReport> report = Write(*checkpoint, sink);
   const std::lock_guard lock(mutex_);

@@ -20,6 +20,7 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "pec/agent/buffers.h"
+#include "pec/agent/gradient_logs.h"
 #include "pec/agent/limiter.h"
 #include "pec/agent/memory.h"
 #include "pec/save/save.h"
@@ -41,6 +42,13 @@ struct AgentEntry {
   std::string state;   ///< "filled", "persisting", "recovery", "copy"
   std::string origin;  ///< of a copy: the agent that it is of
   std::shared_ptr<const MemoryCheckpoint> checkpoint;
+};
+
+/// A parameter of an expert that an optimizer trains.
+struct ExpertParam {
+  std::string module;
+  std::string name;
+  std::uint64_t elems = 0;
 };
 
 /// Numbers of an agent.
@@ -126,7 +134,14 @@ class Agent {
   ///        up by a restore; kNotFound  of another store
   Status Accept(const std::string& origin, MemoryCheckpoint checkpoint);
 
+  /// What the experts of the model have that an optimizer trains, by module and name: of the newest
+  /// snapshot, else of the store's newest checkpoint. Waits for a snapshot under way.
+  /// \error kNotFound  there is neither yet; as Store
+  Result<std::vector<ExpertParam>> ExpertParams();
+
   AgentStatus status() const;
+  GradientLogs& logs() { return logs_; }
+  const GradientLogs& logs() const { return logs_; }
   const std::shared_ptr<MemoryPool>& pool() const { return pool_; }
   const AgentOptions& options() const { return options_; }
   Limiter& limiter() { return limiter_; }
@@ -155,6 +170,7 @@ class Agent {
   const AgentOptions options_;
   const std::shared_ptr<MemoryPool> pool_;
   Limiter limiter_;
+  GradientLogs logs_;
   std::mutex text_mutex_;      // one text of a copy at a time is taken apart
   std::mutex snapshot_mutex_;  // one snapshot at a time; before mutex_
   std::mutex catch_up_mutex_;  // before persist_mutex_

@@ -67,6 +67,13 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
   out["policy"] = Name(agent.options().save.policy);
   out["k"] = agent.options().save.k_snapshot;
   out["tokens"] = agent.options().tokens_path;
+  const GradientLogStatus logged = agent.logs().status();
+  out["logs"] = {{"writers", logged.writers},
+                 {"records", logged.records},
+                 {"gradient_bytes", logged.gradient_bytes},
+                 {"cut_bytes", logged.cut_bytes},
+                 {"newest", logged.newest ? OrderedJson(*logged.newest) : OrderedJson()},
+                 {"persisted", logged.persisted ? OrderedJson(*logged.persisted) : OrderedJson()}};
   out["last_error"] = status.last_error;
   return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
@@ -270,7 +277,8 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, commands_.flush());
     return SendAnswer(connection, {}, stored ? std::to_string(*stored) : "none");
   }
-  if (is("snapshot", 0) || is("snapshot", 1) || is("offer", 1) || is("stop", 0)) {
+  if (is("snapshot", 0) || is("snapshot", 1) || is("offer", 1) || is("stop", 0) ||
+      is("experts", 0) || is("roots", 1) || is("gradients", 2)) {
     if (!connection.is_local()) {
       return Fail(Errc::kUsage, std::string(verb) + ": only over a socket file");
     }
@@ -278,13 +286,16 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
       SW_TRY(commands_.stop());
       return SendAnswer(connection, {});
     }
+    if (verb == "experts") return SendExperts(connection);
+    if (verb == "roots") return TakeRoots(connection, words[1]);
+    if (verb == "gradients") return TakeGradients(connection, words);
     if (verb == "offer") return HandOver(connection, std::string(words[1]));
     return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
   }
   return Fail(Errc::kUsage,
               "no such request; there are status, list, get DIGEST, read DIGEST OFFSET BYTES, "
-              "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG "
-              "and stop");
+              "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG, "
+              "experts, roots LAST, gradients WRITER BYTES and stop");
 }
 
 /// Answers as soon as training may go on.

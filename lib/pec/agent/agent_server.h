@@ -93,6 +93,10 @@ class AgentServer {
   Status Snapshot(os::Connection& connection, const std::string& tag);
   Status HandOver(os::Connection& connection, const std::string& tag);
   Status AwaitFilled(os::Connection& connection);
+  Status SendExperts(os::Connection& connection);
+  Status TakeRoots(os::Connection& connection, std::string_view last);
+  Status TakeGradients(os::Connection& connection, const std::vector<std::string_view>& words);
+  Status AwaitStore();
   Status Answer(os::Connection& connection, const std::string& line);
   Status Push(os::Connection& connection, const std::vector<std::string_view>& words);
   Status Take(os::Connection& connection, const std::string& origin, std::uint64_t manifest_bytes,

@@ -65,6 +65,13 @@ struct LogRecord {
 std::string ToText(const LogRecord& record);
 Result<LogRecord> ParseLogRecord(std::string_view text, const std::string& where);
 
+/// A list of steps, each as in that text.
+/// \error as ParseLogRecord
+Result<std::vector<LogStep>> ParseLogSteps(std::string_view text, const std::string& where);
+
+/// The digest of the file that PutRoots makes.
+exec::Digest DigestOf(const replay::RootTable& roots);
+
 /// Puts a table of square roots into the folder of a log, unless it is there.
 /// \returns its digest, for LogStep
 /// \error kIo

@@ -168,6 +168,23 @@ Result<LogPiece> PieceFrom(const Members& in, const std::vector<LogStep>& steps)
   return piece;
 }
 
+Result<std::vector<LogStep>> StepsFrom(const Json& list, const std::string& where) {
+  std::vector<LogStep> steps;
+  for (const Json& each : list) {
+    SW_TRY_ASSIGN(LogStep step, StepFrom(Members(each, where)));
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+/// A file of roots: u32 RootTable::last, little-endian, and RootTable::bytes.
+std::vector<std::byte> FileOf(const replay::RootTable& roots) {
+  std::vector<std::byte> bytes(4 + replay::RootTable::kBytes);
+  for (std::size_t i = 0; i < 4; ++i) bytes[i] = static_cast<std::byte>(roots.last() >> (8 * i));
+  std::memcpy(bytes.data() + 4, roots.bytes().data(), replay::RootTable::kBytes);
+  return bytes;
+}
+
 std::string RootsPath(const std::string& folder, const exec::Digest& digest) {
   return folder + "/roots-" + exec::Hex(digest) + ".swr";
 }
@@ -193,10 +210,7 @@ Result<LogRecord> ParseLogRecord(std::string_view text, const std::string& where
   SW_TRY_ASSIGN(record.recovery, in.Whole("recovery"));
   SW_TRY_ASSIGN(record.module, in.Text("module"));
   SW_TRY_ASSIGN(const Json* const steps, in.Get("steps", Json::value_t::array));
-  for (const Json& each : *steps) {
-    SW_TRY_ASSIGN(LogStep step, StepFrom(Members(each, where)));
-    record.steps.push_back(step);
-  }
+  SW_TRY_ASSIGN(record.steps, StepsFrom(*steps, where));
   SW_TRY_ASSIGN(const Json* const pieces, in.Get("pieces", Json::value_t::array));
   for (const Json& each : *pieces) {
     SW_TRY_ASSIGN(LogPiece piece, PieceFrom(Members(each, where), record.steps));
@@ -205,12 +219,16 @@ Result<LogRecord> ParseLogRecord(std::string_view text, const std::string& where
   return record;
 }
 
-// A file of roots: u32 RootTable::last, little-endian, and RootTable::bytes.
+Result<std::vector<LogStep>> ParseLogSteps(std::string_view text, const std::string& where) {
+  SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
+  if (root.is_array()) return StepsFrom(root, where);
+  return BadInput(where + ": a list expected, found " + json::KindOf(root));
+}
+
+exec::Digest DigestOf(const replay::RootTable& roots) { return exec::DigestOf(FileOf(roots)); }
 
 Result<exec::Digest> PutRoots(const std::string& folder, const replay::RootTable& roots) {
-  std::vector<std::byte> bytes(4 + replay::RootTable::kBytes);
-  for (std::size_t i = 0; i < 4; ++i) bytes[i] = static_cast<std::byte>(roots.last() >> (8 * i));
-  std::memcpy(bytes.data() + 4, roots.bytes().data(), replay::RootTable::kBytes);
+  const std::vector<std::byte> bytes = FileOf(roots);
   const exec::Digest digest = exec::DigestOf(bytes);
   const std::string path = RootsPath(folder, digest);
   SW_TRY_ASSIGN(const bool there, os::Exists(path));

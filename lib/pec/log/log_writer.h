@@ -57,6 +57,9 @@ class LogWriter {
   /// \error kIo
   Status Persist();
 
+  /// Of the records to come: the trainer went on from another recovery.
+  void set_recovery(std::uint64_t recovery) { options_.recovery = recovery; }
+
   /// Bytes that Open cut off.
   std::uint64_t cut_bytes() const { return cut_bytes_; }
 

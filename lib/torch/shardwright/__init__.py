@@ -15,10 +15,11 @@ Layers of experts that live where a plan says: docs/experts.md.
 from ._errors import Error
 from ._experts import Dispatched, ReplicatedExperts
 from ._load import Loaded, load
+from ._lossless import GradientLog
 from ._migrate import migrate
 from ._partial import PartialCheckpoints
 from ._plans import ExpertPlan
 from ._sparse import SparseCollectives
 
-__all__ = ["Dispatched", "Error", "ExpertPlan", "Loaded", "PartialCheckpoints", "ReplicatedExperts", "SparseCollectives", "load",
-           "migrate"]
+__all__ = ["Dispatched", "Error", "ExpertPlan", "GradientLog", "Loaded", "PartialCheckpoints", "ReplicatedExperts",
+           "SparseCollectives", "load", "migrate"]

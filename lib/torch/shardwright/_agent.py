@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 from typing import Any
 
@@ -38,10 +39,24 @@ class Connection:
         self.close()
 
     def send(self, line: str) -> None:
+        self.send_text(line + "\n")
+
+    def send_text(self, text: str) -> None:
         try:
-            self._socket.sendall(line.encode() + b"\n")
+            self._socket.sendall(text.encode())
         except OSError as error:
             raise Error(IO, f"{self._address}: {error.strerror or error}") from error
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Memory that the agent may map."""
+        try:
+            socket.send_fds(self._socket, [b"\0"], [descriptor])
+        except OSError as error:
+            raise Error(IO, f"{self._address}: {error.strerror or error}") from error
+
+    def readable(self) -> bool:
+        """Whether an answer has come, or the end of the connection."""
+        return bool(self._ahead or select.select([self._socket], [], [], 0)[0])
 
     def answer(self) -> str:
         """What follows "ok". Raises what the agent says."""

@@ -52,7 +52,7 @@ class Loaded(int):
     restored: dict[str, Any] | None
 
 
-def _trainer_of(target: Any) -> DeepSpeed | Plain:
+def trainer_of(target: Any) -> DeepSpeed | Plain:
     if isinstance(target, (tuple, list)) and len(target) == 2:
         return Plain(*target)
     if hasattr(target, "zero_optimization_stage"):
@@ -110,7 +110,7 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
             request |= {"source": _many(source), "maps": _many(maps), "patterns": _many(patterns)}
             request["store"] = {"agents": _many(agents), "lost_unreachable": lost_unreachable, "at": at,
                                 "read_only": read_only, "begin": begin}
-            trainer = _trainer_of(target)
+            trainer = trainer_of(target)
             held = trainer.held()
             check(held)
         except Exception as error:  # the other ranks wait to hear of it

@@ -24,6 +24,7 @@ from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
 from ._files import SparseFile
 from ._group import Group
 from ._load import Loaded, load
+from ._lossless import GradientLog
 from ._tokens import TokenLog, count_tokens
 
 # What no later snapshot can be free of; anything else is a warning, and training goes on.
@@ -100,6 +101,8 @@ class PartialCheckpoints:
     flags: further flags of pec-save agent, for an agent of its own: ["--policy", "load-aware", "--peer", "node8:4711"].
     tokens: the log of tokens per expert; default the agent's, for an agent of its own STORE.tokens.jsonl.
     command: the program pec-save, for an agent of its own.
+    lossless: each step() also hands the gradients of experts over that the optimizer has used, so that a restore can make
+        its steps again and nothing is lost (docs/lossless.md). log_zstd, log_memory: zstd= and memory= of GradientLog.
 
     Attributes: agent, the address; handed_bytes, what all ranks have copied for the last snapshot, small tensors apart.
     """
@@ -109,18 +112,23 @@ class PartialCheckpoints:
 
     def __init__(self, engine: Any, store: str | os.PathLike[str], *, k: int | None = 1, every: int = 1,
                  agent: str | None = None, flags: Sequence[str] = (), tokens: str | os.PathLike[str] | None = None,
-                 command: str = "pec-save", group: Any = None) -> None:
+                 command: str = "pec-save", lossless: bool = False, log_zstd: int = 0, log_memory: int = 1 << 30,
+                 group: Any = None) -> None:
         self._engine, self._group = engine, Group(group)
         self._own: OwnAgent | None = None
         self._waiting: threading.Thread | None = None
         self._late: Error | None = None  # what the agent has said after training had gone on
         self._wrong: str | None = None  # with what step() was called
-        self._asks = {"store": os.path.realpath(store), "k": k, "every": every, "agent": agent, "flags": list(flags)}
+        self._asks = {"store": os.path.realpath(store), "k": k, "every": every, "agent": agent, "flags": list(flags),
+                      "lossless": lossless}
+        self.gradients: GradientLog | None = None
         self._counts = count_tokens(engine.module)
         try:
             self._same(self._group.agree(self._check))
             self.agent, self._folder, self._log_path, mark = self._group.agree(lambda: self._open(command, tokens))[0]
             self._group.agree(lambda: self._see_folder(mark))
+            if lossless:
+                self.gradients = GradientLog(engine, self.agent, zstd=log_zstd, memory=log_memory, group=self._group)
         except BaseException:
             if self._own is not None and self._own.started:
                 with contextlib.suppress(Exception):  # what was wrong is what is told
@@ -135,7 +143,11 @@ class PartialCheckpoints:
     def load(self, **options: Any) -> Loaded:
         """As shardwright.load out of the store and the agent's memory; 0 where the run begins. Collective."""
         options = {"agents": [self.agent], "begin": True} | options
+        if self.gradients is not None:
+            self.gradients.end()
         loaded = load(self._engine, self._asks["store"], **options)
+        if self.gradients is not None and loaded.restored is not None and loaded.restored["iteration"] is not None:
+            self._begin_log()
         self._last, self._pending = self._engine.global_steps, []
         self._counts.clear()
         self._log = TokenLog(self._log_path)  # what was logged of later iterations goes
@@ -163,6 +175,8 @@ class PartialCheckpoints:
             else:  # said where all ranks hear of it
                 self._wrong = f"tokens of iteration {iteration}: experts of each layer {self._counts.shape} expected, found {found}"
         self._last = iteration
+        if self.gradients is not None:
+            self.gradients.step(iteration)  # before a snapshot of it: a persist waits for what was handed over
         self._pending.append((iteration, counted))
         if iteration % self._asks["every"]:
             return None
@@ -186,11 +200,15 @@ class PartialCheckpoints:
             return None if stored == "none" else int(stored)
 
         try:
+            if self.gradients is not None:
+                self.gradients.close()
             return self._group.agree(end)[0]
         finally:
             self._release()
 
     def _release(self) -> None:
+        if self.gradients is not None:
+            self.gradients.release()
         self._counts.close()
         self._group.close()
 
@@ -258,11 +276,12 @@ class PartialCheckpoints:
 
     def _snapshot(self, iteration: int, client_state: dict[str, Any]) -> None:
         """Collective. Header, choice, tensors: training waits until its tensors are copied."""
-        told = self._group.agree(lambda: (self._asks | {"iteration": iteration}, self._counted()))
-        self._same([asks for asks, _ in told])
+        logs = self.gradients is None or self.gradients.active
+        told = self._group.agree(lambda: (self._asks | {"iteration": iteration}, self._counted(), logs))
+        self._same([asks for asks, *_ in told])
         tag = f"global_step{iteration}"
         self._pending = []
-        self._group.agree(lambda: self._make_room(tag, [pending for _, pending in told]))
+        self._group.agree(lambda: self._make_room(tag, [pending for _, pending, _ in told]))
         headers = _HeaderEngine()
         before, self._engine.checkpoint_engine = self._engine.checkpoint_engine, headers
         try:
@@ -305,6 +324,19 @@ class PartialCheckpoints:
         if offered is not None:
             self._waiting = threading.Thread(target=self._await_answer, args=(offered, tag), daemon=True)
             self._waiting.start()
+        if not all(active for *_, active in told):
+            self._begin_log()
+
+    def _begin_log(self) -> None:
+        """Collective. From the next step on; where it cannot begin it does with a later snapshot."""
+        assert self.gradients is not None
+        try:
+            self.gradients.begin()
+        except Error as error:
+            if error.code in LASTING:
+                raise
+            if self._group.rank == 0:
+                warnings.warn(f"no log of gradients: {error}", stacklevel=4)
 
     def _await_answer(self, offered: Connection, tag: str) -> None:
         """Rank 0, beside the training: until the agent has its copy."""

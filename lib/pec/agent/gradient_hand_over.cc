@@ -1,0 +1,168 @@
+// How trainers hand gradients over: docs/formats/agent.md, "Gradients".
+
+#include <chrono>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "dialect/dialects.h"
+#include "layout/states.h"
+#include "pec/agent/agent_protocol.h"
+#include "pec/agent/agent_server.h"
+#include "pec/store/modules.h"
+#include "pec/store/store.h"
+
+namespace shardwright::pec {
+namespace {
+
+constexpr std::chrono::milliseconds kStepTick(100);
+constexpr std::chrono::milliseconds kStoreTick(20);
+
+/// Enters a writer, and leaves when the trainer's process does.
+class Entered {
+ public:
+  Entered(GradientLogs& logs, const Handing& handing) : logs_(logs), writer_(handing.writer) {
+    logs_.Enter(writer_, handing.begun);
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+  ~Entered() { logs_.Leave(writer_); }
+
+ private:
+  GradientLogs& logs_;
+  const std::uint32_t writer_;
+};
+
+/// Source of the newest checkpoint of a store.
+Result<dialect::SourceSet> NewestSource(const std::string& path) {
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (!there) return Fail(Errc::kNotFound, path + ": no snapshot and no checkpoint yet");
+  SW_TRY_ASSIGN(const Store store, Store::Open(path));
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> all, store.List());
+  const StoredCheckpoint* newest = nullptr;
+  for (const StoredCheckpoint& one : all) {
+    if (!one.abandoned) newest = &one;
+  }
+  if (newest == nullptr) return Fail(Errc::kNotFound, path + ": no checkpoint");
+  SW_TRY_ASSIGN(const Manifest manifest, store.ReadManifest(*newest));
+  return store.ReadCatalogue(manifest);
+}
+
+}  // namespace
+
+Result<std::vector<ExpertParam>> Agent::ExpertParams() {
+  WaitForSnapshot();
+  dialect::SourceSet set;
+  if (const auto newest = Newest(); newest) {
+    SW_TRY_ASSIGN(set, dialect::DeserializeSource(newest->catalogue));
+  } else {
+    SW_TRY_ASSIGN(set, NewestSource(options_.save.store));
+  }
+  SW_TRY_ASSIGN(const auto patterns, ucp::ReadPatterns(options_.pattern_files));
+  SW_TRY_ASSIGN(const dialect::Checkpoint checkpoint, dialect::ReadCheckpoint(set, patterns));
+  SW_TRY_ASSIGN(const Model model, DescribeModel(checkpoint));
+  std::vector<ExpertParam> params;
+  for (std::size_t i = model.nonexpert_count; i < model.modules.size(); ++i) {
+    const Module& module = model.modules[i];
+    std::map<std::string, std::uint64_t> trained;
+    for (const ModulePart& part : module.parts) {
+      for (const ModuleTensor& each : part.tensors) {
+        const layout::LogicalTensor& tensor = checkpoint.map.tensors[each.tensor];
+        const bool of_optimizer =
+            !layout::IsModelState(tensor.state) || tensor.state == layout::kMaster;
+        if (!of_optimizer || layout::IsPadding(tensor.state)) continue;
+        SW_TRY_ASSIGN(trained[tensor.name], CountElems(tensor.shape));
+      }
+    }
+    for (const auto& [name, elems] : trained) params.push_back({module.name, name, elems});
+  }
+  return params;
+}
+
+Status AgentServer::SendExperts(os::Connection& connection) {
+  SW_TRY_ASSIGN(const std::vector<ExpertParam> params, agent_.ExpertParams());
+  nlohmann::json list = nlohmann::json::array();
+  for (const ExpertParam& one : params) list.push_back({one.module, one.name, one.elems});
+  // The store's last restore: the trainer was filled before it asks.
+  std::uint64_t recovery = 0;
+  const std::string& path = agent_.options().save.store;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (there) {
+    SW_TRY_ASSIGN(const Store store, Store::Open(path));
+    SW_TRY_ASSIGN(const auto last, store.LastRecoveryFile());
+    if (last) recovery = last->sequence;
+  }
+  const nlohmann::json out = {{"recovery", recovery}, {"params", std::move(list)}};
+  const std::string text = out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  SW_TRY(SendAnswer(connection, {}, std::to_string(text.size())));
+  return connection.Send(text);
+}
+
+/// A table of the trainer's square roots, out of memory that it shares.
+Status AgentServer::TakeRoots(os::Connection& connection, std::string_view last) {
+  SW_TRY_ASSIGN(const std::uint64_t bits, ParseNumber(last, ~std::uint32_t{0}, "last"));
+  SW_TRY(SendAnswer(connection, {}));
+  SW_TRY_ASSIGN(const int descriptor, connection.ReceiveDescriptor());
+  constexpr std::uint64_t kBytes = replay::RootTable::kRoots * sizeof(float);
+  SW_TRY_ASSIGN(const HandedMemory memory, HandedMemory::Map(descriptor, kBytes));
+  const std::span<const float> roots(reinterpret_cast<const float*>(memory.bytes().data()),
+                                     replay::RootTable::kRoots);
+  SW_TRY_ASSIGN(replay::RootTable table,
+                replay::RootTable::FromRoots(roots, static_cast<std::uint32_t>(bits)));
+  SW_TRY_ASSIGN(const auto digest, agent_.logs().AddRoots(std::move(table)));
+  return SendAnswer(connection, {}, digest ? exec::Hex(*digest) : "none");
+}
+
+/// A process of a trainer hands gradients over until it closes the connection.
+Status AgentServer::TakeGradients(os::Connection& connection,
+                                  const std::vector<std::string_view>& words) {
+  SW_TRY_ASSIGN(const std::uint64_t number, ParseNumber(words[1], ~std::uint32_t{0}, "writer"));
+  SW_TRY_ASSIGN(const std::uint64_t bytes, ParseNumber(words[2], kAgentTextBytes, "bytes"));
+  const auto writer = static_cast<std::uint32_t>(number);
+  const std::string where = "gradients of writer " + std::to_string(writer);
+  SW_TRY_ASSIGN(const std::string text, ReceiveText(connection, bytes));
+  SW_TRY_ASSIGN(const Handing handing, ParseHanding(text, writer, where));
+  SW_TRY(SendAnswer(connection, {}));
+  SW_TRY_ASSIGN(const int descriptor, connection.ReceiveDescriptor());
+  SW_TRY_ASSIGN(const HandedMemory memory,
+                HandedMemory::Map(descriptor, handing.places * handing.place_bytes));
+  const Entered entered(agent_.logs(), handing);
+  SW_TRY(SendAnswer(connection, {}));
+  while (!stop_.load()) {
+    SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kStepTick));
+    if (!there) continue;
+    SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
+    if (!line) return Fail(Errc::kIo, where + ": the trainer has closed the connection");
+    const std::vector<std::string_view> step = WordsOf(*line);
+    if (step.size() != 4 || step[0] != "step") {
+      return BadInput(where + ": step ITERATION PLACE BYTES expected");
+    }
+    SW_TRY_ASSIGN(const std::uint64_t iteration,
+                  ParseNumber(step[1], ~std::uint64_t{0}, "iteration"));
+    SW_TRY_ASSIGN(const std::uint64_t place, ParseNumber(step[2], handing.places - 1, "place"));
+    SW_TRY_ASSIGN(const std::uint64_t length, ParseNumber(step[3], kAgentTextBytes, "bytes"));
+    SW_TRY_ASSIGN(const std::string told, ReceiveText(connection, length));
+    SW_TRY_ASSIGN(const std::vector<LogStep> steps, ParseLogSteps(told, where));
+    SW_TRY(AwaitStore());
+    const auto gradients = memory.bytes().subspan(place * handing.place_bytes, handing.place_bytes);
+    SW_TRY_ASSIGN(const std::uint64_t done,
+                  agent_.logs().Append(handing, iteration, gradients, steps));
+    SW_TRY(SendAnswer(
+        connection, {},
+        std::to_string(iteration) + " " + std::to_string(place) + " " + std::to_string(done)));
+  }
+  return Fail(Errc::kStopped, where + ": the agent is about to end");
+}
+
+/// The first checkpoint may still be on its way into the store; there is no log without it.
+Status AgentServer::AwaitStore() {
+  const std::string& path = agent_.options().save.store;
+  for (;;) {
+    SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+    if (there) return {};
+    if (stop_.load()) return Fail(Errc::kStopped, path + ": no checkpoint was saved");
+    std::this_thread::sleep_for(kStoreTick);
+  }
+}
+
+}  // namespace shardwright::pec

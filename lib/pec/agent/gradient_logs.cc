@@ -1,0 +1,276 @@
+#include "pec/agent/gradient_logs.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "base/text.h"
+#include "format/json/json.h"
+#include "os/dir.h"
+#include "pec/store/store.h"
+
+namespace shardwright::pec {
+namespace {
+
+using json::Json;
+
+/// How long a persist waits for processes whose gradients are under way.
+constexpr std::chrono::seconds kUnderWay(10);
+constexpr std::uint64_t kGreatest = std::numeric_limits<std::int64_t>::max();
+
+Result<std::uint64_t> Whole(const Json& in, const char* name, std::uint64_t last,
+                            const std::string& where) {
+  const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
+  if (value == nullptr) return BadInput(where + ": " + Quoted(name) + " is missing");
+  return json::WholeOf(*value, 0, last, where + ": " + Quoted(name));
+}
+
+Result<std::string> Text(const Json& in, const char* name, const std::string& where) {
+  const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
+  if (value != nullptr && value->is_string()) return value->get<std::string>();
+  return BadInput(where + ": " + Quoted(name) + " is no text");
+}
+
+Result<const Json*> List(const Json& in, const char* name, const std::string& where) {
+  const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
+  if (value != nullptr && value->is_array()) return value;
+  return BadInput(where + ": " + Quoted(name) + " is no list");
+}
+
+Status AddPiece(const Json& in, const Handing& handing, const std::string& where,
+                std::vector<Handing::Piece>* pieces) {
+  Handing::Piece piece;
+  SW_TRY_ASSIGN(piece.param, Text(in, "param", where));
+  const std::string who = where + ": parameter " + Quoted(piece.param);
+  SW_TRY_ASSIGN(piece.elems, Whole(in, "elems", kGreatest, who));
+  SW_TRY_ASSIGN(piece.first, Whole(in, "first", piece.elems, who));
+  SW_TRY_ASSIGN(piece.count, Whole(in, "count", piece.elems - piece.first, who));
+  SW_TRY_ASSIGN(piece.offset, Whole(in, "offset", handing.place_bytes, who));
+  SW_TRY_ASSIGN(const std::uint64_t tensor, Whole(in, "tensor", handing.tensors, who));
+  SW_TRY_ASSIGN(const std::string name, Text(in, "dtype", who));
+  const auto dtype = DTypeFromName(name);
+  if (!dtype || (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)) {
+    return Fail(Errc::kUnsupported, who + ": gradients in " + Quoted(name));
+  }
+  piece.dtype = *dtype;
+  piece.tensor = static_cast<std::uint32_t>(tensor);
+  const std::uint64_t item = ItemSize(piece.dtype);
+  if (tensor >= handing.tensors || piece.count > (handing.place_bytes - piece.offset) / item) {
+    return BadInput(who + ": " + std::to_string(piece.count) + " elements at byte " +
+                    std::to_string(piece.offset) + " of " + std::to_string(handing.place_bytes) +
+                    ", tensor " + std::to_string(tensor) + " of " +
+                    std::to_string(handing.tensors));
+  }
+  // What a log does not take in one piece.
+  const std::uint64_t most = kLogPieceBytes / item;
+  for (std::uint64_t left = piece.count; left > 0; left -= piece.count) {
+    piece.count = std::min(left, most);
+    pieces->push_back(piece);
+    piece.first += piece.count;
+    piece.offset += piece.count * item;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
+                             const std::string& where) {
+  constexpr std::uint64_t kMany = std::uint64_t{1} << 24;
+  SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
+  Handing out;
+  out.writer = writer;
+  SW_TRY_ASSIGN(out.recovery, Whole(root, "recovery", kGreatest, where));
+  SW_TRY_ASSIGN(out.begun, Whole(root, "begun", kGreatest, where));
+  SW_TRY_ASSIGN(const std::uint64_t level, Whole(root, "zstd", 19, where));
+  out.zstd_level = static_cast<int>(level);
+  SW_TRY_ASSIGN(const std::uint64_t places, Whole(root, "places", kMany, where));
+  out.places = static_cast<std::uint32_t>(places);
+  SW_TRY_ASSIGN(out.place_bytes, Whole(root, "place_bytes", std::uint64_t{1} << 44, where));
+  SW_TRY_ASSIGN(const std::uint64_t tensors, Whole(root, "tensors", kMany, where));
+  out.tensors = static_cast<std::uint32_t>(tensors);
+  SW_TRY_ASSIGN(const Json* const modules, List(root, "modules", where));
+  for (const Json& each : *modules) {
+    Handing::Module module;
+    SW_TRY_ASSIGN(module.name, Text(each, "name", where));
+    SW_TRY_ASSIGN(const Json* const pieces, List(each, "pieces", where));
+    for (const Json& piece : *pieces) SW_TRY(AddPiece(piece, out, where, &module.pieces));
+    out.modules.push_back(std::move(module));
+  }
+  return out;
+}
+
+Result<HandedMemory> HandedMemory::Map(int fd, std::uint64_t bytes) {
+  struct stat found {};
+  const bool sealed = (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;  // -1 has all bits
+  const bool fits = ::fstat(fd, &found) == 0 && S_ISREG(found.st_mode) &&
+                    static_cast<std::uint64_t>(found.st_size) == bytes && bytes > 0;
+  if (!fits || !sealed || ::fcntl(fd, F_GET_SEALS) < 0) {
+    ::close(fd);
+    return BadInput("memory of a trainer: " + std::to_string(bytes) +
+                    " bytes, sealed against shrinking, expected");
+  }
+  void* const at = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (at == MAP_FAILED) return Fail(Errc::kIo, "memory of a trainer: cannot be mapped");
+  return HandedMemory(static_cast<const std::byte*>(at), bytes);
+}
+
+HandedMemory::HandedMemory(HandedMemory&& other) noexcept
+    : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+HandedMemory::~HandedMemory() {
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is mapped for reading
+  if (at_ != nullptr) ::munmap(const_cast<std::byte*>(at_), bytes_);
+}
+
+GradientLogs::Writer& GradientLogs::Find(std::uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Writer>& writer = writers_[number];
+  if (!writer) writer = std::make_unique<Writer>();
+  return *writer;
+}
+
+void GradientLogs::Enter(std::uint32_t writer, std::uint64_t begun) {
+  Writer& entered = Find(writer);
+  const std::lock_guard lock(mutex_);
+  ++entered.entered;
+  ++status_.writers;
+  entered.newest = begun;
+}
+
+void GradientLogs::Leave(std::uint32_t writer) {
+  Writer& left = Find(writer);
+  const std::lock_guard lock(mutex_);
+  --left.entered;
+  --status_.writers;
+  appended_.notify_all();
+}
+
+Result<std::optional<exec::Digest>> GradientLogs::AddRoots(replay::RootTable roots) {
+  if (roots.IsCorrect()) return std::optional<exec::Digest>();
+  const exec::Digest digest = DigestOf(roots);
+  const std::lock_guard lock(mutex_);
+  roots_.emplace(digest, std::move(roots));
+  return std::optional(digest);
+}
+
+/// Tables that steps name, before the steps.
+Status GradientLogs::PutRootsOf(std::span<const LogStep> steps) {
+  const std::lock_guard lock(mutex_);
+  for (const LogStep& step : steps) {
+    if (!step.roots) continue;
+    const auto found = roots_.find(*step.roots);
+    if (found == roots_.end()) continue;
+    SW_TRY(os::MakeDirs(store_ + "/logs"));
+    SW_TRY(PutRoots(store_ + "/logs", found->second));
+    roots_.erase(found);
+  }
+  return {};
+}
+
+/// \pre writer->mutex
+Status GradientLogs::Open(const Handing& handing, Writer* writer) {
+  if (writer->log && writer->zstd_level == handing.zstd_level) {
+    writer->log->set_recovery(handing.recovery);
+    return {};
+  }
+  writer->log.reset();
+  SW_TRY_ASSIGN(const Store store, Store::Open(store_));
+  LogWriterOptions options;
+  options.writer = handing.writer;
+  options.recovery = handing.recovery;
+  options.fingerprint = store.head().fingerprint;
+  options.zstd_level = handing.zstd_level;
+  SW_TRY_ASSIGN(writer->log, LogWriter::Open(store_ + "/logs", options));
+  writer->zstd_level = handing.zstd_level;
+  const std::lock_guard lock(mutex_);
+  status_.cut_bytes += writer->log->cut_bytes();
+  return {};
+}
+
+Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t iteration,
+                                           std::span<const std::byte> place,
+                                           std::span<const LogStep> steps) {
+  const std::string where = "gradients of iteration " + std::to_string(iteration);
+  if (steps.size() != handing.tensors || place.size() != handing.place_bytes) {
+    return BadInput(where + ": " + std::to_string(handing.tensors) + " steps expected, found " +
+                    std::to_string(steps.size()));
+  }
+  Writer& writer = Find(handing.writer);
+  std::uint64_t bytes = 0;
+  const auto append = [&]() -> Status {
+    SW_TRY(Open(handing, &writer));
+    SW_TRY(PutRootsOf(steps));
+    writer.dirty = true;
+    for (const Handing::Module& module : handing.modules) {
+      std::vector<LogStep> used;
+      std::map<std::uint32_t, std::uint32_t> index;  // by tensor
+      std::vector<GradientRange> ranges;
+      for (const Handing::Piece& piece : module.pieces) {
+        const auto [at, is_new] =
+            index.emplace(piece.tensor, static_cast<std::uint32_t>(used.size()));
+        if (is_new) used.push_back(steps[piece.tensor]);
+        const std::uint64_t size =
+            steps[piece.tensor].step.skipped ? 0 : piece.count * ItemSize(piece.dtype);
+        ranges.push_back({piece.param, piece.elems, piece.first, piece.dtype, at->second,
+                          piece.count, place.subspan(piece.offset, size)});
+        bytes += size;
+      }
+      SW_TRY(writer.log->Append(iteration, module.name, used, ranges));
+    }
+    return {};
+  };
+  const std::lock_guard one(writer.mutex);
+  const Status done = append();
+  if (!done) writer.log.reset();  // to go on where it is whole
+  SW_TRY(done);
+  const std::lock_guard lock(mutex_);
+  writer.newest = iteration;
+  status_.records += handing.modules.size();
+  status_.gradient_bytes += bytes;
+  status_.newest = std::max(status_.newest.value_or(0), iteration);
+  appended_.notify_all();
+  return bytes;
+}
+
+Status GradientLogs::Persist(std::uint64_t iteration) {
+  std::vector<Writer*> all;
+  {
+    std::unique_lock lock(mutex_);
+    const auto all_there = [&] {
+      return std::ranges::all_of(writers_, [&](const auto& one) {
+        return one.second->entered == 0 || one.second->newest >= iteration;
+      });
+    };
+    appended_.wait_for(lock, kUnderWay, all_there);
+    for (const auto& [number, writer] : writers_) all.push_back(writer.get());
+  }
+  Status failed;
+  for (Writer* const writer : all) {
+    const std::lock_guard one(writer->mutex);
+    if (!writer->log || !writer->dirty) continue;
+    if (Status synced = writer->log->Persist(); !synced) {
+      writer->log.reset();
+      failed = std::move(synced);
+    }
+    writer->dirty = false;
+  }
+  SW_TRY(std::move(failed));
+  const std::lock_guard lock(mutex_);
+  if (status_.records > 0) status_.persisted = iteration;
+  return {};
+}
+
+GradientLogStatus GradientLogs::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+}  // namespace shardwright::pec

@@ -1,0 +1,483 @@
+"""The gradients that an optimizer really used, to an agent that logs them: docs/lossless.md."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import platform
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ._agent import Connection
+from ._deepspeed import DeepSpeed
+from ._errors import IO, MISMATCH, UNSUPPORTED, USAGE, Error
+from ._group import Group
+from ._library import call
+from ._load import trainer_of
+from ._roots import square_roots
+
+PATIENCE = 120  # seconds that training waits for an agent that is behind, before it gives the log up
+CHOICES = {"DEFAULT": False, "AVX2": True, "AVX512": True}  # kernels that round a product before its sum: torch says which
+PLACES = 8  # at most: steps whose gradients the agent may be behind
+F_ADD_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 2, 4
+ITEM = 4  # bytes of float32
+
+# What a rank holds of a parameter of an expert: its name, the size of the whole, the first element there, the first one in
+# the tensor of the optimizer, how many.
+Piece = tuple[str, int, int, int, int]
+
+
+class _Memory:
+    """Memory that an agent gets to see."""
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = os.memfd_create("shardwright-gradients", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.descriptor, size)
+            fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
+            self.floats = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.float32)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        os.close(self.descriptor)  # the mapping goes with the last tensor
+
+
+class _Tensor:
+    """A tensor of the optimizer: runs of elements that are copied, (first in the tensor, first in a place, how many)."""
+
+    def __init__(self, number: int, runs: list[tuple[int, int, int]]) -> None:
+        self.number, self.runs = number, runs
+        self.count: float | None = None  # steps made when it was handed over last
+
+
+class _HandOver:
+    """This rank's connection to the agent, and the memory that both see."""
+
+    def __init__(self, address: str, writer: int, told: dict[str, Any], place_bytes: int, places: int) -> None:
+        self.place_bytes = place_bytes
+        self.free = list(range(places))
+        self.waited = 0.0
+        self.behind = 0  # steps that the agent has not answered
+        self.memory = _Memory(places * place_bytes)
+        try:
+            text = json.dumps(told | {"places": places, "place_bytes": place_bytes})
+            self.agent = Connection(address, PATIENCE)
+            self.agent.send(f"gradients {writer} {len(text.encode())}")
+            self.agent.send_text(text)
+            self.agent.answer()
+            self.agent.send_descriptor(self.memory.descriptor)
+            self.agent.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self) -> int:
+        """A place that the agent is done with; the lowest, so that few pages are touched."""
+        while self.behind and (not self.free or self.agent.readable()):
+            start = time.monotonic()
+            self._take_answer()
+            self.waited += time.monotonic() - start
+        return self.free.pop(0)
+
+    def place(self, number: int) -> torch.Tensor:
+        count = self.place_bytes // ITEM
+        return self.memory.floats[number * count:(number + 1) * count]
+
+    def send(self, iteration: int, place: int, steps: str) -> None:
+        self.agent.send(f"step {iteration} {place} {len(steps.encode())}")
+        self.agent.send_text(steps)
+        self.behind += 1
+
+    def drain(self) -> None:
+        while self.behind:
+            self._take_answer()
+
+    def close(self) -> None:
+        if hasattr(self, "agent"):
+            self.agent.close()
+        self.memory.close()
+
+    def _take_answer(self) -> None:
+        _, place, _ = self.agent.answer().split(" ")
+        self.behind -= 1
+        self.free.append(int(place))
+        self.free.sort()
+
+
+class GradientLog:
+    """Hands the gradients of experts that a trainer's optimizer has used to an agent, step by step. PartialCheckpoints with
+    lossless=True has one of its own; this is for trainers whose checkpoints come to the agent in other ways.
+
+        log = shardwright.GradientLog((model, optimizer), "unix:/run/user/1/pec.sock")
+        log.begin(step)      # the agent, or its store, has a checkpoint, and the trainer is in a state after it
+        ...
+        log.step(iteration)  # after each step of the optimizer, before a checkpoint of that iteration
+        ...
+        log.close()
+
+    target: a DeepSpeed engine (stages 1 and 2, BF16_Optimizer) or (model, optimizer). All ranks make it alike.
+    agent: where the agent of this rank listens, unix:PATH.
+    zstd: level; 0: gradients are not compressed.
+    memory: bytes that a rank shares with the agent at most, but for two steps at least: what the agent may be behind.
+
+    Attributes: active, whether gradients are handed over; handed_bytes, gradients of all steps of this rank;
+    waited_seconds, how long its training has waited for an agent that was behind.
+
+    Raises Error for optimizers, options and kernels whose steps cannot be made again bit for bit.
+    """
+
+    def __init__(self, target: Any, agent: str, *, zstd: int = 0, memory: int = 1 << 30, group: Any = None) -> None:
+        self._trainer, self._agent = trainer_of(target), agent
+        self._zstd, self._memory = zstd, memory
+        self._ranks = group if isinstance(group, Group) else Group(group)
+        self._own_group = self._ranks is not group
+        self._optimizer = self._trainer.optimizer
+        if isinstance(self._trainer, DeepSpeed):
+            self._optimizer = self._trainer.base
+        self._over: _HandOver | None = None
+        self._tensors: dict[int, _Tensor] = {}
+        self._last = 0
+        self._place: int | None = None
+        self._used: dict[int, dict[str, Any]] = {}  # by tensor: the step that this iteration has made of it
+        self._fresh: set[int] = set()  # tensors that had no momentum before the step
+        self._roots: str | None = None
+        self._wrong: str | None = None
+        self.active = False
+        self.handed_bytes = 0
+        self._waited = 0.0
+        self._hooks: list[Any] = []
+        try:
+            self._ranks.agree(self._check)
+        except BaseException:
+            self.release()
+            raise
+        self._fused = CHOICES[torch.backends.cpu.get_cpu_capability()]
+        self._hooks = [self._optimizer.register_step_pre_hook(self._before),
+                       self._optimizer.register_step_post_hook(self._after)]
+
+    @property
+    def waited_seconds(self) -> float:
+        return self._waited + (self._over.waited if self._over is not None else 0.0)
+
+    def begin(self, iteration: int | None = None) -> None:
+        """From the next step on. Collective. Also after a load, and after a warning that the log has ended.
+
+        iteration: that has been made; default that of DeepSpeed's engine.
+        """
+        self.end()
+        engine = getattr(self._trainer, "engine", None)
+        if iteration is None and engine is None:
+            raise Error(USAGE, "begin(iteration): the number of steps that the run has made")
+        self._last = engine.global_steps if iteration is None else iteration
+        where = self._ranks.gather((socket.gethostname(), self._agent))
+        lead = where.index(where[self._ranks.rank])  # asks for all ranks of this machine
+        experts, roots = self._ranks.agree(lambda: self._ask() if lead == self._ranks.rank else None)[lead]
+        pieces = self._ranks.agree(lambda: self._pieces({name: elems for _, name, elems in experts["params"]}))
+        self._ranks.agree(lambda: _check_cover(experts["params"], pieces))
+        self._roots = roots
+        try:
+            self._ranks.agree(lambda: self._connect(experts, pieces[self._ranks.rank]))
+        except BaseException:
+            self.end()
+            raise
+        self.active = True
+
+    def step(self, iteration: int) -> bool:
+        """After a step of the optimizer, also one that was skipped. Local. Returns whether it is handed over: if not, a
+        warning says why, and the log has ended for this rank."""
+        if not self.active:
+            return False
+        try:
+            if self._wrong is not None:
+                raise Error(USAGE, self._wrong)
+            if iteration != self._last + 1:
+                raise Error(USAGE, f"step {iteration} after {self._last}: every step of the optimizer has to be told")
+            self._last = iteration
+            if self._over is not None:
+                self._hand_over(iteration)
+            return True
+        except Error as error:
+            self.end()
+            warnings.warn(f"the log of gradients ends before iteration {iteration}: {error}", stacklevel=2)
+            return False
+
+    def end(self) -> None:
+        """No more gradients, until begin(). Local. The agent appends what it has got."""
+        over, self._over, self.active = self._over, None, False
+        self._tensors, self._used, self._place, self._wrong = {}, {}, None, None
+        if over is not None:
+            self._waited += over.waited
+            over.close()
+
+    def close(self) -> None:
+        """When all that was handed over is appended. Collective."""
+        try:
+            def drain() -> None:
+                if self._over is not None:
+                    with contextlib.suppress(Error):  # an agent that is gone was told of, or ends with the run
+                        self._over.drain()
+            self._ranks.agree(drain)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Ends it without waiting for the agent. Local."""
+        self.end()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._own_group:
+            self._ranks.close()
+
+    # Before the first step.
+
+    def _check(self) -> None:
+        """Refuses what lib/replay cannot follow."""
+        optimizer = self._optimizer
+        kind = type(optimizer)
+        if kind.__name__ == "DeepSpeedCPUAdam" or not kind.__module__.startswith("torch.optim"):
+            raise Error(UNSUPPORTED, f"optimizer {kind.__module__}.{kind.__name__}: its steps cannot be made again bit for bit; "
+                                     "with DeepSpeed, give an optimizer of torch.optim, or \"torch_adam\": true")
+        if isinstance(self._trainer, DeepSpeed) and self._trainer.stage not in (1, 2):
+            raise Error(UNSUPPORTED, f"stage {self._trainer.stage} of DeepSpeed: gradients of stages 1 and 2 are logged")
+        if getattr(self._trainer.optimizer, "cpu_offload", False):
+            raise Error(UNSUPPORTED, "offload of the optimizer (ZeRO-Offload): gradients of optimizers in place are logged")
+        capability = torch.backends.cpu.get_cpu_capability()
+        if platform.machine() != "x86_64" or capability not in CHOICES:
+            raise Error(UNSUPPORTED, f"kernels of torch for {platform.machine()} {capability}: only those of x86-64 are known")
+        if (torch.full((1,), 1e-39) * 1).item() == 0:
+            raise Error(UNSUPPORTED, "torch.set_flush_denormal(True): steps are made again with denormals")
+        for group in optimizer.param_groups:
+            call("check_step", self._told(group))
+            for param in group["params"]:
+                local = getattr(param, "_local_tensor", param)
+                if local.device.type != "cpu" or local.dtype != torch.float32:
+                    raise Error(UNSUPPORTED, f"a tensor of the optimizer of shape {tuple(param.shape)}, {local.dtype} on "
+                                             f"{local.device}: steps in float32 on the CPU are made again bit for bit")
+
+    def _told(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The options of a group as lib/replay takes them."""
+        options: dict[str, float] = {}
+        for name in self._optimizer.defaults:
+            value = group[name]
+            if name == "betas":
+                options["beta1"], options["beta2"] = map(self._number, value)
+            elif value is not None and name != "initial_accumulator_value":  # a choice that is left to torch
+                options[name] = self._number(value)
+        return {"optimizer": type(self._optimizer).__name__, "options": options}
+
+    def _number(self, value: Any) -> float:
+        if isinstance(value, (int, float)):
+            return float(value)
+        raise Error(UNSUPPORTED, f"an option of {type(self._optimizer).__name__} that is a {type(value).__name__}: numbers are "
+                                 "expected")
+
+    def _ask(self) -> tuple[dict[str, Any], str | None]:
+        """The experts of the agent's model, and the name of the table of this machine's square roots."""
+        with Connection(self._agent) as agent:
+            agent.send("experts")
+            experts = json.loads(agent.text())
+            roots, last = square_roots()
+            memory = _Memory(roots.numel() * ITEM)
+            try:
+                memory.floats.copy_(roots)
+                agent.send(f"roots {last}")
+                agent.answer()
+                agent.send_descriptor(memory.descriptor)
+                digest = agent.answer()
+            finally:
+                memory.close()
+        return experts, None if digest == "none" else digest
+
+    def _pieces(self, elems: dict[str, int]) -> list[tuple[int, list[Piece]]]:
+        """Of each tensor of the optimizer (its place among all of them) what belongs to experts."""
+        found: list[tuple[int, list[Piece]]] = []
+        numbers = {id(param): number for number, param in enumerate(self._params())}
+        for tensor, held in self._held():
+            pieces = []
+            for name, whole, first, place, count in held:
+                if name not in elems:
+                    continue
+                if whole != elems[name]:
+                    raise Error(MISMATCH, f'"{name}": {whole} elements, the agent\'s model has {elems[name]}')
+                pieces.append((name, whole, first, place, count))
+            if pieces:
+                found.append((numbers[id(tensor)], sorted(pieces, key=lambda piece: piece[3])))
+        return found
+
+    def _params(self) -> Iterator[torch.Tensor]:
+        for group in self._optimizer.param_groups:
+            yield from group["params"]
+
+    def _held(self) -> Iterator[tuple[torch.Tensor, list[Piece]]]:
+        names = self._trainer.names
+        if isinstance(self._trainer, DeepSpeed):
+            for flat, places in self._trainer._flats():
+                yield flat, [(names[id(param)], param.numel(), first, place, count) for param, place, count, first in places]
+            return
+        for param in self._params():
+            share = _share_of(param, names[id(param)], self._ranks.rank)
+            if share is not None:
+                yield param, [(names[id(param)], param.numel(), share[0], 0, share[1])]
+
+    def _connect(self, experts: dict[str, Any], pieces: list[tuple[int, list[Piece]]]) -> None:
+        params = list(self._params())
+        by_param: dict[str, list[dict[str, Any]]] = {}
+        end = 0  # of what is laid out of a place, elements
+        for index, (number, held) in enumerate(pieces):
+            runs: list[tuple[int, int, int]] = []
+            for name, whole, first, place, count in held:
+                if runs and runs[-1][0] + runs[-1][2] == place:
+                    runs[-1] = runs[-1][0], runs[-1][1], runs[-1][2] + count
+                else:
+                    runs.append((place, end, count))
+                by_param.setdefault(name, []).append({"param": name, "elems": whole, "first": first, "count": count,
+                                                      "dtype": "float32", "offset": end * ITEM, "tensor": index})
+                end += count
+            self._tensors[id(params[number])] = _Tensor(index, runs)
+        self._used, self._place = {}, None
+        if end == 0:
+            return
+        modules: dict[str, list[dict[str, Any]]] = {}
+        for module, name, _ in experts["params"]:
+            modules.setdefault(module, []).extend(by_param.get(name, []))
+        told = {"recovery": experts["recovery"], "begun": self._last, "zstd": self._zstd, "tensors": len(pieces),
+                "modules": [{"name": name, "pieces": held} for name, held in modules.items() if held]}
+        size = -(-end * ITEM // 4096) * 4096
+        places = max(2, min(PLACES, self._memory // size))
+        self._over = _HandOver(self._agent, self._ranks.rank, told, size, places)
+
+    # In each step.
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._over is not None and "momentum" in optimizer.defaults:
+            self._fresh = {id(param) for group in optimizer.param_groups for param in group["params"]
+                           if optimizer.state.get(param, {}).get("momentum_buffer") is None}
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """The gradients are those that were used: what was done to them before the step is done. Nothing is raised: other
+        ranks are in the middle of their steps."""
+        if self._over is None or self._wrong is not None:
+            return
+        try:
+            for group in optimizer.param_groups:
+                told: dict[str, Any] | None = None
+                for param in group["params"]:
+                    tensor = self._tensors.get(id(param))
+                    if tensor is None or param.grad is None:
+                        continue
+                    told = told or self._told(group)
+                    self._keep(optimizer, param, tensor, told)
+        except (Error, OSError) as error:
+            self._wrong = str(error)
+
+    def _keep(self, optimizer: torch.optim.Optimizer, param: torch.Tensor, tensor: _Tensor, told: dict[str, Any]) -> None:
+        assert self._over is not None and param.grad is not None
+        if tensor.number in self._used:
+            raise Error(USAGE, "the optimizer has made two steps, of which step() was told one")
+        grad = getattr(param.grad, "_local_tensor", param.grad).detach()
+        if grad.dtype != torch.float32 or grad.layout != torch.strided:
+            raise Error(UNSUPPORTED, f"a gradient in {grad.dtype}, {grad.layout}")
+        flat = grad.reshape(-1)
+        if self._place is None:
+            self._place = self._over.take()
+        to = self._over.place(self._place)
+        for first, place, count in tensor.runs:
+            to[place:place + count].copy_(flat[first:first + count])
+            self.handed_bytes += count * ITEM
+        self._used[tensor.number] = told | {"count": _count_of(optimizer.state[param]),
+                                            "first_momentum": told["options"].get("momentum", 0) != 0 and id(param) in self._fresh}
+
+    def _hand_over(self, iteration: int) -> None:
+        over = self._over
+        assert over is not None
+        texts: list[str] = [""] * len(self._tensors)
+        cache: dict[str, str] = {}
+        for group in self._optimizer.param_groups:
+            for param in group["params"]:
+                tensor = self._tensors.get(id(param))
+                if tensor is None:
+                    continue
+                used = self._used.get(tensor.number)
+                step = {"fused": self._fused, "gradient_factor": 1.0, "skipped": used is None} | (
+                    used or self._told(group) | {"count": _count_of(self._optimizer.state.get(param, {})),
+                                                 "first_momentum": False})
+                if step["count"] is None:  # SGD counts nothing
+                    step["count"] = self._own_count(iteration)
+                if self._roots is not None:
+                    step["roots"] = self._roots
+                expected = None if tensor.count is None else tensor.count + (0 if used is None else 1)
+                if expected is not None and step["count"] not in (expected, 1 << 24):
+                    raise Error(USAGE, f"an optimizer that has made {step['count']} steps, {expected} expected: one was made "
+                                       "whose gradient nobody has seen")
+                tensor.count = step["count"]
+                key = json.dumps(step)
+                texts[tensor.number] = cache.setdefault(key, key)
+        if self._place is None:
+            self._place = over.take()  # of a step that was skipped
+        over.send(iteration, self._place, f"[{','.join(texts)}]")
+        self._used, self._place = {}, None
+
+    def _own_count(self, iteration: int) -> float:
+        engine = getattr(self._trainer, "engine", None)
+        return float(iteration - (engine.skipped_steps if engine is not None else 0))
+
+
+def _count_of(state: dict[str, Any]) -> float | None:
+    count = state.get("step")
+    return None if count is None else float(count)
+
+
+def _share_of(param: torch.Tensor, name: str, rank: int) -> tuple[int, int] | None:
+    """First element and how many of what this rank hands over of a parameter; None where another rank has the same."""
+    mesh = getattr(param, "device_mesh", None)
+    if mesh is None:
+        return (0, param.numel()) if rank == 0 else None
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    for placement, at in zip(param.placements, coordinate):
+        if type(placement).__name__ == "Replicate":
+            if at != 0:
+                return None
+        elif type(placement).__name__ != "Shard":
+            raise Error(UNSUPPORTED, f'"{name}": placement {placement} of a DTensor: gradients that are sharded are logged')
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    shape, offset = compute_local_shape_and_global_offset(param.shape, mesh, param.placements)
+    cut = next((dim for dim, (here, whole) in enumerate(zip(shape, param.shape)) if here != whole), 0)
+    if list(shape[cut + 1:]) != list(param.shape[cut + 1:]) or any(extent != 1 for extent in param.shape[:cut]):
+        raise Error(UNSUPPORTED, f'"{name}": placements {param.placements}: gradients that are cut along their first dimension '
+                                 "are logged")
+    count = param._local_tensor.numel()
+    stride = 1
+    for extent in param.shape[cut + 1:]:
+        stride *= extent
+    return (offset[cut] * stride, count) if count else None
+
+
+def _check_cover(params: list[list[Any]], pieces: list[list[tuple[int, list[Piece]]]]) -> None:
+    """Raises where the ranks together do not have every element of every parameter once."""
+    held: dict[str, list[tuple[int, int]]] = {}
+    for rank in pieces:
+        for _, mine in rank:
+            for name, _, first, _, count in mine:
+                held.setdefault(name, []).append((first, count))
+    for module, name, elems in params:
+        end = 0
+        for first, count in sorted(held.get(name, [])):
+            if first != end:
+                break
+            end += count
+        if end != elems or sum(count for _, count in held.get(name, [])) != elems:
+            raise Error(MISMATCH, f'"{name}" of {module}: the ranks\' optimizers hold {sum(c for _, c in held.get(name, []))} of '
+                                  f"its {elems} elements, each of which one of them has to have once")

@@ -1,0 +1,56 @@
+"""torch's own square roots, which are not everywhere the correctly rounded ones: docs/lossless.md."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ._errors import UNSUPPORTED, Error
+
+ONE, END = 0x3F800000, 0x7F800000  # bits of 1 and of infinity
+ALL = 1 << 24  # numbers of [1, 4)
+CHUNK = 1 << 21
+SAMPLES = 2  # chunks of random numbers
+
+
+def _roots(bits: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt(bits.to(torch.int32).view(torch.float32)).view(torch.int32)
+
+
+def _correct(bits: torch.Tensor) -> torch.Tensor:
+    """The root in float64 has more than twice the digits: rounding it again is right."""
+    return torch.sqrt(bits.to(torch.int32).view(torch.float32).double()).float().view(torch.int32)
+
+
+@functools.cache
+def square_roots() -> tuple[torch.Tensor, int]:
+    """Roots of all numbers of [1, 4), and the bits of the last number that follows them: as replay::RootTable takes them.
+
+    Raises Error where roots of other numbers do not follow these.
+    """
+    found, off = torch.empty(ALL, dtype=torch.int32), torch.empty(ALL, dtype=torch.int8)
+    for first in range(0, ALL, CHUNK):
+        bits = torch.arange(ONE + first, ONE + first + CHUNK)
+        found[first:first + CHUNK] = _roots(bits)
+        off[bits % ALL] = (found[first:first + CHUNK] - _correct(bits)).to(torch.int8)
+
+    def wrong(bits: torch.Tensor) -> torch.Tensor:
+        told = _correct(bits) + torch.where(bits < 0x00800000, 0, off[bits % ALL])
+        return bits[_roots(bits) != told]
+
+    last = END - 1
+    for first in range(END - 2 * ALL, END, CHUNK):
+        differing = wrong(torch.arange(first, first + CHUNK))
+        if differing.numel():
+            last = int(differing[0]) - 1
+            break
+    # Every number would take minutes: interop_replay does it.
+    numbers = torch.Generator().manual_seed(1)
+    for _ in range(SAMPLES):
+        differing = wrong(torch.randint(0, last + 1, (CHUNK,), generator=numbers))
+        if not differing.numel():
+            continue
+        raise Error(UNSUPPORTED, f"torch.sqrt on this processor: the root of the number of bits {int(differing[0]):#x} does not "
+                                 "follow those of [1, 4)")
+    return found.view(torch.float32), last
