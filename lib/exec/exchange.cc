@@ -26,8 +26,9 @@ std::vector<Request> Unpack(const comm::Bytes& bytes) {
   return out;
 }
 
-/// Rounds through shared memory: small ones find it in the caches of the processor.
-constexpr std::uint64_t kSharedUnits = 64;
+/// Units of a round through shared memory. It is used again in each round, since to make a page is
+/// slower than to copy it, and so stays in the caches of the processor.
+constexpr std::uint64_t kSharedUnits = 32;
 
 }  // namespace
 
@@ -80,6 +81,28 @@ Status Exchange::Round(const plan::Plan& plan, std::span<const std::uint64_t> un
     }
   }
   return Round(wanted);
+}
+
+Result<std::vector<bool>> Exchange::RoundsThatSend(const plan::Plan& plan,
+                                                   std::span<const std::uint64_t> units,
+                                                   std::uint64_t most) {
+  std::vector<std::uint8_t> mine(units.size() / most + (units.size() % most == 0 ? 0 : 1));
+  plan::Program program;
+  for (std::size_t i = 0; sends() && i < units.size(); ++i) {
+    if (mine[i / most] != 0) continue;
+    plan.Fill(plan.unit(units[i]), &program);
+    mine[i / most] = std::any_of(program.reads.begin(), program.reads.end(),
+                                 [&](const plan::Read& read) { return !Local(read.member); });
+  }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all, comm_.AllGather(std::as_bytes(std::span(mine))));
+  std::vector<bool> out;
+  for (const comm::Bytes& rounds : all) {
+    out.resize(std::max(out.size(), rounds.size()));
+    for (std::size_t i = 0; i < rounds.size(); ++i) {
+      if (rounds[i] != std::byte{0}) out[i] = true;
+    }
+  }
+  return out;
 }
 
 void Exchange::Holding::Sort() {

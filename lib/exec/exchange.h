@@ -46,6 +46,7 @@ class Exchange final : public ByteSource {
   /// Most units of work in a round when `budget_bytes` may be held; any number where nothing is
   /// sent.
   /// \param read_bytes  most bytes that a unit reads
+  /// With shared memory few: pages that are made cost more than rounds.
   std::uint64_t RoundUnits(std::uint64_t budget_bytes,
                            std::uint64_t read_bytes = plan::kUnitBytes * 8) const;
 
@@ -53,6 +54,14 @@ class Exchange final : public ByteSource {
   /// memory: on several nodes it is sent as before. Rounds are of RoundUnits of the same arguments.
   /// Collective.
   Status ShareMemory(std::uint64_t budget_bytes, std::uint64_t read_bytes);
+
+  /// Of rounds of `most` units: whether any rank wants anything of another in them. Rounds without
+  /// may be left out, by all ranks; the answer is as long as the longest list of rounds.
+  /// \pre most > 0
+  /// Collective.
+  Result<std::vector<bool>> RoundsThatSend(const plan::Plan& plan,
+                                           std::span<const std::uint64_t> units,
+                                           std::uint64_t most);
 
   /// Local files directly, other ranks' bytes from the round. Thread-safe between rounds.
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;

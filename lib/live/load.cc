@@ -118,6 +118,8 @@ class Loader {
               std::span<const std::span<std::byte>> memory, Loaded* loaded);
 
  private:
+  Status FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec::UnitLoop& loop,
+                      std::span<const std::uint64_t> units, std::uint64_t most, Memory& to);
   Status Verify(const plan::Plan& plan, exec::Exchange& source, exec::SourceSums* sums,
                 Loaded* loaded);
 
@@ -160,12 +162,32 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   if (options_.in_memory) {
     SW_TRY(comm_.Agree(loop.CopyUnits(units, to)));
   } else {
-    SW_TRY(exec::ForUnitsInRounds(comm_, loop, plan, source, units, most, to));
+    SW_TRY(FillInRounds(plan, source, loop, units, most, to));
   }
   if (verify) SW_TRY(Verify(plan, source, &sums, loaded));
   loaded->bytes_filled = plan.totals().payload_bytes;
   SW_TRY_ASSIGN(loaded->bytes_read, comm_.AllReduceSum(source.bytes_read()));
   return {};
+}
+
+/// As exec::ForUnitsInRounds, but ranks meet only for rounds in which they send.
+Status Loader::FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec::UnitLoop& loop,
+                            std::span<const std::uint64_t> units, std::uint64_t most, Memory& to) {
+  SW_TRY_ASSIGN(const std::vector<bool> sends, source.RoundsThatSend(plan, units, most));
+  const auto part = [&](std::uint64_t first, std::uint64_t last) {
+    const std::uint64_t begin = std::min<std::uint64_t>(first * most, units.size());
+    return units.subspan(begin, std::min<std::uint64_t>(last * most, units.size()) - begin);
+  };
+  Status alone;  // of the rounds since ranks have met
+  std::uint64_t done = 0;
+  for (std::uint64_t round = 0; round < sends.size(); ++round) {
+    if (!sends[round]) continue;
+    if (alone) alone = loop.ForUnits(part(done, round), to);
+    SW_TRY(source.Round(plan, part(round, round + 1)));
+    SW_TRY(comm_.Agree(alone ? loop.ForUnits(part(round, round + 1), to) : alone));
+    done = round + 1;
+  }
+  return comm_.Agree(loop.ForUnits(part(done, sends.size()), to));
 }
 
 Status Loader::Verify(const plan::Plan& plan, exec::Exchange& source, exec::SourceSums* sums,
