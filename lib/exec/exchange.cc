@@ -1,8 +1,8 @@
 #include "exec/exchange.h"
 
 #include <algorithm>
-#include <cstring>
 #include <compare>
+#include <cstring>
 #include <deque>
 #include <limits>
 #include <map>
@@ -57,8 +57,8 @@ std::uint64_t Exchange::RoundUnits(std::uint64_t budget_bytes, std::uint64_t rea
   // Each rank may be asked by all the others at once: its share of the memory is cut by their
   // number.
   const auto ranks = static_cast<std::uint64_t>(comm_.size());
-  const std::uint64_t units =
-      std::max<std::uint64_t>(1, budget_bytes / (2 * std::max<std::uint64_t>(1, read_bytes) * ranks));
+  const std::uint64_t units = std::max<std::uint64_t>(
+      1, budget_bytes / (2 * std::max<std::uint64_t>(1, read_bytes) * ranks));
   return windows_ == nullptr ? units : std::min(units, kSharedUnits);
 }
 
@@ -94,7 +94,8 @@ Result<std::vector<bool>> Exchange::RoundsThatSend(const plan::Plan& plan,
     mine[i / most] = std::any_of(program.reads.begin(), program.reads.end(),
                                  [&](const plan::Read& read) { return !Local(read.member); });
   }
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all, comm_.AllGather(std::as_bytes(std::span(mine))));
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all,
+                comm_.AllGather(std::as_bytes(std::span(mine))));
   std::vector<bool> out;
   for (const comm::Bytes& rounds : all) {
     out.resize(std::max(out.size(), rounds.size()));
@@ -208,8 +209,7 @@ Status Exchange::Serve(const std::vector<comm::Bytes>& requests) {
       const std::size_t end = out.size();
       out.resize(end + request.bytes);
       const auto member = static_cast<std::uint32_t>(request.member);
-      const auto [known, is_new] =
-          first.try_emplace(request, nullptr);
+      const auto [known, is_new] = first.try_emplace(request, nullptr);
       if (!is_new) {
         const Held& from = *known->second;
         std::memcpy(out.data() + end, served_.bytes[from.rank].data() + from.at, request.bytes);

@@ -155,9 +155,8 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
   const std::uint64_t budget = options_.memory_bytes - options_.threads * exec::kWorkspaceBytes;
   SW_TRY(source.ShareMemory(budget, readers.unit_bytes));
-  const std::uint64_t most =
-      std::min<std::uint64_t>(source.RoundUnits(budget, readers.unit_bytes),
-                              std::max<std::uint64_t>(1, plan.unit_count()));
+  const std::uint64_t most = std::min<std::uint64_t>(source.RoundUnits(budget, readers.unit_bytes),
+                                                     std::max<std::uint64_t>(1, plan.unit_count()));
   Memory to(std::move(payloads));
   if (options_.in_memory) {
     SW_TRY(comm_.Agree(loop.CopyUnits(units, to)));

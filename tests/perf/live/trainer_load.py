@@ -4,7 +4,8 @@
     trainer_load.py same|stage3|dcp PACKAGE SOURCE FOLDER [--runs 5] [--hidden 1024] [--layers 32] [--vocab 32000]
 
 same     SOURCE, of make_checkpoint.py, into its own layout, against DeepSpeed's load_checkpoint
-stage3   the same into ZeRO-3, against ds_to_universal (2 + 2 workers, into FOLDER) and the load of that
+stage3   the same into ZeRO-3, against ds_to_universal alone (2 + 2 workers, into FOLDER): DeepSpeed's universal loader cannot
+         open at stage 3 what comes of a checkpoint of stage 2, for lack of a file of the optimizer
 dcp      SOURCE, of make_sharded.py --form dcp, into FSDP2, against dcp.load into the tensors of get_state_dict
 
 Prints the ratio, and how many bytes of the source all ranks together have read.
@@ -54,8 +55,6 @@ def convert(given):
                     "--output_folder", str(given.folder / "universal"), "--num_extract_workers", "2",
                     "--num_merge_workers", "2", "--inject_missing_state"],
                    check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    (given.folder / "latest").write_text("universal")
-    (given.folder / "latest_universal").write_text("universal")
 
 
 def into_deepspeed(given):
@@ -64,13 +63,11 @@ def into_deepspeed(given):
     engine = make_checkpoint.make_engine(given.hidden, given.layers, given.vocab, **config)
 
     def other():
-        if given.what == "stage3":
-            if dist.get_rank() == 0:
-                convert(given)
-            dist.barrier()
-            engine._config.load_universal_checkpoint = True  # pylint: disable=protected-access
-        if engine.load_checkpoint(given.folder if given.what == "stage3" else given.source)[0] is None:
-            sys.exit("load_checkpoint has found nothing")
+        if given.what != "stage3":
+            if engine.load_checkpoint(given.source)[0] is None:
+                sys.exit("load_checkpoint has found nothing")
+        elif dist.get_rank() == 0:
+            convert(given)
     return engine, other
 
 
