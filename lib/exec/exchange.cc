@@ -1,11 +1,11 @@
 #include "exec/exchange.h"
 
 #include <algorithm>
+#include <compare>
 #include <cstring>
 #include <deque>
 #include <limits>
 #include <map>
-#include <tuple>
 #include <utility>
 
 namespace shardwright::exec {
@@ -16,7 +16,19 @@ struct Request {
   std::uint64_t member;
   std::uint64_t offset;
   std::uint64_t bytes;
+
+  auto operator<=>(const Request&) const = default;
 };
+
+std::vector<Request> Unpack(const comm::Bytes& bytes) {
+  std::vector<Request> out(bytes.size() / sizeof(Request));
+  if (!out.empty()) std::memcpy(out.data(), bytes.data(), out.size() * sizeof(Request));
+  return out;
+}
+
+/// Units of a round through shared memory. It is used again in each round, since to make a page is
+/// slower than to copy it, and so stays in the caches of the processor.
+constexpr std::uint64_t kSharedUnits = 32;
 
 }  // namespace
 
@@ -40,12 +52,22 @@ bool Exchange::Mine(std::uint32_t member) const {
          static_cast<std::uint32_t>(comm_.rank());
 }
 
-std::uint64_t Exchange::RoundUnits(std::uint64_t budget_bytes) const {
+std::uint64_t Exchange::RoundUnits(std::uint64_t budget_bytes, std::uint64_t read_bytes) const {
   if (!sends()) return std::numeric_limits<std::uint64_t>::max();
   // Each rank may be asked by all the others at once: its share of the memory is cut by their
   // number.
   const auto ranks = static_cast<std::uint64_t>(comm_.size());
-  return std::max<std::uint64_t>(1, budget_bytes / (2 * plan::kUnitBytes * 8 * ranks));
+  const std::uint64_t units = std::max<std::uint64_t>(
+      1, budget_bytes / (2 * std::max<std::uint64_t>(1, read_bytes) * ranks));
+  return windows_ == nullptr ? units : std::min(units, kSharedUnits);
+}
+
+Status Exchange::ShareMemory(std::uint64_t budget_bytes, std::uint64_t read_bytes) {
+  if (!sends()) return {};
+  const std::uint64_t units = std::min(RoundUnits(budget_bytes, read_bytes), kSharedUnits);
+  const auto others = static_cast<std::uint64_t>(comm_.size() - 1);
+  SW_TRY_ASSIGN(windows_, device::Windows::Open(comm_, units * read_bytes * others));
+  return {};
 }
 
 Status Exchange::Round(const plan::Plan& plan, std::span<const std::uint64_t> units) {
@@ -59,6 +81,29 @@ Status Exchange::Round(const plan::Plan& plan, std::span<const std::uint64_t> un
     }
   }
   return Round(wanted);
+}
+
+Result<std::vector<bool>> Exchange::RoundsThatSend(const plan::Plan& plan,
+                                                   std::span<const std::uint64_t> units,
+                                                   std::uint64_t most) {
+  std::vector<std::uint8_t> mine(units.size() / most + (units.size() % most == 0 ? 0 : 1));
+  plan::Program program;
+  for (std::size_t i = 0; sends() && i < units.size(); ++i) {
+    if (mine[i / most] != 0) continue;
+    plan.Fill(plan.unit(units[i]), &program);
+    mine[i / most] = std::any_of(program.reads.begin(), program.reads.end(),
+                                 [&](const plan::Read& read) { return !Local(read.member); });
+  }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> all,
+                comm_.AllGather(std::as_bytes(std::span(mine))));
+  std::vector<bool> out;
+  for (const comm::Bytes& rounds : all) {
+    out.resize(std::max(out.size(), rounds.size()));
+    for (std::size_t i = 0; i < rounds.size(); ++i) {
+      if (rounds[i] != std::byte{0}) out[i] = true;
+    }
+  }
+  return out;
 }
 
 void Exchange::Holding::Sort() {
@@ -82,7 +127,7 @@ const std::byte* Exchange::Holding::Find(std::uint32_t member, std::uint64_t off
     if (stretch.member != member) break;
     if (offset + count <= stretch.offset + stretch.bytes) {
       const std::uint64_t from = it->at + (offset - stretch.offset);
-      return from + count > bytes[it->rank].size() ? nullptr : bytes[it->rank].data() + from;
+      return from + count > views[it->rank].size() ? nullptr : views[it->rank].data() + from;
     }
     if (stretch.offset + plan::kUnitBytes * 8 < offset) break;
   }
@@ -103,30 +148,68 @@ Status Exchange::Round(std::span<const Stretch> wanted) {
     fetched_.index.push_back({stretch, rank, at[rank]});
     at[rank] += stretch.bytes;
   }
-  fetched_.Sort();
   std::vector<std::span<const std::byte>> outgoing;
   outgoing.reserve(ranks);
   for (const auto& list : asked) outgoing.push_back(std::as_bytes(std::span(list)));
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> requests, comm_.AllToAll(outgoing));
+  if (windows_ != nullptr) return FetchShared(requests);
   SW_TRY(comm_.Agree(Serve(requests)));
   SW_TRY_ASSIGN(fetched_.bytes, comm_.AllToAll(served_.bytes));
+  fetched_.View();
+  fetched_.Sort();
+  return {};
+}
+
+Status Exchange::FetchShared(const std::vector<comm::Bytes>& requests) {
+  std::vector<comm::Bytes> places(requests.size());
+  SW_TRY(comm_.Agree(ServeShared(requests, &places)));
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> at, comm_.AllToAll(places));
+  std::vector<std::size_t> next(at.size(), 0);
+  for (Held& held : fetched_.index) {  // in the order in which they were asked for
+    std::memcpy(&held.at, at[held.rank].data() + next[held.rank], sizeof held.at);
+    next[held.rank] += sizeof held.at;
+  }
+  for (int rank = 0; rank < comm_.size(); ++rank) fetched_.views.push_back(windows_->of(rank));
+  fetched_.Sort();
+  return {};
+}
+
+Status Exchange::ServeShared(const std::vector<comm::Bytes>& requests,
+                             std::vector<comm::Bytes>* places) {
+  const std::span<std::byte> window = windows_->mine();
+  std::map<Request, std::uint64_t> known;
+  std::uint64_t end = 0;
+  for (std::size_t rank = 0; rank < requests.size(); ++rank) {
+    for (const Request& request : Unpack(requests[rank])) {
+      const auto [found, is_new] = known.try_emplace(request, end);
+      const auto place = std::as_bytes(std::span(&found->second, 1));
+      (*places)[rank].insert((*places)[rank].end(), place.begin(), place.end());
+      if (!is_new) continue;
+      if (request.bytes > window.size() - end) {
+        return Fail(Errc::kInternal, "a round asks for more than its ranks have agreed on");
+      }
+      const auto member = static_cast<std::uint32_t>(request.member);
+      SW_TRY(local_.Read(member, request.offset, window.subspan(end, request.bytes)));
+      served_.index.push_back({{member, request.offset, request.bytes}, 0, end});
+      end += request.bytes;
+    }
+  }
+  served_.views = {window};
+  served_.Sort();
   return {};
 }
 
 Status Exchange::Serve(const std::vector<comm::Bytes>& requests) {
   served_.bytes.resize(requests.size());
-  std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, const Held*> first;
+  std::map<Request, const Held*> first;
   std::deque<Held> held;  // which stay where they are
   for (std::size_t rank = 0; rank < requests.size(); ++rank) {
-    for (std::size_t i = 0; i + sizeof(Request) <= requests[rank].size(); i += sizeof(Request)) {
-      Request request;
-      std::memcpy(&request, requests[rank].data() + i, sizeof request);
+    for (const Request& request : Unpack(requests[rank])) {
       comm::Bytes& out = served_.bytes[rank];
       const std::size_t end = out.size();
       out.resize(end + request.bytes);
       const auto member = static_cast<std::uint32_t>(request.member);
-      const auto [known, is_new] =
-          first.try_emplace({request.member, request.offset, request.bytes}, nullptr);
+      const auto [known, is_new] = first.try_emplace(request, nullptr);
       if (!is_new) {
         const Held& from = *known->second;
         std::memcpy(out.data() + end, served_.bytes[from.rank].data() + from.at, request.bytes);
@@ -138,6 +221,7 @@ Status Exchange::Serve(const std::vector<comm::Bytes>& requests) {
     }
   }
   served_.index.assign(held.begin(), held.end());
+  served_.View();
   served_.Sort();
   return {};
 }

@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "base/result.h"
 #include "comm/comm.h"
+#include "device/windows.h"
 #include "exec/byte_source.h"
 #include "plan/plan.h"
 
@@ -44,7 +46,23 @@ class Exchange final : public ByteSource {
 
   /// Most units of work in a round when `budget_bytes` may be held; any number where nothing is
   /// sent.
-  std::uint64_t RoundUnits(std::uint64_t budget_bytes) const;
+  /// \param read_bytes  most bytes that a unit reads
+  /// With shared memory few: pages that are made cost more than rounds.
+  std::uint64_t RoundUnits(std::uint64_t budget_bytes,
+                           std::uint64_t read_bytes = plan::kUnitBytes * 8) const;
+
+  /// From now on ranks read what they get where its reader has put it, if all see each other's
+  /// memory: on several nodes it is sent as before. Rounds are of RoundUnits of the same arguments.
+  /// Collective.
+  Status ShareMemory(std::uint64_t budget_bytes, std::uint64_t read_bytes);
+
+  /// Of rounds of `most` units: whether any rank wants anything of another in them. Rounds without
+  /// may be left out, by all ranks; the answer is as long as the longest list of rounds.
+  /// \pre most > 0
+  /// Collective.
+  Result<std::vector<bool>> RoundsThatSend(const plan::Plan& plan,
+                                           std::span<const std::uint64_t> units,
+                                           std::uint64_t most);
 
   /// Local files directly, other ranks' bytes from the round. Thread-safe between rounds.
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
@@ -73,12 +91,17 @@ class Exchange final : public ByteSource {
   struct Holding {
     std::vector<Held> index;  // by member and offset
     std::vector<comm::Bytes> bytes;
+    std::vector<std::span<const std::byte>> views;  // of `bytes`, or of shared memory
+
+    void View() { views.assign(bytes.begin(), bytes.end()); }
 
     void Sort();
     const std::byte* Find(std::uint32_t member, std::uint64_t offset, std::uint64_t count) const;
   };
   bool Local(std::uint32_t member) const;
   Status Serve(const std::vector<comm::Bytes>& requests);
+  Status ServeShared(const std::vector<comm::Bytes>& requests, std::vector<comm::Bytes>* places);
+  Status FetchShared(const std::vector<comm::Bytes>& requests);
 
   comm::Comm& comm_;
   const layout::ShardMap& source_;
@@ -86,6 +109,7 @@ class Exchange final : public ByteSource {
   std::vector<int> file_owner_;
   Holding fetched_;
   Holding served_;
+  std::unique_ptr<device::Windows> windows_;  // null: nothing is shared
 };
 
 /// Calls `act(first, last)` for consecutive parts of this rank's [0, count), none longer than

@@ -51,38 +51,50 @@ Result<std::vector<std::vector<Held>>> HeldByAll(comm::Comm& comm, const std::ve
   return out;
 }
 
-/// The rank that reads each source file: who needs most of it, and of several the one that reads
-/// least so far.
+/// Who reads what.
+struct Readers {
+  /// The rank that reads each source file: who needs most of it, and of several the one that reads
+  /// least so far.
+  std::vector<int> of_file;
+  std::uint64_t unit_bytes = 0;  ///< most bytes that a unit of any rank reads
+};
+
 /// Collective.
-Result<std::vector<int>> ReadersOf(comm::Comm& comm, const plan::Plan& plan,
-                                   std::span<const std::uint64_t> units) {
-  std::vector<std::uint64_t> needs(plan.source().files.size());
+Result<Readers> ReadersOf(comm::Comm& comm, const plan::Plan& plan,
+                          std::span<const std::uint64_t> units) {
+  const std::size_t files = plan.source().files.size();
+  std::vector<std::uint64_t> needs(files + 1);  // and, at last, the most that a unit reads
   plan::Program program;
   for (const std::uint64_t index : units) {
     plan.Fill(plan.unit(index), &program);
+    needs.back() = std::max(needs.back(), exec::ReadBytes(program));
     for (const plan::Read& read : program.reads) {
       needs[plan.source().members[read.member].file] += read.bytes;
     }
   }
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> all,
                 comm.AllGather(std::as_bytes(std::span(needs))));
-  std::vector<int> readers(needs.size());
+  const auto said = [&](std::size_t rank, std::size_t place) {
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, all[rank].data() + place * sizeof bytes, sizeof bytes);
+    return bytes;
+  };
+  Readers out;
   std::vector<std::uint64_t> reads(all.size());
-  for (std::size_t file = 0; file < needs.size(); ++file) {
-    const auto need = [&](std::size_t rank) {
-      std::uint64_t bytes = 0;
-      std::memcpy(&bytes, all[rank].data() + file * sizeof bytes, sizeof bytes);
-      return bytes;
-    };
+  for (std::size_t file = 0; file < files; ++file) {
+    const auto need = [&](std::size_t rank) { return said(rank, file); };
     std::size_t best = 0;
     for (std::size_t rank = 1; rank < all.size(); ++rank) {
       const bool more = need(rank) > need(best);
       if (more || (need(rank) == need(best) && reads[rank] < reads[best])) best = rank;
     }
-    readers[file] = static_cast<int>(best);
+    out.of_file.push_back(static_cast<int>(best));
     reads[best] += need(best);
   }
-  return readers;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    out.unit_bytes = std::max(out.unit_bytes, said(rank, files));
+  }
+  return out;
 }
 
 Status CheckStrict(const LoadOptions& options, const Match& match) {
@@ -106,6 +118,8 @@ class Loader {
               std::span<const std::span<std::byte>> memory, Loaded* loaded);
 
  private:
+  Status FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec::UnitLoop& loop,
+                      std::span<const std::uint64_t> units, std::uint64_t most, Memory& to);
   Status Verify(const plan::Plan& plan, exec::Exchange& source, exec::SourceSums* sums,
                 Loaded* loaded);
 
@@ -126,12 +140,12 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   if (!units.empty()) std::iota(units.begin(), units.end(), plan.first_unit(rank, 0));
   std::vector<std::span<std::byte>> payloads;
   for (const std::uint32_t held : match.payloads[rank]) payloads.push_back(memory[held]);
-  std::vector<int> readers;
+  Readers readers;
   if (comm_.size() > 1 && !options_.in_memory) {
     SW_TRY_ASSIGN(readers, ReadersOf(comm_, plan, units));
   }
   sink_.Pass("load");
-  exec::Exchange source(comm_, from.map, *input.bytes, std::move(readers));
+  exec::Exchange source(comm_, from.map, *input.bytes, std::move(readers.of_file));
   exec::SortByPlace(plan, source, &units);
   exec::SourceSums sums(from.map.members.size());
   exec::UnitLoopOptions loop_options;
@@ -140,20 +154,40 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   loop_options.stopped = "stopped on request: the trainer's tensors hold anything";
   for (const std::uint64_t index : units) loop_options.bytes_total += plan.unit(index).bytes;
   exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
-  const std::uint64_t workspaces = options_.threads * exec::kWorkspaceBytes;
-  const std::uint64_t most =
-      std::min<std::uint64_t>(source.RoundUnits(options_.memory_bytes - workspaces),
-                              std::max<std::uint64_t>(1, plan.unit_count()));
+  const std::uint64_t budget = options_.memory_bytes - options_.threads * exec::kWorkspaceBytes;
+  SW_TRY(source.ShareMemory(budget, readers.unit_bytes));
+  const std::uint64_t most = std::min<std::uint64_t>(source.RoundUnits(budget, readers.unit_bytes),
+                                                     std::max<std::uint64_t>(1, plan.unit_count()));
   Memory to(std::move(payloads));
   if (options_.in_memory) {
     SW_TRY(comm_.Agree(loop.CopyUnits(units, to)));
   } else {
-    SW_TRY(exec::ForUnitsInRounds(comm_, loop, plan, source, units, most, to));
+    SW_TRY(FillInRounds(plan, source, loop, units, most, to));
   }
   if (verify) SW_TRY(Verify(plan, source, &sums, loaded));
   loaded->bytes_filled = plan.totals().payload_bytes;
   SW_TRY_ASSIGN(loaded->bytes_read, comm_.AllReduceSum(source.bytes_read()));
   return {};
+}
+
+/// As exec::ForUnitsInRounds, but ranks meet only for rounds in which they send.
+Status Loader::FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec::UnitLoop& loop,
+                            std::span<const std::uint64_t> units, std::uint64_t most, Memory& to) {
+  SW_TRY_ASSIGN(const std::vector<bool> sends, source.RoundsThatSend(plan, units, most));
+  const auto part = [&](std::uint64_t first, std::uint64_t last) {
+    const std::uint64_t begin = std::min<std::uint64_t>(first * most, units.size());
+    return units.subspan(begin, std::min<std::uint64_t>(last * most, units.size()) - begin);
+  };
+  Status alone;  // of the rounds since ranks have met
+  std::uint64_t done = 0;
+  for (std::uint64_t round = 0; round < sends.size(); ++round) {
+    if (!sends[round]) continue;
+    if (alone) alone = loop.ForUnits(part(done, round), to);
+    SW_TRY(source.Round(plan, part(round, round + 1)));
+    SW_TRY(comm_.Agree(alone ? loop.ForUnits(part(round, round + 1), to) : alone));
+    done = round + 1;
+  }
+  return comm_.Agree(loop.ForUnits(part(done, sends.size()), to));
 }
 
 Status Loader::Verify(const plan::Plan& plan, exec::Exchange& source, exec::SourceSums* sums,

@@ -355,6 +355,24 @@ class Bench:
         self.row("a step of a trainer that logs gradients of 32 experts against one that does not", done.stdout.splitlines()[-1],
                  "≤ 1.03")
 
+    def trainer_load(self):
+        """What a trainer waits for that is filled from files, against its own loader; and what is read of them."""
+        package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")
+        rows = (("same", self.checkpoint("big"), "of ZeRO-2 into its own layout, 2 ranks, against DeepSpeed's `load_checkpoint`", 4),
+                ("stage3", self.checkpoint("big"), "of ZeRO-2 into ZeRO-3, 2 ranks, against `ds_to_universal` (2 + 2 workers) "
+                                                   "alone", 15),
+                ("dcp", self.sharded("dcp"), "of DCP of 4 ranks into FSDP2 on 2, against `dcp.load`", 1.5))
+        for what, source, told, wanted in rows:
+            words = [self.python, os.path.join(HERE, "live", "trainer_load.py"), what, package, source,
+                     os.path.join(self.work, "theirs"), "--runs", str(self.args.runs), *self.sizes()]
+            value, read = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1].rsplit("; ", 1)
+            self.row(f"`shardwright.load` {told}, tmpfs", value, f"≥ {wanted} times faster")
+            planned = self.convert(source, os.path.join(self.work, "out"), "--format", "dcp", "--target", "dp_shard=3", "-n", "--json",
+                                   "-q") if what == "dcp" else self.load(source, os.path.join(self.work, "out"), "-n", "--json", "-q")
+            plan = json.loads(subprocess.run(planned, check=True, capture_output=True, text=True).stdout)["result"]["plan"]
+            self.row("what that load has read of the source's payload, all ranks together", f"{read} bytes of {plan['read_bytes']}",
+                     "each byte once")
+
     def resident(self):
         """What a trainer waits for that is filled out of a resident load."""
         package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")

@@ -46,17 +46,10 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out")
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--vocab", type=int, default=32000)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def make_engine(hidden, layers, vocab, **config):
+    """Collective. An engine in the layout that `config` says, more of DeepSpeed's own."""
     torch.manual_seed(1)
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    model = Model(args.hidden, args.layers, args.vocab)
+    model = Model(hidden, layers, vocab)
     wide = [p for p in model.parameters() if p.dim() > 1]
     thin = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW([{"params": wide, "weight_decay": 0.1}, {"params": thin, "weight_decay": 0.0}], lr=1e-4)
@@ -66,12 +59,25 @@ def main():
         "zero_optimization": {"stage": 2},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-    }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    } | config
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--vocab", type=int, default=32000)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    engine = make_engine(args.hidden, args.layers, args.vocab)
     loss = engine(torch.randint(0, args.vocab, (1, 8)))
     engine.backward(loss)
     engine.step()
     engine.save_checkpoint(args.out)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes
                             ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p),
                             ctypes.POINTER(ctypes.c_void_p))
 EACH_TO_EACH, TO_ALL, FROM_ROOT = 0, 1, 2
+SMALL = 56  # bytes for all ranks that go with the word how many there are
 
 
 def moving(work: Callable[[], Any]) -> Any:
@@ -110,11 +111,17 @@ class Group:
         return got, sizes
 
     def _to_all(self, data: torch.Tensor, counts: torch.Tensor, _: int) -> tuple[torch.Tensor, torch.Tensor]:
-        sizes = torch.empty(self.size, dtype=torch.int64)
-        dist.all_gather_into_tensor(sizes, counts, group=self._group)
+        row = torch.zeros(8 + SMALL, dtype=torch.uint8)
+        row[:8] = counts.view(torch.uint8)
+        if data.numel() <= SMALL:
+            row[8:8 + data.numel()] = data
+        rows = torch.empty(self.size * len(row), dtype=torch.uint8)
+        dist.all_gather_into_tensor(rows, row, group=self._group)
+        rows = rows.view(self.size, len(row))
+        sizes = rows[:, :8].contiguous().view(torch.int64).flatten()
         most = int(sizes.max())
-        if most == 0:
-            return torch.empty(0, dtype=torch.uint8), sizes
+        if most <= SMALL:
+            return torch.cat([row[8:8 + size] for row, size in zip(rows, sizes.tolist())]), sizes
         padded = torch.nn.functional.pad(data, (0, most - data.numel()))
         got = torch.empty(self.size * most, dtype=torch.uint8)
         dist.all_gather_into_tensor(got, padded, group=self._group)

@@ -276,12 +276,16 @@ class PartialCheckpoints:
 
     def _snapshot(self, iteration: int, client_state: dict[str, Any]) -> None:
         """Collective. Header, choice, tensors: training waits until its tensors are copied."""
-        logs = self.gradients is None or self.gradients.active
-        told = self._group.agree(lambda: (self._asks | {"iteration": iteration}, self._counted(), logs))
-        self._same([asks for asks, *_ in told])
         tag = f"global_step{iteration}"
-        self._pending = []
-        self._group.agree(lambda: self._make_room(tag, [pending for _, pending, _ in told]))
+        logs = self.gradients is None or self.gradients.active
+
+        def begin() -> tuple[dict[str, Any], list[tuple[int, list[list[int]]]], bool]:
+            counted = self._counted()
+            self._make_room(tag)
+            return self._asks | {"iteration": iteration}, counted, logs
+
+        told = self._group.agree(begin)
+        self._same([asks for asks, *_ in told])
         headers = _HeaderEngine()
         before, self._engine.checkpoint_engine = self._engine.checkpoint_engine, headers
         try:
@@ -294,6 +298,8 @@ class PartialCheckpoints:
         def offer() -> dict[str, list[tuple[int, int]]] | None:
             """What the agent takes, by file."""
             nonlocal offered
+            if self._group.rank == 0:
+                self._write_log([pending for _, pending, _ in told])
             if headers.failure is not None:
                 raise headers.failure
             if self._group.rank != 0:
@@ -307,6 +313,7 @@ class PartialCheckpoints:
                 wanted.setdefault(os.path.basename(name), []).append((int(first), int(count)))
             return wanted
 
+        self._pending = []
         try:
             wanted = self._group.agree(offer)[0]
             filled = self._group.agree(lambda: {name: headers.files[name].fill(wanted[name])
@@ -348,11 +355,10 @@ class PartialCheckpoints:
         finally:
             self._remove(tag)
 
-    def _make_room(self, tag: str, pending: list[list[tuple[int, list[list[int]]]]]) -> None:
-        """Logs tokens, waits for the snapshot before, and says what is about to be written."""
+    def _make_room(self, tag: str) -> None:
+        """Waits for the snapshot before, and says what is about to be written."""
         if self._group.rank != 0:
             return
-        self._write_log(pending)
         self._wait()
         if self._own is not None:
             self._own.start()

@@ -13,7 +13,7 @@ KEY = ("source", "convert", "judge", "ranks", "case")
 ROW = ("sample", *KEY)
 RESULT = (*KEY, "tensors", "losses", "versions")
 FAILS = "fails"  # in place of tensors and losses
-HEAD = """# What was seen of each row of matrix.tsv. Written by matrix.py --all --record: change that, not this file. After what
+HEAD = """# What was seen of each row of {table}.tsv. Written by {table}.py --all --record: change that, not this file. After what
 # the row asks for: tensors that the trainer holds bit for bit of how many, the largest difference of a loss of the next
 # steps ("fails" in both where it does not go on), and the versions of its programs.
 """
@@ -50,7 +50,7 @@ def record(path, table, row, seen, versions):
         tensors, losses = seen or (FAILS, FAILS)
         known[key(row)] = row | {"tensors": tensors, "losses": losses, "versions": versions}
         lines = ["\t".join(known[key(want)][column] for column in RESULT) for want in rows(table, ROW) if key(want) in known]
-        path.write_text(HEAD + "".join(line + "\n" for line in lines), encoding="utf-8")
+        path.write_text(HEAD.format(table=table.stem) + "".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 def markdown(wanted, found):

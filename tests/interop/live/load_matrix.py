@@ -1,0 +1,117 @@
+"""Loads checkpoints of real trainers straight into running trainers of other layouts, with shardwright.load.
+
+    load_matrix.py BIN PACKAGE FIXTURES [--all] [--only TEXT]... [--record FILE [--new]]
+
+load_matrix.tsv says which checkpoint goes into which trainer; its head explains the columns. FIXTURES is the folder of the
+checkpoints and of the scripts that made them, whose models are used. Every tensor has to be bit for bit as the script had
+it in memory when it saved, counters and 16-bit weights too, and the next losses as they were. Without --all only the rows
+that are marked as a sample. --record writes what was seen of each row into FILE (load_results.tsv); rows that did not run
+keep what FILE said of them, and with --new only those run that FILE has no good result of.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import live  # first: it makes the modules of the other tests importable
+import commands
+import load_trainers
+import ranks
+import results
+
+HERE = pathlib.Path(__file__).resolve().parent
+SKIPPED = 77
+SECONDS = 300
+
+
+@contextlib.contextmanager
+def made(ucp, sample, checkpoint, how, folder):
+    """What a row loads from, made of a checkpoint: the checkpoint, a catalogue, atoms, a store, or a resident load."""
+    way, _, rest = how.partition(" ")
+    if way == "straight":
+        yield checkpoint
+    elif way in ("catalogue", "atoms"):
+        ucp.run("ucp-extract", checkpoint, folder / "catalogue", *rest.split())
+        if way == "atoms":
+            ucp.run("ucp-union", folder / "catalogue", folder / "atoms")
+        yield folder / way
+    elif way == "store":
+        for tag in sorted(checkpoint.glob("global_step*"), key=lambda path: int(path.name.removeprefix("global_step"))):
+            ucp.run("pec-save", tag, folder / "store", *rest.split())
+        yield folder / "store"
+    elif way == "resident":
+        address = f"unix:{folder}/s"
+        words = [ucp.folder / "ucp-load", "serve", checkpoint, address, "--threads", "1", *rest.split()]
+        with subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as serve:
+            try:
+                yield address
+                ucp.run("ucp-load", "stop", address)
+                said, _ = serve.communicate(timeout=SECONDS)
+                if serve.returncode != 0:
+                    raise AssertionError(f"ucp-load serve ended with {serve.returncode}: {said}")
+            finally:
+                serve.kill()
+    else:
+        raise ValueError(f"{sample}: loaded from {way!r}?")
+
+
+def outcome(row, ucp, fixtures, folder):
+    """Whether the row holds, and what was seen, as matrix.py has it; or why it does not hold."""
+    checkpoint = fixtures / row["source"]
+    checkpoint = checkpoint / "ckpt" if (checkpoint / "ckpt").is_dir() else checkpoint
+    try:
+        with made(ucp, row["source"], checkpoint, row["convert"], folder) as where:
+            found = ranks.run(int(row["ranks"]), load_trainers.judge, str(fixtures), row["source"], str(where), row["judge"],
+                              json.loads(row["case"]), seconds=SECONDS)
+    except (AssertionError, RuntimeError) as error:
+        said = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return False, "; ".join([line for line in said if "Error" in line][-2:] or said[-2:])[:600]
+    if found["wrong"]:
+        return False, "; ".join(found["wrong"][:5])[:600]
+    return True, (f"{found['tensors']}/{found['tensors']}", f"{found['loss_off']:.3g}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ucp = live.start()
+    parser.add_argument("fixtures", type=pathlib.Path)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--record", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--new", action="store_true")
+    asked = parser.parse_args()
+    if asked.new and not asked.record:
+        parser.error("--new needs --record")
+    if not (asked.fixtures / "train_deepspeed.py").exists():
+        print(f"no checkpoints of trainers in {asked.fixtures}")
+        return SKIPPED
+    passed = failed = 0
+    good = results.good(asked.record) if asked.new else set()
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "deepspeed"))
+    for row in results.rows(HERE / "load_matrix.tsv", results.ROW):
+        name = f"{row['source']} {row['convert']} -> {row['judge']} {row['case']} on {row['ranks']}"
+        if results.key(row) in good or not (asked.all or row["sample"] == "x") or not all(text in name for text in asked.only):
+            continue
+        scratch, begun = commands.Scratch(), time.monotonic()
+        try:
+            holds, seen = outcome(row, ucp, asked.fixtures.resolve(), scratch.path)
+        finally:
+            scratch.close()
+        told = f"tensors {seen[0]}, losses off by {seen[1]}" if holds else seen
+        print(f"{'ok    ' if holds else 'FAILED'} {name}: {told} ({time.monotonic() - begun:.0f} s)", flush=True)
+        passed, failed = passed + holds, failed + (not holds)
+        if asked.record:
+            results.record(asked.record, HERE / "load_matrix.tsv", row, seen if holds else None, versions)
+    print(f"{passed} passed, {failed} failed")
+    if failed:
+        return 1
+    return 0 if passed else SKIPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
