@@ -15,6 +15,9 @@
 
 namespace shardwright::device {
 
+/// What the system calls shared memory of ours, behind "/memfd:".
+inline constexpr const char* kSharedName = "shardwright";
+
 /// The device of this machine's memory; there is one, number 0.
 /// \error kUsage  another ordinal
 /// Collective.

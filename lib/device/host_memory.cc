@@ -84,7 +84,7 @@ Result<std::unique_ptr<Buffer>> Map(int fd, std::uint64_t bytes, bool may_be_sea
 }
 
 Result<std::unique_ptr<Buffer>> AllocateShared(std::uint64_t bytes) {
-  const int fd = ::memfd_create("shardwright", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const int fd = ::memfd_create(kSharedName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return Fail(Errc::kIo, "no shared memory: " + ErrnoText(errno), errno);
   // Its pages are made by who writes to them, on many threads: reserving them makes them on one.
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||

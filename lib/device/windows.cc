@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "device/host.h"
@@ -37,9 +38,16 @@ Result<std::unique_ptr<Buffer>> Find(const Told& told) {
   if (told.descriptor < 0) return Fail(Errc::kNotFound, "a rank has no memory to share");
   const std::string path =
       "/proc/" + std::to_string(told.process) + "/fd/" + std::to_string(told.descriptor);
+  // On another node the descriptor may be anything, which opening alone could disturb.
+  std::array<char, 64> link = {};
+  const ssize_t length = ::readlink(path.c_str(), link.data(), link.size());
+  if (length <= 0 || !std::string_view(link.data(), static_cast<std::size_t>(length))
+                          .starts_with(std::string("/memfd:") + kSharedName)) {
+    return Fail(Errc::kNotFound, path + ": no memory of a rank");
+  }
   Handle handle;
   handle.bytes = told.bytes;
-  handle.descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
+  handle.descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   SW_TRY_ASSIGN(std::unique_ptr<Buffer> found, ImportHost(handle));
   if (std::memcmp(found->data(), told.mark.data(), sizeof told.mark) != 0) {
     return Fail(Errc::kNotFound, path + ": memory of another process");

@@ -53,6 +53,7 @@ class Exchange final : public ByteSource {
 
   /// From now on ranks read what they get where its reader has put it, if all see each other's
   /// memory: on several nodes it is sent as before. Rounds are of RoundUnits of the same arguments.
+  /// \pre the same arguments on all ranks
   /// Collective.
   Status ShareMemory(std::uint64_t budget_bytes, std::uint64_t read_bytes);
 

@@ -154,7 +154,11 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   loop_options.stopped = "stopped on request: the trainer's tensors hold anything";
   for (const std::uint64_t index : units) loop_options.bytes_total += plan.unit(index).bytes;
   exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
-  const std::uint64_t budget = options_.memory_bytes - options_.threads * exec::kWorkspaceBytes;
+  // The least of all ranks, whose rounds and windows are of one size.
+  SW_TRY_ASSIGN(
+      const std::uint64_t most_missing,
+      comm_.AllReduceMax(~(options_.memory_bytes - options_.threads * exec::kWorkspaceBytes)));
+  const std::uint64_t budget = ~most_missing;
   SW_TRY(source.ShareMemory(budget, readers.unit_bytes));
   const std::uint64_t most = std::min<std::uint64_t>(source.RoundUnits(budget, readers.unit_bytes),
                                                      std::max<std::uint64_t>(1, plan.unit_count()));
@@ -170,7 +174,11 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   return {};
 }
 
-/// As exec::ForUnitsInRounds, but ranks meet only for rounds in which they send.
+/// Rounds after which ranks meet though nobody sends: what one of them has to say, an error or that
+/// it was told to stop, is not heard before, and a process group does not wait for ever.
+constexpr std::uint64_t kRoundsAlone = 64;
+
+/// As exec::ForUnitsInRounds, but ranks seldom meet for rounds in which they do not send.
 Status Loader::FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec::UnitLoop& loop,
                             std::span<const std::uint64_t> units, std::uint64_t most, Memory& to) {
   SW_TRY_ASSIGN(const std::vector<bool> sends, source.RoundsThatSend(plan, units, most));
@@ -181,7 +189,7 @@ Status Loader::FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec
   Status alone;  // of the rounds since ranks have met
   std::uint64_t done = 0;
   for (std::uint64_t round = 0; round < sends.size(); ++round) {
-    if (!sends[round]) continue;
+    if (!sends[round] && (round + 1) % kRoundsAlone != 0) continue;
     if (alone) alone = loop.ForUnits(part(done, round), to);
     SW_TRY(source.Round(plan, part(round, round + 1)));
     SW_TRY(comm_.Agree(alone ? loop.ForUnits(part(round, round + 1), to) : alone));

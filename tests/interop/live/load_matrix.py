@@ -68,12 +68,12 @@ def outcome(row, ucp, fixtures, folder):
         with made(ucp, row["source"], checkpoint, row["convert"], folder) as where:
             found = ranks.run(int(row["ranks"]), load_trainers.judge, str(fixtures), row["source"], str(where), row["judge"],
                               json.loads(row["case"]), seconds=SECONDS)
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, subprocess.SubprocessError) as error:
         said = [line.strip() for line in str(error).splitlines() if line.strip()]
         return False, "; ".join([line for line in said if "Error" in line][-2:] or said[-2:])[:600]
     if found["wrong"]:
         return False, "; ".join(found["wrong"][:5])[:600]
-    return True, (f"{found['tensors']}/{found['tensors']}", f"{found['loss_off']:.3g}")
+    return True, (f"{found['tensors']}/{found['tensors']}", "-" if found['loss_off'] is None else f"{found['loss_off']:.3g}")
 
 
 def main():

@@ -1,6 +1,6 @@
 """The trainers that load_matrix.py fills: their models are those of the scripts that made the samples, and every tensor is
 compared with what such a script had in memory when it saved. Each judge is collective, on the ranks that ranks.run makes, and
-returns {"wrong": [...], "tensors": how many, "loss_off": largest difference of a next loss}.
+returns {"wrong": [...], "tensors": how many, "loss_off": largest difference of a next loss; None where there is none to compare with}.
 """
 
 import ast
@@ -95,9 +95,10 @@ def told_wrong(loaded, sample):
 def answer(sample, want, got, wrong, losses, dtype):
     """Ranks agree on the tensors, since each has gathered them; losses are means over all."""
     wanted = sample.losses[:len(losses)]
-    off = max((abs(one - other) if math.isfinite(one) else math.inf for one, other in zip(losses, wanted)), default=0.0)
+    off = max((abs(one - other) if math.isfinite(one) and math.isfinite(other) else math.inf for one, other in zip(losses, wanted)),
+              default=None)
     wrong = wrong + differing(want, got)
-    if off > OFF[dtype]:
+    if off is not None and off > OFF[dtype]:
         wrong.append(f"losses {losses} for {wanted}")
     told = [None] * dist.get_world_size()
     dist.all_gather_object(told, wrong)
