@@ -32,7 +32,7 @@ class DescriptorMessage {
     message.msg_iov = &data_;
     message.msg_iovlen = 1;
     message.msg_control = control_.data();
-    message.msg_controllen = control_.size();
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // the system closes what is more
   }
   DescriptorMessage(const DescriptorMessage&) = delete;
   DescriptorMessage& operator=(const DescriptorMessage&) = delete;
@@ -436,7 +436,8 @@ Status Connection::SendDescriptor(int fd) {
 }
 
 Result<int> Connection::ReceiveDescriptor() {
-  SW_CHECK(ahead_.empty() && !channel_);
+  SW_CHECK(!channel_);
+  if (!ahead_.empty()) return Fail(Errc::kBadInput, name_ + ": bytes before a descriptor");
   int fd = -1;
   DescriptorMessage received;
   const Clock::time_point end = Clock::now() + timeout_;

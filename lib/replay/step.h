@@ -23,6 +23,11 @@ enum class Optimizer : std::uint8_t { kAdamW, kAdam, kSgd, kAdagrad, kLion };
 /// "AdamW", "Adam", "SGD", "Adagrad", "Lion".
 std::string_view Name(Optimizer optimizer);
 
+/// Whether torch keeps the number of its steps.
+constexpr bool CountsSteps(Optimizer optimizer) {
+  return optimizer != Optimizer::kSgd && optimizer != Optimizer::kLion;
+}
+
 /// How torch's kernels round a product that a sum follows. It depends on the processor of the
 /// trainer (torch.backends.cpu.get_cpu_capability): AVX2 and AVX512 round once, DEFAULT, which is
 /// x86 without these or ATEN_CPU_CAPABILITY=default, rounds both.

@@ -278,9 +278,7 @@ Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
     stop_persist_.store(false);
   }
   // First, so that whoever finds the checkpoint finds the way of its older experts to it.
-  if (const Status logged = logs_.Persist(checkpoint->manifest.iteration); !logged) {
-    sink.Warn("log of gradients: " + logged.error().message);
-  }
+  PersistLogs(checkpoint->manifest.iteration, sink);
   const Result<SaveReport> report = Write(*checkpoint, sink);
   const std::lock_guard lock(mutex_);
   if (!report) {
@@ -325,11 +323,18 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
   return StoredIteration();
 }
 
+void Agent::PersistLogs(std::uint64_t iteration, Sink& sink) {
+  if (const Status logged = logs_.Persist(iteration); !logged) {
+    sink.Warn("log of gradients: " + logged.error().message);
+  }
+}
+
 Status Agent::FlushCopy(const AgentEntry& entry, Sink& sink) {
   const std::lock_guard one(persist_mutex_);
   SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, StoredIteration());
   if (stored && *stored >= entry.checkpoint->manifest.iteration) return {};
   stop_persist_.store(false);
+  PersistLogs(entry.checkpoint->manifest.iteration, sink);
   SW_TRY(Write(*entry.checkpoint, sink));
   return {};
 }

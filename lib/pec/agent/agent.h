@@ -161,6 +161,7 @@ class Agent {
   Status CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
                     const Model& model) const;
   Status FlushCopy(const AgentEntry& entry, Sink& sink);
+  void PersistLogs(std::uint64_t iteration, Sink& sink);
   bool Holds(const AgentEntry& copy) const;
   Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Sink& sink);
   Result<std::shared_ptr<const loads::LoadTrace>> ReadTokens() const;

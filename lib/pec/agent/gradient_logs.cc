@@ -1,8 +1,10 @@
 #include "pec/agent/gradient_logs.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/text.h"
 #include "format/json/json.h"
 #include "os/dir.h"
@@ -22,6 +25,10 @@ using json::Json;
 
 /// How long a persist waits for processes whose gradients are under way.
 constexpr std::chrono::seconds kUnderWay(10);
+/// Caps on what a trainer says.
+constexpr std::size_t kNameBytes = 4096;
+constexpr std::size_t kPieces = std::size_t{1} << 16;  // of a module
+constexpr std::size_t kRootTables = 16;
 constexpr std::uint64_t kGreatest = std::numeric_limits<std::int64_t>::max();
 
 Result<std::uint64_t> Whole(const Json& in, const char* name, std::uint64_t last,
@@ -69,6 +76,11 @@ Status AddPiece(const Json& in, const Handing& handing, const std::string& where
   }
   // What a log does not take in one piece.
   const std::uint64_t most = kLogPieceBytes / item;
+  if (piece.param.size() > kNameBytes || pieces->size() + CeilDiv(piece.count, most) > kPieces) {
+    return Fail(Errc::kLimit, where + ": names of more than " + std::to_string(kNameBytes) +
+                                  " bytes, or a module of more than " + std::to_string(kPieces) +
+                                  " pieces");
+  }
   for (std::uint64_t left = piece.count; left > 0; left -= piece.count) {
     piece.count = std::min(left, most);
     pieces->push_back(piece);
@@ -93,6 +105,10 @@ Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
   SW_TRY_ASSIGN(const std::uint64_t places, Whole(root, "places", kMany, where));
   out.places = static_cast<std::uint32_t>(places);
   SW_TRY_ASSIGN(out.place_bytes, Whole(root, "place_bytes", std::uint64_t{1} << 44, where));
+  if (places == 0 || out.place_bytes == 0 || places > kGreatest / out.place_bytes) {
+    return BadInput(where + ": " + std::to_string(places) + " places of " +
+                    std::to_string(out.place_bytes) + " bytes");
+  }
   SW_TRY_ASSIGN(const std::uint64_t tensors, Whole(root, "tensors", kMany, where));
   out.tensors = static_cast<std::uint32_t>(tensors);
   SW_TRY_ASSIGN(const Json* const modules, List(root, "modules", where));
@@ -109,8 +125,11 @@ Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
 Result<HandedMemory> HandedMemory::Map(int fd, std::uint64_t bytes) {
   struct stat found {};
   const bool sealed = (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;  // -1 has all bits
+  // Of huge pages, which lie elsewhere, there may be none left when they are read.
+  struct statfs system {};
   const bool fits = ::fstat(fd, &found) == 0 && S_ISREG(found.st_mode) &&
-                    static_cast<std::uint64_t>(found.st_size) == bytes && bytes > 0;
+                    static_cast<std::uint64_t>(found.st_size) == bytes && bytes > 0 &&
+                    ::fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
   if (!fits || !sealed || ::fcntl(fd, F_GET_SEALS) < 0) {
     ::close(fd);
     return BadInput("memory of a trainer: " + std::to_string(bytes) +
@@ -157,6 +176,10 @@ Result<std::optional<exec::Digest>> GradientLogs::AddRoots(replay::RootTable roo
   if (roots.IsCorrect()) return std::optional<exec::Digest>();
   const exec::Digest digest = DigestOf(roots);
   const std::lock_guard lock(mutex_);
+  if (roots_.size() >= kRootTables && !roots_.contains(digest)) {
+    return Fail(Errc::kLimit, "more than " + std::to_string(kRootTables) +
+                                  " tables of square roots that no step has named");
+  }
   roots_.emplace(digest, std::move(roots));
   return std::optional(digest);
 }
@@ -213,6 +236,7 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
       std::vector<LogStep> used;
       std::map<std::uint32_t, std::uint32_t> index;  // by tensor
       std::vector<GradientRange> ranges;
+      std::size_t module_bytes = 0;
       for (const Handing::Piece& piece : module.pieces) {
         const auto [at, is_new] =
             index.emplace(piece.tensor, static_cast<std::uint32_t>(used.size()));
@@ -221,15 +245,29 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
             steps[piece.tensor].step.skipped ? 0 : piece.count * ItemSize(piece.dtype);
         ranges.push_back({piece.param, piece.elems, piece.first, piece.dtype, at->second,
                           piece.count, place.subspan(piece.offset, size)});
-        bytes += size;
+        module_bytes += size;
       }
+      // The trainer could change it between its digest and its write.
+      writer.own.resize(std::max(writer.own.size(), module_bytes));
+      std::size_t end = 0;
+      for (GradientRange& range : ranges) {
+        const auto own = std::span(writer.own).subspan(end, range.gradient.size());
+        std::ranges::copy(range.gradient, own.begin());
+        range.gradient = own;
+        end += own.size();
+      }
+      bytes += module_bytes;
       SW_TRY(writer.log->Append(iteration, module.name, used, ranges));
     }
     return {};
   };
   const std::lock_guard one(writer.mutex);
   const Status done = append();
-  if (!done) writer.log.reset();  // to go on where it is whole
+  if (!done) {
+    // To go on where it is whole. What lies before that is still to be synced.
+    if (writer.log && writer.log->Persist()) writer.dirty = false;
+    writer.log.reset();
+  }
   SW_TRY(done);
   const std::lock_guard lock(mutex_);
   writer.newest = iteration;
@@ -242,6 +280,7 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
 
 Status GradientLogs::Persist(std::uint64_t iteration) {
   std::vector<Writer*> all;
+  Status failed;
   {
     std::unique_lock lock(mutex_);
     const auto all_there = [&] {
@@ -250,17 +289,24 @@ Status GradientLogs::Persist(std::uint64_t iteration) {
       });
     };
     appended_.wait_for(lock, kUnderWay, all_there);
-    for (const auto& [number, writer] : writers_) all.push_back(writer.get());
+    for (const auto& [number, writer] : writers_) {
+      all.push_back(writer.get());
+      if (failed && writer->entered > 0 && writer->newest < iteration) {
+        failed = Fail(Errc::kIo, "writer " + std::to_string(number) + " is at iteration " +
+                                     std::to_string(writer->newest) + ", the checkpoint of " +
+                                     std::to_string(iteration) + " does not wait for it");
+      }
+    }
   }
-  Status failed;
   for (Writer* const writer : all) {
     const std::lock_guard one(writer->mutex);
-    if (!writer->log || !writer->dirty) continue;
-    if (Status synced = writer->log->Persist(); !synced) {
-      writer->log.reset();
-      failed = std::move(synced);
-    }
+    if (!writer->dirty) continue;
     writer->dirty = false;
+    Status synced = writer->log ? writer->log->Persist()
+                                : Fail(Errc::kIo, "a log ended before all of it was synced");
+    if (synced) continue;
+    writer->log.reset();
+    failed = std::move(synced);
   }
   SW_TRY(std::move(failed));
   const std::lock_guard lock(mutex_);

@@ -101,7 +101,8 @@ class GradientLogs {
 
   /// Makes all durable that was handed over up to an iteration, before the checkpoint of that
   /// iteration is: waits a while for processes that have not got so far.
-  /// \error kIo; the log of that writer ends there until Append goes on
+  /// \error kIo  all that was there is durable, but a writer is late; or the log of a writer cannot
+  ///        be synced, and ends there until Append goes on
   Status Persist(std::uint64_t iteration);
 
   GradientLogStatus status() const;
@@ -112,6 +113,7 @@ class GradientLogs {
     std::optional<LogWriter> log;
     int zstd_level = 0;
     bool dirty = false;
+    std::vector<std::byte> own;  // a copy of what is appended
     // Under mutex_.
     std::uint32_t entered = 0;
     std::uint64_t newest = 0;

@@ -115,7 +115,9 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
       SW_TRY(CheckCover(params[i], std::span(first, end), where));
       if (first != end) {
         const replay::Step& step = first->step->step;
-        SW_TRY(CheckCount(before[i], step, where + ": parameter " + Quoted(params[i].name)));
+        if (replay::CountsSteps(step.optimizer)) {
+          SW_TRY(CheckCount(before[i], step, where + ": parameter " + Quoted(params[i].name)));
+        }
         before[i] = &step;
       }
       first = end;

@@ -85,8 +85,9 @@ Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t f
   return found;
 }
 
-/// Whether the head of a record lies anywhere behind a place.
-Result<bool> HeadFollows(const os::File& file, std::uint64_t after, std::uint64_t file_bytes) {
+/// Whether a mark lies anywhere behind a place: what lies before one was durable. Without it the
+/// system may have written what comes later first.
+Result<bool> MarkFollows(const os::File& file, std::uint64_t after, std::uint64_t file_bytes) {
   if (after >= file_bytes) return false;
   std::vector<std::byte> block(std::min<std::uint64_t>(kBlockBytes, file_bytes - after));
   for (std::uint64_t at = after; at < file_bytes; at += block.size()) {
@@ -94,7 +95,8 @@ Result<bool> HeadFollows(const os::File& file, std::uint64_t after, std::uint64_
         std::span(block).first(std::min<std::uint64_t>(block.size(), file_bytes - at));
     SW_TRY(file.ReadAt(at, part));
     for (std::size_t i = 0; i + log::kFrameBytes <= part.size(); i += log::kFrameBytes) {
-      if (log::RecordHeadOf(part.subspan(i, log::kFrameBytes))) return true;
+      const auto head = log::RecordHeadOf(part.subspan(i, log::kFrameBytes));
+      if (head && head->kind == log::Kind::kMark) return true;
     }
   }
   return false;
@@ -125,7 +127,7 @@ struct Scanned {
   std::optional<log::SegmentHead> head;  ///< absent: it is cut short
   std::vector<Found> records;            ///< whole ones
   std::string wrong;                     ///< with what follows them; empty: nothing does
-  bool head_follows = false;             ///< the head of a record lies behind that
+  bool mark_follows = false;             ///< a mark lies behind that
 };
 
 Result<Scanned> ReadSegment(const std::string& path, log::SegmentId id,
@@ -146,7 +148,7 @@ Result<Scanned> ReadSegment(const std::string& path, log::SegmentId id,
     SW_TRY_ASSIGN(Found found, ReadRecord(file, at, out.bytes));
     if (!found.wrong.empty()) {
       out.wrong = std::move(found.wrong);
-      SW_TRY_ASSIGN(out.head_follows, HeadFollows(file, at + log::kFrameBytes, out.bytes));
+      SW_TRY_ASSIGN(out.mark_follows, MarkFollows(file, at + log::kFrameBytes, out.bytes));
       break;
     }
     at += log::RecordBytes(found.head);
@@ -242,7 +244,7 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last, Scanned scanned)
     first = false;
   }
   if (!scanned.wrong.empty()) {
-    if (!last || scanned.head_follows) {
+    if (!last || scanned.mark_follows) {
       return BadInput(where() + ": record " + std::to_string(end.next_index) +
                       " is damaged: " + scanned.wrong);
     }

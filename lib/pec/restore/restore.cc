@@ -296,6 +296,15 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
     SW_TRY_ASSIGN(const std::optional<restore::Restart> restart, restore::OpenRestart(job));
     SW_TRY_ASSIGN(restore::Prepared prepared,
                   comm.Agree(restore::Prepare(job, restart, std::move(agents.copies))));
+    // Each has looked for itself at what may have grown meanwhile.
+    const std::string seen = ucp::FingerprintText(*prepared.source);
+    SW_TRY_ASSIGN(const std::string of_root,
+                  comm.OnRootText([&]() -> Result<std::string> { return seen; }));
+    SW_TRY(comm.Agree(seen == of_root
+                          ? Status()
+                          : Fail(Errc::kMismatch, options.store +
+                                                      ": ranks see other versions or gradients "
+                                                      "than rank 0, try again")));
     report = std::move(prepared.report);
     restore::Warn(job, report);
     if (options.format != nullptr) {

@@ -155,10 +155,6 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
   return {};
 }
 
-bool Counts(replay::Optimizer optimizer) {
-  return optimizer != replay::Optimizer::kSgd && optimizer != replay::Optimizer::kLion;
-}
-
 /// Proves that the last step of a chain is the one that the checkpoint of X has.
 Status CheckLast(const dialect::Checkpoint& checkpoint, const std::string& name,
                  const std::vector<LogLink>& chain, std::size_t param) {
@@ -168,7 +164,8 @@ Status CheckLast(const dialect::Checkpoint& checkpoint, const std::string& name,
     if (at != link.pieces.end() && at->param == param) last = &*at;
   }
   const auto found = std::ranges::find(checkpoint.params, name, &dialect::Param::name);
-  if (last == nullptr || found == checkpoint.params.end() || !Counts(last->step->step.optimizer)) {
+  if (last == nullptr || found == checkpoint.params.end() ||
+      !replay::CountsSteps(last->step->step.optimizer)) {
     return {};
   }
   const bool in_group =

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -30,6 +31,8 @@ class Connection:
             raise Error(NOT_FOUND, f"{address}: cannot connect: {error.strerror or error}") from error
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # also of processes that were forked meanwhile
         self._socket.close()
 
     def __enter__(self) -> Connection:
@@ -56,7 +59,9 @@ class Connection:
 
     def readable(self) -> bool:
         """Whether an answer has come, or the end of the connection."""
-        return bool(self._ahead or select.select([self._socket], [], [], 0)[0])
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(self._ahead or poll.poll(0))
 
     def answer(self) -> str:
         """What follows "ok". Raises what the agent says."""

@@ -57,7 +57,7 @@ class _Tensor:
 
     def __init__(self, number: int, runs: list[tuple[int, int, int]]) -> None:
         self.number, self.runs = number, runs
-        self.count: float | None = None  # steps made when it was handed over last
+        self.count = 0.0  # steps made when it was handed over last
 
 
 class _HandOver:
@@ -206,13 +206,13 @@ class GradientLog:
             if self._over is not None:
                 self._hand_over(iteration)
             return True
-        except Error as error:
+        except Exception as error:  # as in _after
             self.end()
             warnings.warn(f"the log of gradients ends before iteration {iteration}: {error}", stacklevel=2)
             return False
 
     def end(self) -> None:
-        """No more gradients, until begin(). Local. The agent appends what it has got."""
+        """No more gradients, until begin(). Local. Steps that the agent is behind may not be appended any more."""
         over, self._over, self.active = self._over, None, False
         self._tensors, self._used, self._place, self._wrong = {}, {}, None, None
         if over is not None:
@@ -344,7 +344,8 @@ class GradientLog:
                 by_param.setdefault(name, []).append({"param": name, "elems": whole, "first": first, "count": count,
                                                       "dtype": "float32", "offset": end * ITEM, "tensor": index})
                 end += count
-            self._tensors[id(params[number])] = _Tensor(index, runs)
+            tensor = self._tensors[id(params[number])] = _Tensor(index, runs)
+            tensor.count = self._made(params[number])
         self._used, self._place = {}, None
         if end == 0:
             return
@@ -378,7 +379,7 @@ class GradientLog:
                         continue
                     told = told or self._told(group)
                     self._keep(optimizer, param, tensor, told)
-        except (Error, OSError) as error:
+        except Exception as error:  # whatever it is: this rank alone must not leave its step
             self._wrong = str(error)
 
     def _keep(self, optimizer: torch.optim.Optimizer, param: torch.Tensor, tensor: _Tensor, told: dict[str, Any]) -> None:
@@ -412,12 +413,12 @@ class GradientLog:
                 step = {"fused": self._fused, "gradient_factor": 1.0, "skipped": used is None} | (
                     used or self._told(group) | {"count": _count_of(self._optimizer.state.get(param, {})),
                                                  "first_momentum": False})
-                if step["count"] is None:  # SGD counts nothing
-                    step["count"] = self._own_count(iteration)
+                expected = tensor.count + (0 if used is None else 1)
+                if step["count"] is None:  # SGD counts nothing, and others not before their first step
+                    step["count"] = expected
                 if self._roots is not None:
                     step["roots"] = self._roots
-                expected = None if tensor.count is None else tensor.count + (0 if used is None else 1)
-                if expected is not None and step["count"] not in (expected, 1 << 24):
+                if step["count"] not in (expected, 1 << 24):
                     raise Error(USAGE, f"an optimizer that has made {step['count']} steps, {expected} expected: one was made "
                                        "whose gradient nobody has seen")
                 tensor.count = step["count"]
@@ -428,9 +429,13 @@ class GradientLog:
         over.send(iteration, self._place, f"[{','.join(texts)}]")
         self._used, self._place = {}, None
 
-    def _own_count(self, iteration: int) -> float:
+    def _made(self, param: torch.Tensor) -> float:
+        """Steps that a parameter's optimizer has made, before the first one that is handed over."""
+        count = _count_of(self._optimizer.state.get(param, {}))
+        if count is not None or type(self._optimizer).__name__ != "SGD":
+            return count or 0.0
         engine = getattr(self._trainer, "engine", None)
-        return float(iteration - (engine.skipped_steps if engine is not None else 0))
+        return float(self._last - (engine.skipped_steps if engine is not None else 0))
 
 
 def _count_of(state: dict[str, Any]) -> float | None:

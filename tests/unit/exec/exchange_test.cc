@@ -45,8 +45,7 @@ class Exchanges : public testing::TestWithParam<bool> {
 
   Status Expect(Exchange& exchange, const Stretch& stretch) const {
     std::string found(stretch.bytes, '?');
-    SW_TRY(exchange.Read(stretch.member, stretch.offset,
-                         std::as_writable_bytes(std::span(found))));
+    SW_TRY(exchange.Read(stretch.member, stretch.offset, std::as_writable_bytes(std::span(found))));
     EXPECT_EQ(found, files_[stretch.member].substr(stretch.offset, stretch.bytes));
     return {};
   }

@@ -1,7 +1,10 @@
 #include "os/socket.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -172,6 +175,37 @@ TEST_P(SocketTest, IsTakenOnce) {
 INSTANTIATE_TEST_SUITE_P(Both, SocketTest, ::testing::Values("unix", "tcp"));
 
 class SocketFile : public Scratch {};
+
+TEST_F(SocketFile, CarriesADescriptorAndNothingInItsPlace) {
+  const auto listener = Listener::Open(*ParseAddress("unix:" + At("s")));
+  ASSERT_TRUE(listener) << listener.error().message;
+  const auto pair = [&] {
+    auto client = Connection::Open(listener->address(), milliseconds(5000));
+    auto server = listener->Accept(milliseconds(5000), milliseconds(5000));
+    return std::pair(*std::move(client), std::move(**server));
+  };
+  Put("file", "content");
+  const int file = ::open(At("file").c_str(), O_RDONLY | O_CLOEXEC);
+  {
+    auto [client, server] = pair();
+    ASSERT_TRUE(client.SendDescriptor(file));
+    const auto got = server.ReceiveDescriptor();
+    ASSERT_TRUE(got) << got.error().message;
+    std::array<char, 8> text = {};
+    EXPECT_EQ(::pread(*got, text.data(), text.size(), 0), 7);
+    ::close(*got);
+  }
+  {
+    // Bytes that came too early, which the line before has read with it.
+    auto [client, server] = pair();
+    ASSERT_TRUE(client.Send("line\nX"));
+    EXPECT_EQ(**server.ReceiveLine(16), "line");
+    const auto got = server.ReceiveDescriptor();
+    ASSERT_FALSE(got);
+    EXPECT_EQ(got.error().code, Errc::kBadInput);
+  }
+  ::close(file);
+}
 
 TEST_F(SocketFile, ReplacesARemnantAndNothingElse) {
   const Address address = *ParseAddress("unix:" + At("s"));

@@ -184,6 +184,16 @@ TEST_F(GradientLogsTest, WhatDoesNotFitIsRefused) {
   EXPECT_NE(why(good, "\"count\":10", "\"count\":11"), "");
   EXPECT_NE(why(good, "\"offset\":0", "\"offset\":28"), "");
   EXPECT_NE(why(good, "\"tensor\":1", "\"tensor\":2"), "");
+  // Sizes whose product no memory has, and pieces that no machine has room for the names of.
+  EXPECT_EQ(why(good, R"("places":2,"place_bytes":64)",
+                R"("places":16777216,"place_bytes":1099511627777)"),
+            "here: 16777216 places of 1099511627777 bytes");
+  EXPECT_NE(why(good, R"("places":2)", R"("places":0)"), "");
+  std::string many = good;
+  many.replace(many.find("\"place_bytes\":64"), 16, "\"place_bytes\":17592186044416");
+  EXPECT_NE(why(many, R"("elems":10,"first":0,"count":10)",
+                R"("elems":4398046511103,"first":0,"count":4398046511103)"),
+            "");
   EXPECT_EQ(why(good, "float32", "float64"), "here: parameter \"w\": gradients in \"float64\"");
   GradientLogs logs(store_);
   EXPECT_FALSE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), std::vector{StepAt(2)}));
