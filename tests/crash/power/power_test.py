@@ -138,7 +138,9 @@ class Explorer:
         try:
             self.judge(recording, index, state)
         except Broken as broken:
-            ways, why = self.smallest(recording, index, disk, ways, noise, broken)
+            why = broken
+            if self.forget is None:
+                ways, why = self.smallest(recording, index, disk, ways, noise, broken)
             lost = [f"  {way}: {change.call}" for change, way in ways if way != KEPT]
             raise Broken(f"{self.case.name}: power failed after call {index + 1} of {len(recording.calls)} "
                          f"({recording.calls[index]}), seed {self.seed}\n" + "\n".join(lost) + f"\n{why}") from None
