@@ -128,6 +128,12 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
   return chain;
 }
 
+std::span<const LogLink::Piece> LogLink::of(std::size_t param) const {
+  const auto begin = std::ranges::lower_bound(pieces, param, {}, &Piece::param);
+  const auto end = std::ranges::upper_bound(pieces, param, {}, &Piece::param);
+  return {begin, end};
+}
+
 Result<std::vector<std::byte>> GradientLog::Read(const LogLink::Piece& piece) {
   const LogPiece& stored = *piece.piece;
   const std::string where = *piece.path + ": gradient of " + Quoted(stored.param);

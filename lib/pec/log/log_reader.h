@@ -59,6 +59,9 @@ struct LogLink {
   };
   std::uint64_t iteration = 0;
   std::vector<Piece> pieces;  ///< by parameter and first element; none of skipped steps
+
+  /// Those of a parameter; empty if it skipped the step.
+  std::span<const Piece> of(std::size_t param) const;
 };
 
 /// The gradients of a store, proved. Reading takes no lock: segments that writers append to show as

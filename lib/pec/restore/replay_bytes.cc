@@ -69,12 +69,10 @@ void ReplayBytes::AddModule(const ReplayedModule& module, std::size_t number,
           {lane.arrays[array].second, lanes_.size(), array});
     }
     for (const LogLink& link : module.chain) {
-      const auto [first, last] =
-          std::ranges::equal_range(link.pieces, p, {}, &LogLink::Piece::param);
-      if (first == last) continue;  // the step was skipped
-      const LogStep* const step = first->step;
-      lane.links.push_back(
-          {step, step->roots ? &log_->roots.at(*step->roots) : nullptr, std::span(first, last)});
+      const std::span<const LogLink::Piece> pieces = link.of(p);
+      if (pieces.empty()) continue;  // the step was skipped
+      const LogStep* const step = pieces.front().step;
+      lane.links.push_back({step, step->roots ? &log_->roots.at(*step->roots) : nullptr, pieces});
     }
     ChooseRange(module, p, &lane);
     lanes_.push_back(std::move(lane));

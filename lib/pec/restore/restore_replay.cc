@@ -117,11 +117,10 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
                   const std::vector<LogLink>& chain, std::size_t param, ReplayedParam* out) {
   const LogStep* first = nullptr;
   for (const LogLink& link : chain) {
-    const auto [begin, end] =
-        std::ranges::equal_range(link.pieces, param, {}, &LogLink::Piece::param);
-    if (begin == end) continue;
-    const replay::Step& step = begin->step->step;
-    if (first == nullptr) first = begin->step;
+    const std::span<const LogLink::Piece> pieces = link.of(param);
+    if (pieces.empty()) continue;
+    const replay::Step& step = pieces.front().step->step;
+    if (first == nullptr) first = pieces.front().step;
     if (replay::StatesOf(step) != replay::StatesOf(first->step) ||
         step.optimizer != first->step.optimizer) {
       return BadInput(
@@ -160,8 +159,7 @@ Status CheckLast(const dialect::Checkpoint& checkpoint, const std::string& name,
                  const std::vector<LogLink>& chain, std::size_t param) {
   const LogLink::Piece* last = nullptr;
   for (const LogLink& link : chain) {
-    const auto at = std::ranges::lower_bound(link.pieces, param, {}, &LogLink::Piece::param);
-    if (at != link.pieces.end() && at->param == param) last = &*at;
+    if (const auto pieces = link.of(param); !pieces.empty()) last = &pieces.front();
   }
   const auto found = std::ranges::find(checkpoint.params, name, &dialect::Param::name);
   if (last == nullptr || found == checkpoint.params.end() ||
