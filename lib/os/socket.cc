@@ -34,8 +34,7 @@ class DescriptorMessage {
     message.msg_control = control_.data();
     message.msg_controllen = CMSG_LEN(sizeof(int));  // the system closes what is more
   }
-  DescriptorMessage(const DescriptorMessage&) = delete;
-  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(DescriptorMessage&&) = delete;
 
   msghdr message = {};
 
@@ -436,8 +435,7 @@ Status Connection::SendDescriptor(int fd) {
 }
 
 Result<int> Connection::ReceiveDescriptor() {
-  SW_CHECK(!channel_);
-  if (!ahead_.empty()) return Fail(Errc::kBadInput, name_ + ": bytes before a descriptor");
+  if (channel_ || !ahead_.empty()) return Fail(Errc::kBadInput, name_ + ": no descriptor comes");
   int fd = -1;
   DescriptorMessage received;
   const Clock::time_point end = Clock::now() + timeout_;
