@@ -22,8 +22,7 @@ class Maker {
  public:
   Maker(const ModelMap::Impl& map, std::uint32_t from, std::uint32_t to, const Instance& instance,
         const Checkpoint& source, std::map<std::string, layout::CutPtr>* cuts)
-      : map_(map),
-        rule_(map.rules[instance.rule]),
+      : rule_(map.rules[instance.rule]),
         from_(*rule_.sides[from]),
         to_(*rule_.sides[to]),
         instance_(instance),
@@ -43,7 +42,6 @@ class Maker {
   std::optional<std::uint32_t> CapturedAxis(const TensorForm& form) const;
   NewParam Named(const TensorForm& form, Captures captures) const;
 
-  const ModelMap::Impl& map_;
   const MapRule& rule_;
   const SideForm& from_;
   const SideForm& to_;
