@@ -2,10 +2,7 @@
 #include <set>
 #include <utility>
 
-#include <zstd.h>
-
 #include "base/text.h"
-#include "os/file.h"
 #include "pec/log/log_reader.h"
 
 namespace shardwright::pec {
@@ -132,29 +129,6 @@ std::span<const LogLink::Piece> LogLink::of(std::size_t param) const {
   const auto begin = std::ranges::lower_bound(pieces, param, {}, &Piece::param);
   const auto end = std::ranges::upper_bound(pieces, param, {}, &Piece::param);
   return {begin, end};
-}
-
-Result<std::vector<std::byte>> GradientLog::Read(const LogLink::Piece& piece) {
-  const LogPiece& stored = *piece.piece;
-  const std::string where = *piece.path + ": gradient of " + Quoted(stored.param);
-  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(*piece.path));
-  std::vector<std::byte> bytes(stored.bytes);
-  SW_TRY(file.ReadAt(stored.offset, bytes));
-  if (stored.zstd) {
-    std::vector<std::byte> plain(stored.count * ItemSize(stored.dtype));
-    const std::size_t got = ZSTD_decompress(plain.data(), plain.size(), bytes.data(), bytes.size());
-    if (ZSTD_isError(got) != 0 || got != plain.size()) {
-      return BadInput(where + ": a zstd frame of " + std::to_string(plain.size()) +
-                      " bytes expected, found " +
-                      (ZSTD_isError(got) != 0 ? ZSTD_getErrorName(got) : std::to_string(got)));
-    }
-    bytes = std::move(plain);
-  }
-  if (const exec::Digest found = exec::DigestOf(bytes); found != stored.digest) {
-    return BadInput(where + ": digest " + exec::Hex(stored.digest) + " expected, found " +
-                    exec::Hex(found));
-  }
-  return bytes;
 }
 
 }  // namespace shardwright::pec

@@ -94,11 +94,6 @@ class GradientLog {
                                        std::uint64_t from, std::uint64_t to,
                                        std::span<const RecoveryRecord> recoveries) const;
 
-  /// The gradient of a piece, as the optimizer got it.
-  /// \error kBadInput  it has changed since Open; kNotFound
-  /// Local. Thread-safe.
-  static Result<std::vector<std::byte>> Read(const LogLink::Piece& piece);
-
   const std::vector<std::string>& segments() const { return paths_; }
 
   /// The log of the modules that it has, by name: all iterations, ascending.

@@ -69,7 +69,7 @@ class GradientLogsTest : public ::testing::Test {
     std::string text;
     for (const LogLink& link : *chain) {
       for (const LogLink::Piece& piece : link.pieces) {
-        const auto bytes = GradientLog::Read(piece);
+        const auto bytes = ReadPiece(*log, piece);
         EXPECT_TRUE(bytes) << bytes.error().message;
         float first = 0;
         std::memcpy(&first, bytes->data(), sizeof first);

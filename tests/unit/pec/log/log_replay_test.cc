@@ -63,7 +63,7 @@ TEST(Replay, TheLogBringsAnOldModuleForward) {
   EXPECT_NE(old, trained);
   for (const LogLink& link : *chain) {
     for (const LogLink::Piece& piece : link.pieces) {
-      const auto gradient = GradientLog::Read(piece);
+      const auto gradient = ReadPiece(*log, piece);
       ASSERT_TRUE(gradient);
       ASSERT_TRUE(old.Apply(piece.step->step, piece.piece->first, piece.piece->count, *gradient));
     }

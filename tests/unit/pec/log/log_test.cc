@@ -69,7 +69,7 @@ TEST(GradientLog, CompressesWhereThatIsSmaller) {
   const auto chain = log->ChainOf("m", params, 0, 1, {});
   ASSERT_TRUE(chain);
   EXPECT_LT(chain->at(0).pieces.at(0).piece->bytes, 1000U);
-  EXPECT_EQ(GradientLog::Read(chain->at(0).pieces.at(0)).value(), zeros);
+  EXPECT_EQ(ReadPiece(*log, chain->at(0).pieces.at(0)).value(), zeros);
 }
 
 TEST(GradientLog, SkippedStepsHaveNoBytesAndAreCounted) {
