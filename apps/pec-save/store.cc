@@ -16,11 +16,11 @@ namespace shardwright::apps {
 namespace {
 
 /// What is wrong with a store's log of gradients; empty where there is none, or nothing is.
-Result<std::string> DamageOfLog(const std::string& path) {
+Result<std::string> DamageOfLog(const std::string& path, unsigned threads) {
   SW_TRY_ASSIGN(const bool there, os::IsDir(path + "/logs"));
   if (!there) return std::string();
   SW_TRY_ASSIGN(const pec::Store store, pec::Store::Open(path));
-  const auto log = pec::GradientLog::Open(path + "/logs", store.head().fingerprint);
+  const auto log = pec::GradientLog::Open(path + "/logs", store.head().fingerprint, threads);
   return log ? std::string() : log.error().message;
 }
 
@@ -38,7 +38,7 @@ int CheckMain(int argc, const char* const* argv) {
     SW_TRY_ASSIGN(const auto rules, ucp::ReadPatterns(patterns));
     SW_TRY_ASSIGN(auto report, pec::CheckStore(context.comm(), store, rules,
                                                context.flags().threads, context.sink()));
-    const auto look = [&] { return DamageOfLog(store); };
+    const auto look = [&] { return DamageOfLog(store, context.flags().threads); };
     SW_TRY_ASSIGN(std::string damage, context.comm().OnRootText(look));
     if (!damage.empty()) report.damaged.push_back(std::move(damage));
     return ShowCheck(context, store, report);

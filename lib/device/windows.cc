@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "base/system.h"
 #include "device/host.h"
 
 namespace shardwright::device {
@@ -18,7 +18,7 @@ namespace {
 
 /// At the beginning of a window until ranks have found each other: a process of the same number
 /// on another node has something else there.
-using Mark = std::array<std::uint64_t, 2>;
+using Mark = std::array<char, 32>;
 
 /// Where a window is, as its rank tells it.
 struct Told {
@@ -27,12 +27,6 @@ struct Told {
   std::int64_t descriptor = -1;
   Mark mark{};
 };
-
-Mark NewMark() {
-  std::random_device random;
-  const auto word = [&] { return (std::uint64_t{random()} << 32) | random(); };
-  return {word(), word()};
-}
 
 Result<std::unique_ptr<Buffer>> Find(const Told& told) {
   if (told.descriptor < 0) return Fail(Errc::kNotFound, "a rank has no memory to share");
@@ -62,9 +56,10 @@ Result<std::unique_ptr<Windows>> Windows::Open(comm::Comm& comm, std::uint64_t b
   Told mine;
   mine.process = static_cast<std::uint64_t>(::getpid());
   mine.bytes = std::max<std::uint64_t>(bytes, sizeof mine.mark);
-  mine.mark = NewMark();
+  const Result<std::string> random = RandomHex(mine.mark.size() / 2);
   Result<std::unique_ptr<Buffer>> own = AllocateHost(Place::kShared, mine.bytes);
-  if (own) {
+  if (random && own) {
+    std::ranges::copy(*random, mine.mark.begin());
     std::memcpy((*own)->data(), mine.mark.data(), sizeof mine.mark);
     if (const Result<Handle> handle = ExportHost(**own)) mine.descriptor = handle->descriptor;
   }
