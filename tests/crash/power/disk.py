@@ -182,9 +182,8 @@ class Disk:
 class State:
     """A disk after a failure: file contents and folders by path below the root."""
 
-    def __init__(self, disk, ways, numbers, origin):
+    def __init__(self, disk, ways, numbers):
         files, folders = disk.after(ways, numbers)
-        self.origin = origin
         self.files, self.folders = {}, []
         todo = [(disk.top, "")]
         while todo:

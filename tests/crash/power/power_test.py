@@ -127,7 +127,7 @@ class Explorer:
 
     def look(self, recording, index, disk, ways, kind):
         noise = self.numbers.random()
-        state = State(disk, ways, random.Random(noise), "")
+        state = State(disk, ways, random.Random(noise))
         digest = (state.digest(), index >= recording.said)
         if digest in self.seen:
             return
@@ -149,7 +149,6 @@ class Explorer:
         shutil.rmtree(recording.root)
         recording.root.mkdir()
         state.write(recording.root)
-        self.counts["judged"] += 1
         self.case.judge(recording.root, index >= recording.said, self.counts)
 
     def smallest(self, recording, index, disk, ways, noise, why):
@@ -159,7 +158,7 @@ class Explorer:
                 continue
             fewer = [*ways[:place], (ways[place][0], KEPT), *ways[place + 1:]]
             try:
-                self.judge(recording, index, State(disk, fewer, random.Random(noise), ""))
+                self.judge(recording, index, State(disk, fewer, random.Random(noise)))
             except Broken as broken:
                 ways, why = fewer, broken
         return ways, why
