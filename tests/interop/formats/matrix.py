@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,6 @@ import tempfile
 import results
 
 HERE = pathlib.Path(__file__).resolve().parent
-SKIPPED = 77
 
 
 class Judge:
@@ -122,44 +120,22 @@ def outcome(row, commands, fixtures, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", type=pathlib.Path)
-    parser.add_argument("fixtures", type=pathlib.Path)
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--record", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--new", action="store_true")
+    results.options(parser)
     asked = parser.parse_args()
-    if asked.new and not asked.record:
-        parser.error("--new needs --record")
     if not (asked.fixtures / "train_torch.py").exists():
         print(f"no checkpoints of trainers in {asked.fixtures}")
-        return SKIPPED
-    passed = failed = left_out = 0
-    good = results.good(asked.record) if asked.new else set()
-    for row in results.rows(HERE / "matrix.tsv", results.ROW):
-        if results.key(row) in good:
-            continue
-        name = f"{row['source']} -> {row['convert']}"
-        if not (asked.all or row["sample"] == "x") or not all(text in name + row["judge"] for text in asked.only):
-            continue
+        return results.SKIPPED
+
+    def versions(row):
         judge = JUDGES[row["judge"]]
-        if judge.python() is None:
-            print(f"left out: {name}: {row['judge']} is not installed (scripts/peers)", flush=True)
-            left_out += 1
-            continue
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="shardwright-matrix-"))
-        try:
-            holds, seen = outcome(row, asked.bin.resolve(), asked.fixtures.resolve(), folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        told = f"tensors {seen[0]}, losses off by {seen[1]}" if holds else seen
-        print(f"{'ok    ' if holds else 'FAILED'} {name}, resumed by {row['judge']} on {row['ranks']}: {told}", flush=True)
-        passed, failed = passed + holds, failed + (not holds)
-        if asked.record:
-            results.record(asked.record, HERE / "matrix.tsv", row, seen if holds else None, judge.versions)
-    print(f"{passed} passed, {failed} failed, {left_out} left out")
-    if failed:
-        return 1
-    return 0 if passed else SKIPPED
+        return judge.versions if judge.python() else None
+
+    def tried(row):
+        with tempfile.TemporaryDirectory(prefix="shardwright-matrix-") as folder:
+            return outcome(row, asked.bin.resolve(), asked.fixtures.resolve(), pathlib.Path(folder))
+
+    return results.run(asked, HERE / "matrix.tsv", versions, lambda row: f"{row['source']} -> {row['convert']}, resumed by "
+                       f"{row['judge']} on {row['ranks']}", tried)
 
 
 if __name__ == "__main__":

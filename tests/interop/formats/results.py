@@ -1,4 +1,4 @@
-"""What became of the rows of matrix.tsv, and the table of it in the documents.
+"""The rows of a matrix of conversions: which of them run, what became of them, and the table of it in the documents.
 
     results.py TABLE RESULTS    prints the table in Markdown; fails if a row of TABLE has no result, or RESULTS has another
 """
@@ -7,12 +7,14 @@ import fcntl
 import pathlib
 import sys
 import tempfile
+import time
 
 # Columns of matrix.tsv and of results.tsv. A row is known by what it asks for, its KEY.
 KEY = ("source", "convert", "judge", "ranks", "case")
 ROW = ("sample", *KEY)
 RESULT = (*KEY, "tensors", "losses", "versions")
 FAILS = "fails"  # in place of tensors and losses
+SKIPPED = 77
 HEAD = """# What was seen of each row of {table}.tsv. Written by {table}.py --all --record: change that, not this file. After what
 # the row asks for: tensors that the trainer holds bit for bit of how many, the largest difference of a loss of the next
 # steps ("fails" in both where it does not go on), and the versions of its programs.
@@ -51,6 +53,47 @@ def record(path, table, row, seen, versions):
         known[key(row)] = row | {"tensors": tensors, "losses": losses, "versions": versions}
         lines = ["\t".join(known[key(want)][column] for column in RESULT) for want in rows(table, ROW) if key(want) in known]
         path.write_text(HEAD.format(table=table.stem) + "".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def options(parser):
+    """What every matrix can be asked for."""
+    parser.add_argument("fixtures", type=pathlib.Path)
+    parser.add_argument("--all", action="store_true", help="not only the rows of the sample")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="rows whose names have this")
+    parser.add_argument("--record", type=pathlib.Path, metavar="FILE", help="write what was seen into this file")
+    parser.add_argument("--new", action="store_true", help="only rows of which that file has no good result")
+
+
+def run(asked, table, versions, name, outcome):
+    """Runs the rows of `table` that were asked for, prints a line for each, and returns the exit code of the matrix.
+
+    name(row)      how a row is called, which --only looks at too
+    versions(row)  of the programs that judge it, as text; None if they are not here, and the row is left out
+    outcome(row)   whether the row holds, and (tensors, losses); or False, and why not
+    """
+    if asked.new and not asked.record:
+        sys.exit("--new needs --record")
+    counts = {"passed": 0, "failed": 0, "left out": 0}
+    done = good(asked.record) if asked.new else set()
+    for row in rows(table, ROW):
+        called = name(row)
+        if key(row) in done or not (asked.all or row["sample"] == "x") or not all(text in called for text in asked.only):
+            continue
+        seen_with, begun = versions(row), time.monotonic()
+        if seen_with is None:
+            print(f"left out: {called}: {row['judge']} is not installed (scripts/peers)", flush=True)
+            counts["left out"] += 1
+            continue
+        holds, seen = outcome(row)
+        told = f"tensors {seen[0]}, losses off by {seen[1]}" if holds else seen
+        print(f"{'ok    ' if holds else 'FAILED'} {called}: {told} ({time.monotonic() - begun:.0f} s)", flush=True)
+        counts["passed" if holds else "failed"] += 1
+        if asked.record:
+            record(asked.record, table, row, seen if holds else None, seen_with)
+    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+    if counts["failed"]:
+        return 1
+    return 0 if counts["passed"] else SKIPPED
 
 
 def markdown(wanted, found):

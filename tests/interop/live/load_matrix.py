@@ -16,7 +16,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import time
 
 import live  # first: it makes the modules of the other tests importable
 import commands
@@ -25,7 +24,6 @@ import ranks
 import results
 
 HERE = pathlib.Path(__file__).resolve().parent
-SKIPPED = 77
 SECONDS = 300
 
 
@@ -79,38 +77,22 @@ def outcome(row, ucp, fixtures, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ucp = live.start()
-    parser.add_argument("fixtures", type=pathlib.Path)
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--record", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--new", action="store_true")
+    results.options(parser)
     asked = parser.parse_args()
-    if asked.new and not asked.record:
-        parser.error("--new needs --record")
     if not (asked.fixtures / "train_deepspeed.py").exists():
         print(f"no checkpoints of trainers in {asked.fixtures}")
-        return SKIPPED
-    passed = failed = 0
-    good = results.good(asked.record) if asked.new else set()
+        return results.SKIPPED
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "deepspeed"))
-    for row in results.rows(HERE / "load_matrix.tsv", results.ROW):
-        name = f"{row['source']} {row['convert']} -> {row['judge']} {row['case']} on {row['ranks']}"
-        if results.key(row) in good or not (asked.all or row["sample"] == "x") or not all(text in name for text in asked.only):
-            continue
-        scratch, begun = commands.Scratch(), time.monotonic()
+
+    def tried(row):
+        scratch = commands.Scratch()
         try:
-            holds, seen = outcome(row, ucp, asked.fixtures.resolve(), scratch.path)
+            return outcome(row, ucp, asked.fixtures.resolve(), scratch.path)
         finally:
             scratch.close()
-        told = f"tensors {seen[0]}, losses off by {seen[1]}" if holds else seen
-        print(f"{'ok    ' if holds else 'FAILED'} {name}: {told} ({time.monotonic() - begun:.0f} s)", flush=True)
-        passed, failed = passed + holds, failed + (not holds)
-        if asked.record:
-            results.record(asked.record, HERE / "load_matrix.tsv", row, seen if holds else None, versions)
-    print(f"{passed} passed, {failed} failed")
-    if failed:
-        return 1
-    return 0 if passed else SKIPPED
+
+    return results.run(asked, HERE / "load_matrix.tsv", lambda row: versions, lambda row: f"{row['source']} {row['convert']} "
+                       f"-> {row['judge']} {row['case']} on {row['ranks']}", tried)
 
 
 if __name__ == "__main__":
