@@ -74,7 +74,8 @@ std::span<const std::int64_t> Numbers(const Tensor& tensor, const char* name, st
           static_cast<std::size_t>(tensor.numel())};
 }
 
-Tensor MakeNumbers(const std::vector<std::int64_t>& numbers, std::vector<std::int64_t> shape) {
+Tensor MakeNumbers(const std::vector<std::int64_t>& numbers,
+                   const std::vector<std::int64_t>& shape) {
   Tensor out = torch::stable::empty(shape, ScalarType::Long);
   std::copy(numbers.begin(), numbers.end(), static_cast<std::int64_t*>(out.mutable_data_ptr()));
   return out;
@@ -179,6 +180,9 @@ void ForTokens(std::int64_t tokens, std::int64_t bytes_each, const Body& body) {
     for (std::int64_t token = first; token < last; ++token) body(token);
   });
 }
+
+// TORCH_BOX is for functions that take values.
+// NOLINTBEGIN(performance-unnecessary-value-param)
 
 Tensor PackTokens(Tensor tokens, Tensor place, std::optional<Tensor> weights, std::int64_t rows) {
   RequirePlain(tokens, "tokens", 2);
@@ -332,6 +336,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> DispatchPlan(Tensor chosen, Tensor to
           MakeNumbers({received.begin(), received.end()}, {replicas.size(1), replicas.size(0)}),
           MakeNumbers(arrangement, {static_cast<std::int64_t>(arrangement.size()), 1})};
 }
+
+// NOLINTEND(performance-unnecessary-value-param)
 
 }  // namespace
 }  // namespace shardwright::live_torch
