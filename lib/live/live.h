@@ -22,6 +22,26 @@
 
 namespace shardwright::live {
 
+/// A tensor in memory that this process cannot write to by itself, such as that of a GPU.
+class Far {
+ public:
+  Far() = default;
+  Far(const Far&) = delete;
+  Far& operator=(const Far&) = delete;
+  virtual ~Far() = default;
+
+  /// Copies bytes to those of the tensor from `first` on; they may go when it returns. Many threads
+  /// call it at once, for stretches that do not overlap.
+  /// \pre both ends are bounds of elements
+  virtual Status Fill(std::uint64_t first, std::span<const std::byte> bytes) = 0;
+};
+
+/// Where a tensor is.
+struct Memory {
+  std::span<std::byte> bytes;  ///< its elements, row-major; of a far one nothing
+  Far* far = nullptr;
+};
+
 struct LoadOptions {
   ucp::InputOptions input;
   bool strict = true;  ///< refuse what is missing or unused
@@ -32,6 +52,9 @@ struct LoadOptions {
   unsigned threads = 1;
   /// Bytes of buffers that this rank may use, as exec::RunOptions::memory_bytes.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+  /// Memory that a device copies from without a detour, a unit (plan::kUnitBytes) for each thread:
+  /// units of far tensors are gathered there. Empty: in ordinary memory. A part of memory_bytes.
+  std::span<std::byte> staging;
 };
 
 /// What a load did.
@@ -49,20 +72,20 @@ struct Loaded {
 /// tensors hold anything.
 /// \param input   the source; its roots in `options` are for messages
 /// \param mine    what this rank holds
-/// \param memory  of each: its elements, row-major, as `mine` cuts them; written to, never kept
-/// \pre mine.size() == memory.size(), and each has the bytes that its cut and type tell
+/// \param memory  of each: its elements as `mine` cuts them; written to, never kept
+/// \pre mine.size() == memory.size(), and what is not far has the bytes that its cut and type tell
 /// \error kMismatch  strict, and something is missing or unused: named; kBadInput  a tensor of
 ///        another shape, or tensors that all ranks together do not hold whole; kLimit  memory_bytes
 ///        is too small; as plan::Plan::Make and exec::UnitLoop
 /// Collective.
 Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,
                         const LoadOptions& options, const std::vector<Held>& mine,
-                        std::span<const std::span<std::byte>> memory, Sink& sink);
+                        std::span<const Memory> memory, Sink& sink);
 
 /// The same from a source of any layout and format.
 /// \error as LoadFrom and ucp::OpenInput
 /// Collective.
 Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
-                    std::span<const std::span<std::byte>> memory, Sink& sink);
+                    std::span<const Memory> memory, Sink& sink);
 
 }  // namespace shardwright::live

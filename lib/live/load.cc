@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -19,18 +20,47 @@
 namespace shardwright::live {
 namespace {
 
-/// The memory of one rank: the file of that rank in the target.
-class Memory final : public exec::UnitSink {
+/// The tensors of one rank: the file of that rank in the target.
+class Tensors final : public exec::UnitSink {
  public:
-  explicit Memory(std::vector<std::span<std::byte>> payloads) : payloads_(std::move(payloads)) {}
+  /// \param payloads  of the file
+  /// \param staging   LoadOptions::staging
+  Tensors(std::vector<Memory> payloads, std::span<std::byte> staging)
+      : payloads_(std::move(payloads)) {
+    for (; staging.size() >= plan::kUnitBytes; staging = staging.subspan(plan::kUnitBytes)) {
+      free_.push_back(staging.data());
+    }
+  }
 
   Result<std::span<std::byte>> Buffer(const plan::Unit& unit, std::uint64_t bytes) override {
-    return payloads_[unit.payload].subspan(unit.first, bytes);
+    const Memory& to = payloads_[unit.payload];
+    if (to.far == nullptr) return to.bytes.subspan(unit.first, bytes);
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::span<std::byte>();
+    std::byte* const stage = free_.back();
+    free_.pop_back();
+    taken_.push_back(stage);
+    return std::span(stage, bytes);
   }
-  Status Put(const exec::UnitInHand&) override { return {}; }
+
+  Status Put(const exec::UnitInHand& unit) override {
+    const Memory& to = payloads_[unit.unit.payload];
+    if (to.far == nullptr) return {};
+    Status filled = to.far->Fill(unit.unit.first, unit.bytes);
+    const std::lock_guard lock(mutex_);
+    const auto stage = std::ranges::find(taken_, unit.bytes.data());
+    if (stage != taken_.end()) {
+      free_.push_back(*stage);
+      taken_.erase(stage);
+    }
+    return filled;
+  }
 
  private:
-  std::vector<std::span<std::byte>> payloads_;
+  const std::vector<Memory> payloads_;
+  std::mutex mutex_;
+  std::vector<std::byte*> free_;   // of the staging memory
+  std::vector<std::byte*> taken_;  // by units that are gathered
 };
 
 /// What every rank holds, as all ranks tell it.
@@ -108,18 +138,23 @@ Status CheckStrict(const LoadOptions& options, const Match& match) {
   return Fail(Errc::kMismatch, std::move(message));
 }
 
+/// What one rank needs beside what the ranks share.
+std::uint64_t BufferBytes(const LoadOptions& options) {
+  return options.threads * exec::kWorkspaceBytes + options.staging.size();
+}
+
 /// Plans and runs one load, on one rank.
 class Loader {
  public:
   Loader(comm::Comm& comm, const LoadOptions& options, Sink& sink)
       : comm_(comm), options_(options), sink_(sink), arena_(static_cast<int>(options.threads)) {}
 
-  Status Fill(const ucp::Input& input, const Match& match,
-              std::span<const std::span<std::byte>> memory, Loaded* loaded);
+  Status Fill(const ucp::Input& input, const Match& match, std::span<const Memory> memory,
+              Loaded* loaded);
 
  private:
   Status FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec::UnitLoop& loop,
-                      std::span<const std::uint64_t> units, std::uint64_t most, Memory& to);
+                      std::span<const std::uint64_t> units, std::uint64_t most, Tensors& to);
   Status Verify(const plan::Plan& plan, exec::Exchange& source, exec::SourceSums* sums,
                 Loaded* loaded);
 
@@ -129,8 +164,8 @@ class Loader {
   tbb::task_arena arena_;
 };
 
-Status Loader::Fill(const ucp::Input& input, const Match& match,
-                    std::span<const std::span<std::byte>> memory, Loaded* loaded) {
+Status Loader::Fill(const ucp::Input& input, const Match& match, std::span<const Memory> memory,
+                    Loaded* loaded) {
   sink_.Pass("plan");
   const dialect::Checkpoint& from = input.checkpoint;
   SW_TRY_ASSIGN(const plan::Plan plan,
@@ -138,7 +173,7 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   const auto rank = static_cast<std::uint32_t>(comm_.rank());
   std::vector<std::uint64_t> units(match.payloads[rank].empty() ? 0 : plan.unit_count(rank));
   if (!units.empty()) std::iota(units.begin(), units.end(), plan.first_unit(rank, 0));
-  std::vector<std::span<std::byte>> payloads;
+  std::vector<Memory> payloads;
   for (const std::uint32_t held : match.payloads[rank]) payloads.push_back(memory[held]);
   Readers readers;
   if (comm_.size() > 1 && !options_.in_memory) {
@@ -155,14 +190,13 @@ Status Loader::Fill(const ucp::Input& input, const Match& match,
   for (const std::uint64_t index : units) loop_options.bytes_total += plan.unit(index).bytes;
   exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
   // The least of all ranks, whose rounds and windows are of one size.
-  SW_TRY_ASSIGN(
-      const std::uint64_t most_missing,
-      comm_.AllReduceMax(~(options_.memory_bytes - options_.threads * exec::kWorkspaceBytes)));
+  SW_TRY_ASSIGN(const std::uint64_t most_missing,
+                comm_.AllReduceMax(~(options_.memory_bytes - BufferBytes(options_))));
   const std::uint64_t budget = ~most_missing;
   SW_TRY(source.ShareMemory(budget, readers.unit_bytes));
   const std::uint64_t most = std::min<std::uint64_t>(source.RoundUnits(budget, readers.unit_bytes),
                                                      std::max<std::uint64_t>(1, plan.unit_count()));
-  Memory to(std::move(payloads));
+  Tensors to(std::move(payloads), options_.staging);
   if (options_.in_memory) {
     SW_TRY(comm_.Agree(loop.CopyUnits(units, to)));
   } else {
@@ -180,7 +214,7 @@ constexpr std::uint64_t kRoundsAlone = 64;
 
 /// As exec::ForUnitsInRounds, but ranks seldom meet for rounds in which they do not send.
 Status Loader::FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec::UnitLoop& loop,
-                            std::span<const std::uint64_t> units, std::uint64_t most, Memory& to) {
+                            std::span<const std::uint64_t> units, std::uint64_t most, Tensors& to) {
   SW_TRY_ASSIGN(const std::vector<bool> sends, source.RoundsThatSend(plan, units, most));
   const auto part = [&](std::uint64_t first, std::uint64_t last) {
     const std::uint64_t begin = std::min<std::uint64_t>(first * most, units.size());
@@ -212,14 +246,14 @@ Status Loader::Verify(const plan::Plan& plan, exec::Exchange& source, exec::Sour
 
 /// Before anything is opened. Collective.
 Status CheckOptions(comm::Comm& comm, const LoadOptions& options) {
-  const std::uint64_t workspaces = options.threads * exec::kWorkspaceBytes;
+  const std::uint64_t least = BufferBytes(options);
   Status enough;
   if (options.threads == 0) {
     enough = Fail(Errc::kUsage, "threads: one at least");
-  } else if (options.memory_bytes < workspaces) {
+  } else if (options.memory_bytes < least) {
     enough = Fail(Errc::kLimit, "memory " + FormatBytes(options.memory_bytes) + ": " +
                                     Plural(options.threads, "thread") + " need " +
-                                    FormatBytes(workspaces) + " of buffers");
+                                    FormatBytes(least) + " of buffers");
   }
   return comm.Agree(std::move(enough));
 }
@@ -228,7 +262,7 @@ Status CheckOptions(comm::Comm& comm, const LoadOptions& options) {
 
 Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,
                         const LoadOptions& options, const std::vector<Held>& mine,
-                        std::span<const std::span<std::byte>> memory, Sink& sink) {
+                        std::span<const Memory> memory, Sink& sink) {
   SW_CHECK(mine.size() == memory.size());
   SW_TRY(CheckOptions(comm, options));
   Loaded loaded;
@@ -244,7 +278,7 @@ Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,
 }
 
 Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
-                    std::span<const std::span<std::byte>> memory, Sink& sink) {
+                    std::span<const Memory> memory, Sink& sink) {
   SW_TRY(CheckOptions(comm, options));
   SW_TRY_ASSIGN(std::unique_ptr<ucp::Input> input, ucp::OpenInput(comm, options.input, sink));
   return LoadFrom(comm, std::move(input), options, mine, memory, sink);

@@ -44,15 +44,22 @@ std::unique_ptr<comm::Comm> CommOf(const json& request) {
   const int size = request.at("ranks").get<int>();
   if (size == 1) return comm::MakeSerialComm();
   const auto address = request.at("swap").get<std::uintptr_t>();
-  return live::MakeTrainerComm(request.at("rank").get<int>(), size,
-                               reinterpret_cast<live::SwapFunction>(address));
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the package tells the function by its address.
+  const auto swap = reinterpret_cast<live::SwapFunction>(address);
+  return live::MakeTrainerComm(request.at("rank").get<int>(), size, swap);
 }
 
 /// What this rank brings to a load.
 struct Brought {
   std::vector<live::Held> held;
-  std::vector<std::span<std::byte>> memory;
+  std::vector<live::Memory> memory;
 };
+
+/// The tensor after those that are loaded, if there is one.
+std::span<std::byte> StagingOf(const json& request, std::span<const Given> tensors) {
+  if (tensors.size() <= request.at("held").size()) return {};
+  return {tensors.back().data, tensors.back().elems};
+}
 
 Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) {
   // The package found something wrong: all ranks have to hear of it.
@@ -62,8 +69,8 @@ Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) 
   }
   SW_TRY(tensors);
   json& list = request->at("held");
-  if (list.size() != tensors->size()) {
-    return Fail(Errc::kInternal, "as many tensors as descriptions expected");
+  if (tensors->size() - list.size() > 1) {
+    return Fail(Errc::kInternal, "as many tensors as descriptions, or one more expected");
   }
   for (std::size_t i = 0; i < list.size(); ++i) list[i]["dtype"] = (*tensors)[i].dtype;
   Brought out;
@@ -76,8 +83,8 @@ Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) 
                                        std::to_string(held.cut->shard_elems()) +
                                        " elements, the tensor has " + std::to_string(given.elems));
     }
-    out.memory.emplace_back(static_cast<std::byte*>(given.data),
-                            given.elems * ItemSize(held.dtype));
+    out.memory.push_back(
+        {{given.data, given.far ? 0 : given.elems * ItemSize(held.dtype)}, given.far.get()});
   }
   return out;
 }
@@ -134,13 +141,13 @@ Result<bool> IsStore(comm::Comm& comm, const json& request) {
   return !text.empty();
 }
 
-Result<json> LoadStore(comm::Comm& comm, const json& request, const Brought& mine, Sink& sink) {
+Result<json> LoadStore(comm::Comm& comm, const json& request, const live::LoadOptions& load,
+                       const Brought& mine, Sink& sink) {
   SW_TRY_ASSIGN(const pec::RestoreOptions options, comm.Agree(RestoreOptionsOf(request)));
   json told;
   const auto use = [&](std::unique_ptr<ucp::Input> source, const pec::RestoreReport&) -> Status {
-    SW_TRY_ASSIGN(
-        const live::Loaded loaded,
-        live::LoadFrom(comm, std::move(source), OptionsOf(request), mine.held, mine.memory, sink));
+    SW_TRY_ASSIGN(const live::Loaded loaded,
+                  live::LoadFrom(comm, std::move(source), load, mine.held, mine.memory, sink));
     told = live::Tell(loaded);
     return {};
   };
@@ -171,10 +178,9 @@ Result<std::optional<os::Address>> ResidentOf(const json& request) {
 }
 
 Result<json> LoadResident(comm::Comm& comm, const json& request, const os::Address& address,
-                          const Brought& mine, Sink& sink) {
+                          live::LoadOptions options, const Brought& mine, Sink& sink) {
   const std::chrono::milliseconds wait(request.at("wait").get<std::uint64_t>());
   SW_TRY_ASSIGN(resident::Attached attached, resident::Attach(comm, address, wait, sink));
-  live::LoadOptions options = OptionsOf(request);
   options.in_memory = true;
   SW_TRY_ASSIGN(const live::Loaded loaded, live::LoadFrom(comm, std::move(attached.input), options,
                                                           mine.held, mine.memory, sink));
@@ -185,10 +191,9 @@ Result<json> LoadResident(comm::Comm& comm, const json& request, const os::Addre
   return told;
 }
 
-Result<json> LoadCheckpoint(comm::Comm& comm, const json& request, const Brought& mine,
+Result<json> LoadCheckpoint(comm::Comm& comm, const live::LoadOptions& options, const Brought& mine,
                             Sink& sink) {
-  SW_TRY_ASSIGN(const live::Loaded loaded,
-                live::Load(comm, OptionsOf(request), mine.held, mine.memory, sink));
+  SW_TRY_ASSIGN(const live::Loaded loaded, live::Load(comm, options, mine.held, mine.memory, sink));
   json told = live::Tell(loaded);
   told["restored"] = nullptr;
   return told;
@@ -200,13 +205,15 @@ Result<json> Load(json* request, const Result<std::vector<Given>>& tensors) {
   const std::unique_ptr<comm::Comm> comm = CommOf(*request);
   SW_TRY_ASSIGN(const Brought mine, comm->Agree(Bring(request, tensors)));
   SW_TRY_ASSIGN(const std::optional<os::Address> address, comm->Agree(ResidentOf(*request)));
+  live::LoadOptions options = OptionsOf(*request);
+  options.staging = StagingOf(*request, *tensors);
   json told;
   if (address) {
-    SW_TRY_ASSIGN(told, LoadResident(*comm, *request, *address, mine, sink));
+    SW_TRY_ASSIGN(told, LoadResident(*comm, *request, *address, options, mine, sink));
   } else {
     SW_TRY_ASSIGN(const bool store, IsStore(*comm, *request));
-    SW_TRY_ASSIGN(told, store ? LoadStore(*comm, *request, mine, sink)
-                              : LoadCheckpoint(*comm, *request, mine, sink));
+    SW_TRY_ASSIGN(told, store ? LoadStore(*comm, *request, options, mine, sink)
+                              : LoadCheckpoint(*comm, options, mine, sink));
   }
   told["warnings"] = sink.TakeWarnings();
   return told;

@@ -3,10 +3,12 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "torch/experts.h"
+#include "torch/far.h"
 #include "torch/lossless.h"
 
 namespace shardwright::live_torch {
@@ -59,15 +61,24 @@ Result<std::vector<Given>> Take(const std::vector<Tensor>& tensors) {
     const Tensor& tensor = tensors[i];
     // The package has looked, and said it of the tensor's name; this is for other callers.
     const std::string where = "tensor " + std::to_string(i);
-    if (!tensor.is_cpu()) return Fail(Errc::kUnsupported, where + ": not on the CPU");
     if (!tensor.is_contiguous()) return Fail(Errc::kUnsupported, where + ": has strides");
     std::optional<std::string> name = NameOf(tensor.scalar_type());
     if (!name) return Fail(Errc::kUnsupported, where + ": an element type that is not known");
-    out.push_back(
-        {tensor.mutable_data_ptr(), static_cast<std::uint64_t>(tensor.numel()), *std::move(name)});
+    Given given;
+    given.elems = static_cast<std::uint64_t>(tensor.numel());
+    given.dtype = *std::move(name);
+    if (tensor.is_cpu()) {
+      given.data = static_cast<std::byte*>(tensor.mutable_data_ptr());
+    } else {
+      given.far = MakeFar(tensor);
+    }
+    out.push_back(std::move(given));
   }
   return out;
 }
+
+// TORCH_BOX is for functions that take values.
+// NOLINTBEGIN(performance-unnecessary-value-param)
 
 /// torch.ops.shardwright.load
 std::string LoadOperator(std::string request, std::vector<Tensor> tensors) {
@@ -78,6 +89,8 @@ std::string ReadPlanOperator(std::string request) { return ReadPlanRequest(reque
 std::string PlanMovesOperator(std::string request) { return PlanMovesRequest(request); }
 std::string CalibrateOperator(std::string request) { return CalibrateRequest(request); }
 std::string CheckStepOperator(std::string request) { return CheckStepRequest(request); }
+
+// NOLINTEND(performance-unnecessary-value-param)
 
 }  // namespace
 }  // namespace shardwright::live_torch

@@ -7,24 +7,29 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "live/live.h"
 
 namespace shardwright::live_torch {
 
-/// A tensor of the trainer as an operator was given it, on the CPU and without strides.
+/// A tensor of the trainer as an operator was given it, without strides.
 struct Given {
-  void* data = nullptr;
+  std::byte* data = nullptr;       ///< null where it is far
+  std::shared_ptr<live::Far> far;  ///< null on the CPU
   std::uint64_t elems = 0;
   std::string dtype;  ///< as in torch: "float32"
 };
 
 /// Carries out the operator `load`.
 /// \param request  JSON: "held" as live::ParseHeld takes it but for "dtype", one for each tensor,
-///        and what operators.cc reads of it
+///        and what load.cc reads of it
+/// \param tensors  one more where some are far: LoadOptions::staging
 /// \returns  JSON: {"result": as live::Tell} or {"error": {"code", "message", "rank"}}
 /// Collective. Nothing is thrown.
 std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors);

@@ -111,7 +111,7 @@ FENCED = [
 ]
 
 # Tests that stand in for what such headers declare.
-STAND_INS = {"device": ("tests/device/", "tests/unit/device/")}
+STAND_INS = {"device": ("tests/device/", "tests/unit/device/"), None: ("tests/interop/live/far_device.cc",)}
 
 TOP_LEVEL = {
     "CMakeLists.txt",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ._errors import BAD_INPUT, UNSUPPORTED, Error
+from ._far import near
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the stream
 SMALL = 4096  # bytes: what is not larger comes with the header, scalars that readers look at among it
@@ -31,9 +32,7 @@ class _Storage:
 
     def __init__(self, key: str, tensor: torch.Tensor) -> None:
         self.key, self.tensor = key, tensor
-
-    def content(self) -> memoryview:
-        return memoryview(self.tensor.detach().reshape(-1).view(torch.uint8).numpy())
+        self.bytes = tensor.numel() * tensor.element_size()
 
 
 class _Pickler(pickle.Pickler):
@@ -53,9 +52,9 @@ class _Pickler(pickle.Pickler):
         return "storage", KINDS[value.tensor.dtype], value.key, "cpu", value.tensor.numel(), None
 
     def _storage(self, tensor: torch.Tensor) -> _Storage:
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.dtype not in KINDS:
+        if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.dtype not in KINDS:
             raise Error(UNSUPPORTED, f"a tensor of shape {tuple(tensor.shape)} on {tensor.device}, {tensor.layout}, "
-                                     f"{tensor.dtype}: only plain tensors on the CPU are handed over")
+                                     f"{tensor.dtype}: only plain tensors are handed over")
         key = (tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.is_contiguous() or tuple(tensor.stride()))
         if tensor.numel() == 0:
             key = (id(tensor),)
@@ -77,7 +76,7 @@ class SparseFile:
 
     def __init__(self, path: str, value: Any) -> None:
         self.path = path
-        self._places: list[tuple[int, memoryview]] = []  # of the larger storages, ascending
+        self._places: list[tuple[int, _Storage]] = []  # of the larger storages, ascending
         with open(path, "xb") as file:
             pickle.dump(MAGIC, file, protocol=2)
             pickle.dump(PROTOCOL, file, protocol=2)
@@ -90,12 +89,11 @@ class SparseFile:
             self._first = file.tell()
             for storage in storages:
                 file.write(struct.pack("<q", storage.tensor.numel()))
-                content = storage.content()
-                if len(content) <= SMALL:
-                    file.write(content)
+                if storage.bytes <= SMALL:
+                    file.writelines(near(storage.tensor, 0, storage.bytes))
                 else:
-                    self._places.append((file.tell(), content))
-                    file.seek(len(content), os.SEEK_CUR)
+                    self._places.append((file.tell(), storage))
+                    file.seek(storage.bytes, os.SEEK_CUR)
             file.truncate()
             file.flush()
             self._size = file.tell()
@@ -113,12 +111,13 @@ class SparseFile:
             for first, count in stretches:
                 last = first + count
                 while at < len(self._places) and self._places[at][0] < last:
-                    begin, content = self._places[at]
-                    part, place = content[max(first - begin, 0):last - begin], max(first, begin)
-                    while part:
-                        done = os.pwrite(file.fileno(), part, place)
-                        part, place, written = part[done:], place + done, written + done
-                    if begin + len(content) > last:
+                    begin, storage = self._places[at]
+                    place, end = max(first, begin), begin + storage.bytes
+                    for part in near(storage.tensor, place - begin, min(last, end) - begin) if place < end else ():
+                        while part:
+                            done = os.pwrite(file.fileno(), part, place)
+                            part, place, written = part[done:], place + done, written + done
+                    if end > last:
                         break  # the next stretch may go on in it
                     at += 1
             os.utime(file.fileno(), ns=(self._time, self._time))

@@ -82,8 +82,8 @@ def check(held: Iterable[Held]) -> None:
     """Refuses tensors that cannot be written to as they lie in memory."""
     for one in held:
         tensor, where = one.tensor, f'"{one.name}" {one.kind}'
-        if tensor.device.type != "cpu":
-            raise Error(UNSUPPORTED, f"{where}: on device {tensor.device}; only tensors on the CPU are loaded")
+        if tensor.device.type == "meta":
+            raise Error(UNSUPPORTED, f"{where}: on device meta, where it has no elements; use to_empty() first")
         if tensor.layout != torch.strided:
             raise Error(UNSUPPORTED, f"{where}: layout {tensor.layout}")
         if tensor.is_quantized or tensor.is_complex() and tensor.is_conj():

@@ -12,12 +12,14 @@ import torch
 from . import _errors
 from ._deepspeed import DeepSpeed
 from ._errors import Error
+from ._far import staging_for
 from ._group import Group
 from ._held import Held, check
 from ._library import call, value_of
 from ._optimizers import Told
 from ._plain import Plain
 
+UNIT = 1 << 20  # bytes that a thread gathers at once: plan::kUnitBytes
 # What is asked of a store where nothing is.
 NO_STORE: dict[str, Any] = {"agents": [], "lost_unreachable": False, "at": None, "read_only": False, "begin": False}
 # What a load has told that has loaded nothing: of a store at the beginning of a run.
@@ -101,6 +103,7 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
     ranks = Group(group)
     trainer: DeepSpeed | Plain | None = None
     held: list[Held] = []
+    staging: list[torch.Tensor] = []
     failed: Exception | None = None
     request: dict[str, Any] = {
         "rank": ranks.rank, "ranks": ranks.size, "swap": ranks.address, "strict": strict, "verify": verify,
@@ -113,6 +116,7 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
             trainer = trainer_of(target)
             held = trainer.held()
             check(held)
+            staging = staging_for({one.tensor.device for one in held}, request["threads"] * UNIT)
         except Exception as error:  # the other ranks wait to hear of it
             failed = error
         request = {"source": [], "maps": [], "patterns": [], "store": NO_STORE} | request
@@ -120,7 +124,7 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
         if failed is not None:
             code = failed.code if isinstance(failed, Error) else _errors.INTERNAL
             request |= {"failed": {"code": code, "message": str(failed) or type(failed).__name__}, "held": []}
-        answer = call("load", request, [] if failed is not None else [one.tensor for one in held])
+        answer = call("load", request, [] if failed is not None else [one.tensor for one in held] + staging)
         assert trainer is not None
         if "origin" in answer:
             trainer.take(Told(answer, value_of), answer)

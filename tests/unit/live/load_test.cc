@@ -44,9 +44,9 @@ struct Rank {
     bytes.emplace_back(one[0].cut->shard_elems() * ItemSize(one[0].dtype), std::byte{0xAB});
     held.push_back(std::move(one[0]));
   }
-  std::vector<std::span<std::byte>> memory() {
-    std::vector<std::span<std::byte>> out;
-    for (auto& one : bytes) out.emplace_back(one);
+  std::vector<Memory> memory() {
+    std::vector<Memory> out;
+    for (auto& one : bytes) out.push_back({one});
     return out;
   }
 };
@@ -71,7 +71,7 @@ std::vector<json> TensorsOf(const std::string& root) {
 Result<Loaded> LoadInto(const LoadOptions& options, Rank* rank) {
   const auto comm = comm::MakeSerialComm();
   NullSink sink;
-  const std::vector<std::span<std::byte>> memory = rank->memory();
+  const std::vector<Memory> memory = rank->memory();
   return Load(*comm, options, rank->held, memory, sink);
 }
 
@@ -115,7 +115,7 @@ TEST_F(LiveLoadTest, FillsEveryRankAndReadsEachByteOnce) {
     const std::vector<Status> done = comm::RunThreads(ranks, [&](comm::Comm& comm) -> Status {
       Rank& mine = all[static_cast<std::size_t>(comm.rank())];
       NullSink sink;
-      const std::vector<std::span<std::byte>> memory = mine.memory();
+      const std::vector<Memory> memory = mine.memory();
       SW_TRY_ASSIGN(const Loaded loaded, Load(comm, From(Own(name)), mine.held, memory, sink));
       const std::lock_guard lock(mutex);
       read = loaded.bytes_read;

@@ -121,13 +121,13 @@ Result<Filled> Fill(comm::Comm& comm, const layout::ShardMap& like, bool in_memo
                 HeldOf(like, static_cast<std::uint64_t>(comm.rank()),
                        static_cast<std::uint64_t>(comm.size())));
   std::vector<std::vector<std::byte>> bytes;
-  std::vector<std::span<std::byte>> memory;
+  std::vector<live::Memory> memory;
   bytes.reserve(held.size());
   for (const live::Held& one : held) {
     bytes.emplace_back(one.cut->shard_elems() * ItemSize(one.dtype), std::byte{0xAB});
   }
   memory.reserve(bytes.size());
-  for (auto& one : bytes) memory.emplace_back(one);
+  for (auto& one : bytes) memory.push_back({one});
   live::LoadOptions options;
   options.in_memory = in_memory;
   SW_TRY_ASSIGN(const live::Loaded loaded,

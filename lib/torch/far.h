@@ -1,0 +1,16 @@
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <memory>
+
+#include "live/live.h"
+
+namespace shardwright::live_torch {
+
+/// A tensor on a device, which PyTorch copies to: whatever device it knows. What was queued for the
+/// tensor has to have ended. It keeps the tensor.
+/// \pre it is contiguous
+std::shared_ptr<live::Far> MakeFar(const torch::stable::Tensor& tensor);
+
+}  // namespace shardwright::live_torch

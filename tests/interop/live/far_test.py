@@ -1,0 +1,167 @@
+"""Tensors that are not on the CPU: on a device of our own whose memory crashes who touches it, and whose copies come as late as
+PyTorch allows (far_device.cc).
+
+    far_test.py BIN PACKAGE DEVICE
+
+A checkpoint is loaded into a model and an optimizer there, bit for bit as on the CPU, and files of holes are filled from there.
+"""
+
+import io
+import os
+import sys
+import types
+import unittest
+
+import live  # first: it makes the modules of the other tests importable
+import commands
+import ranks
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+STEPS = 3
+RATE = 0.02
+DEVICE = None
+
+
+def make_model():
+    """Its largest tensor is several units long."""
+    return torch.nn.Sequential(torch.nn.Embedding(300, 1000), torch.nn.Linear(1000, 900), torch.nn.BatchNorm1d(900),
+                               torch.nn.Linear(900, 3, dtype=torch.bfloat16))
+
+
+def save(path):
+    """A checkpoint of a model on the CPU that has made some steps."""
+    torch.manual_seed(7)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    for _ in range(STEPS):
+        for param in model.parameters():
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optim": moments}, checkpoint_id=path)
+
+
+def have_far():
+    if not hasattr(torch, "far"):
+        torch.ops.load_library(DEVICE)
+        module = types.ModuleType("torch.far")  # what PyTorch asks of the module of a device
+        module.is_available = module.is_initialized = lambda: True
+        module._is_in_bad_fork = lambda: False
+        module.manual_seed_all = lambda seed: None
+        module.current_device, module.device_count = lambda: 0, lambda: 1
+        torch._register_device_module("far", module)
+    return torch.device("far:0")
+
+
+def meet_by(backend, meet):
+    """The trainer's process group is of another backend than gloo, so that the package has to make one of its own."""
+    dist.destroy_process_group()
+    dist.Backend.register_backend(backend, lambda store, rank, world, wait: dist.ProcessGroupGloo(store, rank, world, wait),
+                                  devices=["cpu"])
+    dist.init_process_group(backend, init_method=f"file://{meet}", rank=int(os.environ["RANK"]),
+                            world_size=int(os.environ["WORLD_SIZE"]))
+
+
+def loaded_on(device, source, options, path, backend=None):
+    """Collective. Everything that a trainer has after a load; what was said."""
+    import shardwright
+    if backend is not None:
+        meet_by(backend, path.with_suffix(".meet"))
+    model = make_model().to(have_far() if device == "far" else device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, foreach=False)
+    loaded = shardwright.load((model, optimizer), source, **options)
+    state = live.state_of(model, optimizer) | dict(model.named_buffers())
+    where = {tensor.device.type for name, tensor in state.items() if not name.endswith("/step")}
+    if dist.get_rank() == dist.get_world_size() - 1:
+        torch.save({name: tensor.cpu() for name, tensor in state.items()}, path)
+    return {"step": int(loaded), "read": loaded.bytes_read, "filled": loaded.bytes_filled, "where": sorted(where),
+            "rates": [group["lr"] for group in optimizer.param_groups]}
+
+
+def refused(source):
+    """Collective. What is said of tensors without elements."""
+    import shardwright
+    with torch.device("meta"):
+        model = make_model()
+    try:
+        shardwright.load(model, source)
+    except shardwright.Error as error:
+        return error.code, str(error)
+    return None
+
+
+def saved(path, stretches):
+    """The tensors of a file of holes whose larger ones were filled in stretches of so many bytes."""
+    from shardwright import _far, _files
+    device = have_far()
+    _far.CHUNK = 10_000
+    torch.manual_seed(3)
+    values = {"large": torch.randn(40_000), "bits": torch.randn(3000, dtype=torch.bfloat16), "small": torch.arange(9),
+              "none": torch.empty(0), "turned": torch.randn(60, 70).t()}
+    file = _files.SparseFile(path, {name: tensor.to(device) for name, tensor in values.items()})
+    size = path.stat().st_size
+    file.fill([(first, min(stretches, size - first)) for first in range(file._first, size, stretches)])
+    found = torch.load(io.BytesIO(path.read_bytes()), weights_only=True)
+    return [name for name in values if not torch.equal(found[name], values[name])]
+
+
+def late():
+    """What a copy off the device has brought before it was waited for, and after."""
+    tensor = torch.arange(100.0).to(have_far())
+    here = torch.zeros(100)
+    here.copy_(tensor, non_blocking=True)
+    before = here.count_nonzero().item()
+    torch.accelerator.synchronize()
+    return [before, here.count_nonzero().item()]
+
+
+class Far(unittest.TestCase):
+    ucp = None
+
+    def setUp(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        self.scratch = scratch.path
+        self.source = self.scratch / "ckpt"
+        ranks.run(1, save, self.source)
+
+    def test_the_device_is_late(self):
+        self.assertEqual(ranks.run(1, late), [0, 99])
+
+    def test_loads(self):
+        for world, options, backend in ((1, {"threads": 1}, None), (1, {"threads": 3}, None),
+                                        (2, {"threads": 2, "memory": 24 << 20}, None), (2, {"threads": 1}, "other")):
+            with self.subTest(ranks=world, backend=backend, **options):
+                told = [ranks.run(world, loaded_on, device, self.source, options, self.scratch / f"{device}.pt", backend)
+                        for device in ("cpu", "far")]
+                want, got = (torch.load(self.scratch / f"{device}.pt", weights_only=True) for device in ("cpu", "far"))
+                self.assertEqual(live.differing(got, want), [])
+                self.assertEqual(told[1]["where"], ["far"])
+                self.assertEqual(told[1] | {"where": ["cpu"]}, told[0])
+                self.assertEqual((told[1]["step"], told[1]["rates"]), (STEPS, [RATE]))
+                print(f"{world} ranks: {len(got)} tensors, {told[1]['filled']} bytes filled of {told[1]['read']} read")
+
+    def test_memory(self):
+        """The memory that a device copies from counts too."""
+        options = {"threads": 1, "memory": 9 << 20}
+        ranks.run(1, loaded_on, "cpu", self.source, options, self.scratch / "cpu.pt")
+        with self.assertRaisesRegex(RuntimeError, "memory 9.00 MiB: 1 thread need 10.0 MiB of buffers"):
+            ranks.run(1, loaded_on, "far", self.source, options, self.scratch / "far.pt")
+
+    def test_no_elements(self):
+        code, said = ranks.run(1, refused, self.source)
+        self.assertEqual(code, 9)
+        self.assertIn("on device meta", said)
+
+    def test_files_of_holes(self):
+        for number, stretches in enumerate((1 << 20, 50_001, 4096)):
+            self.assertEqual(ranks.run(1, saved, self.scratch / f"{number}.pt", stretches), [])
+
+
+if __name__ == "__main__":
+    Far.ucp = live.start()
+    DEVICE = sys.argv.pop(1)
+    unittest.main(verbosity=2)
