@@ -442,7 +442,7 @@ def live_agent(address):
 if __name__ == "__main__":
     if "--all" in sys.argv:
         sys.argv.remove("--all")
-        ALL, KILLS = True, 10
+        ALL, KILLS = True, 20
     Lossless.ucp = live.start()
     BIN = Lossless.ucp.folder
     unittest.main(verbosity=2)
