@@ -36,11 +36,17 @@ Exchange::Exchange(comm::Comm& comm, const layout::ShardMap& source, ByteSource&
                    std::vector<int> file_owner)
     : comm_(comm), source_(source), local_(local), file_owner_(std::move(file_owner)) {}
 
+/// \pre sends()
+int Exchange::OwnerOf(std::uint32_t member) const {
+  return member_owner_.empty() ? file_owner_[source_.members[member].file] : member_owner_[member];
+}
+
 bool Exchange::Local(std::uint32_t member) const {
-  return !sends() || file_owner_[source_.members[member].file] == comm_.rank();
+  return !sends() || OwnerOf(member) == comm_.rank();
 }
 
 bool Exchange::MineFile(std::uint32_t file) const {
+  SW_CHECK(member_owner_.empty());
   if (sends()) return file_owner_[file] == comm_.rank();
   return file % static_cast<std::uint32_t>(comm_.size()) ==
          static_cast<std::uint32_t>(comm_.rank());
@@ -143,7 +149,7 @@ Status Exchange::Round(std::span<const Stretch> wanted) {
   served_ = {};
   for (const Stretch& stretch : wanted) {
     if (Local(stretch.member)) continue;
-    const auto rank = static_cast<std::size_t>(file_owner_[source_.members[stretch.member].file]);
+    const auto rank = static_cast<std::size_t>(OwnerOf(stretch.member));
     asked[rank].push_back({stretch.member, stretch.offset, stretch.bytes});
     fetched_.index.push_back({stretch, rank, at[rank]});
     at[rank] += stretch.bytes;

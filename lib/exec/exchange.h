@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -33,8 +34,12 @@ class Exchange final : public ByteSource {
   Exchange(comm::Comm& comm, const layout::ShardMap& source, ByteSource& local,
            std::vector<int> file_owner);
 
+  /// From now on members are read by these ranks, which see them, whatever file they are in.
+  /// \param member_owner  by source member
+  void ReadBy(std::vector<int> member_owner) { member_owner_ = std::move(member_owner); }
+
   /// False where every rank sees every file: rounds then do nothing.
-  bool sends() const { return !file_owner_.empty(); }
+  bool sends() const { return !file_owner_.empty() || !member_owner_.empty(); }
 
   /// Fetches from other ranks what is theirs of `wanted`, and serves them; forgets the round
   /// before. What several ranks ask for alike is read once, also where this rank reads it itself.
@@ -75,7 +80,7 @@ class Exchange final : public ByteSource {
   std::uint64_t bytes_read() const override { return local_.bytes_read(); }
   std::uint64_t files_read() const override { return local_.files_read(); }
 
-  /// True on the one rank that deals with a whole source file, and sees it.
+  /// True on the one rank that deals with a whole source file, and sees it. \pre not ReadBy
   bool MineFile(std::uint32_t file) const;
   /// The same for a member: to verify it.
   bool Mine(std::uint32_t member) const;
@@ -99,6 +104,7 @@ class Exchange final : public ByteSource {
     void Sort();
     const std::byte* Find(std::uint32_t member, std::uint64_t offset, std::uint64_t count) const;
   };
+  int OwnerOf(std::uint32_t member) const;
   bool Local(std::uint32_t member) const;
   Status Serve(const std::vector<comm::Bytes>& requests);
   Status ServeShared(const std::vector<comm::Bytes>& requests, std::vector<comm::Bytes>* places);
@@ -108,6 +114,7 @@ class Exchange final : public ByteSource {
   const layout::ShardMap& source_;
   ByteSource& local_;
   std::vector<int> file_owner_;
+  std::vector<int> member_owner_;  // empty: those of their files
   Holding fetched_;
   Holding served_;
   std::unique_ptr<device::Windows> windows_;  // null: nothing is shared

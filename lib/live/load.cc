@@ -83,10 +83,44 @@ Result<std::vector<std::vector<Held>>> HeldByAll(comm::Comm& comm, const std::ve
 
 /// Who reads what.
 struct Readers {
-  /// The rank that reads each source file: who needs most of it, and of several the one that reads
-  /// least so far.
-  std::vector<int> of_file;
+  std::vector<int> of_member;    ///< the rank that reads each source member
   std::uint64_t unit_bytes = 0;  ///< most bytes that a unit of any rank reads
+};
+
+/// Ranks whose needs of a file differ by less than a part of this are alike.
+constexpr std::uint64_t kAlike = 8;
+
+/// A file is read by who needs most of it. Where several ranks need about as much, as of weights
+/// that all of them hold, they share its members out.
+class ReaderChoice {
+ public:
+  ReaderChoice(const layout::ShardMap& source, std::size_t ranks)
+      : source_(source), members_(source.files.size()), reads_(ranks) {
+    for (std::uint32_t member = 0; member < source.members.size(); ++member) {
+      members_[source.members[member].file].push_back(member);
+    }
+  }
+
+  /// \param need  by rank: bytes
+  void Choose(std::uint32_t file, std::span<const std::uint64_t> need,
+              std::vector<int>* of_member) {
+    const std::uint64_t most = std::ranges::max(need);
+    std::vector<std::size_t> alike;
+    for (std::size_t rank = 0; rank < need.size(); ++rank) {
+      if (need[rank] >= most - most / kAlike) alike.push_back(rank);
+    }
+    for (const std::uint32_t member : members_[file]) {
+      const std::size_t reader = *std::ranges::min_element(
+          alike, {}, [&](std::size_t rank) { return std::pair(reads_[rank], rank); });
+      (*of_member)[member] = static_cast<int>(reader);
+      if (most > 0) reads_[reader] += source_.members[member].bytes;
+    }
+  }
+
+ private:
+  const layout::ShardMap& source_;
+  std::vector<std::vector<std::uint32_t>> members_;  // by file
+  std::vector<std::uint64_t> reads_;                 // by rank: bytes so far
 };
 
 /// Collective.
@@ -110,16 +144,12 @@ Result<Readers> ReadersOf(comm::Comm& comm, const plan::Plan& plan,
     return bytes;
   };
   Readers out;
-  std::vector<std::uint64_t> reads(all.size());
-  for (std::size_t file = 0; file < files; ++file) {
-    const auto need = [&](std::size_t rank) { return said(rank, file); };
-    std::size_t best = 0;
-    for (std::size_t rank = 1; rank < all.size(); ++rank) {
-      const bool more = need(rank) > need(best);
-      if (more || (need(rank) == need(best) && reads[rank] < reads[best])) best = rank;
-    }
-    out.of_file.push_back(static_cast<int>(best));
-    reads[best] += need(best);
+  out.of_member.resize(plan.source().members.size());
+  ReaderChoice choice(plan.source(), all.size());
+  std::vector<std::uint64_t> need(all.size());
+  for (std::uint32_t file = 0; file < files; ++file) {
+    for (std::size_t rank = 0; rank < all.size(); ++rank) need[rank] = said(rank, file);
+    choice.Choose(file, need, &out.of_member);
   }
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     out.unit_bytes = std::max(out.unit_bytes, said(rank, files));
@@ -180,7 +210,8 @@ Status Loader::Fill(const ucp::Input& input, const Match& match, std::span<const
     SW_TRY_ASSIGN(readers, ReadersOf(comm_, plan, units));
   }
   sink_.Pass("load");
-  exec::Exchange source(comm_, from.map, *input.bytes, std::move(readers.of_file));
+  exec::Exchange source(comm_, from.map, *input.bytes, {});
+  source.ReadBy(std::move(readers.of_member));
   exec::SortByPlace(plan, source, &units);
   exec::SourceSums sums(from.map.members.size());
   exec::UnitLoopOptions loop_options;

@@ -70,7 +70,8 @@ class Trainer:
             socket.send_fds(self.socket, [b"\0"], [descriptor])
             os.close(descriptor)
             self.answer()
-        except OSError as error:
+        except (OSError, Gone) as error:
+            self.close()
             raise Gone(str(error)) from error
 
     def step(self, iteration):

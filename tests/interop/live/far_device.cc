@@ -121,8 +121,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device, int) const override { return getStream(kFar); }
   c10::Stream exchangeStream(c10::Stream) const override { return getStream(kFar); }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  void record(void** event, const c10::Stream&, c10::DeviceIndex,
-              c10::EventFlag) const override {
+  void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
     *event = reinterpret_cast<void*>(1);
   }
   void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
