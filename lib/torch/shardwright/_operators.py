@@ -127,6 +127,8 @@ def register() -> None:
             ("count_experts", lambda chosen, experts: chosen.new_empty(experts)),
             ("dispatch_plan", _plan_without_data)):
         library.register_fake(f"shardwright::{name}", shaped)
-    for name, composite in (("pack_tokens", pack_composite), ("unpack_tokens", unpack_composite),
-                            ("token_dots", dots_composite), ("sum_parts", sum_composite)):
-        library.register_kernel(f"shardwright::{name}", "cuda", composite)
+    here = torch.accelerator.current_accelerator()
+    for device in {"cuda", here.type} if here is not None else {"cuda"}:
+        for name, composite in (("pack_tokens", pack_composite), ("unpack_tokens", unpack_composite),
+                                ("token_dots", dots_composite), ("sum_parts", sum_composite)):
+            library.register_kernel(f"shardwright::{name}", device, composite)

@@ -108,6 +108,29 @@ def saved(path, stretches):
     return [name for name in values if not torch.equal(found[name], values[name])]
 
 
+def packed(dtype):
+    """Names of results of the operators on tokens, forward and backward, that are not those of the CPU: bit for bit, but for
+    sums over a token, which PyTorch adds in an order of its own."""
+    from shardwright import _library
+    have_far()  # before the operators are registered for the devices that there are
+    operators, found = _library.operators(), {}
+    place = torch.tensor([[0, 3], [1, -1], [2, 4], [5, 6], [7, -1]])
+    for device in ("cpu", "far"):
+        torch.manual_seed(11)
+        kind = getattr(torch, dtype)
+        tokens, weights = (torch.randn(5, 6).to(kind).to(device).requires_grad_(), torch.rand(5, 2).to(device).requires_grad_())
+        rows = operators.pack_tokens(tokens, place.to(device), weights, 8)
+        back = operators.unpack_tokens(rows, place.to(device), weights)
+        (back * back).sum().backward()
+        parts = operators.sum_parts(torch.stack([rows.detach(), rows.detach() / 3]).reshape(2, -1))
+        found[device] = {"rows": rows, "back": back, "parts": parts, "tokens.grad": tokens.grad, "weights.grad": weights.grad}
+        if {tensor.device.type for tensor in found[device].values()} != {device}:
+            raise AssertionError(f"a result is not on {device}")
+    near = {name: tensor.cpu() for name, tensor in found["far"].items()}
+    torch.testing.assert_close(near.pop("weights.grad"), found["cpu"].pop("weights.grad"))
+    return [name for name, tensor in near.items() if not torch.equal(tensor, found["cpu"][name])]
+
+
 def late():
     """What a copy off the device has brought before it was waited for, and after."""
     tensor = torch.arange(100.0).to(have_far())
@@ -155,6 +178,10 @@ class Far(unittest.TestCase):
         code, said = ranks.run(1, refused, self.source)
         self.assertEqual(code, 9)
         self.assertIn("on device meta", said)
+
+    def test_tokens(self):
+        for dtype in ("float32", "bfloat16"):
+            self.assertEqual(ranks.run(1, packed, dtype), [])
 
     def test_files_of_holes(self):
         for number, stretches in enumerate((1 << 20, 50_001, 4096)):
