@@ -9,14 +9,18 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/text.h"
+#include "common/outputs.h"
 #include "common/pec.h"
 #include "os/socket.h"
 #include "os/tls.h"
+#include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
 #include "pec/agent/agent_client.h"
 #include "pec/agent/agent_run.h"
 #include "pec/report/report_json.h"
+#include "pec/report/sends_page.h"
 #include "text/text.h"
 
 namespace shardwright::apps {
@@ -24,6 +28,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr std::uint64_t kMostMicroBatches = 65536;
 constexpr std::chrono::hours kStopPatience(24 * 30);
 
 std::string HostName() {
@@ -44,6 +49,18 @@ std::uint64_t Bytes(const Json& json, const char* key) {
   return found != json.end() && found->is_number_unsigned() ? found->get<std::uint64_t>() : 0;
 }
 
+/// Where ranks idle: how much of what was sent was sent then.
+void ShowSent(std::ostream& out, const Json& json) {
+  const Json sent = json.value("sent", Json::object());
+  const std::uint64_t idle = Bytes(sent, "idle");
+  const std::uint64_t beside = Bytes(sent, "beside");
+  const std::uint64_t due = Bytes(sent, "due");
+  if (idle + beside + due == 0 && Bytes(json, "ranks_marking") == 0) return;
+  out << "sent      " << FormatBytes(idle) << " while ranks idled, " << FormatBytes(beside)
+      << " beside, " << FormatBytes(due) << " due before the next snapshot ("
+      << Plural(Bytes(json, "sends_due"), "time") << ")\n";
+}
+
 void ShowStatus(cli::Context& context, const Json& json) {
   std::ostream& out = context.out();
   out << "process   " << Number(json, "pid") << "\n"
@@ -56,6 +73,7 @@ void ShowStatus(cli::Context& context, const Json& json) {
       << "\n"
       << "persists  " << Number(json, "persists") << ", failed " << Number(json, "persists_failed")
       << "\n";
+  ShowSent(out, json);
   if (const std::string error = json.value("last_error", ""); !error.empty()) {
     out << "error     " << text::Printable(error) << "\n";
   }
@@ -98,6 +116,52 @@ os::Stop StopOf(cli::Context& context) {
   return [&sink] { return sink.stop_requested(); };
 }
 
+/// When ranks idle, as flags say.
+struct IdleFlags {
+  std::string pipeline;
+  std::string stages;
+  std::uint64_t needed = 0;
+
+  void AddTo(cli::App& app) {
+    app.AddText("--pipeline", &pipeline,
+                "send while the stages of --stages idle in a 1F1B pipeline: stages, micro-batches, "
+                "seconds of one forward and backward",
+                "P,B,TF,TB");
+    app.AddText("--stages", &stages, "stages on this node, for --pipeline", "LIST");
+    app.AddCount("--idle-ranks", &needed, 0, pec::kMostJobRanks,
+                 "ranks that have to idle at once; 0: all that say when they do");
+  }
+  Status Read(const cli::App& app, pec::IdleOptions* options) const {
+    options->needed = static_cast<std::uint32_t>(needed);
+    if (pipeline.empty()) return app.Refuse({"--stages"}, "without --pipeline");
+    if (stages.empty()) {
+      return Fail(Errc::kUsage, "--pipeline needs --stages: those whose ranks are on this node");
+    }
+    const std::vector<std::string> parts = Split(pipeline, ',');
+    if (parts.size() != 4) {
+      return Fail(Errc::kUsage, "--pipeline: \"" + pipeline + "\": four numbers expected, found " +
+                                    std::to_string(parts.size()));
+    }
+    pec::PipelineTimes times;
+    auto read = [&]() -> Status {
+      SW_TRY_ASSIGN(const std::uint64_t p, cli::ParseCount(parts[0], 1, pec::kMostJobRanks));
+      SW_TRY_ASSIGN(const std::uint64_t b, cli::ParseCount(parts[1], 1, kMostMicroBatches));
+      times.stages = static_cast<std::uint32_t>(p);
+      times.micro_batches = static_cast<std::uint32_t>(b);
+      SW_TRY_ASSIGN(times.forward_s, cli::ParseReal(parts[2], 1e-4, 1e6));
+      SW_TRY_ASSIGN(times.backward_s, cli::ParseReal(parts[3], 1e-4, 1e6));
+      return {};
+    }();
+    if (!read) return Within("--pipeline", std::move(read).error());
+    auto ranks = ParseRanks(stages);
+    if (!ranks) return Within("--stages", std::move(ranks).error());
+    auto schedule = pec::ScheduleOf(times, *ranks, options->needed);
+    if (!schedule) return Within("--pipeline", std::move(schedule).error());
+    options->schedule = *std::move(schedule);
+    return {};
+  }
+};
+
 /// Which agent is asked, and how.
 struct AddressFlags {
   std::string address;
@@ -131,6 +195,7 @@ int AgentMain(int argc, const char* const* argv) {
         "Saves what a training job on this node writes."}});
   SaveFlags save;
   KeyFlags key;
+  IdleFlags idle;
   pec::AgentRunOptions options;
   options.agent.memory_bytes = std::uint64_t{8} << 30;
   app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory});
@@ -145,10 +210,13 @@ int AgentMain(int argc, const char* const* argv) {
   app.AddSize("--memory-limit", &options.agent.memory_bytes,
               "memory for snapshots and copies; a snapshot above it is refused");
   app.AddSize("--bandwidth", &options.agent.bandwidth,
-              "bytes per second that saving and copying may take; 0: all");
+              "bytes per second that saving and copying may take, where ranks say when they idle "
+              "beside that; 0: all, or then nothing");
+  idle.AddTo(app);
   save.AddTo(app);
   app.Check([&]() -> Status {
     SW_TRY(save.CheckRules(app));
+    SW_TRY(idle.Read(app, &options.agent.idle));
     if (options.copies_only && options.listen.empty()) {
       return Fail(Errc::kUsage, "--copies-only needs --listen: copies come in there");
     }
@@ -177,8 +245,18 @@ int StatusMain(int argc, const char* const* argv) {
   cli::App app("pec-save status", "Show what an agent does.",
                {{"unix:/run/user/1/pec.sock", "Asks the agent that listens there."}});
   AddressFlags flags;
+  std::string page;
+  app.Use({cli::Shared::kForce});
   flags.AddTo(app);
+  app.AddText("--page", &page,
+              "also write what was sent around the last snapshots, and when ranks idled, as a page "
+              "to look at, in one HTML file",
+              "FILE");
+  app.Check([&]() -> Status {
+    return page.empty() ? app.Refuse({"--force"}, "without --page") : Status();
+  });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    SW_TRY(CheckOutputs(context, {page}));
     SW_TRY_ASSIGN(const auto client, flags.Client(context));
     return context.comm().OnRoot([&]() -> Status {
       SW_TRY_ASSIGN(const std::string text, client->AskText("status"));
@@ -188,7 +266,10 @@ int StatusMain(int argc, const char* const* argv) {
       }
       ShowStatus(context, json);
       context.SetResult(std::move(json));
-      return {};
+      if (page.empty()) return {};
+      SW_TRY_ASSIGN(const std::string sends, client->AskText("sends"));
+      SW_TRY_ASSIGN(const std::string html, pec::SendsPage(sends, text::Printable(flags.address)));
+      return WriteText(context, page, html);
     });
   });
 }

@@ -1,9 +1,6 @@
 #include "cli/app.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <cstdio>
 #include <utility>
 
 #include "base/bytes.h"
@@ -12,21 +9,6 @@
 
 namespace shardwright::cli {
 namespace {
-
-std::string RealText(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
-
-Result<double> ParseReal(const std::string& text, double first, double last) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (whole && std::isfinite(value) && value >= first && value <= last) return value;
-  return Fail(Errc::kUsage,
-              "\"" + text + "\" is not a number from " + RealText(first) + " to " + RealText(last));
-}
 
 /// A flag whose text `parse` turns into *value.
 template <class T, class Parse>

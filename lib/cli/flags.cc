@@ -2,6 +2,8 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
+#include <cstdio>
 #include <utility>
 
 #include "base/bytes.h"
@@ -30,6 +32,21 @@ Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std
   if (whole && count >= first && count <= last) return count;
   return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is not a whole number from " +
                                 std::to_string(first) + " to " + std::to_string(last));
+}
+
+std::string RealText(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+Result<double> ParseReal(std::string_view text, double first, double last) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && std::isfinite(value) && value >= first && value <= last) return value;
+  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is not a number from " +
+                                RealText(first) + " to " + RealText(last));
 }
 
 Result<std::uint64_t> ParseMemory(std::string_view text) {

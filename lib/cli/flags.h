@@ -53,6 +53,14 @@ struct CommonFlags {
 /// Local.
 Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std::uint64_t last);
 
+/// A number as help and messages show it.
+std::string RealText(double value);
+
+/// A finite decimal number in [first, last].
+/// \error kUsage with the text and the range
+/// Local.
+Result<double> ParseReal(std::string_view text, double first, double last);
+
 /// Value of --memory: a size of at least kMemoryMinBytes.
 /// \error kUsage
 /// Local.

@@ -1,7 +1,8 @@
 // lib/page: pages to look at.
 // One HTML file each that needs nothing else, no network and no foreign script. page.h makes the
-// file, chart.h draws curves. What is on a page is the business of the module that reports:
-// pec/forecast/simulate_page.h, moe/io/report_page.h.
+// file, chart.h draws curves, timeline.h what happened when. What is on a page is the business of
+// the module that reports: pec/forecast/simulate_page.h, pec/report/sends_page.h,
+// moe/io/report_page.h.
 
 #pragma once
 

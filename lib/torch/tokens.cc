@@ -1,6 +1,6 @@
 // Tokens to replicated experts and back: torch.ops.shardwright.{count_experts, dispatch_plan,
-// pack_tokens, unpack_tokens, token_dots, sum_parts} on the CPU. Derivatives, other devices and
-// shapes without data are registered by the package.
+// pack_tokens, unpack_tokens, token_dots, sum_parts} on the CPU, and extra_capacity. Derivatives,
+// other devices and shapes without data are registered by the package.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -22,6 +22,7 @@
 #include "base/result.h"
 #include "device/kernels/tokens.h"
 #include "moe/core/dispatch.h"
+#include "pec/forecast/extra_capacity.h"
 
 namespace shardwright::live_torch {
 namespace {
@@ -337,6 +338,38 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> DispatchPlan(Tensor chosen, Tensor to
           MakeNumbers(arrangement, {static_cast<std::int64_t>(arrangement.size()), 1})};
 }
 
+/// Tokens above their capacity that experts process to make up for lost ones.
+Tensor ExtraCapacity(Tensor tokens, Tensor capacity, Tensor debt, std::int64_t devices) {
+  const auto routed = Numbers(tokens, "tokens", 1);
+  const auto room = Numbers(capacity, "capacity", 1);
+  const auto owed = Numbers(debt, "debt", 1);
+  const std::size_t experts = routed.size();
+  Require(room.size() == experts && owed.size() == experts, Errc::kUsage,
+          "tokens, capacity and debt: a number for each expert expected, found shapes " +
+              ShapeText(tokens) + ", " + ShapeText(capacity) + ", " + ShapeText(debt));
+  const auto parts = static_cast<std::size_t>(std::max<std::int64_t>(devices, 0));
+  Require(parts > 0 && experts % parts == 0, Errc::kUsage,
+          "devices: " + std::to_string(devices) + ", a divisor of " + std::to_string(experts) +
+              " experts expected");
+  for (const auto& numbers : {routed, room, owed}) {
+    Require(std::all_of(numbers.begin(), numbers.end(), [](std::int64_t n) { return n >= 0; }),
+            Errc::kUsage, "tokens, capacity and debt: numbers from 0 on expected");
+  }
+  std::vector<std::int64_t> out;
+  out.reserve(experts);
+  const std::size_t each = experts / parts;
+  for (std::size_t first = 0; first < experts; first += each) {
+    std::vector<pec::ExpertCapacity> device;
+    for (std::size_t e = first; e < first + each; ++e) {
+      device.push_back({static_cast<std::uint64_t>(room[e]), static_cast<std::uint64_t>(routed[e]),
+                        static_cast<std::uint64_t>(owed[e])});
+    }
+    const std::vector<std::uint64_t> extra = ValueOf(pec::TokensToMakeUp(device));
+    out.insert(out.end(), extra.begin(), extra.end());
+  }
+  return MakeNumbers(out, {tokens.size(0)});
+}
+
 // NOLINTEND(performance-unnecessary-value-param)
 
 }  // namespace
@@ -351,6 +384,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(shardwright, library) {
   library.def("unpack_tokens(Tensor rows, Tensor place, Tensor? weights) -> Tensor");
   library.def("token_dots(Tensor rows, Tensor tokens, Tensor place) -> Tensor");
   library.def("sum_parts(Tensor parts) -> Tensor");
+  library.def("extra_capacity(Tensor tokens, Tensor capacity, Tensor debt, int devices) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(shardwright, CPU, library) {
@@ -361,4 +395,5 @@ STABLE_TORCH_LIBRARY_IMPL(shardwright, CPU, library) {
   library.impl("unpack_tokens", TORCH_BOX(&UnpackTokens));
   library.impl("token_dots", TORCH_BOX(&TokenDots));
   library.impl("sum_parts", TORCH_BOX(&SumParts));
+  library.impl("extra_capacity", TORCH_BOX(&ExtraCapacity));
 }

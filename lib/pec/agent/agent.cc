@@ -24,10 +24,10 @@ constexpr const char* kRestoredMeanwhile = "the store was restored while the sna
 
 class ThrottledBytes final : public exec::ByteSource {
  public:
-  ThrottledBytes(std::unique_ptr<exec::ByteSource> source, Limiter& limiter)
-      : source_(std::move(source)), limiter_(limiter) {}
+  ThrottledBytes(std::unique_ptr<exec::ByteSource> source, Limiter::Job& job)
+      : source_(std::move(source)), job_(job) {}
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
-    limiter_.Spend(out.size());
+    job_.Spend(out.size());
     return source_->Read(member, offset, out);
   }
   std::uint64_t bytes_read() const override { return source_->bytes_read(); }
@@ -35,7 +35,7 @@ class ThrottledBytes final : public exec::ByteSource {
 
  private:
   std::unique_ptr<exec::ByteSource> source_;
-  Limiter& limiter_;
+  Limiter::Job& job_;
 };
 
 /// The experts that a snapshot took: those that its level holds in its own version.
@@ -49,6 +49,17 @@ Snapshotted SnapshottedOf(const Manifest& manifest) {
     }
   }
   return out;
+}
+
+/// What a persist of a checkpoint moves at most: what it has of its own iteration.
+std::uint64_t OwnBytes(const Manifest& manifest) {
+  std::uint64_t bytes = manifest.passed ? manifest.passed->bytes : 0;
+  for (const HeldModule& module : manifest.modules) {
+    for (const auto& held : module) {
+      if (held && held->version == manifest.iteration) bytes += held->blob.bytes;
+    }
+  }
+  return bytes;
 }
 
 exec::Digest CatalogueDigest(const ucp::Input& input) {
@@ -73,7 +84,7 @@ void AddTaken(const Manifest& earlier, Selection* selection) {
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       pool_(std::make_shared<MemoryPool>(options_.memory_bytes)),
-      limiter_(options_.bandwidth),
+      limiter_(options_.bandwidth, options_.idle),
       logs_(options_.save.store) {
   status_.memory_limit_bytes = options_.memory_bytes;
 }
@@ -99,6 +110,7 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
       const std::lock_guard lock(mutex_);
       status_.snapshot_seconds += std::chrono::duration<double>(Clock::now() - start).count();
     }
+    limiter_.Begin(iteration);
     if (copied) copied(iteration);
   };
   const auto take = [&]() -> Result<std::uint64_t> {
@@ -244,10 +256,10 @@ bool Agent::wants_persist() const {
   return buffers_.Find(BufferState::kFilled).has_value();
 }
 
-Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Sink& sink) {
+Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Limiter::Job& job, Sink& sink) {
   SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> input,
                 OpenMemory(checkpoint, options_.pattern_files));
-  input->bytes = std::make_unique<ThrottledBytes>(std::move(input->bytes), limiter_);
+  input->bytes = std::make_unique<ThrottledBytes>(std::move(input->bytes), job);
   std::shared_ptr<const loads::LoadTrace> tokens = checkpoint.tokens;
   if (!tokens) {
     SW_TRY_ASSIGN(tokens, ReadTokens());
@@ -279,7 +291,8 @@ Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
   }
   // First, so that whoever finds the checkpoint finds the way of its older experts to it.
   PersistLogs(checkpoint->manifest.iteration, sink);
-  const Result<SaveReport> report = Write(*checkpoint, sink);
+  Limiter::Job job(limiter_, OwnBytes(checkpoint->manifest));
+  const Result<SaveReport> report = Write(*checkpoint, job, sink);
   const std::lock_guard lock(mutex_);
   if (!report) {
     ++status_.persists_failed;
@@ -308,6 +321,7 @@ Result<std::optional<std::uint64_t>> Agent::StoredIteration() const {
 }
 
 Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
+  const Limiter::Hurry hurry(limiter_);
   WaitForSnapshot();
   for (;;) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> done, Persist(sink));
@@ -335,7 +349,8 @@ Status Agent::FlushCopy(const AgentEntry& entry, Sink& sink) {
   if (stored && *stored >= entry.checkpoint->manifest.iteration) return {};
   stop_persist_.store(false);
   PersistLogs(entry.checkpoint->manifest.iteration, sink);
-  SW_TRY(Write(*entry.checkpoint, sink));
+  Limiter::Job job(limiter_);
+  SW_TRY(Write(*entry.checkpoint, job, sink));
   return {};
 }
 
@@ -373,6 +388,7 @@ void Agent::Rollback(const std::vector<RecoveryRecord>& restores) {
     recovery_ = restores.back().sequence;
   }
   stop_persist_.store(true);
+  const Limiter::Hurry hurry(limiter_);
   const std::lock_guard one(persist_mutex_);
   const std::lock_guard lock(mutex_);
   for (const RecoveryRecord& restore : restores) {
@@ -470,6 +486,9 @@ AgentStatus Agent::status() const {
   if (const auto newest = buffers_.NewestComplete()) out.newest = buffers_.iteration(*newest);
   out.snapshots_skipped = buffers_.skipped();
   out.memory_bytes = pool_->used_bytes();
+  out.sent = limiter_.sent();
+  out.sends_due = limiter_.jobs_due();
+  out.ranks_marking = limiter_.idle().marking();
   return out;
 }
 

@@ -21,8 +21,8 @@
 #include "base/sink.h"
 #include "pec/agent/buffers.h"
 #include "pec/agent/gradient_logs.h"
-#include "pec/agent/limiter.h"
 #include "pec/agent/memory.h"
+#include "pec/pace/limiter.h"
 #include "pec/save/save.h"
 #include "ucp/input.h"
 
@@ -34,7 +34,8 @@ struct AgentOptions {
   std::vector<std::string> pattern_files;  ///< of the source
   std::string tokens_path;                 ///< read anew for every snapshot; empty: not counted
   std::uint64_t memory_bytes = 0;          ///< of all blobs in memory
-  std::uint64_t bandwidth = 0;  ///< bytes per second that persists and copies take; 0: any
+  std::uint64_t bandwidth = 0;  ///< bytes per second that persists and copies take (Limiter)
+  IdleOptions idle;             ///< when ranks idle
 };
 
 /// A complete checkpoint in an agent's memory.
@@ -66,6 +67,9 @@ struct AgentStatus {
   double snapshot_seconds = 0;             ///< until they were copied
   std::uint64_t memory_bytes = 0;
   std::uint64_t memory_limit_bytes = 0;
+  std::array<std::uint64_t, kSentKinds> sent{};  ///< bytes of persists and copies, by Sent
+  std::uint64_t sends_due = 0;  ///< persists and copies that did not wait for idle ranks in the end
+  std::uint32_t ranks_marking = 0;  ///< processes that mark when they idle
   std::string last_error;
 };
 
@@ -145,6 +149,7 @@ class Agent {
   const std::shared_ptr<MemoryPool>& pool() const { return pool_; }
   const AgentOptions& options() const { return options_; }
   Limiter& limiter() { return limiter_; }
+  const Limiter& limiter() const { return limiter_; }
 
  private:
   /// What buffers hold of a module, or of a part of it.
@@ -163,7 +168,7 @@ class Agent {
   Status FlushCopy(const AgentEntry& entry, Sink& sink);
   void PersistLogs(std::uint64_t iteration, Sink& sink);
   bool Holds(const AgentEntry& copy) const;
-  Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Sink& sink);
+  Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Limiter::Job& job, Sink& sink);
   Result<std::shared_ptr<const loads::LoadTrace>> ReadTokens() const;
   Result<std::optional<std::uint64_t>> StoredIteration() const;
   void DropIdle();

@@ -187,7 +187,8 @@ Result<std::uint64_t> AgentClient::Push(const std::string& name, const MemoryChe
   if (const Status sent = send(); !sent) return Refusal(connection, sent.error());
   SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
   SW_TRY_ASSIGN(const std::string need, TextBehind(connection, rest));
-  std::uint64_t sent = 0;
+  std::vector<BlobPtr> blobs;
+  std::uint64_t bytes = 0;
   for (std::size_t at = 0; at < need.size();) {
     const std::size_t end = std::min(need.find('\n', at), need.size());
     SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(need.substr(at, end - at)));
@@ -196,14 +197,18 @@ Result<std::uint64_t> AgentClient::Push(const std::string& name, const MemoryChe
       return Fail(Errc::kBadInput, connection.name() + ": asks for blob " + exec::Hex(digest) +
                                        ", which the copy does not name");
     }
-    const Status put = SendBlob(connection, *found->second, limiter);
-    if (!put) return Refusal(connection, put.error());
-    sent += found->second->ref().bytes;
+    blobs.push_back(found->second);
+    bytes += found->second->ref().bytes;
     at = end + 1;
+  }
+  Limiter::Job job(limiter, bytes);
+  for (const BlobPtr& blob : blobs) {
+    const Status put = SendBlob(connection, *blob, job);
+    if (!put) return Refusal(connection, put.error());
   }
   SW_TRY(ReceiveAnswer(connection));
   Return(std::move(connection));
-  return sent;
+  return bytes;
 }
 
 }  // namespace shardwright::pec

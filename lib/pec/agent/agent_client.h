@@ -11,8 +11,8 @@
 #include "base/result.h"
 #include "os/socket.h"
 #include "os/tls.h"
-#include "pec/agent/limiter.h"
 #include "pec/agent/memory.h"
+#include "pec/pace/limiter.h"
 #include "pec/store/manifest.h"
 
 namespace shardwright::pec {

@@ -88,7 +88,7 @@ Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes,
   return text;
 }
 
-Status SendBlob(os::Connection& connection, const MemoryBlob& blob, Limiter& limiter) {
+Status SendBlob(os::Connection& connection, const MemoryBlob& blob, Limiter::Job& job) {
   const std::vector<std::uint32_t>& units = blob.unit_bytes();
   SW_TRY(SendAnswer(connection, {},
                     std::to_string(blob.ref().bytes) + " " + std::to_string(units.size())));
@@ -101,7 +101,7 @@ Status SendBlob(os::Connection& connection, const MemoryBlob& blob, Limiter& lim
   SW_TRY(connection.Send(lengths));
   for (std::span<const std::byte> rest = blob.bytes(); !rest.empty();) {
     const std::size_t count = std::min<std::size_t>(rest.size(), kSendBytes);
-    limiter.Spend(count);
+    job.Spend(count);
     SW_TRY(connection.Send(rest.first(count)));
     rest = rest.subspan(count);
   }

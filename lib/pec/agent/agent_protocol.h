@@ -9,8 +9,8 @@
 #include "base/result.h"
 #include "os/net/answer.h"
 #include "os/socket.h"
-#include "pec/agent/limiter.h"
 #include "pec/agent/memory.h"
+#include "pec/pace/limiter.h"
 
 // What agents, restores and job scripts say to each other: docs/formats/agent.md. A request is one
 // line; an answer is "ok ...", perhaps with bytes behind it, or "error CODE MESSAGE".
@@ -37,7 +37,8 @@ Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes,
                                 Counted* counted = nullptr);
 
 /// Sends "ok BYTES UNITS", the length of every unit as u32, and the bytes.
-Status SendBlob(os::Connection& connection, const MemoryBlob& blob, Limiter& limiter);
+/// \param job  that they are of
+Status SendBlob(os::Connection& connection, const MemoryBlob& blob, Limiter::Job& job);
 
 /// Receives a blob and proves that it is the one that was asked for. It counts as it comes.
 /// \error kBadInput  another size, unit lengths that do not add up, another digest: names both

@@ -87,6 +87,7 @@ class Runner {
       Watch(false);
       std::this_thread::sleep_for(kTick);
     }
+    const Limiter::Hurry hurry(agent_.limiter());
     Watch(true);  // a `latest` that was written before the stop
     done_.store(true);
     for (std::thread& thread : threads) thread.join();

@@ -74,6 +74,11 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
                  {"cut_bytes", logged.cut_bytes},
                  {"newest", logged.newest ? OrderedJson(*logged.newest) : OrderedJson()},
                  {"persisted", logged.persisted ? OrderedJson(*logged.persisted) : OrderedJson()}};
+  OrderedJson sent;
+  for (std::size_t i = 0; i < kSentKinds; ++i) sent[Name(static_cast<Sent>(i))] = status.sent[i];
+  out["sent"] = std::move(sent);
+  out["sends_due"] = status.sends_due;
+  out["ranks_marking"] = status.ranks_marking;
   out["last_error"] = status.last_error;
   return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
@@ -250,11 +255,13 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
   };
   if (is("status", 0)) return SendText(connection, StatusText(agent_, commands_.checkpoints));
   if (is("list", 0)) return List(connection);
+  if (is("sends", 0)) return SendSends(connection);
   if (is("get", 1)) {
     SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
     const BlobPtr blob = agent_.Find(digest);
-    if (blob) return SendBlob(connection, *blob, agent_.limiter());
-    return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
+    if (!blob) return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
+    Limiter::Job job(agent_.limiter());  // who asks waits
+    return SendBlob(connection, *blob, job);
   }
   if (is("read", 3)) {
     SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
@@ -278,7 +285,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
     return SendAnswer(connection, {}, stored ? std::to_string(*stored) : "none");
   }
   if (is("snapshot", 0) || is("snapshot", 1) || is("offer", 1) || is("stop", 0) ||
-      is("experts", 0) || is("roots", 1) || is("gradients", 2)) {
+      is("experts", 0) || is("roots", 1) || is("gradients", 2) || is("marks", 1)) {
     if (!connection.is_local()) {
       return Fail(Errc::kUsage, std::string(verb) + ": only over a socket file");
     }
@@ -289,13 +296,14 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
     if (verb == "experts") return SendExperts(connection);
     if (verb == "roots") return TakeRoots(connection, words[1]);
     if (verb == "gradients") return TakeGradients(connection, words);
+    if (verb == "marks") return TakeMarks(connection, words[1]);
     if (verb == "offer") return HandOver(connection, std::string(words[1]));
     return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
   }
   return Fail(Errc::kUsage,
               "no such request; there are status, list, get DIGEST, read DIGEST OFFSET BYTES, "
               "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG, "
-              "experts, roots LAST, gradients WRITER BYTES and stop");
+              "experts, roots LAST, gradients WRITER BYTES, marks RANK, sends and stop");
 }
 
 /// Answers as soon as training may go on.
@@ -336,7 +344,7 @@ Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
                                   std::to_string(size));
   }
   const std::span<const std::byte> part = blob->bytes().subspan(offset, bytes);
-  agent_.limiter().Spend(bytes);
+  Limiter::Job(agent_.limiter()).Spend(bytes);
   SW_TRY(SendAnswer(connection, {}, std::to_string(bytes) + " " + std::to_string(Crc32(part))));
   return connection.Send(part);
 }

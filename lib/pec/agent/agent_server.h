@@ -97,6 +97,8 @@ class AgentServer {
   Status TakeRoots(os::Connection& connection, std::string_view last);
   Status TakeGradients(os::Connection& connection, const std::vector<std::string_view>& words);
   Status AwaitStore();
+  Status TakeMarks(os::Connection& connection, std::string_view rank);
+  Status SendSends(os::Connection& connection) const;
   Status Answer(os::Connection& connection, const std::string& line);
   Status Push(os::Connection& connection, const std::vector<std::string_view>& words);
   Status Take(os::Connection& connection, const std::string& origin, std::uint64_t manifest_bytes,

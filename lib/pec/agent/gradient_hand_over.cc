@@ -9,6 +9,7 @@
 #include "layout/states.h"
 #include "pec/agent/agent_protocol.h"
 #include "pec/agent/agent_server.h"
+#include "pec/pace/handed_memory.h"
 #include "pec/store/modules.h"
 #include "pec/store/store.h"
 

@@ -44,6 +44,32 @@ Result<BubbleTimes> BubblesOf(const PipelineTimes& pipeline, std::uint32_t stage
   return times;
 }
 
+Result<std::vector<IdleTime>> IdleTimesOf(const PipelineTimes& pipeline, std::uint32_t stage) {
+  SW_TRY_ASSIGN(const BubbleTimes times, BubblesOf(pipeline, stage));
+  if (pipeline.chunks != 1) {
+    return Fail(Errc::kUnsupported, "a pipeline of " + std::to_string(pipeline.chunks) +
+                                        " chunks per stage: idle times are known of 1F1B with one");
+  }
+  std::vector<IdleTime> idle;
+  const auto add = [&](double begin_s, double end_s) {
+    if (end_s > begin_s) idle.push_back({begin_s, end_s});
+  };
+  const double both_s = pipeline.forward_s + pipeline.backward_s;
+  const std::uint32_t below = pipeline.stages - 1 - stage;  // stages that are nearer to the loss
+  const std::uint32_t first = std::min(pipeline.micro_batches, below + 1);  // forwards
+  const double backward_s = pipeline.stages * pipeline.forward_s + below * pipeline.backward_s;
+  add(0, times.before_s);
+  add(times.before_s + first * pipeline.forward_s, backward_s);
+  for (std::uint32_t done = 1; done < pipeline.micro_batches; ++done) {
+    // A forward comes between two backwards as long as there is one.
+    if (first + done <= pipeline.micro_batches) continue;
+    const double end_s = backward_s + done * both_s;
+    add(end_s - pipeline.forward_s, end_s);
+  }
+  add(times.iteration_s - times.after_s, times.iteration_s);
+  return idle;
+}
+
 Result<BubblePlan> FillBubble(const std::vector<std::uint64_t>& module_elems,
                               std::uint64_t elem_bytes, double bytes_per_s, double bubble_s) {
   if (!(std::isfinite(bytes_per_s) && bytes_per_s > 0) || !IsTime(bubble_s)) {

@@ -29,6 +29,18 @@ struct BubbleTimes {
 /// Pure. Source: docs/pec-planning.md section 9.5.
 Result<BubbleTimes> BubblesOf(const PipelineTimes& pipeline, std::uint32_t stage);
 
+/// A time in which a stage idles, from the beginning of an iteration.
+struct IdleTime {
+  double begin_s = 0;
+  double end_s = 0;
+};
+
+/// When a stage idles in an iteration, by time; together bubble_s. In between these are a wait for
+/// the first backward, and a forward's time before each backward that no forward is left for.
+/// \error as BubblesOf; kUnsupported  chunks, whose order is not laid down here
+/// Pure.
+Result<std::vector<IdleTime>> IdleTimesOf(const PipelineTimes& pipeline, std::uint32_t stage);
+
 /// What a module saves in bubbles and what beside computation, in elements.
 struct BubbleShare {
   std::uint64_t in_bubble = 0;

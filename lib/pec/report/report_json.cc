@@ -149,7 +149,11 @@ Json CollectedJson(const Collected& collected, bool dry_run) {
 }
 
 Json AgentJson(const AgentStatus& status) {
-  return {{"snapshots", status.snapshots},
+  Json sent;
+  for (std::size_t i = 0; i < kSentKinds; ++i) sent[Name(static_cast<Sent>(i))] = status.sent[i];
+  return {{"sent", std::move(sent)},
+          {"sends_due", status.sends_due},
+          {"snapshots", status.snapshots},
           {"snapshots_failed", status.snapshots_failed},
           {"snapshots_skipped", status.snapshots_skipped},
           {"persists", status.persists},

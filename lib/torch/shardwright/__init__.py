@@ -12,14 +12,16 @@ Nothing is converted on disk, and nothing is printed. docs/live.md tells what is
 Layers of experts that live where a plan says: docs/experts.md.
 """
 
+from ._capacity import ExtraCapacity
 from ._errors import Error
 from ._experts import Dispatched, ReplicatedExperts
 from ._load import Loaded, load
+from ._idle import IdleTimes
 from ._lossless import GradientLog
 from ._migrate import migrate
 from ._partial import PartialCheckpoints
 from ._plans import ExpertPlan
 from ._sparse import SparseCollectives
 
-__all__ = ["Dispatched", "Error", "ExpertPlan", "GradientLog", "Loaded", "PartialCheckpoints", "ReplicatedExperts",
+__all__ = ["Dispatched", "Error", "ExpertPlan", "ExtraCapacity", "GradientLog", "IdleTimes", "Loaded", "PartialCheckpoints", "ReplicatedExperts",
            "SparseCollectives", "load", "migrate"]

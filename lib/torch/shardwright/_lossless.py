@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import mmap
-import os
 import platform
 import socket
 import time
@@ -16,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._agent import Connection
+from ._agent import Connection, SharedMemory
 from ._deepspeed import DeepSpeed
 from ._errors import IO, MISMATCH, UNSUPPORTED, USAGE, Error
 from ._group import Group
@@ -27,7 +24,6 @@ from ._roots import square_roots
 PATIENCE = 120  # seconds that training waits for an agent that is behind, before it gives the log up
 CHOICES = {"DEFAULT": False, "AVX2": True, "AVX512": True}  # kernels that round a product before its sum: torch says which
 PLACES = 8  # at most: steps whose gradients the agent may be behind
-F_ADD_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 2, 4
 ITEM = 4  # bytes of float32
 
 # What a rank holds of a parameter of an expert: its name, the size of the whole, the first element there, the first one in
@@ -35,21 +31,12 @@ ITEM = 4  # bytes of float32
 Piece = tuple[str, int, int, int, int]
 
 
-class _Memory:
-    """Memory that an agent gets to see."""
+class _Memory(SharedMemory):
+    """Gradients, or roots, that an agent gets to see."""
 
     def __init__(self, size: int) -> None:
-        self.descriptor = os.memfd_create("shardwright-gradients", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self.descriptor, size)
-            fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
-            self.floats = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.float32)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
-
-    def close(self) -> None:
-        os.close(self.descriptor)  # the mapping goes with the last tensor
+        super().__init__("shardwright-gradients", size)
+        self.floats = torch.frombuffer(self.map, dtype=torch.float32)
 
 
 class _Tensor:

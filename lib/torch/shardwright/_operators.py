@@ -124,6 +124,7 @@ def register() -> None:
             ("unpack_tokens", lambda rows, place, weights: rows.new_empty(place.shape[0], rows.shape[1])),
             ("token_dots", lambda rows, tokens, place: rows.new_empty(place.shape, dtype=sum_type(rows.dtype))),
             ("sum_parts", lambda parts: parts.new_empty(parts.shape[1])),
+            ("extra_capacity", lambda tokens, capacity, debt, devices: tokens.new_empty(tokens.shape)),
             ("count_experts", lambda chosen, experts: chosen.new_empty(experts)),
             ("dispatch_plan", _plan_without_data)):
         library.register_fake(f"shardwright::{name}", shaped)

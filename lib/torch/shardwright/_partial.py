@@ -23,6 +23,7 @@ from ._deepspeed import DeepSpeed
 from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
 from ._files import SparseFile
 from ._group import Group
+from ._idle import IdleTimes
 from ._load import Loaded, load
 from ._lossless import GradientLog
 from ._tokens import TokenLog, count_tokens
@@ -122,6 +123,7 @@ class PartialCheckpoints:
         self._asks = {"store": os.path.realpath(store), "k": k, "every": every, "agent": agent, "flags": list(flags),
                       "lossless": lossless}
         self.gradients: GradientLog | None = None
+        self._idle: IdleTimes | None = None
         self._counts = count_tokens(engine.module)
         try:
             self._same(self._group.agree(self._check))
@@ -182,6 +184,13 @@ class PartialCheckpoints:
             return None
         return self._quietly(lambda: self._snapshot(iteration, client_state or {}))
 
+    def idle(self) -> IdleTimes:
+        """For `with`, around what this rank waits in: the agent copies and saves while ranks idle. Local; a rank that has never
+        asked for it is not waited for."""
+        if self._idle is None:
+            self._idle = IdleTimes(self.agent, self._group.rank)
+        return self._idle
+
     def close(self) -> int | None:
         """Waits until the newest snapshot is in the store, and ends an agent of its own. Collective.
 
@@ -207,6 +216,8 @@ class PartialCheckpoints:
             self._release()
 
     def _release(self) -> None:
+        if self._idle is not None:
+            self._idle.close()
         if self.gradients is not None:
             self.gradients.release()
         self._counts.close()
@@ -331,6 +342,8 @@ class PartialCheckpoints:
         if offered is not None:
             self._waiting = threading.Thread(target=self._await_answer, args=(offered, tag), daemon=True)
             self._waiting.start()
+        if self._idle is not None:
+            self._idle.check()  # the agent may be another one
         if not all(active for *_, active in told):
             self._begin_log()
 

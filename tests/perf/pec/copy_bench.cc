@@ -81,7 +81,8 @@ Result<double> Copy(const BlobPtr& blob, const std::shared_ptr<MemoryPool>& pool
     SW_TRY_ASSIGN(const auto line, sender.ReceiveLine(16));
     if (!line) return Fail(Errc::kIo, "nobody asks");
     Limiter limiter(0);
-    return SendBlob(sender, *blob, limiter);
+    Limiter::Job job(limiter);
+    return SendBlob(sender, *blob, job);
   });
   SW_TRY(Secure(*receiver, key, true));
   const double start = ProcessorSeconds();

@@ -2,11 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <sstream>
 #include <thread>
+
+#include <nlohmann/json.hpp>
 
 #include "pec/agent/agent_client.h"
 #include "pec/agent/agent_server.h"
@@ -183,6 +190,57 @@ TEST_F(ProtocolTest, GivesUpWhatIsNotHandedOver) {
   Offer(&connection, "global_step3");
   ASSERT_TRUE(connection.Send("filled\n"));
   EXPECT_EQ(*ReceiveAnswer(connection), "3");
+}
+
+TEST_F(ProtocolTest, RanksMarkWhenTheyIdle) {
+  const auto marking = [&] { return agent_->status().ranks_marking; };
+  const auto shared = [](std::uint64_t bytes) {
+    const int fd = ::memfd_create("marks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    EXPECT_EQ(::ftruncate(fd, static_cast<off_t>(bytes)), 0);
+    EXPECT_EQ(::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    return fd;
+  };
+  const auto enter = [&](const char* rank, std::uint64_t bytes) {
+    os::Connection connection = Connect(0);
+    EXPECT_TRUE(connection.Send("marks " + std::string(rank) + "\n"));
+    EXPECT_EQ(*ReceiveAnswer(connection), std::to_string(kIdleMarks));
+    const int fd = shared(bytes);
+    const std::array<std::uint64_t, 2> words = {1, 2 * 5'000 + 1};  // idle from 5 us on
+    EXPECT_EQ(::pwrite(fd, words.data(), sizeof words, 0), static_cast<ssize_t>(sizeof words));
+    EXPECT_TRUE(connection.SendDescriptor(fd));
+    ::close(fd);
+    return connection;
+  };
+  EXPECT_TRUE(Say("marks 0").starts_with("error 2 ")) << "over TCP";
+  EXPECT_TRUE(Say("marks -1", 0).starts_with("error "));
+  {
+    os::Connection small = enter("0", kIdleMarkBytes - 8);
+    EXPECT_EQ(ReceiveAnswer(small).error().code, Errc::kBadInput);
+  }
+  EXPECT_EQ(marking(), 0U);
+  {
+    os::Connection first = enter("4", kIdleMarkBytes);
+    EXPECT_TRUE(ReceiveAnswer(first));
+    os::Connection second = enter("4", kIdleMarkBytes);  // the rank once more
+    EXPECT_TRUE(ReceiveAnswer(second));
+    EXPECT_EQ(marking(), 1U);
+    EXPECT_TRUE(agent_->limiter().idle().idle(std::chrono::steady_clock::now()));
+    ASSERT_TRUE(agent_->Persist(sink_));
+    EXPECT_GT(agent_->status().sent[static_cast<std::size_t>(Sent::kIdle)], 0U);
+  }
+  while (marking() > 0) std::this_thread::yield();  // the trainer has ended
+  AgentClient client(servers_[1]->address());
+  const auto sends = client.AskText("sends");
+  ASSERT_TRUE(sends) << sends.error().message;
+  const auto told = nlohmann::json::parse(*sends);
+  EXPECT_EQ(told["snapshots"].size(), 2U);
+  EXPECT_EQ(told["snapshots"][1][0], 2);
+  ASSERT_EQ(told["ranks"].size(), 1U);
+  EXPECT_EQ(told["ranks"][0]["rank"], 4);
+  EXPECT_EQ(told["ranks"][0]["idle"].size(), 1U);
+  std::uint64_t bytes = 0;
+  for (const auto& one : told["sends"]) bytes += one[2] == 0 ? one[1].get<std::uint64_t>() : 0;
+  EXPECT_EQ(bytes, agent_->status().sent[static_cast<std::size_t>(Sent::kIdle)]);
 }
 
 TEST_F(ProtocolTest, RefusesWhatIsNoRequest) {

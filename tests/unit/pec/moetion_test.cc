@@ -208,6 +208,38 @@ TEST(Bubbles, WholeModulesOnOneSide) {
   EXPECT_EQ(cut->module[0].beside, 20U);
 }
 
+TEST(Bubbles, IdleTimesAreTheBubble) {
+  const auto idle = IdleTimesOf({4, 8, 1, 1, 2}, 1);
+  ASSERT_TRUE(idle);
+  // Before the first forward; 3 forwards and a wait for the first backward; two without a forward.
+  const std::vector<std::pair<double, double>> times = {
+      {0, 1}, {4, 8}, {25, 26}, {28, 29}, {31, 33}};
+  ASSERT_EQ(idle->size(), times.size());
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    EXPECT_DOUBLE_EQ((*idle)[i].begin_s, times[i].first);
+    EXPECT_DOUBLE_EQ((*idle)[i].end_s, times[i].second);
+  }
+  EXPECT_FALSE(IdleTimesOf({4, 8, 2, 1, 2}, 1));  // chunks
+  for (std::uint32_t stages = 1; stages < 7; ++stages) {
+    for (std::uint32_t micro_batches = 1; micro_batches < 9; ++micro_batches) {
+      for (std::uint32_t stage = 0; stage < stages; ++stage) {
+        const PipelineTimes pipeline{stages, micro_batches, 1, 0.5, 1.25};
+        const auto found = IdleTimesOf(pipeline, stage);
+        ASSERT_TRUE(found);
+        double sum = 0;
+        double end = 0;
+        for (const IdleTime& one : *found) {
+          EXPECT_GE(one.begin_s, end);
+          sum += one.end_s - one.begin_s;
+          end = one.end_s;
+        }
+        EXPECT_NEAR(sum, BubblesOf(pipeline, stage)->bubble_s, 1e-9);
+        EXPECT_LE(end, BubblesOf(pipeline, stage)->iteration_s + 1e-9);
+      }
+    }
+  }
+}
+
 TEST(ExtraCapacity, TheWorkedExample) {
   EXPECT_EQ(*IterationsToMakeUp(2000, 512), 40U);
   EXPECT_FALSE(IterationsToMakeUp(2000, 9));
