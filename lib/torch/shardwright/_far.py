@@ -37,12 +37,17 @@ def near(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
     for number, begin in enumerate(range(first, last, CHUNK)):
         stage = stages[number % 2][:min(CHUNK, last - begin)]
         stage.copy_(flat[begin:begin + len(stage)], non_blocking=True)
-        event = torch.Event(tensor.device)
-        event.record()
-        coming.append((stage, event))
+        coming.append((stage, mark_of(tensor.device)))
         if len(coming) == 2:
             yield _arrived(*coming.pop(0))
     yield _arrived(*coming.pop())
+
+
+def mark_of(device: torch.device) -> torch.Event:
+    """What this thread has queued for a device until now."""
+    event = torch.Event(device)
+    event.record()
+    return event
 
 
 def _arrived(stage: torch.Tensor, event: torch.Event) -> memoryview:

@@ -12,7 +12,7 @@ import os
 import pickle
 import struct
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,6 +71,15 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
+class Part(NamedTuple):
+    """The bytes first..last of a tensor, and where in the file they go."""
+
+    tensor: torch.Tensor
+    first: int
+    last: int
+    place: int
+
+
 class SparseFile:
     """A file whose tensors are in this process. They must not change until what is asked for was filled in."""
 
@@ -99,26 +108,31 @@ class SparseFile:
             self._size = file.tell()
             self._time = os.fstat(file.fileno()).st_mtime_ns
 
-    def fill(self, stretches: list[tuple[int, int]]) -> int:
-        """Writes what lies in stretches (first byte, how many; ascending, apart from each other). The file keeps the time
-        of its header: to who has read that it is the same file. Returns how many bytes."""
-        written = 0
+    def parts(self, stretches: list[tuple[int, int]]) -> list[Part]:
+        """What of which tensors lies in stretches (first byte, how many; ascending, apart from each other)."""
         if stretches and not self._first <= stretches[0][0] <= sum(stretches[-1]) <= self._size:
             raise Error(BAD_INPUT, f"{self.path}: bytes {stretches[0][0]} to {sum(stretches[-1])} are asked for, tensors lie from "
                                    f"{self._first} to {self._size}")
+        found, at = [], 0
+        for first, count in stretches:
+            last = first + count
+            while at < len(self._places) and self._places[at][0] < last:
+                begin, storage = self._places[at]
+                place, end = max(first, begin), begin + storage.bytes
+                if place < end:
+                    found.append(Part(storage.tensor, place - begin, min(last, end) - begin, place))
+                if end > last:
+                    break  # the next stretch may go on in it
+                at += 1
+        return found
+
+    def fill(self, parts: list[Part]) -> None:
+        """Writes them. The file keeps the time of its header: to who has read that it is the same file."""
         with open(self.path, "r+b", buffering=0) as file:
-            at = 0
-            for first, count in stretches:
-                last = first + count
-                while at < len(self._places) and self._places[at][0] < last:
-                    begin, storage = self._places[at]
-                    place, end = max(first, begin), begin + storage.bytes
-                    for part in near(storage.tensor, place - begin, min(last, end) - begin) if place < end else ():
-                        while part:
-                            done = os.pwrite(file.fileno(), part, place)
-                            part, place, written = part[done:], place + done, written + done
-                    if end > last:
-                        break  # the next stretch may go on in it
-                    at += 1
+            for part in parts:
+                place = part.place
+                for data in near(part.tensor, part.first, part.last):
+                    while data:
+                        done = os.pwrite(file.fileno(), data, place)
+                        data, place = data[done:], place + done
             os.utime(file.fileno(), ns=(self._time, self._time))
-        return written

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
 import shutil
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,7 +23,8 @@ from ._agent import Connection
 from ._agent_process import OwnAgent
 from ._deepspeed import DeepSpeed
 from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
-from ._files import SparseFile
+from ._far import mark_of
+from ._files import Part, SparseFile
 from ._group import Group
 from ._idle import IdleTimes
 from ._load import Loaded, load
@@ -31,6 +34,7 @@ from ._tokens import TokenLog, count_tokens
 # What no later snapshot can be free of; anything else is a warning, and training goes on.
 LASTING = {USAGE, _errors.BAD_INPUT, MISMATCH, UNSUPPORTED}
 OLDEST = (0, 19, 3)  # DeepSpeed, whose files of experts say where everything lies
+PATIENCE = 300  # seconds until all ranks have copied their tensors beside the training: an agent waits for twice as long
 MARK = "hand-over.json"  # names what a trainer is about to put into the folder, for the next one to remove
 
 
@@ -102,6 +106,8 @@ class PartialCheckpoints:
     flags: further flags of pec-save agent, for an agent of its own: ["--policy", "load-aware", "--peer", "node8:4711"].
     tokens: the log of tokens per expert; default the agent's, for an agent of its own STORE.tokens.jsonl.
     command: the program pec-save, for an agent of its own.
+    overlap: training goes on while its tensors are copied, until the optimizer's next step waits for that. Between step() and
+        that nothing else may change parameters or states of the optimizer. Default: where they are on a device.
     lossless: each step() also hands the gradients of experts over that the optimizer has used, so that a restore can make
         its steps again and nothing is lost (docs/lossless.md). log_zstd, log_memory: zstd= and memory= of GradientLog.
 
@@ -113,15 +119,17 @@ class PartialCheckpoints:
 
     def __init__(self, engine: Any, store: str | os.PathLike[str], *, k: int | None = 1, every: int = 1,
                  agent: str | None = None, flags: Sequence[str] = (), tokens: str | os.PathLike[str] | None = None,
-                 command: str = "pec-save", lossless: bool = False, log_zstd: int = 0, log_memory: int = 1 << 30,
+                 command: str = "pec-save", overlap: bool | None = None, lossless: bool = False, log_zstd: int = 0, log_memory: int = 1 << 30,
                  group: Any = None) -> None:
         self._engine, self._group = engine, Group(group)
         self._own: OwnAgent | None = None
         self._waiting: threading.Thread | None = None
         self._late: Error | None = None  # what the agent has said after training had gone on
+        self._filling: threading.Thread | None = None
+        self._overlap, self._hook = overlap, None
         self._wrong: str | None = None  # with what step() was called
         self._asks = {"store": os.path.realpath(store), "k": k, "every": every, "agent": agent, "flags": list(flags),
-                      "lossless": lossless}
+                      "lossless": lossless, "overlap": overlap}
         self.gradients: GradientLog | None = None
         self._idle: IdleTimes | None = None
         self._counts = count_tokens(engine.module)
@@ -129,6 +137,8 @@ class PartialCheckpoints:
             self._same(self._group.agree(self._check))
             self.agent, self._folder, self._log_path, mark = self._group.agree(lambda: self._open(command, tokens))[0]
             self._group.agree(lambda: self._see_folder(mark))
+            if self._overlap:
+                self._hook = DeepSpeed(engine).base.register_step_pre_hook(lambda *_: self._filled())
             if lossless:
                 self.gradients = GradientLog(engine, self.agent, zstd=log_zstd, memory=log_memory, group=self._group)
         except BaseException:
@@ -144,6 +154,7 @@ class PartialCheckpoints:
 
     def load(self, **options: Any) -> Loaded:
         """As shardwright.load out of the store and the agent's memory; 0 where the run begins. Collective."""
+        self._filled()
         options = {"agents": [self.agent], "begin": True} | options
         if self.gradients is not None:
             self.gradients.end()
@@ -162,7 +173,7 @@ class PartialCheckpoints:
             ranks are added up. Default: counted by hooks on DeepSpeed's MoE layers, which see a forward pass that
             activation checkpointing repeats twice.
         client_state: as of DeepSpeed's save_checkpoint.
-        Returns None where no snapshot was due, else whether there is one: if not, a warning says why, training goes on, and
+        Returns None where no snapshot was due, else whether there is one, or with overlap whether one has begun: if not, a warning says why, training goes on, and
         the next one is tried as ever. Raises Error where no later one could be taken either.
         """
         iteration = self._engine.global_steps
@@ -197,6 +208,7 @@ class PartialCheckpoints:
         Returns the store's newest iteration, None where it has none.
         """
         def end() -> int | None:
+            self._filled()
             if self._group.rank != 0:
                 return None
             self._wait()
@@ -216,6 +228,10 @@ class PartialCheckpoints:
             self._release()
 
     def _release(self) -> None:
+        self._filled()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         if self._idle is not None:
             self._idle.close()
         if self.gradients is not None:
@@ -240,6 +256,11 @@ class PartialCheckpoints:
             raise Error(UNSUPPORTED, f"DeepSpeed {deepspeed.__version__}: {'.'.join(map(str, OLDEST))} or newer is needed")
         if not isinstance(asks["every"], int) or asks["every"] < 1:
             raise Error(USAGE, f"every={asks['every']}: one or more steps expected")
+        hooks = hasattr(DeepSpeed(engine).base, "register_step_pre_hook")
+        if asks["overlap"] and not hooks:
+            raise Error(UNSUPPORTED, f"overlap=True: optimizer {type(DeepSpeed(engine).base).__name__} has no hooks before its steps")
+        if asks["overlap"] is None:
+            self._overlap = hooks and any(not param.is_cpu for param in engine.module.parameters())
         if asks["k"] is not None and (not isinstance(asks["k"], int) or asks["k"] < 1):
             raise Error(USAGE, f"k={asks['k']}: one or more experts expected, or None")
         return asks
@@ -291,6 +312,7 @@ class PartialCheckpoints:
         logs = self.gradients is None or self.gradients.active
 
         def begin() -> tuple[dict[str, Any], list[tuple[int, list[list[int]]]], bool]:
+            self._filled()
             counted = self._counted()
             self._make_room(tag)
             return self._asks | {"iteration": iteration}, counted, logs
@@ -327,18 +349,34 @@ class PartialCheckpoints:
         self._pending = []
         try:
             wanted = self._group.agree(offer)[0]
-            filled = self._group.agree(lambda: {name: headers.files[name].fill(wanted[name])
-                                           for name in wanted.keys() & headers.files.keys()})
-            if nobodys := wanted.keys() - {name for mine in filled for name in mine}:
+            mine: dict[str, list[Part]] = {}
+
+            def take() -> dict[str, int]:
+                """Of each file of this rank the bytes that are asked for, and now those that may change before the next step."""
+                mine.update({name: headers.files[name].parts(wanted[name]) for name in wanted.keys() & headers.files.keys()})
+                if not self._overlap:
+                    return self._fill(headers, mine)
+                buffers = {buffer.data_ptr() for buffer in self._engine.module.buffers()}
+                self._fill(headers, {name: [part for part in parts if part.tensor.data_ptr() in buffers]
+                                     for name, parts in mine.items()})
+                return {name: sum(part.last - part.first for part in parts) for name, parts in mine.items()}
+
+            taken = self._group.agree(take)
+            if nobodys := wanted.keys() - {name for files in taken for name in files}:
                 raise Error(_errors.INTERNAL, f"no rank has what the agent asks for: {sorted(nobodys)}")
-            self.handed_bytes = sum(sum(mine.values()) for mine in filled)
-            self._group.agree(lambda: offered.send("filled") if offered is not None else None)
+            self.handed_bytes = sum(sum(files.values()) for files in taken)
+            if not self._overlap:
+                self._group.agree(lambda: offered.send("filled") if offered is not None else None)
         except BaseException:
             if offered is not None:
                 offered.close()  # the agent gives it up
             if self._group.rank == 0:
                 self._remove(tag)
             raise
+        if self._overlap:
+            now = {part.tensor.device for parts in mine.values() for part in parts if not part.tensor.is_cpu}
+            self._filling = threading.Thread(target=self._fill_beside, args=(headers, mine, tag, [mark_of(one) for one in now]))
+            self._filling.start()
         if offered is not None:
             self._waiting = threading.Thread(target=self._await_answer, args=(offered, tag), daemon=True)
             self._waiting.start()
@@ -358,10 +396,61 @@ class PartialCheckpoints:
             if self._group.rank == 0:
                 warnings.warn(f"no log of gradients: {error}", stacklevel=4)
 
+    def _fill(self, headers: _HeaderEngine, mine: dict[str, list[Part]]) -> dict[str, int]:
+        """Copies parts of tensors into the files; how many bytes of each."""
+        for name, parts in mine.items():
+            if parts:
+                headers.files[name].fill(parts)
+        return {name: sum(part.last - part.first for part in parts) for name, parts in mine.items()}
+
+    def _fill_beside(self, headers: _HeaderEngine, mine: dict[str, list[Part]], tag: str, marks: list[torch.Event]) -> None:
+        """Beside the training. The file that it leaves says to rank 0 that it is done, or why it is not."""
+        said = ""
+        try:
+            with contextlib.ExitStack() as stack:
+                for mark in marks:  # a stream of its own, which does not wait for what training queues from now on
+                    stream = stack.enter_context(torch.Stream(mark.device))
+                    stream.wait_event(mark)
+                self._fill(headers, mine)
+        except Exception as error:
+            said = str(error) or type(error).__name__
+        path = self._done_path(tag, self._group.rank)
+        with contextlib.suppress(OSError):
+            with open(path + ".new", "w", encoding="utf-8") as file:
+                file.write(said)
+            os.replace(path + ".new", path)
+
+    def _filled(self) -> None:
+        """Waits for this rank's tensors to be copied. Local."""
+        filling, self._filling = self._filling, None
+        if filling is not None:
+            filling.join()
+
+    def _done_path(self, tag: str, rank: int) -> str:
+        return os.path.join(self._folder, f"{tag}.filled-{rank}")
+
+    def _await_filled(self, tag: str) -> None:
+        """Rank 0, beside the training: until all ranks have copied their tensors."""
+        end = time.monotonic() + PATIENCE
+        for rank in range(self._group.size):
+            while True:
+                with contextlib.suppress(FileNotFoundError):
+                    with open(self._done_path(tag, rank), encoding="utf-8") as file:
+                        said = file.read()
+                    break
+                if time.monotonic() > end:
+                    raise Error(_errors.IO, f"rank {rank} has not copied its tensors within {PATIENCE} s")
+                time.sleep(0.002)
+            if said:
+                raise Error(_errors.IO, f"rank {rank}: {said}")
+
     def _await_answer(self, offered: Connection, tag: str) -> None:
         """Rank 0, beside the training: until the agent has its copy."""
         try:
             with offered:
+                if self._overlap:
+                    self._await_filled(tag)
+                    offered.send("filled")
                 offered.answer()
         except Error as error:
             self._late = error
@@ -405,7 +494,7 @@ class PartialCheckpoints:
                 tags = json.load(file)["tags"]
             for tag in tags:
                 if re.fullmatch(r"global_step\d+", tag):
-                    shutil.rmtree(os.path.join(folder, tag), ignore_errors=True)
+                    self._remove(tag, folder)
 
     def _mark(self, folder: str, tags: list[str]) -> str:
         path, mark = os.path.join(folder, MARK), uuid.uuid4().hex
@@ -414,8 +503,12 @@ class PartialCheckpoints:
         os.replace(f"{path}.{mark}", path)
         return mark
 
-    def _remove(self, tag: str) -> None:
-        shutil.rmtree(os.path.join(self._folder, tag), ignore_errors=True)
+    def _remove(self, tag: str, folder: str | None = None) -> None:
+        folder = folder or self._folder
+        shutil.rmtree(os.path.join(folder, tag), ignore_errors=True)
+        for path in glob.glob(os.path.join(glob.escape(folder), f"{tag}.filled-*")):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     def _warn_late(self) -> None:
         """Of a snapshot that has failed after training had gone on."""

@@ -103,7 +103,7 @@ def saved(path, stretches):
               "none": torch.empty(0), "turned": torch.randn(60, 70).t()}
     file = _files.SparseFile(path, {name: tensor.to(device) for name, tensor in values.items()})
     size = path.stat().st_size
-    file.fill([(first, min(stretches, size - first)) for first in range(file._first, size, stretches)])
+    file.fill(file.parts([(first, min(stretches, size - first)) for first in range(file._first, size, stretches)]))
     found = torch.load(io.BytesIO(path.read_bytes()), weights_only=True)
     return [name for name in values if not torch.equal(found[name], values[name])]
 

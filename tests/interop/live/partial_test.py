@@ -7,6 +7,7 @@ each expert in the version that the store says; faults of agents and of callers.
 import os
 import pathlib
 import subprocess
+import time
 import unittest
 import warnings
 
@@ -44,6 +45,33 @@ def train(folder, case, every):
     return {"taken": taken, "handed": handed, "stored": pec.close(), "left": os.path.exists(pec._folder)}
 
 
+def overlapped(folder, case, waits, fails):
+    """Collective. Tensors are copied beside the training, so late that it waits for them, or would have to. What step() and
+    close() returned, and warnings."""
+    from shardwright import _files
+    case = complete(case)
+    engine = make_engine(case)
+    pec, fill, said = partial(engine, folder, overlap=True), _files.SparseFile.fill, []
+
+    def late(self, parts):
+        time.sleep(0.2)
+        if fails and dist.get_rank() == 1 and pec._last == fails:
+            raise OSError("no memory left")
+        fill(self, parts)
+
+    _files.SparseFile.fill = late
+    if not waits:
+        pec._hook.remove()
+    for iteration in range(1, LAST + 1):
+        train_step(engine, case, iteration)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            taken = pec.step(client_state={"note": f"of {iteration}"})
+        said.append((taken, [str(one.message) for one in caught if "snapshot" in str(one.message)]))
+        live.keep(engine, case, folder, iteration)
+    return said + [pec.close(), sorted(os.listdir(pec._folder)) if os.path.exists(pec._folder) else []]
+
+
 def resume(folder, case, note):
     """Collective. What is not as the store should have it; one step more."""
     import shardwright
@@ -63,11 +91,10 @@ def agent_dies(folder, case):
     engine = make_engine(case)
     pec, fill, dies = partial(engine, folder), _files.SparseFile.fill, []
 
-    def fill_and_kill(self, stretches):
-        done = fill(self, stretches)
+    def fill_and_kill(self, parts):
+        fill(self, parts)
         if dies:
             live.kill(dies.pop())
-        return done
 
     _files.SparseFile.fill = fill_and_kill
     said = []
@@ -162,6 +189,29 @@ class Partial(unittest.TestCase):
                     back = ranks.run(into, resume, folder, CASE | layout, f"of {last}")
                     self.assertEqual((back["wrong"], back["iteration"]), ([], last))
                     self.assertGreater(len(set(back["versions"].values())), 1, "all experts are of one version")
+
+    def overlap(self, case, waits=True, fails=0):
+        """One run; what a restore has not as it was, and what was said."""
+        folder = self.folder / f"{len(list(self.folder.iterdir()))}"
+        folder.mkdir()
+        *said, stored, left = ranks.run(2, overlapped, folder, CASE | case, waits, fails)
+        self.assertEqual((stored, left), (LAST, []))
+        self.ucp.run("pec-save", "check", folder / "store")
+        back = ranks.run(2, resume, folder, CASE | case, f"of {LAST}")
+        self.assertEqual(back["iteration"], LAST)
+        return back["wrong"], said
+
+    def test_overlap(self):
+        for case in ({}, {"zero": 1, "dtype": "fp32"}):
+            with self.subTest(**case):
+                self.assertEqual(self.overlap(case), ([], [[True, []]] * LAST))
+        with self.subTest("nothing waits"):
+            self.assertNotEqual(self.overlap({}, waits=False)[0], [], "the test would not see it")
+        with self.subTest("a rank that fails"):
+            wrong, said = self.overlap({}, fails=3)
+            self.assertEqual((wrong, [taken for taken, _ in said]), ([], [True] * LAST))
+            self.assertEqual([len(warned) for _, warned in said], [0, 0, 0, 1, 0])
+            self.assertIn("rank 1: no memory left", said[3][1][0])
 
     def agent(self, name, *flags):
         """An agent of the test's own; its address."""

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What training waits for in a snapshot of PartialCheckpoints, one of 16 experts, against DeepSpeed's save_checkpoint into a
-tmpfs, in pairs: two ranks, ZeRO-2, bf16, ep=2.
+tmpfs, in pairs: two ranks, ZeRO-2, bf16, ep=2. With --overlap tensors are copied beside the next step of training: then the
+times of steps beside which they are, and of others, are told too.
 
-    trainer_stall.py BIN PACKAGE FOLDER [--runs 5] [--width 1024]
+    trainer_stall.py BIN PACKAGE FOLDER [--runs 5] [--width 1024] [--overlap]
 """
 
 import argparse
@@ -37,27 +38,34 @@ def measure(given):
     case = complete({"zero": 2, "dtype": "bf16", "experts": 16, "ep": 2, "width": given.width, "batch": 8})
     engine = make_engine(case)
     os.environ["XDG_RUNTIME_DIR"] = str(given.folder)
-    pec = shardwright.PartialCheckpoints(engine, given.folder / "store", k=1, command=str(given.bin / "pec-save"))
-    snapshots, saves, whole = [], [], 0
+    pec = shardwright.PartialCheckpoints(engine, given.folder / "store", k=1, every=4, command=str(given.bin / "pec-save"),
+                                         overlap=given.overlap)
+    snapshots, saves, alone, beside, whole = [], [], [], [], 0
+
+    def step(number):
+        """Seconds of a step of training, and of the snapshot after it."""
+        trained, _ = timed(lambda: train_step(engine, case, number))
+        return trained, *timed(pec.step)
+
+    step(0)
     for run in range(given.runs + 1):
-        train_step(engine, case, run)
-        seconds, taken = timed(pec.step)
+        alone.append(step(4 * run + 1)[0])
+        step(4 * run + 2)
+        _, seconds, taken = step(4 * run + 3)
         if not taken:
             sys.exit("no snapshot was taken")
+        snapshots.append(seconds)
+        beside.append(step(4 * run + 4)[0])
         pec._wait()  # pylint: disable=protected-access
-        if run > 0:
-            snapshots.append(seconds)
-        else:
-            whole = pec.handed_bytes  # the first one has every expert
-        seconds, _ = timed(lambda: engine.save_checkpoint(given.folder / "ckpt"))
-        if run > 0:
-            saves.append(seconds)
+        whole = whole or pec.handed_bytes  # the first one has every expert
+        saves.append(timed(lambda: engine.save_checkpoint(given.folder / "ckpt"))[0])
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(given.folder / "ckpt")
     handed = pec.handed_bytes
     pec.close()
-    return {"snapshots": snapshots, "saves": saves, "handed": handed, "whole": whole}
+    return {"snapshots": snapshots[1:], "saves": saves[1:], "alone": alone[1:], "beside": beside[1:], "handed": handed,
+            "whole": whole}
 
 
 def main():
@@ -67,6 +75,7 @@ def main():
     parser.add_argument("folder", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--overlap", action="store_true")
     given = parser.parse_args()
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
@@ -80,7 +89,9 @@ def main():
         return f"{min(times):.3f}-{max(times):.3f}"
 
     print(f"{ours / theirs:.2f} ({ours:.3f} s to {theirs:.3f} s; {span(found['snapshots'])} to {span(found['saves'])}; "
-          f"{found['handed'] / 1e6:.0f} MB of {found['whole'] / 1e6:.0f} MB)")
+          f"{found['handed'] / 1e6:.0f} MB of {found['whole'] / 1e6:.0f} MB)" +
+          (f"; the next step of training {statistics.median(found['beside']):.3f} s ({span(found['beside'])}), others "
+           f"{statistics.median(found['alone']):.3f} s ({span(found['alone'])})" if given.overlap else ""))
 
 
 if __name__ == "__main__":
