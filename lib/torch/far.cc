@@ -13,6 +13,11 @@ namespace {
 
 using torch::stable::Tensor;
 
+tl::unexpected<Error> Refused(const std::exception& error) {
+  const std::string what = error.what();
+  return Fail(Errc::kIo, "copy to a device: " + what.substr(0, what.find('\n')));
+}
+
 class FarTensor final : public live::Far {
  public:
   explicit FarTensor(const Tensor& tensor)
@@ -33,8 +38,7 @@ class FarTensor final : public live::Far {
       torch::stable::copy_(to, from);  // returns when it is done
       return {};
     } catch (const std::exception& error) {
-      const std::string what = error.what();
-      return Fail(Errc::kIo, "copy to a device: " + what.substr(0, what.find('\n')));
+      return Refused(error);
     }
   }
 
@@ -45,8 +49,12 @@ class FarTensor final : public live::Far {
 
 }  // namespace
 
-std::shared_ptr<live::Far> MakeFar(const Tensor& tensor) {
-  return std::make_shared<FarTensor>(tensor);
+Result<std::shared_ptr<live::Far>> MakeFar(const Tensor& tensor) {
+  try {
+    return std::make_shared<FarTensor>(tensor);
+  } catch (const std::exception& error) {
+    return Refused(error);
+  }
 }
 
 }  // namespace shardwright::live_torch

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "base/result.h"
 #include "live/live.h"
 
 namespace shardwright::live_torch {
@@ -11,6 +12,7 @@ namespace shardwright::live_torch {
 /// A tensor on a device, which PyTorch copies to: whatever device it knows. What was queued for the
 /// tensor has to have ended. It keeps the tensor.
 /// \pre it is contiguous
-std::shared_ptr<live::Far> MakeFar(const torch::stable::Tensor& tensor);
+/// \error kIo  PyTorch cannot make a flat view of it
+Result<std::shared_ptr<live::Far>> MakeFar(const torch::stable::Tensor& tensor);
 
 }  // namespace shardwright::live_torch

@@ -69,8 +69,10 @@ Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) 
   }
   SW_TRY(tensors);
   json& list = request->at("held");
-  if (tensors->size() - list.size() > 1) {
-    return Fail(Errc::kInternal, "as many tensors as descriptions, or one more expected");
+  const bool staged = tensors->size() == list.size() + 1;
+  if ((!staged && tensors->size() != list.size()) || (staged && tensors->back().far)) {
+    return Fail(Errc::kInternal,
+                "as many tensors as descriptions, or one more on the CPU expected");
   }
   for (std::size_t i = 0; i < list.size(); ++i) list[i]["dtype"] = (*tensors)[i].dtype;
   Brought out;

@@ -70,7 +70,7 @@ Result<std::vector<Given>> Take(const std::vector<Tensor>& tensors) {
     if (tensor.is_cpu()) {
       given.data = static_cast<std::byte*>(tensor.mutable_data_ptr());
     } else {
-      given.far = MakeFar(tensor);
+      SW_TRY_ASSIGN(given.far, MakeFar(tensor));
     }
     out.push_back(std::move(given));
   }

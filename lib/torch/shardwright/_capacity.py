@@ -35,7 +35,8 @@ class ExtraCapacity:
         lost = (restored.get("loss") or {}).get("lost_by_expert", [])
         self._devices = devices
         self.debts: list[torch.Tensor] = [
-            torch.tensor([whole // ranks + (rank < whole % ranks) for whole in layer], dtype=torch.int64) for layer in lost]
+            torch.tensor([whole // ranks + (rank < whole % ranks) for whole in layer], dtype=torch.int64, device="cpu")
+            for layer in lost]
         for number, layer in enumerate(self.debts):
             if devices < 1 or len(layer) % devices:
                 raise Error(USAGE, f"devices={devices}: a divisor of the {len(layer)} experts of layer {number} expected")

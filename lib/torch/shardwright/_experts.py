@@ -84,11 +84,11 @@ class ReplicatedExperts:
                 raise Error(USAGE, f"{plan.path}: layer {layer}: rank {rank} holds no expert: it cannot tell their form")
         self._example = next(iter(self.parameters.values()))
         self._sparse = SparseCollectives(self._example, self._ranks)
-        self._replicas = torch.zeros(plan.experts, plan.ranks, dtype=torch.int64)
+        self._replicas = torch.zeros(plan.experts, plan.ranks, dtype=torch.int64, device="cpu")
         for rank, slots in enumerate(plan.slots[plan.row(layer)]):
             for expert in slots:
                 self._replicas[expert, rank] += 1
-        self._node = torch.tensor(plan.node, dtype=torch.int64)
+        self._node = torch.tensor(plan.node, dtype=torch.int64, device="cpu")
 
     def close(self) -> None:
         """Gives back what the object has made of the process group."""
@@ -102,7 +102,7 @@ class ReplicatedExperts:
         chosen: this rank's gate decisions, [tokens][choices], -1 for none.
         Raises, on all ranks, what is wrong on any of them.
         """
-        counts = torch.zeros(self.plan.experts, dtype=torch.int64)
+        counts = torch.zeros(self.plan.experts, dtype=torch.int64, device="cpu")
         failed: Error | None = None
         try:
             if chosen.dim() != 2 or chosen.dtype not in (torch.int64, torch.int32):
@@ -113,12 +113,12 @@ class ReplicatedExperts:
         except Error as error:
             failed = error
         hidden, dtype = (tokens.shape[-1], TYPES.index(tokens.dtype)) if tokens is not None and failed is None else (0, 0)
-        mine = torch.cat([torch.tensor([0 if failed is None else failed.code, hidden, dtype]), counts])
+        mine = torch.cat([torch.tensor([0 if failed is None else failed.code, hidden, dtype], device="cpu"), counts])
         if self._ranks.size == 1:
             if failed is not None:
                 raise failed
             return counts.reshape(-1, 1)
-        flat = torch.empty(self._ranks.size * len(mine), dtype=torch.int64)
+        flat = torch.empty(self._ranks.size * len(mine), dtype=torch.int64, device="cpu")
         moving(lambda: dist.all_gather_into_tensor(flat, mine, group=self._ranks.for_tensors(mine)))
         table = flat.view(self._ranks.size, -1)
         if table[:, 0].any():
@@ -151,7 +151,7 @@ class ReplicatedExperts:
         place, arrange = place.to(tokens.device), arrange.to(tokens.device)
         outgoing, incoming = sent.tolist(), received.sum(1).tolist()
         packed = compute("pack_tokens", tokens.contiguous(), place, None, sum(outgoing))
-        thread = torch.zeros((), requires_grad=torch.is_grad_enabled())
+        thread = torch.zeros((), requires_grad=torch.is_grad_enabled(), device="cpu")
         arrived, thread = _Exchange.apply(packed, thread, outgoing, incoming, self._ranks)
         rows = compute("pack_tokens", arrived, arrange, None, len(arrange))
         return Dispatched(rows, mine, received.sum(0)[mine].tolist(), place, arrange, outgoing, incoming, thread)
@@ -214,7 +214,7 @@ class ReplicatedExperts:
         prefetched.work.wait()
         experts = list(prefetched.held)
         owned = [one for expert in self.parameters for one in self.parameters[expert]]
-        thread = torch.zeros((), requires_grad=torch.is_grad_enabled())
+        thread = torch.zeros((), requires_grad=torch.is_grad_enabled(), device="cpu")
         tokens, *flat = _Materialise.apply(self, prefetched, tokens, thread, *owned)
         width = len(self._example)
         return tokens, {expert: flat[i * width:(i + 1) * width] for i, expert in enumerate(experts)}
@@ -281,7 +281,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 def _matrix(holders: Sequence[Sequence[int]], plan: ExpertPlan) -> torch.Tensor:
     if len(holders) != plan.experts:
         raise Error(USAGE, f"holders: of {len(holders)} experts, the plan has {plan.experts}")
-    replicas = torch.zeros(plan.experts, plan.ranks, dtype=torch.int64)
+    replicas = torch.zeros(plan.experts, plan.ranks, dtype=torch.int64, device="cpu")
     for expert, ranks in enumerate(holders):
         for rank in ranks:
             if not 0 <= rank < plan.ranks:

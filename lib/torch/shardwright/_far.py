@@ -11,16 +11,21 @@ CHUNK = 16 << 20  # bytes that are copied off a device at once
 
 def _host_memory(size: int) -> torch.Tensor:
     """Bytes that the accelerator of this process copies from and to without a detour."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=torch.accelerator.is_available())
+    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=torch.accelerator.is_available())
+
+
+def wait_for_devices(devices: set[torch.device]) -> None:
+    """Until they have done all that was queued, also what copies to memory of the CPU."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    for device in devices:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
 
 
 def staging_for(devices: set[torch.device], size: int) -> list[torch.Tensor]:
-    """Memory for what goes to tensors on these devices, none where all are on the CPU. What was queued for the tensors has
-    ended."""
-    far = [device for device in devices if device.type != "cpu"]
-    for device in far:
-        torch.accelerator.synchronize(device)
-    return [_host_memory(size)] if far else []
+    """Memory for what goes to tensors on these devices, none where all are on the CPU."""
+    return [_host_memory(size)] if any(device.type != "cpu" for device in devices) else []
 
 
 def near(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
@@ -37,17 +42,12 @@ def near(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
     for number, begin in enumerate(range(first, last, CHUNK)):
         stage = stages[number % 2][:min(CHUNK, last - begin)]
         stage.copy_(flat[begin:begin + len(stage)], non_blocking=True)
-        coming.append((stage, mark_of(tensor.device)))
+        event = torch.Event(tensor.device)
+        event.record(torch.accelerator.current_stream(tensor.device))
+        coming.append((stage, event))
         if len(coming) == 2:
             yield _arrived(*coming.pop(0))
     yield _arrived(*coming.pop())
-
-
-def mark_of(device: torch.device) -> torch.Event:
-    """What this thread has queued for a device until now."""
-    event = torch.Event(device)
-    event.record()
-    return event
 
 
 def _arrived(stage: torch.Tensor, event: torch.Event) -> memoryview:

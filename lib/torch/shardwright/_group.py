@@ -44,7 +44,8 @@ class Group:
         self.rank, self.size, self._group = dist.get_rank(group), dist.get_world_size(group), group
         if self.size > 1 and "gloo" not in dist.get_backend(group):
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            self._group = self._own = dist.new_group(ranks, backend="gloo")
+            # Other groups of the trainer are none of its business: names of groups would run into each other.
+            self._group = self._own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
     def close(self) -> None:
         if self._own is not None:
@@ -89,9 +90,9 @@ class Group:
     def _swap(self, what: int, root: int, sent: int | None, sent_bytes: Any, received: Any, received_bytes: Any) -> int:
         try:
             pieces = self.size if what == EACH_TO_EACH else 1
-            counts = torch.tensor([sent_bytes[i] for i in range(pieces)], dtype=torch.int64)
+            counts = torch.tensor([sent_bytes[i] for i in range(pieces)], dtype=torch.int64, device="cpu")
             total = int(counts.sum())
-            data = torch.empty(0, dtype=torch.uint8)
+            data = torch.empty(0, dtype=torch.uint8, device="cpu")
             if total:
                 assert sent is not None
                 data = torch.frombuffer((ctypes.c_uint8 * total).from_address(sent), dtype=torch.uint8)
@@ -106,16 +107,16 @@ class Group:
     def _each_to_each(self, data: torch.Tensor, counts: torch.Tensor, _: int) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = torch.empty_like(counts)
         dist.all_to_all_single(sizes, counts, group=self._group)
-        got = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+        got = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu")
         dist.all_to_all_single(got, data, sizes.tolist(), counts.tolist(), group=self._group)
         return got, sizes
 
     def _to_all(self, data: torch.Tensor, counts: torch.Tensor, _: int) -> tuple[torch.Tensor, torch.Tensor]:
-        row = torch.zeros(8 + SMALL, dtype=torch.uint8)
+        row = torch.zeros(8 + SMALL, dtype=torch.uint8, device="cpu")
         row[:8] = counts.view(torch.uint8)
         if data.numel() <= SMALL:
             row[8:8 + data.numel()] = data
-        rows = torch.empty(self.size * len(row), dtype=torch.uint8)
+        rows = torch.empty(self.size * len(row), dtype=torch.uint8, device="cpu")
         dist.all_gather_into_tensor(rows, row, group=self._group)
         rows = rows.view(self.size, len(row))
         sizes = rows[:, :8].contiguous().view(torch.int64).flatten()
@@ -123,13 +124,13 @@ class Group:
         if most <= SMALL:
             return torch.cat([row[8:8 + size] for row, size in zip(rows, sizes.tolist())]), sizes
         padded = torch.nn.functional.pad(data, (0, most - data.numel()))
-        got = torch.empty(self.size * most, dtype=torch.uint8)
+        got = torch.empty(self.size * most, dtype=torch.uint8, device="cpu")
         dist.all_gather_into_tensor(got, padded, group=self._group)
         return torch.cat([part[:size] for part, size in zip(got.split(most), sizes.tolist())]), sizes
 
     def _from_root(self, data: torch.Tensor, counts: torch.Tensor, root: int) -> tuple[torch.Tensor, torch.Tensor]:
         dist.broadcast(counts, group=self._group, group_src=root)
-        got = data.clone() if self.rank == root else torch.empty(int(counts[0]), dtype=torch.uint8)
+        got = data.clone() if self.rank == root else torch.empty(int(counts[0]), dtype=torch.uint8, device="cpu")
         if got.numel():
             dist.broadcast(got, group=self._group, group_src=root)
         return got, counts

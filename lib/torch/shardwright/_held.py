@@ -84,6 +84,8 @@ def check(held: Iterable[Held]) -> None:
         tensor, where = one.tensor, f'"{one.name}" {one.kind}'
         if tensor.device.type == "meta":
             raise Error(UNSUPPORTED, f"{where}: on device meta, where it has no elements; use to_empty() first")
+        if not tensor.is_cpu and tensor.is_inference():  # threads that know nothing of that mode fill it
+            raise Error(UNSUPPORTED, f"{where}: on {tensor.device} and made in torch.inference_mode(); make the model outside of it")
         if tensor.layout != torch.strided:
             raise Error(UNSUPPORTED, f"{where}: layout {tensor.layout}")
         if tensor.is_quantized or tensor.is_complex() and tensor.is_conj():

@@ -12,7 +12,7 @@ import torch
 from . import _errors
 from ._deepspeed import DeepSpeed
 from ._errors import Error
-from ._far import staging_for
+from ._far import staging_for, wait_for_devices
 from ._group import Group
 from ._held import Held, check
 from ._library import call, value_of
@@ -116,7 +116,9 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
             trainer = trainer_of(target)
             held = trainer.held()
             check(held)
-            staging = staging_for({one.tensor.device for one in held}, request["threads"] * UNIT)
+            devices = {one.tensor.device for one in held}
+            wait_for_devices(devices)
+            staging = staging_for(devices, request["threads"] * UNIT)
         except Exception as error:  # the other ranks wait to hear of it
             failed = error
         request = {"source": [], "maps": [], "patterns": [], "store": NO_STORE} | request

@@ -242,7 +242,7 @@ class GradientLog:
         capability = torch.backends.cpu.get_cpu_capability()
         if platform.machine() != "x86_64" or capability not in CHOICES:
             raise Error(UNSUPPORTED, f"kernels of torch for {platform.machine()} {capability}: only those of x86-64 are known")
-        if (torch.full((1,), 1e-39) * 1).item() == 0:
+        if (torch.full((1,), 1e-39, device="cpu") * 1).item() == 0:
             raise Error(UNSUPPORTED, "torch.set_flush_denormal(True): steps are made again with denormals")
         for group in optimizer.param_groups:
             call("check_step", self._told(group))

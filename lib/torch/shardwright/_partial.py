@@ -23,7 +23,7 @@ from ._agent import Connection
 from ._agent_process import OwnAgent
 from ._deepspeed import DeepSpeed
 from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
-from ._far import mark_of
+from ._far import wait_for_devices
 from ._files import Part, SparseFile
 from ._group import Group
 from ._idle import IdleTimes
@@ -315,6 +315,7 @@ class PartialCheckpoints:
             self._filled()
             counted = self._counted()
             self._make_room(tag)
+            wait_for_devices({param.device for param in self._engine.module.parameters()})
             return self._asks | {"iteration": iteration}, counted, logs
 
         told = self._group.agree(begin)
@@ -374,8 +375,7 @@ class PartialCheckpoints:
                 self._remove(tag)
             raise
         if self._overlap:
-            now = {part.tensor.device for parts in mine.values() for part in parts if not part.tensor.is_cpu}
-            self._filling = threading.Thread(target=self._fill_beside, args=(headers, mine, tag, [mark_of(one) for one in now]))
+            self._filling = threading.Thread(target=self._fill_beside, args=(headers, mine, tag))
             self._filling.start()
         if offered is not None:
             self._waiting = threading.Thread(target=self._await_answer, args=(offered, tag), daemon=True)
@@ -403,14 +403,14 @@ class PartialCheckpoints:
                 headers.files[name].fill(parts)
         return {name: sum(part.last - part.first for part in parts) for name, parts in mine.items()}
 
-    def _fill_beside(self, headers: _HeaderEngine, mine: dict[str, list[Part]], tag: str, marks: list[torch.Event]) -> None:
+    def _fill_beside(self, headers: _HeaderEngine, mine: dict[str, list[Part]], tag: str) -> None:
         """Beside the training. The file that it leaves says to rank 0 that it is done, or why it is not."""
         said = ""
         try:
+            devices = {part.tensor.device for parts in mine.values() for part in parts if not part.tensor.is_cpu}
             with contextlib.ExitStack() as stack:
-                for mark in marks:  # a stream of its own, which does not wait for what training queues from now on
-                    stream = stack.enter_context(torch.Stream(mark.device))
-                    stream.wait_event(mark)
+                for device in devices:  # a stream of its own, which does not wait for what training queues from now on
+                    stack.enter_context(torch.Stream(device))
                 self._fill(headers, mine)
         except Exception as error:
             said = str(error) or type(error).__name__

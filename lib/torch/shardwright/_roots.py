@@ -29,9 +29,9 @@ def square_roots() -> tuple[torch.Tensor, int]:
 
     Raises Error where roots of other numbers do not follow these.
     """
-    found, off = torch.empty(ALL, dtype=torch.int32), torch.empty(ALL, dtype=torch.int8)
+    found, off = torch.empty(ALL, dtype=torch.int32, device="cpu"), torch.empty(ALL, dtype=torch.int8, device="cpu")
     for first in range(0, ALL, CHUNK):
-        bits = torch.arange(ONE + first, ONE + first + CHUNK)
+        bits = torch.arange(ONE + first, ONE + first + CHUNK, device="cpu")
         found[first:first + CHUNK] = _roots(bits)
         off[bits % ALL] = (found[first:first + CHUNK] - _correct(bits)).to(torch.int8)
 
@@ -41,7 +41,7 @@ def square_roots() -> tuple[torch.Tensor, int]:
 
     last = END - 1
     for first in range(END - 2 * ALL, END, CHUNK):
-        differing = wrong(torch.arange(first, first + CHUNK))
+        differing = wrong(torch.arange(first, first + CHUNK, device="cpu"))
         if differing.numel():
             last = int(differing[0]) - 1
             break

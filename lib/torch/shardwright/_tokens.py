@@ -20,7 +20,7 @@ class Counts:
         self.clear()
 
     def clear(self) -> None:
-        self._counts = [torch.zeros(experts, dtype=torch.int64) for experts in self.shape]
+        self._counts = [torch.zeros(experts, dtype=torch.int64, device="cpu") for experts in self.shape]
 
     def take(self) -> list[list[int]]:
         """[layer][expert]"""

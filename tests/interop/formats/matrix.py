@@ -131,7 +131,7 @@ def main():
         return judge.versions if judge.python() else None
 
     def tried(row):
-        with tempfile.TemporaryDirectory(prefix="shardwright-matrix-") as folder:
+        with tempfile.TemporaryDirectory(prefix="shardwright-matrix-", ignore_cleanup_errors=True) as folder:
             return outcome(row, asked.bin.resolve(), asked.fixtures.resolve(), pathlib.Path(folder))
 
     return results.run(asked, HERE / "matrix.tsv", versions, lambda row: f"{row['source']} -> {row['convert']}, resumed by "

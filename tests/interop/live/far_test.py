@@ -40,6 +40,8 @@ def save(path):
         for param in model.parameters():
             param.grad = torch.randn_like(param)
         optimizer.step()
+    for buffer in model.buffers():
+        buffer.copy_(torch.arange(1, buffer.numel() + 1).view(buffer.shape))
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optim": moments}, checkpoint_id=path)
 
@@ -72,7 +74,8 @@ def loaded_on(device, source, options, path, backend=None):
         meet_by(backend, path.with_suffix(".meet"))
     model = make_model().to(have_far() if device == "far" else device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, foreach=False)
-    loaded = shardwright.load((model, optimizer), source, **options)
+    with torch.device(model[0].weight.device):  # where a program makes its tensors is no matter of the load
+        loaded = shardwright.load((model, optimizer), source, **options)
     state = live.state_of(model, optimizer) | dict(model.named_buffers())
     where = {tensor.device.type for name, tensor in state.items() if not name.endswith("/step")}
     if dist.get_rank() == dist.get_world_size() - 1:
@@ -81,16 +84,34 @@ def loaded_on(device, source, options, path, backend=None):
             "rates": [group["lr"] for group in optimizer.param_groups]}
 
 
+def two_groups(meet):
+    """Collective. Who is in the group of this rank, as seen by a group of the package's own, and by the trainer's next one."""
+    from shardwright._group import Group
+    meet_by("other", meet)
+    rank = dist.get_rank()
+    groups = [dist.new_group(ranks, backend="other") for ranks in ([0, 1], [2, 3])]
+    mine = Group(groups[rank // 2])
+    found = mine.gather(rank)
+    mine.close()
+    everybody = [None] * 4
+    dist.all_gather_object(everybody, found, group=dist.new_group(range(4), backend="other"))
+    return everybody
+
+
 def refused(source):
-    """Collective. What is said of tensors without elements."""
+    """Collective. What is said of tensors without elements, and of those that threads cannot fill."""
     import shardwright
     with torch.device("meta"):
-        model = make_model()
-    try:
-        shardwright.load(model, source)
-    except shardwright.Error as error:
-        return error.code, str(error)
-    return None
+        models = [make_model()]
+    with torch.inference_mode():
+        models.append(make_model().to(have_far()))
+    said = []
+    for model in models:
+        try:
+            shardwright.load(model, source)
+        except shardwright.Error as error:
+            said.append([error.code, str(error)])
+    return said
 
 
 def saved(path, stretches):
@@ -167,6 +188,9 @@ class Far(unittest.TestCase):
                 self.assertEqual((told[1]["step"], told[1]["rates"]), (STEPS, [RATE]))
                 print(f"{world} ranks: {len(got)} tensors, {told[1]['filled']} bytes filled of {told[1]['read']} read")
 
+    def test_groups(self):
+        self.assertEqual(ranks.run(4, two_groups, self.scratch / "meet", seconds=60), [[0, 1]] * 2 + [[2, 3]] * 2)
+
     def test_memory(self):
         """The memory that a device copies from counts too."""
         options = {"threads": 1, "memory": 9 << 20}
@@ -174,10 +198,11 @@ class Far(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "memory 9.00 MiB: 1 thread need 10.0 MiB of buffers"):
             ranks.run(1, loaded_on, "far", self.source, options, self.scratch / "far.pt")
 
-    def test_no_elements(self):
-        code, said = ranks.run(1, refused, self.source)
-        self.assertEqual(code, 9)
+    def test_refused(self):
+        (code, said), (other_code, other) = ranks.run(1, refused, self.source)
+        self.assertEqual((code, other_code), (9, 9))
         self.assertIn("on device meta", said)
+        self.assertIn("torch.inference_mode()", other)
 
     def test_tokens(self):
         for dtype in ("float32", "bfloat16"):

@@ -84,6 +84,32 @@ TEST_P(Exchanges, GiveWhatWasAskedFor) {
   for (const Status& one : done) EXPECT_TRUE(one) << one.error().message;
 }
 
+// Whose file a member is in does not matter then.
+TEST_P(Exchanges, ReadWhatTheyWereGiven) {
+  const std::vector<Status> done = comm::RunThreads(kRanks, [&](comm::Comm& comm) -> Status {
+    MemoryBytes local(files_);
+    Exchange exchange(comm, maker_.map, local, {});
+    EXPECT_FALSE(exchange.sends());
+    exchange.ReadBy({1, 1, 0});
+    EXPECT_TRUE(exchange.sends());
+    if (GetParam()) SW_TRY(exchange.ShareMemory(1 << 20, kBytes));
+    const std::vector<Stretch> wanted = {{0, 0, 640}, {1, 64, 640}, {2, 128, 640}};
+    SW_TRY(exchange.Round(wanted));
+    Status all;
+    for (const Stretch& stretch : wanted) {
+      if (all) all = Expect(exchange, stretch);
+    }
+    const std::array<std::uint64_t, kRanks> read = {640, 2 * 640, 0};
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    EXPECT_EQ(local.bytes_read(), read[rank]);
+    for (std::uint32_t member = 0; member < kRanks; ++member) {
+      EXPECT_EQ(exchange.Mine(member), comm.rank() == (member == 2 ? 0 : 1));
+    }
+    return comm.Agree(std::move(all));
+  });
+  for (const Status& one : done) EXPECT_TRUE(one) << one.error().message;
+}
+
 TEST_P(Exchanges, FailOnAllRanksWhereOneCannotRead) {
   const std::vector<Status> done =
       Go([&](comm::Comm& comm, Exchange& exchange, MemoryBytes& local) -> Status {
