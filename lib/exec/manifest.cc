@@ -1,8 +1,79 @@
 #include "exec/manifest.h"
 
+#include <map>
+#include <optional>
+
 #include <nlohmann/json.hpp>
 
+#include "base/limits.h"
+#include "os/dir.h"
+#include "os/file.h"
+
 namespace shardwright::exec {
+namespace {
+
+/// Sizes of the files that an output's manifest lists, by path; nothing where there is none.
+std::optional<std::map<std::string, std::uint64_t>> ListedIn(const std::string& output) {
+  const auto text = os::ReadWholeText(output + "/" + kManifestName, limits::kJsonBytes);
+  if (!text) return std::nullopt;
+  const nlohmann::json manifest = nlohmann::json::parse(*text, nullptr, false);
+  if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
+    return std::nullopt;
+  }
+  std::map<std::string, std::uint64_t> out;
+  for (const nlohmann::json& file : manifest["files"]) {
+    if (!file.is_object() || !file.contains("path") || !file["path"].is_string() ||
+        !file.contains("bytes") || !file["bytes"].is_number_unsigned()) {
+      return std::nullopt;
+    }
+    out[file["path"].get<std::string>()] = file["bytes"].get<std::uint64_t>();
+  }
+  return out;
+}
+
+/// A copy of an output (cp -r) writes its manifest before some of the other files.
+constexpr std::int64_t kCopyNs = std::int64_t{60} * 1'000'000'000;
+
+Status Refuse(const std::string& output, const std::string& why) {
+  return Fail(Errc::kBusy, output + ": " + why +
+                               ", so --force does not replace it; remove it, or take another name");
+}
+
+}  // namespace
+
+Status CheckReplaceable(const std::string& given, std::span<const std::string> sources) {
+  SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(given));
+  const std::string output = split.Path();
+  SW_TRY_ASSIGN(const bool is_dir, os::IsDir(output));
+  if (!is_dir) return {};  // whoever opens it says what it is
+  const std::string inside = os::RealPath(output) + "/";
+  for (const std::string& source : sources) {
+    if (!os::RealPath(source).starts_with(inside)) continue;
+    return Fail(Errc::kUsage, output + ": OUTPUT holds a file of INPUT, " + source);
+  }
+  SW_TRY_ASSIGN(const os::Tree tree, os::WalkTree(output));
+  if (tree.files.empty()) return {};
+  const auto listed = ListedIn(output);
+  if (!listed) return Refuse(output, std::string("no output: it has no ") + kManifestName);
+  const auto identity = [](const std::string& path) -> Result<os::Identity> {
+    SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
+    return file.Stat();
+  };
+  SW_TRY_ASSIGN(const os::Identity manifest, identity(output + "/" + kManifestName));
+  for (const std::string& path : tree.files) {
+    const std::string name = path.substr(output.size() + 1);
+    if (name == kManifestName) continue;
+    const auto found = listed->find(name);
+    if (found == listed->end()) {
+      return Refuse(output, name + " is not of the run that made this output");
+    }
+    SW_TRY_ASSIGN(const os::Identity now, identity(path));
+    if (now.bytes != found->second || now.mtime_ns > manifest.mtime_ns + kCopyNs) {
+      return Refuse(output, name + " has changed since the run that made this output");
+    }
+  }
+  return {};
+}
 
 Digest FileDigest(std::span<const Digest> units, const Digest& frame) {
   DigestStream stream;

@@ -127,6 +127,7 @@ Status Runner::Passes() {
 Status Runner::Begin() {
   sink_.Pass("prepare");
   const auto open_stage = [&]() -> Result<std::string> {
+    if (options_.force) SW_TRY(CheckReplaceable(options_.output, plan_.source().files));
     SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
     SW_TRY_ASSIGN(os::Stage stage,
                   os::Stage::Begin(options_.output, {options_.force, options_.resume, run_id}));

@@ -105,6 +105,9 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   sink.Pass("pack");
   std::optional<os::Stage> stage;
   const auto open_stage = [&]() -> Result<std::string> {
+    if (options.force) {
+      SW_TRY(exec::CheckReplaceable(options.output, input.checkpoint.map.files));
+    }
     SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
     SW_TRY_ASSIGN(os::Stage opened,
                   os::Stage::Begin(options.output, {options.force, options.resume, run_id}));

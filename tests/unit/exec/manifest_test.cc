@@ -2,10 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
 #include <nlohmann/json.hpp>
+
+#include "unit/os/scratch.h"
 
 namespace shardwright::exec {
 namespace {
+
+namespace fs = std::filesystem;
 
 Digest Of(const std::string& text) { return DigestOf(std::as_bytes(std::span(text))); }
 
@@ -29,6 +37,62 @@ TEST(Manifests, AreJsonWhateverNamesFilesHave) {
   const auto text = MakeManifest("{}", {{"bad\xFFname\"", 1, {}, ""}});
   ASSERT_TRUE(text.has_value());
   EXPECT_NE(nlohmann::json::parse(*text)["files"][0]["path"], "");
+}
+
+// What --force may remove.
+class Replaceable : public os::Scratch {
+ protected:
+  /// What CheckReplaceable says of the folder "out", and which code it has.
+  std::string Said(const std::vector<std::string>& sources = {}) const {
+    const Status status = CheckReplaceable(At("out") + "/", sources);
+    if (status) return "yes";
+    const Errc code = status.error().code;
+    return (code == Errc::kBusy    ? "busy"
+            : code == Errc::kUsage ? "usage"
+                                   : "other") +
+           (": " + status.error().message);
+  }
+  void Expect(const std::string& what) const {
+    const std::string said = Said();
+    EXPECT_TRUE(said.starts_with("busy: ") && said.find(what) != std::string::npos) << said;
+  }
+  const std::string manifest_ = std::string("out/") + kManifestName;
+};
+
+TEST_F(Replaceable, IsWhatARunHasMadeAndLeft) {
+  EXPECT_EQ(Said(), "yes") << "nothing is there";
+  fs::create_directories(At("out/a"));
+  EXPECT_EQ(Said(), "yes") << "empty folders";
+  Put("out/a/b.pt", "0123456789");
+  Expect("no output: it has no shardwright.json");
+  Put(manifest_, *MakeManifest("{}", {{"a/b.pt", 10, {}, ""}}));
+  EXPECT_EQ(Said(), "yes");
+  Put("out/a/latest", "x");
+  Expect("a/latest is not of the run that made this output");
+  fs::remove(At("out/a/latest"));
+  Put("out/a/b.pt", "01234567890");
+  Expect("a/b.pt has changed since the run");
+  Put("out/a/b.pt", "0123456789");
+  fs::last_write_time(At("out/a/b.pt"),
+                      fs::last_write_time(At(manifest_)) + std::chrono::seconds(5));
+  Expect("a/b.pt has changed since the run");
+  fs::remove(At("out/a/b.pt"));
+  EXPECT_EQ(Said(), "yes") << "what is gone needs no keeping";
+  Put("out/c", "1");
+  for (const char* text : {"", "[]", "{}", R"({"files": 3})", R"({"files": [{"path": 1}]})"}) {
+    Put(manifest_, text);
+    Expect("no output");
+  }
+}
+
+TEST_F(Replaceable, IsNothingThatIsRead) {
+  Put("out/a/b.pt", "0123456789");
+  Put(manifest_, *MakeManifest("{}", {{"a/b.pt", 10, {}, ""}}));
+  EXPECT_EQ(Said({"/nothing/there", At("outer"), At("")}), "yes");
+  const std::string what = "usage: " + At("out") + ": OUTPUT holds a file of INPUT, ";
+  EXPECT_EQ(Said({At("outer"), At("out/a/b.pt")}), what + At("out/a/b.pt"));
+  fs::create_directory_symlink(At("out"), At("link"));
+  EXPECT_EQ(Said({At("link/a/../a/b.pt")}), what + At("link/a/../a/b.pt"));
 }
 
 TEST(Manifests, NeedAHead) {
