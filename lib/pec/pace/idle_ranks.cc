@@ -74,9 +74,8 @@ std::vector<IdleRanks::Stretch> StretchesOf(const HandedMemory& memory, Time fir
 }
 
 bool Covers(const std::vector<IdleTime>& idle, double at_s) {
-  return std::any_of(idle.begin(), idle.end(), [&](const IdleTime& one) {
-    return one.begin_s <= at_s && at_s < one.end_s;
-  });
+  return std::any_of(idle.begin(), idle.end(),
+                     [&](const IdleTime& one) { return one.begin_s <= at_s && at_s < one.end_s; });
 }
 
 std::uint32_t NeededOf(std::uint32_t needed, std::size_t known) {
@@ -148,8 +147,8 @@ void IdleRanks::Begin(std::uint64_t iteration, Time now) {
 
 bool IdleRanks::known() const {
   const std::lock_guard lock(mutex_);
-  return scheduled() || std::any_of(marks_.begin(), marks_.end(),
-                                    [](const auto& one) { return one.second.here; });
+  return scheduled() ||
+         std::any_of(marks_.begin(), marks_.end(), [](const auto& one) { return one.second.here; });
 }
 
 std::uint32_t IdleRanks::marking() const {

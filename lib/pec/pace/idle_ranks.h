@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/result.h"
-#include "pec/pace/handed_memory.h"
 #include "pec/forecast/bubbles.h"
+#include "pec/pace/handed_memory.h"
 
 // When the ranks beside an agent idle: docs/formats/agent.md, "Idle times".
 

@@ -17,8 +17,8 @@
 namespace shardwright::pec {
 namespace {
 
-constexpr std::size_t kSlices = 240;
-constexpr std::size_t kSnapshotsShown = 4;
+constexpr std::size_t kSlices = 300;
+constexpr std::size_t kSnapshotsShown = 2;
 constexpr double kInASecond = 1e9;
 constexpr std::array<const char*, kSentKinds> kSentNames = {
     "while ranks idled", "beside computation", "due before the next snapshot",
@@ -26,7 +26,7 @@ constexpr std::array<const char*, kSentKinds> kSentNames = {
 
 /// A list of so many whole numbers.
 Result<std::vector<std::int64_t>> WholeNumbers(const json::Json& in, std::size_t count,
-                                          const std::string& where) {
+                                               const std::string& where) {
   std::vector<std::int64_t> out;
   const bool good = in.is_array() && in.size() == count;
   for (std::size_t i = 0; good && i < count; ++i) {
@@ -141,8 +141,7 @@ page::Timeline TimelineOf(const Sends& sends, const Window& window) {
   }
   for (const auto& snapshot : sends.snapshots) {
     if (snapshot[1] < window.first) continue;
-    timeline.events.push_back(
-        {window.At(snapshot[1]), "snapshot " + std::to_string(snapshot[0])});
+    timeline.events.push_back({window.At(snapshot[1]), "snapshot " + std::to_string(snapshot[0])});
   }
   return timeline;
 }
@@ -164,8 +163,9 @@ std::string SendsTiles(const Sends& sends, const Window& window) {
                      SendsTile("Sent", FormatBytes(all), "in " + Fixed(window.seconds(), 1) + " s");
   for (std::size_t kind = 0; kind < kSentKinds; ++kind) {
     if (bytes[kind] == 0) continue;
-    text += SendsTile(kSentNames[kind], Percent(static_cast<double>(bytes[kind]) / static_cast<double>(all), 1),
-                 FormatBytes(bytes[kind]));
+    text += SendsTile(kSentNames[kind],
+                      Percent(static_cast<double>(bytes[kind]) / static_cast<double>(all), 1),
+                      FormatBytes(bytes[kind]));
   }
   return text + "</div>\n";
 }
@@ -187,7 +187,8 @@ Result<std::string> SendsPage(std::string_view sends, const std::string& address
       Fixed(1000 * window.seconds() / kSlices, 1) +
       " ms. Rows: when a rank idled. Dotted lines: a snapshot was complete in memory.</p>\n" +
       page::TimelineMarkup(TimelineOf(found, window)) +
-      "</section>\n<footer>A send counts when it begins: pieces of at most 1 MiB.</footer>\n</main>\n";
+      "</section>\n<footer>A send counts when it begins: pieces of at most 1 "
+      "MiB.</footer>\n</main>\n";
   return page::Render(document);
 }
 

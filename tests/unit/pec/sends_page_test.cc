@@ -16,12 +16,12 @@ std::size_t Count(const std::string& text, const std::string& part) {
 }
 
 TEST(SendsPage, ShowsSendsAboveIdleRanks) {
-  const auto page = SendsPage(
-      R"({"now":9000000000,"snapshots":[[5,1000000000],[6,5000000000]],)"
-      R"("sends":[[1500000000,3145728,0],[1600000000,1048576,0],[3000000000,1048576,1],)"
-      R"([4900000000,2097152,2],[6000000000,1048576,3]],)"
-      R"("ranks":[{"rank":0,"idle":[[1400000000,1700000000]]},{"rank":3,"idle":[]}]})",
-      "unix:/a<b");
+  const auto page =
+      SendsPage(R"({"now":9000000000,"snapshots":[[5,1000000000],[6,5000000000]],)"
+                R"("sends":[[1500000000,3145728,0],[1600000000,1048576,0],[3000000000,1048576,1],)"
+                R"([4900000000,2097152,2],[6000000000,1048576,3]],)"
+                R"("ranks":[{"rank":0,"idle":[[1400000000,1700000000]]},{"rank":3,"idle":[]}]})",
+                "unix:/a<b");
   ASSERT_TRUE(page) << page.error().message;
   EXPECT_EQ(Count(*page, "unix:/a&lt;b"), 1U);
   // One bar for each slice and kind; what was sent at about one time is one bar or two.
