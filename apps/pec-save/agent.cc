@@ -107,6 +107,7 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
   context.out() << "snapshots " << end.snapshots << ", " << FormatBytes(end.snapshot_bytes)
                 << "\npersists  " << end.persists << ", " << end.snapshots_skipped
                 << " snapshots were not persisted\n";
+  ShowSent(context.out(), pec::AgentJson(end));
   return {};
 }
 
@@ -210,8 +211,8 @@ int AgentMain(int argc, const char* const* argv) {
   app.AddSize("--memory-limit", &options.agent.memory_bytes,
               "memory for snapshots and copies; a snapshot above it is refused");
   app.AddSize("--bandwidth", &options.agent.bandwidth,
-              "bytes per second that saving and copying may take, where ranks say when they idle "
-              "beside that; 0: all, or then nothing");
+              "bytes per second that saving and copying may take while no rank idles; 0: all, but "
+              "none where ranks say when they idle");
   idle.AddTo(app);
   save.AddTo(app);
   app.Check([&]() -> Status {

@@ -50,8 +50,11 @@ class TimelineDrawing {
                        "\" role=\"img\" aria-label=\"" + Escape(timeline_.label) + "\">\n";
     text += Axes() + Bars() + Rows();
     for (const Timeline::Event& event : timeline_.events) {
-      text += Line(X(event.at), kTop - 6, X(event.at), bottom_, "event") +
-              Text(X(event.at), kTop - 10, "middle", event.name, "name") + "\n";
+      const double x = X(event.at);
+      const bool late = x > kRight - kLabel;  // its name has no room behind it
+      text += Line(x, kTop - 6, x, bottom_, "event") +
+              Text(late ? x - 3 : x + 3, kTop - 8, late ? "end" : "start", event.name, "name") +
+              "\n";
     }
     return text + "</svg></div>\n";
   }
@@ -65,6 +68,7 @@ class TimelineDrawing {
   static constexpr double kRow = 24;
   static constexpr double kRowBar = 14;
   static constexpr double kFoot = 40;
+  static constexpr double kLabel = 90;
 
   double X(double seconds) const { return kLeft + (kRight - kLeft) * seconds / timeline_.seconds; }
   double Y(double value) const { return kBarsBottom - (kBarsBottom - kTop) * value / axis_.top; }

@@ -17,8 +17,8 @@
 namespace shardwright::pec {
 namespace {
 
-constexpr std::size_t kSlices = 240;
-constexpr std::size_t kSnapshotsShown = 4;
+constexpr std::size_t kSlices = 300;
+constexpr std::size_t kSnapshotsShown = 2;
 constexpr double kInASecond = 1e9;
 constexpr std::array<const char*, kSentKinds> kSentNames = {
     "while ranks idled", "beside computation", "due before the next snapshot",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import torch.distributed as dist
@@ -24,12 +25,13 @@ class IdleTimes:
 
     agent: where the agent of this rank listens, unix:PATH.
     rank: default that of torch.distributed, else 0. Local: ranks that make none are not waited for.
+    strict: False: where no agent takes the marks a warning says so, and check() tries again; True raises Error.
 
     A mark is two numbers in memory that the agent sees, without a system call. `with` may be nested; begin() and end() do the
     same without it. One thread at a time.
     """
 
-    def __init__(self, agent: str, rank: int | None = None) -> None:
+    def __init__(self, agent: str, rank: int | None = None, *, strict: bool = True) -> None:
         self._address = agent
         self._rank = rank if rank is not None else dist.get_rank() if dist.is_initialized() else 0
         self._depth = 0
@@ -38,7 +40,12 @@ class IdleTimes:
         self._marks = 1
         if not isinstance(self._rank, int) or not 0 <= self._rank < 1 << 32:
             raise Error(USAGE, f"rank={rank}: a number from 0 on expected")
-        self._connect()
+        try:
+            self._connect()
+        except Error as error:
+            if strict:
+                raise
+            warnings.warn(f"idle times are not told: {error}", stacklevel=3)
 
     def begin(self) -> None:
         """From here on the rank idles."""

@@ -199,7 +199,8 @@ class PartialCheckpoints:
         """For `with`, around what this rank waits in: the agent copies and saves while ranks idle. Local; a rank that has never
         asked for it is not waited for."""
         if self._idle is None:
-            self._idle = IdleTimes(self.agent, self._group.rank)
+            # One rank alone must not end for that.
+            self._idle = IdleTimes(self.agent, self._group.rank, strict=False)
         return self._idle
 
     def close(self) -> int | None:

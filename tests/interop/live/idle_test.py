@@ -113,6 +113,11 @@ def misuse(folder):
     found = {"end": failure(lambda: pec.idle().end()), "no agent": failure(lambda: shardwright.IdleTimes(f"unix:{folder}/nobody")),
              "a port": failure(lambda: shardwright.IdleTimes("localhost:4711")),
              "a rank": failure(lambda: shardwright.IdleTimes(pec.agent, -1))}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with shardwright.IdleTimes(f"unix:{folder}/nobody", strict=False) as nobody:
+            pass
+    found["lenient"] = [str(one.message) for one in caught] + [nobody.check()]
     idle = shardwright.IdleTimes(pec.agent, 7)
     found["here"] = wait_for(pec.agent, lambda status: status["ranks_marking"] == 2)["ranks_marking"]
     start = time.perf_counter()
@@ -157,6 +162,8 @@ class Idle(unittest.TestCase):
                                   ("a port", 9, "socket file expected"), ("a rank", 2, "rank=-1")):
             self.assertEqual(found[what][0], code, found[what])
             self.assertIn(words, found[what][1])
+        self.assertRegex(found["lenient"][0], "idle times are not told: .*cannot connect")
+        self.assertEqual(found["lenient"][1:], [False])
         self.assertEqual((found["here"], found["gone"], found["check"]), (2, 1, False))
         print(f"{found['microseconds']:.2f} us for a pair of marks", file=sys.stderr)
     

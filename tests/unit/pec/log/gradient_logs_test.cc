@@ -12,6 +12,7 @@
 #include <fstream>
 #include <thread>
 
+#include "pec/pace/handed_memory.h"
 #include "pec/store/store.h"
 #include "unit/pec/log/log_fixture.h"
 
