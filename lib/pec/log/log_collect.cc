@@ -27,9 +27,9 @@ Result<std::optional<std::uint64_t>> OldBytes(const os::File& file, log::Segment
     const std::string where = file.path() + ", byte " + std::to_string(at);
     SW_TRY_ASSIGN(const log::RecordFront front, log::ReadFront(file, at, bytes));
     if (!front.wrong.empty() || front.head.index != index) {
-      return BadInput(where + ": record " + std::to_string(index) + " is damaged: " +
-                      (front.wrong.empty() ? "it is record " + std::to_string(front.head.index)
-                                           : front.wrong));
+      return BadInput(
+          where + ": record " + std::to_string(index) + " is damaged: " +
+          (front.wrong.empty() ? "it is record " + std::to_string(front.head.index) : front.wrong));
     }
     at += log::RecordBytes(front.head);
     if (front.head.kind == log::Kind::kMark) continue;

@@ -226,10 +226,17 @@ Result<GradientLog> GradientLog::Open(const std::string& folder, const exec::Dig
 Result<GradientLog> GradientLog::OpenSome(const std::string& folder,
                                           const exec::Digest& fingerprint,
                                           std::optional<std::uint32_t> only, unsigned threads) {
-  SW_TRY_ASSIGN(std::vector<log::SegmentId> ids, log::ListSegments(folder));
-  if (only) {
-    std::erase_if(ids, [&](const log::SegmentId& id) { return id.writer != *only; });
+  for (;;) {
+    SW_TRY_ASSIGN(std::optional<GradientLog> log, OpenListed(folder, fingerprint, only, threads));
+    if (log) return *std::move(log);
   }
+}
+
+Result<std::optional<GradientLog>> GradientLog::OpenListed(const std::string& folder,
+                                                           const exec::Digest& fingerprint,
+                                                           std::optional<std::uint32_t> only,
+                                                           unsigned threads) {
+  SW_TRY_ASSIGN(const std::vector<log::SegmentId> ids, log::ListSegments(folder, only));
   std::vector<std::optional<Result<Scanned>>> scanned(ids.size());
   tbb::task_arena arena(static_cast<int>(threads));
   SW_TRY(exec::ForEach(arena, ids.size(), [&](std::uint64_t i) -> Status {
@@ -242,11 +249,12 @@ Result<GradientLog> GradientLog::OpenSome(const std::string& folder,
   };
   std::vector<char> collected(ids.size(), 0);
   for (std::size_t i = ids.size(); i-- > 0;) {
-    if (is_last(i)) continue;
-    if (collected[i + 1] != 0) {
+    if (!is_last(i) && collected[i + 1] != 0) {
       collected[i] = 1;
     } else if (!*scanned[i]) {
       SW_TRY_ASSIGN(const bool there, os::Exists(log::SegmentPath(folder, ids[i])));
+      // The last one goes only when others have followed it, which are not in the list.
+      if (!there && is_last(i)) return std::optional<GradientLog>();
       collected[i] = there ? 0 : 1;
     }
   }
@@ -261,7 +269,7 @@ Result<GradientLog> GradientLog::OpenSome(const std::string& folder,
     SW_TRY(scan->Segment(ids[i], is_last(i), **std::exchange(scanned[i], std::nullopt)));
     log.end_ = scan->end;
   }
-  return log;
+  return std::optional<GradientLog>(std::move(log));
 }
 
 }  // namespace shardwright::pec

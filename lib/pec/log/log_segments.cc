@@ -13,7 +13,8 @@ std::string SegmentPath(const std::string& folder, SegmentId id) {
   return folder + "/" + SegmentName(id.writer, id.number);
 }
 
-Result<std::vector<SegmentId>> ListSegments(const std::string& folder) {
+Result<std::vector<SegmentId>> ListSegments(const std::string& folder,
+                                            std::optional<std::uint32_t> only) {
   SW_TRY_ASSIGN(const std::vector<os::Entry> names, os::ListDir(folder));
   std::map<std::uint32_t, std::set<std::uint64_t>> segments;
   for (const os::Entry& entry : names) {
@@ -26,6 +27,7 @@ Result<std::vector<SegmentId>> ListSegments(const std::string& folder) {
   }
   std::vector<SegmentId> ids;
   for (const auto& [writer, numbers] : segments) {
+    if (only && writer != *only) continue;
     const std::size_t begin = ids.size();
     for (const std::uint64_t number : numbers) {
       if (ids.size() > begin && number != ids.back().number + 1) {
@@ -33,8 +35,8 @@ Result<std::vector<SegmentId>> ListSegments(const std::string& folder) {
         const SegmentId before = ids.back();
         SW_TRY_ASSIGN(const bool there, os::Exists(SegmentPath(folder, before)));
         if (there) {
-          return BadInput(SegmentPath(folder, {writer, before.number + 1}) +
-                          " is missing before " + SegmentName(writer, number));
+          return BadInput(SegmentPath(folder, {writer, before.number + 1}) + " is missing before " +
+                          SegmentName(writer, number));
         }
         ids.resize(begin);
       }

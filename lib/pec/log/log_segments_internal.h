@@ -18,9 +18,11 @@ std::string SegmentPath(const std::string& folder, SegmentId id);
 
 /// All segments by writer and number, those of a writer without a gap; the first ones may have been
 /// collected.
+/// \param only  this writer's; absent: of all
 /// \error kBadInput  one is missing, or a name that is not of a log; kNotFound  the folder
 /// Local.
-Result<std::vector<SegmentId>> ListSegments(const std::string& folder);
+Result<std::vector<SegmentId>> ListSegments(const std::string& folder,
+                                            std::optional<std::uint32_t> only = std::nullopt);
 
 /// The head of a segment; nothing where it is cut short.
 /// \error kBadInput  it is damaged, or of another segment; kMismatch  of another model;

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <random>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -8,6 +10,7 @@
 #include "pec/forecast/extra_capacity.h"
 #include "pec/forecast/gradient_plan.h"
 #include "pec/forecast/replay_costs.h"
+#include "pec/select/selection.h"
 #include "pec/shares/replica_placement.h"
 
 namespace shardwright::pec {
@@ -233,6 +236,82 @@ TEST(Gradients, ABudgetMovesTheWindow) {
   options.rule = GradientRule::kAlgorithm3;
   EXPECT_EQ(PlanTransfers(GradientChains::Make({4}), kFour, kAllFour, 1, options).error().message,
             "algorithm 3 has no budget of bytes");
+}
+
+/// Fewest bytes that `transfers` transfers of an expert can have, the first one its state: over all
+/// ways to choose, chains of gradients no longer than `full_every`.
+std::uint64_t FewestBytes(const ComponentBytes& bytes, std::uint64_t transfers,
+                          const GradientOptions& options) {
+  const std::uint64_t state = bytes.weights + bytes.master + bytes.moments;
+  std::map<std::uint64_t, std::uint64_t> least = {{0, state}};  // by length of the chain
+  for (std::uint64_t t = 1; t < transfers; ++t) {
+    std::map<std::uint64_t, std::uint64_t> next;
+    for (const auto& [steps, sum] : least) {
+      const auto offer = [&](std::uint64_t length, std::uint64_t total) {
+        const auto [at, is_new] = next.emplace(length, total);
+        if (!is_new) at->second = std::min(at->second, total);
+      };
+      offer(0, sum + state);
+      const std::uint64_t longer = steps + options.interval;
+      if (longer <= options.full_every) offer(longer, sum + bytes.weights * options.interval);
+    }
+    least = std::move(next);
+  }
+  return std::ranges::min_element(least, {}, [](const auto& one) { return one.second; })->second;
+}
+
+TEST(Gradients, EveryRestorePointIsCompleteWithTheFewestBytes) {
+  std::mt19937 random(7);
+  const auto in = [&](std::uint64_t first, std::uint64_t last) {
+    return first + random() % (last - first + 1);
+  };
+  for (int round = 0; round < 300; ++round) {
+    GradientOptions options;
+    options.rule = GradientRule::kLeast;
+    options.interval = in(1, 6);
+    options.full_every = in(1, 20);
+    const bool bounded = round % 3 == 0;
+    PerExpert<ComponentBytes> bytes(2, std::vector<ComponentBytes>(3));
+    std::uint64_t all = 0;
+    for (auto& layer : bytes) {
+      for (ComponentBytes& one : layer) {
+        one = {in(1, 40), in(0, 80), in(0, 160)};
+        all += one.weights;
+      }
+    }
+    if (bounded) options.budget_bytes = in(all / 2, 6 * all);
+    GradientChains chains = GradientChains::Make({3, 3});
+    Counts state = MakeCounts({3, 3});    // iteration of the last full copy
+    Counts reached = MakeCounts({3, 3});  // by that and the gradients since
+    const std::uint64_t transfers = in(1, 12);
+    std::uint64_t sum = 0;
+    for (std::uint64_t t = 1; t <= transfers; ++t) {
+      const std::uint64_t iteration = t * options.interval;
+      const auto plan = PlanTransfers(chains, bytes, SelectAll({3, 3}), iteration, options);
+      ASSERT_TRUE(plan) << plan.error().message;
+      for (std::size_t m = 0; m < 2; ++m) {
+        for (const std::uint32_t e : plan->full[m]) state[m][e] = reached[m][e] = iteration;
+        for (const std::uint32_t e : plan->gradients[m]) {
+          ASSERT_EQ(reached[m][e] + options.interval, iteration);
+          reached[m][e] = iteration;
+          ASSERT_LE(iteration - state[m][e], options.full_every);
+        }
+        ASSERT_EQ(reached[m], (std::vector<std::uint64_t>(3, iteration)));
+      }
+      const std::uint64_t sent = plan->gradient_bytes + plan->full_bytes;
+      if (bounded) {
+        ASSERT_LE(sent, options.budget_bytes * options.interval + plan->over_bytes);
+      }
+      sum += sent;
+      ASSERT_TRUE(EnterTransfers(&chains, *plan));
+    }
+    if (bounded) continue;
+    std::uint64_t fewest = 0;
+    for (const auto& layer : bytes) {
+      for (const ComponentBytes& one : layer) fewest += FewestBytes(one, transfers, options);
+    }
+    EXPECT_EQ(sum, fewest) << "round " << round;
+  }
 }
 
 TEST(ReplayCosts, OfALosslessRun) {

@@ -165,6 +165,15 @@ TEST_F(LogCollect, DamageInWhatItReadsIsTold) {
   EXPECT_EQ(FindOldSegments(folder_, other, 4).error().code, Errc::kBadInput);
 }
 
+TEST_F(LogCollect, AWriterGoesOnWhateverOthersLack) {
+  Write(folder_, 0, 1, 4);
+  Write(folder_, 1, 1, 4);
+  fs::remove(folder_ + "/0-2.swg");
+  EXPECT_EQ(Failure(folder_, 1), folder_ + "/0-2.swg is missing before 0-3.swg");
+  EXPECT_TRUE(LogWriter::Open(folder_, Small(1)));
+  EXPECT_FALSE(LogWriter::Open(folder_, Small(0)));
+}
+
 TEST_F(LogCollect, ReadersAndWritersBesideIt) {
   Write(folder_, 0, 1, 60);
   Write(folder_, 1, 1, 60);
