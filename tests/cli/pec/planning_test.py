@@ -101,6 +101,12 @@ class Planning(Stores):
         self.assertIn("* computed only", self.stdout)
         self.assertFalse(result["rows"][result["best"]].get("log", {}).get("computed_only"))
         self.assertLessEqual(max(map(len, self.stdout.splitlines())), 100)
+        # The page has what is computed only in its table alone.
+        page = self.work / "page.html"
+        self.simulate(*words, "--k", 2, "--gradients", "--page", page)
+        text = "".join(self.page_of(page).itertext())
+        # In the chart of largest shares its point is that of sequential.
+        self.assertEqual((text.count("replay, least"), text.count("replay, K 2")), (1, 4))
         # What a lossless run refuses.
         kept = self.simulate(*words, "--k", 2, "--keep", "master")["rows"]
         self.assertNotIn("replay", [r["policy"] for r in kept])
@@ -202,6 +208,9 @@ class Planning(Stores):
             for text, key in zip(exact[4:], ("plt", "mlt_sum", "risk_mean", "risk_max", "stall_s",
                                              "overhead_s")):
                 self.assertAlmostEqual(float(text), row[key], 5)
+            self.assertEqual(exact[10:12], [str(row.get("log", {}).get("bytes", 0)),
+                                            str(row["memory_bytes"])])
+            self.assertAlmostEqual(float(exact[12]), row["recovery_s"], 5)
         charts = page.findall(".//svg[@class='curves']")
         self.assertEqual(len(charts), 6)
         for chart in charts:
