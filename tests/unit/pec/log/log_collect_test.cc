@@ -24,8 +24,9 @@ void Write(const std::string& folder, std::uint32_t rank, std::uint64_t first, s
   options.recovery = recovery;
   auto writer = LogWriter::Open(folder, options);
   ASSERT_TRUE(writer) << writer.error().message;
+  const std::uint64_t begin = std::uint64_t{5} * rank;
   for (std::uint64_t i = first; i <= last; ++i) {
-    ASSERT_TRUE(Append(&*writer, "m", i, 5 * rank, 5 * rank + 5));
+    ASSERT_TRUE(Append(&*writer, "m", i, begin, begin + 5));
   }
   ASSERT_TRUE(writer->Persist());
 }
