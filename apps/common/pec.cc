@@ -179,16 +179,25 @@ Status ShowCheck(cli::Context& context, const std::string& path, const pec::Stor
   return Fail(Errc::kMismatch, path + ": " + check.damaged.front());
 }
 
-void ShowCollected(cli::Context& context, const pec::Collected& collected, bool dry_run) {
+void ShowCollected(cli::Context& context, const pec::Collected& collected,
+                   const pec::CollectedLog& log, bool dry_run) {
   const std::vector<std::uint64_t> kept = pec::IterationsOf(collected.kept);
   const std::vector<std::uint64_t> removed = pec::IterationsOf(collected.removed);
-  context.SetResult(pec::CollectedJson(collected, dry_run));
+  context.SetResult(pec::CollectedJson(collected, log, dry_run));
   context.out() << "keeps    " << kept.size() << " checkpoints: " << Iterations(kept) << "\n"
                 << (dry_run ? "would remove " : "removed  ") << removed.size() << " checkpoints"
                 << (removed.empty() ? "" : ": " + Iterations(removed)) << ", "
                 << collected.blobs_removed << " of "
                 << collected.blobs_removed + collected.blobs_kept << " blobs, "
                 << FormatBytes(collected.bytes_removed) << "\n";
+  if (!log.wrong.empty()) {
+    context.sink().Warn("the log of gradients is left as it is: " + log.wrong);
+  }
+  const std::uint64_t segments = log.segments_removed + log.segments_kept;
+  if (segments == 0) return;
+  context.out() << "log      " << (dry_run ? "would remove " : "removed ") << log.segments_removed
+                << " of " << Plural(segments, "segment") << ", " << FormatBytes(log.bytes_removed)
+                << ": gradients up to iteration " << collected.oldest_version << "\n";
 }
 
 void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {

@@ -8,6 +8,7 @@
 #include "base/result.h"
 #include "cli/app.h"
 #include "os/tls.h"
+#include "pec/log/log_collect.h"
 #include "pec/report/list_store.h"
 #include "pec/restore/restore.h"
 #include "pec/save/save.h"
@@ -57,7 +58,8 @@ void ShowListing(cli::Context& context, const pec::StoreListing& listing);
 Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check);
 
 /// What a collection removed, or would remove.
-void ShowCollected(cli::Context& context, const pec::Collected& collected, bool dry_run);
+void ShowCollected(cli::Context& context, const pec::Collected& collected,
+                   const pec::CollectedLog& log, bool dry_run);
 
 /// What a restore chose: module, version, source; tokens lost; what is abandoned.
 void ShowRestore(cli::Context& context, const pec::RestoreReport& report);

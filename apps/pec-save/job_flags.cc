@@ -85,6 +85,10 @@ void AddStepTimes(cli::App& app, pec::JobRequest* job) {
   app.AddReal("--forward-backward", &job->forward_backward_s, 1e-6, 1e6,
               "seconds of a forward and backward pass, which hide a snapshot");
   app.AddReal("--restart-time", &job->restart_s, 0, 1e7, "seconds of a restart after a fault");
+  app.AddSize("--persist-bandwidth", &job->persist_bandwidth,
+              "bytes per second of a rank into storage, and out of it");
+  app.AddCount("--replay-speed", &job->replay_speed, 1, std::uint64_t{1} << 53,
+               "elements of experts whose step a rank makes again in a second");
 }
 
 Status JobFlags::Complete(const cli::App& app, pec::JobRequest* job) const {

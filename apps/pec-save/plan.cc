@@ -3,6 +3,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <string_view>
 
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
@@ -25,6 +26,7 @@ struct Need {
 constexpr Need kNeeds[] = {{"--pp", {"--copies", "--micro-batches"}},
                            {"--copy-bandwidth", {"--copies"}},
                            {"--full-every", {"--gradients"}},
+                           {"--gradient-budget", {"--gradients"}},
                            {"--forward-time", {"--micro-batches"}},
                            {"--backward-time", {"--micro-batches"}},
                            {"--chunks", {"--micro-batches"}},
@@ -39,9 +41,11 @@ constexpr Need kNeeds[] = {{"--pp", {"--copies", "--micro-batches"}},
                            {"--ranks-per-node", {"--copies", "--dynamic-k"}},
                            {"--lost-share", {"--dynamic-k"}}};
 
-Status CheckNeeds(const cli::App& app) {
+Status CheckNeeds(const cli::App& app, pec::Policy policy) {
   for (const Need& need : kNeeds) {
     if (!app.Given(need.flag)) continue;
+    // Gradients are logged in every iteration between.
+    if (policy == pec::Policy::kReplay && std::string_view(need.flag) == "--interval") continue;
     bool there = false;
     std::string names;
     for (const char* flag : need.any) {
@@ -102,6 +106,9 @@ void PlanFlags::AddTo(cli::App& app) {
               "send gradients of experts that were sent the iteration before, in place of state");
   app.AddCount("--full-every", &request.full_every, 1, kMany,
                "gradients of an expert in a row, after which its state is sent");
+  app.AddSize("--gradient-budget", &request.gradient_budget,
+              "bytes of an iteration: send what is least, and spend the rest on states of the "
+              "longest chains");
   app.Group("Bubbles of the pipeline");
   app.AddCount("--micro-batches", &request.micro_batches, 1, kMostWorkers,
                "micro-batches of an iteration: show what fits the bubbles of the pipeline");
@@ -140,7 +147,7 @@ Status PlanFlags::CheckPairs(const cli::App& app) const {
 Status PlanFlags::CheckRules(const cli::App& app) {
   SW_TRY(selection.CheckRules(app));
   SW_TRY(job.Complete(app, &request.job));
-  SW_TRY(CheckNeeds(app));
+  SW_TRY(CheckNeeds(app, selection.policy));
   SW_TRY(CheckPairs(app));
   request.policy = selection.policy;
   request.k = selection.k;

@@ -10,7 +10,8 @@ const std::vector<std::pair<std::string, pec::Policy>>& PolicyWords() {
       {"load-aware", pec::Policy::kLoadAware},
       {"budget", pec::Policy::kBudget},
       {"budget-global", pec::Policy::kBudgetGlobal},
-      {"full", pec::Policy::kFull}};
+      {"full", pec::Policy::kFull},
+      {"replay", pec::Policy::kReplay}};
   return kWords;
 }
 
@@ -21,7 +22,8 @@ void SelectionFlags::AddTo(cli::App& app) {
                "experts of each layer that go to storage, of those selected [default: all]");
   app.AddEnum<pec::Policy>("--policy", &policy, PolicyWords(),
                            "which experts: in turn, those with most unsaved tokens, within a "
-                           "budget by layer or over all layers, or all");
+                           "budget by layer or over all layers, or all; replay, in plans: in turn, "
+                           "beside a log of all gradients");
   app.AddText("--tokens", &tokens, "tokens per expert and iteration (docs/formats/loads.md)",
               "FILE");
   app.AddSize("--budget", &budget,
@@ -82,6 +84,11 @@ void SaveFlags::AddSaveOnlyTo(cli::App& app) {
 
 Status SaveFlags::CheckRules(const cli::App& app) {
   SW_TRY(selection.CheckRules(app));
+  if (selection.policy == pec::Policy::kReplay) {
+    return Fail(Errc::kUsage,
+                "--policy replay: gradients come out of a running trainer only: use "
+                "shardwright.PartialCheckpoints(..., lossless=True) there (docs/lossless.md)");
+  }
   SW_TRY(CheckDynamicK(app));
   if (keep.empty()) return {};
   SW_TRY_ASSIGN(request.keep, ParseKeep(keep));

@@ -65,6 +65,15 @@ void SimulateFlags::AddTo(cli::App& app) {
                "load-aware: checkpoints after which an expert is taken first [default: 4 rounds]");
   app.AddReal("--dynamic-k", &request.dynamic_limit, 1e-9, 1,
               "also a K that doubles when its part of this share of lost tokens is spent");
+  app.AddFlag("--gradients", &request.gradients,
+              "also what MoEtion's rule and the rule of least bytes would send of all experts; "
+              "computed only");
+  app.AddCount("--full-every", &request.full_every, 1, kMany,
+               "gradients of an expert in a row, after which its state is sent");
+  app.AddSize(
+      "--gradient-budget", &request.gradient_budget,
+      "bytes of an iteration: what gradients leave goes to states of the longest chains; 0: "
+      "none");
   job.AddTo(app, &request.job, false);
   AddStepTimes(app, &request.job);
   app.Group("Outputs");
@@ -84,6 +93,9 @@ Status SimulateFlags::CheckPolicy(const cli::App& app) const {
   if (request.k_persist && *request.k_persist > *request.k) {
     return Fail(Errc::kUsage, "--k-persist " + std::to_string(*request.k_persist) +
                                   " is above --k " + std::to_string(*request.k));
+  }
+  if (!request.gradients) {
+    SW_TRY(app.Refuse({"--full-every", "--gradient-budget"}, "without --gradients"));
   }
   if (!request.dynamic_limit) return {};
   if (app.Given("--policy") && policy != pec::Policy::kSequential) {

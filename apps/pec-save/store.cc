@@ -7,6 +7,7 @@
 #include "os/dir.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
+#include "pec/log/log_collect.h"
 #include "pec/log/log_reader.h"
 #include "pec/store/store.h"
 #include "ucp/input.h"
@@ -46,8 +47,11 @@ int CheckMain(int argc, const char* const* argv) {
 }
 
 int CollectMain(int argc, const char* const* argv) {
-  cli::App app("pec-save gc", "Remove what no rule keeps from a store.",
-               {{"store/ --keep-last 3", "Keeps the three newest checkpoints."}});
+  cli::App app(
+      "pec-save gc",
+      "Remove what no rule keeps from a store, and gradients that bring nothing forward that is "
+      "kept.",
+      {{"store/ --keep-last 3", "Keeps the three newest checkpoints."}});
   std::string store;
   pec::Retention rules;
   app.AddInput(&store, "store to collect", "STORE");
@@ -59,11 +63,14 @@ int CollectMain(int argc, const char* const* argv) {
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const bool dry_run = context.flags().dry_run;
     pec::Collected collected;
+    pec::CollectedLog log;
     SW_TRY(context.comm().OnRoot([&]() -> Status {
       SW_TRY_ASSIGN(collected, pec::CollectGarbage(store, rules, dry_run));
+      SW_TRY_ASSIGN(const pec::Store opened, pec::Store::Open(store));
+      SW_TRY_ASSIGN(log, pec::CollectLog(opened, collected.oldest_version, dry_run));
       return {};
     }));
-    ShowCollected(context, collected, dry_run);
+    ShowCollected(context, collected, log, dry_run);
     return {};
   });
 }

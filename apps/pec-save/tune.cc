@@ -65,8 +65,6 @@ int TuneMain(int argc, const char* const* argv) {
   app.AddReal("--plt-limit", &request.plt_limit, 1e-9, 1, "share of lost tokens that is tolerable");
   app.AddReal("--lost-share", &request.lost_share, 0, 1,
               "share of the memory copies that a fault takes [default: of one node]");
-  app.AddSize("--persist-bandwidth", &request.persist_bandwidth,
-              "bytes per second of a rank into storage");
   app.AddText("--measure", &measure,
               "measure both bandwidths instead, in FOLDER, where the store will be: every rank "
               "writes, syncs and removes 256 MiB there, and copies as much in memory",

@@ -44,6 +44,8 @@ std::string Mark(double x, double y, std::size_t style, const std::string& note)
       return polygon({{0, -1.3}, {1.3, 0}, {0, 1.3}, {-1.3, 0}});
     case 4:
       return polygon({{-1.1, -0.9}, {1.1, -0.9}, {0, 1.2}});
+    case 6:
+      return polygon({{-0.6, -1}, {0.6, -1}, {1.2, 0}, {0.6, 1}, {-0.6, 1}, {-1.2, 0}});
     default:
       return Element("circle", {{"cx", At(x)}, {"cy", At(y)}, {"r", At(kMark)}, {"class", looks}},
                      title);

@@ -20,7 +20,7 @@ struct Point {
 
 /// One curve. Curves of a style have its colour, dashes and mark on every chart.
 struct Curve {
-  static constexpr std::size_t kStyles = 6;
+  static constexpr std::size_t kStyles = 7;
 
   std::string name;
   std::size_t style = 0;  ///< below kStyles

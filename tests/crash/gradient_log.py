@@ -83,6 +83,26 @@ class Log:
         self.write()
 
 
+def log_series(folder, fingerprint, model, iterations, steps):
+    """A log of all experts of a moe_checkpoint.Model, a segment for each iteration. The gradients are any."""
+    log = None
+    for iteration in iterations:
+        if log is None:
+            log = Log(folder, fingerprint)
+        else:
+            log.begin()
+        for layer in range(model.layers):
+            for expert in range(model.experts):
+                module = model.module(layer, expert)
+                pieces = []
+                for suffix, shape in model.expert.items():
+                    data = model.data(f"{module}.{suffix}", "gradient", shape, iteration)
+                    pieces.append(piece(f"{module}.{suffix}", len(data) // 4, data))
+                log.record(iteration, module, [steps(iteration)], pieces)
+        log.mark()
+    return log
+
+
 def single(value):
     """Rounded to float32. One operation on float32 in Python's doubles, rounded, is what float32 has."""
     try:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Kills, faults and full disks against stores of partial checkpoints: at every call that changes
-something on disk, of a save, a collection and a restore. Whatever happens, what was saved before
+something on disk, of a save, a collection, also of a log of gradients, and a restore. Whatever happens, what was saved before
 can be restored, nothing is half there, and doing it again ends well.
 
 Usage: stores_test.py BIN_FOLDER [--night] [--limit N]
@@ -19,6 +19,7 @@ import time
 
 sys.dont_write_bytecode = True
 
+import gradient_log  # pylint: disable=wrong-import-position
 import moe_checkpoint  # pylint: disable=wrong-import-position
 from campaign import ACTIONS  # pylint: disable=wrong-import-position
 from harness import (Broken, Scratch, difference, expect, run,  # pylint: disable=wrong-import-position
@@ -30,8 +31,9 @@ MODEL = moe_checkpoint.Model(layers=1, experts=4)
 class Case:
     """A command on a store, and what the store may hold after it was disturbed."""
 
-    def __init__(self, name, before, command, allowed, after):
+    def __init__(self, name, before, command, allowed, after, logs=False):
         self.name = name
+        self.logs = logs        # the gradients of all experts are in the store
         self.before = before    # iterations that are saved first
         self.command = command  # (folder of the trial) -> argv
         self.allowed = allowed  # iterations that a restore may give after the disturbance
@@ -50,9 +52,19 @@ class Stores:
     def step(self, iteration):
         return self.run / f"global_step{iteration}"
 
-    def fill(self, store, iterations):
+    def fill(self, store, iterations, k=1):
         for iteration in iterations:
-            succeed([self.save, self.step(iteration), store, "--k", "1", "--threads", "1"])
+            succeed([self.save, self.step(iteration), store, "--k", str(k), "--threads", "1"])
+
+    def log_gradients(self, store):
+        """Of all iterations after the first, a segment for each."""
+        fingerprint = json.loads((store / "store.json").read_text())["fingerprint"]
+        gradient_log.log_series(store / "logs", fingerprint, MODEL, range(2, 5), gradient_log.adamw)
+
+    def one_segment_left(self, where, what):
+        """No version of the newest checkpoint is older than 3, so only the gradients of 4 are needed."""
+        names = sorted(os.listdir(where / "store" / "logs"))
+        expect(names == ["0-3.swg"], f"segments {names}: {what}")
 
     def look(self, where, allowed, what):
         """The store is whole and gives one of the allowed iterations, bit for bit."""
@@ -62,10 +74,14 @@ class Stores:
         out, report = where / "seen", where / "report"
         done = run([self.restore, store, out, "--read-only", f"--json={report}"])
         expect(done.code == 0, f"no restore: {done}\n{what}")
-        iteration = json.loads(report.read_text())["iteration"]
+        report = json.loads(report.read_text())
+        iteration, logs = report["iteration"], (store / "logs").exists()
         expect(iteration in allowed, f"iteration {iteration} of {sorted(allowed)}: {what}")
+        if logs:
+            stale, replay = report["result"]["stale_modules"], report["result"]["replay"]
+            expect(stale == 0 and replay["modules"] > 0, f"{stale} experts are older, {replay}: {what}")
         found = tree(out)
-        wanted = self.wanted.setdefault(iteration, found)
+        wanted = self.wanted.setdefault((iteration, logs), found)
         expect(found == wanted, f"iteration {iteration} differs in "
                f"{difference(wanted, found)}: {what}")
         shutil.rmtree(out)
@@ -80,13 +96,17 @@ class Stores:
     def go(self, case):
         base = self.folder / case.name
         base.mkdir()
-        self.fill(base / "store", case.before)
+        self.fill(base / "store", case.before, k=2 if case.logs else 1)
+        if case.logs:
+            self.log_gradients(base / "store")
         # The states that may be seen, from undisturbed runs.
         self.look(base, case.allowed, f"{case.name} before")
         counted, counts = base / "counted", base / "counts"
         shutil.copytree(base / "store", counted / "store")
         succeed(case.command(counted), fault=f"count:{counts}")
         self.look(counted, {case.after}, f"{case.name} after")
+        if case.logs:
+            self.one_segment_left(counted, f"{case.name} after")
         calls = collections.Counter()
         for word in counts.read_text().split():
             name, number = word.rsplit("=", 1)
@@ -116,6 +136,8 @@ class Stores:
         again = run([*case.command(where), *(["--force"] if case.name == "restore" else [])])
         expect(again.code == 0, f"cannot be repeated: {again}\nafter {what}")
         self.look(where, {case.after}, f"repeated after {what}")
+        if case.logs:
+            self.one_segment_left(where, f"repeated after {what}")
         stray = [name for name in os.listdir(where / "store")
                  if name.startswith("incoming-") or name.endswith(".tmp") or name == "lock"]
         expect(not stray, f"left in the store: {stray}: {what}")
@@ -179,8 +201,10 @@ def cases(stores):
         return [stores.restore, where / "store", where / "out", "--at", "2", "--threads", "1",
                 "--target", "ep=1"]
 
+    logs = [Case("gc-log", (1, 2, 3, 4), collect, {4}, 4, logs=True)] if gradient_log.LIBRARY else []
     return [Case("save", (1, 2), save, {2}, 3), Case("save-zstd", (1, 2), packed, {2}, 3),
-            Case("gc", (1, 2, 3), collect, {3}, 3), Case("restore", (1, 2, 3), restore, {2, 3}, 2)]
+            Case("gc", (1, 2, 3), collect, {3}, 3), *logs,
+            Case("restore", (1, 2, 3), restore, {2, 3}, 2)]
 
 
 def main():

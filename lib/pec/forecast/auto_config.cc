@@ -109,6 +109,44 @@ Status ChoosePersist(const AutoInput& input, AutoConfig* config) {
   return {};
 }
 
+/// A lossless run with K experts in a snapshot.
+/// \param free_bytes_per_s  what its log leaves of the bandwidth of a rank
+Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double free_bytes_per_s) {
+  const auto experts = static_cast<std::uint32_t>(input.persist.bytes.size());
+  const ReplayRates rates{input.snapshot_bytes_per_s, input.persist_bytes_per_s,
+                          input.replay_elems_per_s};
+  const auto log_bytes = static_cast<double>(input.log_bytes);
+  ReplayConfig out;
+  out.log_stall_s = LogStall(log_bytes, input.ranks, rates, input.iteration_s);
+  AutoConfig& config = out.config;
+  config.k_snapshot = config.k_persist = k;
+  config.snapshot_s = SnapshotSeconds(input, k);
+  config.stall_s = SaveStall(config.snapshot_s, input.forward_backward_s);
+  config.persist_s = static_cast<double>(input.persist.bytes[k - 1]) / free_bytes_per_s;
+  const double least = std::max(1.0, std::ceil(config.persist_s / input.iteration_s));
+  if (!(least < 0x1p53)) {
+    return Fail(Errc::kUsage,
+                "a persist beside a log of gradients takes more than 2^53 iterations");
+  }
+  // What a restore replays grows with the interval as what is run again does.
+  SW_TRY_ASSIGN(const ReplayWork work, SteadyReplay(experts, k, 1, log_bytes));
+  const double replay_s = ReplaySeconds(work, input.ranks, rates);
+  SW_TRY_ASSIGN(const std::optional<std::uint64_t> best,
+                BestInterval({config.stall_s, 1, input.iteration_s + 2 * replay_s, input.fault_rate,
+                              input.restart_s},
+                             0));
+  config.interval =
+      std::max(static_cast<std::uint64_t>(least), input.interval.value_or(best.value_or(1)));
+  const auto interval = static_cast<double>(config.interval);
+  out.replay_s = replay_s * interval;
+  out.window = config.interval * CeilDiv(experts, k);
+  const CheckpointCosts costs{config.stall_s + interval * out.log_stall_s, interval,
+                              input.iteration_s, input.fault_rate, input.restart_s + out.replay_s};
+  SW_TRY_ASSIGN(config.overhead_s, ExpectedOverhead(costs, input.iterations));
+  SW_TRY_ASSIGN(config.ettr, EffectiveTimeRatio(costs));
+  return out;
+}
+
 }  // namespace
 
 Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t checkpoints,
@@ -150,6 +188,19 @@ Result<AutoConfig> ChooseConfig(const AutoInput& input) {
   SW_TRY_ASSIGN(config.overhead_s, ExpectedOverhead(costs, input.iterations));
   SW_TRY_ASSIGN(config.ettr, EffectiveTimeRatio(costs));
   return config;
+}
+
+Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input) {
+  SW_TRY(Check(input));
+  const double rank_bytes = static_cast<double>(input.log_bytes) / input.ranks;
+  const double free_bytes_per_s = input.persist_bytes_per_s - rank_bytes / input.iteration_s;
+  std::optional<ReplayConfig> best;
+  if (free_bytes_per_s <= 0) return best;
+  for (std::uint32_t k = 1; k < input.persist.bytes.size(); ++k) {
+    SW_TRY_ASSIGN(const ReplayConfig one, ReplayWithK(input, k, free_bytes_per_s));
+    if (!best || one.config.overhead_s < best->config.overhead_s) best = one;
+  }
+  return best;
 }
 
 }  // namespace shardwright::pec

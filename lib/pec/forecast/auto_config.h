@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "pec/forecast/overhead.h"
+#include "pec/forecast/replay_costs.h"
 #include "pec/select/types.h"
 #include "pec/shares/sharding.h"
 
@@ -40,6 +41,9 @@ struct AutoInput {
   double lost_share = 1;          ///< share of the experts whose memory copies a fault takes
   double plt_limit = 0.0375;
   std::optional<std::uint64_t> interval;  ///< wanted I; absent: as short as pays
+  std::uint64_t log_bytes = 0;            ///< LogBytes of the experts
+  std::uint32_t ranks = 1;                ///< that log, save and restore
+  double replay_elems_per_s = 0;          ///< of a rank
 };
 
 /// A configuration and the model's numbers for it.
@@ -64,5 +68,22 @@ struct AutoConfig {
 ///        as the functions of overhead.h and lost_tokens.h
 /// Pure. Source: docs/pec-planning.md section 8.1.
 Result<AutoConfig> ChooseConfig(const AutoInput& input);
+
+/// A run that logs the gradients of all experts, and loses nothing: both K of its configuration are
+/// equal, and its overhead has the log and the steps that restores make again.
+struct ReplayConfig {
+  AutoConfig config;
+  double log_stall_s = 0;    ///< of an iteration
+  double replay_s = 0;       ///< of a restart, on average
+  std::uint64_t window = 0;  ///< iterations in which every expert is saved once
+};
+
+/// Chooses K below N and I for such a run: of all K that with the least overhead (ties: the
+/// smallest), each with the interval that is best for it, but not shorter than a persist takes with
+/// what the log leaves of the bandwidth.
+/// \returns nothing where the log alone takes all of the bandwidth, or there is one expert
+/// \error as ChooseConfig
+/// Pure. Source: docs/pec-planning.md sections 3 and 9.4.
+Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input);
 
 }  // namespace shardwright::pec

@@ -1,37 +1,104 @@
 #include "pec/forecast/gradient_plan.h"
 
+#include <algorithm>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/checked.h"
 
 namespace shardwright::pec {
 
-Result<TransferPlan> PlanTransfers(const GradientChains& chains,
-                                   const PerExpert<ComponentBytes>& bytes,
-                                   const Selection& selected, std::uint64_t iteration,
-                                   const GradientOptions& options) {
+namespace {
+
+/// An expert whose gradients are enough.
+struct Logged {
+  std::uint64_t steps = 0;  // since its full copy
+  std::size_t layer = 0;
+  std::uint32_t expert = 0;
+  std::uint64_t gradient_bytes = 0;
+  std::uint64_t full_bytes = 0;
+};
+
+/// Which of them get a full copy out of what the budget leaves: longest chain first, ties by layer
+/// and number.
+std::set<std::pair<std::size_t, std::uint32_t>> SpendRest(std::vector<Logged> logged,
+                                                          std::uint64_t rest) {
+  std::stable_sort(logged.begin(), logged.end(),
+                   [](const Logged& a, const Logged& b) { return a.steps > b.steps; });
+  std::set<std::pair<std::size_t, std::uint32_t>> full;
+  for (const Logged& one : logged) {
+    const std::uint64_t more = one.full_bytes - one.gradient_bytes;
+    if (more > rest) continue;
+    rest -= more;
+    full.emplace(one.layer, one.expert);
+  }
+  return full;
+}
+
+Status CheckOptions(std::uint64_t iteration, const GradientOptions& options) {
   if (iteration == 0 || options.interval == 0) {
     return Fail(Errc::kUsage, "transfers of iteration " + std::to_string(iteration) + ", every " +
                                   std::to_string(options.interval) + ": both count from 1");
   }
+  if (options.budget_bytes == 0 || options.rule == GradientRule::kLeast) return {};
+  return Fail(Errc::kUsage, "algorithm 3 has no budget of bytes");
+}
+
+}  // namespace
+
+std::string_view Name(GradientRule rule) {
+  return rule == GradientRule::kLeast ? "least" : "algorithm-3";
+}
+
+Result<TransferPlan> PlanTransfers(const GradientChains& chains,
+                                   const PerExpert<ComponentBytes>& bytes,
+                                   const Selection& selected, std::uint64_t iteration,
+                                   const GradientOptions& options) {
+  SW_TRY(CheckOptions(iteration, options));
   const LayerExperts experts = ShapeOf(bytes);
   SW_TRY(Validate(selected, experts));
   SW_TRY(ValidateShape(chains.last, experts, "last messages"));
   SW_TRY(ValidateShape(chains.steps, experts, "gradients since full copies"));
   TransferPlan plan;
   plan.iteration = iteration;
+  plan.interval = options.interval;
   plan.gradients.resize(experts.size());
   plan.full.resize(experts.size());
+  std::vector<Logged> logged;
+  std::uint64_t needed = 0;
   for (std::size_t m = 0; m < experts.size(); ++m) {
     for (std::uint32_t e : selected[m]) {
+      const std::uint64_t last = chains.last[m][e];
       // A first message has no predecessor: iteration 1 does not follow "none".
-      const bool follows = chains.last[m][e] != 0 && chains.last[m][e] == iteration - 1;
-      const bool gradient =
-          options.interval == 1 && follows && chains.steps[m][e] < options.full_every;
+      const bool follows = last != 0 && last < iteration && iteration - last == options.interval;
+      const bool short_enough = chains.steps[m][e] < options.full_every &&
+                                options.interval <= options.full_every - chains.steps[m][e];
+      SW_TRY_ASSIGN(const std::uint64_t full, TotalBytes(bytes[m][e]));
+      SW_TRY_ASSIGN(const std::uint64_t gradients,
+                    CheckedMul(bytes[m][e].weights, options.interval));
+      const bool smaller =
+          options.rule == GradientRule::kLeast ? gradients < full : options.interval == 1;
+      const bool enough = follows && short_enough && smaller;
+      if (enough) logged.push_back({chains.steps[m][e], m, e, gradients, full});
+      SW_TRY_ASSIGN(needed, CheckedAdd(needed, enough ? gradients : full));
+    }
+  }
+  SW_TRY_ASSIGN(const std::uint64_t budget, CheckedMul(options.budget_bytes, options.interval));
+  std::set<std::pair<std::size_t, std::uint32_t>> spent;
+  if (budget > needed) spent = SpendRest(logged, budget - needed);
+  plan.over_bytes = budget > 0 && needed > budget ? needed - budget : 0;
+  auto next = logged.begin();
+  for (std::size_t m = 0; m < experts.size(); ++m) {
+    for (std::uint32_t e : selected[m]) {
+      const bool enough = next != logged.end() && next->layer == m && next->expert == e;
+      const bool gradient = enough && !spent.contains({m, e});
+      SW_TRY_ASSIGN(const std::uint64_t full, TotalBytes(bytes[m][e]));
       (gradient ? plan.gradients : plan.full)[m].push_back(e);
       std::uint64_t& sum = gradient ? plan.gradient_bytes : plan.full_bytes;
-      SW_TRY_ASSIGN(const std::uint64_t full, TotalBytes(bytes[m][e]));
-      SW_TRY_ASSIGN(sum, CheckedAdd(sum, gradient ? bytes[m][e].weights : full));
+      SW_TRY_ASSIGN(sum, CheckedAdd(sum, gradient ? next->gradient_bytes : full));
+      if (enough) ++next;
     }
   }
   return plan;
@@ -55,7 +122,7 @@ Status EnterTransfers(GradientChains* chains, const TransferPlan& plan) {
   for (std::size_t m = 0; m < experts.size(); ++m) {
     for (std::uint32_t e : plan.gradients[m]) {
       chains->last[m][e] = plan.iteration;
-      ++chains->steps[m][e];
+      chains->steps[m][e] += plan.interval;
     }
     for (std::uint32_t e : plan.full[m]) {
       chains->last[m][e] = plan.iteration;
@@ -63,6 +130,14 @@ Status EnterTransfers(GradientChains* chains, const TransferPlan& plan) {
     }
   }
   return {};
+}
+
+std::uint64_t LongestChain(const GradientChains& chains) {
+  std::uint64_t longest = 0;
+  for (const auto& layer : chains.steps) {
+    for (const std::uint64_t steps : layer) longest = std::max(longest, steps);
+  }
+  return longest;
 }
 
 }  // namespace shardwright::pec

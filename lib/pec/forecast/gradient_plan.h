@@ -1,12 +1,22 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "base/result.h"
 #include "pec/select/sizes.h"
 #include "pec/select/types.h"
 
 namespace shardwright::pec {
+
+/// What decides between the gradients of an expert and its state.
+enum class GradientRule : std::uint8_t {
+  kAlgorithm3,  ///< MoEtion's: gradients where every iteration is sent
+  kLeast,       ///< what takes fewer bytes until the next transfer
+};
+
+/// "algorithm-3", "least".
+std::string_view Name(GradientRule rule);
 
 /// What a remote copy has received of every expert. Plain data.
 struct GradientChains {
@@ -19,25 +29,34 @@ struct GradientChains {
 };
 
 struct GradientOptions {
-  std::uint64_t interval = 1;      ///< iterations between transfers; gradients need 1
+  GradientRule rule = GradientRule::kAlgorithm3;
+  std::uint64_t interval = 1;      ///< iterations between transfers; algorithm 3 needs 1
   std::uint64_t full_every = 500;  ///< gradients in a row, after which a full copy bounds rounding
+  /// Of an iteration, for experts; 0: none. What kLeast leaves of it goes to full copies, longest
+  /// chain first, so that chains stay short.
+  std::uint64_t budget_bytes = 0;
 };
 
-/// What is sent for an iteration.
+/// What is sent for the iterations since the transfer before.
 struct TransferPlan {
   std::uint64_t iteration = 0;
-  Selection gradients;  ///< the receiver repeats the optimizer step
-  Selection full;       ///< weights and optimizer state
+  std::uint64_t interval = 1;  ///< GradientOptions::interval
+  Selection gradients;         ///< of every iteration; the receiver repeats the optimizer's steps
+  Selection full;              ///< weights and optimizer state
   std::uint64_t gradient_bytes = 0;
   std::uint64_t full_bytes = 0;
+  std::uint64_t over_bytes = 0;  ///< above the budget of the interval: nothing is left out for it
 };
 
-/// Decides for every selected expert whether its gradient is enough: it is when every iteration is
-/// sent, the receiver's last message of it is that of the iteration before (it was selected then),
-/// and fewer than `full_every` gradients followed its last full copy.
+/// Decides for every selected expert whether its gradients are enough. They can be when the
+/// receiver's last message of it is that of the transfer before (it was selected then), and no more
+/// than `full_every` gradients would follow its last full copy. Algorithm 3 takes them then with an
+/// interval of 1, never with a longer one; kLeast where the interval's gradients are smaller than
+/// the state. Whatever is chosen, full copy and gradients make every selected expert that of the
+/// iteration.
 /// \param bytes  [layer][expert]: a gradient has the size of the weights
-/// \error kUsage  iteration or interval 0; kMismatch, kBadInput  a selection or tables that do not
-///        fit each other, bytes that overflow
+/// \error kUsage  iteration or interval 0, a budget with algorithm 3; kMismatch, kBadInput  a
+///        selection or tables that do not fit each other, bytes that overflow
 /// Pure. Source: MoEtion Algorithm 3; docs/pec-planning.md section 9.4.
 Result<TransferPlan> PlanTransfers(const GradientChains& chains,
                                    const PerExpert<ComponentBytes>& bytes,
@@ -48,5 +67,9 @@ Result<TransferPlan> PlanTransfers(const GradientChains& chains,
 /// \error kMismatch, kBadInput  a plan of another model, or one that is not newer than the chains
 /// Pure.
 Status EnterTransfers(GradientChains* chains, const TransferPlan& plan);
+
+/// The most gradients that an expert's last full copy is behind.
+/// Pure.
+std::uint64_t LongestChain(const GradientChains& chains);
 
 }  // namespace shardwright::pec

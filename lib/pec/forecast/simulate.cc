@@ -65,6 +65,7 @@ class Run {
     ledger_ = LossLedger::Make(experts_);
     k_snapshot_ = policy.k_snapshot;
     k_persist_ = policy.dynamic_limit ? policy.k_snapshot : policy.k_persist;
+    if (policy.rule) chains_ = GradientChains::Make(experts_);
     levels_.memory = MakeLevelState(experts_, k_snapshot_);
     levels_.storage = MakeLevelState(experts_, k_persist_);
     for (std::uint32_t n : experts_) levels_.node.emplace_back(n, kNoNode);
@@ -76,11 +77,14 @@ class Run {
     saved_.options.split_above = input_.split_above;
     whole_run_ = ObservedTokens(history_, input_.tokens.size());
     if (row_.policy.dynamic_limit) SW_TRY(StartDynamicK(*row_.policy.dynamic_limit));
+    SW_TRY_ASSIGN(iteration_log_bytes_, LogBytes(input_.model.expert));
     std::size_t fault = 0;
     for (std::uint64_t i = 1; i <= input_.tokens.size(); ++i) {
       ++step_;
       SW_TRY(CountTokens(&levels_.memory, input_.tokens[i - 1]));
       SW_TRY(CountTokens(&levels_.storage, input_.tokens[i - 1]));
+      // The log begins with the first checkpoint.
+      if (Logs() && levels_.iteration > 0) SW_TRY(EnterLog(iteration_log_bytes_, 1));
       if (i % input_.interval == 0) SW_TRY(Checkpoint(i));
       if (fault < input_.faults.size() && input_.faults[fault].iteration == i) {
         SW_TRY(Recover(input_.faults[fault++]));
@@ -92,7 +96,71 @@ class Run {
   }
 
  private:
-  Result<TwoLevelSelection> Select() const {
+  bool Replays() const { return row_.policy.policy == Policy::kReplay; }
+  /// Whether the gradients of all experts are logged in every iteration.
+  bool Logs() const { return Replays() && !row_.policy.rule; }
+  ReplayRates Rates() const {
+    return {input_.snapshot_bytes_per_s, input_.storage_bytes_per_s, input_.replay_elems_per_s};
+  }
+
+  /// Gradients that some iterations have logged.
+  Status EnterLog(std::uint64_t bytes, std::uint64_t iterations) {
+    SW_TRY_ASSIGN(row_.log_bytes, CheckedAdd(row_.log_bytes, bytes));
+    const double each = static_cast<double>(bytes) / static_cast<double>(iterations);
+    const double stall_s = LogStall(each, input_.ranks.dp, Rates(), input_.iteration_s);
+    row_.log_stall_s = std::max(row_.log_stall_s, stall_s);
+    row_.overhead_s += stall_s * static_cast<double>(iterations);
+    most_logged_ = std::max(most_logged_, CeilDiv(bytes, iterations));
+    return {};
+  }
+
+  /// What a rule sends at a checkpoint.
+  Result<TwoLevelSelection> Transfer(std::uint64_t iteration, GradientRule rule) {
+    GradientOptions options{rule, input_.interval, input_.full_every, 0};
+    if (rule == GradientRule::kLeast) options.budget_bytes = input_.gradient_budget;
+    SW_TRY_ASSIGN(TransferPlan plan, PlanTransfers(chains_, input_.model.expert,
+                                                   SelectAll(experts_), iteration, options));
+    SW_TRY(EnterTransfers(&chains_, plan));
+    SW_TRY(EnterLog(plan.gradient_bytes, input_.interval));
+    row_.window = std::max(row_.window, LongestChain(chains_) + input_.interval);
+    return TwoLevelSelection{plan.full, plan.full};
+  }
+
+  /// What brings experts of some versions to the newest checkpoint after a fault: storage's
+  /// versions say how much of the log there is.
+  ReplayWork WorkOf(const Counts& version, std::uint64_t fault) const {
+    ReplayWork work;
+    if (newest_.iteration == 0) return work;
+    std::uint64_t oldest = newest_.iteration;
+    for (std::size_t m = 0; m < experts_.size(); ++m) {
+      for (std::uint32_t e = 0; e < experts_[m]; ++e) {
+        oldest = std::min(oldest, newest_.storage.version[m][e]);
+        work.chain_bytes += static_cast<double>(newest_.iteration - version[m][e]) *
+                            static_cast<double>(LogBytes(input_.model.expert[m][e]));
+      }
+    }
+    work.log_bytes =
+        static_cast<double>(fault - oldest) * static_cast<double>(iteration_log_bytes_);
+    return work;
+  }
+
+  /// The longest restart until the next checkpoint, and the window that experts are saved in.
+  void NoteRecovery() {
+    if (row_.policy.rule) return;
+    double seconds = input_.restart_s;
+    if (Logs()) {
+      const std::uint64_t next = newest_.iteration + input_.interval;
+      const ReplayWork work = WorkOf(newest_.storage.version, next);
+      seconds += ReplaySeconds(work, input_.ranks.dp, Rates());
+      for (const auto& layer : newest_.storage.version) {
+        row_.window = std::max(row_.window, next - *std::min_element(layer.begin(), layer.end()));
+      }
+    }
+    row_.recovery_s = std::max(row_.recovery_s.value_or(0), seconds);
+  }
+
+  Result<TwoLevelSelection> Select(std::uint64_t iteration) {
+    if (row_.policy.rule) return Transfer(iteration, *row_.policy.rule);
     if (levels_.iteration == 0 && input_.first_full) {
       return TwoLevelSelection{SelectAll(experts_), SelectAll(experts_)};
     }
@@ -103,7 +171,7 @@ class Run {
 
   Status Checkpoint(std::uint64_t iteration) {
     const bool whole = levels_.iteration == 0 && input_.first_full;
-    SW_TRY_ASSIGN(const TwoLevelSelection chosen, Select());
+    SW_TRY_ASSIGN(const TwoLevelSelection chosen, Select(iteration));
     SW_TRY(NoteRisk(chosen.persist, iteration));
     SW_TRY_ASSIGN(const CheckpointSize snapshot,
                   SizeOfCheckpoint(input_.model, chosen.snapshot, input_.keep));
@@ -113,6 +181,7 @@ class Run {
     SW_TRY_ASSIGN(row_.persist_bytes, CheckedAdd(row_.persist_bytes, persist.bytes));
     SW_TRY_ASSIGN(const SavePlan memory, PlanSave(saved_, chosen.snapshot));
     SW_TRY_ASSIGN(const SavePlan storage, PlanSave(saved_, chosen.persist));
+    if (!whole) most_snapshot_ = std::max(most_snapshot_, snapshot.bytes);
     if (!whole && storage.bottleneck > row_.bottleneck_bytes) {
       row_.bottleneck_bytes = storage.bottleneck;
       row_.bound_bytes = storage.bound;
@@ -135,11 +204,17 @@ class Run {
     ++row_.checkpoints;
     row_.run.checkpoints.push_back({iteration, chosen.snapshot, chosen.persist});
     newest_ = levels_;
+    NoteRecovery();
     return {};
   }
 
   /// What storage will not have after a checkpoint, of what it does not have before it.
   Status NoteRisk(const Selection& persisted, std::uint64_t iteration) {
+    // Gradients are durable before the checkpoint is.
+    if (Replays()) {
+      row_.risk.push_back({step_, iteration, 0});
+      return {};
+    }
     SW_TRY_ASSIGN(const TokensAtRisk risk, RiskOf(Unsaved(levels_.storage), persisted));
     row_.risk.push_back({step_, iteration, risk.fraction()});
     risk_sum_ += risk.fraction();
@@ -166,7 +241,15 @@ class Run {
         version[m][e] = back.storage.version[m][e];
       }
     }
-    SW_TRY_ASSIGN(const FaultLoss loss, ledger_.Charge(history_, version, entry.resume));
+    Counts restored = version;
+    if (Replays()) {
+      if (Logs()) {
+        row_.overhead_s +=
+            ReplaySeconds(WorkOf(version, fault.iteration), input_.ranks.dp, Rates());
+      }
+      restored = MakeCounts(experts_, entry.resume);
+    }
+    SW_TRY_ASSIGN(const FaultLoss loss, ledger_.Charge(history_, restored, entry.resume));
     SW_TRY(ForgetLost(&back.storage, loss.lost));
     // Memory holds again what training goes on with: the copies that are left, or those that were
     // loaded from storage.
@@ -209,6 +292,13 @@ class Run {
 
   Status Finish() {
     FinishDynamicK();
+    SW_TRY_ASSIGN(const CheckpointSize all,
+                  SizeOfCheckpoint(input_.model, SelectAll(experts_), input_.keep));
+    row_.memory_bytes = all.bytes;
+    for (const std::uint64_t more : {most_snapshot_, most_logged_}) {
+      SW_TRY_ASSIGN(const std::uint64_t twice, CheckedMul(more, 2));
+      SW_TRY_ASSIGN(row_.memory_bytes, CheckedAdd(row_.memory_bytes, twice));
+    }
     SW_TRY_ASSIGN(row_.loss, SummarizeLoss(ledger_.layer_lost, whole_run_));
     if (row_.checkpoints > 0) {
       row_.risk_mean = risk_sum_ / static_cast<double>(row_.checkpoints);
@@ -228,6 +318,10 @@ class Run {
   Levels newest_;  // as the newest checkpoint left it
   SavedModel saved_;
   double risk_sum_ = 0;
+  GradientChains chains_;  // of a rule
+  std::uint64_t iteration_log_bytes_ = 0;
+  std::uint64_t most_logged_ = 0;    // of an iteration
+  std::uint64_t most_snapshot_ = 0;  // but for a full first one
   SimulationRow row_;
 };
 
@@ -302,6 +396,13 @@ Result<std::vector<Counts>> CountsOfTrace(const loads::LoadTrace& trace) {
 
 Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPolicy& policy) {
   SW_TRY(Check(input));
+  const bool replays = policy.policy == Policy::kReplay;
+  if (replays && !input.first_full) {
+    return Fail(Errc::kUsage,
+                "gradients bring nothing forward that was never saved: the first "
+                "checkpoint must have all experts");
+  }
+  if (policy.rule && !replays) return Fail(Errc::kUsage, "a rule for gradients needs kReplay");
   SW_TRY_ASSIGN(TokenHistory history, HistoryOf(input));
   return Run(input, policy, std::move(history)).Go();
 }

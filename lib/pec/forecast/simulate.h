@@ -1,8 +1,8 @@
 // lib/pec/forecast: what a way to take checkpoints would cost, told beforehand.
 // Simulate plays a trace of loads with faults; auto_config.h chooses K and the interval;
-// planned_checkpoints.h says what the next checkpoints will save; overhead.h, bubbles.h,
-// gradient_plan.h and extra_capacity.h are the formulas of the papers. No checkpoint is read or
-// written here. Source: docs/pec-planning.md.
+// planned_checkpoints.h says what the next checkpoints will save; replay_costs.h what a log of
+// gradients costs; overhead.h, bubbles.h, gradient_plan.h and extra_capacity.h are the formulas of
+// the papers. No checkpoint is read or written here. Source: docs/pec-planning.md.
 
 #pragma once
 
@@ -13,6 +13,8 @@
 
 #include "base/result.h"
 #include "loads/load_trace.h"
+#include "pec/forecast/gradient_plan.h"
+#include "pec/forecast/replay_costs.h"
 #include "pec/select/dynamic_k.h"
 #include "pec/select/lost_tokens.h"
 #include "pec/select/selection.h"
@@ -46,9 +48,14 @@ struct SimulatedPolicy {
   /// Dynamic K: the PLT that the run may lose. K starts at k_snapshot and doubles at both levels
   /// after faults; k_persist is not looked at.
   std::optional<double> dynamic_limit = std::nullopt;
+  /// With kReplay: at every checkpoint this rule decides for every expert between its gradients
+  /// since the checkpoint before, in the type of the weights, and its state; K is not looked at. It
+  /// is computed only. Absent: what a lossless run does (docs/lossless.md).
+  std::optional<GradientRule> rule = std::nullopt;
 };
 
-/// Every policy with K = 1, 2, 4, ... up to N (one level: k_snapshot = k_persist), and `full`.
+/// Every policy that may lose tokens with K = 1, 2, 4, ... up to N (one level: k_snapshot =
+/// k_persist), and `full`.
 std::vector<SimulatedPolicy> AllPolicies(std::uint32_t experts);
 
 /// The run. Times of 0 leave out what depends on them.
@@ -68,6 +75,10 @@ struct SimulationInput {
   double forward_backward_s = 0;
   double iteration_s = 0;
   double restart_s = 0;
+  double storage_bytes_per_s = 0;     ///< of a rank, for a log of gradients
+  double replay_elems_per_s = 0;      ///< of a rank
+  std::uint64_t full_every = 500;     ///< as GradientOptions
+  std::uint64_t gradient_budget = 0;  ///< as GradientOptions, for kLeast
 };
 
 /// The token counts of a trace, one table per iteration. Records are taken in their order as
@@ -130,8 +141,18 @@ struct SimulationRow {
   std::uint64_t replayed_iterations = 0;  ///< run again after faults
   double stall_s = 0;                     ///< O_save of the slowest partial snapshot
   double overhead_s = 0;                  ///< eq 3: stalls, restarts, iterations run again
-  std::vector<RiskPoint> risk;            ///< by persist, those before faults included
-  std::optional<DynamicRun> dynamic;      ///< with dynamic_limit
+  std::uint64_t log_bytes = 0;            ///< of gradients, of the whole run
+  double log_stall_s = 0;                 ///< of the longest iteration that was logged
+  /// With gradients: iterations in which every expert's state was saved once, the longest such.
+  std::uint64_t window = 0;
+  /// Most that snapshots in memory hold, all nodes together: a state, what the two older of three
+  /// buffers have beside it, and the gradients of two iterations.
+  std::uint64_t memory_bytes = 0;
+  /// The longest restart: a fault right before the next checkpoint that takes all memory. Absent
+  /// for what is computed only.
+  std::optional<double> recovery_s;
+  std::vector<RiskPoint> risk;        ///< by persist, those before faults included
+  std::optional<DynamicRun> dynamic;  ///< with dynamic_limit
   SimulatedRun run;
 };
 
@@ -139,8 +160,11 @@ struct SimulationRow {
 /// fault goes back to the newest one. Experts come from memory, or from storage where the node that
 /// saved them is lost. Before the first checkpoint training goes back to iteration 0: nothing
 /// counts as lost. Iterations that are run again route the same tokens, and their faults do not
-/// come back. Dynamic K is told each fault's share of the tokens of the whole run.
-/// \error kUsage  no tokens, an interval of 0, faults that descend or lie outside the run;
+/// come back. Dynamic K is told each fault's share of the tokens of the whole run. With kReplay
+/// older experts are brought to the newest checkpoint by gradients, which were logged since the
+/// first one: nothing is lost.
+/// \error kUsage  no tokens, an interval of 0, faults that descend or lie outside the run, kReplay
+///        without a full first checkpoint, a rule for another policy;
 ///        kMismatch  a map or a model of other experts; as SelectTwoLevels, PlanSave, MakeDynamicK
 /// Pure. Source: docs/pec-planning.md sections 2 to 7 and 8.2.
 Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPolicy& policy);

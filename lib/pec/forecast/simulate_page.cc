@@ -16,10 +16,16 @@ namespace {
 /// Points of a curve over the run; more are drawn as the largest of neighbours.
 constexpr std::size_t kRunPoints = 270;
 constexpr std::size_t kDynamicStyle = 5;
+constexpr std::size_t kReplayStyle = 6;
 
 std::size_t StyleOf(const SimulationRow& row) {
-  return row.dynamic ? kDynamicStyle : static_cast<std::size_t>(row.policy.policy);
+  if (row.dynamic) return kDynamicStyle;
+  if (row.policy.policy == Policy::kReplay) return kReplayStyle;
+  return static_cast<std::size_t>(row.policy.policy);
 }
+
+/// Into storage, by checkpoints and logs.
+std::uint64_t WrittenBytes(const SimulationRow& row) { return row.persist_bytes + row.log_bytes; }
 
 /// One number of every row over K: a curve for each policy.
 std::vector<page::Curve> CurvesOf(const SimulationPage& report,
@@ -27,6 +33,7 @@ std::vector<page::Curve> CurvesOf(const SimulationPage& report,
                                   std::string (*text)(const SimulationRow&)) {
   std::vector<page::Curve> curves;
   for (const SimulationRow& row : report.rows) {
+    if (row.policy.rule) continue;  // it has no K
     const std::size_t style = StyleOf(row);
     if (curves.empty() || curves.back().style != style) {
       curves.push_back({PolicyText(row), style, {}, !row.dynamic, row.dynamic.has_value()});
@@ -61,7 +68,7 @@ std::string OverK(const SimulationPage& report, const std::string& title, const 
 /// The K whose curves over the run are shown: the best row's, or the largest that leaves some out.
 std::uint32_t ChosenK(const SimulationPage& report) {
   const auto partial = [](const SimulationRow& row) {
-    return row.policy.policy != Policy::kFull && !row.dynamic;
+    return row.policy.policy != Policy::kFull && !row.dynamic && !row.policy.rule;
   };
   if (report.best && partial(report.rows[*report.best])) {
     return report.rows[*report.best].policy.k_snapshot;
@@ -108,7 +115,8 @@ std::string RiskSection(const SimulationPage& report) {
   chart.x_name = "iterations run, repeated ones included";
   chart.y_unit = page::Unit::kShare;
   for (const SimulationRow& row : report.rows) {
-    const bool shown = row.policy.policy != Policy::kFull && row.policy.k_snapshot == k;
+    const bool shown =
+        row.policy.policy != Policy::kFull && row.policy.k_snapshot == k && !row.policy.rule;
     if (row.dynamic || shown) chart.curves.push_back(RiskCurve(row));
   }
   if (chart.curves.empty()) return "";
@@ -174,15 +182,18 @@ std::string RowMarkup(const SimulationRow& row, bool chosen) {
          BytesCell(row.persist_bytes) + BytesCell(row.bottleneck_bytes) +
          BytesCell(row.bound_bytes) + ShareCell(row.loss.plt, 3) + ShareCell(row.loss.mlt_sum, 2) +
          ShareCell(row.risk_mean, 2) + ShareCell(row.risk_max, 2) + SecondsCell(row.stall_s, 3) +
-         SecondsCell(row.overhead_s, 1) + "</tr>\n";
+         SecondsCell(row.overhead_s, 1) + BytesCell(row.log_bytes) + BytesCell(row.memory_bytes) +
+         (row.recovery_s ? SecondsCell(*row.recovery_s, 1) : Cell("-", "computed only")) +
+         "</tr>\n";
 }
 
 std::string TableSection(const SimulationPage& report) {
   std::string text =
       "<section>\n<h2>All rows</h2>\n<p>Rest the pointer on a number to see it in full.</p>\n"
       "<div class=\"scroll\"><table>\n<thead><tr>";
-  for (const char* name : {"policy", "K", "written", "largest share", "bound", "PLT", "MLT",
-                           "risk, mean", "risk, most", "stall s", "cost s"}) {
+  for (const char* name :
+       {"policy", "K", "written", "largest share", "bound", "PLT", "MLT", "risk, mean",
+        "risk, most", "stall s", "cost s", "log", "memory", "restart s"}) {
     text += "<th>" + std::string(name) + "</th>";
   }
   text += "</tr></thead>\n<tbody>\n";
@@ -204,11 +215,11 @@ std::string Tiles(const SimulationPage& report) {
     const SimulationRow& row = report.rows[*report.best];
     const double whole =
         static_cast<double>(row.checkpoints) * static_cast<double>(report.full_bytes);
-    const double share = whole > 0 ? static_cast<double>(row.persist_bytes) / whole : 0;
+    const double share = whole > 0 ? static_cast<double>(WrittenBytes(row)) / whole : 0;
     text +=
         Tile("Least cost within the limit", RowText(row),
              row.dynamic ? "marked in the table" : "marked in the charts and the table") +
-        Tile("It writes", FormatBytes(row.persist_bytes),
+        Tile("It writes", FormatBytes(WrittenBytes(row)),
              Percent(share, 1) + " of full checkpoints") +
         Tile("It loses (PLT)", Percent(row.loss.plt, 3), "limit " + Percent(report.plt_limit, 2));
   } else {
@@ -246,7 +257,9 @@ std::string LevelsText(const SimulationRow& row) {
 }
 
 std::string PolicyText(const SimulationRow& row) {
-  return row.dynamic ? "dynamic K" : std::string(Name(row.policy.policy));
+  if (row.dynamic) return "dynamic K";
+  const std::string name(Name(row.policy.policy));
+  return row.policy.rule ? name + ", " + std::string(Name(*row.policy.rule)) : name;
 }
 
 std::string RowText(const SimulationRow& row) {
@@ -261,9 +274,10 @@ std::string PageText(const SimulationPage& report) {
       "<main>\n<h1>Partial checkpoints: simulation</h1>\n" + Facts(report) + Tiles(report) +
       "<div class=\"two\">\n" +
       OverK(
-          report, "Bytes written", "Into storage, by all checkpoints together.", page::Unit::kBytes,
-          [](Row row) { return static_cast<double>(row.persist_bytes); },
-          [](Row row) { return FormatBytes(row.persist_bytes); }) +
+          report, "Bytes written",
+          "Into storage, by all checkpoints together, and by the log of policy replay.",
+          page::Unit::kBytes, [](Row row) { return static_cast<double>(WrittenBytes(row)); },
+          [](Row row) { return FormatBytes(WrittenBytes(row)); }) +
       OverK(
           report, "Largest share of a rank",
           "Bytes of the rank with most to write in one checkpoint; the first, full one is left "
@@ -283,8 +297,11 @@ std::string PageText(const SimulationPage& report) {
           [](Row row) { return Percent(row.loss.mlt_sum, 3); }) +
       RiskSection(report) +
       OverK(
-          report, "Cost", "Stalls, restarts and repeated work of the run.", page::Unit::kSeconds,
-          [](Row row) { return row.overhead_s; },
+          report, "Cost",
+          "Stalls, restarts and repeated work of the run; of policy replay also copies of "
+          "gradients "
+          "and replays.",
+          page::Unit::kSeconds, [](Row row) { return row.overhead_s; },
           [](Row row) {
             return Fixed(row.overhead_s, 1) + " s, stall " + Fixed(row.stall_s, 3) + " s";
           }) +
@@ -292,7 +309,8 @@ std::string PageText(const SimulationPage& report) {
       "<footer>K: experts of each layer that a checkpoint saves (into memory / into storage). "
       "Bound: the least possible largest share. Risk: tokens that are not in storage after a "
       "checkpoint, of those that were not before it. Cost: stalls, restarts and iterations run "
-      "again, in seconds.</footer>\n</main>\n";
+      "again, in seconds. Log: gradients. Memory: most of all nodes. "
+      "Restart: the longest, with its replay.</footer>\n</main>\n";
   return page::Render(document);
 }
 

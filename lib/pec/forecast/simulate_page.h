@@ -24,7 +24,7 @@ struct SimulationPage {
 /// Pure.
 std::string LevelsText(const SimulationRow& row);
 
-/// A row's policy, "dynamic K" with a dynamic one.
+/// A row's policy: "sequential", "dynamic K", "replay, least".
 /// Pure.
 std::string PolicyText(const SimulationRow& row);
 

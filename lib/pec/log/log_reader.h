@@ -107,6 +107,11 @@ class GradientLog {
   };
   struct Scan;
   GradientLog() = default;
+  /// Nothing where the list of segments has become old.
+  static Result<std::optional<GradientLog>> OpenListed(const std::string& folder,
+                                                       const exec::Digest& fingerprint,
+                                                       std::optional<std::uint32_t> only,
+                                                       unsigned threads);
   static Result<GradientLog> OpenSome(const std::string& folder, const exec::Digest& fingerprint,
                                       std::optional<std::uint32_t> only, unsigned threads);
 

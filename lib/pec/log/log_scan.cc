@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include <tbb/task_arena.h>
@@ -8,8 +7,8 @@
 #include "exec/for_each.h"
 #include "os/dir.h"
 #include "os/file.h"
-#include "pec/log/log_frame_internal.h"
 #include "pec/log/log_reader.h"
+#include "pec/log/log_segments_internal.h"
 
 // Reads the segments of a log from front to back. A record that is not whole is a torn tail where
 // nothing whole follows it in the last segment of its writer, and damage everywhere else.
@@ -31,37 +30,20 @@ struct Found {
 
 /// What is wrong with the record at `at`, or the record.
 Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t file_bytes) {
+  SW_TRY_ASSIGN(log::RecordFront front, log::ReadFront(file, at, file_bytes));
   Found found;
-  const std::uint64_t rest = file_bytes - at;
-  if (rest < log::kFrameBytes) {
-    found.wrong = "its head is cut short";
-    return found;
-  }
-  log::Frame frame;
-  SW_TRY(file.ReadAt(at, frame));
-  const auto head = log::RecordHeadOf(frame);
-  if (!head) {
-    found.wrong = "its head does not have its checksum";
-    return found;
-  }
-  found.head = *head;
-  if (head->meta_bytes > kLogMetaBytes) {
-    found.wrong = "its text is larger than " + std::to_string(kLogMetaBytes) + " bytes";
-    return found;
-  }
-  if (head->payload_bytes > rest || log::RecordBytes(*head) > rest) {
-    found.wrong = "it is cut short";
-    return found;
-  }
+  found.head = front.head;
+  found.meta = std::move(front.meta);
+  found.wrong = std::move(front.wrong);
+  if (!found.wrong.empty()) return found;
+  const log::RecordHead& head = found.head;
   exec::DigestStream digest;
-  digest.Add(frame);
-  found.meta.resize(head->meta_bytes);
-  SW_TRY(file.ReadAt(at + log::kFrameBytes, std::as_writable_bytes(std::span(found.meta))));
+  digest.Add(front.frame);
   digest.Add(std::as_bytes(std::span(found.meta)));
-  std::uint64_t from = at + log::kFrameBytes + head->meta_bytes;
-  const std::uint64_t payload_end = from + head->payload_bytes;
-  std::vector<std::byte> block(std::min<std::uint64_t>(kBlockBytes, head->payload_bytes));
-  found.payload = {from, head->payload_bytes, {}};
+  std::uint64_t from = at + log::kFrameBytes + head.meta_bytes;
+  const std::uint64_t payload_end = from + head.payload_bytes;
+  std::vector<std::byte> block(std::min<std::uint64_t>(kBlockBytes, head.payload_bytes));
+  found.payload = {from, head.payload_bytes, {}};
   while (from < payload_end) {
     const auto part =
         std::span(block).first(std::min<std::uint64_t>(block.size(), payload_end - from));
@@ -73,7 +55,7 @@ Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t f
     }
     from += part.size();
   }
-  std::vector<std::byte> back(at + log::RecordBytes(*head) - payload_end);
+  std::vector<std::byte> back(at + log::RecordBytes(head) - payload_end);
   SW_TRY(file.ReadAt(payload_end, back));
   found.trailer = digest.Finish();
   const auto trailer = std::as_bytes(std::span(found.trailer));
@@ -102,25 +84,6 @@ Result<bool> MarkFollows(const os::File& file, std::uint64_t after, std::uint64_
   return false;
 }
 
-Status CheckHead(const log::SegmentHead& head, log::SegmentId id, const exec::Digest& fingerprint,
-                 const std::string& path) {
-  if (head.version != kLogVersion) {
-    return Fail(Errc::kUnsupported, path + ": version " + std::to_string(kLogVersion) +
-                                        " of the log expected, found " +
-                                        std::to_string(head.version));
-  }
-  if (head.writer != id.writer || head.number != id.number) {
-    return BadInput(path + ": it is segment " + log::SegmentName(head.writer, head.number) +
-                    " under another name");
-  }
-  if (head.fingerprint != fingerprint) {
-    return Fail(Errc::kMismatch, path + ": the gradients of another model: fingerprint " +
-                                     exec::Hex(fingerprint) + " expected, found " +
-                                     exec::Hex(head.fingerprint));
-  }
-  return {};
-}
-
 /// A segment as far as it could be read: what does not depend on the segments before it.
 struct Scanned {
   std::uint64_t bytes = 0;
@@ -130,20 +93,14 @@ struct Scanned {
   bool mark_follows = false;             ///< a mark lies behind that
 };
 
-Result<Scanned> ReadSegment(const std::string& path, log::SegmentId id,
+Result<Scanned> ReadSegment(const std::string& folder, log::SegmentId id,
                             const exec::Digest& fingerprint) {
-  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(log::SegmentPath(folder, id)));
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   Scanned out;
   out.bytes = identity.bytes;
-  if (out.bytes < log::kFrameBytes) return out;
-  log::Frame frame;
-  SW_TRY(file.ReadAt(0, frame));
-  out.head = log::SegmentHeadOf(frame);
-  if (!out.head) {
-    return BadInput(path + ": no segment of a log of gradients, or its head is damaged");
-  }
-  SW_TRY(CheckHead(*out.head, id, fingerprint, path));
+  SW_TRY_ASSIGN(out.head, log::ReadHead(file, out.bytes, id, fingerprint));
+  if (!out.head) return out;
   for (std::uint64_t at = log::kFrameBytes; at < out.bytes;) {
     SW_TRY_ASSIGN(Found found, ReadRecord(file, at, out.bytes));
     if (!found.wrong.empty()) {
@@ -217,7 +174,7 @@ Status GradientLog::Scan::Take(Found* found, const std::string& where) {
 }
 
 Status GradientLog::Scan::Segment(log::SegmentId id, bool last, Scanned scanned) {
-  const std::string path = folder + "/" + log::SegmentName(id.writer, id.number);
+  const std::string path = log::SegmentPath(folder, id);
   log->paths_.push_back(path);
   end.number = id.number;
   end.end = 0;
@@ -269,48 +226,50 @@ Result<GradientLog> GradientLog::Open(const std::string& folder, const exec::Dig
 Result<GradientLog> GradientLog::OpenSome(const std::string& folder,
                                           const exec::Digest& fingerprint,
                                           std::optional<std::uint32_t> only, unsigned threads) {
-  SW_TRY_ASSIGN(const std::vector<os::Entry> names, os::ListDir(folder));
-  std::map<std::uint32_t, std::set<std::uint64_t>> segments;
-  for (const os::Entry& entry : names) {
-    const auto id = log::SegmentOf(entry.name);
-    if (id && entry.type == os::EntryType::kFile && id->number > 0) {
-      segments[id->writer].insert(id->number);
-    } else if (!log::IsRootsName(entry.name) && !entry.name.ends_with(".tmp")) {
-      return BadInput(folder + "/" + entry.name + ": not of a log of gradients");
-    }
+  for (;;) {
+    SW_TRY_ASSIGN(std::optional<GradientLog> log, OpenListed(folder, fingerprint, only, threads));
+    if (log) return *std::move(log);
   }
-  std::vector<log::SegmentId> ids;
-  for (const auto& [writer, numbers] : segments) {
-    if (only && writer != *only) continue;
-    std::uint64_t expected = *numbers.begin();
-    for (const std::uint64_t number : numbers) {
-      if (number != expected) {
-        return BadInput(folder + "/" + log::SegmentName(writer, expected) + " is missing before " +
-                        log::SegmentName(writer, number));
-      }
-      ids.push_back({writer, number});
-      ++expected;
-    }
-  }
+}
+
+Result<std::optional<GradientLog>> GradientLog::OpenListed(const std::string& folder,
+                                                           const exec::Digest& fingerprint,
+                                                           std::optional<std::uint32_t> only,
+                                                           unsigned threads) {
+  SW_TRY_ASSIGN(const std::vector<log::SegmentId> ids, log::ListSegments(folder, only));
   std::vector<std::optional<Result<Scanned>>> scanned(ids.size());
   tbb::task_arena arena(static_cast<int>(threads));
   SW_TRY(exec::ForEach(arena, ids.size(), [&](std::uint64_t i) -> Status {
-    const std::string path = folder + "/" + log::SegmentName(ids[i].writer, ids[i].number);
-    scanned[i].emplace(ReadSegment(path, ids[i], fingerprint));
+    scanned[i].emplace(ReadSegment(folder, ids[i], fingerprint));
     return {};
   }));
+  // What was collected between the list and its reading is not needed, nor is what lay before it.
+  const auto is_last = [&](std::size_t i) {
+    return i + 1 == ids.size() || ids[i + 1].writer != ids[i].writer;
+  };
+  std::vector<char> collected(ids.size(), 0);
+  for (std::size_t i = ids.size(); i-- > 0;) {
+    if (!is_last(i) && collected[i + 1] != 0) {
+      collected[i] = 1;
+    } else if (!*scanned[i]) {
+      SW_TRY_ASSIGN(const bool there, os::Exists(log::SegmentPath(folder, ids[i])));
+      // The last one goes only when others have followed it, which are not in the list.
+      if (!there && is_last(i)) return std::optional<GradientLog>();
+      collected[i] = there ? 0 : 1;
+    }
+  }
   GradientLog log;
   std::optional<Scan> scan;
   for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (collected[i] != 0) continue;
     SW_TRY(*scanned[i]);
-    if (i == 0 || ids[i].writer != ids[i - 1].writer) {
+    if (i == 0 || ids[i].writer != ids[i - 1].writer || collected[i - 1] != 0) {
       scan.emplace(Scan{folder, fingerprint, &log, {}, ids[i].number > 1});
     }
-    const bool last = i + 1 == ids.size() || ids[i + 1].writer != ids[i].writer;
-    SW_TRY(scan->Segment(ids[i], last, **std::exchange(scanned[i], std::nullopt)));
+    SW_TRY(scan->Segment(ids[i], is_last(i), **std::exchange(scanned[i], std::nullopt)));
     log.end_ = scan->end;
   }
-  return log;
+  return std::optional<GradientLog>(std::move(log));
 }
 
 }  // namespace shardwright::pec

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/limits.h"
 #include "dialect/dialects.h"
+#include "layout/states.h"
 #include "pec/store/store.h"
 #include "ucp/input.h"
 
@@ -35,6 +36,32 @@ void FillUnknown(std::vector<ComponentBytes>* layer) {
 }
 
 Keep KeepOf(const KeptComponents& keep) { return {keep[0], keep[1], keep[2]}; }
+
+/// Why a lossless run (docs/lossless.md) would refuse a job; empty: it would not.
+std::string NoReplay(bool single_precision, const Keep& keep) {
+  if (keep.master || keep.moments) {
+    return "gradients are replayed on master weights and moments of one iteration, and --keep "
+           "saves some of all experts each time";
+  }
+  if (!single_precision)
+    return "gradients are replayed on float32 states with float32 weights or master weights";
+  return "";
+}
+
+/// Whether what optimizers step is float32: the master weights, or the weights without them.
+bool IsSinglePrecision(const dialect::Checkpoint& checkpoint) {
+  bool masters = true;
+  bool weights = true;
+  bool any_master = false;
+  for (const layout::LogicalTensor& tensor : checkpoint.map.tensors) {
+    if (tensor.state == layout::kMaster) {
+      any_master = true;
+      masters = masters && tensor.dtype == DType::kF32;
+    }
+    if (tensor.state == layout::kWeight) weights = weights && tensor.dtype == DType::kF32;
+  }
+  return any_master ? masters : weights;
+}
 
 std::vector<std::uint32_t> Numbers(std::size_t count) {
   std::vector<std::uint32_t> numbers;
@@ -78,6 +105,7 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
   SW_TRY_ASSIGN(const dialect::Checkpoint checkpoint, dialect::ReadCheckpoint(source, rules));
   job->mesh = checkpoint.layout.mesh;
   job->keep = KeepOf(head.keep);
+  job->no_replay = NoReplay(IsSinglePrecision(checkpoint), job->keep);
   job->layer_id = head.layer_id;
   job->newest = std::move(manifest);
   return {};
@@ -100,6 +128,8 @@ Status ReadSizes(const JobRequest& request, std::uint64_t experts, std::uint64_t
   job->model.expert.assign(layers, std::vector<ComponentBytes>(experts, expert));
   job->layer_id = Numbers(layers);
   job->keep = KeepOf(request.keep);
+  const ComponentBytes& each = request.param_bytes;
+  job->no_replay = NoReplay((each.master > 0 ? each.master : each.weights) == 4, job->keep);
   return {};
 }
 

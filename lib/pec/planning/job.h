@@ -36,7 +36,9 @@ struct JobRequest {
   std::optional<std::uint64_t> ep;              ///< absent: the store's, or as many as experts
   std::optional<std::uint64_t> dp;  ///< absent: the store's where --ep divides them, or ep
   std::uint64_t ranks_per_node = 8;
-  std::uint64_t snapshot_bandwidth = std::uint64_t{2} << 30;  ///< bytes per second of a rank
+  std::uint64_t snapshot_bandwidth = std::uint64_t{2} << 30;   ///< bytes per second of a rank
+  std::uint64_t persist_bandwidth = std::uint64_t{512} << 20;  ///< bytes per second of a rank
+  std::uint64_t replay_speed = 400'000'000;  ///< elements whose step a rank makes in a second
   double forward_backward_s = 1;
   double iteration_s = 1.5;
   double restart_s = 300;
@@ -54,6 +56,7 @@ struct Job {
   std::vector<std::uint32_t> layer_id;  ///< by MoE layer: its number in the model
   std::optional<Manifest> newest;       ///< of the store that the sizes are from
   SelectionState state;                 ///< of the store; empty tables without one
+  std::string no_replay;  ///< why its gradients cannot be replayed; empty: nothing is known
 
   LayerExperts experts() const { return map.experts(); }
   /// Experts of the layer that has most.

@@ -8,6 +8,7 @@
 #include "pec/forecast/extra_capacity.h"
 #include "pec/forecast/overhead.h"
 #include "pec/forecast/records.h"
+#include "pec/forecast/replay_costs.h"
 #include "pec/forecast/simulate.h"
 #include "pec/select/lost_tokens.h"
 #include "pec/store/save_tokens.h"
@@ -60,11 +61,11 @@ Status StartFromNothing(const Job& job, const SelectionOptions& options,
   return CountTokens(&input->persist, input->between);
 }
 
-bool NeedsTokens(Policy policy) { return policy != Policy::kSequential && policy != Policy::kFull; }
-
 bool IsBudget(Policy policy) {
   return policy == Policy::kBudget || policy == Policy::kBudgetGlobal;
 }
+
+bool NeedsTokens(Policy policy) { return policy == Policy::kLoadAware || IsBudget(policy); }
 
 Result<SelectionOptions> OptionsOf(const PlanRequest& request, const Job& job, Sink& sink,
                                    std::uint64_t* stall_bytes) {
@@ -150,11 +151,34 @@ Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer) {
   return copies;
 }
 
+/// The gradients beside the first checkpoint.
+Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
+  const Job& job = answer.job;
+  if (!job.no_replay.empty()) {
+    return Fail(Errc::kUsage, "--policy replay: " + job.no_replay);
+  }
+  const std::uint64_t interval = answer.request.interval;
+  const std::uint64_t checkpoint = answer.checkpoints.front().stored().size.bytes;
+  LogAnswer log;
+  SW_TRY_ASSIGN(log.bytes, LogBytes(job.model.expert));
+  log.rank_bytes = CeilDiv(log.bytes, job.ranks.dp);
+  SW_TRY_ASSIGN(log.interval_bytes, CheckedMul(log.bytes, interval));
+  SW_TRY_ASSIGN(log.interval_bytes, CheckedAdd(log.interval_bytes, checkpoint));
+  SW_TRY_ASSIGN(log.window,
+                CheckedMul(interval, CeilDiv(job.most_experts(), answer.options.k_persist)));
+  if (log.bytes > 0) log.pays_up_to = (answer.full.bytes - checkpoint) / log.bytes;
+  return log;
+}
+
 /// The snapshots of the plan as consecutive transfers; a receiver has all that was sent before.
 Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer) {
   std::vector<GradientAnswer> list;
   const std::uint64_t interval = answer.request.interval;
-  const GradientOptions options{interval, answer.request.full_every};
+  GradientOptions options;
+  options.interval = interval;
+  options.full_every = answer.request.full_every;
+  options.budget_bytes = answer.request.gradient_budget;
+  if (options.budget_bytes > 0) options.rule = GradientRule::kLeast;
   GradientChains chains = GradientChains::Make(answer.job.experts());
   for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
     const Selection& selection = answer.checkpoints[t].snapshot.selection;
@@ -163,6 +187,7 @@ Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer) {
     SW_TRY_ASSIGN(one.plan,
                   PlanTransfers(chains, answer.job.model.expert, selection, iteration, options));
     SW_TRY(EnterTransfers(&chains, one.plan));
+    SW_TRY_ASSIGN(one.window, CheckedAdd(LongestChain(chains), interval));
     for (std::size_t m = 0; m < selection.size(); ++m) {
       for (const std::uint32_t e : selection[m]) {
         SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(answer.job.model.expert[m][e]));
@@ -270,6 +295,9 @@ Status AnswerSections(const SavedModel& saved, PlanAnswer* answer) {
   const PlanRequest& request = answer->request;
   if (request.copies) {
     SW_TRY_ASSIGN(answer->copies, PlanCopies(*answer));
+  }
+  if (request.policy == Policy::kReplay) {
+    SW_TRY_ASSIGN(answer->log, PlanLog(*answer));
   }
   if (request.gradients) {
     SW_TRY_ASSIGN(answer->gradients, PlanGradients(*answer));

@@ -29,14 +29,16 @@ struct PlanRequest {
   std::string tokens;              ///< file of loads; empty: what the store has counted
   std::uint64_t checkpoints = 1;
   std::uint64_t zero_stage = 0;
-  std::uint64_t split_above = 0;               ///< bytes of a module; 0: never
-  std::vector<std::uint32_t> dead_ranks;       ///< save nothing
-  std::uint64_t interval = 1;                  ///< iterations between checkpoints
-  std::optional<std::uint64_t> copies;         ///< of each worker's part of a snapshot
-  std::uint64_t pipeline_stages = 1;           ///< of dp workers each
-  std::uint64_t copy_bandwidth = 0;            ///< bytes per second of a worker; 0: no times
-  bool gradients = false;                      ///< in place of state
-  std::uint64_t full_every = 500;              ///< gradients in a row before the state
+  std::uint64_t split_above = 0;          ///< bytes of a module; 0: never
+  std::vector<std::uint32_t> dead_ranks;  ///< save nothing
+  std::uint64_t interval = 1;             ///< iterations between checkpoints
+  std::optional<std::uint64_t> copies;    ///< of each worker's part of a snapshot
+  std::uint64_t pipeline_stages = 1;      ///< of dp workers each
+  std::uint64_t copy_bandwidth = 0;       ///< bytes per second of a worker; 0: no times
+  bool gradients = false;                 ///< in place of state
+  std::uint64_t full_every = 500;         ///< gradients in a row before the state
+  /// Of an iteration: GradientRule::kLeast with it; 0: MoEtion's rule.
+  std::uint64_t gradient_budget = 0;
   std::optional<std::uint64_t> micro_batches;  ///< absent: no bubbles
   double forward_s = 0;                        ///< of a micro-batch
   double backward_s = 0;
@@ -69,10 +71,22 @@ struct CopiesAnswer {
   double longest_s = 0;                 ///< of the worker that sends or receives most
 };
 
+/// The log of gradients beside the checkpoints of policy replay.
+struct LogAnswer {
+  std::uint64_t bytes = 0;       ///< of an iteration
+  std::uint64_t rank_bytes = 0;  ///< of a rank's equal share of them
+  /// Checkpoint and gradients of an interval; a full checkpoint alone has answer.full.
+  std::uint64_t interval_bytes = 0;
+  std::uint64_t window = 0;  ///< iterations in which every expert is saved once
+  /// The longest interval at which full checkpoints write no less.
+  std::uint64_t pays_up_to = 0;
+};
+
 /// What is sent of a checkpoint's experts.
 struct GradientAnswer {
   TransferPlan plan;
   std::uint64_t state_bytes = 0;  ///< without gradients
+  std::uint64_t window = 0;       ///< iterations in which every expert was sent in full once
 
   std::uint64_t bytes() const { return plan.gradient_bytes + plan.full_bytes; }
 };
@@ -115,6 +129,7 @@ struct PlanAnswer {
   std::optional<bool> uneven;           ///< eq 9; absent: it does not tell
   std::optional<std::uint32_t> phases;  ///< different plans of shares; absent as `uneven`
   std::optional<BudgetAnswer> budget;
+  std::optional<LogAnswer> log;  ///< with Policy::kReplay
   std::optional<CopiesAnswer> copies;
   std::vector<GradientAnswer> gradients;
   std::optional<BubblesAnswer> bubbles;

@@ -109,9 +109,21 @@ Json GradientsJson(const std::vector<GradientAnswer>& list) {
                     {"full_bytes", one.plan.full_bytes},
                     {"bytes", bytes},
                     {"state_bytes", one.state_bytes},
+                    {"over_bytes", one.plan.over_bytes},
+                    {"window", one.window},
                     {"factor", bytes == 0 ? Json(nullptr) : Json(Share(one.state_bytes, bytes))}});
   }
   return json;
+}
+
+Json LogJson(const PlanAnswer& answer) {
+  const LogAnswer& log = *answer.log;
+  return {{"bytes", log.bytes},
+          {"rank_bytes", log.rank_bytes},
+          {"interval", answer.request.interval},
+          {"interval_bytes", log.interval_bytes},
+          {"window", log.window},
+          {"pays_up_to", log.pays_up_to}};
 }
 
 Json FillJson(const BubblePlan& plan) {
@@ -182,6 +194,7 @@ Status AddCheckpoints(const PlanAnswer& answer, Json* result) {
 void AddSections(const PlanAnswer& answer, Json* result) {
   const PlanRequest& request = answer.request;
   if (answer.budget) (*result)["budget"] = BudgetJson(*answer.budget);
+  if (answer.log) (*result)["log"] = LogJson(answer);
   if (answer.copies) (*result)["copies"] = CopiesJson(*answer.copies);
   if (!answer.gradients.empty()) (*result)["gradients"] = GradientsJson(answer.gradients);
   if (answer.bubbles) (*result)["bubbles"] = BubblesJson(*answer.bubbles);

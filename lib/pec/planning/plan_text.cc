@@ -171,16 +171,36 @@ std::string CopiesText(const CopiesAnswer& copies, std::uint64_t asked) {
 std::string GradientsText(const std::vector<GradientAnswer>& list) {
   text::Table table({Column{"ITERATION", kRight}, Column{"GRADIENTS", kRight},
                      Column{"STATES", kRight}, Column{"SENT", kRight}, Column{"STATE ONLY", kRight},
-                     Column{"FACTOR", kRight}});
+                     Column{"FACTOR", kRight}, Column{"WINDOW", kRight}});
   for (const GradientAnswer& one : list) {
     const std::uint64_t bytes = one.bytes();
     table.AddRow(
         {std::to_string(one.plan.iteration), std::to_string(SizeOf(one.plan.gradients)),
          std::to_string(SizeOf(one.plan.full)), FormatBytes(bytes), FormatBytes(one.state_bytes),
          bytes == 0 ? "-"
-                    : Fixed(static_cast<double>(one.state_bytes) / static_cast<double>(bytes), 2)});
+                    : Fixed(static_cast<double>(one.state_bytes) / static_cast<double>(bytes), 2),
+         std::to_string(one.window)});
   }
-  return "\ngradients in place of state\n" + table.Render(0);
+  std::string text = "\ngradients in place of state\n" + table.Render(0) +
+                     "WINDOW  iterations in which every expert was sent in full\n";
+  if (const std::uint64_t over = list.back().plan.over_bytes; over > 0) {
+    text += "the last of them is " + FormatBytes(over) + " above the budget\n";
+  }
+  return text;
+}
+
+std::string LogText(const PlanAnswer& answer) {
+  const LogAnswer& log = *answer.log;
+  const std::uint64_t interval = answer.request.interval;
+  return "\ngradients " + FormatBytes(log.bytes) + " in an iteration, " +
+         FormatBytes(log.rank_bytes) + " of a rank; with the checkpoint of " +
+         (interval == 1 ? "an iteration " : std::to_string(interval) + " iterations ") +
+         FormatBytes(log.interval_bytes) + "\nwindow    " + std::to_string(log.window) +
+         " iterations in which every expert is saved once\nfull      checkpoints of all write " +
+         FormatBytes(answer.full.bytes) +
+         (log.pays_up_to == 0
+              ? ": always less\n"
+              : ": less with more than " + Plural(log.pays_up_to, "iteration") + " between\n");
 }
 
 std::string FillText(const std::string& name, const BubblePlan& plan) {
@@ -239,6 +259,7 @@ std::string PlanText(const PlanAnswer& answer) {
   text += RanksText(first.stored(), first.persist ? "persist" : "both levels");
   if (first.persist) text += RanksText(first.snapshot, "snapshot");
   text += BottlenecksText(answer);
+  if (answer.log) text += LogText(answer);
   if (answer.copies) text += CopiesText(*answer.copies, *request.copies);
   if (!answer.gradients.empty()) text += GradientsText(answer.gradients);
   if (answer.bubbles) text += BubblesText(*answer.bubbles);

@@ -27,6 +27,15 @@ Json DynamicJson(const DynamicRun& dynamic) {
           {"faults_covered", covered ? Json(*covered) : Json(nullptr)}};
 }
 
+Json LogJson(const SimulationRow& row) {
+  const std::optional<GradientRule>& rule = row.policy.rule;
+  return {{"rule", rule ? Name(*rule) : "all"},
+          {"computed_only", rule.has_value()},
+          {"bytes", row.log_bytes},
+          {"stall_s", row.log_stall_s},
+          {"window", row.window}};
+}
+
 Json RowJson(const SimulationRow& row) {
   Json json = {{"policy", Name(row.policy.policy)},
                {"k", row.policy.k_snapshot},
@@ -44,15 +53,41 @@ Json RowJson(const SimulationRow& row) {
                {"risk_max", row.risk_max},
                {"repeated_iterations", row.replayed_iterations},
                {"stall_s", row.stall_s},
-               {"overhead_s", row.overhead_s}};
+               {"overhead_s", row.overhead_s},
+               {"memory_bytes", row.memory_bytes},
+               {"recovery_s", row.recovery_s ? Json(*row.recovery_s) : Json(nullptr)}};
+  if (row.policy.policy == Policy::kReplay) json["log"] = LogJson(row);
   if (row.dynamic) json["dynamic"] = DynamicJson(*row.dynamic);
   return json;
+}
+
+/// Adds the rows with gradients.
+Status AddReplay(const SimulateRequest& request, std::uint32_t experts,
+                 const std::string& no_replay, std::vector<SimulatedPolicy>* policies) {
+  const bool asked = request.policy == Policy::kReplay;
+  std::string refused = no_replay;
+  if (request.partial_start) refused = "its first checkpoint has all experts";
+  if (asked && !refused.empty()) return Fail(Errc::kUsage, "--policy replay: " + refused);
+  if (refused.empty() && (asked || !request.policy)) {
+    for (std::uint64_t k = 1; k < experts; k *= 2) {
+      const std::uint64_t saved = std::min<std::uint64_t>(request.k.value_or(k), experts);
+      const auto persisted = static_cast<std::uint32_t>(request.k_persist.value_or(saved));
+      policies->push_back({Policy::kReplay, static_cast<std::uint32_t>(saved), persisted, {}});
+      if (request.k) break;
+    }
+  }
+  if (!request.gradients) return {};
+  for (const GradientRule rule : {GradientRule::kAlgorithm3, GradientRule::kLeast}) {
+    policies->push_back({Policy::kReplay, experts, experts, {}, {}, rule});
+  }
+  return {};
 }
 
 }  // namespace
 
 Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
-                                                std::uint32_t experts) {
+                                                std::uint32_t experts,
+                                                const std::string& no_replay) {
   const auto k =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(request.k.value_or(1), experts));
   std::vector<SimulatedPolicy> policies;
@@ -71,6 +106,7 @@ Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
     if (one.policy == Policy::kLoadAware && request.max_age) one.max_age = request.max_age;
     policies.push_back(one);
   }
+  SW_TRY(AddReplay(request, experts, no_replay, &policies));
   if (policies.empty()) {
     return Fail(Errc::kUsage, "a layer of one expert leaves no choice: only --policy full");
   }
@@ -83,9 +119,9 @@ Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
 std::optional<std::size_t> BestRow(const std::vector<SimulationRow>& rows, double plt_limit) {
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].loss.plt > plt_limit) continue;
+    if (rows[i].loss.plt > plt_limit || rows[i].policy.rule) continue;
     const auto cost = [&](std::size_t at) {
-      return std::pair(rows[at].overhead_s, rows[at].persist_bytes);
+      return std::pair(rows[at].overhead_s, rows[at].persist_bytes + rows[at].log_bytes);
     };
     if (!best || cost(i) < cost(*best)) best = i;
   }
@@ -112,13 +148,17 @@ Result<Simulation> SimulateTrace(const SimulateRequest& request) {
   input.forward_backward_s = request.job.forward_backward_s;
   input.iteration_s = request.job.iteration_s;
   input.restart_s = request.job.restart_s;
+  input.storage_bytes_per_s = static_cast<double>(request.job.persist_bandwidth);
+  input.replay_elems_per_s = static_cast<double>(request.job.replay_speed);
+  input.full_every = request.full_every;
+  input.gradient_budget = request.gradient_budget;
   if (request.fault_file.empty()) {
     SW_TRY_ASSIGN(input.faults, MakeFaults(request.fault_rate, 1, input.tokens.size(), job.nodes(),
                                            request.node_share, request.seed));
   } else {
     SW_TRY_ASSIGN(input.faults, ReadFaults(request.fault_file));
   }
-  SW_TRY_ASSIGN(const auto policies, PoliciesOf(request, trace.experts));
+  SW_TRY_ASSIGN(const auto policies, PoliciesOf(request, trace.experts, job.no_replay));
   SW_TRY_ASSIGN(simulation.rows, SimulateAll(input, policies));
   SW_TRY_ASSIGN(simulation.full_bytes, FullBytes(job.model));
   simulation.best = BestRow(simulation.rows, request.plt_limit);
@@ -153,7 +193,7 @@ std::string SimulationCsv(const std::vector<SimulationRow>& rows) {
   std::string text =
       "policy,k,k_persist,checkpoints,snapshot_bytes,bytes,bottleneck_bytes,bound_bytes,plt,"
       "mlt_sum,mlt_avg,risk_mean,risk_max,repeated_iterations,stall_s,overhead_s,dynamic_limit,"
-      "dynamic_k\n";
+      "dynamic_k,log_rule,log_bytes,log_stall_s,window,memory_bytes,recovery_s\n";
   for (const SimulationRow& row : rows) {
     text += std::string(Name(row.policy.policy));
     for (const std::uint64_t value :
@@ -169,7 +209,12 @@ std::string SimulationCsv(const std::vector<SimulationRow>& rows) {
     text += "," + std::to_string(row.replayed_iterations) + "," + Fixed(row.stall_s, 6) + "," +
             Fixed(row.overhead_s, 6) + ",";
     if (row.dynamic) text += Fixed(row.dynamic->state.limit, 9);
-    text += "," + (row.dynamic ? std::to_string(row.dynamic->k.back().k) : "") + "\n";
+    text += "," + (row.dynamic ? std::to_string(row.dynamic->k.back().k) : "") + ",";
+    const bool replays = row.policy.policy == Policy::kReplay;
+    if (replays) text += row.policy.rule ? Name(*row.policy.rule) : "all";
+    text += "," + std::to_string(row.log_bytes) + "," + Fixed(row.log_stall_s, 6) + "," +
+            (replays ? std::to_string(row.window) : "") + "," + std::to_string(row.memory_bytes) +
+            "," + (row.recovery_s ? Fixed(*row.recovery_s, 6) : "") + "\n";
   }
   return text;
 }

@@ -29,6 +29,9 @@ struct SimulateRequest {
   std::optional<std::uint64_t> k_persist;  ///< absent: k
   std::optional<std::uint64_t> max_age;
   std::optional<double> dynamic_limit;  ///< one more row, with K that grows within this PLT
+  bool gradients = false;               ///< a row more for each GradientRule
+  std::uint64_t full_every = 500;       ///< as GradientOptions
+  std::uint64_t gradient_budget = 0;    ///< as GradientOptions, for kLeast
 };
 
 /// A trace as it was played.
@@ -42,14 +45,17 @@ struct Simulation {
   std::uint64_t seed = 0;
 };
 
-/// All policies and K, or what the request leaves of them.
+/// All policies and K, or what the request leaves of them; kReplay where the job allows it.
 /// \param experts  of each layer
-/// \error kUsage  nothing is left
+/// \param no_replay  Job::no_replay
+/// \error kUsage  nothing is left; kReplay was asked for and cannot be
 /// Pure.
 Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
-                                                std::uint32_t experts);
+                                                std::uint32_t experts,
+                                                const std::string& no_replay);
 
-/// The row within the limit with the least overhead, then the fewest bytes; none: no row is within.
+/// The row within the limit with the least overhead, then the fewest bytes, of those that are not
+/// computed only; none: no row is within.
 /// Pure.
 std::optional<std::size_t> BestRow(const std::vector<SimulationRow>& rows, double plt_limit);
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,45 @@ std::string RowsTable(const std::vector<SimulationRow>& rows) {
                   Fixed(100 * row.risk_mean, 2), Fixed(row.stall_s, 3), Fixed(row.overhead_s, 1)});
   }
   return table.Render(0);
+}
+
+bool Replays(const SimulationRow& row) { return row.policy.policy == Policy::kReplay; }
+
+/// Checkpoints and gradients of an iteration, memory and restarts: of the rows with gradients, and
+/// of those that write as they do without. Empty where there are none with.
+std::string ReplayTable(const Simulation& simulation) {
+  const std::vector<SimulationRow>& rows = simulation.rows;
+  if (std::ranges::none_of(rows, Replays)) return "";
+  text::Table table({Column{"POLICY"}, Column{"K", kRight}, Column{"STATE/IT", kRight},
+                     Column{"LOG/IT", kRight}, Column{"STALL/IT s", kRight},
+                     Column{"MEMORY", kRight}, Column{"WINDOW", kRight},
+                     Column{"RECOVERY s", kRight}});
+  const std::uint64_t run = simulation.input.tokens.size() + rows.front().replayed_iterations;
+  bool computed = false;
+  for (const SimulationRow& row : rows) {
+    const Policy policy = row.policy.policy;
+    if (!Replays(row) && policy != Policy::kSequential && policy != Policy::kFull) continue;
+    computed = computed || row.policy.rule.has_value();
+    const bool replays = Replays(row);
+    table.AddRow({PolicyText(row) + (row.policy.rule ? " *" : ""), LevelsText(row),
+                  FormatBytes(row.persist_bytes / run),
+                  replays ? FormatBytes(row.log_bytes / run) : "-",
+                  replays ? Fixed(row.log_stall_s, 3) : "-", FormatBytes(row.memory_bytes),
+                  replays ? std::to_string(row.window) : "-",
+                  row.recovery_s ? Fixed(*row.recovery_s, 1) : "-"});
+  }
+  std::string text =
+      "\n" + table.Render(0) +
+      "\nSTATE, LOG  bytes of an iteration for checkpoints and for gradients, which "
+      "stall it by STALL\n"
+      "MEMORY  most of all nodes; WINDOW  iterations in which every expert was saved; "
+      "RECOVERY  longest\n";
+  if (computed) {
+    text +=
+        "* computed only, gradients as large as weights: no command does it "
+        "(docs/pec-planning.md, 9.4)\n";
+  }
+  return text;
 }
 
 /// How K grew, and what it still covers.
@@ -60,7 +100,9 @@ std::string SimulationText(const Simulation& simulation) {
                      "PLT, MLT  lost tokens, mean and sum of the layers; RISK  unsaved after a "
                      "checkpoint, mean\n"
                      "STALL  of the longest snapshot; COST  stalls, restarts and repeated work of "
-                     "the run\n\n";
+                     "the run\n" +
+                     ReplayTable(simulation) + "\n";
+  if (!job.no_replay.empty()) text += "no policy replay: " + job.no_replay + "\n";
   for (const SimulationRow& row : rows) {
     if (row.dynamic) text += DynamicText(*row.dynamic);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/bytes.h"
 #include "pec/forecast/overhead.h"
 #include "pec/shares/saved_model.h"
 
@@ -11,9 +12,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input) {
+Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input, const AutoConfig& config) {
   TunedNumbers n;
-  SW_TRY_ASSIGN(n.config, ChooseConfig(input));
+  n.config = config;
   SW_TRY_ASSIGN(n.snapshot, SizeForK(job.model, n.config.k_snapshot, job.keep));
   SW_TRY_ASSIGN(n.persist, SizeForK(job.model, n.config.k_persist, job.keep));
   n.snapshot_rank_bytes = input.snapshot.bytes[n.config.k_snapshot - 1];
@@ -35,7 +36,46 @@ Result<TunedNumbers> FullNumbers(const Job& job, AutoInput input) {
     // Equal costs for all K: the choice is then K = N.
     std::fill(table->bytes.begin(), table->bytes.end(), table->bytes[experts - 1]);
   }
-  return NumbersOf(job, input);
+  SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input));
+  return NumbersOf(job, input, config);
+}
+
+/// A lossless run, or why there is none.
+Status TuneReplay(const Job& job, Tuning* tuning) {
+  const AutoInput& input = tuning->input;
+  tuning->no_replay = job.no_replay;
+  if (!tuning->no_replay.empty()) return {};
+  SW_TRY_ASSIGN(const std::optional<ReplayConfig> chosen, ChooseReplay(input));
+  if (!chosen) {
+    const auto share = static_cast<std::uint64_t>(static_cast<double>(input.log_bytes) /
+                                                  input.ranks / input.iteration_s);
+    tuning->no_replay =
+        input.persist.bytes.size() < 2
+            ? "a layer of one expert leaves no choice"
+            : "the gradients of a rank take " + FormatBytes(share) + "/s, storage " +
+                  FormatBytes(static_cast<std::uint64_t>(input.persist_bytes_per_s)) + "/s";
+    return {};
+  }
+  TunedReplay& replay = tuning->replay.emplace();
+  SW_TRY_ASSIGN(replay.numbers, NumbersOf(job, input, chosen->config));
+  const double faults = input.fault_rate * input.iterations;
+  replay.replay_s = chosen->replay_s;
+  replay.window = chosen->window;
+  replay.numbers.log_stalls_s = chosen->log_stall_s * input.iterations;
+  replay.numbers.replays_s = faults * chosen->replay_s;
+  replay.numbers.rate_s += chosen->log_stall_s + input.fault_rate * chosen->replay_s;
+  return {};
+}
+
+TunedBest BestOf(const Tuning& tuning) {
+  double least = tuning.full.config.overhead_s;
+  TunedBest best = TunedBest::kFull;
+  if (tuning.replay && tuning.replay->numbers.config.overhead_s < least) {
+    least = tuning.replay->numbers.config.overhead_s;
+    best = TunedBest::kReplay;
+  }
+  const AutoConfig& chosen = tuning.chosen.config;
+  return chosen.plt_in_limit && chosen.overhead_s <= least ? TunedBest::kChosen : best;
 }
 
 Json NumbersJson(const TunedNumbers& n) {
@@ -60,6 +100,30 @@ Json NumbersJson(const TunedNumbers& n) {
           {"ettr", n.config.ettr}};
 }
 
+Json ReplayJson(const Tuning& tuning) {
+  if (!tuning.replay) return nullptr;
+  const TunedReplay& replay = *tuning.replay;
+  Json json = NumbersJson(replay.numbers);
+  json["log"] = {{"bytes", tuning.input.log_bytes},
+                 {"stalls_s", replay.numbers.log_stalls_s},
+                 {"replay_s", replay.replay_s},
+                 {"replays_s", replay.numbers.replays_s},
+                 {"window", replay.window}};
+  return json;
+}
+
+const char* NameOf(TunedBest best) {
+  switch (best) {
+    case TunedBest::kFull:
+      return "full";
+    case TunedBest::kReplay:
+      return "replay";
+    case TunedBest::kChosen:
+      break;
+  }
+  return "chosen";
+}
+
 Json MeasuredJson(const Bandwidths& measured) {
   return {{"bytes", kMeasuredBytes},
           {"persist_bytes_per_s", measured.persist_bytes_per_s},
@@ -80,7 +144,7 @@ Result<Tuning> Tune(const TuneRequest& request, const Job& job,
   input.snapshot_bytes_per_s = measured ? measured->snapshot_bytes_per_s
                                         : static_cast<double>(request.job.snapshot_bandwidth);
   input.persist_bytes_per_s =
-      measured ? measured->persist_bytes_per_s : static_cast<double>(request.persist_bandwidth);
+      measured ? measured->persist_bytes_per_s : static_cast<double>(request.job.persist_bandwidth);
   input.forward_backward_s = request.job.forward_backward_s;
   input.iteration_s = request.job.iteration_s;
   input.fault_rate = request.fault_rate;
@@ -89,8 +153,14 @@ Result<Tuning> Tune(const TuneRequest& request, const Job& job,
   input.plt_limit = request.plt_limit;
   input.lost_share = job.LostShare(request.lost_share);
   input.interval = request.interval;
-  SW_TRY_ASSIGN(tuning.chosen, NumbersOf(job, input));
+  SW_TRY_ASSIGN(input.log_bytes, LogBytes(job.model.expert));
+  input.ranks = job.ranks.dp;
+  input.replay_elems_per_s = static_cast<double>(request.job.replay_speed);
+  SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input));
+  SW_TRY_ASSIGN(tuning.chosen, NumbersOf(job, input, config));
   SW_TRY_ASSIGN(tuning.full, FullNumbers(job, input));
+  SW_TRY(TuneReplay(job, &tuning));
+  tuning.best = BestOf(tuning);
   return tuning;
 }
 
@@ -98,6 +168,9 @@ Json TuningJson(const Tuning& tuning) {
   const AutoInput& input = tuning.input;
   return {{"chosen", NumbersJson(tuning.chosen)},
           {"full", NumbersJson(tuning.full)},
+          {"replay", ReplayJson(tuning)},
+          {"no_replay", tuning.no_replay.empty() ? Json(nullptr) : Json(tuning.no_replay)},
+          {"best", NameOf(tuning.best)},
           {"bottleneck_bytes_by_k", input.snapshot.bytes},
           {"plt_limit", input.plt_limit},
           {"lost_share", input.lost_share},

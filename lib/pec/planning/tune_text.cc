@@ -1,4 +1,5 @@
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/text.h"
@@ -11,14 +12,26 @@ namespace {
 using Column = text::Table::Column;
 using text::kRight;
 
-std::string NumbersTable(const TunedNumbers& a, const TunedNumbers& b) {
-  text::Table table(
-      {Column{"NUMBER"}, Column{"EQ"}, Column{"CHOSEN", kRight}, Column{"FULL", kRight}});
+std::string NumbersTable(const Tuning& tuning) {
+  std::vector<Column> columns = {Column{"NUMBER"}, Column{"EQ"}, Column{"CHOSEN", kRight},
+                                 Column{"FULL", kRight}};
+  std::vector<const TunedNumbers*> all = {&tuning.chosen, &tuning.full};
+  if (tuning.replay) {
+    columns.push_back(Column{"REPLAY", kRight});
+    all.push_back(&tuning.replay->numbers);
+  }
+  text::Table table(columns);
   const auto add = [&](const char* what, const char* eq, const auto& of) {
-    table.AddRow({what, eq, of(a), of(b)});
+    std::vector<std::string> row = {what, eq};
+    for (const TunedNumbers* const one : all) row.push_back(of(*one));
+    table.AddRow(row);
   };
   const auto seconds = [](double value) { return Fixed(value, 3) + " s"; };
   const auto percent = [](double value) { return Fixed(100 * value, 3) + " %"; };
+  // What only a lossless run has.
+  const auto add_replay = [&](const char* what, const std::string& text) {
+    if (tuning.replay) table.AddRow({what, "", "-", "-", text});
+  };
   add("K of a snapshot", "",
       [](const TunedNumbers& n) { return std::to_string(n.config.k_snapshot); });
   add("K of a persist", "",
@@ -27,6 +40,7 @@ std::string NumbersTable(const TunedNumbers& a, const TunedNumbers& b) {
       [](const TunedNumbers& n) { return std::to_string(n.config.interval); });
   add("checkpoint", "5, 6", [](const TunedNumbers& n) { return FormatBytes(n.persist.bytes); });
   add("of the full one", "6", [&](const TunedNumbers& n) { return percent(n.persist.ratio()); });
+  add_replay("gradients logged", FormatBytes(tuning.input.log_bytes) + "/it");
   add("snapshot of a rank", "8, 9",
       [](const TunedNumbers& n) { return FormatBytes(n.snapshot_rank_bytes); });
   add("persist of a rank", "8, 9",
@@ -35,6 +49,12 @@ std::string NumbersTable(const TunedNumbers& a, const TunedNumbers& b) {
   add("persist takes", "", [&](const TunedNumbers& n) { return seconds(n.config.persist_s); });
   add("stall", "10", [&](const TunedNumbers& n) { return seconds(n.config.stall_s); });
   add("all stalls", "3, 11", [&](const TunedNumbers& n) { return seconds(n.stalls_s); });
+  if (tuning.replay) {
+    const TunedReplay& replay = *tuning.replay;
+    add_replay("copies of gradients", seconds(replay.numbers.log_stalls_s));
+    add_replay("a replay", seconds(replay.replay_s));
+    add_replay("all replays", seconds(replay.numbers.replays_s));
+  }
   add("all restarts", "4, 12", [&](const TunedNumbers& n) { return seconds(n.restarts_s); });
   add("repeated work", "4, 12", [&](const TunedNumbers& n) { return seconds(n.repeated_s); });
   add("overhead", "4, 13", [&](const TunedNumbers& n) { return seconds(n.config.overhead_s); });
@@ -46,15 +66,31 @@ std::string NumbersTable(const TunedNumbers& a, const TunedNumbers& b) {
   return table.Render(0);
 }
 
+/// The flags of what is best.
+std::string UseText(const Tuning& tuning) {
+  const auto every = [](std::uint64_t interval) {
+    return interval == 1 ? std::string(" every iteration\n")
+                         : " every " + std::to_string(interval) + " iterations\n";
+  };
+  if (tuning.best == TunedBest::kReplay && tuning.replay) {
+    const AutoConfig& config = tuning.replay->numbers.config;
+    return "use shardwright.PartialCheckpoints(k=" + std::to_string(config.k_snapshot) +
+           ", every=" + std::to_string(config.interval) + ", lossless=True)\n";
+  }
+  if (tuning.best == TunedBest::kFull) {
+    return "use --policy full" + every(tuning.full.config.interval);
+  }
+  const AutoConfig& config = tuning.chosen.config;
+  return "use --k " + std::to_string(config.k_snapshot) + " --k-persist " +
+         std::to_string(config.k_persist) + every(config.interval);
+}
+
 }  // namespace
 
 std::string TuningText(const Tuning& tuning) {
-  const AutoConfig& config = tuning.chosen.config;
-  const std::uint64_t interval = config.interval;
-  return NumbersTable(tuning.chosen, tuning.full) + "\nuse --k " +
-         std::to_string(config.k_snapshot) + " --k-persist " + std::to_string(config.k_persist) +
-         (interval == 1 ? " every iteration\n"
-                        : " every " + std::to_string(interval) + " iterations\n");
+  std::string text = NumbersTable(tuning) + "\n";
+  if (!tuning.no_replay.empty()) text += "no column REPLAY: " + tuning.no_replay + "\n";
+  return text + UseText(tuning);
 }
 
 }  // namespace shardwright::pec

@@ -139,13 +139,19 @@ std::vector<std::uint64_t> IterationsOf(const std::vector<StoredCheckpoint>& che
   return iterations;
 }
 
-Json CollectedJson(const Collected& collected, bool dry_run) {
+Json CollectedJson(const Collected& collected, const CollectedLog& log, bool dry_run) {
   return {{"dry_run", dry_run},
           {"kept", IterationsOf(collected.kept)},
           {"removed", IterationsOf(collected.removed)},
           {"blobs_kept", collected.blobs_kept},
           {"blobs_removed", collected.blobs_removed},
-          {"bytes_removed", collected.bytes_removed}};
+          {"bytes_removed", collected.bytes_removed},
+          {"log",
+           {{"through", collected.oldest_version},
+            {"segments_kept", log.segments_kept},
+            {"segments_removed", log.segments_removed},
+            {"bytes_removed", log.bytes_removed},
+            {"wrong", log.wrong.empty() ? Json(nullptr) : Json(log.wrong)}}}};
 }
 
 Json AgentJson(const AgentStatus& status) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pec/agent/agent.h"
+#include "pec/log/log_collect.h"
 #include "pec/restore/restore.h"
 #include "pec/save/save.h"
 #include "pec/store/check_store.h"
@@ -33,7 +34,7 @@ nlohmann::json CheckJson(const StoreCheck& check);
 
 /// Of pec-save gc, or with `dry_run` of what it would do.
 /// Pure.
-nlohmann::json CollectedJson(const Collected& collected, bool dry_run);
+nlohmann::json CollectedJson(const Collected& collected, const CollectedLog& log, bool dry_run);
 
 /// The iteration of each checkpoint.
 /// Pure.

@@ -50,7 +50,10 @@ void TakeEvenly(std::span<const std::pair<std::uint32_t, std::uint32_t>> group, 
 }
 
 Status ValidateOptions(const SelectionOptions& options) {
-  if (options.policy != Policy::kSequential && options.policy != Policy::kLoadAware) return {};
+  if (options.policy != Policy::kSequential && options.policy != Policy::kLoadAware &&
+      options.policy != Policy::kReplay) {
+    return {};
+  }
   if (options.k_persist == 0) {
     return Fail(Errc::kUsage, "K of the persist level is 0, at least one expert is expected");
   }
@@ -74,6 +77,8 @@ std::string_view Name(Policy policy) {
       return "budget";
     case Policy::kBudgetGlobal:
       return "budget-global";
+    case Policy::kReplay:
+      return "replay";
     case Policy::kFull:
       break;
   }
@@ -211,6 +216,7 @@ Result<TwoLevelSelection> SelectTwoLevels(const ExpertMap& map, const LevelState
   TwoLevelSelection chosen;
   switch (options.policy) {
     case Policy::kSequential:
+    case Policy::kReplay:
       chosen.snapshot = SelectSequential(map, snapshot, options.k_snapshot);
       break;
     case Policy::kLoadAware:

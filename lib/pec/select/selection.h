@@ -25,9 +25,12 @@ enum class Policy : std::uint8_t {
   kBudget,        ///< MoEtion's Algorithm 1 with largest remainders (section 9.2; budget.h)
   kBudgetGlobal,  ///< most unsaved tokens over all layers (section 9.2; budget.h)
   kFull,          ///< every expert
+  /// As kSequential, of a run that logs the gradients of all experts (docs/lossless.md). It plans
+  /// what a trainer does: a save by itself has no gradients.
+  kReplay,
 };
 
-/// "sequential", "load-aware", "budget", "budget-global", "full".
+/// "sequential", "load-aware", "budget", "budget-global", "full", "replay".
 std::string_view Name(Policy policy);
 
 /// Which expert-parallel rank holds which expert.

@@ -56,6 +56,16 @@ Status CheckWhole(const Store& store, const Manifest& manifest) {
                                    whole.error().message);
 }
 
+std::uint64_t OldestVersion(const Manifest& manifest) {
+  std::uint64_t oldest = manifest.iteration;
+  for (const HeldModule& module : manifest.modules) {
+    for (const auto& held : module) {
+      if (held) oldest = std::min(oldest, held->version);
+    }
+  }
+  return oldest;
+}
+
 }  // namespace
 
 Result<Collected> CollectGarbage(const std::string& path, const Retention& retention,
@@ -70,8 +80,10 @@ Result<Collected> CollectGarbage(const std::string& path, const Retention& reten
   const std::optional<StoredCheckpoint> newest = Sort(checkpoints, retention, &out);
   if (!newest) return Fail(Errc::kNotFound, path + ": no checkpoint, nothing is removed");
   std::set<BlobFile> used;
+  out.oldest_version = newest->iteration;
   for (const StoredCheckpoint& one : out.kept) {
     SW_TRY_ASSIGN(const Manifest manifest, store.ReadManifest(one));
+    out.oldest_version = std::min(out.oldest_version, OldestVersion(manifest));
     if (one == *newest) SW_TRY(CheckWhole(store, manifest));
     ForBlobs(manifest, [&](const BlobRef& ref, const std::string&) {
       used.insert({ref.digest, ref.zstd});

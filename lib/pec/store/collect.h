@@ -25,6 +25,9 @@ struct Collected {
   std::uint64_t blobs_kept = 0;
   std::uint64_t blobs_removed = 0;
   std::uint64_t bytes_removed = 0;  ///< of blob files
+  /// The oldest iteration that a kept checkpoint has anything of: no chain of gradients begins
+  /// before it (pec/log/log_collect.h).
+  std::uint64_t oldest_version = 0;
 };
 
 /// Removes the checkpoints that no rule keeps, and every blob that none of the others refers to. A

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The published figures: runs the commands of the table in docs/pec-planning.md, section 10, and
-compares what their reports say with what the table says.
+compares what their reports say with what the table says. So with docs/lossless.md's table of what a lossless
+run writes.
 
 Usage: figures_test.py BIN
 """
@@ -47,6 +48,31 @@ class Figures(Stores):
                 self.assertEqual(f"{found * UNITS[unit]:.{digits}f}", number)
             count += 1
         self.assertGreaterEqual(count, 30, f"rows of {DOCUMENT}")
+
+    def test_lossless_runs_against_full_checkpoints(self):
+        text = (DOCUMENT.parent / "lossless.md").read_text(encoding="utf-8")
+        section = text.split("\n### Against full checkpoints")[1].split("\n## ")[0]
+        command = re.search(r"`(pec-save simulate tokens.jsonl [^`]* --interval) I`", section).group(1)
+        with (self.work / "tokens.jsonl").open("w", encoding="utf-8") as out:
+            for i in range(1, 481):
+                out.write(json.dumps({"iteration": i, "tokens": [[100] * 16] * 12}) + "\n")
+        intervals = []
+        for line in section.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if not cells[0].isdigit():
+                continue
+            intervals.append(cells[0])
+            with self.subTest(interval=cells[0]):
+                rows = {row["policy"]: row for row in self.run_tool(*shlex.split(command), cells[0])["rows"]}
+                giga = lambda count: f"{count / 480e9:.1f}"
+                replay = rows["replay"]
+                state, log = replay["bytes"], replay["log"]["bytes"]
+                self.assertEqual(cells[1:], [
+                    giga(rows["full"]["bytes"]) + " GB", giga(rows["sequential"]["bytes"]) + " GB",
+                    f"{giga(state)} + {giga(log)} = {giga(state + log)} GB",
+                    str(replay["log"]["window"]) + " iterations" * (cells[0] == "1"),
+                    f"{replay['recovery_s'] - 300:.0f}" + " s"])
+        self.assertEqual(intervals, ["1", "2", "3", "4", "10"])
 
 
 if __name__ == "__main__":

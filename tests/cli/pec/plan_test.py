@@ -178,6 +178,38 @@ class Plan(Stores):
         gaps = self.plan(*words, "--policy", "full", "--checkpoints", 3, "--interval", 2)
         self.assertEqual([g["gradient_experts"] for g in gaps["gradients"]], [0, 0, 0])
 
+    # Section 9.4: gradients, and states of the longest chains out of what a budget leaves.
+    def test_least_bytes_within_a_budget(self):
+        words = ["--experts", 4, "--moe-layers", 1, "--expert-params", 1000, "--param-bytes",
+                 "2,0,8", "--policy", "full", "--checkpoints", 9, "--gradients"]
+        for budget, window in ((8000, 9), (16000, 4), (24000, 2)):
+            sent = self.plan(*words, "--gradient-budget", budget)["gradients"]
+            self.assertEqual(sent[0]["over_bytes"], 40000 - budget)
+            self.assertEqual([g["over_bytes"] for g in sent[1:]], [0] * 8)
+            self.assertLessEqual(max(g["bytes"] for g in sent[1:]), budget)
+            self.assertEqual(sent[-1]["window"], window)
+        sent = self.plan(*words, "--gradient-budget", 8000, "--interval", 4)["gradients"]
+        self.assertEqual([g["gradient_bytes"] for g in sent], [0] + [4 * 8000] * 8)
+        self.assertEqual(sent[-1]["window"], 36)
+        sent = self.plan(*words, "--gradient-budget", 7000)["gradients"]
+        self.assertEqual(sent[-1]["over_bytes"], 1000)
+        self.assertIn("1000 B above the budget", self.stdout)
+
+    def test_a_log_beside_the_checkpoints(self):
+        words = ["--experts", 8, "--moe-layers", 2, "--expert-params", 1000, "--nonexpert-params",
+                 100, "--k", 2, "--dp", 16, "--ep", 8, "--policy", "replay"]
+        log = self.plan(*words, "--interval", 3)["log"]
+        partial, full = 1400 + 4 * 14000, 1400 + 16 * 14000
+        self.assertEqual(log, {"bytes": 64000, "rank_bytes": 4000, "interval": 3, "window": 12,
+                               "interval_bytes": partial + 3 * 64000,
+                               "pays_up_to": (full - partial) // 64000})
+        for wrong in (["--keep", "master"], ["--param-bytes", "2,0,8"]):
+            self.plan(*words, *wrong, code=2)
+            self.assertIn("--policy replay: gradients are replayed on", self.stderr)
+        for command in (["pec-save"], ["pec-save", "agent"]):
+            self.run_tool(*command, self.work / "ckpt", self.store, "--policy", "replay", code=2)
+            self.assertIn("shardwright.PartialCheckpoints(..., lossless=True)", self.stderr)
+
     # Section 9.5: 1000 elements of 12 bytes in 12 seconds, a bubble of 9.
     def test_bubbles(self):
         result = self.plan("--experts", 1, "--moe-layers", 1, "--expert-params", 1,

@@ -70,6 +70,93 @@ class Planning(Stores):
         self.assertLessEqual(max(map(len, lines)), 100)
         self.assertTrue(any(line.split()[:2] == ["budget-global", "4"] for line in lines))
 
+    def test_replay_beside_the_other_policies(self):
+        words = [self.trace(2, 8, 40), "--expert-params", 1000, "--nonexpert-params", "100",
+                 "--interval", 4, "--faults", self.faults("22 0\n31\n"), "--ranks-per-node", 2]
+        result = self.simulate(*words, "--k", 2, "--gradients")
+        rows = {(r["policy"], r.get("log", {}).get("rule")): r for r in result["rows"]}
+        plain, row, full = rows["sequential", None], rows["replay", "all"], rows["full", None]
+        self.assertGreater(plain["plt"], 0)
+        self.assertEqual((row["plt"], row["mlt_sum"], row["risk_max"]), (0, 0, 0))
+        for key in ("bytes", "bottleneck_bytes", "checkpoints", "repeated_iterations", "stall_s"):
+            self.assertEqual(row[key], plain[key])
+        # Float32 gradients of 16 experts, from the first checkpoint on; 5 iterations come again.
+        log = row["log"]
+        self.assertEqual(log["bytes"], 16 * 4000 * (36 + 5))
+        self.assertEqual((log["window"], log["computed_only"]), (16, False))
+        self.assertAlmostEqual(log["stall_s"], 64000 / 8 / 2**31, 12)
+        self.assertEqual(row["memory_bytes"], plain["memory_bytes"] + 2 * 64000)
+        self.assertEqual(full["memory_bytes"], 3 * result["full_bytes"])
+        # 16 iterations of the log by every rank; experts are 0 to 12 iterations old, on average 6.
+        used = 6 * 64000 / 8
+        replay = (16 * 64000 + used) / 2**29 + used / 4 / 4e8
+        self.assertAlmostEqual(row["recovery_s"], 300 + replay, 9)
+        self.assertEqual(plain["recovery_s"], 300)
+        # What is computed only: 4 gradients are smaller than the state, 8 bytes of 14.
+        least, printed = rows["replay", "least"], rows["replay", "algorithm-3"]
+        self.assertEqual((least["plt"], printed["plt"]), (0, 0))
+        self.assertEqual((printed["log"]["bytes"], printed["bytes"]), (0, full["bytes"]))
+        self.assertEqual(least["log"]["bytes"], 9 * 4 * 16 * 2000)
+        self.assertIsNone(least["recovery_s"])
+        self.assertIn("* computed only", self.stdout)
+        self.assertFalse(result["rows"][result["best"]].get("log", {}).get("computed_only"))
+        self.assertLessEqual(max(map(len, self.stdout.splitlines())), 100)
+        # The page has what is computed only in its table alone.
+        page = self.work / "page.html"
+        self.simulate(*words, "--k", 2, "--gradients", "--page", page)
+        text = "".join(self.page_of(page).itertext())
+        # In the chart of largest shares its point is that of sequential.
+        self.assertEqual((text.count("replay, least"), text.count("replay, K 2")), (1, 4))
+        # What a lossless run refuses.
+        kept = self.simulate(*words, "--k", 2, "--keep", "master")["rows"]
+        self.assertNotIn("replay", [r["policy"] for r in kept])
+        self.assertIn("no policy replay: ", self.stdout)
+        for more, said in ((["--keep", "moments"], "--keep"), (["--partial-start"], "has all experts"),
+                           (["--param-bytes", "2,0,4"], "float32"),
+                           (["--full-every", 3], "--gradients"),
+                           (["--gradient-budget", 3], "--gradients")):
+            self.simulate(*words, "--policy", "replay", *more, code=2)
+            self.assertIn(said, self.stderr)
+
+    def test_an_interval_at_which_full_checkpoints_are_smaller(self):
+        trace = self.trace(2, 8, 48)
+        for interval in (1, 2, 3, 4, 6):
+            words = ["--expert-params", 1000, "--nonexpert-params", "0", "--interval", interval]
+            rows = {r["policy"]: r for r in self.simulate(trace, *words, "--faults", 0, "--k", 1)["rows"]}
+            log = self.run_tool("pec-save", "plan", "--experts", 8, "--moe-layers", 2, *words,
+                                "--policy", "replay")["log"]
+            self.assertEqual(log["pays_up_to"], 3)  # (1 - 1/8) * 14 / 4 = 3.06
+            # The first checkpoint is full in both.
+            written = rows["replay"]["bytes"] + rows["replay"]["log"]["bytes"]
+            self.assertEqual(written <= rows["full"]["bytes"], interval <= log["pays_up_to"], interval)
+
+    def test_tune_chooses_a_lossless_run(self):
+        words = ["--iteration-time", 20, "--forward-backward", 6, "--snapshot-bandwidth", "200000000",
+                 "--persist-bandwidth", "8000000000", "--restart-time", 30, "--plt-limit", 1e-9]
+        result = self.run_tool("pec-save", "tune", *words, "--fault-rate", 0.05)
+        self.assertEqual(result["best"], "replay")
+        replay = result["replay"]
+        self.assertEqual((replay["k"], replay["expected_plt"]), (replay["k_persist"], 0))
+        self.assertLess(replay["overhead_s"], result["full"]["overhead_s"])
+        log = replay["log"]
+        self.assertEqual(log["bytes"], 12 * 16 * 8393728 * 4)
+        self.assertEqual(log["window"], replay["interval"] * math.ceil(16 / replay["k"]))
+        self.assertAlmostEqual(log["stalls_s"], 1e5 * log["bytes"] / 16 / 2e8, 4)
+        self.assertAlmostEqual(log["replays_s"], 5000 * log["replay_s"], 4)
+        self.assertAlmostEqual(replay["overhead_s"], sum(
+            (replay["stalls_s"], log["stalls_s"], log["replays_s"], replay["restarts_s"],
+             replay["repeated_s"])), 3)
+        self.assertIn(f"use shardwright.PartialCheckpoints(k={replay['k']}, every={replay['interval']}, "
+                      "lossless=True)", self.stdout)
+        # Where faults are rare full checkpoints cost less.
+        result = self.run_tool("pec-save", "tune", *words, "--fault-rate", 1e-4)
+        self.assertEqual(result["best"], "full")
+        self.assertIn("use --policy full every ", self.stdout)
+        result = self.run_tool("pec-save", "tune", "--persist-bandwidth", "100MiB")
+        self.assertIsNone(result["replay"])
+        self.assertIn("the gradients of a rank take 256 MiB/s, storage 100 MiB/s", result["no_replay"])
+        self.assertIn("no column REPLAY", self.stdout)
+
     def test_kept_components_and_two_levels(self):
         words = [self.trace(2, 8, 40), *SMALL, "--interval", 5, "--faults", 0, "--partial-start",
                  "--keep", "master", "--k", 4, "--k-persist", 2, "--policy", "sequential"]
@@ -121,6 +208,9 @@ class Planning(Stores):
             for text, key in zip(exact[4:], ("plt", "mlt_sum", "risk_mean", "risk_max", "stall_s",
                                              "overhead_s")):
                 self.assertAlmostEqual(float(text), row[key], 5)
+            self.assertEqual(exact[10:12], [str(row.get("log", {}).get("bytes", 0)),
+                                            str(row["memory_bytes"])])
+            self.assertAlmostEqual(float(exact[12]), row["recovery_s"], 5)
         charts = page.findall(".//svg[@class='curves']")
         self.assertEqual(len(charts), 6)
         for chart in charts:

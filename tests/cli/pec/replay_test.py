@@ -220,6 +220,69 @@ class SinglePrecision(Exact):
     dtype = "fp32"
 
 
+class Collecting(Replaying):
+    """pec-save gc and the segments of the log: one for each iteration from 4 to 8."""
+
+    def setUp(self):
+        super().setUp()
+        self.store_series()
+        log = None
+        for iteration in range(4, 9):
+            if log is None:
+                log = Log(self.store / "logs", self.fingerprint())
+            else:
+                log.begin()
+            for module in self.model.modules():
+                log.record(iteration, module, [self.model.steps[iteration]],
+                           self.pieces(module, iteration))
+            log.mark()
+
+    def names(self):
+        return sorted(path.name for path in (self.store / "logs").iterdir())
+
+    def collected(self, *words):
+        return self.run_tool("pec-save", "gc", self.store, *words)["log"]
+
+    def test_what_no_kept_checkpoint_needs_goes(self):
+        every = self.names()
+        self.assertEqual(len(every), 5)
+        sizes = {path.name: path.stat().st_size for path in (self.store / "logs").iterdir()}
+        # Checkpoint 6 has an expert of each layer of iteration 3.
+        kept = {"segments_kept": 5, "segments_removed": 0, "bytes_removed": 0, "wrong": None}
+        self.assertEqual(self.collected("--keep-last", 3), {"through": 3, **kept})
+        self.assertEqual(self.names(), every)
+        gone = {"through": 5, "segments_kept": 3, "segments_removed": 2,
+                "bytes_removed": sizes["0-1.swg"] + sizes["0-2.swg"], "wrong": None}
+        self.assertEqual(self.collected("--dry-run"), gone)
+        self.assertIn("would remove 2 of 5 segments", self.stdout)
+        self.assertEqual(self.names(), every)
+        self.assertEqual(self.collected(), gone)
+        self.assertEqual(self.names(), ["0-3.swg", "0-4.swg", "0-5.swg"])
+        self.assertEqual(self.collected()["segments_removed"], 0)
+        self.run_tool("pec-save", "check", self.store)
+        result = self.restored("out", "--replay=require", "--read-only")
+        self.assertEqual(result["stale_modules"], 0)
+
+    def test_a_damaged_log_stays(self):
+        path = self.store / "logs/0-1.swg"
+        data = bytearray(path.read_bytes())
+        data[70] ^= 1
+        path.write_bytes(data)
+        every = self.names()
+        log = self.collected()
+        self.assertIn("record 0 is damaged", log["wrong"])
+        self.assertEqual(log["segments_removed"], 0)
+        self.assertIn("the log of gradients is left as it is", self.stderr)
+        self.assertEqual(self.names(), every)
+        listed = self.run_tool("pec-save", "list", self.store)["checkpoints"]
+        self.assertEqual([one["iteration"] for one in listed], [8])
+
+    def test_without_a_log(self):
+        shutil.rmtree(self.store / "logs")
+        self.assertEqual(self.collected()["segments_kept"], 0)
+        self.assertNotIn("segment", self.stdout)
+
+
 class Broken(Replaying):
     def setUp(self):
         super().setUp()

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import gradient_log
 import moe_checkpoint
 from harness import DEMO, SOURCE, difference, expect, run, succeed, tree
 
@@ -84,10 +85,13 @@ class Store:
         iteration = json.loads(report.read_text())["iteration"]
         expect(iteration in allowed, f"iteration {iteration}, not of {sorted(allowed)}")
         found = tree(out)
-        wanted = self.stores.wanted(iteration)
+        wanted = self.wanted(iteration)
         expect(found == wanted, f"iteration {iteration} differs in {difference(wanted, found)}")
         shutil.rmtree(out)
         report.unlink()
+
+    def wanted(self, iteration):
+        return self.stores.known[iteration]
 
     def judge(self, root, done, counts):
         if self.before or done:
@@ -101,30 +105,47 @@ class Store:
         expect(not stray, f"left in the store: {stray}")
 
 
+class LoggedStore(Store):
+    """The same with the gradients of all experts, a segment for each iteration. Every restore brings all experts to
+    its iteration."""
+
+    def prepare(self, root):
+        store = root / "store"
+        for iteration in self.before:
+            succeed(self.stores.saving(iteration, k=2)(root))
+        fingerprint = json.loads((store / "store.json").read_text())["fingerprint"]
+        gradient_log.log_series(store / "logs", fingerprint, self.stores.model, range(2, self.after + 1),
+                                gradient_log.adamw)
+        succeed([self.stores.restore, store, root / "seen", "--read-only", "--replay=require"])
+        self.known = tree(root / "seen")
+        shutil.rmtree(root / "seen")
+
+    def wanted(self, iteration):
+        return self.known
+
+
 class Stores:
     """What the cases of stores share: checkpoints to save, and what a restore of each has to give."""
 
     def __init__(self, programs, folder):
         self.save, self.restore = programs / "pec-save", programs / "pec-restore"
         self.run, self.folder = folder / "run", folder
-        moe_checkpoint.series(self.run, moe_checkpoint.Model(layers=1, experts=4), range(1, 5))
+        self.model = moe_checkpoint.Model(layers=1, experts=4)
+        moe_checkpoint.series(self.run, self.model, range(1, 5))
         self.fill(folder / "whole", (1, 2, 3))
         self.known = {}
         for iteration in (1, 2, 3):
             succeed([self.restore, folder / "whole", folder / f"at{iteration}", "--at", iteration, "--read-only"])
             self.known[iteration] = tree(folder / f"at{iteration}")
 
-    def wanted(self, iteration):
-        return self.known[iteration]
-
     def fill(self, store, iterations):
         for iteration in iterations:
             succeed(self.saving(iteration)(store.parent, store))
 
-    def saving(self, iteration, *flags):
+    def saving(self, iteration, *flags, k=1):
         def argv(root, store=None):
-            return [self.save, self.run / f"global_step{iteration}", store or root / "store", "--k", "1", "--threads", "1",
-                    *flags]
+            return [self.save, self.run / f"global_step{iteration}", store or root / "store", "--k", str(k), "--threads",
+                    "1", *flags]
         return argv
 
 
@@ -142,6 +163,9 @@ def cases(programs, folder):
     def placing(*flags):
         return lambda out: [programs / "moe-replace", routing, "--nodes", "4", "--gpus", "8", "--slots", "5", "-o", out, *flags]
 
+    def collecting(root):
+        return [stores.save, "gc", root / "store", "--keep-last", "1"]
+
     target = ("--target", "zero=3,dp=3")
     resume = ["--resume"]
     return [
@@ -158,5 +182,6 @@ def cases(programs, folder):
         Store("save-first", stores, (), stores.saving(1), 1),
         Store("save", stores, (1, 2), stores.saving(3), 3),
         Store("save-zstd", stores, (1, 2), stores.saving(3, "--compress", "zstd"), 3),
-        Store("gc", stores, (1, 2, 3), lambda root: [stores.save, "gc", root / "store", "--keep-last", "1"], 3),
+        Store("gc", stores, (1, 2, 3), collecting, 3),
+        *([LoggedStore("gc-log", stores, (1, 2, 3, 4), collecting, 4)] if gradient_log.LIBRARY else []),
     ]

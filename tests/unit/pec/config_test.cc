@@ -87,6 +87,43 @@ TEST(AutoConfig, IdleRanksAreUsed) {
   EXPECT_EQ(ChooseConfig(input)->k_snapshot, 3U);
 }
 
+TEST(AutoConfig, ALosslessRun) {
+  AutoInput input = Input();
+  input.fault_rate = 1.0 / 200;
+  input.restart_s = 20;
+  input.log_bytes = 40;  // 5 bytes of a rank in 2 s: 7.5 of 10 bytes per second are left
+  input.ranks = 8;
+  input.replay_elems_per_s = 100;
+  const auto chosen = ChooseReplay(input);
+  ASSERT_TRUE(chosen) << chosen.error().message;
+  ASSERT_TRUE(*chosen);
+  const ReplayConfig& replay = **chosen;
+  const AutoConfig& config = replay.config;
+  EXPECT_EQ(config.k_snapshot, config.k_persist);
+  EXPECT_EQ(config.expected_plt, 0);
+  EXPECT_TRUE(config.plt_in_limit);
+  EXPECT_DOUBLE_EQ(config.persist_s, (100 + 10.0 * config.k_persist) / 7.5);
+  EXPECT_GE(static_cast<double>(config.interval) * 2, config.persist_s);
+  EXPECT_EQ(replay.window, config.interval * ((8 + config.k_persist - 1) / config.k_persist));
+  EXPECT_DOUBLE_EQ(replay.log_stall_s, 5.0 / 100);
+  // Every other K costs no less with any interval that its persist allows.
+  const ReplayRates rates{100, 10, 100};
+  for (std::uint32_t k = 1; k < 8; ++k) {
+    const double stall = std::max(0.0, (100 + 10.0 * k) / 100 - 1.35);
+    const auto least = static_cast<std::uint64_t>(std::ceil((100 + 10.0 * k) / 7.5 / 2));
+    for (std::uint64_t interval = least; interval < least + 40; ++interval) {
+      const auto i = static_cast<double>(interval);
+      const double replay_s = ReplaySeconds(*SteadyReplay(8, k, i, 40), 8, rates);
+      const double overhead = 10'000 * (stall / i + 5.0 / 100 + (20 + i + replay_s) / 200);
+      EXPECT_GE(overhead, config.overhead_s - 1e-6) << k << ", " << interval;
+    }
+  }
+  input.log_bytes = 160;  // all of the bandwidth
+  EXPECT_FALSE(*ChooseReplay(input));
+  input.persist_bytes_per_s = 0;
+  EXPECT_FALSE(ChooseReplay(input));
+}
+
 TEST(AutoConfig, Refusals) {
   AutoInput input = Input();
   input.persist.bytes.pop_back();

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <random>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -7,6 +9,8 @@
 #include "pec/forecast/bubbles.h"
 #include "pec/forecast/extra_capacity.h"
 #include "pec/forecast/gradient_plan.h"
+#include "pec/forecast/replay_costs.h"
+#include "pec/select/selection.h"
 #include "pec/shares/replica_placement.h"
 
 namespace shardwright::pec {
@@ -164,6 +168,169 @@ TEST(Gradients, AFullCopyBoundsDrift) {
     ASSERT_TRUE(EnterTransfers(&chains, *plan));
   }
   EXPECT_EQ(full, (std::vector<std::uint64_t>{1, 5, 9}));
+}
+
+// 10 000 bytes of state against 2000 of a gradient.
+const PerExpert<ComponentBytes> kFour(1, std::vector<ComponentBytes>(4, {2000, 0, 8000}));
+const Selection kAllFour = {{0, 1, 2, 3}};
+
+TEST(Gradients, TheLeastBytesUntilTheNextTransfer) {
+  GradientOptions options;
+  options.rule = GradientRule::kLeast;
+  for (const std::uint64_t interval : {1U, 4U, 5U, 6U}) {
+    options.interval = interval;
+    GradientChains chains = GradientChains::Make({4});
+    std::uint64_t bytes = 0;
+    for (std::uint64_t t = 1; t <= 3; ++t) {
+      const auto plan = PlanTransfers(chains, kFour, kAllFour, t * interval, options);
+      ASSERT_TRUE(plan) << plan.error().message;
+      EXPECT_EQ(SizeOf(plan->gradients) + SizeOf(plan->full), 4U);
+      bytes += plan->gradient_bytes + plan->full_bytes;
+      ASSERT_TRUE(EnterTransfers(&chains, *plan));
+    }
+    // 4 gradients are 8000 bytes, 5 are as large as the state.
+    EXPECT_EQ(bytes, 40'000 + 2 * std::min<std::uint64_t>(40'000, 8000 * interval)) << interval;
+    EXPECT_EQ(LongestChain(chains), interval < 5 ? 2 * interval : 0) << interval;
+  }
+}
+
+TEST(Gradients, ChainsOfIntervalsAreBounded) {
+  GradientChains chains = GradientChains::Make({4});
+  GradientOptions options;
+  options.rule = GradientRule::kLeast;
+  options.interval = 4;
+  options.full_every = 11;
+  std::vector<std::uint64_t> full;
+  for (std::uint64_t it = 4; it <= 40; it += 4) {
+    const auto plan = PlanTransfers(chains, kFour, kAllFour, it, options);
+    ASSERT_TRUE(plan);
+    if (!plan->full[0].empty()) full.push_back(it);
+    ASSERT_TRUE(EnterTransfers(&chains, *plan));
+    EXPECT_LE(LongestChain(chains), 11U);
+  }
+  EXPECT_EQ(full, (std::vector<std::uint64_t>{4, 16, 28, 40}));
+}
+
+TEST(Gradients, ABudgetMovesTheWindow) {
+  GradientOptions options;
+  options.rule = GradientRule::kLeast;
+  // Four gradients are 8000 bytes; a state in the place of one of them takes 8000 more.
+  for (const auto& [budget, window, over] :
+       {std::tuple(7000U, 40U, 1000U), std::tuple(15'999U, 40U, 0U), std::tuple(16'000U, 4U, 0U),
+        std::tuple(24'000U, 2U, 0U), std::tuple(40'000U, 1U, 0U)}) {
+    options.budget_bytes = budget;
+    GradientChains chains = GradientChains::Make({4});
+    std::uint64_t longest = 0;
+    for (std::uint64_t it = 1; it <= 40; ++it) {
+      const auto plan = PlanTransfers(chains, kFour, kAllFour, it, options);
+      ASSERT_TRUE(plan);
+      if (it > 1) {
+        EXPECT_EQ(plan->over_bytes, over) << budget;
+        EXPECT_LE(plan->gradient_bytes + plan->full_bytes, budget + over);
+      }
+      ASSERT_TRUE(EnterTransfers(&chains, *plan));
+      longest = LongestChain(chains) + 1;
+    }
+    EXPECT_EQ(longest, window) << budget;
+  }
+  options.rule = GradientRule::kAlgorithm3;
+  EXPECT_EQ(PlanTransfers(GradientChains::Make({4}), kFour, kAllFour, 1, options).error().message,
+            "algorithm 3 has no budget of bytes");
+}
+
+/// Fewest bytes that `transfers` transfers of an expert can have, the first one its state: over all
+/// ways to choose, chains of gradients no longer than `full_every`.
+std::uint64_t FewestBytes(const ComponentBytes& bytes, std::uint64_t transfers,
+                          const GradientOptions& options) {
+  const std::uint64_t state = bytes.weights + bytes.master + bytes.moments;
+  std::map<std::uint64_t, std::uint64_t> least = {{0, state}};  // by length of the chain
+  for (std::uint64_t t = 1; t < transfers; ++t) {
+    std::map<std::uint64_t, std::uint64_t> next;
+    for (const auto& [steps, sum] : least) {
+      const auto offer = [&](std::uint64_t length, std::uint64_t total) {
+        const auto [at, is_new] = next.emplace(length, total);
+        if (!is_new) at->second = std::min(at->second, total);
+      };
+      offer(0, sum + state);
+      const std::uint64_t longer = steps + options.interval;
+      if (longer <= options.full_every) offer(longer, sum + bytes.weights * options.interval);
+    }
+    least = std::move(next);
+  }
+  return std::ranges::min_element(least, {}, [](const auto& one) { return one.second; })->second;
+}
+
+TEST(Gradients, EveryRestorePointIsCompleteWithTheFewestBytes) {
+  std::mt19937 random(7);
+  const auto in = [&](std::uint64_t first, std::uint64_t last) {
+    return first + random() % (last - first + 1);
+  };
+  for (int round = 0; round < 300; ++round) {
+    GradientOptions options;
+    options.rule = GradientRule::kLeast;
+    options.interval = in(1, 6);
+    options.full_every = in(1, 20);
+    const bool bounded = round % 3 == 0;
+    PerExpert<ComponentBytes> bytes(2, std::vector<ComponentBytes>(3));
+    std::uint64_t all = 0;
+    for (auto& layer : bytes) {
+      for (ComponentBytes& one : layer) {
+        one = {in(1, 40), in(0, 80), in(0, 160)};
+        all += one.weights;
+      }
+    }
+    if (bounded) options.budget_bytes = in(all / 2, 6 * all);
+    GradientChains chains = GradientChains::Make({3, 3});
+    Counts state = MakeCounts({3, 3});    // iteration of the last full copy
+    Counts reached = MakeCounts({3, 3});  // by that and the gradients since
+    const std::uint64_t transfers = in(1, 12);
+    std::uint64_t sum = 0;
+    for (std::uint64_t t = 1; t <= transfers; ++t) {
+      const std::uint64_t iteration = t * options.interval;
+      const auto plan = PlanTransfers(chains, bytes, SelectAll({3, 3}), iteration, options);
+      ASSERT_TRUE(plan) << plan.error().message;
+      for (std::size_t m = 0; m < 2; ++m) {
+        for (const std::uint32_t e : plan->full[m]) state[m][e] = reached[m][e] = iteration;
+        for (const std::uint32_t e : plan->gradients[m]) {
+          ASSERT_EQ(reached[m][e] + options.interval, iteration);
+          reached[m][e] = iteration;
+          ASSERT_LE(iteration - state[m][e], options.full_every);
+        }
+        ASSERT_EQ(reached[m], (std::vector<std::uint64_t>(3, iteration)));
+      }
+      const std::uint64_t sent = plan->gradient_bytes + plan->full_bytes;
+      if (bounded) {
+        ASSERT_LE(sent, options.budget_bytes * options.interval + plan->over_bytes);
+      }
+      sum += sent;
+      ASSERT_TRUE(EnterTransfers(&chains, *plan));
+    }
+    if (bounded) continue;
+    std::uint64_t fewest = 0;
+    for (const auto& layer : bytes) {
+      for (const ComponentBytes& one : layer) fewest += FewestBytes(one, transfers, options);
+    }
+    EXPECT_EQ(sum, fewest) << "round " << round;
+  }
+}
+
+TEST(ReplayCosts, OfALosslessRun) {
+  const PerExpert<ComponentBytes> experts = {{{10, 20, 40}, {16, 0, 32}}};
+  EXPECT_EQ(LogBytes(experts), 36U);
+  // 400 bytes of each of 4 ranks: copied in 2 s, written in 4 s of an iteration of 3 s.
+  const ReplayRates rates{200, 100, 10};
+  EXPECT_DOUBLE_EQ(LogStall(1600, 4, rates, 3), 2 + 1);
+  EXPECT_DOUBLE_EQ(LogStall(1600, 4, rates, 4), 2);
+  EXPECT_DOUBLE_EQ(LogStall(1600, 4, {}, 1), 0);
+  // Every rank proves 1000 bytes; of 800 used it reads 200 again, and makes 50 steps.
+  EXPECT_DOUBLE_EQ(ReplaySeconds({1000, 800}, 4, rates), 10 + 2 + 5);
+  // 8 experts, 2 at a time, every 10 iterations: versions are 0 to 30 iterations old.
+  const auto work = SteadyReplay(8, 2, 10, 100);
+  ASSERT_TRUE(work);
+  EXPECT_DOUBLE_EQ(work->log_bytes, 35 * 100);
+  EXPECT_DOUBLE_EQ(work->chain_bytes, 15 * 100);
+  EXPECT_EQ(SteadyReplay(8, 9, 10, 100)->chain_bytes, 0);
+  EXPECT_FALSE(SteadyReplay(0, 1, 1, 1));
 }
 
 TEST(Bubbles, TheWorkedExample) {

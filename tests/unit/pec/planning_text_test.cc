@@ -102,8 +102,9 @@ TEST(PlanText, ASectionForEachQuestion) {
        "WORKER  STAGE  NODE  COPIES ON  HOLDS  SENDS  RECEIVES\n"
        "     0      0     0  2, 3           2  200 B       0 B\n",
        "\n\ngradients in place of state\n"
-       "ITERATION  GRADIENTS  STATES   SENT  STATE ONLY  FACTOR\n"
-       "        1          0       2  200 B       200 B    1.00\n",
+       "ITERATION  GRADIENTS  STATES   SENT  STATE ONLY  FACTOR  WINDOW\n"
+       "        1          0       2  200 B       200 B    1.00       1\n",
+       "\nWINDOW  iterations in which every expert was sent in full\n",
        "\n\npipeline  an iteration takes 6.000 s, each stage idles 0.000 s\n"
        "snapshot  rank 0 needs 0.000 s: 0 B in the bubble, 100 B beside computation\n",
        "\nMODULE               IN THE BUBBLE  BESIDE\n"
@@ -112,6 +113,36 @@ TEST(PlanText, ASectionForEachQuestion) {
        "\n\nfailure   wastes 2.750 s: checkpoint 0.000 s, retrieval 2.000 s, half an interval\n"}) {
     EXPECT_TRUE(Has(text, section)) << section << "in:\n" << text;
   }
+}
+
+TEST(PlanText, ALogBesideTheCheckpoints) {
+  PlanRequest request;
+  request.job = FourExperts();
+  request.job.param_bytes = {2, 4, 8};
+  request.policy = Policy::kReplay;
+  request.interval = 5;
+  // 8 experts of 1400 bytes, of which 400 are what gradients are as large as; one of each layer is
+  // saved: 2800 + 5 * 3200 bytes, and 2800 + 2 * 3200 are still fewer than 11200.
+  const std::string text = TextOf(request);
+  EXPECT_TRUE(Has(text,
+                  "\n\ngradients 3.12 KiB in an iteration, 800 B of a rank; with the checkpoint of "
+                  "5 iterations 18.4 KiB\n"
+                  "window    20 iterations in which every expert is saved once\n"
+                  "full      checkpoints of all write 10.9 KiB: less with more than 2 iterations "
+                  "between\n"))
+      << text;
+  NullSink sink;
+  request.job.keep[1] = true;
+  const auto kept = PlanCheckpoints(request, sink);
+  ASSERT_FALSE(kept);
+  EXPECT_EQ(kept.error().message,
+            "--policy replay: gradients are replayed on master weights and moments of one "
+            "iteration, and --keep saves some of all experts each time");
+  request.job.keep[1] = false;
+  request.job.param_bytes = {2, 0, 8};
+  EXPECT_EQ(PlanCheckpoints(request, sink).error().message,
+            "--policy replay: gradients are replayed on float32 states with float32 weights or "
+            "master weights");
 }
 
 TEST(PlanText, DynamicK) {
@@ -173,6 +204,41 @@ TEST(SimulationText, TheRunAndItsRows) {
       Has(SimulationText(simulation), "\nleast cost with PLT up to 3.75 %: sequential, K 2\n"));
 }
 
+TEST(SimulationText, GradientsHaveATableOfTheirOwn) {
+  Simulation simulation = OneRow();
+  simulation.rows[0].memory_bytes = 6144;
+  simulation.rows[0].recovery_s = 300;
+  SimulationRow row = simulation.rows[0];
+  row.policy.policy = Policy::kReplay;
+  row.log_bytes = 40'960;
+  row.log_stall_s = 0.0625;
+  row.window = 20;
+  row.recovery_s = 420.5;
+  simulation.rows.push_back(row);
+  row.policy.rule = GradientRule::kLeast;
+  row.policy.k_snapshot = row.policy.k_persist = 4;
+  row.recovery_s.reset();
+  simulation.rows.push_back(row);
+  row.policy = {Policy::kLoadAware, 2, 2, {}};
+  simulation.rows.push_back(row);
+  const std::string text = SimulationText(simulation);
+  EXPECT_TRUE(
+      Has(text,
+          "\nPOLICY           K  STATE/IT    LOG/IT  STALL/IT s    MEMORY  WINDOW  RECOVERY s\n"
+          "sequential       2     102 B         -           -  6.00 KiB       -       300.0\n"
+          "replay           2     102 B  2.00 KiB       0.062  6.00 KiB      20       420.5\n"
+          "replay, least *  4     102 B  2.00 KiB       0.062  6.00 KiB      20           -\n"
+          "\nSTATE, LOG  bytes of an iteration"))
+      << text;
+  EXPECT_TRUE(Has(text, "\n* computed only, gradients as large as weights: no command does it"));
+  // What no command does is never the best.
+  simulation.rows[2].loss.plt = simulation.rows[1].loss.plt = 0;
+  simulation.rows[1].overhead_s = 7;
+  EXPECT_EQ(BestRow(simulation.rows, 0.01), 1U);
+  simulation.job.no_replay = "why";
+  EXPECT_TRUE(Has(SimulationText(simulation), "\nno policy replay: why\n"));
+}
+
 TEST(SimulationText, HowKGrew) {
   Simulation simulation = OneRow();
   DynamicRun& dynamic = simulation.rows[0].dynamic.emplace();
@@ -220,6 +286,32 @@ TEST(TuningText, NumbersBesideThoseOfFullCheckpoints) {
             "use --k 2 --k-persist 1 every 6 iterations\n");
   tuning.chosen.config.interval = 1;
   EXPECT_TRUE(Has(TuningText(tuning), "\nuse --k 2 --k-persist 1 every iteration\n"));
+  tuning.best = TunedBest::kFull;
+  tuning.no_replay = "why";
+  EXPECT_TRUE(
+      Has(TuningText(tuning), "\n\nno column REPLAY: why\nuse --policy full every iteration\n"));
+}
+
+TEST(TuningText, ALosslessRun) {
+  Tuning tuning;
+  tuning.best = TunedBest::kReplay;
+  tuning.input.log_bytes = 2048;
+  TunedReplay& replay = tuning.replay.emplace();
+  replay.numbers.config.k_snapshot = replay.numbers.config.k_persist = 3;
+  replay.numbers.config.interval = 2;
+  replay.numbers.log_stalls_s = 4;
+  replay.numbers.replays_s = 5;
+  replay.replay_s = 0.5;
+  const std::string text = TuningText(tuning);
+  for (const char* line : {"NUMBER               EQ        CHOSEN       FULL       REPLAY\n",
+                           "\nK of a snapshot                     1          1            3\n",
+                           "\ngradients logged                    -          -  2.00 KiB/it\n",
+                           "\ncopies of gradients                 -          -      4.000 s\n",
+                           "\na replay                            -          -      0.500 s\n",
+                           "\nall replays                         -          -      5.000 s\n",
+                           "\nuse shardwright.PartialCheckpoints(k=3, every=2, lossless=True)\n"}) {
+    EXPECT_TRUE(Has(text, line)) << line << "in:\n" << text;
+  }
 }
 
 }  // namespace

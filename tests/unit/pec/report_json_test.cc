@@ -26,12 +26,24 @@ TEST(ReportJson, OfACollection) {
   collected.removed[0].iteration = 10;
   collected.removed[1].iteration = 20;
   collected.blobs_removed = 5;
-  const Json json = CollectedJson(collected, true);
+  collected.oldest_version = 21;
+  CollectedLog log;
+  log.segments_kept = 2;
+  log.segments_removed = 7;
+  log.bytes_removed = 4096;
+  const Json json = CollectedJson(collected, log, true);
   EXPECT_EQ(json["dry_run"], true);
   EXPECT_EQ(json["kept"], Json({30}));
   EXPECT_EQ(json["removed"], Json({10, 20}));
   EXPECT_EQ(json["blobs_removed"], 5);
-  EXPECT_EQ(CollectedJson({}, false)["kept"], Json::array());
+  EXPECT_EQ(json["log"], Json({{"through", 21},
+                               {"segments_kept", 2},
+                               {"segments_removed", 7},
+                               {"bytes_removed", 4096},
+                               {"wrong", nullptr}}));
+  log.wrong = "0-1.swg: damaged";
+  EXPECT_EQ(CollectedJson({}, log, false)["log"]["wrong"], "0-1.swg: damaged");
+  EXPECT_EQ(CollectedJson({}, {}, false)["kept"], Json::array());
 }
 
 TEST(ReportJson, OfAnAgent) {

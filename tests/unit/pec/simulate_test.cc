@@ -87,6 +87,84 @@ TEST(Simulate, FullSavingLosesNothing) {
   EXPECT_DOUBLE_EQ(row.overhead_s, 30 + 2 * 11);
 }
 
+TEST(Simulate, ReplayLosesNothingAndPaysForItsLog) {
+  SimulationInput input = EvenRun(2, 8, 40);
+  input.interval = 4;
+  input.faults = {{3, {}}, {22, {0}}, {31, {}}};
+  input.iteration_s = 2;
+  input.restart_s = 10;
+  input.storage_bytes_per_s = 100;
+  input.replay_elems_per_s = 10;
+  const SimulationRow plain = Row(input, {Policy::kSequential, 2, 2, {}});
+  const SimulationRow row = Row(input, {Policy::kReplay, 2, 2, {}});
+  EXPECT_GT(plain.loss.plt, 0);
+  EXPECT_EQ(row.loss.plt, 0);
+  EXPECT_EQ(row.risk_max, 0);
+  EXPECT_EQ(row.persist_bytes, plain.persist_bytes);
+  // Masters of 20 bytes of 16 experts, in 36 iterations after the first checkpoint and 5 repeated.
+  EXPECT_EQ(row.log_bytes, 320U * (36 + 5));
+  EXPECT_EQ(row.window, 16U);
+  EXPECT_EQ(row.memory_bytes, (700 + 16 * 70) + 2 * (700 + 4 * 70) + 2 * 320U);
+  // The fault before the first checkpoint replays nothing. Experts are 0, 4, 8 and 12 iterations
+  // old: 1920 bytes of gradients in chains; of the log there are 14 and 15 iterations.
+  const auto replay = [](double log) { return (log * 320 + 240) / 100 + 6; };
+  EXPECT_NEAR(row.overhead_s, 3 * 10 + 2 * (3 + 2 + 3) + replay(14) + replay(15), 1e-9);
+  EXPECT_DOUBLE_EQ(*plain.recovery_s, 10);
+  EXPECT_NEAR(*row.recovery_s, 10 + replay(16), 1e-9);
+  input.first_full = false;
+  EXPECT_EQ(Simulate(input, {Policy::kReplay, 2, 2, {}}).error().code, Errc::kUsage);
+}
+
+// What the mean of a restart is reckoned with is what restarts of a run are.
+TEST(Simulate, ReplaysAreThoseOfTheClosedForm) {
+  double sum = 0;
+  for (std::uint64_t phase = 0; phase < 12; ++phase) {
+    SimulationInput input = EvenRun(3, 8, 400);
+    input.interval = 12;
+    input.faults = {{240 + phase, {}}};
+    input.storage_bytes_per_s = 1000;
+    input.replay_elems_per_s = 100;
+    sum += Row(input, {Policy::kReplay, 2, 2, {}}).overhead_s;
+  }
+  const auto work = SteadyReplay(8, 2, 12, 24 * 20);
+  ASSERT_TRUE(work);
+  const ReplayRates rates{0, 1000, 100};
+  // A fault comes at the end of an iteration: half of one is missing from the log, on average.
+  const double half = 0.5 * 24 * 20 / 1000;
+  EXPECT_NEAR(sum / 12, ReplaySeconds(*work, 8, rates) - half, 1e-9);
+}
+
+TEST(Simulate, RulesForGradients) {
+  SimulationInput input = EvenRun(1, 4, 20);
+  input.model.nonexpert = {{0, 0, 100}};
+  input.model.expert[0].assign(4, {2, 0, 8});
+  input.faults = {{13, {}}};
+  const SimulatedPolicy algorithm3{Policy::kReplay, 4, 4, {}, {}, GradientRule::kAlgorithm3};
+  const SimulatedPolicy least{Policy::kReplay, 4, 4, {}, {}, GradientRule::kLeast};
+  for (const SimulatedPolicy& policy : {algorithm3, least}) {
+    const SimulationRow row = Row(input, policy);
+    EXPECT_EQ(row.loss.plt, 0);
+    EXPECT_EQ(row.persist_bytes, 20 * 100 + 40U);
+    EXPECT_EQ(row.log_bytes, 19 * 8U);
+    EXPECT_EQ(row.window, 20U);
+    EXPECT_FALSE(row.recovery_s);
+  }
+  input.interval = 4;
+  input.full_every = 8;
+  SimulationRow row = Row(input, algorithm3);
+  EXPECT_EQ(row.log_bytes, 0U);
+  EXPECT_EQ(row.persist_bytes, 5 * 140U);
+  row = Row(input, least);  // full after iterations 4 and 16
+  EXPECT_EQ(row.log_bytes, 3 * 4 * 8U);
+  EXPECT_EQ(row.persist_bytes, 5 * 100 + 2 * 40U);
+  EXPECT_EQ(row.window, 12U);
+  input.gradient_budget = 9;  // 4 bytes beside the gradients: two states in place of them
+  row = Row(input, least);
+  EXPECT_EQ(row.persist_bytes, 5 * 100 + 40 + 4 * 20U);
+  EXPECT_EQ(Simulate(input, {Policy::kSequential, 1, 1, {}, {}, GradientRule::kLeast}).error().code,
+            Errc::kUsage);
+}
+
 TEST(Simulate, AFaultBeforeTheFirstCheckpoint) {
   SimulationInput input = EvenRun(1, 4, 20);
   input.interval = 10;

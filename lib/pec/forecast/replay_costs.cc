@@ -1,0 +1,52 @@
+#include "pec/forecast/replay_costs.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "pec/select/lost_tokens.h"
+
+namespace shardwright::pec {
+namespace {
+
+constexpr double kGradientBytes = 4;  // of an element, in the log
+
+double Seconds(double amount, double per_s) { return per_s > 0 ? amount / per_s : 0; }
+
+}  // namespace
+
+std::uint64_t LogBytes(const ComponentBytes& expert) {
+  return expert.master > 0 ? expert.master : expert.weights;
+}
+
+Result<std::uint64_t> LogBytes(const PerExpert<ComponentBytes>& experts) {
+  std::uint64_t sum = 0;
+  for (const auto& layer : experts) {
+    for (const ComponentBytes& expert : layer) {
+      SW_TRY_ASSIGN(sum, CheckedAdd(sum, LogBytes(expert)));
+    }
+  }
+  return sum;
+}
+
+double LogStall(double iteration_bytes, std::uint32_t ranks, const ReplayRates& rates,
+                double iteration_s) {
+  const double share = iteration_bytes / ranks;
+  const double write_s = Seconds(share, rates.storage_bytes_per_s);
+  const double late_s = iteration_s > 0 ? std::max(0.0, write_s - iteration_s) : 0;
+  return Seconds(share, rates.copy_bytes_per_s) + late_s;
+}
+
+double ReplaySeconds(const ReplayWork& work, std::uint32_t ranks, const ReplayRates& rates) {
+  const double used = work.chain_bytes / ranks;
+  return Seconds(work.log_bytes + used, rates.storage_bytes_per_s) +
+         Seconds(used / kGradientBytes, rates.elems_per_s);
+}
+
+Result<ReplayWork> SteadyReplay(std::uint32_t n, std::uint32_t k, double interval,
+                                double iteration_bytes) {
+  SW_TRY_ASSIGN(const double behind, SteadyLoss(n, k, interval));
+  const auto rounds = static_cast<double>(CeilDiv(n, std::min(n, k)));
+  return ReplayWork{(rounds - 0.5) * interval * iteration_bytes, behind * iteration_bytes};
+}
+
+}  // namespace shardwright::pec

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/result.h"
+#include "pec/select/sizes.h"
+#include "pec/select/types.h"
+
+namespace shardwright::pec {
+
+// What a run costs that logs the gradients of all experts in every iteration, and a restore that
+// makes their steps again: the run of docs/lossless.md.
+
+/// Bytes that the log of an iteration has, all ranks together: a float32 gradient of every element
+/// of every expert, so the bytes of its float32 copy, which is the master, else the weights. The
+/// text of records (about 600 bytes each) is left out.
+/// \pre that copy is in float32
+/// \error kBadInput  overflow
+/// Pure. Source: docs/pec-planning.md section 9.4.
+Result<std::uint64_t> LogBytes(const PerExpert<ComponentBytes>& experts);
+/// The same of one expert.
+std::uint64_t LogBytes(const ComponentBytes& expert);
+
+/// Of a rank. 0 leaves out what depends on it.
+struct ReplayRates {
+  double copy_bytes_per_s = 0;     ///< of gradients, into memory that the agent sees
+  double storage_bytes_per_s = 0;  ///< into storage, and out of it
+  double elems_per_s = 0;          ///< steps of one element that are made again
+};
+
+/// Seconds that training waits in an iteration for its log: one copy of the rank's equal share, and
+/// what its write takes longer than the iteration (0: not known).
+/// Pure.
+double LogStall(double iteration_bytes, std::uint32_t ranks, const ReplayRates& rates,
+                double iteration_s);
+
+/// What a restore reads and computes beside the state.
+struct ReplayWork {
+  double log_bytes = 0;    ///< of the log that is there: every rank proves all of it
+  double chain_bytes = 0;  ///< of the gradients that are used; ranks share them
+};
+
+/// Seconds of a restore by `ranks` for gradients in float32.
+/// Pure.
+double ReplaySeconds(const ReplayWork& work, std::uint32_t ranks, const ReplayRates& rates);
+
+/// The work in a steady state, K experts of N in turn every `interval` iterations, of a fault at
+/// any moment of an interval: a log of `interval` (p - 1/2) iterations, p = ceil(N/K), and chains
+/// as long as SteadyLoss says.
+/// \param iteration_bytes  LogBytes
+/// \error kUsage  n or k is 0
+/// Pure.
+Result<ReplayWork> SteadyReplay(std::uint32_t n, std::uint32_t k, double interval,
+                                double iteration_bytes);
+
+}  // namespace shardwright::pec
