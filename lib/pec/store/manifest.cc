@@ -24,9 +24,54 @@ constexpr std::string_view kModulesBegin = "\n\"modules\":[\n";
 constexpr std::string_view kModulesNext = ",\n";
 constexpr std::string_view kModulesEnd = "\n]}\n";
 
+// The digest of a text, which is one of its first fields: of all its bytes, with zeros for digits.
+constexpr std::string_view kSumKey = "\"xxh3_128\":";
+constexpr std::size_t kSumDigits = 32;
+
 OrderedJson Head(std::string_view kind) {
-  return {
-      {"schema", kStoreSchema}, {"program", "shardwright"}, {"version", kVersion}, {"kind", kind}};
+  return {{"schema", kStoreSchema},
+          {"program", "shardwright"},
+          {"version", kVersion},
+          {"kind", kind},
+          {"xxh3_128", std::string(kSumDigits, '0')}};
+}
+
+/// Where the digits of a text's digest begin; npos: it has none.
+std::size_t FindSum(std::string_view text) {
+  std::size_t at = text.find(kSumKey);
+  if (at == std::string_view::npos) return at;
+  at = text.find_first_not_of(' ', at + kSumKey.size());
+  const bool whole = at < text.size() && text.size() - at >= kSumDigits + 2 && text[at] == '"';
+  return whole ? at + 1 : std::string_view::npos;
+}
+
+std::string SumAround(std::string_view text, std::size_t at) {
+  exec::DigestStream digest;
+  digest.Add(std::as_bytes(std::span(text.substr(0, at))));
+  const std::string zeros(kSumDigits, '0');
+  digest.Add(std::as_bytes(std::span(zeros)));
+  digest.Add(std::as_bytes(std::span(text.substr(at + kSumDigits))));
+  return exec::Hex(digest.Finish());
+}
+
+/// Enters the digest of a text that begins with a Head.
+std::string Sealed(std::string text) {
+  const std::size_t at = FindSum(text);
+  SW_CHECK(at != std::string::npos);
+  text.replace(at, kSumDigits, SumAround(text, at));
+  return text;
+}
+
+/// \error kBadInput  the text has a digest, and it is another one
+Status CheckSum(std::string_view text, const std::string& where) {
+  const std::size_t at = FindSum(text);
+  if (at == std::string_view::npos) return {};  // of an older release
+  const std::string_view said = text.substr(at, kSumDigits);
+  const std::string found = SumAround(text, at);
+  if (said == found) return {};
+  return Fail(Errc::kBadInput,
+              where + ": \"xxh3_128\" says " + std::string(said) + ", the text has " + found +
+                  ": it is damaged, or it was changed on purpose: then remove the field");
 }
 
 OrderedJson BlobJson(const BlobRef& blob) {
@@ -77,11 +122,19 @@ class Fields {
  public:
   Fields(std::string_view text, std::string where, std::string_view kind)
       : where_(std::move(where)) {
+    sum_ = CheckSum(text, where_);
     root_ = OrderedJson::parse(text, nullptr, false);
-    if (!root_.is_object()) {
-      Wrong("not a JSON object");
-      return;
-    }
+    CheckHead(kind);
+  }
+
+  /// A part of a text, whose digest is not looked at.
+  Fields(std::string_view text, std::string where) : where_(std::move(where)) {
+    root_ = OrderedJson::parse(text, nullptr, false);
+    if (!root_.is_object()) Wrong("not a JSON object");
+  }
+
+  void CheckHead(std::string_view kind) {
+    if (!root_.is_object()) return Wrong("not a JSON object");
     if (Text(root_, "kind") != kind) Wrong("\"kind\": " + std::string(kind) + " expected");
     const std::uint64_t schema = Number(root_, "schema");
     if (ok() && schema != kStoreSchema) {
@@ -92,18 +145,13 @@ class Fields {
     }
   }
 
-  /// A part of a text, which has no head of its own.
-  Fields(std::string_view text, std::string where) : where_(std::move(where)) {
-    root_ = OrderedJson::parse(text, nullptr, false);
-    if (!root_.is_object()) Wrong("not a JSON object");
-  }
-
   const OrderedJson& root() const { return root_; }
   bool ok() const { return error_.message.empty(); }
 
   template <class T>
   Result<T> Done(T value) {
     if (!ok()) return tl::unexpected<Error>(std::move(error_));
+    SW_TRY(std::move(sum_));
     return value;
   }
 
@@ -287,6 +335,7 @@ class Fields {
   std::string where_;
   OrderedJson root_;
   Error error_;
+  Status sum_;  // what a field says that is wrong is told first
 };
 
 }  // namespace
@@ -295,7 +344,7 @@ bool GivesUp(const RecoveryRecord& restore, std::uint64_t recovery, std::uint64_
   return restore.sequence > recovery && restore.resume < iteration;
 }
 
-std::string BegunText() { return Head(kBegunKind).dump() + "\n"; }
+std::string BegunText() { return Sealed(Head(kBegunKind).dump() + "\n"); }
 
 std::string ToText(const StoreHead& head) {
   OrderedJson out = Head(kStoreKind);
@@ -308,7 +357,7 @@ std::string ToText(const StoreHead& head) {
     if (head.keep[static_cast<std::size_t>(component)]) keep.push_back(Name(component));
   }
   out["keep"] = std::move(keep);
-  return out.dump(1) + "\n";
+  return Sealed(out.dump(1) + "\n");
 }
 
 std::string ModuleLine(const std::string& name, const HeldModule& module) {
@@ -348,7 +397,7 @@ std::string ToText(const Manifest& manifest, std::span<const std::string_view> l
     text += lines[i];
   }
   text += kModulesEnd;
-  return text;
+  return Sealed(std::move(text));
 }
 
 std::string ToText(const Manifest& manifest) {
@@ -367,7 +416,7 @@ std::string ToText(const TokenRecord& record) {
   for (const TokenSum& sum : record.sums) {
     out["sums"].push_back({{"iteration", sum.iteration}, {"tokens", sum.tokens}});
   }
-  return out.dump() + "\n";
+  return Sealed(out.dump() + "\n");
 }
 
 std::string ToText(const RecoveryRecord& recovery) {
@@ -379,7 +428,7 @@ std::string ToText(const RecoveryRecord& recovery) {
   out["state"] = StateJson(recovery.state);
   out["ledger"] = recovery.ledger ? LedgerJson(*recovery.ledger) : OrderedJson(nullptr);
   if (recovery.older) out["older"] = *recovery.older;
-  return out.dump() + "\n";
+  return Sealed(out.dump() + "\n");
 }
 
 Status ParseBegun(std::string_view text, const std::string& where) {
@@ -456,9 +505,11 @@ Result<ManifestLines> SplitManifest(std::string text, const std::string& where) 
     if (manifest.modules.empty()) return Fail(Errc::kBadInput, where + ": no modules");
     return SplitManifest(std::move(again), where);
   }
-  Fields in(text.substr(0, begin - 1) + "}", where, kManifestKind);
+  Fields in(text.substr(0, begin - 1) + "}", where);
+  in.CheckHead(kManifestKind);
   ManifestLines out;
   SW_TRY_ASSIGN(out.head, in.Done(ReadHead(&in)));
+  SW_TRY(CheckSum(text, where));
   out.text = std::make_shared<const std::string>(std::move(text));
   std::string_view rest = *out.text;
   rest.remove_prefix(begin + kModulesBegin.size());

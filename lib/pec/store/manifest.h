@@ -134,7 +134,8 @@ std::string ToText(const RecoveryRecord& recovery);
 
 /// The inverses.
 /// \param where  names the text in messages
-/// \error kBadInput  not such a text: names the field; kUnsupported  of a newer schema
+/// \error kBadInput  not such a text: names the field; its digest is of another text; kUnsupported
+///        of a newer schema
 /// Pure.
 Status ParseBegun(std::string_view text, const std::string& where);
 Result<StoreHead> ParseHead(std::string_view text, const std::string& where);

@@ -294,6 +294,16 @@ Result<bool> Store::HasTokens(std::uint64_t sequence) const {
   return os::Exists(TokensPath(sequence));
 }
 
+Result<std::vector<std::uint64_t>> Store::ListTokens() const {
+  std::vector<std::uint64_t> sequences;
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/tokens"));
+  for (const os::Entry& entry : entries) {
+    if (const auto number = NumberIn(entry.name, ".json")) sequences.push_back(*number);
+  }
+  std::sort(sequences.begin(), sequences.end());
+  return sequences;
+}
+
 Result<TokenRecord> Store::ReadTokens(std::uint64_t sequence) const {
   SW_TRY_ASSIGN(const std::string text,
                 os::ReadWholeText(TokensPath(sequence), limits::kJsonBytes));
