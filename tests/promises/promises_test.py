@@ -202,10 +202,7 @@ class Promises:
 def predicted(report):
     """Bytes that a dry run tells."""
     result = report["result"]
-    for key in ("plan",):
-        if key in result:
-            return result[key]["output_bytes"]
-    return result["bytes"]
+    return result["plan"]["output_bytes"] if "plan" in result else result["bytes"]
 
 
 def main():
