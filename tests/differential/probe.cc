@@ -2,8 +2,9 @@
 //
 //   differential_probe < REQUESTS > ANSWERS
 //
-// A request is a line "KIND BYTES" and so many bytes. An answer is a line of JSON, {"error", "code"} or what
-// was read, whose "blob" tells how many bytes follow it: the same, written again by us. KIND is one of
+// A request is a line "KIND BYTES" and so many bytes. An answer is a line of JSON, {"error",
+// "code"} or what was read, whose "blob" tells how many bytes follow it: the same, written again by
+// us. KIND is one of
 //   pickle       a pickle; written again in protocol 2
 //   zip          a zip container; nothing is written
 //   pt           a file of torch.save; written again
@@ -20,8 +21,8 @@
 #include <cstdio>
 #include <iostream>
 #include <map>
-#include <optional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -67,9 +68,9 @@ std::string Hex(std::string_view bytes) {
   return hex;
 }
 
-// A graph as text in which equal texts are equal graphs. What can change, and what is not run, is numbered
-// where it first appears ("#3") and named by its number afterwards ("@3"); texts are in hexadecimal; items of
-// sets are in the order of their texts and have no numbers inside.
+// A graph as text in which equal texts are equal graphs. What can change, and what is not run, is
+// numbered where it first appears ("#3") and named by its number afterwards ("@3"); texts are in
+// hexadecimal; items of sets are in the order of their texts and have no numbers inside.
 class Render {
  public:
   Render(const std::vector<std::string>& storages) : storages_(storages) {}
@@ -229,7 +230,8 @@ Result<Answer> Pickle(std::string_view bytes) {
   Answer answer;
   json storages = json::array();
   for (const pickle::StorageUse& use : graph.storages) {
-    storages.push_back({Hex(use.key), use.untyped ? "untyped" : std::string(Name(use.dtype)), use.elems});
+    storages.push_back(
+        {Hex(use.key), use.untyped ? "untyped" : std::string(Name(use.dtype)), use.elems});
   }
   answer.said = {{"graph", RenderGraph(graph.root, graph.storages)}, {"storages", storages}};
   const Result<pickle::Dumped> dumped = pickle::Dump(graph.root, graph.storages);
@@ -257,7 +259,7 @@ Result<Answer> Zip(std::string_view bytes) {
   SW_TRY_ASSIGN(const zip::Container container, zip::ReadContainer(file));
   json members = json::array();
   for (const zip::Member& member : container.members) {
-    json entry = {{"name", Hex(member.name)},          {"header", member.header_offset},
+    json entry = {{"name", Hex(member.name)},         {"header", member.header_offset},
                   {"payload", member.payload_offset}, {"bytes", member.bytes},
                   {"method", member.method},          {"crc", member.crc32}};
     if (member.method == 0) {
@@ -283,11 +285,14 @@ Result<Answer> Pt(std::string_view bytes) {
   }
   SW_TRY_ASSIGN(const torch_pt::Layout layout, torch_pt::Layout::Make(document.root, specs));
   Answer answer;
-  answer.said = {{"graph", Render(keys).Text(document.root)}, {"storages", storages}, {"order", layout.order()}};
+  answer.said = {{"graph", Render(keys).Text(document.root)},
+                 {"storages", storages},
+                 {"order", layout.order()}};
   answer.blob.resize(layout.file_bytes());
   std::vector<std::uint32_t> crcs;
   for (std::size_t i = 0; i < layout.storage_count(); ++i) {
-    const std::string_view payload = bytes.substr(document.storages[i].offset, layout.payload_bytes(i));
+    const std::string_view payload =
+        bytes.substr(document.storages[i].offset, layout.payload_bytes(i));
     crcs.push_back(shardwright::Crc32(std::as_bytes(std::span(payload))));
     if (document.storages[i].crc32.value_or(crcs[i]) != crcs[i]) {
       return Fail(Errc::kBadInput, document.storages[i].member + ": wrong CRC-32");
@@ -328,7 +333,8 @@ Result<Answer> Safetensors(std::string_view bytes) {
   layout->head().copy(answer.blob.data(), layout->head().size());
   for (std::size_t i = 0; i < header.entries.size(); ++i) {
     const safetensors::Entry& entry = header.entries[i];
-    bytes.substr(entry.offset, entry.bytes).copy(answer.blob.data() + layout->offset(i), entry.bytes);
+    bytes.substr(entry.offset, entry.bytes)
+        .copy(answer.blob.data() + layout->offset(i), entry.bytes);
   }
   return answer;
 }
@@ -352,10 +358,12 @@ int main() {
     if (!std::cin.read(bytes.data(), static_cast<std::streamsize>(count))) return 1;
     Result<Answer> answer = Ask(kind, bytes);
     if (!answer) {
-      answer = Answer{{{"error", answer.error().message}, {"code", static_cast<int>(answer.error().code)}}, ""};
+      answer = Answer{
+          {{"error", answer.error().message}, {"code", static_cast<int>(answer.error().code)}}, ""};
     }
     answer->said["blob"] = answer->blob.size();
-    std::cout << answer->said.dump(-1, ' ', true, json::error_handler_t::replace) << "\n" << answer->blob;
+    std::cout << answer->said.dump(-1, ' ', true, json::error_handler_t::replace) << "\n"
+              << answer->blob;
     std::cout.flush();
   }
   return std::cin.eof() ? 0 : 1;

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """What the commands promise of memory and disk, held against what they take.
 
-Usage: promises_test.py BIN [--megabytes N] [--threads N]
+Usage: promises_test.py BIN [--megabytes N] [--threads N] [--quick]
+--quick tries two commands, with less of each.
 
 memory   with --memory at its default and at 75, 50 and 25 % of it, and at the least that is accepted, the largest resident
          set stays below the promise, and what a run takes beyond a dry run (programs, object graphs, plan) does too. Less
          than the least is refused with exit code 8, and the message names what is needed.
 space    with ever less address space (RLIMIT_AS) a run ends with 0 and its whole output, or with 7 or 8 and none.
-disk     --dry-run tells the bytes that the output takes within 2 % and 1 MiB. On a file system (of its own, where mounts
+disk     --dry-run tells the bytes that the output takes within 2 % and 1 MiB, of a store the most that it takes. On a file system (of its own, where mounts
          may be made) with a little more than that the run succeeds; with a little less it ends with 7, and --resume
          completes it once there is room.
 """
@@ -165,15 +166,17 @@ class Promises:
         taken = sum(path.stat().st_blocks * 512 for path in (self.folder / "out").rglob("*") if path.is_file())
         wanted = tree(self.folder / "out")
         self.remove()
-        expect(abs(real - told) <= told // 50 + MIB, f"{case.name}: {told} bytes told, {real} taken")
+        # Blobs with equal content are stored once, and compressed ones take less.
+        less = real < told and case.name.startswith("pec-save")
+        expect(less or abs(real - told) <= told // 50 + MIB, f"{case.name}: {told} bytes told, {real} taken")
         self.counts["disk"] += 1
         self.log(f"{case.name}: {told} bytes told, {real} written ({100 * (real - told) / told:+.2f} %)")
-        self.full(case, told, taken, wanted)
+        self.full(case, real, max(told, taken), wanted)
 
-    def full(self, case, told, taken, wanted):
+    def full(self, case, real, taken, wanted):
         place = self.folder / "disk"
         place.mkdir()
-        size = max(told, taken) + told // 50 + MIB
+        size = taken + taken // 50 + MIB
         if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], capture_output=True,
                           check=False).returncode != 0:
             self.counts["disks that may not be made"] += 1
@@ -185,7 +188,7 @@ class Promises:
             for share in (0.1, 0.5, 0.9, 0.99):
                 for path in place.iterdir():
                     shutil.rmtree(path)
-                subprocess.run(["mount", "-o", f"remount,size={int(told * share)}", place], check=True)
+                subprocess.run(["mount", "-o", f"remount,size={int(real * share)}", place], check=True)
                 done = self.run(case, output=place / "out")
                 expect(done.code == 7, f"{case.name} on a disk of {share:.0%}: {done}")
                 expect(re.search("space|needed", done.stderr), f"{case.name}: the reason is not told: {done}")
@@ -202,7 +205,8 @@ class Promises:
 def predicted(report):
     """Bytes that a dry run tells."""
     result = report["result"]
-    return result["plan"]["output_bytes"] if "plan" in result else result["bytes"]
+    plan = result.get("conversion", result).get("plan")
+    return plan["output_bytes"] if plan else result["bytes"]
 
 
 def main():
@@ -210,6 +214,7 @@ def main():
     parser.add_argument("bin", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     began = time.monotonic()
 
@@ -219,8 +224,9 @@ def main():
     violations = 0
     with Scratch("promises-") as folder:
         one = Promises(arguments.bin, folder, arguments.megabytes, arguments.threads, log)
-        for case in one.cases():
-            for what in (one.memory, one.space, one.disk):
+        quick = arguments.quick
+        for case in one.cases()[::5] if quick else one.cases():
+            for what in (one.memory, one.disk) if quick else (one.memory, one.space, one.disk):
                 try:
                     what(case)
                 except Broken as broken:

@@ -7,6 +7,7 @@
 
 #include "base/limits.h"
 #include "base/version.h"
+#include "exec/text_sum.h"
 
 namespace shardwright::pec {
 namespace {
@@ -24,54 +25,12 @@ constexpr std::string_view kModulesBegin = "\n\"modules\":[\n";
 constexpr std::string_view kModulesNext = ",\n";
 constexpr std::string_view kModulesEnd = "\n]}\n";
 
-// The digest of a text, which is one of its first fields: of all its bytes, with zeros for digits.
-constexpr std::string_view kSumKey = "\"xxh3_128\":";
-constexpr std::size_t kSumDigits = 32;
-
 OrderedJson Head(std::string_view kind) {
   return {{"schema", kStoreSchema},
           {"program", "shardwright"},
           {"version", kVersion},
           {"kind", kind},
-          {"xxh3_128", std::string(kSumDigits, '0')}};
-}
-
-/// Where the digits of a text's digest begin; npos: it has none.
-std::size_t FindSum(std::string_view text) {
-  std::size_t at = text.find(kSumKey);
-  if (at == std::string_view::npos) return at;
-  at = text.find_first_not_of(' ', at + kSumKey.size());
-  const bool whole = at < text.size() && text.size() - at >= kSumDigits + 2 && text[at] == '"';
-  return whole ? at + 1 : std::string_view::npos;
-}
-
-std::string SumAround(std::string_view text, std::size_t at) {
-  exec::DigestStream digest;
-  digest.Add(std::as_bytes(std::span(text.substr(0, at))));
-  const std::string zeros(kSumDigits, '0');
-  digest.Add(std::as_bytes(std::span(zeros)));
-  digest.Add(std::as_bytes(std::span(text.substr(at + kSumDigits))));
-  return exec::Hex(digest.Finish());
-}
-
-/// Enters the digest of a text that begins with a Head.
-std::string Sealed(std::string text) {
-  const std::size_t at = FindSum(text);
-  SW_CHECK(at != std::string::npos);
-  text.replace(at, kSumDigits, SumAround(text, at));
-  return text;
-}
-
-/// \error kBadInput  the text has a digest, and it is another one
-Status CheckSum(std::string_view text, const std::string& where) {
-  const std::size_t at = FindSum(text);
-  if (at == std::string_view::npos) return {};  // of an older release
-  const std::string_view said = text.substr(at, kSumDigits);
-  const std::string found = SumAround(text, at);
-  if (said == found) return {};
-  return Fail(Errc::kBadInput,
-              where + ": \"xxh3_128\" says " + std::string(said) + ", the text has " + found +
-                  ": it is damaged, or it was changed on purpose: then remove the field");
+          {exec::kTextSum, exec::NoTextSum()}};
 }
 
 OrderedJson BlobJson(const BlobRef& blob) {
@@ -122,7 +81,7 @@ class Fields {
  public:
   Fields(std::string_view text, std::string where, std::string_view kind)
       : where_(std::move(where)) {
-    sum_ = CheckSum(text, where_);
+    sum_ = exec::CheckTextSum(text, where_);
     root_ = OrderedJson::parse(text, nullptr, false);
     CheckHead(kind);
   }
@@ -344,7 +303,7 @@ bool GivesUp(const RecoveryRecord& restore, std::uint64_t recovery, std::uint64_
   return restore.sequence > recovery && restore.resume < iteration;
 }
 
-std::string BegunText() { return Sealed(Head(kBegunKind).dump() + "\n"); }
+std::string BegunText() { return exec::WithTextSum(Head(kBegunKind).dump() + "\n"); }
 
 std::string ToText(const StoreHead& head) {
   OrderedJson out = Head(kStoreKind);
@@ -357,7 +316,7 @@ std::string ToText(const StoreHead& head) {
     if (head.keep[static_cast<std::size_t>(component)]) keep.push_back(Name(component));
   }
   out["keep"] = std::move(keep);
-  return Sealed(out.dump(1) + "\n");
+  return exec::WithTextSum(out.dump(1) + "\n");
 }
 
 std::string ModuleLine(const std::string& name, const HeldModule& module) {
@@ -397,7 +356,7 @@ std::string ToText(const Manifest& manifest, std::span<const std::string_view> l
     text += lines[i];
   }
   text += kModulesEnd;
-  return Sealed(std::move(text));
+  return exec::WithTextSum(std::move(text));
 }
 
 std::string ToText(const Manifest& manifest) {
@@ -416,7 +375,7 @@ std::string ToText(const TokenRecord& record) {
   for (const TokenSum& sum : record.sums) {
     out["sums"].push_back({{"iteration", sum.iteration}, {"tokens", sum.tokens}});
   }
-  return Sealed(out.dump() + "\n");
+  return exec::WithTextSum(out.dump() + "\n");
 }
 
 std::string ToText(const RecoveryRecord& recovery) {
@@ -428,7 +387,7 @@ std::string ToText(const RecoveryRecord& recovery) {
   out["state"] = StateJson(recovery.state);
   out["ledger"] = recovery.ledger ? LedgerJson(*recovery.ledger) : OrderedJson(nullptr);
   if (recovery.older) out["older"] = *recovery.older;
-  return Sealed(out.dump() + "\n");
+  return exec::WithTextSum(out.dump() + "\n");
 }
 
 Status ParseBegun(std::string_view text, const std::string& where) {
@@ -509,7 +468,7 @@ Result<ManifestLines> SplitManifest(std::string text, const std::string& where) 
   in.CheckHead(kManifestKind);
   ManifestLines out;
   SW_TRY_ASSIGN(out.head, in.Done(ReadHead(&in)));
-  SW_TRY(CheckSum(text, where));
+  SW_TRY(exec::CheckTextSum(text, where));
   out.text = std::make_shared<const std::string>(std::move(text));
   std::string_view rest = *out.text;
   rest.remove_prefix(begin + kModulesBegin.size());
