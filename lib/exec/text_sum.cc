@@ -48,9 +48,9 @@ Status CheckTextSum(std::string_view text, const std::string& where) {
   const std::string_view said = text.substr(at, kDigits);
   const std::string found = SumAround(text, at);
   if (said == found) return {};
-  return Fail(Errc::kBadInput, where + ": \"" + kTextSum + "\" says " + std::string(said) +
-                                   ", the text has " + found +
-                                   ": it is damaged, or was changed on purpose: then remove the field");
+  return Fail(Errc::kBadInput,
+              where + ": \"" + kTextSum + "\" says " + std::string(said) + ", the text has " +
+                  found + ": it is damaged, or was changed on purpose: then remove the field");
 }
 
 }  // namespace shardwright::exec

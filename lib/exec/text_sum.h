@@ -7,8 +7,8 @@
 
 namespace shardwright::exec {
 
-// Texts in JSON that tell whether they are damaged: one of the first fields is the digest of all their bytes, with zeros
-// for its own digits. Source: docs/formats/store.md.
+// Texts in JSON that tell whether they are damaged: one of the first fields is the digest of all
+// their bytes, with zeros for its own digits. Source: docs/formats/store.md.
 
 /// Name of the field.
 inline constexpr const char* kTextSum = "xxh3_128";
@@ -20,7 +20,8 @@ std::string NoTextSum();
 /// Pure.
 std::string WithTextSum(std::string text);
 
-/// Proves a text that has the field; one without it, of an older release or another program, is taken as it is.
+/// Proves a text that has the field; one without it, of an older release or another program, is
+/// taken as it is.
 /// \param where  names the text in the message
 /// \error kBadInput  the digest is of another text
 /// Pure.

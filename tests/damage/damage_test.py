@@ -32,6 +32,9 @@ from harness import Broken, Scratch, expect, run, succeed, tree  # pylint: disab
 REFUSALS = {3, 4, 5, 6, 8, 9, 10}  # 6: no output of ours is in the place
 # What a damaged log of gradients could have given is told in "replay"; what it gives is in the output.
 VARYING = {"replay", "seconds", "plan_seconds", "plan_seconds_mean", "plan_seconds_max", "peak_memory_bytes", "passes"}
+PARTLY = "refused by some, no effect on the rest"
+UNNOTICED = "not noticed, as docs/limits.md says"
+ATOMS_TEXT = "made/global_step1_universal/shardwright_atoms.json"
 MODEL = moe_checkpoint.Model(layers=1, experts=2, ep=1, ranks=1, hidden=3)
 
 
@@ -43,8 +46,10 @@ class Judge:
 
 
 class Subject:
-    def __init__(self, name, make, judges, payload=()):
-        self.name, self.make, self.judges = name, make, judges
+    """\\param known  (kind, what) of damage that docs/limits.md says is not noticed"""
+
+    def __init__(self, name, make, judges, payload=(), known=lambda kind, what: False):
+        self.name, self.make, self.judges, self.known = name, make, judges, known
         self.payload = tuple(payload)  # suffixes or names of files that are mostly tensors
 
 
@@ -113,7 +118,7 @@ class Place:
             if passed and not all(accepted):
                 wrong = next(message for code, _, message in found if code != 0)
                 raise Broken(f"the check passes, but {wrong.strip()[-300:]}")
-        return "no effect" if all(accepted) else "refused" if not any(accepted) else "refused by some, no effect on the rest"
+        return "no effect" if all(accepted) else "refused" if not any(accepted) else PARTLY
 
     def write(self, name, data):
         # In place, with its times: a source is known by them.
@@ -191,7 +196,8 @@ def subjects(programs):
         Subject("catalogue", demo("ucp-extract"), [convert], payload=()),
         Subject("pack", demo("ucp-extract", "--pack=copy"), [convert], payload=(".pt",)),
         Subject("pack-zstd", demo("ucp-extract", "--pack=zstd"), [convert], payload=("payload",)),
-        Subject("atoms", demo("ucp-union"), [convert], payload=(".pt",)),
+        Subject("atoms", demo("ucp-union"), [convert], payload=(".pt",),
+                known=lambda kind, what: kind in ("swaps", "copies") or what.startswith(ATOMS_TEXT)),
         Subject("output", demo("ucp-load", *target), [Judge(load, "--check", "run", "made")], payload=(".pt",)),
         Subject("native", demo(), [Judge(load, "run", "out", *target, makes="out")], payload=(".pt",)),
         Subject("plan", lambda folder: make_plan(programs, folder),
@@ -275,6 +281,9 @@ def try_subject(subject, arguments, log):
                     if found == "no effect":
                         harmless[what.split(" ")[0]] += 1
                 except Broken as violation:
+                    if subject.known(kind, what):
+                        counts[kind, UNNOTICED] += 1
+                        continue
                     counts[kind, "VIOLATION"] += 1
                     broken.append((what, changes, violation))
                     if len(broken) <= arguments.show:
@@ -318,8 +327,8 @@ def main():
                 total[kind] += count
                 total[found] += count
     kinds = ", ".join(f"{total[kind]} {kind}" for kind in ("bits", "payload bits", "cuts", "swaps", "copies", "mixtures"))
-    log(f"damage: {kinds}: {total['refused']} refused, {total['no effect']} without effect, {violations} violations, "
-        f"seed {arguments.seed}")
+    log(f"damage: {kinds}: {total['refused'] + total[PARTLY]} refused, {total['no effect']} without effect, "
+        f"{total[UNNOTICED]} not noticed as documented, {violations} violations, seed {arguments.seed}")
     return 1 if violations else 0
 
 
