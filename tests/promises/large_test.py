@@ -38,7 +38,7 @@ def same(found, wanted, what):
 
 def storage(arguments, folder):
     """One storage of so many GiB through the reader and writer of .pt, and through safetensors."""
-    wanted = marked(arguments.gigabytes * 2**28 + 1000)
+    wanted = marked(arguments.gigabytes * 2**28 + 100000)
     small = torch.arange(10)
     torch.save({"large": wanted, "after": small}, folder / "theirs.pt")
     expect((folder / "theirs.pt").stat().st_size > 2**32 or arguments.gigabytes < 4, "the file is small")

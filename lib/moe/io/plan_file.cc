@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/limits.h"
-#include "exec/text_sum.h"
+#include "exec/manifest.h"
 #include "moe/io/cluster_text.h"
 #include "moe/io/plan_file_internal.h"
 #include "os/dir.h"

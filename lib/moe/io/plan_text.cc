@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "exec/text_sum.h"
+#include "exec/manifest.h"
 #include "format/json/json.h"
 
 namespace shardwright::moe {

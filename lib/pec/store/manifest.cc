@@ -7,7 +7,7 @@
 
 #include "base/limits.h"
 #include "base/version.h"
-#include "exec/text_sum.h"
+#include "exec/manifest.h"
 
 namespace shardwright::pec {
 namespace {
@@ -370,6 +370,7 @@ std::string ToText(const Manifest& manifest) {
 
 std::string ToText(const TokenRecord& record) {
   OrderedJson out = Head(kTokensKind);
+  if (record.sequence) out["sequence"] = *record.sequence;
   out["parent"] = record.parent;
   out["sums"] = OrderedJson::array();
   for (const TokenSum& sum : record.sums) {
@@ -495,6 +496,9 @@ Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where)
   Fields in(text, where, kTokensKind);
   TokenRecord record;
   record.parent = in.Number(in.root(), "parent");
+  if (in.ok() && in.root().contains("sequence")) {
+    record.sequence = in.Number(in.root(), "sequence");
+  }
   for (const OrderedJson& sum : in.List(in.At(in.root(), "sums"), "\"sums\"")) {
     if (!in.ok()) break;
     record.sums.push_back({in.Number(sum, "iteration"), in.Table(sum, "tokens")});

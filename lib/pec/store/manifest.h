@@ -101,6 +101,8 @@ struct TokenSum {
 struct TokenRecord {
   std::uint64_t parent = 0;    ///< sequence of the checkpoint whose record comes before, 0: none
   std::vector<TokenSum> sums;  ///< ascending
+  /// Of the checkpoint that it is of; absent: of an older release.
+  std::optional<std::uint64_t> sequence = std::nullopt;
 };
 
 /// A restore that training has gone on from.
