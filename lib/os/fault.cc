@@ -133,6 +133,9 @@ Fault Act(const FaultRule& rule) {
     case FaultAction::kTerm:
       ::kill(::getpid(), SIGTERM);
       return {};
+    case FaultAction::kHang:
+      ::kill(::getpid(), SIGSTOP);
+      return {};
     case FaultAction::kShort:
       return {.error = 0, .cut = true, .die = false};
     case FaultAction::kTorn:
@@ -152,6 +155,8 @@ Result<FaultRule> ParseAction(FaultRule rule, std::string_view name, std::string
     rule.action = FaultAction::kKill;
   } else if (name == "term") {
     rule.action = FaultAction::kTerm;
+  } else if (name == "hang") {
+    rule.action = FaultAction::kHang;
   } else if (name == "short" || name == "torn") {
     if (!moves_bytes) return wrong(std::string(name) + " needs read, write or copy as target");
     rule.action = name == "short" ? FaultAction::kShort : FaultAction::kTorn;

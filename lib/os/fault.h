@@ -23,9 +23,9 @@ namespace shardwright::os {
 //
 // TARGET  an operation (OpName), "any" (every mutating operation) or a named point with a dot
 //         ("commit.rename")
-// ACTION  kill (SIGKILL before the call), term (SIGTERM, then the call), short (the call moves half
-//         of the bytes), torn (half of the bytes, then SIGKILL), or an error: eio enospc edquot
-//         erofs eacces einval eintr
+// ACTION  kill (SIGKILL before the call), term (SIGTERM, then the call), hang (SIGSTOP, then the
+//         call), short (the call moves half of the bytes), torn (half of the bytes, then SIGKILL),
+//         or an error: eio enospc edquot erofs eacces einval eintr
 //
 // A value that cannot be parsed makes every call fail with EINVAL: a typo never passes as a run
 // without faults.
@@ -59,7 +59,7 @@ std::string_view OpName(Op op);
 bool IsMutating(Op op);
 
 /// What happens to a call that a rule hits.
-enum class FaultAction : std::uint8_t { kKill, kTerm, kShort, kTorn, kError };
+enum class FaultAction : std::uint8_t { kKill, kTerm, kHang, kShort, kTorn, kError };
 
 /// When and how a call fails.
 struct FaultRule {

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -47,10 +49,25 @@ bool IsLeaf(const Node& node) {
          (node.kind == Kind::kTensor && node.tensor && node.tensor->attributes == nullptr);
 }
 
-bool IsHashable(const Node* node) {
-  return node->kind != Kind::kList && node->kind != Kind::kDict && node->kind != Kind::kSet &&
-         node->kind != Kind::kByteArray;
-}
+// What a dict takes for a key: nothing that can change, and no tuple of such. A tuple is looked at
+// once, however often it is there. \pre no cycles
+class Hashable {
+ public:
+  bool operator()(const Node* node) {
+    if (node->kind != Kind::kTuple) {
+      return node->kind != Kind::kList && node->kind != Kind::kDict && node->kind != Kind::kSet &&
+             node->kind != Kind::kByteArray;
+    }
+    if (const auto seen = tuples_.find(node); seen != tuples_.end()) return seen->second;
+    const bool all = std::all_of(node->items.begin(), node->items.end(),
+                                 [&](const Node* item) { return (*this)(item); });
+    tuples_.emplace(node, all);
+    return all;
+  }
+
+ private:
+  std::unordered_map<const Node*, bool> tuples_;
+};
 
 std::string Shortened(const std::string& text) {
   constexpr std::size_t kShown = 120;
@@ -58,30 +75,47 @@ std::string Shortened(const std::string& text) {
 }
 
 tl::unexpected<Error> TwiceInDict(const Node* key) {
-  const std::string name =
-      key->is_string() ? "\"" + Shortened(key->text) + "\"" : std::to_string(key->integer);
+  const std::string name = key->is_string()            ? "\"" + Shortened(key->text) + "\""
+                           : key->kind == Kind::kFloat ? std::to_string(key->real)
+                           : key->kind == Kind::kBytes ? Describe(key)
+                                                       : std::to_string(key->integer);
   return Fail(Errc::kBadInput, "key " + name + " is twice in a dict");
 }
 
-Status CheckKeys(const Node& dict) {
+// A float that is a whole number is the same key as that number.
+std::optional<std::int64_t> WholeNumber(double real) {
+  constexpr double kBeyond = 9223372036854775808.0;
+  if (!(real >= -kBeyond && real < kBeyond) || real != std::floor(real)) return std::nullopt;
+  return static_cast<std::int64_t>(real);
+}
+
+Status CheckKeys(const Node& dict, Hashable* hashable) {
   std::unordered_set<std::string_view> texts;
+  std::unordered_set<std::string_view> bytes;
   std::unordered_set<std::int64_t> numbers;
+  std::unordered_set<double> reals;
   texts.reserve(dict.entry_count());
   for (std::size_t i = 0; i < dict.entry_count(); ++i) {
     const Node* key = dict.key(i);
-    if (!IsHashable(key)) return Fail(Errc::kBadInput, "key of a dict is " + Describe(key));
-    const bool number = key->kind == Kind::kInt || key->kind == Kind::kBool;
-    if (key->is_string() && !texts.insert(key->text).second) return TwiceInDict(key);
-    if (number && !numbers.insert(key->integer).second) return TwiceInDict(key);
+    if (!(*hashable)(key)) return Fail(Errc::kBadInput, "key of a dict is " + Describe(key));
+    std::optional<std::int64_t> number;
+    if (key->kind == Kind::kInt || key->kind == Kind::kBool) number = key->integer;
+    if (key->kind == Kind::kFloat) number = WholeNumber(key->real);
+    const bool fresh = key->is_string()            ? texts.insert(key->text).second
+                       : key->kind == Kind::kBytes ? bytes.insert(key->text).second
+                       : number                    ? numbers.insert(*number).second
+                       : key->kind == Kind::kFloat ? reals.insert(key->real).second
+                                                   : true;
+    if (!fresh) return TwiceInDict(key);
   }
   return {};
 }
 
-Status CheckItems(const Node& node) {
-  if (node.kind == Kind::kDict && !node.items.empty()) return CheckKeys(node);
+Status CheckItems(const Node& node, Hashable* hashable) {
+  if (node.kind == Kind::kDict && !node.items.empty()) return CheckKeys(node, hashable);
   if (node.kind == Kind::kSet || node.kind == Kind::kFrozenSet) {
     for (const Node* item : node.items) {
-      if (!IsHashable(item)) return Fail(Errc::kBadInput, "item of a set is " + Describe(item));
+      if (!(*hashable)(item)) return Fail(Errc::kBadInput, "item of a set is " + Describe(item));
     }
   }
   return {};
@@ -91,6 +125,7 @@ Status CheckItems(const Node& node) {
 
 Status CheckGraph(const Node* root) {
   std::unordered_map<const Node*, std::uint16_t> heights;
+  Hashable hashable;
   std::vector<Frame> path = {Frame{root}};
   heights[root] = kOpen;
   while (!path.empty()) {
@@ -98,7 +133,7 @@ Status CheckGraph(const Node* root) {
     bool end = IsLeaf(*frame.node);
     const Node* child = end ? nullptr : Child(*frame.node, frame.next++, end);
     if (end) {
-      SW_TRY(CheckItems(*frame.node));
+      SW_TRY(CheckItems(*frame.node, &hashable));
       heights[frame.node] = static_cast<std::uint16_t>(frame.height);
       const std::uint64_t height = frame.height;
       path.pop_back();

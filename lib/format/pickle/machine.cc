@@ -29,6 +29,7 @@ Result<Graph> Machine::Run() {
     if (Status done = (this->*handlers[code])(); !done) [[unlikely]] {
       return tl::unexpected<Error>(std::move(done).error());
     }
+    if (op_at_ < frame_end_ && at_ > frame_end_) return Bad("operand beyond the end of its frame");
   }
   if (at_ != pickle_.size()) {
     return Bad(std::to_string(pickle_.size() - at_) + " bytes after STOP");

@@ -102,8 +102,9 @@ Status Machine::OpBuild() {
   SW_TRY(Need(2));
   const Value state = Pop();
   Node* target = stack_.back().tag == Tag::kNode ? stack_.back().node : nullptr;
-  const bool takes_state = target != nullptr && (target->kind == Kind::kObject ||
-                                                 (target->kind == Kind::kDict && target->ordered));
+  const bool takes_state =
+      target != nullptr && !IsInnerClass(target) &&
+      (target->kind == Kind::kObject || (target->kind == Kind::kDict && target->ordered));
   if (!takes_state) return Bad("BUILD on " + Describe(stack_.back()));
   if (target->state != nullptr) return Unsupported("BUILD twice on " + Describe(stack_.back()));
   const bool mesh = target->kind == Kind::kObject && target->callable->kind == Kind::kGlobal &&
@@ -192,8 +193,7 @@ Result<Value> Machine::CallKnown(Known known, const Value& callable, const Value
 
 // Inert: the call is kept as it stands, for writing back. A nested class is a getattr of its outer.
 Result<Value> Machine::CallOther(const Value& callable, const Value& args, Build build) {
-  const bool nested =
-      IsNode(callable, Kind::kObject) && callable.node->callable->text == "builtins.getattr";
+  const bool nested = callable.tag == Tag::kNode && IsInnerClass(callable.node);
   if (callable.tag != Tag::kGlobal && !nested) {
     return Bad("call of something that is not a class: " + Describe(callable));
   }
@@ -207,8 +207,11 @@ Result<Value> Machine::CallOther(const Value& callable, const Value& args, Build
 Result<Value> Machine::MakeObject(const Value& cls, const Value& args, Build build) {
   if (args.tag != Tag::kTuple) return Bad("NEWOBJ without a tuple of arguments");
   const Known known = cls.tag == Tag::kGlobal ? globals_[cls.slot].meaning.known : Known::kOther;
-  const bool is_value = known == Known::kOrderedDict || known == Known::kSize ||
-                        known == Known::kSet || known == Known::kFrozenSet;
+  const bool fills = known == Known::kOrderedDict || known == Known::kSet;
+  if (fills && !TupleItems(args).empty()) {
+    return Bad("NEWOBJ of " + Describe(cls) + " with arguments, which it does not look at");
+  }
+  const bool is_value = fills || known == Known::kSize || known == Known::kFrozenSet;
   if (build == Build::kNewObj && is_value) return CallKnown(known, cls, args);
   if (known != Known::kOther) return Bad("NEWOBJ of " + Describe(cls));
   return CallOther(cls, args, build);
@@ -308,8 +311,7 @@ Result<Value> Machine::CallGetattr(Args args) {
   const bool typed = args.size() == 2 && IsString(args[1]) &&
                      (args[0].tag == Tag::kGlobal || IsNode(args[0], Kind::kObject));
   if (!typed) return Bad("arguments of getattr");
-  const bool nested =
-      args[0].tag == Tag::kGlobal || args[0].node->callable->text == "builtins.getattr";
+  const bool nested = args[0].tag == Tag::kGlobal || IsInnerClass(args[0].node);
   if (!nested) return Bad("refused: pickle reads an attribute of " + Describe(args[0]));
   // A tuple in the pool may move while nodes are made: copy the two values.
   const Value base = args[0];

@@ -52,6 +52,11 @@ inline bool IsNode(const Value& value, Kind kind) {
   return value.tag == Value::Tag::kNode && value.node->kind == kind;
 }
 
+/// An inner class: what getattr(Outer, "Inner") gives.
+inline bool IsInnerClass(const Node* node) {
+  return node->kind == Kind::kObject && node->callable->text == "builtins.getattr";
+}
+
 /// Runs one pickle. Opcodes are in machine_ops.cc, calls in machine_calls.cc.
 class Machine {
  public:

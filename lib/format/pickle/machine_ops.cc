@@ -315,10 +315,11 @@ Status Machine::OpFrozenSet() {
   return PushNode(node);
 }
 
+// A pickle that gives a class items changes all of its objects.
 Status Machine::AppendTo(const Value& target, Args items) {
   Node* node = target.tag == Tag::kNode ? target.node : nullptr;
   if (node != nullptr && node->kind == Kind::kList) return ToNodes(items, node->items);
-  if (node != nullptr && node->kind == Kind::kObject) {
+  if (node != nullptr && node->kind == Kind::kObject && !IsInnerClass(node)) {
     if (node->state != nullptr || !node->dict_items.empty()) {
       return Unsupported("items for an object whose state is set: " + Describe(target));
     }
@@ -331,7 +332,7 @@ Status Machine::SetIn(const Value& target, Args entries) {
   Node* node = target.tag == Tag::kNode ? target.node : nullptr;
   if (entries.size() % 2 != 0) return Bad("SETITEMS with a key without a value");
   if (node != nullptr && node->kind == Kind::kDict) return ToNodes(entries, node->items);
-  if (node != nullptr && node->kind == Kind::kObject) {
+  if (node != nullptr && node->kind == Kind::kObject && !IsInnerClass(node)) {
     if (node->state != nullptr) {
       return Unsupported("items for an object whose state is set: " + Describe(target));
     }

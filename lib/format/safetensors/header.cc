@@ -149,28 +149,32 @@ Result<Shape> ElemShape(const Entry& entry) {
 
 Result<HeaderText> ReadHeaderText(const os::File& file) {
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
-  std::string prefix(std::min(identity.bytes, kLengthBytes), '\0');
+  std::string prefix(std::min(identity.bytes, kLengthBytes + 1), '\0');
   SW_TRY(file.ReadAt(0, std::as_writable_bytes(std::span(prefix))));
-  if (const std::string_view kind = OtherKind(prefix); !kind.empty()) {
+  std::uint64_t header_bytes = 0;
+  for (std::size_t i = std::min<std::size_t>(prefix.size(), kLengthBytes); i-- > 0;) {
+    header_bytes = header_bytes << 8 | static_cast<std::uint8_t>(prefix[i]);
+  }
+  // The length of a header may be the first bytes of a pickle: 640 is.
+  const bool fits =
+      identity.bytes >= kLengthBytes + 2 && header_bytes <= identity.bytes - kLengthBytes;
+  const bool ours =
+      fits && (prefix.back() == '{' || kSpaces.find(prefix.back()) != std::string_view::npos);
+  if (const std::string_view kind = OtherKind(prefix); !ours && !kind.empty()) {
     return Fail(Errc::kBadInput, "no safetensors file, but " + std::string(kind));
   }
   if (identity.bytes < kLengthBytes + 2) {
     return Fail(Errc::kBadInput,
                 "no safetensors file: " + std::to_string(identity.bytes) + " bytes long");
   }
-  std::uint64_t header_bytes = 0;
-  for (std::size_t i = kLengthBytes; i-- > 0;) {
-    header_bytes = header_bytes << 8 | static_cast<std::uint8_t>(prefix[i]);
-  }
   if (header_bytes > limits::kSafetensorsHeaderBytes) {
     // A few times the cap may be a file that its writer should have split; more is no length.
-    const bool length = header_bytes <= identity.bytes - kLengthBytes;
-    return Fail(length ? Errc::kLimit : Errc::kBadInput,
-                std::string(length ? "" : "no safetensors file: ") + "a header of " +
+    return Fail(fits ? Errc::kLimit : Errc::kBadInput,
+                std::string(fits ? "" : "no safetensors file: ") + "a header of " +
                     std::to_string(header_bytes) + " bytes, at most " +
                     std::to_string(limits::kSafetensorsHeaderBytes));
   }
-  if (header_bytes < 2 || header_bytes > identity.bytes - kLengthBytes) {
+  if (header_bytes < 2 || !fits) {
     return Fail(Errc::kBadInput, "no safetensors file, or truncated: a header of " +
                                      std::to_string(header_bytes) + " bytes in a file of " +
                                      std::to_string(identity.bytes));

@@ -25,6 +25,7 @@ constexpr std::uint64_t kLocatorBytes = 20;
 constexpr std::uint64_t kTailBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kShortTailBytes = 2048;  // with the directory of a few entries
 constexpr std::uint16_t kZip64Id = 1;
+constexpr unsigned kVersionMost = 63;  // of the format, in tenths, that members need
 
 std::uint64_t Narrow(std::uint64_t value, std::uint64_t max) { return std::min(value, max); }
 
@@ -175,6 +176,11 @@ Result<Entry> TakeEntry(Bytes& rest) {
   Entry entry;
   entry.name.assign(reinterpret_cast<const char*>(rest.data()) + kEntryBytes, name_bytes);
   if (!IsSafeName(entry.name)) return BadInput("unsafe name of a member");
+  if (const auto needed = std::to_integer<unsigned>(rest[6]); needed > kVersionMost) {
+    return Fail(Errc::kUnsupported, "member " + entry.name + " needs version " +
+                                        std::to_string(needed / 10) + "." +
+                                        std::to_string(needed % 10) + " of zip");
+  }
   entry.flags = U16(rest, 8);
   entry.method = U16(rest, 10);
   entry.crc32 = U32(rest, 16);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "exec/manifest.h"
 #include "moe/io/cluster_text.h"
 #include "moe/io/plan_file_internal.h"
 #include "os/dir.h"
@@ -330,6 +331,7 @@ Result<PlanFile> ParsePlan(std::string_view text, const std::string& where) {
   if (first == std::string_view::npos) return Fail(Errc::kBadInput, where + ": is empty");
   if (text[first] != '{' && text[first] != '[') return ParseTensorrtPlan(text, where);
   SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
+  SW_TRY(exec::CheckTextSum(text, where));
   return FromJson(root, where);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "exec/manifest.h"
 #include "format/json/json.h"
 
 namespace shardwright::moe {
@@ -172,7 +173,10 @@ std::string ClusterText(const Cluster& cluster) {
 
 std::string PlanText(const JudgedPlan& plan, const Loads& loads, const Cluster& cluster,
                      FailureUnit unit) {
-  std::string out = "{\"schema\":\"shardwright-moe-plan\",\"schema_version\":1,\"strategy\":";
+  std::string out = "{\"schema\":\"shardwright-moe-plan\",\"schema_version\":1";
+  AppendMember(&out, exec::kTextSum);
+  json::AppendString(&out, exec::NoTextSum());
+  AppendMember(&out, "strategy");
   json::AppendString(&out, plan.strategy);
   out += ",\n\"nodes\":" + std::to_string(cluster.node_count());
   if (const auto slots = SlotsPerNode(cluster)) {
@@ -199,7 +203,7 @@ std::string PlanText(const JudgedPlan& plan, const Loads& loads, const Cluster& 
     json::AppendReal(&out, value);
   }
   if (plan.migration) AppendMigration(&out, *plan.migration, loads);
-  return out + "}\n";
+  return exec::WithTextSum(out + "}\n");
 }
 
 }  // namespace shardwright::moe

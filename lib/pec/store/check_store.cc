@@ -100,6 +100,7 @@ class Checking {
     SW_TRY(List(path));
     sink_.Pass("read");
     ReadTexts();
+    ReadTokens();
     sink_.Pass("check");
     CheckBlobs();
     SW_TRY(comm_.Agree(sink_.stop_requested() ? Status(Fail(Errc::kStopped, "stopped on request"))
@@ -146,6 +147,36 @@ class Checking {
     }
   }
 
+  /// Token records outlive their checkpoints, as long as a later one counts on from them.
+  void ReadTokens() {
+    const auto sequences = store_->ListTokens();
+    if (!sequences) {
+      tokens_.emplace_back(0, sequences.error().message);
+      return;
+    }
+    for (const std::uint64_t sequence : *sequences) {
+      const auto record = store_->ReadTokens(sequence);
+      if (!record) tokens_.emplace_back(sequence, record.error().message);
+      if (!record || record->sums.empty()) continue;
+      const auto of = std::find_if(checkpoints_.begin(), checkpoints_.end(),
+                                   [&](const auto& one) { return one.sequence == sequence; });
+      const std::uint64_t last = record->sums.back().iteration;
+      if (of == checkpoints_.end() || of->iteration == last) continue;
+      tokens_.emplace_back(sequence, store_->TokensPath(sequence) + ": of iteration " +
+                                         std::to_string(of->iteration) + ", found tokens up to " +
+                                         std::to_string(last));
+    }
+  }
+
+  /// What is wrong with token records that are still there.
+  std::vector<std::string> DamagedTokens() const {
+    std::vector<std::string> lines;
+    for (const auto& [sequence, error] : tokens_) {
+      if (sequence == 0 || store_->HasTokens(sequence).value_or(true)) lines.push_back(error);
+    }
+    return lines;
+  }
+
   void CheckBlobs() {
     tbb::task_arena arena(static_cast<int>(threads_));
     arena.execute([&] {
@@ -188,7 +219,7 @@ class Checking {
   /// Collective.
   Result<StoreCheck> Report() {
     StoreCheck report;
-    std::vector<std::string> damaged;
+    std::vector<std::string> damaged = DamagedTokens();
     for (std::size_t i = 0; i < checkpoints_.size(); ++i) {
       report.collected += gone_[i] ? 1 : 0;
       if (!gone_[i] && !texts_[i].empty()) damaged.push_back(texts_[i]);
@@ -222,7 +253,8 @@ class Checking {
   std::optional<Store> store_;
   std::vector<StoredCheckpoint> checkpoints_;  // the same on every rank
   std::vector<std::string> texts_;  // by checkpoint: what is wrong with its texts; empty: nothing
-  std::vector<bool> gone_;          // by checkpoint
+  std::vector<std::pair<std::uint64_t, std::string>> tokens_;  // sequence, what is wrong with it
+  std::vector<bool> gone_;                                     // by checkpoint
   Tasks tasks_;
   std::vector<Task*> mine_;  // of this rank
 };

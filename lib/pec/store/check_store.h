@@ -21,7 +21,7 @@ struct StoreCheck {
   std::vector<std::string> damaged;
 };
 
-/// Reads every manifest, catalogue and blob that a store refers to and compares digests. Takes no
+/// Reads every manifest, catalogue, token record and blob of a store and compares digests. Takes no
 /// lock and writes nothing: the store may be read-only. What a collection removes meanwhile is no
 /// damage, and checkpoints saved meanwhile are not looked at.
 /// \error kNotFound  no store; kBusy  no checkpoint that was listed stayed; damage is no error

@@ -7,6 +7,7 @@
 
 #include "base/limits.h"
 #include "base/version.h"
+#include "exec/manifest.h"
 
 namespace shardwright::pec {
 namespace {
@@ -25,8 +26,11 @@ constexpr std::string_view kModulesNext = ",\n";
 constexpr std::string_view kModulesEnd = "\n]}\n";
 
 OrderedJson Head(std::string_view kind) {
-  return {
-      {"schema", kStoreSchema}, {"program", "shardwright"}, {"version", kVersion}, {"kind", kind}};
+  return {{"schema", kStoreSchema},
+          {"program", "shardwright"},
+          {"version", kVersion},
+          {"kind", kind},
+          {exec::kTextSum, exec::NoTextSum()}};
 }
 
 OrderedJson BlobJson(const BlobRef& blob) {
@@ -77,11 +81,19 @@ class Fields {
  public:
   Fields(std::string_view text, std::string where, std::string_view kind)
       : where_(std::move(where)) {
+    sum_ = exec::CheckTextSum(text, where_);
     root_ = OrderedJson::parse(text, nullptr, false);
-    if (!root_.is_object()) {
-      Wrong("not a JSON object");
-      return;
-    }
+    CheckHead(kind);
+  }
+
+  /// A part of a text, whose digest is not looked at.
+  Fields(std::string_view text, std::string where) : where_(std::move(where)) {
+    root_ = OrderedJson::parse(text, nullptr, false);
+    if (!root_.is_object()) Wrong("not a JSON object");
+  }
+
+  void CheckHead(std::string_view kind) {
+    if (!root_.is_object()) return Wrong("not a JSON object");
     if (Text(root_, "kind") != kind) Wrong("\"kind\": " + std::string(kind) + " expected");
     const std::uint64_t schema = Number(root_, "schema");
     if (ok() && schema != kStoreSchema) {
@@ -92,18 +104,13 @@ class Fields {
     }
   }
 
-  /// A part of a text, which has no head of its own.
-  Fields(std::string_view text, std::string where) : where_(std::move(where)) {
-    root_ = OrderedJson::parse(text, nullptr, false);
-    if (!root_.is_object()) Wrong("not a JSON object");
-  }
-
   const OrderedJson& root() const { return root_; }
   bool ok() const { return error_.message.empty(); }
 
   template <class T>
   Result<T> Done(T value) {
     if (!ok()) return tl::unexpected<Error>(std::move(error_));
+    SW_TRY(std::move(sum_));
     return value;
   }
 
@@ -287,6 +294,7 @@ class Fields {
   std::string where_;
   OrderedJson root_;
   Error error_;
+  Status sum_;  // what a field says that is wrong is told first
 };
 
 }  // namespace
@@ -295,7 +303,7 @@ bool GivesUp(const RecoveryRecord& restore, std::uint64_t recovery, std::uint64_
   return restore.sequence > recovery && restore.resume < iteration;
 }
 
-std::string BegunText() { return Head(kBegunKind).dump() + "\n"; }
+std::string BegunText() { return exec::WithTextSum(Head(kBegunKind).dump() + "\n"); }
 
 std::string ToText(const StoreHead& head) {
   OrderedJson out = Head(kStoreKind);
@@ -308,7 +316,7 @@ std::string ToText(const StoreHead& head) {
     if (head.keep[static_cast<std::size_t>(component)]) keep.push_back(Name(component));
   }
   out["keep"] = std::move(keep);
-  return out.dump(1) + "\n";
+  return exec::WithTextSum(out.dump(1) + "\n");
 }
 
 std::string ModuleLine(const std::string& name, const HeldModule& module) {
@@ -348,7 +356,7 @@ std::string ToText(const Manifest& manifest, std::span<const std::string_view> l
     text += lines[i];
   }
   text += kModulesEnd;
-  return text;
+  return exec::WithTextSum(std::move(text));
 }
 
 std::string ToText(const Manifest& manifest) {
@@ -362,12 +370,13 @@ std::string ToText(const Manifest& manifest) {
 
 std::string ToText(const TokenRecord& record) {
   OrderedJson out = Head(kTokensKind);
+  if (record.sequence) out["sequence"] = *record.sequence;
   out["parent"] = record.parent;
   out["sums"] = OrderedJson::array();
   for (const TokenSum& sum : record.sums) {
     out["sums"].push_back({{"iteration", sum.iteration}, {"tokens", sum.tokens}});
   }
-  return out.dump() + "\n";
+  return exec::WithTextSum(out.dump() + "\n");
 }
 
 std::string ToText(const RecoveryRecord& recovery) {
@@ -379,7 +388,7 @@ std::string ToText(const RecoveryRecord& recovery) {
   out["state"] = StateJson(recovery.state);
   out["ledger"] = recovery.ledger ? LedgerJson(*recovery.ledger) : OrderedJson(nullptr);
   if (recovery.older) out["older"] = *recovery.older;
-  return out.dump() + "\n";
+  return exec::WithTextSum(out.dump() + "\n");
 }
 
 Status ParseBegun(std::string_view text, const std::string& where) {
@@ -456,9 +465,11 @@ Result<ManifestLines> SplitManifest(std::string text, const std::string& where) 
     if (manifest.modules.empty()) return Fail(Errc::kBadInput, where + ": no modules");
     return SplitManifest(std::move(again), where);
   }
-  Fields in(text.substr(0, begin - 1) + "}", where, kManifestKind);
+  Fields in(text.substr(0, begin - 1) + "}", where);
+  in.CheckHead(kManifestKind);
   ManifestLines out;
   SW_TRY_ASSIGN(out.head, in.Done(ReadHead(&in)));
+  SW_TRY(exec::CheckTextSum(text, where));
   out.text = std::make_shared<const std::string>(std::move(text));
   std::string_view rest = *out.text;
   rest.remove_prefix(begin + kModulesBegin.size());
@@ -485,6 +496,9 @@ Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where)
   Fields in(text, where, kTokensKind);
   TokenRecord record;
   record.parent = in.Number(in.root(), "parent");
+  if (in.ok() && in.root().contains("sequence")) {
+    record.sequence = in.Number(in.root(), "sequence");
+  }
   for (const OrderedJson& sum : in.List(in.At(in.root(), "sums"), "\"sums\"")) {
     if (!in.ok()) break;
     record.sums.push_back({in.Number(sum, "iteration"), in.Table(sum, "tokens")});

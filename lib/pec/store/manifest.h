@@ -101,6 +101,8 @@ struct TokenSum {
 struct TokenRecord {
   std::uint64_t parent = 0;    ///< sequence of the checkpoint whose record comes before, 0: none
   std::vector<TokenSum> sums;  ///< ascending
+  /// Of the checkpoint that it is of; absent: of an older release.
+  std::optional<std::uint64_t> sequence = std::nullopt;
 };
 
 /// A restore that training has gone on from.
@@ -134,7 +136,8 @@ std::string ToText(const RecoveryRecord& recovery);
 
 /// The inverses.
 /// \param where  names the text in messages
-/// \error kBadInput  not such a text: names the field; kUnsupported  of a newer schema
+/// \error kBadInput  not such a text: names the field; its digest is of another text; kUnsupported
+///        of a newer schema
 /// Pure.
 Status ParseBegun(std::string_view text, const std::string& where);
 Result<StoreHead> ParseHead(std::string_view text, const std::string& where);

@@ -294,10 +294,23 @@ Result<bool> Store::HasTokens(std::uint64_t sequence) const {
   return os::Exists(TokensPath(sequence));
 }
 
+Result<std::vector<std::uint64_t>> Store::ListTokens() const {
+  std::vector<std::uint64_t> sequences;
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/tokens"));
+  for (const os::Entry& entry : entries) {
+    if (const auto number = NumberIn(entry.name, ".json")) sequences.push_back(*number);
+  }
+  std::sort(sequences.begin(), sequences.end());
+  return sequences;
+}
+
 Result<TokenRecord> Store::ReadTokens(std::uint64_t sequence) const {
   SW_TRY_ASSIGN(const std::string text,
                 os::ReadWholeText(TokensPath(sequence), limits::kJsonBytes));
-  return ParseTokens(text, TokensPath(sequence));
+  SW_TRY_ASSIGN(TokenRecord record, ParseTokens(text, TokensPath(sequence)));
+  if (record.sequence.value_or(sequence) == sequence) return record;
+  return Fail(Errc::kBadInput, TokensPath(sequence) + ": it is the record of checkpoint " +
+                                   std::to_string(*record.sequence));
 }
 
 Result<std::optional<RecoveryFile>> Store::LastRecoveryFile() const {
@@ -326,7 +339,11 @@ Status Store::PutTexts(const StoredCheckpoint& checkpoint, const std::string& ma
                        const std::optional<TokenRecord>& tokens) const {
   SW_TRY(os::FaultPoint("store.texts"));
   SW_TRY(os::ReplaceFile(CataloguePath(checkpoint.sequence), catalogue));
-  if (tokens) SW_TRY(os::ReplaceFile(TokensPath(checkpoint.sequence), ToText(*tokens)));
+  if (tokens) {
+    TokenRecord record = *tokens;
+    record.sequence = checkpoint.sequence;
+    SW_TRY(os::ReplaceFile(TokensPath(checkpoint.sequence), ToText(record)));
+  }
   SW_TRY(os::FaultPoint("store.manifest"));
   return os::ReplaceFile(ManifestPath(checkpoint), manifest);
 }

@@ -107,6 +107,8 @@ class Store {
   /// The source that a checkpoint was saved from, without its payloads.
   /// \error kBadInput  damaged: not the digest that the manifest says
   Result<dialect::SourceSet> ReadCatalogue(const Manifest& manifest) const;
+  /// Sequences that have a token record, ascending.
+  Result<std::vector<std::uint64_t>> ListTokens() const;
   Result<TokenRecord> ReadTokens(std::uint64_t sequence) const;
   Result<bool> HasTokens(std::uint64_t sequence) const;
   /// The last recovery, if there is one.

@@ -154,6 +154,7 @@ TEST(PickleHostile, StackAndMarks) {
   Refused("j\xFF\xFF\xFF\xFF", "memo entry 4294967295 is read before");
   Refused("Nq\5h\4", "memo entry 4");
   Refused("\x95" + Le(10, 8) + "\x95" + Le(0, 8), "FRAME inside a frame", 4);
+  Refused("\x95" + Le(1, 8) + "K\x07", "operand beyond the end of its frame", 4);
 }
 
 TEST(PickleHostile, WrongTargets) {
@@ -168,11 +169,30 @@ TEST(PickleHostile, WrongTargets) {
   Unsupported(Glob("m", "C") + ")RNbNNs", "whose state is set");
 }
 
+TEST(PickleHostile, InnerClassesStayAsTheyAre) {
+  const std::string inner =
+      Glob("builtins", "getattr") + Glob("a", "Outer") + Str("Inner") + "\x86R";
+  ASSERT_TRUE(Load(Pickle(inner)));
+  Refused(inner + "Na", "APPEND to");
+  Refused(inner + "NNs", "SETITEM on");
+  Refused(inner + "}b", "BUILD on");
+}
+
 TEST(PickleHostile, KeysOfDicts) {
   Refused("}(" + Str("a") + "N" + Str("a") + "Nu", "key \"a\" is twice");
   Refused("}(K\x01NK\x01Nu", "key 1 is twice");
+  const std::string one = std::string("G\x3F\xF0", 3) + std::string(6, '\0');
+  Refused("}(K\x01N" + one + "Nu", "key 1.000000 is twice");
+  Refused("}(G" + std::string(8, '\0') + "NG\x80" + std::string(7, '\0') + "Nu", "is twice");
+  Refused(
+      "}(C\x01"
+      "bNC\x01"
+      "bNu",
+      "is twice", 3);
   Refused("}(K\x01N\x88Nu", "key 1 is twice");  // True equals 1
   Refused("}]Ns", "key of a dict is list");
+  Refused("}K\x01]\x86\x85Ns", "key of a dict is tuple");  // ((1, []),)
+  ASSERT_TRUE(Load(Pickle("}K\x01)\x86\x85Ns")));
   Refused("\x8F(]\x90", "item of a set is list", 4);
 }
 
@@ -191,6 +211,12 @@ TEST(PickleHostile, ArgumentsOfKnownCalls) {
   Refused(Glob("__builtin__", "set") + "N\x85R", "set");
   Refused(Glob("__builtin__", "bytearray") + "N\x85R", "encode");
   Refused(Glob("copy_reg", "__newobj__") + ")R", "__newobj__");
+  // Python makes an empty one of these.
+  Refused(Glob("__builtin__", "set") +
+              "]K\x01"
+              "a\x85\x81",
+          "does not look at");
+  Refused(Glob("collections", "OrderedDict") + "]\x85\x81", "does not look at");
 }
 
 TEST(PickleHostile, PersistentIds) {

@@ -251,6 +251,16 @@ TEST_F(FilesTest, WhatIsOftenFoundUnderTheNameIsNamed) {
   ExpectFails(Open("short"), Errc::kBadInput, "5 bytes long");
 }
 
+TEST_F(FilesTest, LengthsThatLookLikeOtherFiles) {
+  // The first bytes of pickles of protocols 2 to 5.
+  for (const std::size_t bytes : {0x280U, 0x380U, 0x480U, 0x580U, 0x10280U}) {
+    const std::string text = "{}" + std::string(bytes - 2, ' ');
+    const auto file = Open(Le(bytes, 8) + text);
+    ASSERT_TRUE(file) << file.error().message;
+    EXPECT_EQ(file->text, text);
+  }
+}
+
 TEST_F(FilesTest, LengthsThatCannotBe) {
   ExpectFails(Open(Le(0, 8) + "{}"), Errc::kBadInput, "a header of 0 bytes");
   ExpectFails(Open(Le(1, 8) + "{}"), Errc::kBadInput, "a header of 1 bytes");

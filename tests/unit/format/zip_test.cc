@@ -127,6 +127,15 @@ TEST_F(Zip, WrongNumberOfEntries) {
   ExpectRefused(file, "cannot hold");
 }
 
+TEST_F(Zip, NewerVersions) {
+  std::string bytes = Build(Three());
+  const std::size_t needed = bytes.rfind(Le(0x02014B50, 4)) + 6;
+  bytes[needed] = 63;
+  EXPECT_TRUE(ReadBytes(bytes));
+  bytes[needed] = 64;
+  ExpectFails(ReadBytes(bytes), Errc::kUnsupported, "needs version 6.4 of zip");
+}
+
 TEST_F(Zip, TooManyEntries) {
   ZipFile file = Three();
   file.zip64 = true;

@@ -72,6 +72,26 @@ TEST(IoPlanTest, OurRecordReadsBack) {
   EXPECT_NE(text.find("\"placement\":[[0,2],[1]],\"devices\":[[0,2],[1,-1]]"), std::string::npos);
 }
 
+TEST(IoPlanTest, NoBitOfOurRecordChangesThePlan) {
+  const Loads loads = TwoLayers();
+  const Cluster cluster = UniformCluster(2, 1, 2);
+  const Placement placement = Placed(loads, cluster, {0, 2, 1, 2, 0, 2, 1, kNoExpert});
+  const std::string text =
+      PlanText(Judged(loads, cluster, placement), loads, cluster, FailureUnit::kNode);
+  const auto sound = ParsePlan(text, "p");
+  ASSERT_TRUE(sound) << sound.error().message;
+  std::size_t accepted = 0;
+  for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
+    std::string damaged = text;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    const auto found = ParsePlan(damaged, "p");
+    if (!found) continue;
+    EXPECT_EQ(found->slots, sound->slots) << "bit " << bit;
+    ++accepted;
+  }
+  EXPECT_LE(accepted, 8 * sizeof("\"xxh3_128\":")) << "its own name";
+}
+
 TEST(IoPlanTest, OwnersOfARecordAreItsState) {
   const PlanFile file = Read(
       "{\"experts\":2,\"cluster\":{\"nodes\":2,\"gpus\":1,\"slots\":1},\"layers\":["

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <tuple>
+#include <utility>
 
 namespace shardwright::pec {
 namespace {
@@ -125,7 +129,10 @@ TEST(Manifest, LinesAreThoseOfTheModules) {
 
 TEST(Manifest, LinesOfAnotherFormAreFoundToo) {
   const Manifest wanted = Sample();
-  const std::string pretty = nlohmann::ordered_json::parse(ToText(wanted)).dump(2);
+  auto json = nlohmann::ordered_json::parse(ToText(wanted));
+  EXPECT_FALSE(SplitManifest(json.dump(2), "m")) << "it has the digest of other bytes";
+  json.erase("xxh3_128");
+  const std::string pretty = json.dump(2);
   const auto found = SplitManifest(pretty, "m");
   ASSERT_TRUE(found) << found.error().message;
   EXPECT_EQ(ToText(found->head, found->lines), ToText(wanted));
@@ -221,6 +228,56 @@ TEST(Texts, ReadWhatTheyWrote) {
   EXPECT_EQ(back->ledger->layer_lost, recovery.ledger->layer_lost);
   EXPECT_EQ(back->ledger->resumes, recovery.ledger->resumes);
   ExpectSame(back->state.persist, recovery.state.persist);
+}
+
+/// Any bit of any text: refused, or the field of the digest has another name and all else is as it
+/// was.
+TEST(Texts, NoBitOfThemChangesWhatTheySay) {
+  RecoveryRecord recovery;
+  recovery.state = Sample().state;
+  const std::array<std::pair<std::string, std::function<std::string(const std::string&)>>, 6>
+      kinds = {{
+          {ToText(Sample()),
+           [](const std::string& text) {
+             const auto read = ParseManifest(text, "m");
+             return read ? ToText(*read) : "";
+           }},
+          {ToText(Sample()),
+           [](const std::string& text) {
+             const auto read = SplitManifest(text, "m");
+             return read ? ToText(read->head, read->lines) : "";
+           }},
+          {ToText(StoreHead{{}, 9, {4, 8}, {1, 3}, {true}}),
+           [](const std::string& text) {
+             const auto read = ParseHead(text, "h");
+             return read ? ToText(*read) : "";
+           }},
+          {ToText(TokenRecord{3, {{7, {{1, 2}, {3, 4}}}}}),
+           [](const std::string& text) {
+             const auto read = ParseTokens(text, "t");
+             return read ? ToText(*read) : "";
+           }},
+          {ToText(recovery),
+           [](const std::string& text) {
+             const auto read = ParseRecovery(text, "r");
+             return read ? ToText(*read) : "";
+           }},
+          {BegunText(),
+           [](const std::string& text) { return ParseBegun(text, "b") ? BegunText() : ""; }},
+      }};
+  for (const auto& [text, again] : kinds) {
+    ASSERT_EQ(again(text), text);
+    std::size_t accepted = 0;
+    for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
+      std::string damaged = text;
+      damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+      const std::string found = again(damaged);
+      if (found.empty()) continue;
+      EXPECT_EQ(found, text) << "bit " << bit;
+      ++accepted;
+    }
+    EXPECT_LE(accepted, 8 * sizeof("\"xxh3_128\": ")) << text;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,515 @@
+"""State dicts of random form as pickles, and what Python reads in them: a restricted unpickler that knows as
+little of classes as ours."""
+
+import argparse
+import collections
+import datetime
+import io
+import pathlib
+import pickle
+import pickletools
+import struct
+import types
+import uuid
+
+import fakes
+from fakes import TYPED, UNTYPED, Storage, Tensor
+
+fakes.install()
+
+WORDS = ("weight", "bias", "layers", "attn", "mlp", "exp_avg", "step", "gate", "experts", "norm")
+# What Python's unpickler hands on as it is.
+KEPT = {kind.__name__: kind for kind in (set, frozenset, bytes, bytearray)}
+
+
+class Maker:
+    """Makes one state dict out of a random.Random."""
+
+    def __init__(self, choose):
+        self.choose = choose
+        self.made = []  # what may be there again: containers, tensors, objects
+        self.storages = []
+
+    def name(self):
+        kind = self.choose.randrange(12)
+        if kind < 6:
+            return ".".join(self.choose.choice(WORDS) for _ in range(self.choose.randrange(1, 5)))
+        if kind == 6:
+            return "".join(chr(self.choose.choice((0x41, 0xe4, 0x3b1, 0x65e5, 0x1f600, 0x7f, 0x80, 0x7ff, 0x800,
+                                                   0xffff, 0x10ffff))) for _ in range(self.choose.randrange(9)))
+        if kind == 7:
+            return "x" * self.choose.choice((0, 1, 255, 256, 257, 1000))
+        if kind == 8:
+            return self.choose.choice(("\0", "a\nb", "\udc80", "\ud800x", "../up", "/", "__class__", "\ufeff"))
+        return f"{self.choose.choice(WORDS)}.{self.choose.randrange(1000)}"
+
+    def number(self):
+        bits = self.choose.choice((1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 62, 63, 64, 65, 127, 128, 2038))
+        edge = self.choose.choice((0, 1, -1, self.choose.getrandbits(bits)))
+        return self.choose.choice((1, -1)) * ((1 << bits) + edge) if self.choose.randrange(2) else edge
+
+    def real(self):
+        return struct.unpack("<d", self.choose.choice((
+            struct.pack("<d", self.choose.uniform(-1, 1)), self.choose.randbytes(8),
+            b"\0\0\0\0\0\0\0\x80", b"\0\0\0\0\0\0\xf0\x7f", b"\1\0\0\0\0\0\xf8\x7f")))[0]
+
+    def leaf(self):
+        return self.choose.choice((
+            lambda: None, lambda: True, lambda: False, self.number, self.number, self.real, self.name,
+            lambda: self.choose.randbytes(self.choose.choice((0, 1, 5, 255, 256, 300))), self.tensor,
+            lambda: fakes.Size(self.choose.randrange(9) for _ in range(self.choose.randrange(4)))))()
+
+    def key(self):
+        return self.choose.choice((self.name, self.name, self.name, self.number, self.real, lambda: None,
+                                   lambda: (self.name(), self.number()), lambda: self.choose.randbytes(3),
+                                   lambda: frozenset((self.name(), 2))))()
+
+    def storage(self):
+        if self.storages and self.choose.randrange(3) == 0:
+            return self.choose.choice(self.storages)
+        count = self.choose.choice((0, 1, 7, 64, 1000))
+        key = str(len(self.storages))
+        if self.choose.randrange(5) == 0:
+            made = Storage(fakes.UntypedStorage, key, 8 * count)
+        else:
+            made = Storage(fakes.TYPED_STORAGES[self.choose.choice(list(TYPED))], key, count)
+        self.storages.append(made)
+        return made
+
+    def tensor(self):
+        storage = self.storage()
+        untyped = storage.kind.__name__ == "UntypedStorage"
+        dtype = self.choose.choice(list(UNTYPED)) if untyped else None
+        room = storage.count // UNTYPED[dtype] if untyped else storage.count
+        place = self.place(room)
+        form = "v3" if untyped else self.choose.choice(
+            ("old", "v2", "v2", "v2", "parameter", "state", "typed", "device"))
+        attributes = dtype
+        if form in ("state", "typed"):
+            attributes = {self.name(): self.leaf() for _ in range(self.choose.randrange(3))}
+        made = Tensor(form, storage, place, attributes, bool(self.choose.randrange(2)))
+        self.made.append(made)
+        return made
+
+    def place(self, room):
+        """Offset, sizes and strides inside a storage of `room` elements."""
+        sizes = tuple(self.choose.randrange(0 if self.choose.randrange(6) == 0 else 1, 5)
+                      for _ in range(self.choose.randrange(4)))
+        strides, step = [], 1
+        for size in reversed(sizes):
+            strides.append(step)
+            step *= max(size, 1)
+        strides = tuple(reversed(strides))
+        if self.choose.randrange(3) == 0:  # another view: turned, or spread over one element
+            turned = self.choose.sample(range(len(sizes)), len(sizes))
+            sizes, strides = tuple(sizes[i] for i in turned), tuple(strides[i] for i in turned)
+            strides = strides if self.choose.randrange(2) else (0,) * len(sizes)
+        span = 0 if 0 in sizes else 1 + sum((s - 1) * t for s, t in zip(sizes, strides))
+        if span > room:
+            return 0, (0,), (1,)
+        return self.choose.randrange(room - span + 1), sizes, strides
+
+    def value(self, depth):
+        if self.made and self.choose.randrange(6) == 0:
+            return self.choose.choice(self.made)
+        if depth == 0 or self.choose.randrange(3) == 0:
+            return self.leaf()
+        made = self.choose.choice((self.dictionary, self.dictionary, self.sequence, self.sequence, self.odd))(depth - 1)
+        if not isinstance(made, tuple):
+            self.made.append(made)
+        return made
+
+    def dictionary(self, depth):
+        kind = self.choose.choice((dict, dict, collections.OrderedDict))
+        made = kind()
+        for _ in range(self.choose.choice((0, 1, 2, 3, 5, 8))):
+            made[self.key()] = self.value(depth)
+        if kind is collections.OrderedDict and self.choose.randrange(4) == 0:
+            made._metadata = {"version": 1}  # as state dicts of modules have it
+        return made
+
+    def sequence(self, depth):
+        items = [self.value(depth) for _ in range(self.choose.choice((0, 1, 2, 3, 4, 6)))]
+        if self.choose.randrange(60) == 0:
+            items = list(range(self.choose.choice((999, 1000, 1001, 2500))))  # batches of the pickler
+        return items if self.choose.randrange(2) else tuple(items)
+
+    def odd(self, depth):
+        """Objects, sets and what else state dicts carry."""
+        keyed = {f"a{i}": self.value(depth) for i in range(self.choose.randrange(4))}
+        items = list(keyed.values())
+        return self.choose.choice((
+            lambda: {self.key() for _ in range(3)}, lambda: frozenset(self.key() for _ in range(3)),
+            lambda: bytearray(self.choose.randbytes(self.choose.randrange(400))),
+            lambda: fakes.Plain(**keyed), lambda: argparse.Namespace(**keyed), lambda: types.SimpleNamespace(**keyed),
+            lambda: fakes.Outer.Inner(**keyed), lambda: fakes.Outer.Inner.Deeper(**keyed),
+            lambda: fakes.Slots(items, 2), lambda: fakes.Newly(*items), lambda: fakes.Newly(**keyed),
+            lambda: fakes.Items(items), lambda: fakes.Entries(keyed), lambda: fakes.Reduced(*items),
+            lambda: collections.deque(items, 7), lambda: collections.defaultdict(list, keyed),
+            lambda: collections.Counter("abca"), lambda: 1 + 2j, lambda: range(1, 9, 2), lambda: slice(1, None, 2),
+            lambda: datetime.datetime(2020, 1, 2, 3), lambda: uuid.UUID(int=5), lambda: pathlib.PurePosixPath("/a/b"),
+            lambda: [int, dict, fakes.Plain, fakes.Outer.Inner], lambda: collections.OrderedDict(keyed)))()
+
+
+class Pickler(pickle.Pickler):
+    def persistent_id(self, obj):
+        return identity(obj)
+
+
+class PurePickler(pickle._Pickler):  # pylint: disable=protected-access
+    def persistent_id(self, obj):
+        return identity(obj)
+
+
+def identity(obj):
+    return ("storage", obj.kind, obj.key, "cpu", obj.count) if isinstance(obj, Storage) else None
+
+
+def make(choose, depth=4):
+    """\\returns the state dict, its storages"""
+    maker = Maker(choose)
+    root = {maker.name(): maker.value(depth) for _ in range(choose.randrange(1, 7))}
+    return root, maker.storages
+
+
+def write(choose, root, protocol):
+    """One of the ways in which Python writes a pickle."""
+    out = io.BytesIO()
+    how = choose.randrange(8)
+    (PurePickler if how < 3 else Pickler)(out, protocol).dump(root)
+    data = out.getvalue()
+    return pickletools.optimize(data) if how in (2, 3) and protocol >= 2 else data
+
+
+class Refused(pickle.UnpicklingError):
+    pass
+
+
+class Meta(type):
+    def __call__(cls, *args):
+        return Record.build(cls, "reduce", args)
+
+
+class Record(metaclass=Meta):
+    """A call that is not run."""
+
+    def __new__(cls, *args, **kwargs):
+        return Record.build(cls, "newobjex", (args, kwargs)) if kwargs else Record.build(cls, "newobj", args)
+
+    @staticmethod
+    def build(cls, how, args):
+        made = object.__new__(cls)
+        made.__dict__.update(how=how, args=args, has_state=False, state=None, items=[], entries=[])
+        return made
+
+    def __setstate__(self, state):
+        if self.has_state:
+            raise Refused("BUILD twice")
+        self.__dict__.update(has_state=True, state=state)
+
+    def append(self, item):
+        self.items.append(item)
+
+    def extend(self, items):
+        self.items.extend(items)
+
+    def __setitem__(self, key, value):
+        self.entries += [key, value]
+
+
+class Ordered(collections.OrderedDict):
+    dotted = "collections.OrderedDict"
+    has_state = False
+    state = None
+
+    def __setstate__(self, state):
+        self.has_state, self.state = True, state
+
+
+class SizeRead:
+    dotted = "torch.Size"
+
+    def __new__(cls, extents):
+        if type(extents) is not tuple or not all(type(extent) is int for extent in extents):
+            raise Refused("size")
+        made = object.__new__(cls)
+        made.extents = extents
+        return made
+
+
+class TensorRead:
+    def __init__(self, storage, dtype, place, grad=False, parameter=False, attributes=None):
+        self.storage, self.dtype, self.place = storage, dtype, place
+        self.grad, self.parameter, self.attributes = grad, parameter, attributes or None
+
+    def again(self, **changes):
+        made = TensorRead(self.storage, self.dtype, self.place, self.grad, self.parameter, self.attributes)
+        made.__dict__.update(changes)
+        return made
+
+
+def tensor_read(storage, offset, sizes, strides, grad=False, hooks=None, *more):
+    if not isinstance(storage, Storage) or hooks or type(grad) is not bool:
+        raise Refused("arguments of a tensor")
+    sizes, strides = (one.extents if isinstance(one, SizeRead) else one for one in (sizes, strides))
+    for number in (offset, *sizes, *strides):
+        if type(number) is not int or number < 0:
+            raise Refused("place of a tensor")
+    dtype = more[0].dotted.removeprefix("torch.") if more and isinstance(more[0], type) else None
+    kind = storage.kind.dotted.rsplit(".", 1)[1]
+    if (kind == "UntypedStorage") != (dtype is not None) or (dtype and dtype not in SIZES):
+        raise Refused("type of a tensor")
+    room = storage.count // SIZES[dtype] if dtype else storage.count
+    last = offset + sum((s - 1) * t for s, t in zip(sizes, strides)) if 0 not in sizes else -1
+    if last >= room or len(sizes) != len(strides):
+        raise Refused("a tensor outside its storage")
+    return TensorRead(storage, dtype or TYPED[kind][0], (offset, sizes, strides), grad)
+
+
+def parameter_read(tensor, grad, hooks, attributes=None):
+    if not isinstance(tensor, TensorRead) or hooks or type(grad) is not bool:
+        raise Refused("arguments of a parameter")
+    return tensor.again(parameter=True, grad=grad, attributes=attributes or None)
+
+
+def from_type_read(rebuild, cls, arguments, attributes):
+    made = rebuild(*arguments)
+    if getattr(cls, "dotted", "") not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
+        raise Refused("type of a tensor")
+    made.parameter = made.parameter or cls.dotted != "torch.Tensor"
+    made.attributes = attributes or None
+    return made
+
+
+def device_read(tensor, dtype, _device, grad):
+    if dtype.dotted != "torch." + tensor.dtype:
+        raise Refused("device tensor of another type")
+    return tensor.again(grad=grad)
+
+
+def nested(base, name):
+    """A class inside another, as protocol 2 names it."""
+    made = Meta(name, (Record,), {})
+    made.origin, made.dotted = (base, name), None
+    return made
+
+
+def encoded(text, encoding):
+    if encoding not in ("latin1", "latin-1"):
+        raise Refused("encoding")
+    return text.encode("latin1")
+
+
+class Known:
+    """A function that is called, and has a name where it is a value."""
+
+    def __init__(self, dotted, call):
+        self.dotted, self.call = dotted, call
+
+    def __call__(self, *args):
+        return self.call(*args)
+
+
+SIZES = {**dict(TYPED.values()), **UNTYPED}
+CALLS = {"torch._utils._rebuild_tensor": tensor_read, "torch._utils._rebuild_tensor_v2": tensor_read,
+         "torch._utils._rebuild_tensor_v3": tensor_read, "torch._utils._rebuild_parameter": parameter_read,
+         "torch._utils._rebuild_parameter_with_state": parameter_read,
+         "torch._tensor._rebuild_from_type_v2": from_type_read,
+         "torch._utils._rebuild_device_tensor_from_cpu_tensor": device_read,
+         "_codecs.encode": encoded, "builtins.getattr": nested,
+         "copyreg.__newobj__": lambda cls, *args: cls.__new__(cls, *args),
+         "copyreg.__newobj_ex__": lambda cls, args, kwargs: Record.build(cls, "newobjex", (args, kwargs))}
+VALUES = {"collections.OrderedDict": Ordered, "torch.Size": SizeRead,
+          **{dotted: Known(dotted, call) for dotted, call in CALLS.items()}}
+
+
+class Unpickler(pickle._Unpickler):  # pylint: disable=protected-access
+    """Python's own machine over a closed table of names."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)  # pylint: disable=protected-access
+
+    def __init__(self, data):
+        super().__init__(io.BytesIO(data))
+        self.classes, self.storages = {}, {}
+
+    def find_class(self, module, name):
+        if self.proto < 3:
+            module, name = pickle._compat_pickle.NAME_MAPPING.get(  # pylint: disable=protected-access
+                (module, name), (pickle._compat_pickle.IMPORT_MAPPING.get(module, module), name))
+        key = f"{module}.{name}"
+        if key in VALUES:
+            return VALUES[key]
+        if module == "builtins" and name in KEPT:
+            return KEPT[name]
+        first, *rest = name.split(".")
+        made = self.classes.get((module, first))
+        if made is None:
+            made = self.classes[module, first] = Meta(first, (Record,), {})
+            made.dotted, made.origin = f"{module}.{first}", None
+        for inner in rest:
+            made = nested(made, inner)
+        return made
+
+    def load_reduce(self):
+        self.no_sizes()
+        super().load_reduce()
+
+    def load_newobj(self):
+        self.no_sizes()
+        super().load_newobj()
+
+    def no_sizes(self):
+        """bytes(10**12) is no text."""
+        called, args = self.stack[-2:]
+        if called in (bytes, bytearray) and any(type(arg) not in (bytes, str) for arg in args):
+            raise Refused("bytes of a number")
+
+    def load_newobj_ex(self):
+        kwargs, args, cls = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        self.append(Record.build(cls, "newobjex", (args, kwargs)))
+
+    dispatch.update({pickle.REDUCE[0]: load_reduce, pickle.NEWOBJ[0]: load_newobj,
+                     pickle.NEWOBJ_EX[0]: load_newobj_ex})
+
+    def persistent_load(self, pid):
+        word, kind, key, _, count = pid
+        if word != "storage" or not isinstance(kind, type) or type(count) is not int or count < 0:
+            raise Refused("persistent id")
+        known = self.storages.setdefault(key, Storage(kind, key, count))
+        if (known.kind, known.count) != (kind, count):
+            raise Refused("a storage that is declared twice")
+        return known
+
+
+class Render:
+    """The text that differential_probe makes of a graph."""
+
+    def __init__(self, keys=None):
+        self.out, self.numbers, self.numbered, self.keys, self.alive = [], {}, True, keys or {}, []
+
+    def named(self, value):
+        if not self.numbered:
+            return False
+        fresh = id(value) not in self.numbers
+        number = self.numbers.setdefault(id(value), len(self.numbers))
+        self.alive.append(value)
+        self.out.append(("#" if fresh else "@") + str(number))
+        return not fresh
+
+    def items(self, begin, values, end):
+        self.out.append(begin)
+        for value in values:
+            self.add(value)
+            self.out.append(" ")
+        self.out.append(end)
+
+    def set(self, values):
+        before, numbered = self.out, self.numbered
+        self.numbered, texts = False, set()
+        for value in values:
+            self.out = []
+            self.add(value)
+            texts.add("".join(self.out))
+        self.out, self.numbered = before, numbered
+        self.out.append("{~" + "".join(text + " " for text in sorted(texts)) + "}")
+
+    def entries(self, value):
+        return [one for entry in value.items() for one in entry]
+
+    def object(self, callable_text, how, args, value=None):
+        self.out.append(f"<{how} ")
+        self.add(callable_text)
+        self.items("(", args, ")")
+        if value is not None:
+            if value.has_state:
+                self.out.append("/")
+                self.add(value.state)
+            if value.items:
+                self.items("[", value.items, "]")
+            if value.entries:
+                self.items("{", value.entries, "}")
+        self.out.append(">")
+
+    def tensor(self, value):
+        offset, sizes, strides = value.place
+        numbers = "".join("(" + "".join(f"{n} " for n in part) + ")" for part in (sizes, strides))
+        key = hexed(self.keys.get(value.storage.key, value.storage.key))
+        flags = "".join("T" if flag else "F" for flag in (value.grad, value.parameter))
+        self.out.append(f"T({key} {value.dtype} {offset} {numbers}{flags}")
+        if value.attributes is not None:
+            self.add(value.attributes)
+        self.out.append(")")
+
+    def add(self, value):
+        out = self.out
+        if value is None:
+            out.append("N")
+        elif value is True or value is False:
+            out.append("T" if value else "F")
+        elif type(value) is int:
+            out.append(f"i{value}" if -(1 << 63) <= value < 1 << 63 else "l" + pickle.encode_long(value).hex())
+        elif type(value) is float:
+            out.append("f" + str(struct.unpack("<Q", struct.pack("<d", value))[0]))
+        elif type(value) is str:
+            out.append("s" + hexed(value))
+        elif type(value) is bytes:
+            out.append("b" + value.hex())
+        elif type(value) is tuple:
+            self.items("(", value, ")")
+        elif isinstance(value, SizeRead):
+            self.items("S(", value.extents, ")")
+        elif type(value) is frozenset:
+            out.append("z")
+            self.set(value)
+        elif isinstance(value, type) and value in KEPT.values():
+            out.append(f"gbuiltins.{value.__name__}")
+        elif isinstance(value, Known) or value in (Ordered, SizeRead) or (isinstance(value, Meta) and not value.origin):
+            out.append("g" + value.dotted)
+        elif not self.named(value):
+            self.numbered_value(value)
+
+    def numbered_value(self, value):
+        out = self.out
+        if type(value) is bytearray:
+            out.append("a" + value.hex())
+        elif type(value) is list:
+            self.items("[", value, "]")
+        elif type(value) is set:
+            self.set(value)
+        elif type(value) is dict:
+            self.items("{", self.entries(value), "}")
+        elif isinstance(value, Ordered):
+            self.items("O{", self.entries(value), "}")
+            if value.has_state:
+                out.append("/")
+                self.add(value.state)
+        elif isinstance(value, TensorRead):
+            self.tensor(value)
+        elif isinstance(value, Meta):
+            out.append("<reduce gbuiltins.getattr")
+            self.items("(", value.origin, ")")
+            out.append(">")
+        elif isinstance(value, Record):
+            self.object(type(value), value.how, value.args, value)
+        else:
+            raise Refused(f"a value of {type(value)}")
+
+
+def hexed(text):
+    return (text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")).hex()
+
+
+def read(data, keys=None):
+    """\\returns the canonical text of a pickle as Python reads it. \\param keys  other names of storages"""
+    end = None
+    try:
+        for opcode, _, place in pickletools.genops(data):
+            end = place if opcode.name == "STOP" else None
+    except UnicodeDecodeError:  # of names of classes, which the unpickler reads as UTF-8
+        end = len(data) - 1
+    if end != len(data) - 1:
+        raise Refused("bytes after STOP")
+    root = Unpickler(data).load()
+    render = Render(keys)
+    render.add(root)
+    return "".join(render.out)
