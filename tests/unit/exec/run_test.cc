@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "exec/manifest.h"
 #include "memory_bytes.h"
 #include "unit/os/scratch.h"
 
@@ -134,6 +135,11 @@ TEST_F(Runs, KeepAnOutputUnlessTold) {
   EXPECT_EQ(refused.error().code, Errc::kBusy);
   EXPECT_EQ(Get("in/out/mine"), "precious");
   options_.force = true;
+  const auto not_ours = Run();
+  ASSERT_FALSE(not_ours);
+  EXPECT_EQ(not_ours.error().code, Errc::kBusy);
+  EXPECT_EQ(Get("in/out/mine"), "precious");
+  Put(std::string("in/out/") + kManifestName, *MakeManifest("{}", {{"mine", 8, {}, ""}}));
   const auto forced = Run();
   ASSERT_TRUE(forced) << forced.error().message;
   EXPECT_FALSE(fs::exists(At("in/out/mine")));
