@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/limits.h"
+#include "dialect/rules/rule_source.h"
 #include "dialect/zero/flat.h"
 #include "dialect/zero/pipeline_stages.h"
 #include "layout/rule.h"
@@ -152,9 +153,9 @@ Status CheckCuts(const Topology& to, const Checkpoint& source) {
   if (to.tp == 1) return {};
   for (const Param& param : source.params) {
     if (!param.alias_of.empty()) continue;
-    const auto cut = layout::MakeCut(param.rule, param.shape, to.tp, 0);
+    const auto cut = CutOf(param, to.tp, 0);
     if (!cut) {
-      return Within(Setting("tp", to.tp) + ": parameter \"" + param.name + "\"", cut.error());
+      return Within(Setting("tp", to.tp), cut.error());
     }
   }
   return {};
