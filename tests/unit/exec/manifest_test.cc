@@ -54,7 +54,8 @@ class Replaceable : public os::Scratch {
   }
   void Expect(const std::string& what) const {
     const std::string said = Said();
-    EXPECT_TRUE(said.starts_with("busy: ") && said.find(what) != std::string::npos) << what << " expected: " << said;
+    EXPECT_TRUE(said.starts_with("busy: ") && said.find(what) != std::string::npos)
+        << what << " expected: " << said;
   }
   const std::string manifest_ = std::string("out/") + kManifestName;
 };
