@@ -13,7 +13,6 @@ import types
 import unittest
 
 import live  # first: it makes the modules of the other tests importable
-import commands
 import ranks
 import torch
 import torch.distributed as dist
@@ -162,14 +161,10 @@ def late():
     return [before, here.count_nonzero().item()]
 
 
-class Far(unittest.TestCase):
-    ucp = None
-
+class Far(live.InFolder):
     def setUp(self):
-        scratch = commands.Scratch()
-        self.addCleanup(scratch.close)
-        self.scratch = scratch.path
-        self.source = self.scratch / "ckpt"
+        super().setUp()
+        self.source = self.folder / "ckpt"
         ranks.run(1, save, self.source)
 
     def test_the_device_is_late(self):
@@ -179,9 +174,9 @@ class Far(unittest.TestCase):
         for world, options, backend in ((1, {"threads": 1}, None), (1, {"threads": 3}, None),
                                         (2, {"threads": 2, "memory": 24 << 20}, None), (2, {"threads": 1}, "other")):
             with self.subTest(ranks=world, backend=backend, **options):
-                told = [ranks.run(world, loaded_on, device, self.source, options, self.scratch / f"{device}.pt", backend)
+                told = [ranks.run(world, loaded_on, device, self.source, options, self.folder / f"{device}.pt", backend)
                         for device in ("cpu", "far")]
-                want, got = (torch.load(self.scratch / f"{device}.pt", weights_only=True) for device in ("cpu", "far"))
+                want, got = (torch.load(self.folder / f"{device}.pt", weights_only=True) for device in ("cpu", "far"))
                 self.assertEqual(live.differing(got, want), [])
                 self.assertEqual(told[1]["where"], ["far"])
                 self.assertEqual(told[1] | {"where": ["cpu"]}, told[0])
@@ -189,14 +184,14 @@ class Far(unittest.TestCase):
                 print(f"{world} ranks: {len(got)} tensors, {told[1]['filled']} bytes filled of {told[1]['read']} read")
 
     def test_groups(self):
-        self.assertEqual(ranks.run(4, two_groups, self.scratch / "meet", seconds=60), [[0, 1]] * 2 + [[2, 3]] * 2)
+        self.assertEqual(ranks.run(4, two_groups, self.folder / "meet", seconds=60), [[0, 1]] * 2 + [[2, 3]] * 2)
 
     def test_memory(self):
         """The memory that a device copies from counts too."""
         options = {"threads": 1, "memory": 9 << 20}
-        ranks.run(1, loaded_on, "cpu", self.source, options, self.scratch / "cpu.pt")
+        ranks.run(1, loaded_on, "cpu", self.source, options, self.folder / "cpu.pt")
         with self.assertRaisesRegex(RuntimeError, "memory 9.00 MiB: 1 thread need 10.0 MiB of buffers"):
-            ranks.run(1, loaded_on, "far", self.source, options, self.scratch / "far.pt")
+            ranks.run(1, loaded_on, "far", self.source, options, self.folder / "far.pt")
 
     def test_refused(self):
         (code, said), (other_code, other) = ranks.run(1, refused, self.source)
@@ -210,7 +205,7 @@ class Far(unittest.TestCase):
 
     def test_files_of_holes(self):
         for number, stretches in enumerate((1 << 20, 50_001, 4096)):
-            self.assertEqual(ranks.run(1, saved, self.scratch / f"{number}.pt", stretches), [])
+            self.assertEqual(ranks.run(1, saved, self.folder / f"{number}.pt", stretches), [])
 
 
 if __name__ == "__main__":

@@ -4,14 +4,12 @@ said nothing or are gone.
     idle_test.py BIN PACKAGE
 """
 
-import os
 import sys
 import time
 import unittest
 import warnings
 
 import live  # first: it makes the modules of the other tests importable
-import commands
 import ranks
 import torch.distributed as dist
 from model import complete, make_engine, train_step
@@ -132,13 +130,7 @@ def misuse(folder):
     return found
 
 
-class Idle(unittest.TestCase):
-    def setUp(self):
-        scratch = commands.Scratch()
-        self.addCleanup(scratch.close)
-        self.folder = scratch.path
-        os.environ["XDG_RUNTIME_DIR"] = str(self.folder)
-
+class Idle(live.InFolder):
     def test_saves_while_ranks_idle(self):
         said = ranks.run(2, train, self.folder)
         first = said["nobody marks"]

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import sys
 import time
+import unittest
 
 PACKAGE = None  # the folder of the package, after start()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -27,6 +28,18 @@ def start():
     PACKAGE = package
     sys.path.insert(0, package)
     return commands.Commands(folder, "")
+
+
+class InFolder(unittest.TestCase):
+    """A test with a folder of its own, where agents of its trainers are too."""
+
+    ucp = None
+
+    def setUp(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        self.folder = scratch.path
+        os.environ["XDG_RUNTIME_DIR"] = str(self.folder)
 
 
 def into_engine(engine, checkpoint, left_out):

@@ -19,7 +19,6 @@ import unittest
 import warnings
 
 import live  # first: it makes the modules of the other tests importable
-import commands
 import gradient_log
 import model as model_of_tests
 import ranks
@@ -215,15 +214,7 @@ def killed(folder, case, last, pause):
     return pec.close()
 
 
-class Lossless(unittest.TestCase):
-    ucp = None
-
-    def setUp(self):
-        scratch = commands.Scratch()
-        self.addCleanup(scratch.close)
-        self.folder = scratch.path
-        os.environ["XDG_RUNTIME_DIR"] = str(self.folder)
-
+class Lossless(live.InFolder):
     def tensors(self, folder, name):
         return torch.load(folder / f"tensors{name}.pt", weights_only=True)
 

@@ -12,7 +12,6 @@ import unittest
 import warnings
 
 import live  # first: it makes the modules of the other tests importable
-import commands
 import ranks
 import torch
 import torch.distributed as dist
@@ -160,15 +159,7 @@ def misuse(folder, agent, other):
     return found
 
 
-class Partial(unittest.TestCase):
-    ucp = None
-
-    def setUp(self):
-        scratch = commands.Scratch()
-        self.addCleanup(scratch.close)
-        self.folder = scratch.path
-        os.environ["XDG_RUNTIME_DIR"] = str(self.folder)
-
+class Partial(live.InFolder):
     def test_bit_for_bit(self):
         for number, (case, world, every, other, others) in enumerate([
                 ({}, 2, 1, {"ep": 1, "zero": 1}, 2),

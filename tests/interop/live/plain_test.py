@@ -7,7 +7,6 @@ loader does it from what ucp-load has converted, and the next losses are equal.
 import unittest
 
 import live  # first: it makes the modules of the other tests importable
-import commands
 import hops
 import ranks
 import torch
@@ -85,20 +84,13 @@ def go_on(layout, family, source, own, path):
     return {"losses": losses, "rates": rates, "said": said}
 
 
-class Plain(unittest.TestCase):
-    ucp = None
-
-    def setUp(self):
-        scratch = commands.Scratch()
-        self.addCleanup(scratch.close)
-        self.scratch = scratch.path
-
+class Plain(live.InFolder):
     def judge(self, family, source, layouts):
-        converted = self.scratch / "dcp"
+        converted = self.folder / "dcp"
         self.ucp.run("ucp-load", source, converted, "--format", "dcp", "--target", "dp_shard=2")
         for layout in layouts:
             with self.subTest(family, source=source.name, layout=layout):
-                states = {name: self.scratch / f"{layout}-{name}.pt" for name in ("own", "live")}
+                states = {name: self.folder / f"{layout}-{name}.pt" for name in ("own", "live")}
                 want = ranks.run(LAYOUTS[layout], go_on, layout, family, converted, True, states["own"])
                 got = ranks.run(LAYOUTS[layout], go_on, layout, family, source, False, states["live"])
                 one, other = (torch.load(states[name], weights_only=True) for name in ("live", "own"))
@@ -111,25 +103,25 @@ class Plain(unittest.TestCase):
                       f"{got['said']['filled']} bytes filled of {got['said']['read']} read")
 
     def test_from_deepspeed(self):
-        ranks.run(2, hops.in_deepspeed, "llama", 2, None, self.scratch / "zero2", (0, STEPS))
-        self.judge("llama", self.scratch / "zero2", LAYOUTS)
+        ranks.run(2, hops.in_deepspeed, "llama", 2, None, self.folder / "zero2", (0, STEPS))
+        self.judge("llama", self.folder / "zero2", LAYOUTS)
 
     def test_from_fsdp2(self):
-        ranks.run(2, hops.in_fsdp2, "llama", None, self.scratch / "fsdp2", (0, STEPS))
-        self.judge("llama", self.scratch / "fsdp2", ("fsdp2", "fsdp2_tp"))
+        ranks.run(2, hops.in_fsdp2, "llama", None, self.folder / "fsdp2", (0, STEPS))
+        self.judge("llama", self.folder / "fsdp2", ("fsdp2", "fsdp2_tp"))
 
     def test_experts(self):
-        ranks.run(2, hops.in_deepspeed, "mixtral", 3, None, self.scratch / "zero3", (0, STEPS))
-        self.judge("mixtral", self.scratch / "zero3", ("fsdp2", "ddp"))
+        ranks.run(2, hops.in_deepspeed, "mixtral", 3, None, self.folder / "zero3", (0, STEPS))
+        self.judge("mixtral", self.folder / "zero3", ("fsdp2", "ddp"))
 
     def test_from_fsdp2_into_deepspeed(self):
         """As DeepSpeed's own loader has it from native files."""
-        ranks.run(2, hops.in_fsdp2, "llama", None, self.scratch / "fsdp2", (0, STEPS))
-        native = self.scratch / "native"
-        self.ucp.run("ucp-load", self.scratch / "fsdp2", native, "--format", "deepspeed", "--target", "zero=3,dp=2")
+        ranks.run(2, hops.in_fsdp2, "llama", None, self.folder / "fsdp2", (0, STEPS))
+        native = self.folder / "native"
+        self.ucp.run("ucp-load", self.folder / "fsdp2", native, "--format", "deepspeed", "--target", "zero=3,dp=2")
         steps = (STEPS, 2 * STEPS)
         want = ranks.run(2, hops.in_deepspeed, "llama", 3, native, None, steps)
-        got = ranks.run(2, hops.in_deepspeed, "llama", 3, self.scratch / "fsdp2", None, steps, live.into_engine)
+        got = ranks.run(2, hops.in_deepspeed, "llama", 3, self.folder / "fsdp2", None, steps, live.into_engine)
         self.assertEqual(got, want)
 
 

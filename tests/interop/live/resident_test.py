@@ -13,7 +13,6 @@ import time
 import unittest
 
 import live  # first: it makes the modules of the other tests importable
-import commands
 import hops
 import plain_test
 import ranks
@@ -60,14 +59,12 @@ def refused(address, wait):
     return answers
 
 
-class Resident(unittest.TestCase):
+class Resident(live.InFolder):
     ucp = mpirun = None
 
     def setUp(self):
-        scratch = commands.Scratch()
-        self.addCleanup(scratch.close)
-        self.scratch = scratch.path
-        self.address = f"unix:{self.scratch}/s"
+        super().setUp()
+        self.address = f"unix:{self.folder}/s"
 
     @contextlib.contextmanager
     def load(self, source, target, processes=0, *flags):
@@ -89,7 +86,7 @@ class Resident(unittest.TestCase):
 
     def test_engines_of_deepspeed(self):
         for case, world, target, processes, engines in CASES:
-            folder = self.scratch / f"{len(list(self.scratch.iterdir()))}"
+            folder = self.folder / f"{len(list(self.folder.iterdir()))}"
             train.make_case(folder, case, world)
             with self.load(folder / "ckpt", target, processes):
                 for more, count in engines:
@@ -101,13 +98,13 @@ class Resident(unittest.TestCase):
                               f"{found['loss_off']:.2g}")
 
     def test_fsdp2_and_others(self):
-        ranks.run(2, hops.in_fsdp2, "llama", None, self.scratch / "fsdp2", (0, plain_test.STEPS))
+        ranks.run(2, hops.in_fsdp2, "llama", None, self.folder / "fsdp2", (0, plain_test.STEPS))
         for layout, count in (("fsdp2", 2), ("fsdp2", 4), ("hsdp", 4), ("ddp", 2), ("single", 1)):
-            states = {name: self.scratch / f"{layout}{count}-{name}.pt" for name in ("own", "resident")}
-            want = ranks.run(count, plain_test.go_on, layout, "llama", self.scratch / "fsdp2", True, states["own"])
+            states = {name: self.folder / f"{layout}{count}-{name}.pt" for name in ("own", "resident")}
+            want = ranks.run(count, plain_test.go_on, layout, "llama", self.folder / "fsdp2", True, states["own"])
             for processes, target in ((2, "dp_shard=2"), (4, "dp_shard=4")):
                 with self.subTest(layout, ranks=count, target=target), \
-                        self.load(self.scratch / "fsdp2", target, processes, "--format", "dcp"):
+                        self.load(self.folder / "fsdp2", target, processes, "--format", "dcp"):
                     got = ranks.run(count, plain_test.go_on, layout, "llama", self.address, False, states["resident"])
                     one, other = (torch.load(states[name], weights_only=True) for name in ("resident", "own"))
                     self.assertEqual(live.differing(one, other), [])
@@ -118,7 +115,7 @@ class Resident(unittest.TestCase):
                           f"{got['said']['filled']} bytes filled")
 
     def test_a_trainer_that_is_killed_comes_back(self):
-        case, folder = {"zero": 2}, self.scratch / "made"
+        case, folder = {"zero": 2}, self.folder / "made"
         train.make_case(folder, case, 2)
         with self.load(folder / "ckpt", "zero=2,dp=2", 2):
             with self.assertRaisesRegex(RuntimeError, "ended with -9"):
@@ -132,8 +129,8 @@ class Resident(unittest.TestCase):
             self.assertEqual((code, self.address in text), (3, True), text)
         for code, text in ranks.run(2, refused, "unix:", 1.0):
             self.assertEqual((code, "a path is needed" in text), (2, True), text)
-        train.make_case(self.scratch / "made", {"zero": 1}, 2)
-        with self.load(self.scratch / "made/ckpt", "zero=1,dp=2"):
+        train.make_case(self.folder / "made", {"zero": 1}, 2)
+        with self.load(self.folder / "made/ckpt", "zero=1,dp=2"):
             for code, text in ranks.run(2, refused, self.address, 60.0):
                 self.assertEqual((code, "strict: nothing was loaded" in text), (5, True), text)
 
