@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# For a job script that may restart on another number of ranks. Prints the checkpoint folder that
+# For a job script of DeepSpeed that may restart on another number of ranks. Prints the checkpoint folder that
 # this run can load: CHECKPOINT itself when it was saved by as many ranks as the job has now,
 # otherwise a conversion of it with the data parallelism that fits, made if it is not there yet.
 # Tensor and pipeline parallelism stay as they were. What a trainer keeps beside the tag folder
 # (trainer_state.json, scheduler.pt, the tokenizer) comes along.
 #   checkpoint=$(scripts/slurm/restore-hook.sh /scratch/run7/checkpoints) || exit
 #   srun python train.py --load "$checkpoint"
-# Exit codes: those of ucp-load, 6 when the conversion that is there is of an older checkpoint with
-# the same name; 10 when the ranks are no multiple of tensor times pipeline
-# parallelism; 75 when it was stopped (run it again to carry on).
+# Exit codes: those of ucp-load, 9 when CHECKPOINT is not DeepSpeed's; 6 when the conversion that is
+# there is of an older checkpoint with the same name; 10 when the ranks are no multiple of tensor
+# times pipeline parallelism; 75 when it was stopped (run it again to carry on).
 set -euo pipefail
 
 if [[ $# -ne 1 || -z ${SLURM_NTASKS:-} ]]; then
@@ -23,7 +23,9 @@ layout=$(python3 -c '
 import json, sys
 found = json.load(sys.stdin)["result"]
 layout = found["layout"]
-print(layout["tp"] * layout["pp"], layout["dp"], found["fingerprint"])' <<<"$listing")
+if found["kind"] != "deepspeed":
+    sys.exit("restore-hook: a checkpoint of " + found["kind"] + ": this hook is for DeepSpeed; see ucp-load --format")
+print(layout["tp"] * layout["pp"], layout["dp"], found["fingerprint"])' <<<"$listing") || exit 9
 read -r model_ranks copies fingerprint <<<"$layout"
 
 if [[ $SLURM_NTASKS -eq $((model_ranks * copies)) ]]; then

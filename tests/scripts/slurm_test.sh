@@ -49,7 +49,7 @@ cat >bin/ucp-extract <<'EOF'
 [[ $2 == --list && $3 == --json ]] || exit 99
 [[ -d $1 ]] || exit 3
 layout='{"zero": 1, "dp": 4, "tp": 2, "pp": 2, "ep": 1, "dtype": "bfloat16"}'
-echo "{\"exit_code\": 0, \"result\": {\"layout\": $layout, \"fingerprint\": \"${FINGERPRINT:-f0}\"}}"
+echo "{\"exit_code\": 0, \"result\": {\"kind\": \"${KIND:-deepspeed}\", \"layout\": $layout, \"fingerprint\": \"${FINGERPRINT:-f0}\"}}"
 EOF
 chmod +x bin/*
 
@@ -95,6 +95,9 @@ expect "what a stopped run left is of other files: once more, anew" 5 "" "$asked
 rmdir out.partial-a
 LOAD_CODE=5 LAUNCHER_CODE=1 convert
 expect "a mismatch of a run that is not resumed is final" 5 "" "$asked"
+rm -rf out
+run bash "$scripts/convert.sbatch" src out/ 'dp_shard=48' dcp
+expect "a name with a slash, another format" 0 "*complete" "${asked/dp=48,zero=3 --format deepspeed/dp_shard=48 --format dcp}"
 run bash "$scripts/convert.sbatch" src out
 expect "arguments are counted" 2 "" ""
 
@@ -103,6 +106,8 @@ hook
 expect "as many ranks as before: nothing to do" 0 "ckpt" ""
 SLURM_NTASKS=10 hook
 expect "ranks that do not divide" 10 "" ""
+KIND=dcp hook
+expect "a checkpoint of another format" 9 "" ""
 export SLURM_NTASKS=24
 asked="ucp-load ckpt ckpt.dp6 --target dp=6 --format deepspeed --json=ckpt.dp6.report.json"
 LOAD_CODE=75 LAUNCHER_CODE=1 hook
