@@ -145,6 +145,12 @@ std::string ButThere(const std::string& root, const std::vector<os::Entry>& entr
 /// Why a folder without a pointer file is no checkpoint.
 tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os::Entry>& entries,
                                    std::vector<std::string> found) {
+  const os::Entry store{"store.json", os::EntryType::kFile};
+  if (std::find(entries.begin(), entries.end(), store) != entries.end()) {
+    return Fail(Errc::kNotFound, root +
+                                     ": a store of partial checkpoints; pec-restore makes a "
+                                     "checkpoint of it");
+  }
   const std::string there = ButThere(root, entries, std::move(found));
   if (!there.empty()) return Fail(Errc::kNotFound, root + ": no \"latest\" here" + there);
   return Fail(Errc::kNotFound, root +

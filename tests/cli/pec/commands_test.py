@@ -36,6 +36,14 @@ class Saving(Stores):
                 if policy == "full":
                     self.assertEqual(set(after[8].values()), {8})
 
+    def test_a_store_is_no_checkpoint(self):
+        self.save(3)
+        self.run_tool("ucp-load", self.store, self.work / "out", "--target", "dp=1", code=3)
+        self.assertIn("a store of partial checkpoints; pec-restore", self.report["error"]["message"])
+        other = self.shared / "run"
+        self.run_tool("pec-restore", other, self.work / "out", code=3)
+        self.assertIn("no store of partial checkpoints", self.report["error"]["message"])
+
     def test_selection_is_the_ring(self):
         self.save(3)
         chosen = [self.save(i, "--k", 1)["layers"] for i in (4, 5, 6, 7)]
