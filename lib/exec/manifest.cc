@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -41,15 +42,17 @@ Status Refuse(const std::string& output, const std::string& why) {
 
 }  // namespace
 
-Status CheckReplaceable(const std::string& given, std::span<const std::string> sources) {
-  SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(given));
+Status CheckReplaceable(const std::string& folder, std::span<const std::string> sources) {
+  SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(folder));
   const std::string output = split.Path();
   SW_TRY_ASSIGN(const bool is_dir, os::IsDir(output));
   if (!is_dir) return {};  // whoever opens it says what it is
   const std::string inside = os::RealPath(output) + "/";
   for (const std::string& source : sources) {
     if (!os::RealPath(source).starts_with(inside)) continue;
-    return Fail(Errc::kUsage, output + ": OUTPUT holds a file of INPUT, " + source);
+    std::string message = output;
+    message += ": OUTPUT holds a file of INPUT, " + source;
+    return Fail(Errc::kUsage, std::move(message));
   }
   SW_TRY_ASSIGN(const os::Tree tree, os::WalkTree(output));
   if (tree.files.empty()) return {};

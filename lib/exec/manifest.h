@@ -33,7 +33,7 @@ struct ManifestFile {
 /// \error kUsage  a source lies in it; kBusy  it is no output, or something in it is not listed in
 ///        its manifest, has another size, or is newer by a minute: named; kNotFound
 /// Local.
-Status CheckReplaceable(const std::string& output, std::span<const std::string> sources);
+Status CheckReplaceable(const std::string& folder, std::span<const std::string> sources);
 
 /// The manifest's text: `head` (a JSON object) with "files" added.
 /// \error kInternal if head is not a JSON object

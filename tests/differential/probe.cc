@@ -73,7 +73,7 @@ std::string Hex(std::string_view bytes) {
 // hexadecimal; items of sets are in the order of their texts and have no numbers inside.
 class Render {
  public:
-  Render(const std::vector<std::string>& storages) : storages_(storages) {}
+  explicit Render(const std::vector<std::string>& storages) : storages_(storages) {}
 
   std::string Text(const Node* root) {
     Add(root);
@@ -211,13 +211,14 @@ class Render {
   bool numbered_ = true;
 };
 
-struct Answer {
+struct Answer {  // NOLINT(bugprone-exception-escape): JSON's moves do not throw
   json said;
   std::string blob;
 };
 
 std::string RenderGraph(const Node* root, const std::vector<pickle::StorageUse>& storages) {
   std::vector<std::string> keys;
+  keys.reserve(storages.size());
   for (const pickle::StorageUse& use : storages) keys.push_back(Hex(use.key));
   return Render(keys).Text(root);
 }
@@ -349,7 +350,7 @@ Result<Answer> Ask(const std::string& kind, std::string_view bytes) {
 
 }  // namespace
 
-int main() {
+int main() {  // NOLINT(bugprone-exception-escape): a test's helper
   std::ios::sync_with_stdio(false);
   std::string kind;
   std::size_t count = 0;

@@ -79,7 +79,9 @@ Result<Sends> ParseSends(std::string_view text, const std::string& where) {
     Sends::Rank& rank = out.ranks.emplace_back();
     const json::Json* const number = one.is_object() ? json::Find(one, "rank") : nullptr;
     if (number == nullptr) return BadInput(where + ": a rank without \"rank\"");
-    SW_TRY_ASSIGN(rank.number, json::WholeOf(*number, 0, ~std::uint32_t{0}, where + ": \"rank\""));
+    SW_TRY_ASSIGN(const std::uint64_t whole,
+                  json::WholeOf(*number, 0, ~std::uint32_t{0}, where + ": \"rank\""));
+    rank.number = static_cast<std::int64_t>(whole);
     SW_TRY_ASSIGN(const json::Json* const idle, ListOf(one, "idle", where));
     for (const json::Json& stretch : *idle) {
       SW_TRY_ASSIGN(rank.idle.emplace_back(), WholeNumbers(stretch, 2, where + ": \"idle\""));
