@@ -119,8 +119,8 @@ class PartialCheckpoints:
 
     def __init__(self, engine: Any, store: str | os.PathLike[str], *, k: int | None = 1, every: int = 1,
                  agent: str | None = None, flags: Sequence[str] = (), tokens: str | os.PathLike[str] | None = None,
-                 command: str = "pec-save", overlap: bool | None = None, lossless: bool = False, log_zstd: int = 0, log_memory: int = 1 << 30,
-                 group: Any = None) -> None:
+                 command: str = "pec-save", overlap: bool | None = None, lossless: bool = False, log_zstd: int = 0,
+                 log_memory: int = 1 << 30, group: Any = None) -> None:
         self._engine, self._group = engine, Group(group)
         self._own: OwnAgent | None = None
         self._waiting: threading.Thread | None = None
@@ -173,8 +173,8 @@ class PartialCheckpoints:
             ranks are added up. Default: counted by hooks on DeepSpeed's MoE layers, which see a forward pass that
             activation checkpointing repeats twice.
         client_state: as of DeepSpeed's save_checkpoint.
-        Returns None where no snapshot was due, else whether there is one, or with overlap whether one has begun: if not, a warning says why, training goes on, and
-        the next one is tried as ever. Raises Error where no later one could be taken either.
+        Returns None where no snapshot was due, else whether there is one, or with overlap whether one has begun: if not, a
+        warning says why, training goes on, and the next one is tried as ever. Raises Error where no later one could be taken either.
         """
         iteration = self._engine.global_steps
         if iteration == self._last:
@@ -351,16 +351,18 @@ class PartialCheckpoints:
         self._pending = []
         try:
             wanted = self._group.agree(offer)[0]
-            mine: dict[str, list[Part]] = {}
+            later: dict[str, list[Part]] = {}  # what the next step of the optimizer waits for
 
             def take() -> dict[str, int]:
-                """Of each file of this rank the bytes that are asked for, and now those that may change before the next step."""
-                mine.update({name: headers.files[name].parts(wanted[name]) for name in wanted.keys() & headers.files.keys()})
-                if not self._overlap:
-                    return self._fill(headers, mine)
+                """Of each file of this rank the bytes that are asked for; what may change before that step is copied here."""
+                mine = {name: headers.files[name].parts(wanted[name]) for name in wanted.keys() & headers.files.keys()}
                 buffers = {buffer.data_ptr() for buffer in self._engine.module.buffers()}
-                self._fill(headers, {name: [part for part in parts if part.tensor.data_ptr() in buffers]
-                                     for name, parts in mine.items()})
+                for name, parts in mine.items():
+                    if self._overlap:
+                        later[name] = [part for part in parts if part.tensor.data_ptr() not in buffers]
+                        headers.files[name].fill([part for part in parts if part.tensor.data_ptr() in buffers])
+                    else:
+                        headers.files[name].fill(parts)
                 return {name: sum(part.last - part.first for part in parts) for name, parts in mine.items()}
 
             taken = self._group.agree(take)
@@ -376,7 +378,7 @@ class PartialCheckpoints:
                 self._remove(tag)
             raise
         if self._overlap:
-            self._filling = threading.Thread(target=self._fill_beside, args=(headers, mine, tag))
+            self._filling = threading.Thread(target=self._fill_beside, args=(headers, later, tag))
             self._filling.start()
         if offered is not None:
             self._waiting = threading.Thread(target=self._await_answer, args=(offered, tag), daemon=True)
@@ -397,22 +399,16 @@ class PartialCheckpoints:
             if self._group.rank == 0:
                 warnings.warn(f"no log of gradients: {error}", stacklevel=4)
 
-    def _fill(self, headers: _HeaderEngine, mine: dict[str, list[Part]]) -> dict[str, int]:
-        """Copies parts of tensors into the files; how many bytes of each."""
-        for name, parts in mine.items():
-            if parts:
-                headers.files[name].fill(parts)
-        return {name: sum(part.last - part.first for part in parts) for name, parts in mine.items()}
-
-    def _fill_beside(self, headers: _HeaderEngine, mine: dict[str, list[Part]], tag: str) -> None:
+    def _fill_beside(self, headers: _HeaderEngine, later: dict[str, list[Part]], tag: str) -> None:
         """Beside the training. The file that it leaves says to rank 0 that it is done, or why it is not."""
         said = ""
         try:
-            devices = {part.tensor.device for parts in mine.values() for part in parts if not part.tensor.is_cpu}
+            devices = {part.tensor.device for parts in later.values() for part in parts if not part.tensor.is_cpu}
             with contextlib.ExitStack() as stack:
                 for device in devices:  # a stream of its own, which does not wait for what training queues from now on
                     stack.enter_context(torch.Stream(device))
-                self._fill(headers, mine)
+                for name, parts in later.items():
+                    headers.files[name].fill(parts)
         except Exception as error:
             said = str(error) or type(error).__name__
         path = self._done_path(tag, self._group.rank)

@@ -7,6 +7,7 @@ each expert in the version that the store says; faults of agents and of callers.
 import os
 import pathlib
 import subprocess
+import threading
 import time
 import unittest
 import warnings
@@ -44,17 +45,24 @@ def train(folder, case, every):
     return {"taken": taken, "handed": handed, "stored": pec.close(), "left": os.path.exists(pec._folder)}
 
 
+def with_drift(engine):
+    """The engine with a buffer that is larger than what comes with the header of a file."""
+    engine.module.register_buffer("drift", torch.zeros(3000))
+    return engine
+
+
 def overlapped(folder, case, waits, fails):
     """Collective. Tensors are copied beside the training, so late that it waits for them, or would have to. What step() and
     close() returned, and warnings."""
     from shardwright import _files
     case = complete(case)
-    engine = make_engine(case)
+    engine = with_drift(make_engine(case))
     pec, fill, said = partial(engine, folder, overlap=True), _files.SparseFile.fill, []
 
     def late(self, parts):
         time.sleep(0.2)
-        if fails and dist.get_rank() == 1 and pec._last == fails:
+        beside = threading.current_thread() is not threading.main_thread()
+        if beside and dist.get_rank() == 1 and pec._last == fails:
             raise OSError("no memory left")
         fill(self, parts)
 
@@ -62,20 +70,24 @@ def overlapped(folder, case, waits, fails):
     if not waits:
         pec._hook.remove()
     for iteration in range(1, LAST + 1):
+        engine.module.drift.add_(1)  # as a forward pass does
         train_step(engine, case, iteration)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             taken = pec.step(client_state={"note": f"of {iteration}"})
         said.append((taken, [str(one.message) for one in caught if "snapshot" in str(one.message)]))
         live.keep(engine, case, folder, iteration)
+    engine.module.drift.add_(1)
     return said + [pec.close(), sorted(os.listdir(pec._folder)) if os.path.exists(pec._folder) else []]
 
 
-def resume(folder, case, note):
+def resume(folder, case, note, drift=False):
     """Collective. What is not as the store should have it; one step more."""
     import shardwright
     case = complete(case)
     engine = make_engine(case | {"seed": 99})
+    if drift:
+        with_drift(engine)
     loaded = shardwright.load(engine, folder / "store", threads=1, read_only=True)
     wrong = differences(logical_tensors(engine, case), live.kept(folder, loaded.restored), case, False)
     wrong += [] if loaded.client_state == {"note": note} else [f"client state: {loaded.client_state}"]
@@ -188,7 +200,7 @@ class Partial(live.InFolder):
         *said, stored, left = ranks.run(2, overlapped, folder, CASE | case, waits, fails)
         self.assertEqual((stored, left), (LAST, []))
         self.ucp.run("pec-save", "check", folder / "store")
-        back = ranks.run(2, resume, folder, CASE | case, f"of {LAST}")
+        back = ranks.run(2, resume, folder, CASE | case, f"of {LAST}", True)
         self.assertEqual(back["iteration"], LAST)
         return back["wrong"], said
 
