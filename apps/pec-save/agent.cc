@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/system.h"
 #include "base/text.h"
 #include "common/outputs.h"
 #include "common/pec.h"
@@ -30,12 +29,6 @@ using Json = nlohmann::json;
 
 constexpr std::uint64_t kMostMicroBatches = 65536;
 constexpr std::chrono::hours kStopPatience(24 * 30);
-
-std::string HostName() {
-  char name[256] = "";
-  if (gethostname(name, sizeof name - 1) != 0 || name[0] == '\0') return "localhost";
-  return name;
-}
 
 /// A number of the answer as text; "none" where it is absent.
 std::string Number(const Json& json, const char* key) {

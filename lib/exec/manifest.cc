@@ -40,6 +40,29 @@ Status Refuse(const std::string& output, const std::string& why) {
                                ", so --force does not replace it; remove it, or take another name");
 }
 
+// No text in JSON holds this within a string.
+constexpr std::string_view kKey = "\"xxh3_128\":";
+constexpr std::size_t kDigits = 32;
+
+/// Where the digits begin; npos: there are none.
+std::size_t FindDigits(std::string_view text) {
+  std::size_t at = text.find(kKey);
+  if (at == std::string_view::npos) return at;
+  at = text.find_first_not_of(' ', at + kKey.size());
+  const bool whole = at < text.size() && text.size() - at >= kDigits + 2 && text[at] == '"';
+  return whole ? at + 1 : std::string_view::npos;
+}
+
+std::string SumAround(std::string_view text, std::size_t at) {
+  const std::string zeros = NoTextSum();
+  DigestStream digest;
+  for (const std::string_view part :
+       {text.substr(0, at), std::string_view(zeros), text.substr(at + kDigits)}) {
+    digest.Add(std::as_bytes(std::span(part)));
+  }
+  return Hex(digest.Finish());
+}
+
 }  // namespace
 
 Status CheckReplaceable(const std::string& folder, std::span<const std::string> sources) {
@@ -77,33 +100,6 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   }
   return {};
 }
-
-namespace {
-
-// No text in JSON holds this within a string.
-constexpr std::string_view kKey = "\"xxh3_128\":";
-constexpr std::size_t kDigits = 32;
-
-/// Where the digits begin; npos: there are none.
-std::size_t FindDigits(std::string_view text) {
-  std::size_t at = text.find(kKey);
-  if (at == std::string_view::npos) return at;
-  at = text.find_first_not_of(' ', at + kKey.size());
-  const bool whole = at < text.size() && text.size() - at >= kDigits + 2 && text[at] == '"';
-  return whole ? at + 1 : std::string_view::npos;
-}
-
-std::string SumAround(std::string_view text, std::size_t at) {
-  const std::string zeros = NoTextSum();
-  DigestStream digest;
-  for (const std::string_view part :
-       {text.substr(0, at), std::string_view(zeros), text.substr(at + kDigits)}) {
-    digest.Add(std::as_bytes(std::span(part)));
-  }
-  return Hex(digest.Finish());
-}
-
-}  // namespace
 
 Digest FileDigest(std::span<const Digest> units, const Digest& frame) {
   DigestStream stream;

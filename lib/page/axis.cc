@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "page/axis_internal.h"
+#include "page/svg_internal.h"
 
 namespace shardwright::page {
 namespace {
@@ -62,6 +63,15 @@ std::vector<Tick> TicksAt(std::vector<double> values) {
   ticks.reserve(values.size());
   for (const double value : values) ticks.push_back({value, Fixed(value, 0)});
   return ticks;
+}
+
+std::string LevelsOf(const Axis& axis, double left, double right, double top, double bottom) {
+  std::string text;
+  for (const Tick& tick : axis.ticks) {
+    const double y = bottom - (bottom - top) * tick.value / axis.top;
+    text += Line(left, y, right, y, "axis") + Text(left - 7, y + 4, "end", tick.text) + "\n";
+  }
+  return text + Text(left - 7, top - 12, "end", axis.unit);
 }
 
 }  // namespace shardwright::page

@@ -26,4 +26,8 @@ Axis MakeAxis(double top, Unit unit, int steps);
 /// Ticks of a K axis: every value, smallest first, without repeats.
 std::vector<Tick> TicksAt(std::vector<double> values);
 
+/// The markup of an upright axis: a line from `left` to `right` at each tick, 0 at `bottom` and the
+/// axis's top at `top` (coordinates), with the ticks' texts and the unit before them.
+std::string LevelsOf(const Axis& axis, double left, double right, double top, double bottom);
+
 }  // namespace shardwright::page

@@ -145,12 +145,7 @@ class Drawing {
   }
 
   std::string Axes() const {
-    std::string text;
-    for (const Tick& tick : y_axis_.ticks) {
-      text += Line(kLeft, Y(tick.value), kRight, Y(tick.value), "axis") +
-              Text(kLeft - 7, Y(tick.value) + 4, "end", tick.text) + "\n";
-    }
-    text += Text(kLeft - 7, kTop - 12, "end", y_axis_.unit);
+    std::string text = LevelsOf(y_axis_, kLeft, kRight, kTop, kBottom);
     for (const Tick& tick : XTicks()) {
       text += Text(X(tick.value), kBottom + 18, "middle", tick.text);
     }

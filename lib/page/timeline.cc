@@ -86,12 +86,7 @@ class TimelineDrawing {
   }
 
   std::string Axes() const {
-    std::string text;
-    for (const Tick& tick : axis_.ticks) {
-      text += Line(kLeft, Y(tick.value), kRight, Y(tick.value), "axis") +
-              Text(kLeft - 7, Y(tick.value) + 4, "end", tick.text) + "\n";
-    }
-    text += Text(kLeft - 7, kTop - 12, "end", axis_.unit);
+    std::string text = LevelsOf(axis_, kLeft, kRight, kTop, kBarsBottom);
     for (const Tick& tick : MakeAxis(timeline_.seconds, Unit::kCount, 10).ticks) {
       if (tick.value > timeline_.seconds) continue;
       text += Text(X(tick.value), bottom_ + 18, "middle", tick.text);

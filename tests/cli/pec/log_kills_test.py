@@ -7,14 +7,12 @@ Faults come at some calls of the agent, with SHARDWRIGHT_EVERY_KILL at every one
 """
 
 import collections
-import fcntl
 import json
 import mmap
 import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
@@ -25,26 +23,22 @@ import stores  # pylint: disable=wrong-import-position
 from agent_test import PATIENCE, Agents  # pylint: disable=wrong-import-position
 from replay_test import Replaying  # pylint: disable=wrong-import-position
 from stores import environment, moe_checkpoint  # pylint: disable=wrong-import-position
+from trainer_socket import Gone, TrainerSocket  # pylint: disable=wrong-import-position
 
 EVERY = bool(os.environ.get("SHARDWRIGHT_EVERY_KILL"))
 ACTIONS = {"kill": "any", "torn": "write", "eio": "any", "enospc": "write", "short": "write"}
-F_ADD_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 2, 4
 
 
-class Gone(Exception):
-    """The agent has ended, or refuses."""
-
-
-class Trainer:
-    """Hands the gradients of a model to an agent, as docs/formats/agent.md says."""
+class Trainer(TrainerSocket):
+    """Hands the gradients of a model to an agent."""
 
     def __init__(self, path, model, begun, places=2):
         self.model, self.tensors = model, []
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(PATIENCE)
-        self.received = b""
         try:
-            self.socket.connect(str(path))
+            super().__init__(path, PATIENCE)
+        except OSError as error:
+            raise Gone(str(error)) from error
+        try:
             self.send(b"experts\n")
             size = int(self.answer())
             told = json.loads(self.take(size))
@@ -57,19 +51,13 @@ class Trainer:
                 self.tensors.append((name, offset))
                 offset += 4 * elems
             self.place_bytes = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-            descriptor = os.memfd_create("gradients", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(descriptor, places * self.place_bytes)
-            self.memory = mmap.mmap(descriptor, places * self.place_bytes)
-            fcntl.fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
             self.text("gradients 0", {"recovery": told["recovery"], "begun": begun, "zstd": 0,
                                       "places": places, "place_bytes": self.place_bytes,
                                       "tensors": len(self.tensors), "modules": [
                                           {"name": name, "pieces": pieces}
                                           for name, pieces in modules.items()]})
             self.answer()
-            socket.send_fds(self.socket, [b"\0"], [descriptor])
-            os.close(descriptor)
-            self.answer()
+            self.memory = self.share("gradients", places * self.place_bytes)
         except (OSError, Gone) as error:
             self.close()
             raise Gone(str(error)) from error
@@ -89,35 +77,9 @@ class Trainer:
         except OSError as error:
             raise Gone(str(error)) from error
 
-    def close(self):
-        self.socket.close()
-
     def text(self, line, value):
         text = json.dumps(value).encode()
         self.send(f"{line} {len(text)}\n".encode() + text)
-
-    def send(self, data):
-        self.socket.sendall(data)
-
-    def answer(self):
-        while b"\n" not in self.received:
-            self.receive()
-        line, self.received = self.received.split(b"\n", 1)
-        if not line.startswith(b"ok"):
-            raise Gone(line.decode())
-        return line[3:].decode()
-
-    def take(self, size):
-        while len(self.received) < size:
-            self.receive()
-        taken, self.received = self.received[:size], self.received[size:]
-        return taken
-
-    def receive(self):
-        more = self.socket.recv(1 << 16)
-        if not more:
-            raise Gone("the connection has ended")
-        self.received += more
 
 
 class LogKills(Agents, Replaying):

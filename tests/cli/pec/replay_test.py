@@ -107,10 +107,12 @@ class Replaying(Stores):
             out.append({**one, "count": end - begin})
         return out
 
-    def log(self, iterations=range(4, 9), writer=0, leave=(), folder=None, **part):
-        """Logs all experts; `leave` lists (module, iteration)."""
+    def log(self, iterations=range(4, 9), writer=0, leave=(), folder=None, segments=False, **part):
+        """Logs all experts; `leave` lists (module, iteration). segments: one for each iteration."""
         log = Log(folder or self.store / "logs", self.fingerprint(), writer)
         for iteration in iterations:
+            if segments and iteration != iterations[0]:
+                log.begin()
             for module in self.model.modules():
                 if (module, iteration) in leave:
                     continue
@@ -226,16 +228,7 @@ class Collecting(Replaying):
     def setUp(self):
         super().setUp()
         self.store_series()
-        log = None
-        for iteration in range(4, 9):
-            if log is None:
-                log = Log(self.store / "logs", self.fingerprint())
-            else:
-                log.begin()
-            for module in self.model.modules():
-                log.record(iteration, module, [self.model.steps[iteration]],
-                           self.pieces(module, iteration))
-            log.mark()
+        self.log(segments=True)
 
     def names(self):
         return sorted(path.name for path in (self.store / "logs").iterdir())

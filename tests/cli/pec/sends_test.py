@@ -4,11 +4,7 @@
 Usage: sends_test.py BIN
 """
 
-import fcntl
-import mmap
-import os
 import pathlib
-import socket
 import sys
 import time
 import unittest
@@ -19,39 +15,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import agent_test  # pylint: disable=wrong-import-position
 import stores  # pylint: disable=wrong-import-position
+import trainer_socket  # pylint: disable=wrong-import-position
 
-F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
 
-
-class Rank:
-    """What a trainer's process does, as docs/formats/agent.md says it."""
-
+class Rank(trainer_socket.TrainerSocket):
     def __init__(self, path, number):
-        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.connection.connect(str(path))
-        self.connection.sendall(f"marks {number}\n".encode())
+        super().__init__(path)
+        self.send(f"marks {number}\n".encode())
         self.count = int(self.answer())
-        fd = os.memfd_create("marks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, 8 * (self.count + 1))
-        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
-        self.words = memoryview(mmap.mmap(fd, 8 * (self.count + 1))).cast("Q")
-        socket.send_fds(self.connection, [b"\0"], [fd])
-        os.close(fd)
-        assert self.answer() == ""
-
-    def answer(self):
-        line = ""
-        while not line.endswith("\n"):
-            line += self.connection.recv(1).decode()
-        assert line.startswith("ok"), line
-        return line[3:].strip()
+        self.words = memoryview(self.share("marks", 8 * (self.count + 1))).cast("Q")
 
     def mark(self, idle):
         self.words[1 + self.words[0] % self.count] = 2 * time.monotonic_ns() + idle
         self.words[0] += 1
-
-    def close(self):
-        self.connection.close()
 
 
 class Sends(agent_test.Agents):

@@ -7,17 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "page/chart.h"
+#include "unit/page/count.h"
 
 namespace shardwright::page {
 namespace {
-
-std::size_t Count(const std::string& text, const std::string& part) {
-  std::size_t count = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++count;
-  }
-  return count;
-}
 
 bool Has(const std::string& text, const std::string& part) { return Count(text, part) > 0; }
 

@@ -4,16 +4,12 @@
 
 #include <string>
 
+#include "unit/page/count.h"
+
 namespace shardwright::pec {
 namespace {
 
-std::size_t Count(const std::string& text, const std::string& part) {
-  std::size_t count = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++count;
-  }
-  return count;
-}
+using page::Count;
 
 TEST(SendsPage, ShowsSendsAboveIdleRanks) {
   const auto page =
