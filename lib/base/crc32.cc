@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include <libdeflate.h>
+#include <isa-l/crc.h>
 
 namespace shardwright {
 
@@ -64,7 +64,8 @@ Powers MakePowers() {
 }  // namespace
 
 std::uint32_t Crc32(std::span<const std::byte> data) {
-  return libdeflate_crc32(0, data.data(), data.size());
+  const auto* bytes = reinterpret_cast<const unsigned char*>(data.data());
+  return crc32_gzip_refl(0, bytes, data.size());
 }
 
 std::uint32_t Crc32Share(std::uint32_t crc, std::uint64_t bytes_after) {

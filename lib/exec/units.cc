@@ -10,11 +10,11 @@
 namespace shardwright::exec {
 
 Status UnitLoop::ForUnits(std::span<const std::uint64_t> units, UnitSink& to) {
-  return ForAll(units, to, [&](std::uint64_t index) { return Gather(index, true, to); });
+  return ForAll(units, to, [&](std::uint64_t index) { return Gather(index, false, to); });
 }
 
 Status UnitLoop::CopyUnits(std::span<const std::uint64_t> units, UnitSink& to) {
-  return ForAll(units, to, [&](std::uint64_t index) { return Gather(index, false, to); });
+  return ForAll(units, to, [&](std::uint64_t index) { return Gather(index, true, to); });
 }
 
 Status UnitLoop::SumUnits(std::span<const std::uint64_t> units, UnitSink& to) {
@@ -41,7 +41,7 @@ Status UnitLoop::ForAll(std::span<const std::uint64_t> units, UnitSink& to, cons
   return to.Drain();
 }
 
-Status UnitLoop::Gather(std::uint64_t index, bool sum, UnitSink& to) {
+Status UnitLoop::Gather(std::uint64_t index, bool sum_later, UnitSink& to) {
   const plan::Unit unit = plan_.unit(index);
   Workspace& workspace = workspaces_.local();
   if (to.converts()) return PutAsRead({index, unit, {}}, &workspace, to);
@@ -54,8 +54,9 @@ Status UnitLoop::Gather(std::uint64_t index, bool sum, UnitSink& to) {
   UnitRecord record;
   std::optional<std::uint32_t> crc32;
   SW_TRY(GatherUnit(plan_, unit, source_, bytes, &workspace,
-                    options_.sums == nullptr ? nullptr : &record.shares, sum ? &crc32 : nullptr));
-  if (sum) {
+                    options_.sums == nullptr ? nullptr : &record.shares,
+                    sum_later ? nullptr : &crc32));
+  if (!sum_later && to.sums()) {
     SW_TRY(PutSummed({index, unit, bytes}, crc32, &record, to));
   } else {
     SW_TRY(to.Put({index, unit, bytes}));

@@ -31,7 +31,7 @@ struct UnitInHand {
   plan::Unit unit;
   std::span<const std::byte> bytes;
   /// Its sums, and the pieces of source members that it is made of. Null: they are not known yet
-  /// (CopyUnits), or the sink converts, and then it makes them.
+  /// (CopyUnits), the sink has no use for them, or it converts, and then it makes them.
   const UnitRecord* record = nullptr;
   /// Not null: the sink converts. `bytes` are what the source has, one read of the program after
   /// the other; FinishUnit makes the unit of them. It is there until Put returns.
@@ -49,6 +49,9 @@ class UnitSink {
   /// True: units come as the source has them, and the sink scatters and converts. So bytes may be
   /// brought somewhere else first, and be converted there.
   virtual bool converts() const { return false; }
+
+  /// False: Put has no use for a record, and none is made.
+  virtual bool sums() const { return true; }
 
   /// Before the units of a round are gathered: what the sink itself has to fetch for them.
   /// Collective, as ForUnitsInRounds is, the only one that calls it.
@@ -89,7 +92,7 @@ class UnitLoop {
            UnitLoopOptions options)
       : plan_(plan), source_(source), arena_(arena), sink_(sink), options_(std::move(options)) {}
 
-  /// Gathers units, sums them up and puts them.
+  /// Gathers units, sums them up if the sink has a use for that, and puts them.
   /// \param units  indices of the plan
   /// \error kStopped  asked to stop; what source and sink return: of several the one of the unit
   ///        that is first in `units`
@@ -108,7 +111,7 @@ class UnitLoop {
  private:
   template <class Work>
   Status ForAll(std::span<const std::uint64_t> units, UnitSink& to, const Work& work);
-  Status Gather(std::uint64_t index, bool sum, UnitSink& to);
+  Status Gather(std::uint64_t index, bool sum_later, UnitSink& to);
   Status PutAsRead(UnitInHand unit, Workspace* workspace, UnitSink& to);
   Status PutSummed(UnitInHand unit, std::optional<std::uint32_t> crc32, UnitRecord* record,
                    UnitSink& to);

@@ -32,6 +32,8 @@ class Tensors final : public exec::UnitSink {
     }
   }
 
+  bool sums() const override { return false; }
+
   Result<std::span<std::byte>> Buffer(const plan::Unit& unit, std::uint64_t bytes) override {
     const Memory& to = payloads_[unit.payload];
     if (to.far == nullptr) return to.bytes.subspan(unit.first, bytes);
@@ -229,7 +231,7 @@ Status Loader::Fill(const ucp::Input& input, const Match& match, std::span<const
                                                      std::max<std::uint64_t>(1, plan.unit_count()));
   Tensors to(std::move(payloads), options_.staging);
   if (options_.in_memory) {
-    SW_TRY(comm_.Agree(loop.CopyUnits(units, to)));
+    SW_TRY(comm_.Agree(loop.ForUnits(units, to)));
   } else {
     SW_TRY(FillInRounds(plan, source, loop, units, most, to));
   }

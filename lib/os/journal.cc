@@ -1,12 +1,11 @@
 #include "os/journal.h"
 
-#include <zlib.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
 
+#include "base/crc32.h"
 #include "base/text.h"
 #include "os/dir.h"
 
@@ -29,12 +28,7 @@ std::uint32_t Load32(std::span<const std::byte> from) {
 }
 
 std::uint32_t Crc(std::span<const std::byte> length, std::span<const std::byte> payload) {
-  const auto add = [](uLong crc, std::span<const std::byte> bytes) {
-    return ::crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
-  };
-  uLong crc = add(::crc32_z(0, nullptr, 0), length);
-  if (!payload.empty()) crc = add(crc, payload);
-  return static_cast<std::uint32_t>(crc);
+  return Crc32Share(Crc32(length), payload.size()) ^ Crc32(payload);
 }
 
 std::array<std::byte, kHeaderBytes> Header(const Fingerprint& fingerprint) {

@@ -30,6 +30,7 @@ class Staging final : public exec::UnitSink {
   /// Bytes of pinned memory that it takes.
   static std::uint64_t Bytes(unsigned threads);
 
+  bool sums() const override { return false; }
   Result<std::span<std::byte>> Buffer(const plan::Unit& unit, std::uint64_t bytes) override;
   Status Put(const exec::UnitInHand& unit) override;
   Status Drain() override { return stream_.Synchronize(); }
@@ -54,6 +55,7 @@ class Staging final : public exec::UnitSink {
 class InPlace final : public exec::UnitSink {
  public:
   explicit InPlace(Staging::Place place) : place_(std::move(place)) {}
+  bool sums() const override { return false; }
   Result<std::span<std::byte>> Buffer(const plan::Unit& unit, std::uint64_t bytes) override {
     return std::span(place_(unit), bytes);
   }

@@ -43,6 +43,8 @@ class Second final : public exec::UnitSink {
  public:
   Second(Side& side, const OnUnit& on_unit) : side_(side), on_unit_(on_unit) {}
 
+  bool sums() const override { return false; }
+
   Status BeginRound(std::span<const std::uint64_t> units) override {
     return side_.source.Round(side_.plan, units);
   }

@@ -46,6 +46,7 @@ class StoppingSink final : public NullSink {
 /// Notes which units it was given, in rounds.
 class Noting final : public UnitSink {
  public:
+  bool sums() const override { return takes_sums; }
   Status BeginRound(std::span<const std::uint64_t> round) override {
     rounds.emplace_back(round.begin(), round.end());
     return {};
@@ -54,6 +55,7 @@ class Noting final : public UnitSink {
     const std::lock_guard lock(mutex_);
     if (fails.contains(unit.index)) return Fail(Errc::kIo, "unit " + std::to_string(unit.index));
     units.insert(unit.index);
+    if (unit.record != nullptr) ++records;
     if (unit.index == stops_at) *stop = true;
     return {};
   }
@@ -62,11 +64,13 @@ class Noting final : public UnitSink {
     return drain_fails ? Status(Fail(Errc::kIo, "late")) : Status();
   }
 
+  bool takes_sums = true;
   std::set<std::uint64_t> fails;
   bool drain_fails = false;
   std::uint64_t stops_at = ~std::uint64_t{0};
   bool* stop = nullptr;
   std::set<std::uint64_t> units;
+  std::size_t records = 0;
   std::vector<std::vector<std::uint64_t>> rounds;
   int drained = 0;
 
@@ -144,6 +148,16 @@ TEST_F(Units, AllAreTakenAndDrainedOnce) {
     ASSERT_TRUE(loop.ForUnits(all_, to));
     EXPECT_EQ(to.units.size(), 8U);
     EXPECT_EQ(to.drained, 1);
+  }
+}
+
+TEST_F(Units, RecordsAreForSinksThatHaveUseForThem) {
+  for (const bool sums : {true, false}) {
+    UnitLoop loop = Loop(2);
+    Noting to;
+    to.takes_sums = sums;
+    ASSERT_TRUE(loop.ForUnits(all_, to));
+    EXPECT_EQ(to.records, sums ? 8U : 0U);
   }
 }
 
