@@ -16,7 +16,27 @@
 
 namespace shardwright::os {
 
+namespace internal {
+
+struct ActiveRule {
+  FaultRule rule;
+  std::uint64_t hits = 0;  // calls of the rule's target
+  bool fired = false;
+};
+
+struct FaultTable {
+  std::vector<ActiveRule> rules;
+  bool malformed = false;
+  std::array<std::uint64_t, kOpCount> counts{};
+  std::map<std::string, std::uint64_t, std::less<>> points;
+};
+
+}  // namespace internal
+
 namespace {
+
+using internal::ActiveRule;
+using State = internal::FaultTable;
 
 constexpr std::array<std::string_view, kOpCount> kNames = {
     "open", "create", "read",  "write",  "allocate", "truncate", "sync", "rename", "exchange",
@@ -29,19 +49,6 @@ constexpr std::array<std::pair<std::string_view, int>, 7> kErrors = {{{"eio", EI
                                                                       {"eacces", EACCES},
                                                                       {"einval", EINVAL},
                                                                       {"eintr", EINTR}}};
-
-struct ActiveRule {
-  FaultRule rule;
-  std::uint64_t hits = 0;  // calls of the rule's target
-  bool fired = false;
-};
-
-struct State {
-  std::vector<ActiveRule> rules;
-  bool malformed = false;
-  std::array<std::uint64_t, kOpCount> counts{};
-  std::map<std::string, std::uint64_t, std::less<>> points;
-};
 
 // The only mutable state of lib/os: a process has one set of system calls, so one fault hook.
 std::mutex& Mutex() {
@@ -260,7 +267,7 @@ void KillSelf() {
 }
 
 struct ScopedFault::Saved {
-  State state;
+  internal::FaultTable state;
   int mode = internal::kFaultOff;
 };
 
