@@ -302,6 +302,11 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
     if (threw && comm->size() > 1) LeaveAlone(session, status.error(), *context.result_);
     status = comm->Agree(std::move(status));
   }
+  if (!status && status.error().code == Errc::kBusy && comm::TasksApart() > 1) {
+    status.error().message += "; srun has started " + std::to_string(comm::TasksApart()) +
+                              " tasks without MPI, each of which does all of the work: srun "
+                              "--mpi=pmix (or pmi2) makes them share it";
+  }
   return Finish(session, std::move(status), context.out_->str(), *context.result_);
 }
 

@@ -19,6 +19,10 @@ bool UnderLauncher() {
   return !ProcessEnvironment("SLURM_PROCID").empty() && !slurm_mpi.empty() && slurm_mpi != "none";
 }
 
+std::uint64_t TasksApart() {
+  return UnderLauncher() ? 1 : internal::LauncherSize(internal::ProcessEnvironment).value_or(1);
+}
+
 Result<std::unique_ptr<Comm>> MakeComm(const CommOptions& options) {
   constexpr std::uint64_t kMaxChunk = std::uint64_t{1} << 30;
   if (options.chunk_bytes < 1 || options.chunk_bytes > kMaxChunk) {

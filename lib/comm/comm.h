@@ -104,6 +104,11 @@ std::unique_ptr<Comm> MakeSerialComm();
 /// Local.
 bool UnderLauncher();
 
+/// How many tasks of one srun run this command without knowing of each other, as srun without MPI
+/// starts them; 1: none but this process is known of. Reads the environment only.
+/// Local.
+std::uint64_t TasksApart();
+
 /// The Comm of this process: MPI under a launcher, else serial. MPI is not touched without a
 /// launcher, as starting it costs more than a short command takes. MPI is finalized with the Comm,
 /// so it is made once per process and outlives all its users.

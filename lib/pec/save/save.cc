@@ -39,7 +39,12 @@ Result<Subject> Describe(const Job& job) {
   if (job.options.iteration) {
     subject.iteration = *job.options.iteration;
   } else {
-    SW_TRY_ASSIGN(subject.iteration, job.input.checkpoint.iteration);
+    const Result<std::uint64_t>& told = job.input.checkpoint.iteration;
+    if (!told) {
+      return Fail(told.error().code,
+                  job.input.set.tag + ": " + told.error().message + "; --iteration N does");
+    }
+    subject.iteration = *told;
   }
   SW_TRY(CheckKeep(job, subject.model));
   return subject;

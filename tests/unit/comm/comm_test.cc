@@ -72,8 +72,8 @@ class LauncherTest : public ::testing::Test {
   void TearDown() override { SetUp(); }
 
   static constexpr const char* kNames[] = {
-      "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",      "PMI_RANK", "PMIX_RANK",
-      "SLURM_PROCID",         "SLURM_MPI_TYPE"};
+      "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "SLURM_MPI_TYPE",
+      "SLURM_STEP_NUM_TASKS"};
 };
 
 TEST_F(LauncherTest, NoLauncherMeansSerialWithoutMpi) {
@@ -98,6 +98,16 @@ TEST_F(LauncherTest, EveryLauncherIsSeen) {
   EXPECT_FALSE(seen({{"SLURM_PROCID", "0"}}));  // srun in a batch script, or salloc's shell
   EXPECT_FALSE(seen({{"SLURM_PROCID", "0"}, {"SLURM_MPI_TYPE", "none"}}));
   EXPECT_TRUE(seen({{"SLURM_PROCID", "0"}, {"SLURM_MPI_TYPE", "pmix"}}));
+}
+
+TEST_F(LauncherTest, TasksThatDoNotMeetAreCounted) {
+  EXPECT_EQ(TasksApart(), 1U);
+  ::setenv("SLURM_PROCID", "1", 1);
+  EXPECT_EQ(TasksApart(), 1U) << "the shell of a batch script";
+  ::setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+  EXPECT_EQ(TasksApart(), 4U);
+  ::setenv("SLURM_MPI_TYPE", "pmix", 1);
+  EXPECT_EQ(TasksApart(), 1U);
 }
 
 TEST_F(LauncherTest, OddMessageSizesAreRefused) {

@@ -1,0 +1,2 @@
+SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 probe in out -q --fail 6
+echo "$?"
