@@ -19,11 +19,22 @@ namespace {
 constexpr std::chrono::milliseconds kStepTick(100);
 constexpr std::chrono::milliseconds kStoreTick(20);
 
+/// Whether a trainer was filled by the store's last restore, of the iteration after which it
+/// begins.
+Result<bool> WasRestored(const std::string& path, const Handing& handing) {
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (!there) return false;
+  SW_TRY_ASSIGN(const Store store, Store::Open(path));
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
+  return last && last->sequence == handing.recovery && last->resume == handing.begun;
+}
+
 /// Enters a writer, and leaves when the trainer's process does.
 class Entered {
  public:
-  Entered(GradientLogs& logs, const Handing& handing) : logs_(logs), writer_(handing.writer) {
-    logs_.Enter(writer_, handing.begun);
+  Entered(GradientLogs& logs, const Handing& handing, bool restored)
+      : logs_(logs), writer_(handing.writer) {
+    logs_.Enter(writer_, handing.begun, restored, handing.every);
   }
   Entered(const Entered&) = delete;
   Entered& operator=(const Entered&) = delete;
@@ -127,7 +138,9 @@ Status AgentServer::TakeGradients(os::Connection& connection,
   SW_TRY_ASSIGN(const int descriptor, connection.ReceiveDescriptor());
   SW_TRY_ASSIGN(const HandedMemory memory,
                 HandedMemory::Map(descriptor, handing.places * handing.place_bytes));
-  const Entered entered(agent_.logs(), handing);
+  SW_TRY_ASSIGN(const bool restored, WasRestored(agent_.options().save.store, handing));
+  const Entered entered(agent_.logs(), handing, restored);
+  agent_.PlanLogs();
   SW_TRY(SendAnswer(connection, {}));
   while (!stop_.load()) {
     SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kStepTick));

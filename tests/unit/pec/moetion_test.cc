@@ -8,8 +8,8 @@
 
 #include "pec/forecast/bubbles.h"
 #include "pec/forecast/extra_capacity.h"
-#include "pec/forecast/gradient_plan.h"
 #include "pec/forecast/replay_costs.h"
+#include "pec/select/gradient_plan.h"
 #include "pec/select/selection.h"
 #include "pec/shares/replica_placement.h"
 
