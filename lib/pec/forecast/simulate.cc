@@ -270,10 +270,11 @@ class Run {
     }
     Counts restored = version;
     if (Replays()) {
-      if (Logs() && newest_.iteration > 0) SW_TRY(SpillHeld(fault));
       if (Logs()) {
-        row_.overhead_s +=
-            ReplaySeconds(WorkOf(version, fault.iteration), input_.ranks.dp, Rates());
+        ReplayWork work = WorkOf(version, fault.iteration);
+        SW_TRY_ASSIGN(const std::uint64_t held, AppendHeld(fault));
+        work.log_bytes += static_cast<double>(held);
+        row_.overhead_s += ReplaySeconds(work, input_.ranks.dp, Rates());
       }
       restored = MakeCounts(experts_, entry.resume);
     }
@@ -293,16 +294,16 @@ class Run {
   }
 
   /// A fault of no node leaves the agents, who log what they had held back; nobody plans again
-  /// before the next checkpoint.
-  Status SpillHeld(const SimulatedFault& fault) {
-    if (fault.nodes.empty()) {
+  /// before the next checkpoint. \returns its bytes
+  Result<std::uint64_t> AppendHeld(const SimulatedFault& fault) {
+    std::uint64_t bytes = 0;
+    if (fault.nodes.empty() && newest_.iteration > 0) {
       const std::uint64_t held = iteration_log_bytes_ - LoggedNow();
-      SW_TRY_ASSIGN(const std::uint64_t bytes,
-                    CheckedMul(held, fault.iteration - newest_.iteration));
+      SW_TRY_ASSIGN(bytes, CheckedMul(held, fault.iteration - newest_.iteration));
       SW_TRY_ASSIGN(row_.log_bytes, CheckedAdd(row_.log_bytes, bytes));
     }
     next_.reset();
-    return {};
+    return bytes;
   }
 
   Status StartDynamicK(double limit) {

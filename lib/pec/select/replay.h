@@ -44,7 +44,6 @@ Counts ChainStarts(const LevelState& snapshot, const LevelState& persist);
 ///        as PlanTransfers
 /// Pure. Source: MoEtion Algorithm 3; docs/pec-planning.md section 9.4.
 Result<TransferPlan> SelectReplay(const ExpertMap& map, const std::vector<std::uint64_t>& cursor,
-                                  const Counts& version, std::uint32_t k,
-                                  const ReplayPoint& point);
+                                  const Counts& version, std::uint32_t k, const ReplayPoint& point);
 
 }  // namespace shardwright::pec

@@ -125,10 +125,10 @@ TEST(PlanText, ALogBesideTheCheckpoints) {
   // saved: 2800 + 5 * 3200 bytes, and 2800 + 2 * 3200 are still fewer than 11200.
   const std::string text = TextOf(request);
   EXPECT_TRUE(Has(text,
-                  "\n\ngradients 3.12 KiB in an iteration, 800 B of a rank; with the checkpoint of "
-                  "5 iterations 18.4 KiB\n"
+                  "\n\ngradients 2.34 KiB in an iteration, 600 B of a rank; with the checkpoint of "
+                  "5 iterations 14.5 KiB\n"
                   "window    20 iterations in which every expert is saved once\n"
-                  "full      checkpoints of all write 10.9 KiB: less with more than 2 iterations "
+                  "full      checkpoints of all write 10.9 KiB: less with more than 3 iterations "
                   "between\n"))
       << text;
   NullSink sink;
