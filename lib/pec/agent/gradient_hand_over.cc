@@ -1,5 +1,6 @@
 // How trainers hand gradients over: docs/formats/agent.md, "Gradients".
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -20,13 +21,18 @@ constexpr std::chrono::milliseconds kStepTick(100);
 constexpr std::chrono::milliseconds kStoreTick(20);
 
 /// Whether a trainer was filled by the store's last restore, of the iteration after which it
-/// begins.
+/// begins, out of a checkpoint of that iteration. One out of memory alone proves nothing of the
+/// store's log.
 Result<bool> WasRestored(const std::string& path, const Handing& handing) {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
   if (!there) return false;
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
-  return last && last->sequence == handing.recovery && last->resume == handing.begun;
+  if (!last || last->sequence != handing.recovery || last->resume != handing.begun) return false;
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> all, store.List());
+  return std::ranges::any_of(all, [&](const StoredCheckpoint& one) {
+    return one.sequence == last->manifest && one.iteration == last->resume;
+  });
 }
 
 /// Enters a writer, and leaves when the trainer's process does.

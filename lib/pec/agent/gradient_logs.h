@@ -81,7 +81,8 @@ class GradientLogs {
 
   /// A process begins and ends handing over.
   /// \param begun     the iteration after which it begins
-  /// \param restored  it was filled by a restore of that iteration: what the log has is gone on with
+  /// \param restored  it was filled by a restore of that iteration out of the store: what the log
+  ///                  has is gone on with
   /// \param every     iterations between snapshots; 0: not known
   void Enter(std::uint32_t writer, std::uint64_t begun, bool restored = false,
              std::uint64_t every = 0);

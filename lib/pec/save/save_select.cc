@@ -196,10 +196,11 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
   if (select.policy == Policy::kReplay) {
     if (options.snapshotted == nullptr) {
       SW_TRY_ASSIGN(const ReplayPoint point, ReplayPointOf(job, subject, base, bytes));
-      SW_TRY_ASSIGN(const TransferPlan plan,
-                    SelectReplay(chosen.map, chosen.state.snapshot.cursor,
-                                 ChainStarts(chosen.state.snapshot, chosen.state.persist),
-                                 chosen.k_snapshot, point));
+      SW_TRY_ASSIGN(
+          const TransferPlan plan,
+          SelectReplay(chosen.map, chosen.state.snapshot.cursor,
+                       ChainStarts(chosen.state.snapshot, chosen.state.persist, point.logged_since),
+                       chosen.k_snapshot, point));
       TellReplay(job, plan);
       return TwoLevelSelection{plan.full, plan.full};
     }

@@ -67,7 +67,8 @@ Status FillToK(const ExpertMap& map, const std::vector<std::uint64_t>& cursor,
 
 }  // namespace
 
-Counts ChainStarts(const LevelState& snapshot, const LevelState& persist) {
+Counts ChainStarts(const LevelState& snapshot, const LevelState& persist,
+                   std::optional<std::uint64_t> logged_since) {
   std::uint64_t stored = 0;
   for (const auto& layer : persist.version) {
     for (const std::uint64_t version : layer) stored = std::max(stored, version);
@@ -75,7 +76,8 @@ Counts ChainStarts(const LevelState& snapshot, const LevelState& persist) {
   Counts starts = persist.version;
   for (std::size_t m = 0; m < starts.size(); ++m) {
     for (std::size_t e = 0; e < starts[m].size(); ++e) {
-      if (snapshot.version[m][e] > stored) starts[m][e] = snapshot.version[m][e];
+      const bool bridged = logged_since && starts[m][e] >= *logged_since;
+      if (bridged && snapshot.version[m][e] > stored) starts[m][e] = snapshot.version[m][e];
     }
   }
   return starts;

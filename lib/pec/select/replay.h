@@ -27,10 +27,13 @@ struct ReplayPoint {
 };
 
 /// [layer][expert]: the version that chains begin with. What is only in memory counts as long as it
-/// is newer than all of storage, so that it may still come there.
+/// is newer than all of storage, so that it may still come there, and only where gradients would
+/// bring the stored version forward if it does not.
+/// \param logged_since  as ReplayPoint
 /// \pre both are of one shape
 /// Pure.
-Counts ChainStarts(const LevelState& snapshot, const LevelState& persist);
+Counts ChainStarts(const LevelState& snapshot, const LevelState& persist,
+                   std::optional<std::uint64_t> logged_since = 0);
 
 /// Decides for every expert between its state in the checkpoint and its gradients of the interval.
 /// The state of an expert is taken if the log lacks gradients since `version`, or its chain would

@@ -231,7 +231,8 @@ Result<TwoLevelSelection> SelectTwoLevels(const ExpertMap& map, const LevelState
     }
     case Policy::kReplay: {
       SW_TRY_ASSIGN(TransferPlan plan,
-                    SelectReplay(map, snapshot.cursor, ChainStarts(snapshot, persist),
+                    SelectReplay(map, snapshot.cursor,
+                                 ChainStarts(snapshot, persist, options.replay.logged_since),
                                  options.k_snapshot, options.replay));
       chosen.snapshot = std::move(plan.full);
       chosen.persist = chosen.snapshot;

@@ -117,6 +117,9 @@ TEST(ReplaySelection, ChainsBeginInStorage) {
   snapshot.version = {{10, 20, 30, 40}};
   persist.version = {{10, 5, 30, 5}};
   EXPECT_EQ(ChainStarts(snapshot, persist), (Counts{{10, 5, 30, 40}}));
+  EXPECT_EQ(ChainStarts(snapshot, persist, 5), (Counts{{10, 5, 30, 40}}));
+  EXPECT_EQ(ChainStarts(snapshot, persist, 6), (Counts{{10, 5, 30, 5}}));
+  EXPECT_EQ(ChainStarts(snapshot, persist, std::nullopt), (Counts{{10, 5, 30, 5}}));
 }
 
 TEST(ReplaySelection, Refusals) {
