@@ -194,6 +194,11 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
   const ModelBytes bytes = BytesOf(subject.model);
   if (all) select.policy = Policy::kFull;
   if (select.policy == Policy::kReplay) {
+    if (std::ranges::any_of(base.keep, [](bool kept) { return kept; })) {
+      return Fail(Errc::kMismatch, options.store + ": keeps " + KeepText(base.keep) +
+                                       " of all experts; --policy replay needs one version of all "
+                                       "that an expert has");
+    }
     if (options.snapshotted == nullptr) {
       SW_TRY_ASSIGN(const ReplayPoint point, ReplayPointOf(job, subject, base, bytes));
       SW_TRY_ASSIGN(

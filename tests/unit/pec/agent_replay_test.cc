@@ -60,8 +60,8 @@ class AgentReplay : public test::AgentTest {
     const auto store = Store::Open(agent.options().save.store);
     EXPECT_TRUE(store);
     const auto recoveries = store->RecoveriesAfter(0);
-    const auto log = GradientLog::Open(agent.options().save.store + "/logs",
-                                       store->head().fingerprint);
+    const auto log =
+        GradientLog::Open(agent.options().save.store + "/logs", store->head().fingerprint);
     EXPECT_TRUE(log) << log.error().message;
     std::uint64_t longest = 0;
     const auto list = store->List();
@@ -77,7 +77,8 @@ class AgentReplay : public test::AgentTest {
           if (held) version = held->version;
         }
         std::vector<LoggedParam> params;
-        for (const Handing::Piece& piece : module.pieces) params.push_back({piece.param, piece.elems});
+        for (const Handing::Piece& piece : module.pieces)
+          params.push_back({piece.param, piece.elems});
         const auto chain =
             log->ChainOf(module.name, params, version, manifest.iteration, *recoveries);
         EXPECT_TRUE(chain) << "checkpoint " << manifest.iteration << ": " << chain.error().message;
