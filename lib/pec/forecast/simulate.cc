@@ -294,7 +294,8 @@ class Run {
   }
 
   /// A fault of no node leaves the agents, who log what they had held back; nobody plans again
-  /// before the next checkpoint. \returns its bytes
+  /// before the next checkpoint.
+  /// \returns its bytes
   Result<std::uint64_t> AppendHeld(const SimulatedFault& fault) {
     std::uint64_t bytes = 0;
     if (fault.nodes.empty() && newest_.iteration > 0) {
