@@ -82,14 +82,35 @@ void ShowStatus(cli::Context& context, const Json& json) {
   context.Print(table);
 }
 
+/// What policy replay takes, and what it leaves to the log.
+struct ReplayFlags {
+  std::uint64_t full_every = 500;
+  std::uint64_t held_bytes = std::uint64_t{1} << 30;
+
+  void AddTo(cli::App& app) {
+    app.Group("Policy replay");
+    app.AddCount("--full-every", &full_every, 1, kMany,
+                 "gradients of an expert in a row, after which its state is saved");
+    app.AddSize("--log-memory", &held_bytes,
+                "gradients held back, at most, until a checkpoint makes them unnecessary");
+  }
+  Status CheckRules(const cli::App& app, pec::Policy policy) const {
+    if (policy == pec::Policy::kReplay) return {};
+    return app.Refuse({"--full-every", "--log-memory"}, "without --policy replay");
+  }
+};
+
 Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& key,
-                pec::AgentRunOptions options) {
+                const ReplayFlags& replay, pec::AgentRunOptions options) {
   if (const int ranks = context.comm().size(); ranks > 1) {
     return Fail(Errc::kUnsupported,
                 "pec-save agent: one process for each node, without a launcher of ranks; found " +
                     std::to_string(ranks) + " ranks");
   }
   options.agent.save = save.Options(context.flags());
+  options.agent.save.replay.full_every = replay.full_every;
+  // A copy on another node may be gone on from when this agent and what it holds back are gone.
+  options.agent.held_bytes = options.peers.empty() ? replay.held_bytes : 0;
   options.input = save.source.Options(context.flags());
   options.agent.pattern_files = options.input.pattern_files;
   options.agent.tokens_path = save.selection.tokens;
@@ -190,7 +211,9 @@ int AgentMain(int argc, const char* const* argv) {
   SaveFlags save;
   KeyFlags key;
   IdleFlags idle;
+  ReplayFlags replay;
   pec::AgentRunOptions options;
+  save.agent = true;
   options.agent.memory_bytes = std::uint64_t{8} << 30;
   app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory});
   app.Daily({"--listen", "--peer", "--key", "--memory-limit", "--bandwidth"});
@@ -208,8 +231,10 @@ int AgentMain(int argc, const char* const* argv) {
               "none where ranks say when they idle");
   idle.AddTo(app);
   save.AddTo(app);
+  replay.AddTo(app);
   app.Check([&]() -> Status {
     SW_TRY(save.CheckRules(app));
+    SW_TRY(replay.CheckRules(app, save.selection.policy));
     SW_TRY(idle.Read(app, &options.agent.idle));
     if (options.copies_only && options.listen.empty()) {
       return Fail(Errc::kUsage, "--copies-only needs --listen: copies come in there");
@@ -218,8 +243,9 @@ int AgentMain(int argc, const char* const* argv) {
     addresses.insert(addresses.end(), options.peers.begin(), options.peers.end());
     return key.CheckRules(app, addresses);
   });
-  return app.Run(argc, argv,
-                 [&](cli::Context& context) { return RunAgent(context, save, key, options); });
+  return app.Run(argc, argv, [&](cli::Context& context) {
+    return RunAgent(context, save, key, replay, options);
+  });
 }
 
 int KeygenMain(int argc, const char* const* argv) {

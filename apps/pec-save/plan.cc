@@ -45,7 +45,9 @@ Status CheckNeeds(const cli::App& app, pec::Policy policy) {
   for (const Need& need : kNeeds) {
     if (!app.Given(need.flag)) continue;
     // Gradients are logged in every iteration between.
-    if (policy == pec::Policy::kReplay && std::string_view(need.flag) == "--interval") continue;
+    const std::string_view name = need.flag;
+    const bool of_log = name == "--interval" || name == "--full-every";
+    if (policy == pec::Policy::kReplay && of_log) continue;
     bool there = false;
     std::string names;
     for (const char* flag : need.any) {

@@ -22,12 +22,13 @@ void SelectionFlags::AddTo(cli::App& app) {
                "experts of each layer that go to storage, of those selected [default: all]");
   app.AddEnum<pec::Policy>("--policy", &policy, PolicyWords(),
                            "which experts: in turn, those with most unsaved tokens, within a "
-                           "budget by layer or over all layers, or all; replay, in plans: in turn, "
-                           "beside a log of all gradients");
+                           "budget by layer or over all layers, or all; replay: in turn or within "
+                           "a budget, beside a log of the others' gradients (docs/lossless.md)");
   app.AddText("--tokens", &tokens, "tokens per expert and iteration (docs/formats/loads.md)",
               "FILE");
   app.AddSize("--budget", &budget,
-              "bytes of a checkpoint for the budget policies; 0: --k experts per layer on average");
+              "bytes of a checkpoint for the budget policies, of an iteration for replay, log and "
+              "all; 0: --k experts per layer");
   app.AddCount("--max-age", &max_age, 1, kMany,
                "load-aware: checkpoints after which an expert is taken first [default: 4 rounds]");
   app.AddReal("--dynamic-k", &dynamic_k, 1e-9, 1,
@@ -42,7 +43,12 @@ Status SelectionFlags::CheckRules(const cli::App& app) const {
     SW_TRY(app.Refuse({"--max-age"}, "without --policy load-aware"));
   }
   if (policy != pec::Policy::kBudget && policy != pec::Policy::kBudgetGlobal) {
-    SW_TRY(app.Refuse({"--budget"}, "without a budget policy"));
+    if (policy != pec::Policy::kReplay) {
+      SW_TRY(app.Refuse({"--budget"}, "without a budget policy"));
+    }
+  }
+  if (policy == pec::Policy::kReplay) {
+    SW_TRY(app.Refuse({"--k-persist"}, "with --policy replay, which has one K"));
   }
   if (policy == pec::Policy::kFull) {
     SW_TRY(app.Refuse({"--k", "--k-persist"}, "with --policy full"));
@@ -85,9 +91,13 @@ void SaveFlags::AddSaveOnlyTo(cli::App& app) {
 Status SaveFlags::CheckRules(const cli::App& app) {
   SW_TRY(selection.CheckRules(app));
   if (selection.policy == pec::Policy::kReplay) {
-    return Fail(Errc::kUsage,
-                "--policy replay: gradients come out of a running trainer only: use "
-                "shardwright.PartialCheckpoints(..., lossless=True) there (docs/lossless.md)");
+    if (!agent) {
+      return Fail(Errc::kUsage,
+                  "--policy replay: gradients come out of a running trainer only: give it to "
+                  "pec-save agent, or to shardwright.PartialCheckpoints(..., lossless=True) "
+                  "(docs/lossless.md)");
+    }
+    SW_TRY(app.Refuse({"--keep"}, "with --policy replay, which has one version of an expert"));
   }
   SW_TRY(CheckDynamicK(app));
   if (keep.empty()) return {};

@@ -43,6 +43,7 @@ struct SaveFlags {
   std::vector<std::string> keep;
   std::string compress = "none";
   std::optional<std::uint64_t> iterations;
+  bool agent = false;  ///< of an agent, which gradients may come to
 
   void AddTo(cli::App& app);
   /// And what an agent finds out for itself.

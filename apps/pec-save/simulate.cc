@@ -65,6 +65,8 @@ void SimulateFlags::AddTo(cli::App& app) {
                "load-aware: checkpoints after which an expert is taken first [default: 4 rounds]");
   app.AddReal("--dynamic-k", &request.dynamic_limit, 1e-9, 1,
               "also a K that doubles when its part of this share of lost tokens is spent");
+  app.AddSize("--budget", &request.budget_bytes,
+              "replay: bytes of an iteration, log and all, in place of K; 0: none");
   app.AddFlag("--gradients", &request.gradients,
               "also what MoEtion's rule and the rule of least bytes would send of all experts; "
               "computed only");
@@ -94,8 +96,14 @@ Status SimulateFlags::CheckPolicy(const cli::App& app) const {
     return Fail(Errc::kUsage, "--k-persist " + std::to_string(*request.k_persist) +
                                   " is above --k " + std::to_string(*request.k));
   }
+  const bool replays = !app.Given("--policy") || policy == pec::Policy::kReplay;
   if (!request.gradients) {
-    SW_TRY(app.Refuse({"--full-every", "--gradient-budget"}, "without --gradients"));
+    SW_TRY(app.Refuse({"--gradient-budget"}, "without --gradients"));
+    if (!replays) SW_TRY(app.Refuse({"--full-every"}, "without --gradients or policy replay"));
+  }
+  if (!replays) SW_TRY(app.Refuse({"--budget"}, "without policy replay"));
+  if (policy == pec::Policy::kReplay && app.Given("--policy")) {
+    SW_TRY(app.Refuse({"--k-persist"}, "with --policy replay, which has one K"));
   }
   if (!request.dynamic_limit) return {};
   if (app.Given("--policy") && policy != pec::Policy::kSequential) {

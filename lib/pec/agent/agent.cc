@@ -51,6 +51,18 @@ Snapshotted SnapshottedOf(const Manifest& manifest) {
   return out;
 }
 
+/// Experts that a checkpoint has all of in its own version.
+ModuleNames WholeModules(const Manifest& manifest) {
+  ModuleNames names;
+  for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
+    const HeldModule& module = manifest.modules[i];
+    const bool whole = std::ranges::all_of(
+        module, [&](const auto& held) { return !held || held->version == manifest.iteration; });
+    if (whole) names.insert(manifest.names[i]);
+  }
+  return names;
+}
+
 /// What a persist of a checkpoint moves at most: what it has of its own iteration.
 std::uint64_t OwnBytes(const Manifest& manifest) {
   std::uint64_t bytes = manifest.passed ? manifest.passed->bytes : 0;
@@ -85,7 +97,7 @@ Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       pool_(std::make_shared<MemoryPool>(options_.memory_bytes)),
       limiter_(options_.bandwidth, options_.idle),
-      logs_(options_.save.store) {
+      logs_(options_.save.store, options_.held_bytes) {
   status_.memory_limit_bytes = options_.memory_bytes;
 }
 
@@ -133,7 +145,10 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
       const std::optional<std::size_t> newest = buffers_.NewestComplete();
       again = newest && buffers_.iteration(*newest) == asked ? records_[*newest] : nullptr;
       level = again ? level_before_ : level_;
+      if (next_)
+        options.replay.before = again ? next_->iteration - next_->interval : next_->iteration;
     }
+    options.replay.logged_since = logs_.logged_since();
     // A hook may ask for what `latest` has told already.
     if (again && again->manifest.catalogue == CatalogueDigest(input)) return asked;
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
@@ -151,6 +166,8 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
     if (filled) return iteration;
     const std::lock_guard lock(mutex_);
     buffers_.AbandonFilling();
+    next_.reset();
+    logs_.HoldNothing();
     return tl::unexpected<Error>(std::move(filled).error());
   };
   Result<std::uint64_t> iteration = take();
@@ -168,6 +185,13 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
                    std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied,
                    const FillSource& fill) {
   SW_TRY_ASSIGN(const auto taking, Taking::Copy(input, choice, pool_, options, sink, fill));
+  SelectionState after = choice.state;
+  if (!choice.model.experts.empty()) {
+    SW_TRY(CompleteSave(&after.snapshot,
+                        BeginSave(after.snapshot, choice.selection, choice.iteration)));
+  }
+  // Before training goes on, whose gradients it is about.
+  NotePlan(choice, after, record->recovery);
   copied(choice.iteration);
   SW_TRY_ASSIGN(Taken taken, taking->Seal());
   record->catalogue = dialect::Serialize(input.set);
@@ -183,11 +207,6 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
   if (taken.passed) {
     manifest.passed = taken.passed->ref();
     record->blobs.emplace(taken.passed->ref().digest, taken.passed);
-  }
-  SelectionState after = choice.state;
-  if (!choice.model.experts.empty()) {
-    SW_TRY(CompleteSave(&after.snapshot,
-                        BeginSave(after.snapshot, choice.selection, choice.iteration)));
   }
   manifest.state = after;
   const std::uint64_t bytes = taken.bytes;
@@ -212,6 +231,64 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
   records_[*filling] = std::move(record);
   status_.snapshot_bytes += bytes;
   return {};
+}
+
+/// \param after  both levels after a snapshot
+/// \param known  the restore that the snapshot knows of
+void Agent::NotePlan(const SnapshotChoice& choice, const SelectionState& after,
+                     std::uint64_t known) {
+  if (options_.save.policy != Policy::kReplay || choice.model.experts.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (recovery_ != known) return;
+    next_ = PlanAfter(choice, after);
+  }
+  PlanLogs();
+}
+
+/// \pre mutex_ is held
+Agent::NextPlan Agent::PlanAfter(const SnapshotChoice& choice, const SelectionState& after) const {
+  NextPlan next;
+  next.iteration = choice.iteration;
+  if (next_) {
+    const bool again = next_->iteration == choice.iteration;
+    next.interval = again ? next_->interval : choice.iteration - next_->iteration;
+  }
+  next.map = choice.map;
+  next.snapshot = after.snapshot;
+  next.persist = after.persist;
+  next.bytes = BytesOf(choice.model);
+  next.k = choice.k_snapshot;
+  for (std::size_t m = 0; m < choice.model.experts.size(); ++m) {
+    std::vector<std::string>& names = next.names.emplace_back();
+    for (std::uint32_t e = 0; e < choice.model.experts[m]; ++e) {
+      names.push_back(choice.model.modules[choice.model.expert_module(m, e)].name);
+    }
+  }
+  return next;
+}
+
+void Agent::PlanLogs() {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t every = logs_.every();
+  const std::uint64_t interval = every > 0 ? every : next_ ? next_->interval : 0;
+  if (!next_ || interval == 0) return logs_.HoldNothing();
+  const ReplayPoint point{next_->iteration + interval,
+                          interval,
+                          logs_.logged_since(),
+                          options_.save.replay.full_every,
+                          options_.save.budget_bytes.value_or(0),
+                          &next_->bytes};
+  const Result<TransferPlan> plan =
+      SelectReplay(next_->map, next_->snapshot.cursor, ChainStarts(next_->snapshot, next_->persist),
+                   next_->k, point);
+  // The snapshot itself will tell what is wrong.
+  if (!plan || !point.logged_since) return logs_.HoldNothing();
+  ModuleNames names;
+  for (std::size_t m = 0; m < plan->full.size(); ++m) {
+    for (const std::uint32_t e : plan->full[m]) names.insert(next_->names[m][e]);
+  }
+  logs_.Hold(next_->iteration, std::move(names));
 }
 
 /// Hands what was taken to the buffer that is being filled. Content that is in memory already is
@@ -290,9 +367,11 @@ Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
     stop_persist_.store(false);
   }
   // First, so that whoever finds the checkpoint finds the way of its older experts to it.
-  PersistLogs(checkpoint->manifest.iteration, sink);
+  const ModuleNames saved = WholeModules(checkpoint->manifest);
+  PersistLogs(checkpoint->manifest.iteration, saved, sink);
   Limiter::Job job(limiter_, OwnBytes(checkpoint->manifest));
   const Result<SaveReport> report = Write(*checkpoint, job, sink);
+  if (report) logs_.Drop(report->iteration, saved);
   const std::lock_guard lock(mutex_);
   if (!report) {
     ++status_.persists_failed;
@@ -337,8 +416,8 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
   return StoredIteration();
 }
 
-void Agent::PersistLogs(std::uint64_t iteration, Sink& sink) {
-  if (const Status logged = logs_.Persist(iteration); !logged) {
+void Agent::PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink) {
+  if (const Status logged = logs_.Persist(iteration, saved); !logged) {
     sink.Warn("log of gradients: " + logged.error().message);
   }
 }
@@ -348,7 +427,7 @@ Status Agent::FlushCopy(const AgentEntry& entry, Sink& sink) {
   SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, StoredIteration());
   if (stored && *stored >= entry.checkpoint->manifest.iteration) return {};
   stop_persist_.store(false);
-  PersistLogs(entry.checkpoint->manifest.iteration, sink);
+  PersistLogs(entry.checkpoint->manifest.iteration, {}, sink);
   Limiter::Job job(limiter_);
   SW_TRY(Write(*entry.checkpoint, job, sink));
   return {};
@@ -400,6 +479,8 @@ void Agent::Rollback(const std::vector<RecoveryRecord>& restores) {
   DropIdle();
   level_before_.reset();
   level_.reset();
+  next_.reset();
+  logs_.HoldNothing();
 }
 
 std::vector<AgentEntry> Agent::Entries() const {

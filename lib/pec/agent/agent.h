@@ -36,6 +36,9 @@ struct AgentOptions {
   std::uint64_t memory_bytes = 0;          ///< of all blobs in memory
   std::uint64_t bandwidth = 0;  ///< bytes per second that persists and copies take (Limiter)
   IdleOptions idle;             ///< when ranks idle
+  /// Gradients that are held back at most (GradientLogs); 0: all are logged, as wherever copies of
+  /// snapshots go to others, who could have them restored when this agent is gone.
+  std::uint64_t held_bytes = std::uint64_t{1} << 30;
 };
 
 /// A complete checkpoint in an agent's memory.
@@ -143,6 +146,11 @@ class Agent {
   /// \error kNotFound  there is neither yet; as Store
   Result<std::vector<ExpertParam>> ExpertParams();
 
+  /// With policy replay: has the gradients held back of the experts that the next snapshot will
+  /// have, as far as it can be known. Called after each snapshot, and when a process begins to hand
+  /// gradients over.
+  void PlanLogs();
+
   AgentStatus status() const;
   GradientLogs& logs() { return logs_; }
   const GradientLogs& logs() const { return logs_; }
@@ -152,6 +160,17 @@ class Agent {
   const Limiter& limiter() const { return limiter_; }
 
  private:
+  /// What the next snapshot is planned from.
+  struct NextPlan {
+    std::uint64_t iteration = 0;  ///< of the newest snapshot
+    std::uint64_t interval = 0;   ///< since the one before; 0: not known
+    ExpertMap map;
+    LevelState snapshot;
+    LevelState persist;
+    ModelBytes bytes;
+    PerExpert<std::string> names;
+    std::uint32_t k = 1;
+  };
   /// What buffers hold of a module, or of a part of it.
   struct ModuleCopy {
     std::array<BlobPtr, kComponents> parts;
@@ -161,12 +180,14 @@ class Agent {
               std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied,
               const FillSource& fill);
   Status Put(const SnapshotChoice& choice, Taken taken);
+  void NotePlan(const SnapshotChoice& choice, const SelectionState& after, std::uint64_t known);
+  NextPlan PlanAfter(const SnapshotChoice& choice, const SelectionState& after) const;
   Status LookForRestores();
   void Rollback(const std::vector<RecoveryRecord>& restores);
   Status CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
                     const Model& model) const;
   Status FlushCopy(const AgentEntry& entry, Sink& sink);
-  void PersistLogs(std::uint64_t iteration, Sink& sink);
+  void PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink);
   bool Holds(const AgentEntry& copy) const;
   Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Limiter::Job& job, Sink& sink);
   Result<std::shared_ptr<const loads::LoadTrace>> ReadTokens() const;
@@ -189,6 +210,7 @@ class Agent {
   std::uint64_t recovery_ = 0;                  // the last one of the store that is known here
   std::optional<SelectionState> level_;         // of the snapshots; absent: as the store says
   std::optional<SelectionState> level_before_;  // the newest snapshot, for one in its place
+  std::optional<NextPlan> next_;                // kReplay
   AgentStatus status_;
 };
 

@@ -72,6 +72,8 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
                  {"records", logged.records},
                  {"gradient_bytes", logged.gradient_bytes},
                  {"cut_bytes", logged.cut_bytes},
+                 {"held_bytes", logged.held_bytes},
+                 {"dropped_bytes", logged.dropped_bytes},
                  {"newest", logged.newest ? OrderedJson(*logged.newest) : OrderedJson()},
                  {"persisted", logged.persisted ? OrderedJson(*logged.persisted) : OrderedJson()}};
   OrderedJson sent;
@@ -323,6 +325,10 @@ Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag)
 
 Status AgentServer::List(os::Connection& connection) const {
   SW_TRY(agent_.CatchUp());
+  // Whoever asks may go on from what is only here.
+  if (const Status appended = agent_.logs().AppendHeld(); !appended) {
+    sink_.Warn("log of gradients: " + appended.error().message);
+  }
   OrderedJson list = OrderedJson::array();
   for (const AgentEntry& entry : agent_.Entries()) {
     list.push_back({{"state", entry.state},

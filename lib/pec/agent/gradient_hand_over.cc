@@ -1,5 +1,6 @@
 // How trainers hand gradients over: docs/formats/agent.md, "Gradients".
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -19,11 +20,27 @@ namespace {
 constexpr std::chrono::milliseconds kStepTick(100);
 constexpr std::chrono::milliseconds kStoreTick(20);
 
+/// Whether a trainer was filled by the store's last restore, of the iteration after which it
+/// begins, out of a checkpoint of that iteration. One out of memory alone proves nothing of the
+/// store's log.
+Result<bool> WasRestored(const std::string& path, const Handing& handing) {
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (!there) return false;
+  SW_TRY_ASSIGN(const Store store, Store::Open(path));
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
+  if (!last || last->sequence != handing.recovery || last->resume != handing.begun) return false;
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> all, store.List());
+  return std::ranges::any_of(all, [&](const StoredCheckpoint& one) {
+    return one.sequence == last->manifest && one.iteration == last->resume;
+  });
+}
+
 /// Enters a writer, and leaves when the trainer's process does.
 class Entered {
  public:
-  Entered(GradientLogs& logs, const Handing& handing) : logs_(logs), writer_(handing.writer) {
-    logs_.Enter(writer_, handing.begun);
+  Entered(GradientLogs& logs, const Handing& handing, bool restored)
+      : logs_(logs), writer_(handing.writer) {
+    logs_.Enter(writer_, handing.begun, restored, handing.every);
   }
   Entered(const Entered&) = delete;
   Entered& operator=(const Entered&) = delete;
@@ -127,7 +144,9 @@ Status AgentServer::TakeGradients(os::Connection& connection,
   SW_TRY_ASSIGN(const int descriptor, connection.ReceiveDescriptor());
   SW_TRY_ASSIGN(const HandedMemory memory,
                 HandedMemory::Map(descriptor, handing.places * handing.place_bytes));
-  const Entered entered(agent_.logs(), handing);
+  SW_TRY_ASSIGN(const bool restored, WasRestored(agent_.options().save.store, handing));
+  const Entered entered(agent_.logs(), handing, restored);
+  agent_.PlanLogs();
   SW_TRY(SendAnswer(connection, {}));
   while (!stop_.load()) {
     SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kStepTick));

@@ -93,6 +93,10 @@ Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
   out.writer = writer;
   SW_TRY_ASSIGN(out.recovery, Whole(root, "recovery", kGreatest, where));
   SW_TRY_ASSIGN(out.begun, Whole(root, "begun", kGreatest, where));
+  // Trainers of older versions do not say it.
+  if (root.is_object() && json::Find(root, "every") != nullptr) {
+    SW_TRY_ASSIGN(out.every, Whole(root, "every", kGreatest, where));
+  }
   SW_TRY_ASSIGN(const std::uint64_t level, Whole(root, "zstd", 19, where));
   out.zstd_level = static_cast<int>(level);
   SW_TRY_ASSIGN(const std::uint64_t places, Whole(root, "places", kMany, where));
@@ -118,16 +122,77 @@ Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
 GradientLogs::Writer& GradientLogs::Find(std::uint32_t number) {
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Writer>& writer = writers_[number];
-  if (!writer) writer = std::make_unique<Writer>();
+  if (!writer) {
+    writer = std::make_unique<Writer>();
+    writer->number = number;
+  }
   return *writer;
 }
 
-void GradientLogs::Enter(std::uint32_t writer, std::uint64_t begun) {
+std::vector<GradientLogs::Writer*> GradientLogs::All() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Writer*> all;
+  for (const auto& [number, writer] : writers_) all.push_back(writer.get());
+  return all;
+}
+
+void GradientLogs::Enter(std::uint32_t writer, std::uint64_t begun, bool restored,
+                         std::uint64_t every) {
   Writer& entered = Find(writer);
   const std::lock_guard lock(mutex_);
+  if (status_.writers == 0) {  // a trainer of other processes, maybe
+    for (const auto& [number, one] : writers_) one->counts = false;
+  }
   ++entered.entered;
   ++status_.writers;
+  entered.counts = true;
   entered.newest = begun;
+  entered.since = restored ? 0 : begun;
+  entered.every = every;
+}
+
+std::optional<std::uint64_t> GradientLogs::logged_since() const {
+  const std::lock_guard lock(mutex_);
+  std::optional<std::uint64_t> since;
+  for (const auto& [number, writer] : writers_) {
+    if (!writer->counts) continue;
+    if (writer->entered == 0) return std::nullopt;
+    since = std::max(since.value_or(0), writer->since);
+  }
+  return since;
+}
+
+std::uint64_t GradientLogs::every() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t every = 0;
+  for (const auto& [number, writer] : writers_) {
+    if (writer->counts) every = std::max(every, writer->every);
+  }
+  return every;
+}
+
+void GradientLogs::Hold(std::uint64_t since, ModuleNames modules) {
+  constexpr std::size_t kPlans = 4;  // gradients come late, but not by more snapshots
+  const std::lock_guard lock(mutex_);
+  held_.erase(held_.lower_bound(since), held_.end());
+  held_.emplace(since, std::move(modules));
+  if (held_.size() > kPlans) held_.erase(held_.begin());
+}
+
+void GradientLogs::HoldNothing() {
+  const std::lock_guard lock(mutex_);
+  held_.clear();
+}
+
+/// Whether gradients are held back; their bytes are counted then.
+bool GradientLogs::TakeRoom(std::uint64_t iteration, const std::string& module,
+                            std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto after = held_.lower_bound(iteration);
+  if (after == held_.begin() || !std::prev(after)->second.contains(module)) return false;
+  if (bytes > most_held_ - std::min(most_held_, status_.held_bytes)) return false;
+  status_.held_bytes += bytes;
+  return true;
 }
 
 void GradientLogs::Leave(std::uint32_t writer) {
@@ -165,22 +230,64 @@ Status GradientLogs::PutRootsOf(std::span<const LogStep> steps) {
 }
 
 /// \pre writer->mutex
-Status GradientLogs::Open(const Handing& handing, Writer* writer) {
-  if (writer->log && writer->zstd_level == handing.zstd_level) {
-    writer->log->set_recovery(handing.recovery);
+Status GradientLogs::Open(std::uint64_t recovery, int zstd_level, Writer* writer) {
+  if (writer->log && writer->zstd_level == zstd_level) {
+    writer->log->set_recovery(recovery);
     return {};
   }
   writer->log.reset();
   SW_TRY_ASSIGN(const Store store, Store::Open(store_));
   LogWriterOptions options;
-  options.writer = handing.writer;
-  options.recovery = handing.recovery;
+  options.writer = writer->number;
+  options.recovery = recovery;
   options.fingerprint = store.head().fingerprint;
-  options.zstd_level = handing.zstd_level;
+  options.zstd_level = zstd_level;
   SW_TRY_ASSIGN(writer->log, LogWriter::Open(store_ + "/logs", options));
-  writer->zstd_level = handing.zstd_level;
+  writer->zstd_level = zstd_level;
   const std::lock_guard lock(mutex_);
   status_.cut_bytes += writer->log->cut_bytes();
+  return {};
+}
+
+/// \pre writer->mutex
+Status GradientLogs::AppendModule(const Handing& handing, const Handing::Module& module,
+                                  std::uint64_t iteration, std::span<const std::byte> place,
+                                  std::span<const LogStep> steps, Writer* writer) {
+  std::vector<LogStep> used;
+  std::map<std::uint32_t, std::uint32_t> index;  // by tensor
+  std::vector<GradientRange> ranges;
+  std::size_t bytes = 0;
+  for (const Handing::Piece& piece : module.pieces) {
+    const auto [at, is_new] = index.emplace(piece.tensor, static_cast<std::uint32_t>(used.size()));
+    if (is_new) used.push_back(steps[piece.tensor]);
+    const std::uint64_t size =
+        steps[piece.tensor].step.skipped ? 0 : piece.count * ItemSize(piece.dtype);
+    ranges.push_back({piece.param, piece.elems, piece.first, piece.dtype, at->second, piece.count,
+                      place.subspan(piece.offset, size)});
+    bytes += size;
+  }
+  const bool held = TakeRoom(iteration, module.name, bytes);
+  std::vector<std::byte> kept(held ? bytes : 0);
+  // The trainer could change it between its digest and its write.
+  if (!held) writer->own.resize(std::max(writer->own.size(), bytes));
+  std::byte* end = held ? kept.data() : writer->own.data();
+  for (GradientRange& range : ranges) {
+    const std::span<std::byte> own(end, range.gradient.size());
+    std::ranges::copy(range.gradient, own.begin());
+    range.gradient = own;
+    end += own.size();
+  }
+  if (!held) return writer->log->Append(iteration, module.name, used, ranges);
+  Used& one = writer->held.emplace_back();
+  one.iteration = iteration;
+  one.recovery = handing.recovery;
+  one.zstd_level = handing.zstd_level;
+  one.module = module.name;
+  one.steps = std::move(used);
+  one.ranges = std::move(ranges);
+  one.bytes = std::move(kept);
+  one.params.reserve(one.ranges.size());
+  for (GradientRange& range : one.ranges) range.param = one.params.emplace_back(range.param);
   return {};
 }
 
@@ -195,35 +302,14 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
   Writer& writer = Find(handing.writer);
   std::uint64_t bytes = 0;
   const auto append = [&]() -> Status {
-    SW_TRY(Open(handing, &writer));
+    SW_TRY(Open(handing.recovery, handing.zstd_level, &writer));
     SW_TRY(PutRootsOf(steps));
     writer.dirty = true;
     for (const Handing::Module& module : handing.modules) {
-      std::vector<LogStep> used;
-      std::map<std::uint32_t, std::uint32_t> index;  // by tensor
-      std::vector<GradientRange> ranges;
-      std::size_t module_bytes = 0;
+      SW_TRY(AppendModule(handing, module, iteration, place, steps, &writer));
       for (const Handing::Piece& piece : module.pieces) {
-        const auto [at, is_new] =
-            index.emplace(piece.tensor, static_cast<std::uint32_t>(used.size()));
-        if (is_new) used.push_back(steps[piece.tensor]);
-        const std::uint64_t size =
-            steps[piece.tensor].step.skipped ? 0 : piece.count * ItemSize(piece.dtype);
-        ranges.push_back({piece.param, piece.elems, piece.first, piece.dtype, at->second,
-                          piece.count, place.subspan(piece.offset, size)});
-        module_bytes += size;
+        if (!steps[piece.tensor].step.skipped) bytes += piece.count * ItemSize(piece.dtype);
       }
-      // The trainer could change it between its digest and its write.
-      writer.own.resize(std::max(writer.own.size(), module_bytes));
-      std::size_t end = 0;
-      for (GradientRange& range : ranges) {
-        const auto own = std::span(writer.own).subspan(end, range.gradient.size());
-        std::ranges::copy(range.gradient, own.begin());
-        range.gradient = own;
-        end += own.size();
-      }
-      bytes += module_bytes;
-      SW_TRY(writer.log->Append(iteration, module.name, used, ranges));
     }
     return {};
   };
@@ -236,6 +322,7 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
   }
   SW_TRY(done);
   const std::lock_guard lock(mutex_);
+  if (iteration > writer.newest + 1) writer.since = iteration - 1;
   writer.newest = iteration;
   status_.records += handing.modules.size();
   status_.gradient_bytes += bytes;
@@ -244,7 +331,60 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
   return bytes;
 }
 
-Status GradientLogs::Persist(std::uint64_t iteration) {
+/// Up to an iteration, of other modules than those.
+/// \pre writer->mutex
+Status GradientLogs::AppendHeld(Writer* writer, std::uint64_t last, const ModuleNames& saved) {
+  const auto needed = [&](const Used& one) {
+    return one.iteration <= last && !saved.contains(one.module);
+  };
+  for (auto one = writer->held.begin(); one != writer->held.end();) {
+    if (!needed(*one)) {
+      ++one;
+      continue;
+    }
+    SW_TRY(Open(one->recovery, one->zstd_level, writer));
+    writer->dirty = true;
+    if (Status done = writer->log->Append(one->iteration, one->module, one->steps, one->ranges);
+        !done) {
+      if (writer->log->Persist()) writer->dirty = false;
+      writer->log.reset();
+      return done;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      status_.held_bytes -= one->bytes.size();
+    }
+    one = writer->held.erase(one);
+  }
+  return {};
+}
+
+Status GradientLogs::AppendHeld() {
+  Status failed;
+  for (Writer* const writer : All()) {
+    const std::lock_guard one(writer->mutex);
+    Status done = AppendHeld(writer, std::numeric_limits<std::uint64_t>::max(), {});
+    if (!done) failed = std::move(done);
+  }
+  return failed;
+}
+
+void GradientLogs::Drop(std::uint64_t iteration, const ModuleNames& saved) {
+  for (Writer* const writer : All()) {
+    const std::lock_guard one(writer->mutex);
+    std::uint64_t dropped = 0;
+    std::erase_if(writer->held, [&](const Used& used) {
+      if (used.iteration > iteration || !saved.contains(used.module)) return false;
+      dropped += used.bytes.size();
+      return true;
+    });
+    const std::lock_guard lock(mutex_);
+    status_.held_bytes -= dropped;
+    status_.dropped_bytes += dropped;
+  }
+}
+
+Status GradientLogs::Persist(std::uint64_t iteration, const ModuleNames& saved) {
   std::vector<Writer*> all;
   Status failed;
   {
@@ -266,6 +406,9 @@ Status GradientLogs::Persist(std::uint64_t iteration) {
   }
   for (Writer* const writer : all) {
     const std::lock_guard one(writer->mutex);
+    if (Status appended = AppendHeld(writer, iteration, saved); !appended) {
+      failed = std::move(appended);
+    }
     if (!writer->dirty) continue;
     writer->dirty = false;
     Status synced = writer->log ? writer->log->Persist()

@@ -3,10 +3,12 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +38,7 @@ struct Handing {
   std::uint32_t writer = 0;
   std::uint64_t recovery = 0;  ///< the store's last one when the trainer was filled
   std::uint64_t begun = 0;     ///< iteration after which it begins
+  std::uint64_t every = 0;     ///< iterations between snapshots; 0: not known
   int zstd_level = 0;
   std::uint32_t places = 0;
   std::uint64_t place_bytes = 0;
@@ -55,18 +58,52 @@ struct GradientLogStatus {
   std::uint64_t cut_bytes = 0;             ///< torn tails that were cut off
   std::optional<std::uint64_t> newest;     ///< iteration
   std::optional<std::uint64_t> persisted;  ///< iteration whose snapshot's persist has synced them
+  std::uint64_t held_bytes = 0;            ///< of gradients that are held back now
+  std::uint64_t dropped_bytes = 0;         ///< that a checkpoint has made unnecessary
 };
+
+/// Modules by name.
+using ModuleNames = std::set<std::string, std::less<>>;
 
 /// Writes the gradients that processes of a trainer hand over into the folder logs/ of a store,
 /// each process as a writer of its own. Every call may come from any thread.
+///
+/// Gradients of modules that the next checkpoint will have (Hold) are held back in memory, since it
+/// makes them unnecessary. Before any checkpoint is durable, those that it does not have of its own
+/// iteration are appended (Persist), and when it is, those that it has are dropped (Drop): of every
+/// durable checkpoint the log is complete, whatever becomes of those that were planned.
 /// Source: docs/formats/log.md, docs/lossless.md.
 class GradientLogs {
  public:
-  explicit GradientLogs(std::string store) : store_(std::move(store)) {}
+  /// \param most_held  bytes of gradients that are held back at most; 0: none
+  explicit GradientLogs(std::string store, std::uint64_t most_held = 0)
+      : store_(std::move(store)), most_held_(most_held) {}
 
-  /// A process begins and ends handing over. \param begun  the iteration after which it begins
-  void Enter(std::uint32_t writer, std::uint64_t begun);
+  /// A process begins and ends handing over.
+  /// \param begun     the iteration after which it begins
+  /// \param restored  it was filled by a restore of that iteration out of the store: what the log
+  ///                  has is gone on with
+  /// \param every     iterations between snapshots; 0: not known
+  void Enter(std::uint32_t writer, std::uint64_t begun, bool restored = false,
+             std::uint64_t every = 0);
   void Leave(std::uint32_t writer);
+
+  /// The iteration after which all gradients of all processes have come without a gap, as far as is
+  /// known here: of what a restore has brought forward that of the chains, 0. Absent: no process
+  /// hands over, or one that did does not.
+  std::optional<std::uint64_t> logged_since() const;
+  /// Iterations between snapshots, as processes say; 0: they do not.
+  std::uint64_t every() const;
+
+  /// From the iteration after `since` on, gradients of these modules are held back.
+  void Hold(std::uint64_t since, ModuleNames modules);
+  /// No more gradients are held back; those that are stay so.
+  void HoldNothing();
+  /// Appends what is held back, for somebody may go on from what is only in memory.
+  /// \error as LogWriter; what could not be appended stays held back
+  Status AppendHeld();
+  /// Forgets what is held back up to an iteration of modules that its durable checkpoint has.
+  void Drop(std::uint64_t iteration, const ModuleNames& saved);
 
   /// Keeps a table of square roots for the steps that name it; it is written with the first one.
   /// \returns its name; nothing where all are rounded correctly, and nobody needs it
@@ -83,33 +120,59 @@ class GradientLogs {
 
   /// Makes all durable that was handed over up to an iteration, before the checkpoint of that
   /// iteration is: waits a while for processes that have not got so far.
+  /// \param saved  modules that the checkpoint has of its iteration: what is held back of them
+  ///               stays so
   /// \error kIo  all that was there is durable, but a writer is late; or the log of a writer cannot
   ///        be synced, and ends there until Append goes on
-  Status Persist(std::uint64_t iteration);
+  Status Persist(std::uint64_t iteration, const ModuleNames& saved = {});
 
   GradientLogStatus status() const;
 
  private:
+  /// What a process used of a module in an iteration, with bytes of its own.
+  struct Used {
+    std::uint64_t iteration = 0;
+    std::uint64_t recovery = 0;
+    int zstd_level = 0;
+    std::string module;
+    std::vector<LogStep> steps;
+    std::vector<std::string> params;
+    std::vector<GradientRange> ranges;  // of `params` and `bytes`
+    std::vector<std::byte> bytes;
+  };
   struct Writer {
+    std::uint32_t number = 0;
     std::mutex mutex;  // of log; before mutex_
     std::optional<LogWriter> log;
     int zstd_level = 0;
     bool dirty = false;
     std::vector<std::byte> own;  // a copy of what is appended
+    std::list<Used> held;
     // Under mutex_.
     std::uint32_t entered = 0;
+    bool counts = false;  // it has handed over since nobody did
     std::uint64_t newest = 0;
+    std::uint64_t since = 0;  // as logged_since
+    std::uint64_t every = 0;
   };
 
   Writer& Find(std::uint32_t number);
-  Status Open(const Handing& handing, Writer* writer);
+  Status Open(std::uint64_t recovery, int zstd_level, Writer* writer);
   Status PutRootsOf(std::span<const LogStep> steps);
+  Status AppendModule(const Handing& handing, const Handing::Module& module,
+                      std::uint64_t iteration, std::span<const std::byte> place,
+                      std::span<const LogStep> steps, Writer* writer);
+  Status AppendHeld(Writer* writer, std::uint64_t last, const ModuleNames& saved);
+  bool TakeRoom(std::uint64_t iteration, const std::string& module, std::uint64_t bytes);
+  std::vector<Writer*> All();
 
   const std::string store_;
+  const std::uint64_t most_held_;
   mutable std::mutex mutex_;
   std::condition_variable appended_;
   std::map<std::uint32_t, std::unique_ptr<Writer>> writers_;
   std::map<exec::Digest, replay::RootTable> roots_;  // that are not in the folder yet
+  std::map<std::uint64_t, ModuleNames> held_;        // by the iteration after which it is so
   GradientLogStatus status_;
 };
 

@@ -109,6 +109,12 @@ Status ChoosePersist(const AutoInput& input, AutoConfig* config) {
   return {};
 }
 
+/// Bytes of an iteration that go into the log beside checkpoints with K experts.
+double LoggedBytes(const AutoInput& input, std::uint32_t k) {
+  const auto experts = static_cast<double>(input.persist.bytes.size());
+  return static_cast<double>(input.log_bytes) * (experts - k) / experts;
+}
+
 /// A lossless run with K experts in a snapshot.
 /// \param free_bytes_per_s  what its log leaves of the bandwidth of a rank
 Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double free_bytes_per_s) {
@@ -117,7 +123,8 @@ Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double
                           input.replay_elems_per_s};
   const auto log_bytes = static_cast<double>(input.log_bytes);
   ReplayConfig out;
-  out.log_stall_s = LogStall(log_bytes, input.ranks, rates, input.iteration_s);
+  out.log_stall_s =
+      LogStall(log_bytes, LoggedBytes(input, k), input.ranks, rates, input.iteration_s);
   AutoConfig& config = out.config;
   config.k_snapshot = config.k_persist = k;
   config.snapshot_s = SnapshotSeconds(input, k);
@@ -192,11 +199,11 @@ Result<AutoConfig> ChooseConfig(const AutoInput& input) {
 
 Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input) {
   SW_TRY(Check(input));
-  const double rank_bytes = static_cast<double>(input.log_bytes) / input.ranks;
-  const double free_bytes_per_s = input.persist_bytes_per_s - rank_bytes / input.iteration_s;
   std::optional<ReplayConfig> best;
-  if (free_bytes_per_s <= 0) return best;
   for (std::uint32_t k = 1; k < input.persist.bytes.size(); ++k) {
+    const double log_bytes_per_s = LoggedBytes(input, k) / input.ranks / input.iteration_s;
+    const double free_bytes_per_s = input.persist_bytes_per_s - log_bytes_per_s;
+    if (free_bytes_per_s <= 0) continue;
     SW_TRY_ASSIGN(const ReplayConfig one, ReplayWithK(input, k, free_bytes_per_s));
     if (!best || one.config.overhead_s < best->config.overhead_s) best = one;
   }

@@ -60,20 +60,26 @@ Result<std::vector<PlannedCheckpoint>> PlanCheckpoints(const CheckpointPlanInput
   SW_TRY(Check(input));
   LevelState snapshot = input.snapshot;
   LevelState persist = input.persist;
+  SelectionOptions options = input.options;
+  options.replay.model = &input.model;
   std::vector<PlannedCheckpoint> list;
   for (std::uint64_t t = 0; t < input.checkpoints; ++t) {
     if (t > 0 && !input.between.empty()) {
       SW_TRY(CountTokens(&snapshot, input.between));
       SW_TRY(CountTokens(&persist, input.between));
     }
+    const std::uint64_t step = options.policy == Policy::kReplay ? input.interval : 1;
+    SW_TRY_ASSIGN(const std::uint64_t since, CheckedMul(t + 1, step));
+    SW_TRY_ASSIGN(const std::uint64_t iteration, CheckedAdd(input.iteration, since));
+    options.replay.iteration = iteration;
+    options.replay.interval = step;
     SW_TRY_ASSIGN(TwoLevelSelection chosen,
-                  SelectTwoLevels(input.saved.map, snapshot, persist, input.options));
+                  SelectTwoLevels(input.saved.map, snapshot, persist, options));
     PlannedCheckpoint& one = list.emplace_back();
     one.unsaved = Unsaved(persist);
     if (input.counted) {
       SW_TRY_ASSIGN(one.risk, RiskOf(one.unsaved, chosen.persist));
     }
-    SW_TRY_ASSIGN(const std::uint64_t iteration, CheckedAdd(input.iteration, t + 1));
     SW_TRY(CompleteSave(&snapshot, BeginSave(snapshot, chosen.snapshot, iteration)));
     SW_TRY(CompleteSave(&persist, BeginSave(persist, chosen.persist, iteration)));
     if (!SameExperts(chosen.persist, chosen.snapshot)) {

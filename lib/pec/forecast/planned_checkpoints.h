@@ -26,6 +26,7 @@ struct CheckpointPlanInput {
   SelectionOptions options;
   std::uint64_t checkpoints = 1;
   std::uint64_t iteration = 0;  ///< of the newest checkpoint; those planned are newer
+  std::uint64_t interval = 1;   ///< kReplay: iterations between checkpoints
   /// [layer][expert]: routed before every planned checkpoint but the first, whose tokens the levels
   /// have counted; empty: not known.
   Counts between;

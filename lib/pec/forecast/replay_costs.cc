@@ -14,26 +14,11 @@ double Seconds(double amount, double per_s) { return per_s > 0 ? amount / per_s 
 
 }  // namespace
 
-std::uint64_t LogBytes(const ComponentBytes& expert) {
-  return expert.master > 0 ? expert.master : expert.weights;
-}
-
-Result<std::uint64_t> LogBytes(const PerExpert<ComponentBytes>& experts) {
-  std::uint64_t sum = 0;
-  for (const auto& layer : experts) {
-    for (const ComponentBytes& expert : layer) {
-      SW_TRY_ASSIGN(sum, CheckedAdd(sum, LogBytes(expert)));
-    }
-  }
-  return sum;
-}
-
-double LogStall(double iteration_bytes, std::uint32_t ranks, const ReplayRates& rates,
-                double iteration_s) {
-  const double share = iteration_bytes / ranks;
-  const double write_s = Seconds(share, rates.storage_bytes_per_s);
+double LogStall(double iteration_bytes, double logged_bytes, std::uint32_t ranks,
+                const ReplayRates& rates, double iteration_s) {
+  const double write_s = Seconds(logged_bytes / ranks, rates.storage_bytes_per_s);
   const double late_s = iteration_s > 0 ? std::max(0.0, write_s - iteration_s) : 0;
-  return Seconds(share, rates.copy_bytes_per_s) + late_s;
+  return Seconds(iteration_bytes / ranks, rates.copy_bytes_per_s) + late_s;
 }
 
 double ReplaySeconds(const ReplayWork& work, std::uint32_t ranks, const ReplayRates& rates) {
@@ -45,8 +30,10 @@ double ReplaySeconds(const ReplayWork& work, std::uint32_t ranks, const ReplayRa
 Result<ReplayWork> SteadyReplay(std::uint32_t n, std::uint32_t k, double interval,
                                 double iteration_bytes) {
   SW_TRY_ASSIGN(const double behind, SteadyLoss(n, k, interval));
-  const auto rounds = static_cast<double>(CeilDiv(n, std::min(n, k)));
-  return ReplayWork{(rounds - 0.5) * interval * iteration_bytes, behind * iteration_bytes};
+  const std::uint32_t taken = std::min(n, k);
+  const auto rounds = static_cast<double>(CeilDiv(n, taken));
+  const double logged = iteration_bytes * (n - taken) / n;
+  return ReplayWork{(rounds - 0.5) * interval * logged, behind * iteration_bytes};
 }
 
 }  // namespace shardwright::pec

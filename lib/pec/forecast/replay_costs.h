@@ -3,23 +3,12 @@
 #include <cstdint>
 
 #include "base/result.h"
-#include "pec/select/sizes.h"
-#include "pec/select/types.h"
+#include "pec/select/gradient_plan.h"
 
 namespace shardwright::pec {
 
-// What a run costs that logs the gradients of all experts in every iteration, and a restore that
-// makes their steps again: the run of docs/lossless.md.
-
-/// Bytes that the log of an iteration has, all ranks together: a float32 gradient of every element
-/// of every expert, so the bytes of its float32 copy, which is the master, else the weights. The
-/// text of records (about 600 bytes each) is left out.
-/// \pre that copy is in float32
-/// \error kBadInput  overflow
-/// Pure. Source: docs/pec-planning.md section 9.4.
-Result<std::uint64_t> LogBytes(const PerExpert<ComponentBytes>& experts);
-/// The same of one expert.
-std::uint64_t LogBytes(const ComponentBytes& expert);
+// What a run of policy replay costs, and a restore that makes the steps of its log again:
+// docs/lossless.md.
 
 /// Of a rank. 0 leaves out what depends on it.
 struct ReplayRates {
@@ -29,10 +18,12 @@ struct ReplayRates {
 };
 
 /// Seconds that training waits in an iteration for its log: one copy of the rank's equal share, and
-/// what its write takes longer than the iteration (0: not known).
+/// what the write of its share of `logged_bytes` takes longer than the iteration (0: not known).
+/// \param iteration_bytes  gradients of all experts, all ranks together
+/// \param logged_bytes     of those what is written
 /// Pure.
-double LogStall(double iteration_bytes, std::uint32_t ranks, const ReplayRates& rates,
-                double iteration_s);
+double LogStall(double iteration_bytes, double logged_bytes, std::uint32_t ranks,
+                const ReplayRates& rates, double iteration_s);
 
 /// What a restore reads and computes beside the state.
 struct ReplayWork {
@@ -45,8 +36,8 @@ struct ReplayWork {
 double ReplaySeconds(const ReplayWork& work, std::uint32_t ranks, const ReplayRates& rates);
 
 /// The work in a steady state, K experts of N in turn every `interval` iterations, of a fault at
-/// any moment of an interval: a log of `interval` (p - 1/2) iterations, p = ceil(N/K), and chains
-/// as long as SteadyLoss says.
+/// any moment of an interval: a log of `interval` (p - 1/2) iterations, p = ceil(N/K), each without
+/// the K experts of the next checkpoint, and chains as long as SteadyLoss says.
 /// \param iteration_bytes  LogBytes
 /// \error kUsage  n or k is 0
 /// Pure.

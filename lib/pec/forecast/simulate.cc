@@ -78,13 +78,17 @@ class Run {
     whole_run_ = ObservedTokens(history_, input_.tokens.size());
     if (row_.policy.dynamic_limit) SW_TRY(StartDynamicK(*row_.policy.dynamic_limit));
     SW_TRY_ASSIGN(iteration_log_bytes_, LogBytes(input_.model.expert));
+    logged_.assign(input_.tokens.size() + 1, 0);
     std::size_t fault = 0;
     for (std::uint64_t i = 1; i <= input_.tokens.size(); ++i) {
       ++step_;
       SW_TRY(CountTokens(&levels_.memory, input_.tokens[i - 1]));
       SW_TRY(CountTokens(&levels_.storage, input_.tokens[i - 1]));
       // The log begins with the first checkpoint.
-      if (Logs() && levels_.iteration > 0) SW_TRY(EnterLog(iteration_log_bytes_, 1));
+      if (Logs() && levels_.iteration > 0) {
+        logged_[i] = LoggedNow();
+        SW_TRY(EnterLog(logged_[i], 1));
+      }
       if (i % input_.interval == 0) SW_TRY(Checkpoint(i));
       if (fault < input_.faults.size() && input_.faults[fault].iteration == i) {
         SW_TRY(Recover(input_.faults[fault++]));
@@ -97,8 +101,12 @@ class Run {
 
  private:
   bool Replays() const { return row_.policy.policy == Policy::kReplay; }
-  /// Whether the gradients of all experts are logged in every iteration.
+  /// Whether gradients are logged in every iteration.
   bool Logs() const { return Replays() && !row_.policy.rule; }
+  /// Bytes of an iteration that go into the log: not of what the next checkpoint will have.
+  std::uint64_t LoggedNow() const {
+    return next_ ? next_->gradient_bytes / input_.interval : iteration_log_bytes_;
+  }
   ReplayRates Rates() const {
     return {input_.snapshot_bytes_per_s, input_.storage_bytes_per_s, input_.replay_elems_per_s};
   }
@@ -107,10 +115,12 @@ class Run {
   Status EnterLog(std::uint64_t bytes, std::uint64_t iterations) {
     SW_TRY_ASSIGN(row_.log_bytes, CheckedAdd(row_.log_bytes, bytes));
     const double each = static_cast<double>(bytes) / static_cast<double>(iterations);
-    const double stall_s = LogStall(each, input_.ranks.dp, Rates(), input_.iteration_s);
+    const double copied = Logs() ? static_cast<double>(iteration_log_bytes_) : each;
+    const double stall_s = LogStall(copied, each, input_.ranks.dp, Rates(), input_.iteration_s);
     row_.log_stall_s = std::max(row_.log_stall_s, stall_s);
     row_.overhead_s += stall_s * static_cast<double>(iterations);
-    most_logged_ = std::max(most_logged_, CeilDiv(bytes, iterations));
+    most_logged_ =
+        std::max(most_logged_, Logs() ? iteration_log_bytes_ : CeilDiv(bytes, iterations));
     return {};
   }
 
@@ -139,8 +149,10 @@ class Run {
                             static_cast<double>(LogBytes(input_.model.expert[m][e]));
       }
     }
-    work.log_bytes =
-        static_cast<double>(fault - oldest) * static_cast<double>(iteration_log_bytes_);
+    for (std::uint64_t i = oldest + 1; i <= fault; ++i) {
+      const bool was = i <= newest_.iteration;
+      work.log_bytes += static_cast<double>(was ? logged_[i] : LoggedNow());
+    }
     return work;
   }
 
@@ -159,10 +171,22 @@ class Run {
     row_.recovery_s = std::max(row_.recovery_s.value_or(0), seconds);
   }
 
+  /// What policy replay takes in full at a checkpoint.
+  Result<TransferPlan> PlanReplay(std::uint64_t iteration) const {
+    const ReplayPoint point{iteration,         input_.interval,          std::uint64_t{0},
+                            input_.full_every, row_.policy.budget_bytes, &input_.model};
+    return SelectReplay(input_.map, levels_.memory.cursor,
+                        ChainStarts(levels_.memory, levels_.storage), k_snapshot_, point);
+  }
+
   Result<TwoLevelSelection> Select(std::uint64_t iteration) {
     if (row_.policy.rule) return Transfer(iteration, *row_.policy.rule);
     if (levels_.iteration == 0 && input_.first_full) {
       return TwoLevelSelection{SelectAll(experts_), SelectAll(experts_)};
+    }
+    if (Logs()) {
+      SW_TRY_ASSIGN(const TransferPlan plan, PlanReplay(iteration));
+      return TwoLevelSelection{plan.full, plan.full};
     }
     SelectionOptions options{row_.policy.policy, k_snapshot_, k_persist_, row_.policy.max_age, 0};
     options.budget = std::uint64_t{k_persist_} * experts_.size();
@@ -204,6 +228,9 @@ class Run {
     ++row_.checkpoints;
     row_.run.checkpoints.push_back({iteration, chosen.snapshot, chosen.persist});
     newest_ = levels_;
+    if (Logs()) {
+      SW_TRY_ASSIGN(next_, PlanReplay(iteration + input_.interval));
+    }
     NoteRecovery();
     return {};
   }
@@ -244,8 +271,10 @@ class Run {
     Counts restored = version;
     if (Replays()) {
       if (Logs()) {
-        row_.overhead_s +=
-            ReplaySeconds(WorkOf(version, fault.iteration), input_.ranks.dp, Rates());
+        ReplayWork work = WorkOf(version, fault.iteration);
+        SW_TRY_ASSIGN(const std::uint64_t held, AppendHeld(fault));
+        work.log_bytes += static_cast<double>(held);
+        row_.overhead_s += ReplaySeconds(work, input_.ranks.dp, Rates());
       }
       restored = MakeCounts(experts_, entry.resume);
     }
@@ -262,6 +291,20 @@ class Run {
     levels_ = std::move(back);
     newest_ = levels_;
     return {};
+  }
+
+  /// A fault of no node leaves the agents, who log what they had held back; nobody plans again
+  /// before the next checkpoint.
+  /// \returns its bytes
+  Result<std::uint64_t> AppendHeld(const SimulatedFault& fault) {
+    std::uint64_t bytes = 0;
+    if (fault.nodes.empty() && newest_.iteration > 0) {
+      const std::uint64_t held = iteration_log_bytes_ - LoggedNow();
+      SW_TRY_ASSIGN(bytes, CheckedMul(held, fault.iteration - newest_.iteration));
+      SW_TRY_ASSIGN(row_.log_bytes, CheckedAdd(row_.log_bytes, bytes));
+    }
+    next_.reset();
+    return bytes;
   }
 
   Status StartDynamicK(double limit) {
@@ -318,10 +361,12 @@ class Run {
   Levels newest_;  // as the newest checkpoint left it
   SavedModel saved_;
   double risk_sum_ = 0;
-  GradientChains chains_;  // of a rule
-  std::uint64_t iteration_log_bytes_ = 0;
-  std::uint64_t most_logged_ = 0;    // of an iteration
-  std::uint64_t most_snapshot_ = 0;  // but for a full first one
+  GradientChains chains_;                  // of a rule
+  std::uint64_t iteration_log_bytes_ = 0;  // gradients of all experts
+  std::optional<TransferPlan> next_;       // with Logs(): of the next checkpoint, where one is made
+  std::vector<std::uint64_t> logged_;      // by iteration: bytes in the log
+  std::uint64_t most_logged_ = 0;          // of an iteration
+  std::uint64_t most_snapshot_ = 0;        // but for a full first one
   SimulationRow row_;
 };
 

@@ -13,9 +13,9 @@
 
 #include "base/result.h"
 #include "loads/load_trace.h"
-#include "pec/forecast/gradient_plan.h"
 #include "pec/forecast/replay_costs.h"
 #include "pec/select/dynamic_k.h"
+#include "pec/select/gradient_plan.h"
 #include "pec/select/lost_tokens.h"
 #include "pec/select/selection.h"
 #include "pec/select/sizes.h"
@@ -50,8 +50,9 @@ struct SimulatedPolicy {
   std::optional<double> dynamic_limit = std::nullopt;
   /// With kReplay: at every checkpoint this rule decides for every expert between its gradients
   /// since the checkpoint before, in the type of the weights, and its state; K is not looked at. It
-  /// is computed only. Absent: what a lossless run does (docs/lossless.md).
+  /// is computed only. Absent: what an agent does (docs/lossless.md).
   std::optional<GradientRule> rule = std::nullopt;
+  std::uint64_t budget_bytes = 0;  ///< kReplay without a rule: as ReplayPoint
 };
 
 /// Every policy that may lose tokens with K = 1, 2, 4, ... up to N (one level: k_snapshot =
@@ -77,7 +78,7 @@ struct SimulationInput {
   double restart_s = 0;
   double storage_bytes_per_s = 0;     ///< of a rank, for a log of gradients
   double replay_elems_per_s = 0;      ///< of a rank
-  std::uint64_t full_every = 500;     ///< as GradientOptions
+  std::uint64_t full_every = 500;     ///< as GradientOptions and ReplayPoint
   std::uint64_t gradient_budget = 0;  ///< as GradientOptions, for kLeast
 };
 
@@ -162,7 +163,9 @@ struct SimulationRow {
 /// counts as lost. Iterations that are run again route the same tokens, and their faults do not
 /// come back. Dynamic K is told each fault's share of the tokens of the whole run. With kReplay
 /// older experts are brought to the newest checkpoint by gradients, which were logged since the
-/// first one: nothing is lost.
+/// first one: nothing is lost. Gradients of the experts that the next checkpoint will have are not
+/// logged, but for the interval after a fault, and where a fault leaves the agents: then they log
+/// what they had held back.
 /// \error kUsage  no tokens, an interval of 0, faults that descend or lie outside the run, kReplay
 ///        without a full first checkpoint, a rule for another policy;
 ///        kMismatch  a map or a model of other experts; as SelectTwoLevels, PlanSave, MakeDynamicK

@@ -82,7 +82,11 @@ Result<SelectionOptions> OptionsOf(const PlanRequest& request, const Job& job, S
   if (request.policy == Policy::kFull) options.k_snapshot = options.k_persist = most;
   if (request.max_age) options.max_age = *request.max_age;
   options.budget = std::uint64_t{options.k_snapshot} * job.experts().size();
-  if (request.budget_bytes > 0) {
+  options.replay.full_every = request.full_every;
+  if (request.policy == Policy::kReplay) {
+    options.k_persist = options.k_snapshot;
+    options.replay.budget_bytes = request.budget_bytes;
+  } else if (request.budget_bytes > 0) {
     SW_TRY_ASSIGN(const ExpertBudget budget, BudgetOf(request.budget_bytes, job.model, job.keep));
     options.budget = budget.experts;
     *stall_bytes = budget.stall_bytes;
@@ -151,6 +155,18 @@ Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer) {
   return copies;
 }
 
+/// Iterations in which every expert is saved once, if checkpoints take as many as the first one.
+Result<std::uint64_t> WindowOf(const PlanAnswer& answer, std::uint64_t taken) {
+  const std::uint64_t interval = answer.request.interval;
+  const LayerExperts experts = answer.job.experts();
+  std::uint64_t all = 0;
+  for (const std::uint32_t n : experts) all += n;
+  // Chains end at --full-every, whatever is taken.
+  const std::uint64_t most = answer.request.full_every / interval + 1;
+  const std::uint64_t rounds = taken == 0 ? most : std::min(most, CeilDiv(all, taken));
+  return CheckedMul(interval, rounds);
+}
+
 /// The gradients beside the first checkpoint.
 Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
   const Job& job = answer.job;
@@ -161,11 +177,15 @@ Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
   const std::uint64_t checkpoint = answer.checkpoints.front().stored().size.bytes;
   LogAnswer log;
   SW_TRY_ASSIGN(log.bytes, LogBytes(job.model.expert));
+  // What the checkpoint at the end of the interval will have is not logged.
+  const Selection& taken = answer.checkpoints.front().stored().selection;
+  for (std::size_t m = 0; m < taken.size(); ++m) {
+    for (const std::uint32_t e : taken[m]) log.bytes -= LogBytes(job.model.expert[m][e]);
+  }
   log.rank_bytes = CeilDiv(log.bytes, job.ranks.dp);
   SW_TRY_ASSIGN(log.interval_bytes, CheckedMul(log.bytes, interval));
   SW_TRY_ASSIGN(log.interval_bytes, CheckedAdd(log.interval_bytes, checkpoint));
-  SW_TRY_ASSIGN(log.window,
-                CheckedMul(interval, CeilDiv(job.most_experts(), answer.options.k_persist)));
+  SW_TRY_ASSIGN(log.window, WindowOf(answer, SizeOf(taken)));
   if (log.bytes > 0) log.pays_up_to = (answer.full.bytes - checkpoint) / log.bytes;
   return log;
 }
@@ -348,6 +368,7 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
   CheckpointPlanInput input;
   input.options = answer.options;
   input.checkpoints = request.checkpoints;
+  input.interval = request.interval;
   input.model = job.model;
   input.keep = job.keep;
   SW_TRY_ASSIGN(input.saved, SavedModelOf(job.model, job.keep, job.map, job.ranks,

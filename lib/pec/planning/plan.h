@@ -9,11 +9,11 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "pec/forecast/bubbles.h"
-#include "pec/forecast/gradient_plan.h"
 #include "pec/forecast/planned_checkpoints.h"
 #include "pec/planning/job.h"
 #include "pec/select/budget.h"
 #include "pec/select/dynamic_k.h"
+#include "pec/select/gradient_plan.h"
 #include "pec/shares/replica_placement.h"
 
 namespace shardwright::pec {

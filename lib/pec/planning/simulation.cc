@@ -29,7 +29,7 @@ Json DynamicJson(const DynamicRun& dynamic) {
 
 Json LogJson(const SimulationRow& row) {
   const std::optional<GradientRule>& rule = row.policy.rule;
-  return {{"rule", rule ? Name(*rule) : "all"},
+  return {{"rule", rule ? Name(*rule) : "replay"},
           {"computed_only", rule.has_value()},
           {"bytes", row.log_bytes},
           {"stall_s", row.log_stall_s},
@@ -71,9 +71,11 @@ Status AddReplay(const SimulateRequest& request, std::uint32_t experts,
   if (refused.empty() && (asked || !request.policy)) {
     for (std::uint64_t k = 1; k < experts; k *= 2) {
       const std::uint64_t saved = std::min<std::uint64_t>(request.k.value_or(k), experts);
-      const auto persisted = static_cast<std::uint32_t>(request.k_persist.value_or(saved));
-      policies->push_back({Policy::kReplay, static_cast<std::uint32_t>(saved), persisted, {}});
-      if (request.k) break;
+      const auto k_both = static_cast<std::uint32_t>(saved);
+      SimulatedPolicy one{Policy::kReplay, k_both, k_both, {}};
+      one.budget_bytes = request.budget_bytes;
+      policies->push_back(one);
+      if (request.k || request.budget_bytes > 0) break;
     }
   }
   if (!request.gradients) return {};
@@ -211,7 +213,7 @@ std::string SimulationCsv(const std::vector<SimulationRow>& rows) {
     if (row.dynamic) text += Fixed(row.dynamic->state.limit, 9);
     text += "," + (row.dynamic ? std::to_string(row.dynamic->k.back().k) : "") + ",";
     const bool replays = row.policy.policy == Policy::kReplay;
-    if (replays) text += row.policy.rule ? Name(*row.policy.rule) : "all";
+    if (replays) text += row.policy.rule ? Name(*row.policy.rule) : "replay";
     text += "," + std::to_string(row.log_bytes) + "," + Fixed(row.log_stall_s, 6) + "," +
             (replays ? std::to_string(row.window) : "") + "," + std::to_string(row.memory_bytes) +
             "," + (row.recovery_s ? Fixed(*row.recovery_s, 6) : "") + "\n";

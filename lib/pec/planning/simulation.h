@@ -30,7 +30,8 @@ struct SimulateRequest {
   std::optional<std::uint64_t> max_age;
   std::optional<double> dynamic_limit;  ///< one more row, with K that grows within this PLT
   bool gradients = false;               ///< a row more for each GradientRule
-  std::uint64_t full_every = 500;       ///< as GradientOptions
+  std::uint64_t full_every = 500;       ///< as GradientOptions and ReplayPoint
+  std::uint64_t budget_bytes = 0;       ///< as ReplayPoint
   std::uint64_t gradient_budget = 0;    ///< as GradientOptions, for kLeast
 };
 

@@ -40,7 +40,7 @@ std::string NumbersTable(const Tuning& tuning) {
       [](const TunedNumbers& n) { return std::to_string(n.config.interval); });
   add("checkpoint", "5, 6", [](const TunedNumbers& n) { return FormatBytes(n.persist.bytes); });
   add("of the full one", "6", [&](const TunedNumbers& n) { return percent(n.persist.ratio()); });
-  add_replay("gradients logged", FormatBytes(tuning.input.log_bytes) + "/it");
+  add_replay("gradients copied", FormatBytes(tuning.input.log_bytes) + "/it");
   add("snapshot of a rank", "8, 9",
       [](const TunedNumbers& n) { return FormatBytes(n.snapshot_rank_bytes); });
   add("persist of a rank", "8, 9",
@@ -75,7 +75,8 @@ std::string UseText(const Tuning& tuning) {
   if (tuning.best == TunedBest::kReplay && tuning.replay) {
     const AutoConfig& config = tuning.replay->numbers.config;
     return "use shardwright.PartialCheckpoints(k=" + std::to_string(config.k_snapshot) +
-           ", every=" + std::to_string(config.interval) + ", lossless=True)\n";
+           ", every=" + std::to_string(config.interval) +
+           ", lossless=True, flags=[\"--policy\", \"replay\"])\n";
   }
   if (tuning.best == TunedBest::kFull) {
     return "use --policy full" + every(tuning.full.config.interval);

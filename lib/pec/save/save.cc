@@ -146,6 +146,7 @@ Result<SnapshotChoice> ChooseSnapshot(comm::Comm& comm, ucp::Input& input,
   choice.k_snapshot = chosen.k_snapshot;
   choice.k_persist = chosen.k_persist;
   choice.state = std::move(chosen.state);
+  choice.map = std::move(chosen.map);
   return choice;
 }
 

@@ -41,6 +41,14 @@ struct DynamicKOptions {
   std::uint64_t iterations = 0;  ///< length of the run; 0: as a save before said, or not known
 };
 
+/// What policy replay has to know of the run whose gradients an agent logs.
+struct ReplayRun {
+  std::uint64_t full_every = 500;             ///< as ReplayPoint
+  std::optional<std::uint64_t> logged_since;  ///< as ReplayPoint
+  /// Of the snapshot before; absent: of the store's newest checkpoint.
+  std::optional<std::uint64_t> before;
+};
+
 /// How a checkpoint is saved; the fields are the flags of pec-save.
 struct SaveRequest {
   std::string store;
@@ -62,6 +70,7 @@ struct SaveRequest {
   std::optional<std::uint64_t> resumed_from;
   std::optional<std::uint64_t> iteration;  ///< absent: the checkpoint's own
   const Snapshotted* snapshotted = nullptr;
+  ReplayRun replay;  ///< kReplay, whose `budget_bytes` are those of an iteration
   bool dry_run = false;
   exec::Verify verify = exec::Verify::kSums;
   unsigned threads = 1;
@@ -115,6 +124,7 @@ struct SnapshotChoice {
   KeptComponents keep{};
   Selection selection;   ///< every expert as long as the store has no checkpoint
   SelectionState state;  ///< both levels before the snapshot, tokens counted up to `iteration`
+  ExpertMap map;
   std::uint32_t k_snapshot = 1;  ///< K of this snapshot
   std::uint32_t k_persist = 1;
 };

@@ -135,16 +135,9 @@ Result<LevelState> OwnLevel(const Job& job, const Subject& subject, SelectionSta
   return std::move(level.snapshot);
 }
 
-Result<std::uint64_t> BudgetExperts(const Job& job, const Model& model, const Base& base) {
+Result<std::uint64_t> BudgetExperts(const Job& job, const ModelBytes& bytes, const Base& base) {
   const SaveRequest& options = job.options;
-  if (!options.budget_bytes) return std::uint64_t{options.k_snapshot} * model.experts.size();
-  ModelBytes bytes;
-  bytes.expert.resize(1);
-  for (const Module& module : model.modules) {
-    (module.id.is_expert() ? bytes.expert[0] : bytes.nonexpert)
-        .push_back({module.part(Component::kWeights).bytes, module.part(Component::kMaster).bytes,
-                    module.part(Component::kMoments).bytes});
-  }
+  if (!options.budget_bytes) return std::uint64_t{options.k_snapshot} * bytes.expert.size();
   const Keep keep{base.keeps(Component::kWeights), base.keeps(Component::kMaster),
                   base.keeps(Component::kMoments)};
   SW_TRY_ASSIGN(const ExpertBudget budget, BudgetOf(*options.budget_bytes, bytes, keep));
@@ -153,6 +146,33 @@ Result<std::uint64_t> BudgetExperts(const Job& job, const Model& model, const Ba
                   FormatBytes(budget.stall_bytes) + " larger; it is saved, and no expert");
   }
   return budget.experts;
+}
+
+/// What policy replay chooses for.
+Result<ReplayPoint> ReplayPointOf(const Job& job, const Subject& subject, const Base& base,
+                                  const ModelBytes& bytes) {
+  const Manifest* const parent = base.parent();
+  const std::uint64_t stored = parent == nullptr ? 0 : parent->iteration;
+  const std::uint64_t before = job.options.replay.before.value_or(stored);
+  const std::uint64_t now = subject.iteration;
+  return ReplayPoint{now,
+                     // Of what was saved before everything that it had is saved again.
+                     std::max<std::uint64_t>(now > before ? now - before : 1, 1),
+                     job.options.replay.logged_since, job.options.replay.full_every,
+                     job.options.budget_bytes.value_or(0), &bytes};
+}
+
+/// Tells what --policy replay takes above what it was given.
+void TellReplay(const Job& job, const TransferPlan& plan) {
+  if (!job.options.replay.logged_since) {
+    return job.sink.Warn(
+        "--policy replay: no gradients came from the trainer since the checkpoint before, or not "
+        "all: every expert is saved (lossless=True, docs/lossless.md)");
+  }
+  if (plan.over_bytes == 0) return;
+  job.sink.Warn("--budget " + FormatBytes(*job.options.budget_bytes) + ": " +
+                FormatBytes(plan.over_bytes) + " above it in the " + std::to_string(plan.interval) +
+                " iterations since the checkpoint before");
 }
 
 /// What the policy chooses on both levels.
@@ -171,8 +191,27 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
     return Fail(Errc::kUsage, "--policy " + std::string(Name(options.policy)) +
                                   " needs the tokens per expert: give --tokens");
   }
-  SW_TRY_ASSIGN(select.budget, BudgetExperts(job, subject.model, base));
+  const ModelBytes bytes = BytesOf(subject.model);
   if (all) select.policy = Policy::kFull;
+  if (select.policy == Policy::kReplay) {
+    if (std::ranges::any_of(base.keep, [](bool kept) { return kept; })) {
+      return Fail(Errc::kMismatch, options.store + ": keeps " + KeepText(base.keep) +
+                                       " of all experts; --policy replay needs one version of all "
+                                       "that an expert has");
+    }
+    if (options.snapshotted == nullptr) {
+      SW_TRY_ASSIGN(const ReplayPoint point, ReplayPointOf(job, subject, base, bytes));
+      SW_TRY_ASSIGN(
+          const TransferPlan plan,
+          SelectReplay(chosen.map, chosen.state.snapshot.cursor,
+                       ChainStarts(chosen.state.snapshot, chosen.state.persist, point.logged_since),
+                       chosen.k_snapshot, point));
+      TellReplay(job, plan);
+      return TwoLevelSelection{plan.full, plan.full};
+    }
+  } else {
+    SW_TRY_ASSIGN(select.budget, BudgetExperts(job, bytes, base));
+  }
   if (options.snapshotted == nullptr) {
     return SelectTwoLevels(chosen.map, chosen.state.snapshot, chosen.state.persist, select);
   }

@@ -50,8 +50,7 @@ void TakeEvenly(std::span<const std::pair<std::uint32_t, std::uint32_t>> group, 
 }
 
 Status ValidateOptions(const SelectionOptions& options) {
-  if (options.policy != Policy::kSequential && options.policy != Policy::kLoadAware &&
-      options.policy != Policy::kReplay) {
+  if (options.policy != Policy::kSequential && options.policy != Policy::kLoadAware) {
     return {};
   }
   if (options.k_persist == 0) {
@@ -216,7 +215,6 @@ Result<TwoLevelSelection> SelectTwoLevels(const ExpertMap& map, const LevelState
   TwoLevelSelection chosen;
   switch (options.policy) {
     case Policy::kSequential:
-    case Policy::kReplay:
       chosen.snapshot = SelectSequential(map, snapshot, options.k_snapshot);
       break;
     case Policy::kLoadAware:
@@ -228,6 +226,15 @@ Result<TwoLevelSelection> SelectTwoLevels(const ExpertMap& map, const LevelState
       SW_TRY_ASSIGN(BudgetSelection budget,
                     choose(Unsaved(persist), persist.version, options.budget));
       chosen.snapshot = std::move(budget.selected);
+      chosen.persist = chosen.snapshot;
+      return chosen;
+    }
+    case Policy::kReplay: {
+      SW_TRY_ASSIGN(TransferPlan plan,
+                    SelectReplay(map, snapshot.cursor,
+                                 ChainStarts(snapshot, persist, options.replay.logged_since),
+                                 options.k_snapshot, options.replay));
+      chosen.snapshot = std::move(plan.full);
       chosen.persist = chosen.snapshot;
       return chosen;
     }

@@ -2,8 +2,9 @@
 // A partial checkpoint has all non-expert modules and K of the N experts of every layer. There are
 // two levels, snapshots in memory and checkpoints in storage; a LevelState remembers which version
 // of every expert a level holds, and how many tokens came since. A Policy chooses from that.
-// sizes.h says how large a checkpoint is, budget.h how many experts fit, lost_tokens.h what a fault
-// costs, dynamic_k.h how K grows with that. All of it is pure. Source: docs/pec-planning.md.
+// sizes.h says how large a checkpoint is, budget.h how many experts fit, gradient_plan.h where
+// gradients are enough, lost_tokens.h what a fault costs, dynamic_k.h how K grows with that. All of
+// it is pure. Source: docs/pec-planning.md.
 
 #pragma once
 
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "pec/select/replay.h"
 #include "pec/select/types.h"
 
 namespace shardwright::pec {
@@ -25,8 +27,7 @@ enum class Policy : std::uint8_t {
   kBudget,        ///< MoEtion's Algorithm 1 with largest remainders (section 9.2; budget.h)
   kBudgetGlobal,  ///< most unsaved tokens over all layers (section 9.2; budget.h)
   kFull,          ///< every expert
-  /// As kSequential, of a run that logs the gradients of all experts (docs/lossless.md). It plans
-  /// what a trainer does: a save by itself has no gradients.
+  /// Of a run that logs gradients: state or gradients of each expert (docs/lossless.md; replay.h).
   kReplay,
 };
 
@@ -126,6 +127,7 @@ struct SelectionOptions {
   std::uint32_t k_persist = 1;           ///< K of the persist level
   std::optional<std::uint64_t> max_age;  ///< load-aware; absent: 4 * ceil(N/K)
   std::uint64_t budget = 0;              ///< budget policies: S_total, experts of all layers
+  ReplayPoint replay = {};               ///< kReplay, which has one K for both levels
 };
 
 /// The experts of one checkpoint on both levels.
@@ -135,7 +137,8 @@ struct TwoLevelSelection {
 };
 
 /// One checkpoint's selection on both levels. Budget policies take S_total experts from the tokens
-/// unsaved in storage and persist all of them; `full` persists everything.
+/// unsaved in storage and persist all of them; `full` persists everything; kReplay what
+/// SelectReplay takes in full.
 /// \error kUsage  K is 0, or k_persist > k_snapshot; kMismatch, kBadInput  a state that does not
 ///        fit the map
 /// Pure. Source: docs/pec-planning.md sections 4, 5, 6.1, 9.2.

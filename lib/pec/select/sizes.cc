@@ -6,16 +6,12 @@
 #include "base/checked.h"
 
 namespace shardwright::pec {
-namespace {
-
 Status AddTo(ComponentBytes* sum, const ComponentBytes& more) {
   SW_TRY_ASSIGN(sum->weights, CheckedAdd(sum->weights, more.weights));
   SW_TRY_ASSIGN(sum->master, CheckedAdd(sum->master, more.master));
   SW_TRY_ASSIGN(sum->moments, CheckedAdd(sum->moments, more.moments));
   return {};
 }
-
-}  // namespace
 
 ComponentBytes SavedBytes(const ComponentBytes& bytes, bool selected, const Keep& keep) {
   if (selected) return bytes;

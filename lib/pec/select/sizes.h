@@ -34,6 +34,9 @@ std::uint64_t KeptBytes(const ComponentBytes& bytes, const Keep& keep);
 /// Bytes of all components. \error kBadInput  overflow
 Result<std::uint64_t> TotalBytes(const ComponentBytes& bytes);
 
+/// Adds to each component. \error kBadInput  overflow
+Status AddTo(ComponentBytes* sum, const ComponentBytes& more);
+
 /// Component bytes of `params` parameters.
 /// \param per_param  bytes per parameter
 /// \error kBadInput  overflow

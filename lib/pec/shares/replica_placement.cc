@@ -110,13 +110,6 @@ ComponentBytes PartOf(const ComponentBytes& bytes, std::uint64_t index, std::uin
   return {part(bytes.weights), part(bytes.master), part(bytes.moments)};
 }
 
-Status AddTo(ComponentBytes* sum, const ComponentBytes& more) {
-  SW_TRY_ASSIGN(sum->weights, CheckedAdd(sum->weights, more.weights));
-  SW_TRY_ASSIGN(sum->master, CheckedAdd(sum->master, more.master));
-  SW_TRY_ASSIGN(sum->moments, CheckedAdd(sum->moments, more.moments));
-  return {};
-}
-
 /// What a checkpoint has of the experts of each expert-parallel rank.
 Result<std::vector<ComponentBytes>> ExpertsOfRanks(const ExpertMap& map, const ModelBytes& model,
                                                    const Selection& selection, const Keep& keep) {

@@ -236,4 +236,18 @@ std::vector<std::uint32_t> PassedMembers(const dialect::Checkpoint& checkpoint) 
   return members;
 }
 
+ModelBytes BytesOf(const Model& model) {
+  ModelBytes bytes;
+  for (const std::uint32_t experts : model.experts) bytes.expert.emplace_back().reserve(experts);
+  for (const Module& module : model.modules) {
+    const ComponentBytes one{module.part(Component::kWeights).bytes,
+                             module.part(Component::kMaster).bytes,
+                             module.part(Component::kMoments).bytes};
+    const bool expert = module.id.is_expert();
+    (expert ? bytes.expert[static_cast<std::size_t>(module.id.layer)] : bytes.nonexpert)
+        .push_back(one);
+  }
+  return bytes;
+}
+
 }  // namespace shardwright::pec

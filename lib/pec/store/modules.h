@@ -10,6 +10,7 @@
 #include "base/result.h"
 #include "dialect/core/checkpoint.h"
 #include "exec/integrity.h"
+#include "pec/select/sizes.h"
 #include "pec/select/types.h"
 #include "tensor/dtype.h"
 #include "tensor/shape.h"
@@ -97,6 +98,9 @@ std::vector<std::pair<Part, Mask>> PartsOf(const Module& module, const Mask& kee
 ///        kLimit
 /// Pure. Source: docs/formats/store.md, "Modules".
 Result<Model> DescribeModel(const dialect::Checkpoint& checkpoint);
+
+/// Sizes of a model's modules.
+ModelBytes BytesOf(const Model& model);
 
 /// The first thing in which two models differ, with both sides; empty if they are the same.
 /// Pure.

@@ -114,6 +114,8 @@ class GradientLog:
 
     target: a DeepSpeed engine (stages 1 and 2, BF16_Optimizer) or (model, optimizer). All ranks make it alike.
     agent: where the agent of this rank listens, unix:PATH.
+    every: iterations between snapshots, for policy replay, which holds gradients back that the next one makes unnecessary;
+        0: not known, or not equal.
     zstd: level; 0: gradients are not compressed.
     memory: bytes that a rank shares with the agent at most, but for two steps at least: what the agent may be behind.
 
@@ -123,8 +125,9 @@ class GradientLog:
     Raises Error for optimizers, options and kernels whose steps cannot be made again bit for bit.
     """
 
-    def __init__(self, target: Any, agent: str, *, zstd: int = 0, memory: int = 1 << 30, group: Any = None) -> None:
-        self._trainer, self._agent = trainer_of(target), agent
+    def __init__(self, target: Any, agent: str, *, every: int = 0, zstd: int = 0, memory: int = 1 << 30,
+                 group: Any = None) -> None:
+        self._trainer, self._agent, self._every = trainer_of(target), agent, every
         self._zstd, self._memory = zstd, memory
         self._ranks = group if isinstance(group, Group) else Group(group)
         self._own_group = self._ranks is not group
@@ -339,7 +342,8 @@ class GradientLog:
         modules: dict[str, list[dict[str, Any]]] = {}
         for module, name, _ in experts["params"]:
             modules.setdefault(module, []).extend(by_param.get(name, []))
-        told = {"recovery": experts["recovery"], "begun": self._last, "zstd": self._zstd, "tensors": len(pieces),
+        told = {"recovery": experts["recovery"], "begun": self._last, "every": self._every, "zstd": self._zstd,
+                "tensors": len(pieces),
                 "modules": [{"name": name, "pieces": held} for name, held in modules.items() if held]}
         size = -(-end * ITEM // 4096) * 4096
         places = max(2, min(PLACES, self._memory // size))

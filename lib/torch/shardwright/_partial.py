@@ -109,7 +109,8 @@ class PartialCheckpoints:
     overlap: training goes on while its tensors are copied, until the optimizer's next step waits for that. Between step() and
         that nothing else may change parameters or states of the optimizer. Default: where they are on a device.
     lossless: each step() also hands the gradients of experts over that the optimizer has used, so that a restore can make
-        its steps again and nothing is lost (docs/lossless.md). log_zstd, log_memory: zstd= and memory= of GradientLog.
+        its steps again and nothing is lost (docs/lossless.md). With flags=["--policy", "replay"] those that a snapshot makes
+        unnecessary are not written. log_zstd, log_memory: zstd= and memory= of GradientLog.
 
     Attributes: agent, the address; handed_bytes, what all ranks have copied for the last snapshot, small tensors apart.
     """
@@ -140,7 +141,7 @@ class PartialCheckpoints:
             if self._overlap:
                 self._hook = DeepSpeed(engine).base.register_step_pre_hook(lambda *_: self._filled())
             if lossless:
-                self.gradients = GradientLog(engine, self.agent, zstd=log_zstd, memory=log_memory, group=self._group)
+                self.gradients = GradientLog(engine, self.agent, every=every, zstd=log_zstd, memory=log_memory, group=self._group)
         except BaseException:
             if self._own is not None and self._own.started:
                 with contextlib.suppress(Exception):  # what was wrong is what is told
@@ -287,6 +288,8 @@ class PartialCheckpoints:
             raise Error(MISMATCH, f"{address}: saves into {found}, not into {asks['store']}")
         if asks["k"] is not None and status["k"] != asks["k"]:
             raise Error(MISMATCH, f"{address}: takes {status['k']} experts of each layer, k={asks['k']} is asked for")
+        if status.get("policy") == "replay" and not asks["lossless"]:
+            raise Error(USAGE, f"{address}: --policy replay needs the gradients of every step: lossless=True")
         log = os.path.realpath(status["tokens"]) if status["tokens"] else None
         if tokens is not None and os.path.realpath(tokens) != log:
             raise Error(MISMATCH, f"{address}: reads tokens from {log}, tokens={tokens} is asked for")

@@ -200,15 +200,30 @@ class Plan(Stores):
                  100, "--k", 2, "--dp", 16, "--ep", 8, "--policy", "replay"]
         log = self.plan(*words, "--interval", 3)["log"]
         partial, full = 1400 + 4 * 14000, 1400 + 16 * 14000
-        self.assertEqual(log, {"bytes": 64000, "rank_bytes": 4000, "interval": 3, "window": 12,
-                               "interval_bytes": partial + 3 * 64000,
-                               "pays_up_to": (full - partial) // 64000})
+        # Four of 16 experts are in the checkpoint, so that their gradients are in no log.
+        self.assertEqual(log, {"bytes": 48000, "rank_bytes": 3000, "interval": 3, "window": 12,
+                               "interval_bytes": partial + 3 * 48000,
+                               "pays_up_to": (full - partial) // 48000})
+        # No chain is longer than 6 gradients; 100 bytes of an iteration buy no state.
+        result = self.plan(*words, "--interval", 3, "--full-every", 6, "--budget", 100, "--checkpoints", 4)
+        self.assertEqual([sum(map(len, one["layers"].values())) for one in result["selection"]["checkpoints"]], [0, 0, 16, 0])
+        self.assertEqual(result["log"]["window"], 9)
+        # With 4 iterations gradients are larger than states.
+        result = self.plan(*words, "--interval", 4, "--budget", 100)
+        self.assertEqual((result["log"]["bytes"], result["log"]["interval_bytes"]), (0, full))
         for wrong in (["--keep", "master"], ["--param-bytes", "2,0,8"]):
             self.plan(*words, *wrong, code=2)
             self.assertIn("--policy replay: gradients are replayed on", self.stderr)
-        for command in (["pec-save"], ["pec-save", "agent"]):
-            self.run_tool(*command, self.work / "ckpt", self.store, "--policy", "replay", code=2)
-            self.assertIn("shardwright.PartialCheckpoints(..., lossless=True)", self.stderr)
+        self.run_tool("pec-save", self.work / "ckpt", self.store, "--policy", "replay", code=2)
+        self.assertIn("give it to pec-save agent, or to shardwright.PartialCheckpoints(..., lossless=True)", self.stderr)
+        agent = ["pec-save", "agent", self.work / "ckpt", self.store]
+        for wrong, said in [(["--policy", "replay", "--k-persist", 1], "with --policy replay, which has one K"),
+                            (["--policy", "replay", "--keep", "master"], "with --policy replay, which has one version"),
+                            (["--full-every", 9], "without --policy replay"),
+                            (["--log-memory", "1MiB"], "without --policy replay"),
+                            (["--budget", "1MiB"], "without a budget policy")]:
+            self.run_tool(*agent, *wrong, code=2)
+            self.assertIn(said, self.stderr)
 
     # Section 9.5: 1000 elements of 12 bytes in 12 seconds, a bubble of 9.
     def test_bubbles(self):

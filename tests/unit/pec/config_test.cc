@@ -91,7 +91,7 @@ TEST(AutoConfig, ALosslessRun) {
   AutoInput input = Input();
   input.fault_rate = 1.0 / 200;
   input.restart_s = 20;
-  input.log_bytes = 40;  // 5 bytes of a rank in 2 s: 7.5 of 10 bytes per second are left
+  input.log_bytes = 40;  // 5 bytes of a rank in 2 s, but for those of K of 8
   input.ranks = 8;
   input.replay_elems_per_s = 100;
   const auto chosen = ChooseReplay(input);
@@ -102,7 +102,8 @@ TEST(AutoConfig, ALosslessRun) {
   EXPECT_EQ(config.k_snapshot, config.k_persist);
   EXPECT_EQ(config.expected_plt, 0);
   EXPECT_TRUE(config.plt_in_limit);
-  EXPECT_DOUBLE_EQ(config.persist_s, (100 + 10.0 * config.k_persist) / 7.5);
+  const auto left = [](std::uint32_t k) { return 10 - 2.5 * (8 - k) / 8; };  // bytes per second
+  EXPECT_DOUBLE_EQ(config.persist_s, (100 + 10.0 * config.k_persist) / left(config.k_persist));
   EXPECT_GE(static_cast<double>(config.interval) * 2, config.persist_s);
   EXPECT_EQ(replay.window, config.interval * ((8 + config.k_persist - 1) / config.k_persist));
   EXPECT_DOUBLE_EQ(replay.log_stall_s, 5.0 / 100);
@@ -110,7 +111,7 @@ TEST(AutoConfig, ALosslessRun) {
   const ReplayRates rates{100, 10, 100};
   for (std::uint32_t k = 1; k < 8; ++k) {
     const double stall = std::max(0.0, (100 + 10.0 * k) / 100 - 1.35);
-    const auto least = static_cast<std::uint64_t>(std::ceil((100 + 10.0 * k) / 7.5 / 2));
+    const auto least = static_cast<std::uint64_t>(std::ceil((100 + 10.0 * k) / left(k) / 2));
     for (std::uint64_t interval = least; interval < least + 40; ++interval) {
       const auto i = static_cast<double>(interval);
       const double replay_s = ReplaySeconds(*SteadyReplay(8, k, i, 40), 8, rates);
@@ -118,7 +119,7 @@ TEST(AutoConfig, ALosslessRun) {
       EXPECT_GE(overhead, config.overhead_s - 1e-6) << k << ", " << interval;
     }
   }
-  input.log_bytes = 160;  // all of the bandwidth
+  input.log_bytes = 1280;  // of 7 of 8 experts: all of the bandwidth and more, with any K
   EXPECT_FALSE(*ChooseReplay(input));
   input.persist_bytes_per_s = 0;
   EXPECT_FALSE(ChooseReplay(input));

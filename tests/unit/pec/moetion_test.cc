@@ -8,8 +8,8 @@
 
 #include "pec/forecast/bubbles.h"
 #include "pec/forecast/extra_capacity.h"
-#include "pec/forecast/gradient_plan.h"
 #include "pec/forecast/replay_costs.h"
+#include "pec/select/gradient_plan.h"
 #include "pec/select/selection.h"
 #include "pec/shares/replica_placement.h"
 
@@ -317,17 +317,18 @@ TEST(Gradients, EveryRestorePointIsCompleteWithTheFewestBytes) {
 TEST(ReplayCosts, OfALosslessRun) {
   const PerExpert<ComponentBytes> experts = {{{10, 20, 40}, {16, 0, 32}}};
   EXPECT_EQ(LogBytes(experts), 36U);
-  // 400 bytes of each of 4 ranks: copied in 2 s, written in 4 s of an iteration of 3 s.
+  // 400 bytes of each of 4 ranks: copied in 2 s, written in 4 s of an iteration of 3 s, without
+  // a quarter of them in 3 s.
   const ReplayRates rates{200, 100, 10};
-  EXPECT_DOUBLE_EQ(LogStall(1600, 4, rates, 3), 2 + 1);
-  EXPECT_DOUBLE_EQ(LogStall(1600, 4, rates, 4), 2);
-  EXPECT_DOUBLE_EQ(LogStall(1600, 4, {}, 1), 0);
+  EXPECT_DOUBLE_EQ(LogStall(1600, 1600, 4, rates, 3), 2 + 1);
+  EXPECT_DOUBLE_EQ(LogStall(1600, 1200, 4, rates, 3), 2);
+  EXPECT_DOUBLE_EQ(LogStall(1600, 1600, 4, {}, 1), 0);
   // Every rank proves 1000 bytes; of 800 used it reads 200 again, and makes 50 steps.
   EXPECT_DOUBLE_EQ(ReplaySeconds({1000, 800}, 4, rates), 10 + 2 + 5);
   // 8 experts, 2 at a time, every 10 iterations: versions are 0 to 30 iterations old.
   const auto work = SteadyReplay(8, 2, 10, 100);
   ASSERT_TRUE(work);
-  EXPECT_DOUBLE_EQ(work->log_bytes, 35 * 100);
+  EXPECT_DOUBLE_EQ(work->log_bytes, 35 * 75);
   EXPECT_DOUBLE_EQ(work->chain_bytes, 15 * 100);
   EXPECT_EQ(SteadyReplay(8, 9, 10, 100)->chain_bytes, 0);
   EXPECT_FALSE(SteadyReplay(0, 1, 1, 1));

@@ -125,10 +125,10 @@ TEST(PlanText, ALogBesideTheCheckpoints) {
   // saved: 2800 + 5 * 3200 bytes, and 2800 + 2 * 3200 are still fewer than 11200.
   const std::string text = TextOf(request);
   EXPECT_TRUE(Has(text,
-                  "\n\ngradients 3.12 KiB in an iteration, 800 B of a rank; with the checkpoint of "
-                  "5 iterations 18.4 KiB\n"
+                  "\n\ngradients 2.34 KiB in an iteration, 600 B of a rank; with the checkpoint of "
+                  "5 iterations 14.5 KiB\n"
                   "window    20 iterations in which every expert is saved once\n"
-                  "full      checkpoints of all write 10.9 KiB: less with more than 2 iterations "
+                  "full      checkpoints of all write 10.9 KiB: less with more than 3 iterations "
                   "between\n"))
       << text;
   NullSink sink;
@@ -305,11 +305,12 @@ TEST(TuningText, ALosslessRun) {
   const std::string text = TuningText(tuning);
   for (const char* line : {"NUMBER               EQ        CHOSEN       FULL       REPLAY\n",
                            "\nK of a snapshot                     1          1            3\n",
-                           "\ngradients logged                    -          -  2.00 KiB/it\n",
+                           "\ngradients copied                    -          -  2.00 KiB/it\n",
                            "\ncopies of gradients                 -          -      4.000 s\n",
                            "\na replay                            -          -      0.500 s\n",
                            "\nall replays                         -          -      5.000 s\n",
-                           "\nuse shardwright.PartialCheckpoints(k=3, every=2, lossless=True)\n"}) {
+                           "\nuse shardwright.PartialCheckpoints(k=3, every=2, lossless=True, "
+                           "flags=[\"--policy\", \"replay\"])\n"}) {
     EXPECT_TRUE(Has(text, line)) << line << "in:\n" << text;
   }
 }

@@ -101,16 +101,20 @@ TEST(Simulate, ReplayLosesNothingAndPaysForItsLog) {
   EXPECT_EQ(row.loss.plt, 0);
   EXPECT_EQ(row.risk_max, 0);
   EXPECT_EQ(row.persist_bytes, plain.persist_bytes);
-  // Masters of 20 bytes of 16 experts, in 36 iterations after the first checkpoint and 5 repeated.
-  EXPECT_EQ(row.log_bytes, 320U * (36 + 5));
+  // Masters of 20 bytes of 16 experts, in 36 iterations after the first checkpoint and 5 repeated;
+  // without 4 experts, but for the intervals after faults, and the last fault's 3 iterations.
+  EXPECT_EQ(row.log_bytes, 320U * (4 + 4 + 3) + 240 * (36 + 5 - 11));
   EXPECT_EQ(row.window, 16U);
   EXPECT_EQ(row.memory_bytes, (700 + 16 * 70) + 2 * (700 + 4 * 70) + 2 * 320U);
   // The fault before the first checkpoint replays nothing. Experts are 0, 4, 8 and 12 iterations
-  // old: 1920 bytes of gradients in chains; of the log there are 14 and 15 iterations.
-  const auto replay = [](double log) { return (log * 320 + 240) / 100 + 6; };
-  EXPECT_NEAR(row.overhead_s, 3 * 10 + 2 * (3 + 2 + 3) + replay(14) + replay(15), 1e-9);
+  // old: 1920 bytes of gradients in chains; of the log there are 14 iterations, and 15 of which 7
+  // have all experts. At the end there are two such intervals before the last but one.
+  const auto replay = [](double part, double all) {
+    return (part * 240 + all * 320 + 240) / 100 + 6;
+  };
+  EXPECT_NEAR(row.overhead_s, 3 * 10 + 2 * (3 + 2 + 3) + replay(14, 0) + replay(8, 7), 1e-9);
   EXPECT_DOUBLE_EQ(*plain.recovery_s, 10);
-  EXPECT_NEAR(*row.recovery_s, 10 + replay(16), 1e-9);
+  EXPECT_NEAR(*row.recovery_s, 10 + replay(8, 8), 1e-9);
   input.first_full = false;
   EXPECT_EQ(Simulate(input, {Policy::kReplay, 2, 2, {}}).error().code, Errc::kUsage);
 }
@@ -129,9 +133,34 @@ TEST(Simulate, ReplaysAreThoseOfTheClosedForm) {
   const auto work = SteadyReplay(8, 2, 12, 24 * 20);
   ASSERT_TRUE(work);
   const ReplayRates rates{0, 1000, 100};
-  // A fault comes at the end of an iteration: half of one is missing from the log, on average.
-  const double half = 0.5 * 24 * 20 / 1000;
-  EXPECT_NEAR(sum / 12, ReplaySeconds(*work, 8, rates) - half, 1e-9);
+  // A fault comes at the end of an iteration: half of one is missing from the log, on average. And
+  // it takes no agent, which log what they had held back: a quarter of 5.5 iterations.
+  const double half = 0.5 * 0.75 * 24 * 20 / 1000;
+  const double held = 5.5 * 0.25 * 24 * 20 / 1000;
+  EXPECT_NEAR(sum / 12, ReplaySeconds(*work, 8, rates) - half + held, 1e-9);
+}
+
+// Chains end, and a budget has states in place of the gradients that they are cheaper than.
+TEST(Simulate, ReplayWithinBounds) {
+  SimulationInput input = EvenRun(1, 8, 40);
+  input.interval = 2;
+  input.full_every = 6;
+  SimulationRow row = Row(input, {Policy::kReplay, 1, 1, {}});
+  EXPECT_EQ(row.window, 8U);
+  std::uint64_t taken = 0;
+  for (const auto& checkpoint : row.run.checkpoints) taken += checkpoint.storage[0].size();
+  EXPECT_EQ(row.persist_bytes, 20 * 700 + taken * 70);
+  EXPECT_EQ(row.log_bytes, (20 * 8 - taken) * 40);  // 2 gradients of 20 bytes in place of 70
+  // 700 + 8 * 40 bytes in an interval, and 90 more: three states, of 30 bytes more than gradients.
+  SimulatedPolicy within{Policy::kReplay, 1, 1, {}};
+  within.budget_bytes = (700 + 8 * 40 + 3 * 30) / 2;
+  input.full_every = 500;
+  row = Row(input, within);
+  EXPECT_EQ(row.persist_bytes + row.log_bytes, 700 + 560 + 19U * (700 + 8 * 40 + 3 * 30));
+  input.interval = 4;  // 4 gradients are 80 bytes
+  row = Row(input, within);
+  EXPECT_EQ(row.log_bytes, 0U);
+  EXPECT_EQ(row.persist_bytes, 10 * (700 + 560U));
 }
 
 TEST(Simulate, RulesForGradients) {

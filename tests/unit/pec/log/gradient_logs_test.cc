@@ -152,6 +152,79 @@ TEST_F(GradientLogsTest, APersistWaitsForProcessesThatAreBehind) {
   EXPECT_EQ(logs.status().writers, 0U);
 }
 
+TEST_F(GradientLogsTest, WhatACheckpointHasIsHeldBackAndDropped) {
+  GradientLogs logs(store_, 100);
+  logs.Hold(2, {"m"});
+  for (std::uint64_t i = 2; i <= 4; ++i) {
+    ASSERT_TRUE(logs.Append(Handed(0, 10, 0), i, PlaceOf(i), StepsAt(i)));
+  }
+  EXPECT_EQ(logs.status().held_bytes, 80U);
+  EXPECT_EQ(Chain("n", {{"v", 2}}, 1, 4), "2:0+2=2.7500 3:0+2=3.7500 4:0+2=4.7500 ");
+  EXPECT_EQ(Chain("m", kParams, 1, 2), "2:0+10=2.0000 ");
+  EXPECT_EQ(Chain("m", kParams, 1, 4), "gradients of \"m\", iteration 3: no record has them");
+  // The checkpoint of 4 has it, that of 3 does not any more: both are there before it is durable.
+  ASSERT_TRUE(logs.Persist(4, {"m"}));
+  EXPECT_EQ(Chain("m", kParams, 2, 4), "gradients of \"m\", iteration 3: no record has them");
+  logs.Drop(3, {"m"});
+  EXPECT_EQ(logs.status().held_bytes, 40U);
+  EXPECT_EQ(logs.status().dropped_bytes, 40U);
+  ASSERT_TRUE(logs.Persist(5));  // a checkpoint of 5 that has no "m"
+  EXPECT_EQ(Chain("m", kParams, 3, 4), "4:0+10=4.0000 ");
+  logs.Drop(5, {"m"});
+  EXPECT_EQ(logs.status().held_bytes, 0U);
+  EXPECT_EQ(logs.status().dropped_bytes, 40U);
+}
+
+TEST_F(GradientLogsTest, WhatIsHeldBackIsAppendedAsItWasUsed) {
+  GradientLogs logs(store_, 1000);
+  logs.Hold(1, {"m", "n"});
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 3, PlaceOf(3), StepsAt(3)));
+  RecoveryRecord recovery;
+  recovery.sequence = 1;
+  recovery.resume = 2;
+  logs.HoldNothing();
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0, 1), 3, PlaceOf(30), StepsAt(3)));
+  ASSERT_TRUE(logs.AppendHeld());
+  EXPECT_EQ(Chain("m", kParams, 1, 3, std::span(&recovery, 1)), "2:0+10=2.0000 3:0+10=30.000 ");
+  EXPECT_EQ(Chain("n", {{"v", 2}}, 1, 2), "2:0+2=2.7500 ");
+  EXPECT_EQ(logs.status().held_bytes, 0U);
+}
+
+// 40 bytes of "m": what is above the room is logged.
+TEST_F(GradientLogsTest, NoMoreIsHeldBackThanThereIsRoomFor) {
+  GradientLogs logs(store_, 79);
+  logs.Hold(1, {"m"});
+  for (std::uint64_t i = 2; i <= 3; ++i) {
+    ASSERT_TRUE(logs.Append(Handed(0, 10, 0), i, PlaceOf(i), StepsAt(i)));
+  }
+  EXPECT_EQ(logs.status().held_bytes, 40U);
+  EXPECT_EQ(Chain("m", kParams, 2, 3), "3:0+10=3.0000 ");
+  GradientLogs none(store_ + "/none", 0);
+  EXPECT_EQ(none.status().held_bytes, 0U);
+}
+
+TEST_F(GradientLogsTest, WhatHasNoGapIsKnown) {
+  GradientLogs logs(store_, 100);
+  EXPECT_EQ(logs.logged_since(), std::nullopt);
+  logs.Enter(0, 4, false, 2);
+  logs.Enter(1, 4, false, 2);
+  EXPECT_EQ(logs.logged_since(), 4U);
+  EXPECT_EQ(logs.every(), 2U);
+  ASSERT_TRUE(logs.Append(Handed(0, 6, 0), 5, PlaceOf(5), StepsAt(5)));
+  ASSERT_TRUE(logs.Append(Handed(0, 6, 0), 7, PlaceOf(7), StepsAt(7)));
+  EXPECT_EQ(logs.logged_since(), 6U);
+  logs.Leave(1);
+  EXPECT_EQ(logs.logged_since(), std::nullopt);
+  logs.Enter(1, 8);
+  EXPECT_EQ(logs.logged_since(), 8U);
+  logs.Leave(0);
+  logs.Leave(1);
+  logs.Enter(0, 9, true);  // one process now, filled by a restore
+  EXPECT_EQ(logs.logged_since(), 0U);
+  EXPECT_EQ(logs.every(), 0U);
+}
+
 TEST_F(GradientLogsTest, RootsAreWrittenWithTheFirstStepThatNamesThem) {
   std::vector<float> roots;
   for (std::uint32_t bits = 0x3F800000; roots.size() < replay::RootTable::kRoots; ++bits) {

@@ -13,10 +13,21 @@ namespace shardwright::pec {
 enum class GradientRule : std::uint8_t {
   kAlgorithm3,  ///< MoEtion's: gradients where every iteration is sent
   kLeast,       ///< what takes fewer bytes until the next transfer
+  kFewest,      ///< gradients wherever they can be: the fewest states
 };
 
-/// "algorithm-3", "least".
+/// "algorithm-3", "least", "fewest".
 std::string_view Name(GradientRule rule);
+
+/// Bytes that the log of an iteration has, all ranks together: a float32 gradient of every element
+/// of every expert, so the bytes of its float32 copy, which is the master, else the weights. The
+/// text of records (about 600 bytes each) is left out.
+/// \pre that copy is in float32
+/// \error kBadInput  overflow
+/// Pure. Source: docs/pec-planning.md section 9.4.
+Result<std::uint64_t> LogBytes(const PerExpert<ComponentBytes>& experts);
+/// The same of one expert.
+std::uint64_t LogBytes(const ComponentBytes& expert);
 
 /// What a remote copy has received of every expert. Plain data.
 struct GradientChains {
@@ -32,9 +43,10 @@ struct GradientOptions {
   GradientRule rule = GradientRule::kAlgorithm3;
   std::uint64_t interval = 1;      ///< iterations between transfers; algorithm 3 needs 1
   std::uint64_t full_every = 500;  ///< gradients in a row, after which a full copy bounds rounding
-  /// Of an iteration, for experts; 0: none. What kLeast leaves of it goes to full copies, longest
-  /// chain first, so that chains stay short.
+  /// Of an iteration, for experts; 0: none. Algorithm 3 has none. What a rule leaves of it goes to
+  /// full copies, longest chain first, so that chains stay short.
   std::uint64_t budget_bytes = 0;
+  bool as_logged = false;  ///< gradients take LogBytes; else they have the type of the weights
 };
 
 /// What is sent for the iterations since the transfer before.
@@ -52,9 +64,9 @@ struct TransferPlan {
 /// receiver's last message of it is that of the transfer before (it was selected then), and no more
 /// than `full_every` gradients would follow its last full copy. Algorithm 3 takes them then with an
 /// interval of 1, never with a longer one; kLeast where the interval's gradients are smaller than
-/// the state. Whatever is chosen, full copy and gradients make every selected expert that of the
-/// iteration.
-/// \param bytes  [layer][expert]: a gradient has the size of the weights
+/// the state; kFewest always. Whatever is chosen, full copy and gradients make every selected
+/// expert that of the iteration.
+/// \param bytes  [layer][expert]
 /// \error kUsage  iteration or interval 0, a budget with algorithm 3; kMismatch, kBadInput  a
 ///        selection or tables that do not fit each other, bytes that overflow
 /// Pure. Source: MoEtion Algorithm 3; docs/pec-planning.md section 9.4.

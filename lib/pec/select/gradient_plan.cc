@@ -1,4 +1,4 @@
-#include "pec/forecast/gradient_plan.h"
+#include "pec/select/gradient_plan.h"
 
 #include <algorithm>
 #include <set>
@@ -29,7 +29,9 @@ std::set<std::pair<std::size_t, std::uint32_t>> SpendRest(std::vector<Logged> lo
                    [](const Logged& a, const Logged& b) { return a.steps > b.steps; });
   std::set<std::pair<std::size_t, std::uint32_t>> full;
   for (const Logged& one : logged) {
-    const std::uint64_t more = one.full_bytes - one.gradient_bytes;
+    // Gradients that take more than the state free bytes.
+    const std::uint64_t more =
+        one.full_bytes > one.gradient_bytes ? one.full_bytes - one.gradient_bytes : 0;
     if (more > rest) continue;
     rest -= more;
     full.emplace(one.layer, one.expert);
@@ -42,14 +44,50 @@ Status CheckOptions(std::uint64_t iteration, const GradientOptions& options) {
     return Fail(Errc::kUsage, "transfers of iteration " + std::to_string(iteration) + ", every " +
                                   std::to_string(options.interval) + ": both count from 1");
   }
-  if (options.budget_bytes == 0 || options.rule == GradientRule::kLeast) return {};
+  if (options.budget_bytes == 0 || options.rule != GradientRule::kAlgorithm3) return {};
   return Fail(Errc::kUsage, "algorithm 3 has no budget of bytes");
+}
+
+/// Whether a rule has gradients of an interval where both they and the state are possible.
+bool TakesGradients(GradientRule rule, std::uint64_t interval, std::uint64_t gradients,
+                    std::uint64_t state) {
+  switch (rule) {
+    case GradientRule::kAlgorithm3:
+      return interval == 1;
+    case GradientRule::kLeast:
+      return gradients < state;
+    case GradientRule::kFewest:
+      break;
+  }
+  return true;
 }
 
 }  // namespace
 
 std::string_view Name(GradientRule rule) {
-  return rule == GradientRule::kLeast ? "least" : "algorithm-3";
+  switch (rule) {
+    case GradientRule::kAlgorithm3:
+      return "algorithm-3";
+    case GradientRule::kLeast:
+      return "least";
+    case GradientRule::kFewest:
+      break;
+  }
+  return "fewest";
+}
+
+std::uint64_t LogBytes(const ComponentBytes& expert) {
+  return expert.master > 0 ? expert.master : expert.weights;
+}
+
+Result<std::uint64_t> LogBytes(const PerExpert<ComponentBytes>& experts) {
+  std::uint64_t sum = 0;
+  for (const auto& layer : experts) {
+    for (const ComponentBytes& expert : layer) {
+      SW_TRY_ASSIGN(sum, CheckedAdd(sum, LogBytes(expert)));
+    }
+  }
+  return sum;
 }
 
 Result<TransferPlan> PlanTransfers(const GradientChains& chains,
@@ -76,11 +114,10 @@ Result<TransferPlan> PlanTransfers(const GradientChains& chains,
       const bool short_enough = chains.steps[m][e] < options.full_every &&
                                 options.interval <= options.full_every - chains.steps[m][e];
       SW_TRY_ASSIGN(const std::uint64_t full, TotalBytes(bytes[m][e]));
-      SW_TRY_ASSIGN(const std::uint64_t gradients,
-                    CheckedMul(bytes[m][e].weights, options.interval));
-      const bool smaller =
-          options.rule == GradientRule::kLeast ? gradients < full : options.interval == 1;
-      const bool enough = follows && short_enough && smaller;
+      const std::uint64_t one = options.as_logged ? LogBytes(bytes[m][e]) : bytes[m][e].weights;
+      SW_TRY_ASSIGN(const std::uint64_t gradients, CheckedMul(one, options.interval));
+      const bool enough = follows && short_enough &&
+                          TakesGradients(options.rule, options.interval, gradients, full);
       if (enough) logged.push_back({chains.steps[m][e], m, e, gradients, full});
       SW_TRY_ASSIGN(needed, CheckedAdd(needed, enough ? gradients : full));
     }
