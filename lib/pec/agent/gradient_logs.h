@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "pec/agent/memory.h"
 #include "pec/log/log_writer.h"
 
 namespace shardwright::pec {
@@ -55,6 +57,7 @@ struct GradientLogStatus {
   std::uint64_t cut_bytes = 0;             ///< torn tails that were cut off
   std::optional<std::uint64_t> newest;     ///< iteration
   std::optional<std::uint64_t> persisted;  ///< iteration whose snapshot's persist has synced them
+  std::string forgotten;  ///< which of Kept were forgotten for lack of room; empty: none of use
 };
 
 /// Writes the gradients that processes of a trainer hand over into the folder logs/ of a store,
@@ -62,7 +65,9 @@ struct GradientLogStatus {
 /// Source: docs/formats/log.md, docs/lossless.md.
 class GradientLogs {
  public:
-  explicit GradientLogs(std::string store) : store_(std::move(store)) {}
+  /// \param kept  counts what is known of records, for Kept; null: nothing is kept
+  explicit GradientLogs(std::string store, std::shared_ptr<MemoryPool> kept = {})
+      : store_(std::move(store)), pool_(std::move(kept)) {}
 
   /// A process begins and ends handing over. \param begun  the iteration after which it begins
   void Enter(std::uint32_t writer, std::uint64_t begun);
@@ -87,9 +92,23 @@ class GradientLogs {
   ///        be synced, and ends there until Append goes on
   Status Persist(std::uint64_t iteration);
 
+  /// Whether all processes that hand over now have handed over an iteration.
+  bool AllAt(std::uint64_t iteration) const;
+
+  /// The records that were appended since this began, but for those that were forgotten: to be read
+  /// where they lie.
+  GradientLog Kept() const;
+  /// Forgets the records up to an iteration. What does not fit into the pool is forgotten too, with
+  /// all that came before it: their chains have a gap.
+  void Forget(std::uint64_t iteration);
+
   GradientLogStatus status() const;
 
  private:
+  struct KeptRecord {
+    LoggedRecord logged;
+    Counted counted;
+  };
   struct Writer {
     std::mutex mutex;  // of log; before mutex_
     std::optional<LogWriter> log;
@@ -104,12 +123,17 @@ class GradientLogs {
   Writer& Find(std::uint32_t number);
   Status Open(const Handing& handing, Writer* writer);
   Status PutRootsOf(std::span<const LogStep> steps);
+  void Keep(LoggedRecord logged);
+  bool AllAtLocked(std::uint64_t iteration) const;
 
   const std::string store_;
+  const std::shared_ptr<MemoryPool> pool_;
   mutable std::mutex mutex_;
   std::condition_variable appended_;
   std::map<std::uint32_t, std::unique_ptr<Writer>> writers_;
-  std::map<exec::Digest, replay::RootTable> roots_;  // that are not in the folder yet
+  std::map<exec::Digest, replay::RootTable> roots_;     // that are not in the folder yet
+  std::deque<std::shared_ptr<const KeptRecord>> kept_;  // as they were appended
+  std::uint64_t gap_ = 0;                               // the last iteration of status_.forgotten
   GradientLogStatus status_;
 };
 
