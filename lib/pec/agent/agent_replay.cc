@@ -47,6 +47,9 @@ class Room {
   std::uint64_t bytes_ = 0;
 };
 
+/// Elements of a parameter that are made at once, at most: some 20 MiB of a thread.
+constexpr std::uint64_t kMostElems = std::uint64_t{1} << 20;
+
 /// What a thread needs to make steps.
 struct Workspace {
   std::vector<float> values;
@@ -86,7 +89,7 @@ Status MakeParams(const ReplayLog& log, LogReads& reads, Workspace* work, Brough
     };
     add(param.param);
     for (const BlobTensor& state : param.states) add(state);
-    const std::uint64_t range = RangeOf(one->chain, p, kLogPieceBytes);
+    const std::uint64_t range = RangeOf(one->chain, p, kMostElems);
     for (std::uint64_t first = 0; first < param.elems; first += range) {
       const std::uint64_t count = std::min(range, param.elems - first);
       work->values.resize(places.size() * count);
@@ -204,12 +207,14 @@ Agent::ReplayJob Agent::NextReplay() const {
 Status Agent::Replay(const std::function<bool()>& stop) {
   if (!options_.replay) return {};
   const std::lock_guard one(replay_mutex_);
-  SW_TRY(CatchUp());
   const Clock::time_point start = Clock::now();
-  ReplayJob job = NextReplay();
   const GradientLogStatus logged = logs_.status();
-  const bool again = replayed_.first.lock() == job.record && replayed_.second == logged.records;
-  if (!job.record || again) return {};
+  const std::shared_ptr<const MemoryCheckpoint> found = Newest();
+  const bool again = replayed_.first.lock() == found && replayed_.second == logged.records;
+  if (!found || again) return {};
+  SW_TRY(CatchUp());
+  ReplayJob job = NextReplay();
+  if (!job.record) return {};
   MemoryReplays done;
   SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
   if (!job.older.empty() && there) SW_TRY(BringForward(stop, &job, &done));

@@ -239,12 +239,15 @@ class Runner {
   /// As soon as all that the newest snapshot needs has been handed over.
   void ReplayLoop() {
     std::string told;
+    Clock::time_point next{};
     while (!done_.load()) {
       std::this_thread::sleep_for(kTick);
       const std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
-      if (!newest || !agent_.logs().AllAt(newest->manifest.iteration)) continue;
+      if (Clock::now() < next || !newest || !agent_.logs().AllAt(newest->manifest.iteration))
+        continue;
       const Status done = agent_.Replay([this] { return done_.load(); });
       std::string wrong = done ? "" : done.error().message;
+      if (!done) next = Clock::now() + kRetry;
       if (wrong != told && !wrong.empty()) sink_.Warn("replay in memory: " + wrong);
       told = std::move(wrong);
     }

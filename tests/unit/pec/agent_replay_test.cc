@@ -37,7 +37,8 @@ class AgentReplayTest : public test::AgentTest {
       for (const ModuleTensor& one : model->modules[i].part(Component::kMaster).tensors) {
         const layout::LogicalTensor& tensor = map.tensors[one.tensor];
         const std::uint64_t elems = one.bytes / sizeof(float);
-        module.pieces.push_back({tensor.name, elems, 0, elems, DType::kF32, handing_.place_bytes, 0});
+        module.pieces.push_back(
+            {tensor.name, elems, 0, elems, DType::kF32, handing_.place_bytes, 0});
         handing_.place_bytes += one.bytes;
       }
       handing_.modules.push_back(std::move(module));
@@ -90,14 +91,19 @@ class AgentReplayTest : public test::AgentTest {
 
   static std::map<std::uint64_t, std::size_t> Versions(const MemoryCheckpoint& record) {
     std::map<std::uint64_t, std::size_t> versions;
-    for (std::size_t i = 0; i < record.manifest.modules.size(); ++i) ++versions[VersionOf(record, i)];
+    for (std::size_t i = 0; i < record.manifest.modules.size(); ++i)
+      ++versions[VersionOf(record, i)];
     return versions;
   }
 
   Handing handing_;
 };
 
-TEST_F(AgentReplayTest, ExpertsBecomeThoseOfTheNewestSnapshot) {
+/// With and without compression of what is logged.
+class AgentReplayExact : public AgentReplayTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(AgentReplayExact, ExpertsBecomeThoseOfTheNewestSnapshot) {
+  handing_.zstd_level = GetParam();
   Agent agent(Replaying());
   ASSERT_TRUE(Snapshot(agent, 1));
   ASSERT_TRUE(agent.Persist(sink_));
@@ -114,7 +120,8 @@ TEST_F(AgentReplayTest, ExpertsBecomeThoseOfTheNewestSnapshot) {
   EXPECT_EQ(agent.status().replays.refused, std::vector<std::string>());
   EXPECT_EQ(agent.status().replays.older, 0U);
   EXPECT_EQ(agent.status().replays.modules, older);
-  EXPECT_EQ(Versions(*after), (std::map<std::uint64_t, std::size_t>{{3, after->manifest.modules.size()}}));
+  EXPECT_EQ(Versions(*after),
+            (std::map<std::uint64_t, std::size_t>{{3, after->manifest.modules.size()}}));
   EXPECT_EQ(after->replayed.size(), older);
   EXPECT_EQ(after->own_bytes, before->own_bytes) << "a persist saves what snapshots have read";
   // Who holds what was there before holds it still.
@@ -148,6 +155,8 @@ TEST_F(AgentReplayTest, ExpertsBecomeThoseOfTheNewestSnapshot) {
     EXPECT_EQ(ValuesOf(*after, i, Component::kMoments), moments) << name;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Levels, AgentReplayExact, ::testing::Values(0, 3));
 
 TEST_F(AgentReplayTest, AMissingIterationLeavesThemOlderAndIsNamed) {
   Agent agent(Replaying());
