@@ -221,6 +221,10 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
         << report.iteration << " out of " << FormatBytes(report.replay.bytes)
         << " of gradients, 0 tokens lost there\n";
   }
+  if (report.replay.in_memory > 0) {
+    out << "replayed  " << Plural(report.replay.in_memory, "module")
+        << " by agents, in their memory, before\n";
+  }
   for (std::size_t i = 0; i < report.lost_nodes.size(); ++i) {
     out << "lost node " << report.lost_nodes[i] << ": " << text::Printable(report.lost_agents[i])
         << "\n";

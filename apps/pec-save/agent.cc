@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -67,6 +68,14 @@ void ShowStatus(cli::Context& context, const Json& json) {
       << "persists  " << Number(json, "persists") << ", failed " << Number(json, "persists_failed")
       << "\n";
   ShowSent(out, json);
+  if (const Json replays = json.value("replays", Json()); replays.is_object()) {
+    out << "replayed  " << Number(replays, "modules") << " times an expert, "
+        << FormatBytes(Bytes(replays, "gradient_bytes")) << " of gradients, "
+        << Number(replays, "older") << " older than the newest snapshot\n";
+    for (const Json& why : replays.value("refused", Json::array())) {
+      if (why.is_string()) out << "          " << text::Printable(why.get<std::string>()) << "\n";
+    }
+  }
   if (const std::string error = json.value("last_error", ""); !error.empty()) {
     out << "error     " << text::Printable(error) << "\n";
   }
@@ -123,6 +132,18 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
                 << " snapshots were not persisted\n";
   ShowSent(context.out(), pec::AgentJson(end));
   return {};
+}
+
+/// Where --replay has nothing to do.
+Status CheckReplay(const cli::App& app, const pec::AgentRunOptions& options, pec::Policy policy) {
+  if (options.copies_only) return app.Refuse({"--replay"}, "with --copies-only: no gradients come");
+  if (policy == pec::Policy::kFull) {
+    return app.Refuse({"--replay"}, "with --policy full: no expert is ever older");
+  }
+  const bool local = std::ranges::any_of(
+      options.listen, [](const std::string& one) { return one.starts_with("unix:"); });
+  if (local) return {};
+  return Fail(Errc::kUsage, "--replay needs --listen unix:PATH: gradients come in there");
 }
 
 /// Ends a wait for an answer.
@@ -224,6 +245,9 @@ int AgentMain(int argc, const char* const* argv) {
   key.AddTo(app);
   app.AddText("--name", &options.name, "what peers call it [default: the host's name]", "NAME");
   app.AddFlag("--copies-only", &options.copies_only, "take no snapshots, keep copies of others");
+  app.AddFlag("--replay", &options.agent.replay,
+              "bring older experts in memory to each new snapshot, by gradients that trainers hand "
+              "over (docs/lossless.md)");
   app.AddSize("--memory-limit", &options.agent.memory_bytes,
               "memory for snapshots and copies; a snapshot above it is refused");
   app.AddSize("--bandwidth", &options.agent.bandwidth,
@@ -239,6 +263,7 @@ int AgentMain(int argc, const char* const* argv) {
     if (options.copies_only && options.listen.empty()) {
       return Fail(Errc::kUsage, "--copies-only needs --listen: copies come in there");
     }
+    if (options.agent.replay) SW_TRY(CheckReplay(app, options, save.selection.policy));
     std::vector<std::string> addresses = options.listen;
     addresses.insert(addresses.end(), options.peers.begin(), options.peers.end());
     return key.CheckRules(app, addresses);

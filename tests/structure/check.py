@@ -95,8 +95,9 @@ ROOMS = {
         "planning": ["forecast", "store"],
         "save": ["shares", "store"],
         "pace": ["forecast"],
-        "agent": ["save", "log", "pace"],
-        "restore": ["agent"],
+        "replay": ["log"],
+        "agent": ["save", "replay", "pace"],
+        "restore": ["agent", "replay"],
         "report": ["restore"],
     },
 }

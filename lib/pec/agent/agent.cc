@@ -63,30 +63,25 @@ ModuleNames WholeModules(const Manifest& manifest) {
   return names;
 }
 
-/// What a persist of a checkpoint moves at most: what it has of its own iteration.
-std::uint64_t OwnBytes(const Manifest& manifest) {
-  std::uint64_t bytes = manifest.passed ? manifest.passed->bytes : 0;
-  for (const HeldModule& module : manifest.modules) {
-    for (const auto& held : module) {
-      if (held && held->version == manifest.iteration) bytes += held->blob.bytes;
-    }
-  }
-  return bytes;
-}
-
 exec::Digest CatalogueDigest(const ucp::Input& input) {
   const std::string catalogue = dialect::Serialize(input.set);
   return exec::DigestOf(std::as_bytes(std::span(catalogue)));
 }
 
-/// Selects also what an earlier snapshot of the same iteration took: its files had other content,
-/// and a version names one state of all modules.
-void AddTaken(const Manifest& earlier, Selection* selection) {
-  const Selection taken = SnapshottedOf(earlier).selection;
-  for (std::size_t m = 0; m < taken.size(); ++m) {
+/// Selects also what an earlier snapshot of the same iteration has of it, read or replayed: its
+/// files had other content, and a version names one state of all modules.
+void AddHeld(const Manifest& earlier, const Model& model, Selection* selection) {
+  for (std::size_t m = 0; m < selection->size(); ++m) {
     std::vector<std::uint32_t>& ids = (*selection)[m];
-    for (const std::uint32_t e : taken[m]) {
-      if (std::find(ids.begin(), ids.end(), e) == ids.end()) ids.push_back(e);
+    for (std::uint32_t e = 0; e < model.experts[m]; ++e) {
+      const HeldModule& module = earlier.modules[model.expert_module(m, e)];
+      const bool held =
+          std::ranges::any_of(module, [](const auto& part) { return part.has_value(); });
+      const bool older = std::ranges::any_of(module, [&](const std::optional<Held>& part) {
+        return part && part->version != earlier.iteration;
+      });
+      if (!held || older || std::find(ids.begin(), ids.end(), e) != ids.end()) continue;
+      ids.push_back(e);
     }
   }
 }
@@ -97,7 +92,7 @@ Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       pool_(std::make_shared<MemoryPool>(options_.memory_bytes)),
       limiter_(options_.bandwidth, options_.idle),
-      logs_(options_.save.store, options_.held_bytes) {
+      logs_(options_.save.store, options_.held_bytes, options_.replay ? pool_ : nullptr) {
   status_.memory_limit_bytes = options_.memory_bytes;
 }
 
@@ -154,7 +149,7 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
     SW_TRY_ASSIGN(SnapshotChoice choice,
                   ChooseSnapshot(*comm, input, options, level ? &*level : nullptr, sink));
-    if (again) AddTaken(again->manifest, &choice.selection);
+    if (again) AddHeld(again->manifest, choice.model, &choice.selection);
     {
       const std::lock_guard lock(mutex_);
       if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
@@ -214,15 +209,7 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
   const std::optional<std::size_t> filling = buffers_.Find(BufferState::kFilling);
   if (!filling) return Fail(Errc::kMismatch, kRestoredMeanwhile);
   SW_TRY(Put(choice, std::move(taken)));
-  for (const auto& [id, blob] : buffers_.content(*filling)) {
-    const auto* copy = static_cast<const ModuleCopy*>(blob.data.get());
-    HeldModule& held = manifest.modules[choice.model.index_of(id)];
-    for (std::size_t c = 0; c < kComponents; ++c) {
-      if (!copy->parts[c]) continue;
-      held[c] = Held{blob.version, copy->parts[c]->ref()};
-      record->blobs.emplace(copy->parts[c]->ref().digest, copy->parts[c]);
-    }
-  }
+  Hold(buffers_.content(*filling), choice.model, record.get());
   SW_TRY(buffers_.End());
   if (recovery_ == record->recovery) {
     level_before_ = choice.state;
@@ -230,6 +217,7 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
   }
   records_[*filling] = std::move(record);
   status_.snapshot_bytes += bytes;
+  pool_->Reserve(bytes);  // for the next one
   return {};
 }
 
@@ -289,6 +277,31 @@ void Agent::PlanLogs() {
     for (const std::uint32_t e : plan->full[m]) names.insert(next_->names[m][e]);
   }
   logs_.Hold(next_->iteration, std::move(names));
+}
+
+/// Makes a record say what a buffer holds. \pre manifest.modules has a place for every module
+void Agent::Hold(const SnapshotBuffers::Content& content, const Model& model,
+                 MemoryCheckpoint* record) {
+  Manifest& manifest = record->manifest;
+  const std::optional<BlobRef>& passed = manifest.passed;
+  BlobMap blobs;
+  if (passed) blobs.emplace(passed->digest, record->blobs.at(passed->digest));
+  record->replayed.clear();
+  record->own_bytes = passed ? passed->bytes : 0;
+  for (const auto& [id, blob] : content) {
+    const auto* copy = static_cast<const ModuleCopy*>(blob.data.get());
+    const std::uint32_t index = model.index_of(id);
+    if (copy->replayed_from) record->replayed[model.modules[index].name] = *copy->replayed_from;
+    for (std::size_t c = 0; c < kComponents; ++c) {
+      if (!copy->parts[c]) continue;
+      const BlobRef& ref = copy->parts[c]->ref();
+      manifest.modules[index][c] = Held{blob.version, ref};
+      blobs.emplace(ref.digest, copy->parts[c]);
+      const bool read = blob.version == manifest.iteration && !copy->replayed_from;
+      if (read) record->own_bytes += ref.bytes;
+    }
+  }
+  record->blobs = std::move(blobs);
 }
 
 /// Hands what was taken to the buffer that is being filled. Content that is in memory already is
@@ -369,7 +382,7 @@ Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
   // First, so that whoever finds the checkpoint finds the way of its older experts to it.
   const ModuleNames saved = WholeModules(checkpoint->manifest);
   PersistLogs(checkpoint->manifest.iteration, saved, sink);
-  Limiter::Job job(limiter_, OwnBytes(checkpoint->manifest));
+  Limiter::Job job(limiter_, checkpoint->own_bytes);
   const Result<SaveReport> report = Write(*checkpoint, job, sink);
   if (report) logs_.Drop(report->iteration, saved);
   const std::lock_guard lock(mutex_);
@@ -405,6 +418,9 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
   for (;;) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> done, Persist(sink));
     if (!done) break;
+  }
+  if (const Status replayed = Replay(); !replayed) {
+    sink.Warn("replay in memory: " + replayed.error().message);
   }
   for (const AgentEntry& entry : Entries()) {
     if (entry.state != "copy") continue;
@@ -564,7 +580,12 @@ AgentStatus Agent::status() const {
     out.states[i] = buffers_.state(i);
     out.iterations[i] = out.states[i] == BufferState::kIdle ? 0 : buffers_.iteration(i);
   }
-  if (const auto newest = buffers_.NewestComplete()) out.newest = buffers_.iteration(*newest);
+  if (const auto newest = buffers_.NewestComplete()) {
+    out.newest = buffers_.iteration(*newest);
+    out.replays.older = static_cast<std::uint64_t>(
+        std::ranges::count_if(buffers_.content(*newest),
+                              [&](const auto& held) { return held.second.version < *out.newest; }));
+  }
   out.snapshots_skipped = buffers_.skipped();
   out.memory_bytes = pool_->used_bytes();
   out.sent = limiter_.sent();

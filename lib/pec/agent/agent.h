@@ -39,6 +39,7 @@ struct AgentOptions {
   /// Gradients that are held back at most (GradientLogs); 0: all are logged, as wherever copies of
   /// snapshots go to others, who could have them restored when this agent is gone.
   std::uint64_t held_bytes = std::uint64_t{1} << 30;
+  bool replay = false;  ///< gradients also bring forward what is in memory
 };
 
 /// A complete checkpoint in an agent's memory.
@@ -53,6 +54,15 @@ struct ExpertParam {
   std::string module;
   std::string name;
   std::uint64_t elems = 0;
+};
+
+/// How gradients have brought forward what is in memory.
+struct MemoryReplays {
+  std::uint64_t modules = 0;         ///< that were, each time counted
+  std::uint64_t gradient_bytes = 0;  ///< that were read for it, as stored
+  double seconds = 0;
+  std::uint64_t older = 0;           ///< experts of the newest snapshot that are older than it
+  std::vector<std::string> refused;  ///< why these stay so, one sentence each
 };
 
 /// Numbers of an agent.
@@ -73,12 +83,13 @@ struct AgentStatus {
   std::array<std::uint64_t, kSentKinds> sent{};  ///< bytes of persists and copies, by Sent
   std::uint64_t sends_due = 0;  ///< persists and copies that did not wait for idle ranks in the end
   std::uint32_t ranks_marking = 0;  ///< processes that mark when they idle
+  MemoryReplays replays;
   std::string last_error;
 };
 
 /// Keeps snapshots of checkpoints in memory and persists them, as it is told. It has no threads and
 /// no sockets; every call may come from any thread. A call returns without waiting for a persist,
-/// except Persist, Flush, and CatchUp if there was a restore.
+/// except Persist, Flush, and CatchUp and Replay if there was a restore.
 /// Source: MoC-System section 5; docs/pec-planning.md section 6.2; docs/formats/agent.md.
 class Agent {
  public:
@@ -115,6 +126,14 @@ class Agent {
   /// that may be gone.
   /// \returns the store's newest iteration; nothing if it has none
   Result<std::optional<std::uint64_t>> Flush(Sink& sink);
+
+  /// Brings experts of the newest snapshot that are older than it to its iteration, as far as the
+  /// log has intact chains of their gradients; all at once, each as a whole, and room for another
+  /// snapshot is left. status() tells what could not be. Older buffers stay as they are. Nothing
+  /// where options().replay is false.
+  /// \param stop  asked between experts; true: what is done is kept, the rest is left
+  /// \error as CatchUp and OpenMemory: nothing is brought forward
+  Status Replay(const std::function<bool()>& stop = {});
 
   /// Asks the store for restores that this agent does not know yet, and forgets the checkpoints
   /// that training gave up with them; a persist of such a checkpoint is stopped. Snapshot, Persist,
@@ -174,6 +193,19 @@ class Agent {
   /// What buffers hold of a module, or of a part of it.
   struct ModuleCopy {
     std::array<BlobPtr, kComponents> parts;
+    std::optional<std::uint64_t> replayed_from;  ///< iteration whose snapshot has read it
+  };
+  /// Of the newest snapshot, what of an expert is older than it.
+  struct OlderPart {
+    ModuleId id;
+    std::shared_ptr<const void> data;  ///< a ModuleCopy
+    std::uint64_t version = 0;
+  };
+  /// What a replay begins with.
+  struct ReplayJob {
+    std::shared_ptr<const MemoryCheckpoint> record;  ///< the newest; null: there is none
+    std::vector<OlderPart> older;
+    std::uint64_t recovery = 0;  ///< the store's last one that was known
   };
 
   Status Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
@@ -182,6 +214,12 @@ class Agent {
   Status Put(const SnapshotChoice& choice, Taken taken);
   void NotePlan(const SnapshotChoice& choice, const SelectionState& after, std::uint64_t known);
   NextPlan PlanAfter(const SnapshotChoice& choice, const SelectionState& after) const;
+  static void Hold(const SnapshotBuffers::Content& content, const Model& model,
+                   MemoryCheckpoint* record);
+  ReplayJob NextReplay() const;
+  Status BringForward(const std::function<bool()>& stop, ReplayJob* job, MemoryReplays* done);
+  void Publish(const Model& model, const std::vector<std::pair<OlderPart, Blob>>& made,
+               ReplayJob* job);
   Status LookForRestores();
   void Rollback(const std::vector<RecoveryRecord>& restores);
   Status CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
@@ -202,6 +240,9 @@ class Agent {
   std::mutex snapshot_mutex_;  // one snapshot at a time; before mutex_
   std::mutex catch_up_mutex_;  // before persist_mutex_
   std::mutex persist_mutex_;   // one persist at a time; before mutex_
+  std::mutex replay_mutex_;    // one replay at a time; before mutex_
+  /// What was tried last: a snapshot, and how many records there were. Under replay_mutex_.
+  std::pair<std::weak_ptr<const MemoryCheckpoint>, std::uint64_t> replayed_;
   std::atomic<bool> stop_persist_ = false;
   mutable std::mutex mutex_;
   SnapshotBuffers buffers_;

@@ -133,6 +133,14 @@ Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
       }
       listed.recovery = recovery->get<std::uint64_t>();
     }
+    if (const auto replayed = one.find("replayed"); replayed != one.end()) {
+      for (const auto& [name, from] : replayed->items()) {
+        if (!replayed->is_object() || !from.is_number_unsigned()) {
+          return Fail(Errc::kBadInput, where + ": \"replayed\" does not have iterations by name");
+        }
+        listed.replayed[name] = from.get<std::uint64_t>();
+      }
+    }
     SW_TRY_ASSIGN(listed.manifest, ParseManifest(manifest->get<std::string>(), where));
   }
   return out;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -45,6 +46,8 @@ class AgentClient {
   struct Listed {
     std::string state;
     std::uint64_t recovery = 0;  ///< as MemoryCheckpoint; 0 too where the agent does not say
+    /// As MemoryCheckpoint; empty where the agent does not say.
+    std::map<std::string, std::uint64_t> replayed;
     Manifest manifest;
   };
   /// \error kBadInput  no such list; as Ask

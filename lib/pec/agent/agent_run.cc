@@ -68,6 +68,7 @@ class Runner {
 
  private:
   Status Work(std::list<AgentServer>* servers) {
+    if (options_.agent.replay) SW_TRY(CheckReplay());
     std::vector<os::Address> peers;
     for (const std::string& text : options_.peers) {
       SW_TRY_ASSIGN(peers.emplace_back(), os::ParseAddress(text));
@@ -80,6 +81,7 @@ class Runner {
     }
     std::vector<std::thread> threads;
     threads.emplace_back([this] { PersistLoop(); });
+    if (options_.agent.replay) threads.emplace_back([this] { ReplayLoop(); });
     for (const os::Address& peer : peers) {
       threads.emplace_back([this, peer] { PushLoop(peer); });
     }
@@ -212,6 +214,42 @@ class Runner {
         }
       }
       std::this_thread::sleep_for(kTick);
+    }
+  }
+
+  /// A store that keeps master weights or moments of all experts has no expert of one iteration.
+  Status CheckReplay() const {
+    const SaveRequest& save = options_.agent.save;
+    Mask keep = save.keep.value_or(Mask{});
+    SW_TRY_ASSIGN(const bool there, Store::IsStore(save.store));
+    if (there) {
+      SW_TRY_ASSIGN(const Store store, Store::Open(save.store));
+      keep = store.head().keep;
+    }
+    for (const Component component : {Component::kMaster, Component::kMoments}) {
+      if (!keep[static_cast<std::size_t>(component)]) continue;
+      return Fail(Errc::kUnsupported,
+                  save.store + ": keeps " + std::string(Name(component)) +
+                      " of all experts in each checkpoint, so that older experts are of two "
+                      "iterations; steps that are made again need all of one");
+    }
+    return {};
+  }
+
+  /// As soon as all that the newest snapshot needs has been handed over.
+  void ReplayLoop() {
+    std::string told;
+    Clock::time_point next{};
+    while (!done_.load()) {
+      std::this_thread::sleep_for(kTick);
+      const std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
+      if (Clock::now() < next || !newest || !agent_.logs().AllAt(newest->manifest.iteration))
+        continue;
+      const Status done = agent_.Replay([this] { return done_.load(); });
+      std::string wrong = done ? "" : done.error().message;
+      if (!done) next = Clock::now() + kRetry;
+      if (wrong != told && !wrong.empty()) sink_.Warn("replay in memory: " + wrong);
+      told = std::move(wrong);
     }
   }
 

@@ -76,6 +76,13 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
                  {"dropped_bytes", logged.dropped_bytes},
                  {"newest", logged.newest ? OrderedJson(*logged.newest) : OrderedJson()},
                  {"persisted", logged.persisted ? OrderedJson(*logged.persisted) : OrderedJson()}};
+  if (agent.options().replay) {
+    out["replays"] = {{"modules", status.replays.modules},
+                      {"gradient_bytes", status.replays.gradient_bytes},
+                      {"seconds", status.replays.seconds},
+                      {"older", status.replays.older},
+                      {"refused", status.replays.refused}};
+  }
   OrderedJson sent;
   for (std::size_t i = 0; i < kSentKinds; ++i) sent[Name(static_cast<Sent>(i))] = status.sent[i];
   out["sent"] = std::move(sent);
@@ -334,6 +341,7 @@ Status AgentServer::List(os::Connection& connection) const {
     list.push_back({{"state", entry.state},
                     {"origin", entry.origin},
                     {"recovery", entry.checkpoint->recovery},
+                    {"replayed", entry.checkpoint->replayed},
                     {"manifest", ToText(entry.checkpoint->manifest)}});
   }
   return SendText(connection, list.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));

@@ -102,6 +102,14 @@ Status SnapshotBuffers::End() {
   return {};
 }
 
+bool SnapshotBuffers::Advance(std::size_t buffer, const ModuleId& module,
+                              const std::shared_ptr<const void>& from, Blob to) {
+  const auto held = buffers_[buffer].content.find(module);
+  if (held == buffers_[buffer].content.end() || held->second.data != from) return false;
+  held->second = std::move(to);
+  return true;
+}
+
 void SnapshotBuffers::AbandonFilling() {
   if (const auto filling = Find(BufferState::kFilling)) MakeIdle(*filling);
 }

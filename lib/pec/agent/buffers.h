@@ -34,8 +34,8 @@ struct Blob {
 ///                recover from
 ///
 /// At most one buffer each is filling, persisting, for recovery. From the first EndPersist on there
-/// is one for recovery. What is persisting or for recovery never changes. Some complete content is
-/// never older than the last durable checkpoint. Not thread-safe.
+/// is one for recovery. What is persisting or for recovery never changes but by Advance. Some
+/// complete content is never older than the last durable checkpoint. Not thread-safe.
 /// Source: MoC-System section 5.2; docs/pec-planning.md section 6.2.
 class SnapshotBuffers {
  public:
@@ -57,6 +57,13 @@ class SnapshotBuffers {
   /// \error kUsage  none is being filled; kMismatch  a module that every checkpoint has is of an
   ///        older version: names it (the buffer goes on being filled)
   Status End();
+
+  /// A module of a buffer is brought to a newer version by other means than a snapshot.
+  /// \param from  what the buffer must hold of it for that
+  /// \returns whether it did
+  /// \pre not idle; the version is not above the buffer's iteration
+  bool Advance(std::size_t buffer, const ModuleId& module, const std::shared_ptr<const void>& from,
+               Blob to);
 
   /// A fault, or the end of training, while a buffer is filled: it becomes idle. Nothing is
   /// filling: nothing happens.

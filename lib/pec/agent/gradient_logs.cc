@@ -277,7 +277,12 @@ Status GradientLogs::AppendModule(const Handing& handing, const Handing::Module&
     range.gradient = own;
     end += own.size();
   }
-  if (!held) return writer->log->Append(iteration, module.name, used, ranges);
+  if (!held) {
+    LoggedRecord logged;
+    SW_TRY(writer->log->Append(iteration, module.name, used, ranges, pool_ ? &logged : nullptr));
+    if (pool_) Keep(std::move(logged));
+    return {};
+  }
   Used& one = writer->held.emplace_back();
   one.iteration = iteration;
   one.recovery = handing.recovery;
@@ -329,6 +334,13 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
   status_.newest = std::max(status_.newest.value_or(0), iteration);
   appended_.notify_all();
   return bytes;
+}
+
+/// \pre mutex_ is held
+bool GradientLogs::AllAtLocked(std::uint64_t iteration) const {
+  return std::ranges::all_of(writers_, [&](const auto& one) {
+    return one.second->entered == 0 || one.second->newest >= iteration;
+  });
 }
 
 /// Up to an iteration, of other modules than those.
@@ -389,12 +401,7 @@ Status GradientLogs::Persist(std::uint64_t iteration, const ModuleNames& saved) 
   Status failed;
   {
     std::unique_lock lock(mutex_);
-    const auto all_there = [&] {
-      return std::ranges::all_of(writers_, [&](const auto& one) {
-        return one.second->entered == 0 || one.second->newest >= iteration;
-      });
-    };
-    appended_.wait_for(lock, kUnderWay, all_there);
+    appended_.wait_for(lock, kUnderWay, [&] { return AllAtLocked(iteration); });
     for (const auto& [number, writer] : writers_) {
       all.push_back(writer.get());
       if (failed && writer->entered > 0 && writer->newest < iteration) {
@@ -421,6 +428,46 @@ Status GradientLogs::Persist(std::uint64_t iteration, const ModuleNames& saved) 
   const std::lock_guard lock(mutex_);
   if (status_.records > 0) status_.persisted = iteration;
   return {};
+}
+
+bool GradientLogs::AllAt(std::uint64_t iteration) const {
+  const std::lock_guard lock(mutex_);
+  return AllAtLocked(iteration);
+}
+
+void GradientLogs::Keep(LoggedRecord logged) {
+  const LogRecord& record = logged.record;
+  std::uint64_t bytes = sizeof(KeptRecord) + record.module.size() + logged.path.size() +
+                        record.steps.size() * sizeof(LogStep) +
+                        logged.payload.sums.size() * sizeof(exec::Digest);
+  for (const LogPiece& piece : record.pieces) bytes += sizeof piece + piece.param.size();
+  Counted counted(pool_);
+  Status room = pool_->CheckSpare(bytes);
+  if (room) room = counted.Grow(bytes);
+  const std::lock_guard lock(mutex_);
+  if (!room) {
+    kept_.clear();
+    gap_ = std::max(gap_, record.iteration);
+    status_.forgotten = "what is known of gradients up to iteration " + std::to_string(gap_) +
+                        " had no room in memory: " + room.error().message;
+    return;
+  }
+  kept_.push_back(
+      std::make_shared<const KeptRecord>(KeptRecord{std::move(logged), std::move(counted)}));
+}
+
+GradientLog GradientLogs::Kept() const {
+  std::vector<std::shared_ptr<const LoggedRecord>> records;
+  const std::lock_guard lock(mutex_);
+  records.reserve(kept_.size());
+  for (const auto& one : kept_) records.emplace_back(one, &one->logged);
+  return GradientLog::Of(std::move(records));
+}
+
+void GradientLogs::Forget(std::uint64_t iteration) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(kept_, [&](const auto& one) { return one->logged.record.iteration <= iteration; });
+  if (iteration >= gap_) status_.forgotten.clear();
 }
 
 GradientLogStatus GradientLogs::status() const {

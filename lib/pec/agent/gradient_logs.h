@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "pec/agent/memory.h"
 #include "pec/log/log_writer.h"
 
 namespace shardwright::pec {
@@ -60,6 +62,7 @@ struct GradientLogStatus {
   std::optional<std::uint64_t> persisted;  ///< iteration whose snapshot's persist has synced them
   std::uint64_t held_bytes = 0;            ///< of gradients that are held back now
   std::uint64_t dropped_bytes = 0;         ///< that a checkpoint has made unnecessary
+  std::string forgotten;  ///< which of Kept were forgotten for lack of room; empty: none of use
 };
 
 /// Modules by name.
@@ -76,8 +79,11 @@ using ModuleNames = std::set<std::string, std::less<>>;
 class GradientLogs {
  public:
   /// \param most_held  bytes of gradients that are held back at most; 0: none
-  explicit GradientLogs(std::string store, std::uint64_t most_held = 0)
-      : store_(std::move(store)), most_held_(most_held) {}
+  /// \param kept       counts what is known of records, for Kept, and nothing is held back, for who
+  ///                   asks for Kept needs all of them; null: nothing is kept
+  explicit GradientLogs(std::string store, std::uint64_t most_held = 0,
+                        std::shared_ptr<MemoryPool> kept = {})
+      : store_(std::move(store)), most_held_(kept ? 0 : most_held), pool_(std::move(kept)) {}
 
   /// A process begins and ends handing over.
   /// \param begun     the iteration after which it begins
@@ -126,6 +132,16 @@ class GradientLogs {
   ///        be synced, and ends there until Append goes on
   Status Persist(std::uint64_t iteration, const ModuleNames& saved = {});
 
+  /// Whether all processes that hand over now have handed over an iteration.
+  bool AllAt(std::uint64_t iteration) const;
+
+  /// The records that were appended since this began, but for those that were forgotten: to be read
+  /// where they lie.
+  GradientLog Kept() const;
+  /// Forgets the records up to an iteration. What does not fit into the pool is forgotten too, with
+  /// all that came before it: their chains have a gap.
+  void Forget(std::uint64_t iteration);
+
   GradientLogStatus status() const;
 
  private:
@@ -139,6 +155,10 @@ class GradientLogs {
     std::vector<std::string> params;
     std::vector<GradientRange> ranges;  // of `params` and `bytes`
     std::vector<std::byte> bytes;
+  };
+  struct KeptRecord {
+    LoggedRecord logged;
+    Counted counted;
   };
   struct Writer {
     std::uint32_t number = 0;
@@ -166,13 +186,19 @@ class GradientLogs {
   bool TakeRoom(std::uint64_t iteration, const std::string& module, std::uint64_t bytes);
   std::vector<Writer*> All();
 
+  void Keep(LoggedRecord logged);
+  bool AllAtLocked(std::uint64_t iteration) const;
+
   const std::string store_;
   const std::uint64_t most_held_;
+  const std::shared_ptr<MemoryPool> pool_;
   mutable std::mutex mutex_;
   std::condition_variable appended_;
   std::map<std::uint32_t, std::unique_ptr<Writer>> writers_;
-  std::map<exec::Digest, replay::RootTable> roots_;  // that are not in the folder yet
-  std::map<std::uint64_t, ModuleNames> held_;        // by the iteration after which it is so
+  std::map<exec::Digest, replay::RootTable> roots_;     // that are not in the folder yet
+  std::map<std::uint64_t, ModuleNames> held_;           // by the iteration after which it is so
+  std::deque<std::shared_ptr<const KeptRecord>> kept_;  // as they were appended
+  std::uint64_t gap_ = 0;                               // the last iteration of status_.forgotten
   GradientLogStatus status_;
 };
 

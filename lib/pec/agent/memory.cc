@@ -189,6 +189,21 @@ Status MemoryPool::CheckRoom(std::uint64_t bytes, const std::string& what) const
                                 FormatBytes(limit_bytes_));
 }
 
+void MemoryPool::Reserve(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  reserved_bytes_ = bytes;
+}
+
+Status MemoryPool::CheckSpare(std::uint64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t free = limit_bytes_ - used_bytes_;
+  if (reserved_bytes_ <= free && bytes <= free - reserved_bytes_) return {};
+  return Fail(Errc::kLimit,
+              FormatBytes(bytes) + " are needed, and " + FormatBytes(reserved_bytes_) +
+                  " of room for another snapshot, beside " + FormatBytes(used_bytes_) +
+                  " in use; the limit is " + FormatBytes(limit_bytes_));
+}
+
 std::uint64_t MemoryPool::used_bytes() const {
   const std::lock_guard lock(mutex_);
   return used_bytes_;

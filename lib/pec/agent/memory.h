@@ -39,6 +39,13 @@ class MemoryPool {
   Status Count(std::uint64_t bytes);
   void Free(std::uint64_t bytes);
 
+  /// What CheckSpare leaves free.
+  void Reserve(std::uint64_t bytes);
+
+  /// For what is of use but must never be in the way of another snapshot.
+  /// \error kLimit  so many bytes would leave less free than is reserved: all sides
+  Status CheckSpare(std::uint64_t bytes) const;
+
   /// \error kLimit  as Take, for so many bytes in all
   Status CheckRoom(std::uint64_t bytes, const std::string& what) const;
 
@@ -51,6 +58,7 @@ class MemoryPool {
   const std::uint64_t limit_bytes_;
   mutable std::mutex mutex_;
   std::uint64_t used_bytes_ = 0;
+  std::uint64_t reserved_bytes_ = 0;
   std::uint64_t free_bytes_ = 0;
   std::multimap<std::uint64_t, os::Buffer> free_;  // by size
 };
@@ -120,6 +128,9 @@ struct MemoryCheckpoint {
   /// The store's last recovery when training made it, 0: there was none. A later one that went back
   /// to an iteration before this one has given it up (GivesUp).
   std::uint64_t recovery = 0;
+  /// Modules that were replayed here, by name: the iteration whose snapshot has read them.
+  std::map<std::string, std::uint64_t> replayed;
+  std::uint64_t own_bytes = 0;  ///< of modules that a snapshot has read in the own iteration
   /// Of a copy: its texts.
   std::shared_ptr<const Counted> counted;
   /// Tokens per expert when it was taken; null: not counted, or a copy of another node's.

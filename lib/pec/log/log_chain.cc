@@ -57,7 +57,8 @@ std::map<std::string, std::vector<std::uint64_t>> GradientLog::Modules() const {
   std::map<std::string, std::vector<std::uint64_t>> modules;
   for (const auto& [name, indices] : by_module_) {
     std::set<std::uint64_t> iterations;
-    for (const std::size_t index : indices) iterations.insert(entries_[index].record.iteration);
+    for (const std::size_t index : indices)
+      iterations.insert(entries_[index].logged->record.iteration);
     modules[name].assign(iterations.begin(), iterations.end());
   }
   return modules;
@@ -73,7 +74,7 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
   const auto none = std::vector<std::size_t>();
   for (const std::size_t index : listed == by_module_.end() ? none : listed->second) {
     const Entry& entry = entries_[index];
-    const LogRecord& record = entry.record;
+    const LogRecord& record = entry.logged->record;
     if (record.iteration <= from || record.iteration > to) continue;
     const bool given_up = std::ranges::any_of(recoveries, [&](const RecoveryRecord& recovery) {
       return GivesUp(recovery, record.recovery, record.iteration);
@@ -86,9 +87,9 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
                         std::to_string(record.iteration) + ": it has no parameter " +
                         Quoted(piece.param) + ", which " + paths_[entry.path] + " has");
       }
-      found[record.iteration].push_back({param->second, &record.steps[piece.step], &piece,
-                                         &entry.payload, static_cast<std::uint32_t>(entry.path),
-                                         &paths_[entry.path]});
+      found[record.iteration].push_back(
+          {param->second, &record.steps[piece.step], &piece, &entry.logged->payload,
+           static_cast<std::uint32_t>(entry.path), &paths_[entry.path]});
     }
   }
 

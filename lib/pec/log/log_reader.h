@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +41,13 @@ struct LogPayload {
   std::vector<exec::Digest> sums;
 };
 inline constexpr std::uint64_t kLogSumBytes = std::uint64_t{64} << 10;
+
+/// A record where it lies.
+struct LoggedRecord {
+  LogRecord record;  ///< LogPiece::offset set
+  LogPayload payload;
+  std::string path;  ///< of its segment
+};
 
 /// A parameter of a module.
 struct LoggedParam {
@@ -81,6 +89,10 @@ class GradientLog {
   static Result<LogEnd> EndOf(const std::string& folder, const exec::Digest& fingerprint,
                               std::uint32_t writer);
 
+  /// A log of records that are known: what this process has written itself. Nothing is read.
+  /// \param records  in the order in which each writer has written them
+  static GradientLog Of(std::vector<std::shared_ptr<const LoggedRecord>> records);
+
   const std::vector<TornTail>& torn() const { return torn_; }
 
   /// What brings a module from one version to another: a link for each iteration after `from`, up
@@ -101,8 +113,7 @@ class GradientLog {
 
  private:
   struct Entry {
-    LogRecord record;
-    LogPayload payload;
+    std::shared_ptr<const LoggedRecord> logged;
     std::size_t path = 0;
   };
   struct Scan;

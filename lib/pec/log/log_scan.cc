@@ -169,7 +169,9 @@ Status GradientLog::Scan::Take(Found* found, const std::string& where) {
                     " bytes of gradients, its pieces have others");
   }
   log->by_module_[record.module].push_back(log->entries_.size());
-  log->entries_.push_back({std::move(record), std::move(found->payload), log->paths_.size() - 1});
+  log->entries_.push_back({std::make_shared<const LoggedRecord>(LoggedRecord{
+                               std::move(record), std::move(found->payload), log->paths_.back()}),
+                           log->paths_.size() - 1});
   return {};
 }
 
@@ -221,6 +223,18 @@ Result<LogEnd> GradientLog::EndOf(const std::string& folder, const exec::Digest&
 Result<GradientLog> GradientLog::Open(const std::string& folder, const exec::Digest& fingerprint,
                                       unsigned threads) {
   return OpenSome(folder, fingerprint, std::nullopt, threads);
+}
+
+GradientLog GradientLog::Of(std::vector<std::shared_ptr<const LoggedRecord>> records) {
+  GradientLog log;
+  std::map<std::string_view, std::size_t> paths;
+  for (const auto& one : records) {
+    const auto [path, news] = paths.emplace(one->path, log.paths_.size());
+    if (news) log.paths_.push_back(one->path);
+    log.by_module_[one->record.module].push_back(log.entries_.size());
+    log.entries_.push_back({one, path->second});
+  }
+  return log;
 }
 
 Result<GradientLog> GradientLog::OpenSome(const std::string& folder,

@@ -10,7 +10,6 @@
 #include "os/dir.h"
 #include "os/fault.h"
 #include "pec/log/log_frame_internal.h"
-#include "pec/log/log_reader.h"
 
 // What is on the device after Persist, step by step; each has a fault point of its name:
 //
@@ -35,6 +34,27 @@ Status CheckFinite(const LogStep& step, const std::string& where) {
     }
   }
   return {};
+}
+
+/// What was written from `begin` on, as a reader proves it.
+LogPayload PayloadOf(std::uint64_t begin, std::span<const std::span<const std::byte>> pieces) {
+  LogPayload out{begin, 0, {}};
+  std::optional<exec::DigestStream> sum(std::in_place);
+  for (std::span<const std::byte> rest : pieces) {
+    while (!rest.empty()) {
+      const std::uint64_t room = kLogSumBytes - out.bytes % kLogSumBytes;
+      const auto part = rest.first(std::min<std::uint64_t>(room, rest.size()));
+      sum->Add(part);
+      out.bytes += part.size();
+      rest = rest.subspan(part.size());
+      if (out.bytes % kLogSumBytes == 0) {
+        out.sums.push_back(sum->Finish());
+        sum.emplace();
+      }
+    }
+  }
+  if (out.bytes % kLogSumBytes != 0) out.sums.push_back(sum->Finish());
+  return out;
 }
 
 }  // namespace
@@ -91,8 +111,9 @@ Status LogWriter::Begin() {
   return {};
 }
 
-Status LogWriter::WriteRecord(std::uint32_t kind, std::string_view meta,
-                              std::span<const std::span<const std::byte>> payload) {
+/// \returns where the payload begins
+Result<std::uint64_t> LogWriter::WriteRecord(std::uint32_t kind, std::string_view meta,
+                                             std::span<const std::span<const std::byte>> payload) {
   if (broken_) {
     return Fail(Errc::kIo, file_.path() + ": an earlier write to the log of gradients failed");
   }
@@ -116,7 +137,8 @@ Status LogWriter::WriteRecord(std::uint32_t kind, std::string_view meta,
   front.insert(front.end(), text.begin(), text.end());
   digest.Add(front);
   SW_TRY(file_.WriteAt(end_, front));
-  std::uint64_t at = end_ + front.size();
+  const std::uint64_t payload_begin = end_ + front.size();
+  std::uint64_t at = payload_begin;
   for (const auto& piece : payload) {
     digest.Add(piece);
     SW_TRY(file_.WriteAt(at, piece));
@@ -131,7 +153,7 @@ Status LogWriter::WriteRecord(std::uint32_t kind, std::string_view meta,
   previous_ = trailer;
   ++index_;
   broken_ = false;
-  return {};
+  return payload_begin;
 }
 
 Result<std::span<const std::byte>> LogWriter::Compressed(std::span<const std::byte> plain,
@@ -146,7 +168,8 @@ Result<std::span<const std::byte>> LogWriter::Compressed(std::span<const std::by
 }
 
 Status LogWriter::Append(std::uint64_t iteration, std::string_view module,
-                         std::span<const LogStep> steps, std::span<const GradientRange> ranges) {
+                         std::span<const LogStep> steps, std::span<const GradientRange> ranges,
+                         LoggedRecord* logged) {
   const std::string where =
       "gradients of " + Quoted(module) + ", iteration " + std::to_string(iteration);
   LogRecord record;
@@ -193,7 +216,18 @@ Status LogWriter::Append(std::uint64_t iteration, std::string_view module,
   // What a reader would refuse is not written.
   SW_TRY_ASSIGN(const LogRecord read, ParseLogRecord(meta, where));
   if (read != record) return BadInput(where + ": a name that is not UTF-8");
-  return WriteRecord(static_cast<std::uint32_t>(log::Kind::kGradients), meta, payload);
+  SW_TRY_ASSIGN(const std::uint64_t begin,
+                WriteRecord(static_cast<std::uint32_t>(log::Kind::kGradients), meta, payload));
+  if (logged == nullptr) return {};
+  logged->path = file_.path();
+  logged->payload = PayloadOf(begin, payload);
+  std::uint64_t at = begin;
+  for (LogPiece& piece : record.pieces) {
+    piece.offset = at;
+    at += piece.bytes;
+  }
+  logged->record = std::move(record);
+  return {};
 }
 
 Status LogWriter::Persist() {

@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "os/file.h"
 #include "pec/log/log.h"
+#include "pec/log/log_reader.h"
 
 struct ZSTD_CCtx_s;
 
@@ -49,9 +50,10 @@ class LogWriter {
 
   /// Appends what this process used of a module in an iteration. It is durable after Persist.
   /// After a failure every later call fails too: Open again.
+  /// \param logged  gets the record as it lies there; null: nobody asks
   /// \error kBadInput, kUnsupported, kLimit  what no reader would take, nothing is written; kIo
   Status Append(std::uint64_t iteration, std::string_view module, std::span<const LogStep> steps,
-                std::span<const GradientRange> ranges);
+                std::span<const GradientRange> ranges, LoggedRecord* logged = nullptr);
 
   /// Makes all that was appended durable, and leaves a mark that damage before it is damage.
   /// \error kIo
@@ -66,8 +68,8 @@ class LogWriter {
  private:
   LogWriter(std::string folder, const LogWriterOptions& options);
   Status Begin();
-  Status WriteRecord(std::uint32_t kind, std::string_view meta,
-                     std::span<const std::span<const std::byte>> payload);
+  Result<std::uint64_t> WriteRecord(std::uint32_t kind, std::string_view meta,
+                                    std::span<const std::span<const std::byte>> payload);
   Result<std::span<const std::byte>> Compressed(std::span<const std::byte> plain,
                                                 std::vector<std::byte>* room);
 

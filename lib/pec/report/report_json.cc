@@ -34,12 +34,20 @@ Json ModuleJson(const RestoredModule& module) {
                         {"bytes", module.replayed->bytes},
                         {"lost_tokens", 0}};
   }
+  if (module.replayed_in_memory) {
+    json["replayed_in_memory"] = {{"from", *module.replayed_in_memory}};
+  }
   return json;
 }
 
 Json ReplayJson(const ReplayReport& report) {
-  return {{"mode", Name(report.mode)}, {"log", report.log},         {"modules", report.modules},
-          {"bytes", report.bytes},     {"refused", report.refused}, {"torn", report.torn}};
+  return {{"mode", Name(report.mode)},
+          {"log", report.log},
+          {"modules", report.modules},
+          {"bytes", report.bytes},
+          {"in_memory", report.in_memory},
+          {"refused", report.refused},
+          {"torn", report.torn}};
 }
 
 Json LossJson(const RestoreLoss& loss) {

@@ -3,26 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/checked.h"
 #include "pec/store/read_blobs.h"
-#include "replay/apply.h"
 
 namespace shardwright::pec::restore {
-namespace {
-
-/// Elements that are made at once: few enough to stay in a processor's cache through all steps.
-constexpr std::uint64_t kRangeElems = std::uint64_t{64} << 10;
-
-}  // namespace
-
-bool ReplayedModule::makes(Component component) const {
-  return std::ranges::any_of(params, [&](const ReplayedParam& param) {
-    return param.param.component == component ||
-           std::ranges::any_of(
-               param.states, [&](const BlobTensor& state) { return state.component == component; });
-  });
-}
-
 ReplayBytes::ReplayBytes(std::unique_ptr<exec::ByteSource> blobs, const layout::ShardMap& map,
                          std::shared_ptr<const ReplayLog> log,
                          std::map<std::uint32_t, ReplayedMember> members, unsigned threads,
@@ -68,36 +51,15 @@ void ReplayBytes::AddModule(const ReplayedModule& module, std::size_t number,
       stretches_[lane.arrays[array].first].push_back(
           {lane.arrays[array].second, lanes_.size(), array});
     }
-    for (const LogLink& link : module.chain) {
-      const std::span<const LogLink::Piece> pieces = link.of(p);
-      if (pieces.empty()) continue;  // the step was skipped
-      const LogStep* const step = pieces.front().step;
-      lane.links.push_back({step, step->roots ? &log_->roots.at(*step->roots) : nullptr, pieces});
-    }
-    ChooseRange(module, p, &lane);
+    lane.steps = StepsOf(module, p, *log_);
+    // Each thread makes one with its gradient, and one may be kept.
+    const std::uint64_t bytes = (lane.arrays.size() + 1) * sizeof(float) * (threads_ + 1);
+    lane.range_elems = RangeOf(module, p, room_ / bytes);
     lanes_.push_back(std::move(lane));
   }
   for (const auto& [component, member] : members) {
     std::ranges::sort(stretches_[member], {}, &Stretch::offset);
   }
-}
-
-/// What is compressed is decompressed from its beginning for every range, so ranges of such
-/// parameters are as large as there is room for.
-void ReplayBytes::ChooseRange(const ReplayedModule& module, std::size_t param, Lane* lane) const {
-  lane->range_elems = kRangeElems;
-  std::uint64_t largest = 0;
-  for (const LogLink& link : module.chain) {
-    for (const LogLink::Piece& piece : link.pieces) {
-      if (piece.param == param && piece.piece->zstd) {
-        largest = std::max(largest, piece.piece->count);
-      }
-    }
-  }
-  // Each thread makes one with its gradient, and one may be kept.
-  const std::uint64_t bytes = (lane->arrays.size() + 1) * sizeof(float) * (threads_ + 1);
-  const std::uint64_t most = std::max(kRangeElems, room_ / bytes / kRangeElems * kRangeElems);
-  lane->range_elems = std::clamp(CeilDiv(largest, kRangeElems) * kRangeElems, kRangeElems, most);
 }
 
 const ReplayBytes::Stretch* ReplayBytes::StretchAt(std::uint32_t member,
@@ -202,36 +164,15 @@ Status ReplayBytes::Make(const Key& key, Range* range) {
   const Lane& lane = lanes_[key.first];
   SW_TRY(Prove(*proofs_[lane.module]));
   const std::uint64_t first = key.second * lane.range_elems;
-  const std::uint64_t last = first + range->count;
   range->values = std::make_unique_for_overwrite<float[]>(range->count * lane.arrays.size());
-  const auto array = [&](std::size_t i) {
-    return std::span(range->values.get() + i * range->count, range->count);
-  };
+  std::vector<std::span<float>> arrays;
   for (std::size_t i = 0; i < lane.arrays.size(); ++i) {
     const auto& [member, offset] = lane.arrays[i];
-    SW_TRY(blobs_->Read(member, offset + first * sizeof(float), std::as_writable_bytes(array(i))));
+    arrays.emplace_back(range->values.get() + i * range->count, range->count);
+    SW_TRY(blobs_->Read(member, offset + first * sizeof(float),
+                        std::as_writable_bytes(arrays.back())));
   }
-  std::vector<std::byte>& gradient = gradients_.local();
-  for (const Link& link : lane.links) {
-    auto piece = std::ranges::upper_bound(link.pieces, first, {}, [](const LogLink::Piece& one) {
-      return one.piece->first + one.piece->count;
-    });
-    for (; piece != link.pieces.end() && piece->piece->first < last; ++piece) {
-      const std::uint64_t from = std::max(first, piece->piece->first);
-      const std::uint64_t to = std::min(last, piece->piece->first + piece->piece->count);
-      gradient.resize((to - from) * ItemSize(piece->piece->dtype));
-      SW_TRY(reads_.Read(*piece, from - piece->piece->first, gradient));
-      replay::Elements elements;
-      elements.param = array(0).subspan(from - first, to - from);
-      for (std::size_t i = 1; i < lane.arrays.size(); ++i) {
-        elements.states[i - 1] = array(i).subspan(from - first, to - from);
-      }
-      elements.gradient_dtype = piece->piece->dtype;
-      elements.gradient = gradient;
-      SW_TRY(replay::Apply(link.step->step, elements, link.roots));
-    }
-  }
-  return {};
+  return MakeSteps(lane.steps, first, arrays, reads_, &gradients_.local());
 }
 
 }  // namespace shardwright::pec::restore

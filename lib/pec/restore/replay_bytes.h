@@ -18,44 +18,11 @@
 
 #include "base/result.h"
 #include "exec/byte_source.h"
-#include "pec/log/log_reader.h"
-#include "pec/store/manifest.h"
-#include "replay/roots.h"
+#include "pec/replay/module_chain.h"
 
 // A source whose bytes are made: old versions out of blobs, brought to X by the gradients of a log.
 
 namespace shardwright::pec::restore {
-
-/// A proved log, and the square roots that its steps need.
-struct ReplayLog {
-  GradientLog log;
-  std::map<exec::Digest, replay::RootTable> roots;
-};
-
-/// A tensor in the blob of a component.
-struct BlobTensor {
-  Component component = Component::kMaster;
-  std::uint64_t offset = 0;  ///< in the blob, bytes
-};
-
-/// A parameter with what its optimizer keeps of it, float32 all.
-struct ReplayedParam {
-  std::string name;
-  std::uint64_t elems = 0;
-  BlobTensor param;
-  std::vector<BlobTensor> states;  ///< in the order of replay::StatesOf
-};
-
-/// A module and what brings it to X.
-struct ReplayedModule {
-  std::uint64_t version = 0;  ///< of its blobs
-  std::uint64_t bytes = 0;    ///< of the gradients, as stored
-  std::vector<ReplayedParam> params;
-  std::vector<LogLink> chain;  ///< pieces count parameters as `params` does
-
-  /// Whether the bytes of a component are made.
-  bool makes(Component component) const;
-};
 
 /// A member of the map that the bytes of a replayed module are read as.
 struct ReplayedMember {
@@ -88,12 +55,6 @@ class ReplayBytes final : public exec::ByteSource {
   std::uint64_t files_read() const override { return blobs_->files_read() + reads_.files_read(); }
 
  private:
-  /// A step of one parameter.
-  struct Link {
-    const LogStep* step = nullptr;
-    const replay::RootTable* roots = nullptr;
-    std::span<const LogLink::Piece> pieces;  ///< by first element
-  };
   /// A parameter of one of the modules.
   struct Lane {
     std::size_t module = 0;  ///< into proofs_
@@ -102,7 +63,7 @@ class ReplayBytes final : public exec::ByteSource {
     std::uint64_t range_elems = 0;  ///< that are made at once
     /// The parameter and its states: member and offset.
     std::vector<std::pair<std::uint32_t, std::uint64_t>> arrays;
-    std::vector<Link> links;
+    std::vector<ReplayStep> steps;
   };
   /// Whether the blobs of a module have their digests.
   struct Proof {
@@ -134,7 +95,6 @@ class ReplayBytes final : public exec::ByteSource {
 
   void AddModule(const ReplayedModule& module, std::size_t number,
                  const std::map<Component, std::uint32_t>& members);
-  void ChooseRange(const ReplayedModule& module, std::size_t param, Lane* lane) const;
   const Stretch* StretchAt(std::uint32_t member, std::uint64_t offset) const;
   Status Prove(Proof& proof);
   std::shared_ptr<Range> Find(const Key& key);

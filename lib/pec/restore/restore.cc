@@ -111,6 +111,7 @@ RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen,
     out.version = std::min(out.version, part.version);
     out.parts[static_cast<std::size_t>(component)] = part;
   }
+  out.replayed_in_memory = chosen.replayed_from;
   if (replayed != nullptr) {
     out.replayed = ReplayedChain{replayed->version, replayed->chain.size(), replayed->bytes};
   }
@@ -145,6 +146,8 @@ RestoreReport ReportOf(const Base& base, const std::optional<Restart>& restart,
   }
   report.damaged = chosen.damaged;
   report.replay = replays.report;
+  report.replay.in_memory = static_cast<std::uint64_t>(std::ranges::count_if(
+      chosen.modules, [](const ChosenModule& module) { return module.replayed_from.has_value(); }));
   return report;
 }
 

@@ -85,6 +85,7 @@ struct ReplayReport {
   bool log = false;                  ///< there is one, and it was looked at
   std::uint64_t modules = 0;         ///< replayed
   std::uint64_t bytes = 0;           ///< of their gradients, as stored
+  std::uint64_t in_memory = 0;       ///< modules that agents have replayed before
   std::vector<std::string> refused;  ///< why other modules older than X are not, one sentence each
   std::vector<std::string> torn;     ///< ends of segments that a kill cut short
 };
@@ -96,7 +97,9 @@ struct RestoredModule {
   std::uint64_t version = 0;  ///< the oldest of its parts
   Source source = Source::kStorage;
   std::array<std::optional<RestoredPart>, kComponents> parts;
-  std::optional<ReplayedChain> replayed;  ///< absent: it is as the store has it
+  std::optional<ReplayedChain> replayed;  ///< absent: it is as the store or an agent has it
+  /// An agent has replayed it in its memory, from this iteration to the version that was taken.
+  std::optional<std::uint64_t> replayed_in_memory;
 };
 
 /// Tokens that the recovery loses.

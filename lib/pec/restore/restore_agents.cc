@@ -96,7 +96,8 @@ Result<Agents> ReadLists(const Job& job, const std::string& text) {
     const auto agent =
         std::make_shared<AgentClient>(std::move(address), job.options.key, StopOf(job.sink));
     for (AgentClient::Listed& one : list) {
-      agents.copies.push_back({agent, node, one.recovery, std::move(one.manifest)});
+      agents.copies.push_back(
+          {agent, node, one.recovery, std::move(one.replayed), std::move(one.manifest)});
     }
   }
   return agents;

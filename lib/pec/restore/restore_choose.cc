@@ -190,8 +190,9 @@ Result<RecoveryPlan> MakePlan(const Job& job, const Base& base,
 
 /// What a module, or a part of it, is taken from: `held` of the store, or of an agent.
 struct Origin {
-  const HeldModule* held = nullptr;    ///< null: nobody has it
-  std::shared_ptr<AgentClient> agent;  ///< null: the store
+  const HeldModule* held = nullptr;            ///< null: nobody has it
+  std::shared_ptr<AgentClient> agent;          ///< null: the store
+  std::optional<std::uint64_t> replayed_from;  ///< as ChosenModule
 };
 
 /// Where the plan says that a version is: of an agent on that node, or of the newest checkpoint of
@@ -205,13 +206,15 @@ Origin FindVersion(const Candidates& candidates, const Module& module, std::size
     const std::uint32_t node = restore.source == Source::kLocalMemory ? 0 : restore.from;
     for (const AgentCopy& copy : candidates.copies) {
       if (copy.node == node && usable(copy.manifest)) {
-        return {&copy.manifest.modules[index], copy.agent};
+        const auto replayed = copy.replayed.find(module.name);
+        return {&copy.manifest.modules[index], copy.agent,
+                replayed == copy.replayed.end() ? std::nullopt : std::optional(replayed->second)};
       }
     }
   }
   for (auto manifest = candidates.stored.rbegin(); manifest != candidates.stored.rend();
        ++manifest) {
-    if (usable(*manifest)) return {&manifest->modules[index], nullptr};
+    if (usable(*manifest)) return {&manifest->modules[index], nullptr, std::nullopt};
   }
   return {};
 }
@@ -236,6 +239,7 @@ Result<std::vector<ChosenModule>> TakeModules(const RecoveryPlan& plan, const Ma
                                          " was planned and is not there");
       }
       chosen.source = std::max(chosen.source, restore.source);
+      if (from.replayed_from) chosen.replayed_from = from.replayed_from;
       for (std::size_t c = 0; c < kComponents; ++c) {
         if (!mask[c]) continue;
         chosen.held[c] = (*from.held)[c];

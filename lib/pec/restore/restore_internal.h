@@ -38,8 +38,9 @@ struct Job {
 /// A checkpoint in the memory of an agent.
 struct AgentCopy {
   std::shared_ptr<AgentClient> agent;
-  std::uint32_t node = 0;      ///< of the recovery plan: 0 is this one
-  std::uint64_t recovery = 0;  ///< as MemoryCheckpoint
+  std::uint32_t node = 0;                         ///< of the recovery plan: 0 is this one
+  std::uint64_t recovery = 0;                     ///< as MemoryCheckpoint
+  std::map<std::string, std::uint64_t> replayed;  ///< as MemoryCheckpoint
   Manifest manifest;
 };
 
@@ -90,8 +91,9 @@ struct ChosenModule {
   HeldModule held;  ///< absent too where the expert starts again
   /// By component: the agent that it is read from; null: the store.
   std::array<std::shared_ptr<AgentClient>, kComponents> agent;
-  Source source = Source::kLocalMemory;  ///< the farthest that any part comes from
-  bool restarted = false;                ///< the expert starts again
+  Source source = Source::kLocalMemory;        ///< the farthest that any part comes from
+  bool restarted = false;                      ///< the expert starts again
+  std::optional<std::uint64_t> replayed_from;  ///< an agent has replayed it: RestoredModule
 
   const std::optional<Held>& of(Component component) const {
     return held[static_cast<std::size_t>(component)];

@@ -214,6 +214,35 @@ def killed(folder, case, last, pause):
     return pec.close()
 
 
+def never_ends(folder, case):
+    """Collective. Trains with an agent that replays in its memory, keeps what it has, and then waits to be killed."""
+    case = complete(case)
+    engine = make_engine(case)
+    pec = partial(engine, folder, flags=["--replay"])
+    pec.load(threads=1)
+    for iteration in range(1, LAST + 1):
+        train_step(engine, case, iteration)
+        live.keep(engine, case, folder, iteration)
+        pec.step()
+    if dist.get_rank() == 0:
+        (folder / "agent.part").write_text(pec.agent)
+        (folder / "agent.part").rename(folder / "agent")
+    time.sleep(600)
+
+
+def from_memory(folder, case):
+    """Collective. Goes on from the memory of the agent: what was restored, what is not as the trainer had it, the next losses."""
+    case = complete(case)
+    engine = make_engine(case | {"seed": 99})
+    pec = partial(engine, folder, flags=["--replay"])
+    loaded = pec.load(threads=1)
+    want = torch.load(folder / f"tensors{LAST}.pt", weights_only=True)
+    found = {"restored": loaded.restored, "wrong": differences(logical_tensors(engine, case), want, case, False),
+             "losses": [train_step(engine, case, LAST + step) for step in (1, 2)]}
+    pec.close()
+    return found
+
+
 class Lossless(live.InFolder):
     def tensors(self, folder, name):
         return torch.load(folder / f"tensors{name}.pt", weights_only=True)
@@ -305,6 +334,43 @@ class Lossless(live.InFolder):
         # Four of eight experts in each snapshot: all of them are newer than the gap again.
         self.assertGreaterEqual(min(back["versions"].values()), 3)
         self.prove(self.folder, CASE, LAST, back["versions"], 0)
+
+    def test_out_of_memory_alone(self):
+        """The trainer is killed, and the log is gone: all experts are of the last iteration in the agent's memory."""
+        from shardwright._agent import Connection
+        for number, case in enumerate([CASE, CASE | {"zero": 1, "dtype": "fp32", "ep": 1}][:2 if ALL else 1]):
+            folder = self.folder / str(number)
+            folder.mkdir()
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                try:
+                    ranks.run(2, never_ends, folder, case, seconds=900)
+                finally:
+                    os._exit(1)
+            try:
+                end, status = time.monotonic() + 240, {}
+                while (status.get("newest"), status.get("replays", {}).get("older")) != (LAST, 0):
+                    self.assertLess(time.monotonic(), end, status)
+                    self.assertIsNone(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "the trainer has ended")
+                    time.sleep(0.05)
+                    if (folder / "agent").exists():
+                        with Connection((folder / "agent").read_text()) as agent:
+                            status = agent.status()
+            finally:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            self.assertEqual(status["replays"]["refused"], [])
+            (folder / "store/logs").rename(folder / "logs")
+            found = ranks.run(2, from_memory, folder, case)
+            restored = found["restored"]
+            experts = [one for one in restored["modules"] if one["expert"]]
+            self.assertEqual((restored["iteration"], {one["version"] for one in experts}, found["wrong"]), (LAST, {LAST}, []))
+            self.assertEqual((restored["replay"]["modules"], restored["replay"]["in_memory"]), (0, len(experts) - 2))
+            self.assertEqual({one["source"] for one in experts}, {"memory"})
+            self.assertEqual(min(one["replayed_in_memory"]["from"] for one in experts if "replayed_in_memory" in one), 1)
+            self.assertEqual(sum(restored["loss"]["lost"]), 0)
+            self.assertEqual(found["losses"], ranks.run(2, uninterrupted, folder / "whole", case, LAST)[-2:])
 
     def test_refused(self):
         found = ranks.run(1, refused, self.folder)

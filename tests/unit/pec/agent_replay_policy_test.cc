@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t kPlace = 1024;  // bytes; no parameter of an expert has more
 
 /// An agent and the one process of a trainer.
-class AgentReplay : public test::AgentTest {
+class ReplayPolicy : public test::AgentTest {
  protected:
   AgentOptions ReplayOptions(std::uint64_t full_every = 500) const {
     AgentOptions options = Options();
@@ -91,7 +91,7 @@ class AgentReplay : public test::AgentTest {
   Handing handing_;
 };
 
-TEST_F(AgentReplay, LogsWhatTheNextCheckpointLacks) {
+TEST_F(ReplayPolicy, LogsWhatTheNextCheckpointLacks) {
   Agent agent(ReplayOptions());
   ASSERT_TRUE(Snapshot(agent, 2));
   ASSERT_TRUE(agent.Persist(sink_));
@@ -113,7 +113,7 @@ TEST_F(AgentReplay, LogsWhatTheNextCheckpointLacks) {
   EXPECT_EQ(Prove(agent), 6U);
 }
 
-TEST_F(AgentReplay, ChainsEnd) {
+TEST_F(ReplayPolicy, ChainsEnd) {
   Agent agent(ReplayOptions(2));
   ASSERT_TRUE(Snapshot(agent, 1));
   Begin(agent, 1, false);
@@ -127,7 +127,7 @@ TEST_F(AgentReplay, ChainsEnd) {
 }
 
 // Without gradients nothing brings an expert forward.
-TEST_F(AgentReplay, WithoutGradientsEveryExpertIsSaved) {
+TEST_F(ReplayPolicy, WithoutGradientsEveryExpertIsSaved) {
   Agent agent(ReplayOptions());
   for (const std::uint64_t i : {1U, 2U, 3U}) {
     ASSERT_TRUE(Snapshot(agent, i));
@@ -136,7 +136,7 @@ TEST_F(AgentReplay, WithoutGradientsEveryExpertIsSaved) {
   }
 }
 
-class RandomReplay : public AgentReplay, public ::testing::WithParamInterface<unsigned> {};
+class RandomReplay : public ReplayPolicy, public ::testing::WithParamInterface<unsigned> {};
 
 // Persists that fail, snapshots that are given up, agents that are killed, restores out of memory.
 TEST_P(RandomReplay, EveryDurableCheckpointIsWhole) {
