@@ -12,8 +12,8 @@ inline constexpr int kSwMutants = 4096;
 /// 0: not looked up yet, 1: off, 2: on.
 inline unsigned char sw_mutant_state[kSwMutants];
 
-/// Looks `number` up: SW_MUTANT names the fault that is on; SW_MUTANT_REACH a file that gets a line for each number that
-/// a process comes by.
+/// Looks `number` up: SW_MUTANT names the fault that is on; SW_MUTANT_REACH a file that gets a line
+/// for each number that a process comes by.
 [[gnu::cold, gnu::noinline]] inline unsigned char SwMutantLook(int number) {
   const char* const on = ::getenv("SW_MUTANT");
   const unsigned char state = on != nullptr && ::atoi(on) == number ? 2 : 1;
