@@ -149,6 +149,7 @@ def main():
                 sys.exit(f"restored was iteration {resume}, {least} was there (killed {run.kills})")
             if load:
                 run.restore_elsewhere(resume)
+            run.look()  # with nothing under way: a restore waits until all is saved
             over = time.monotonic() > end
             run.start()
             (folder / "taken").write_text(str(resume))
@@ -157,7 +158,6 @@ def main():
             started = folder / "started"
             if started.exists() and started.read_text() not in ("", str(resume)):
                 sys.exit(f"DeepSpeed went on from {started.read_text()}, restored was {resume}")
-            run.look()
             if over:
                 break
             run.kills["trainer"] += 1
