@@ -95,8 +95,11 @@ TEST(ShardMap, OwnersCoverEachElementOnce) {
       [](ShardMap& map) { map.tensors[0].fragments[1].cut = map.tensors[0].fragments[0].cut; },
       Errc::kBadInput, "its shards overlap (a, b)");
   ExpectRefused(
-      Halves(), [](ShardMap& map) { map.tensors[0].shape = {4, 4}; }, Errc::kBadInput,
-      "of another size");
+      Halves(),
+      [](ShardMap& map) {
+        map.tensors[0].shape = {4, 4};
+      },
+      Errc::kBadInput, "of another size");
   ExpectRefused(
       Halves(), [](ShardMap& map) { map.tensors.push_back(map.tensors[0]); }, Errc::kBadInput,
       "appears twice");
@@ -109,7 +112,10 @@ TEST(ShardMap, ReplicasRepeatAnOwner) {
   map.arrays.push_back({DType::kF32, {{2, 0, 6}}});
   map.tensors[0].fragments.push_back({Rows({4, 3}, 2, 1), {1, 0, kOneHolder, 0}, Role::kReplica});
   ExpectRefused(
-      map, [](ShardMap& changed) { changed.tensors[0].fragments[2].cut = Rows({4, 3}, 4, 1); },
+      map,
+      [](ShardMap& changed) {
+        changed.tensors[0].fragments[2].cut = Rows({4, 3}, 4, 1);
+      },
       Errc::kBadInput, "the replica in c repeats no owner's elements");
 }
 
@@ -136,9 +142,8 @@ TEST(ShardMap, PlacesInAnArrayAreDisjoint) {
   for (const std::uint64_t rank : {0, 1}) {
     map.tensors[rank].shape = {2};
     const std::uint64_t at = rank * 2;
-    map.tensors[rank].fragments[0] = {Ptr(Cut::Make({2}, {4}, {{{0}, {at}, {2}}})),
-                                      {0, 0, kOneHolder, 0},
-                                      Role::kOwner};
+    map.tensors[rank].fragments[0] = {
+        Ptr(Cut::Make({2}, {4}, {{{0}, {at}, {2}}})), {0, 0, kOneHolder, 0}, Role::kOwner};
   }
   ExpectRefused(
       map,

@@ -110,8 +110,6 @@ TEST_F(FileTest, NothingIsWrittenBeyondTheLargestOffset) {
       file->WriteAt(std::numeric_limits<std::uint64_t>::max() - 8, AsBytes("data"));
   EXPECT_EQ(status.error().sys, EFBIG);
   EXPECT_EQ(file->Stat()->bytes, 0U);
-  const ScopedFault fault(Rule("allocate:1:enospc"));
-  EXPECT_EQ(file->Allocate(100).error().sys, ENOSPC);
 }
 
 TEST_F(FileTest, ShortAndInterruptedCallsAreContinued) {
