@@ -235,5 +235,41 @@ TEST(Validate, ComposedCutsAreProvedEndByEnd) {
   EXPECT_FALSE(Validate(map).has_value());
 }
 
+TEST(Cut, BoxesStayInsideAndApart) {
+  const auto refused = [](const Shape& view, const Shape& shard, std::vector<Box> boxes,
+                          std::vector<std::uint32_t> axes = {}) {
+    const Result<Cut> cut = Cut::Make(view, shard, std::move(boxes), std::move(axes));
+    return cut ? std::string() : cut.error().message;
+  };
+  EXPECT_EQ(refused({4, 4}, {4, 4}, {{{0, 0}, {0, 0}, {4, 2}}, {{0, 2}, {0, 2}, {4, 2}}}), "");
+  EXPECT_NE(refused({4}, {4, 4}, {}), "");
+  EXPECT_NE(refused({4}, {4}, {{{1}, {0}, {4}}}), "");  // one behind the tensor's end
+  EXPECT_NE(refused({9}, {4}, {{{0}, {1}, {4}}}), "");  // and the shard's
+  EXPECT_NE(refused({2, 2}, {2, 2}, {}, {0, 0}), "");
+  EXPECT_NE(refused({2, 2}, {2, 2}, {}, {0}), "");
+  // Boxes that meet in the tensor, only in the shard, and with one between them in their order.
+  EXPECT_NE(refused({4}, {8}, {{{0}, {0}, {3}}, {{2}, {4}, {2}}}), "");
+  EXPECT_NE(refused({8}, {4}, {{{0}, {0}, {3}}, {{4}, {2}, {2}}}), "");
+  EXPECT_NE(refused({8, 8}, {16, 16},
+                    {{{3, 0}, {0, 0}, {2, 2}}, {{0, 0}, {4, 4}, {4, 1}}, {{1, 4}, {8, 8}, {1, 4}}}),
+            "");
+}
+
+TEST(Cut, OnlyWhatIsInPlaceIsWhole) {
+  const auto make = [](std::vector<Box> boxes, std::vector<std::uint32_t> axes = {}) {
+    return Cut::Make({2, 2}, {2, 2}, std::move(boxes), std::move(axes)).value();
+  };
+  const Cut whole = make({{{0, 0}, {0, 0}, {2, 2}}});
+  const Cut turned = make({{{0, 0}, {0, 0}, {2, 2}}}, {1, 0});
+  const Cut exchanged = make({{{0, 0}, {1, 0}, {1, 2}}, {{1, 0}, {0, 0}, {1, 2}}});
+  EXPECT_TRUE(whole.is_whole());
+  EXPECT_FALSE(turned.is_whole());
+  EXPECT_FALSE(exchanged.is_whole());
+  EXPECT_TRUE(turned == make({{{0, 0}, {0, 0}, {2, 2}}}, {1, 0}));
+  EXPECT_FALSE(whole == turned);
+  EXPECT_FALSE(exchanged == make({{{0, 0}, {0, 0}, {1, 2}}, {{1, 0}, {1, 0}, {1, 2}}}));
+  EXPECT_TRUE(make({{{0, 0}, {0, 0}, {0, 2}}}).boxes().empty());
+}
+
 }  // namespace
 }  // namespace shardwright::layout

@@ -115,6 +115,13 @@ TEST_F(CommitTest, NeverReplacesALinkOrAFile) {
             (Files{{"target", "/"}, {"target/x", "1"}, {"out", "link"}, {"file", "2"}}));
 }
 
+TEST_F(CommitTest, SaysThatAnOutputIsALink) {
+  ASSERT_EQ(::symlink("elsewhere", At("out").c_str()), 0);
+  const auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  ASSERT_FALSE(stage);
+  EXPECT_NE(stage.error().message.find("a symbolic link"), std::string::npos);
+}
+
 TEST_F(CommitTest, SecondRunOfTheSameOutputIsRefusedWithItsOwner) {
   auto first = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
   ASSERT_TRUE(first);
@@ -197,9 +204,13 @@ TEST_F(CommitTest, OutputMovedAsideByAKilledRunIsPutBack) {
   Put("out.partial-r1.old/a", "old");
   Put("out.partial-r1/a", "new");
   Put("out.partial-r1.journal/j", "1");
-  const auto refused = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r2"});
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, Errc::kBusy);
+  {
+    const ScopedFault calls;
+    const auto refused = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r2"});
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::kBusy);
+    EXPECT_EQ(calls.Count(Op::kSync), 1U);  // the folder that has the name again
+  }
   EXPECT_EQ(Get("out/a"), "old");
   auto stage = Stage::Begin(At("out"), {.force = true, .resume = true, .run_id = "r2"});
   ASSERT_TRUE(stage);
@@ -264,11 +275,15 @@ TEST_F(CommitTest, FailedManifestOrVerifyKeepsTheStage) {
 TEST_F(CommitTest, AFileIsWholeOrNotThere) {
   ASSERT_TRUE(CommitFile(At("plan"), "one", false));
   EXPECT_EQ(Contents(), (Files{{"plan", "one"}}));
-  EXPECT_EQ(CommitFile(At("plan"), "two", false).error().code, Errc::kBusy);
+  const Status refused = CommitFile(At("plan"), "two", false);
+  EXPECT_EQ(refused.error().code, Errc::kBusy);
+  EXPECT_EQ(refused.error().message, At("plan") + ": exists (--force replaces it)");
   EXPECT_EQ(Get("plan"), "one");
   Put("plan.partial", "of a killed run");
+  const ScopedFault calls;
   ASSERT_TRUE(CommitFile(At("plan"), "two", true));
   EXPECT_EQ(Contents(), (Files{{"plan", "two"}}));
+  EXPECT_EQ(calls.Count(Op::kSync), 2U);  // the file, its folder
 }
 
 TEST_F(CommitTest, AFileIsNotWrittenOverSomethingElse) {
@@ -291,6 +306,27 @@ TEST_F(CommitTest, AFailedFileLeavesTheOldOne) {
     EXPECT_EQ(CommitFile(At("plan"), "two", true).error().code, Errc::kIo) << what;
     EXPECT_EQ(Get("plan"), "one") << what;
     EXPECT_EQ(Contents().count("plan.partial"), 0U) << what;
+  }
+}
+
+TEST_F(CommitTest, ANameThatMayBeLostIsAnErrorAndALockThatStaysIsNot) {
+  for (const char* const what : {"commit.sync_parent:1:eio", "unlink:1:eio"}) {
+    const std::string out = At(what);
+    auto stage = Stage::Begin(out, {.force = false, .resume = false, .run_id = "r1"});
+    ASSERT_TRUE(stage && MakeDirs(stage->path() + "/sub")) << what;
+    const ScopedFault fault(*ParseFault(what));
+    const Status status = stage->Commit(Manifest());
+    EXPECT_TRUE(fault.fired()) << what;
+    EXPECT_TRUE(*IsDir(out + "/sub")) << what;
+    if (std::string_view(what).starts_with("commit")) {
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kIo);
+      EXPECT_NE(status.error().message.find("may not survive"), std::string::npos);
+    } else {
+      EXPECT_TRUE(status);
+      ASSERT_EQ(stage->notes().size(), 1U);
+      EXPECT_NE(stage->notes()[0].find("cannot remove the lock file"), std::string::npos);
+    }
   }
 }
 

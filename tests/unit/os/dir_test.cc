@@ -106,6 +106,21 @@ TEST_F(DirTest, RenamesWithAndWithoutReplacing) {
   EXPECT_EQ(Rename(At("absent"), At("d")).error().sys, ENOENT);
 }
 
+TEST_F(DirTest, WhereNamesCannotBeKeptTheyAreLookedAtFirst) {
+  Put("a", "1");
+  Put("b", "2");
+  const ScopedFault fault(*ParseFault("rename:1+:einval"));
+  EXPECT_EQ(RenameNew(At("a"), At("b")).error().code, Errc::kBusy);
+  EXPECT_EQ(Contents(), (Files{{"a", "1"}, {"b", "2"}}));
+}
+
+TEST_F(DirTest, AReplacementThatFailsLeavesNothingBeside) {
+  Put("a", "old");
+  const ScopedFault fault(*ParseFault("rename:1:eio"));
+  EXPECT_EQ(ReplaceFile(At("a"), "new").error().code, Errc::kIo);
+  EXPECT_EQ(Contents(), (Files{{"a", "old"}}));
+}
+
 TEST_F(DirTest, ExchangeSwapsDirectories) {
   Put("a/x", "1");
   Put("b/y", "2");
@@ -125,6 +140,10 @@ TEST_F(DirTest, RemoveTreeStaysInsideItsRootAndFollowsNoLink) {
   EXPECT_EQ(RemoveTree(At("work/link/precious"), At("work")).error().code, Errc::kUsage);
   EXPECT_EQ(RemoveTree(At("work"), At("work")).error().code, Errc::kUsage);
   EXPECT_EQ(RemoveTree(At("work/t/.."), At("work")).error().code, Errc::kUsage);
+  EXPECT_EQ(RemoveTree(At("work/t"), At("wor")).error().code, Errc::kNotFound);
+  ASSERT_TRUE(MakeDir(At("wor")));
+  EXPECT_EQ(RemoveTree(At("work/t"), At("wor")).error().code, Errc::kUsage);
+  ASSERT_TRUE(RemoveTree(At("wor"), root_));
   EXPECT_TRUE(RemoveTree(At("work/t"), At("work")));
   EXPECT_TRUE(RemoveTree(At("work/link"), At("work")));
   EXPECT_TRUE(RemoveTree(At("work/absent"), At("work")));
@@ -137,6 +156,8 @@ TEST_F(DirTest, RemoveTreeRefusesAbsurdDepth) {
   ASSERT_TRUE(MakeDirs(deep));
   EXPECT_EQ(RemoveTree(At("t"), root_).error().code, Errc::kLimit);
   EXPECT_EQ(WalkTree(At("t")).error().code, Errc::kLimit);
+  EXPECT_EQ(WalkTree(At("t/d")).error().code, Errc::kLimit);
+  EXPECT_TRUE(WalkTree(At("t/d/d")));
 }
 
 TEST_F(DirTest, HardLinkSharesAndNeverReplaces) {

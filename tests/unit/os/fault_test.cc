@@ -127,6 +127,11 @@ TEST_F(FaultTest, EnvironmentSetsTheRule) {
   EXPECT_EQ(Contents(), (std::map<std::string, std::string>{{"one", "/"}}));
 }
 
+TEST_F(FaultTest, OnlyWhatChangesSomethingIsAny) {
+  for (const Op op : {Op::kOpen, Op::kRead, Op::kStat, Op::kList}) EXPECT_FALSE(IsMutating(op));
+  for (const Op op : {Op::kCreate, Op::kWrite, Op::kSync, Op::kRename}) EXPECT_TRUE(IsMutating(op));
+}
+
 TEST_F(FaultTest, MalformedEnvironmentFailsEveryCall) {
   EXPECT_EQ(Child("mkdir:two:kill", root_), 1);
   EXPECT_TRUE(Contents().empty());

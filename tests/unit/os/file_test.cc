@@ -1,6 +1,8 @@
 #include "os/file.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include <cerrno>
 #include <limits>
@@ -89,6 +91,25 @@ TEST_F(FileTest, IdentityChangesWithTheContent) {
   EXPECT_NE(a, *File::OpenRead(At("b"))->Stat());
   Put("a", "longer");
   EXPECT_NE(a, *File::OpenRead(At("a"))->Stat());
+}
+
+TEST_F(FileTest, IdentityKnowsNanosecondsAndWhatMayBeRun) {
+  EXPECT_FALSE(*File::Create(At("a"))->IsExecutable());
+  EXPECT_TRUE(*File::Create(At("b"), true)->IsExecutable());
+  for (const long ns : {1, 2}) {
+    const struct timespec times[2] = {{1'000, ns}, {1'000, ns}};
+    ASSERT_EQ(::utimensat(AT_FDCWD, At("a").c_str(), times, 0), 0);
+    EXPECT_EQ(File::OpenRead(At("a"))->Stat()->mtime_ns, 1'000'000'000'000 + ns);
+  }
+}
+
+TEST_F(FileTest, NothingIsWrittenBeyondTheLargestOffset) {
+  auto file = File::Create(At("a"));
+  ASSERT_TRUE(file);
+  const Status status =
+      file->WriteAt(std::numeric_limits<std::uint64_t>::max() - 8, AsBytes("data"));
+  EXPECT_EQ(status.error().sys, EFBIG);
+  EXPECT_EQ(file->Stat()->bytes, 0U);
 }
 
 TEST_F(FileTest, ShortAndInterruptedCallsAreContinued) {

@@ -47,6 +47,17 @@ TEST_F(JournalTest, ContinuesWhereItStopped) {
   EXPECT_EQ(read->torn_bytes, 0U);
 }
 
+TEST_F(JournalTest, HeadersAreSyncedAndRecordsWhenAsked) {
+  const ScopedFault calls;
+  auto journal = Journal::Open(At("j"), Print(1));
+  ASSERT_TRUE(journal);
+  EXPECT_EQ(calls.Count(Op::kSync), 1U);
+  ASSERT_TRUE(journal->Append(AsBytes("one")));
+  EXPECT_EQ(calls.Count(Op::kSync), 1U);
+  ASSERT_TRUE(journal->Sync());
+  EXPECT_EQ(calls.Count(Op::kSync), 2U);
+}
+
 TEST_F(JournalTest, TheFormatIsWhatTheHeaderSays) {
   auto journal = Journal::Open(At("j"), Print(0));
   ASSERT_TRUE(journal && journal->Append(AsBytes("abc")));

@@ -36,7 +36,8 @@ TEST_F(LockTest, FileOfAKilledOwnerIsNoObstacle) {
   ASSERT_TRUE(std::filesystem::exists(At("out.lock")));
   auto lock = Lock::Take(At("out.lock"), "next");
   ASSERT_TRUE(lock);
-  EXPECT_EQ(Get("out.lock").find("much longer"), std::string::npos);
+  const std::string line = Get("out.lock");
+  EXPECT_TRUE(line.ends_with(" (next)\n")) << line;
   EXPECT_TRUE(lock->Release());
   EXPECT_TRUE(Contents().empty());
 }
@@ -66,6 +67,19 @@ TEST_F(LockTest, ManyProcessesNeverHoldItTogether) {
     EXPECT_EQ(status, 0);
   }
   EXPECT_EQ(Get("counter"), std::to_string(kChildren * kTurns));
+}
+
+TEST_F(LockTest, TheOwnerIsWrittenWholeAndAFileThatStaysIsTold) {
+  {
+    const ScopedFault fault(*ParseFault("write:1+:short"));
+    ASSERT_TRUE(Lock::Take(At("other.lock"), "run") && fault.fired());
+  }
+  const ScopedFault fault(*ParseFaults("write:1:short,unlink:1:eio"));
+  auto lock = Lock::Take(At("out.lock"), "run r1");
+  ASSERT_TRUE(lock);
+  EXPECT_EQ(Get("out.lock").rfind("process " + std::to_string(::getpid()) + " on ", 0), 0U);
+  EXPECT_TRUE(Get("out.lock").ends_with(" (run r1)\n"));
+  EXPECT_EQ(lock->Release().error().code, Errc::kIo);
 }
 
 TEST_F(LockTest, EveryFaultFailsOrSucceedsCleanly) {
