@@ -56,9 +56,11 @@ ModuleNames WholeModules(const Manifest& manifest) {
   ModuleNames names;
   for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
     const HeldModule& module = manifest.modules[i];
-    const bool whole = std::ranges::all_of(
-        module, [&](const auto& held) { return !held || held->version == manifest.iteration; });
-    if (whole) names.insert(manifest.names[i]);
+    const auto own = [&](const auto& held) { return held->version == manifest.iteration; };
+    const bool held = std::ranges::any_of(module, [](const auto& one) { return one.has_value(); });
+    const bool whole =
+        std::ranges::all_of(module, [&](const auto& one) { return !one || own(one); });
+    if (held && whole) names.insert(manifest.names[i]);
   }
   return names;
 }
