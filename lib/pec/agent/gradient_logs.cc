@@ -190,8 +190,10 @@ bool GradientLogs::TakeRoom(std::uint64_t iteration, const std::string& module,
   const std::lock_guard lock(mutex_);
   const auto after = held_.lower_bound(iteration);
   if (after == held_.begin() || !std::prev(after)->second.contains(module)) return false;
-  if (bytes > most_held_ - std::min(most_held_, status_.held_bytes)) return false;
+  const std::uint64_t held = status_.held_bytes + held_records_ * kHeldRecordBytes;
+  if (bytes + kHeldRecordBytes > most_held_ - std::min(most_held_, held)) return false;
   status_.held_bytes += bytes;
+  ++held_records_;
   return true;
 }
 
@@ -365,6 +367,7 @@ Status GradientLogs::AppendHeld(Writer* writer, std::uint64_t last, const Module
     {
       const std::lock_guard lock(mutex_);
       status_.held_bytes -= one->bytes.size();
+      --held_records_;
     }
     one = writer->held.erase(one);
   }
@@ -385,13 +388,14 @@ void GradientLogs::Drop(std::uint64_t iteration, const ModuleNames& saved) {
   for (Writer* const writer : All()) {
     const std::lock_guard one(writer->mutex);
     std::uint64_t dropped = 0;
-    std::erase_if(writer->held, [&](const Used& used) {
+    const std::size_t records = std::erase_if(writer->held, [&](const Used& used) {
       if (used.iteration > iteration || !saved.contains(used.module)) return false;
       dropped += used.bytes.size();
       return true;
     });
     const std::lock_guard lock(mutex_);
     status_.held_bytes -= dropped;
+    held_records_ -= records;
     status_.dropped_bytes += dropped;
   }
 }

@@ -78,7 +78,10 @@ using ModuleNames = std::set<std::string, std::less<>>;
 /// Source: docs/formats/log.md, docs/lossless.md.
 class GradientLogs {
  public:
-  /// \param most_held  bytes of gradients that are held back at most; 0: none
+  /// Bytes that a record that is held back counts besides its gradients.
+  static constexpr std::uint64_t kHeldRecordBytes = 1024;
+
+  /// \param most_held  bytes that what is held back counts at most; 0: nothing is held back
   /// \param kept       counts what is known of records, for Kept, and nothing is held back, for who
   ///                   asks for Kept needs all of them; null: nothing is kept
   explicit GradientLogs(std::string store, std::uint64_t most_held = 0,
@@ -195,8 +198,9 @@ class GradientLogs {
   mutable std::mutex mutex_;
   std::condition_variable appended_;
   std::map<std::uint32_t, std::unique_ptr<Writer>> writers_;
-  std::map<exec::Digest, replay::RootTable> roots_;     // that are not in the folder yet
-  std::map<std::uint64_t, ModuleNames> held_;           // by the iteration after which it is so
+  std::map<exec::Digest, replay::RootTable> roots_;  // that are not in the folder yet
+  std::map<std::uint64_t, ModuleNames> held_;        // by the iteration after which it is so
+  std::uint64_t held_records_ = 0;
   std::deque<std::shared_ptr<const KeptRecord>> kept_;  // as they were appended
   std::uint64_t gap_ = 0;                               // the last iteration of status_.forgotten
   GradientLogStatus status_;

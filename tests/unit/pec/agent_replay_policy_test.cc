@@ -143,7 +143,7 @@ TEST_P(RandomReplay, EveryDurableCheckpointIsWhole) {
   std::mt19937 random(GetParam());
   const std::uint64_t every = 1 + GetParam() % 2;
   AgentOptions options = ReplayOptions(GetParam() % 3 == 0 ? 3 : 500);
-  options.held_bytes = GetParam() % 4 == 3 ? 3000 : 1 << 20;
+  options.held_bytes = GetParam() % 4 == 3 ? 5000 : 1 << 20;
   auto agent = std::make_unique<Agent>(options);
   ASSERT_TRUE(Snapshot(*agent, every));
   ASSERT_TRUE(agent->Persist(sink_));
