@@ -406,6 +406,8 @@ Status GradientLogs::Persist(std::uint64_t iteration, const ModuleNames& saved) 
   {
     std::unique_lock lock(mutex_);
     appended_.wait_for(lock, kUnderWay, [&] { return AllAtLocked(iteration); });
+    // What comes late is not held back any more: nobody would append it for this checkpoint.
+    held_.erase(held_.begin(), held_.lower_bound(iteration));
     for (const auto& [number, writer] : writers_) {
       all.push_back(writer.get());
       if (failed && writer->entered > 0 && writer->newest < iteration) {

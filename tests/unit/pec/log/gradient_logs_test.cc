@@ -175,6 +175,20 @@ TEST_F(GradientLogsTest, WhatACheckpointHasIsHeldBackAndDropped) {
   EXPECT_EQ(logs.status().dropped_bytes, 40U);
 }
 
+// A snapshot that failed: the checkpoint does not have what was held back for it.
+TEST_F(GradientLogsTest, WhatComesAfterAPersistIsNotHeldBackForItsCheckpoint) {
+  GradientLogs logs(store_, 10'000);
+  logs.Hold(1, {"m"});
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
+  ASSERT_TRUE(logs.Persist(3));
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 3, PlaceOf(3), StepsAt(3)));
+  EXPECT_EQ(Chain("m", kParams, 1, 3), "2:0+10=2.0000 3:0+10=3.0000 ");
+  logs.Hold(3, {"m"});
+  ASSERT_TRUE(logs.Persist(3));
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 4, PlaceOf(4), StepsAt(4)));
+  EXPECT_EQ(logs.status().held_bytes, 40U);
+}
+
 TEST_F(GradientLogsTest, WhatIsHeldBackIsAppendedAsItWasUsed) {
   GradientLogs logs(store_, 10'000);
   logs.Hold(1, {"m", "n"});
