@@ -126,6 +126,18 @@ TEST_F(ReplayPolicy, ChainsEnd) {
   }
 }
 
+TEST_F(ReplayPolicy, AGivenUpPastIsNotHeldBack) {
+  Agent agent(ReplayOptions());
+  ASSERT_TRUE(Snapshot(agent, 2));
+  ASSERT_TRUE(agent.Persist(sink_));
+  Begin(agent, 2, false, 2);
+  Step(agent, 3);
+  EXPECT_GT(agent.logs().status().held_bytes, 0U);
+  Restore(2);
+  ASSERT_TRUE(agent.CatchUp());
+  EXPECT_EQ(agent.logs().status().held_bytes, 0U);
+}
+
 // Without gradients nothing brings an expert forward.
 TEST_F(ReplayPolicy, WithoutGradientsEveryExpertIsSaved) {
   Agent agent(ReplayOptions());

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <thread>
 
+#include "os/fault.h"
 #include "pec/pace/handed_memory.h"
 #include "pec/store/store.h"
 #include "unit/pec/log/log_fixture.h"
@@ -173,6 +174,23 @@ TEST_F(GradientLogsTest, WhatACheckpointHasIsHeldBackAndDropped) {
   logs.Drop(5, {"m"});
   EXPECT_EQ(logs.status().held_bytes, 0U);
   EXPECT_EQ(logs.status().dropped_bytes, 40U);
+}
+
+TEST_F(GradientLogsTest, WhatCannotBeAppendedStaysHeldBack) {
+  GradientLogs logs(store_, 10'000);
+  logs.Hold(1, {"m"});
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
+  {
+    os::FaultRule full;
+    full.target = "log.record";
+    full.error = ENOSPC;
+    const os::ScopedFault fault(full);
+    EXPECT_FALSE(logs.Persist(2));
+    EXPECT_TRUE(fault.fired());
+  }
+  EXPECT_EQ(logs.status().held_bytes, 40U);
+  ASSERT_TRUE(logs.Persist(2));
+  EXPECT_EQ(Chain("m", kParams, 1, 2), "2:0+10=2.0000 ");
 }
 
 // A snapshot that failed: the checkpoint does not have what was held back for it.
