@@ -223,64 +223,6 @@ Status Agent::Fill(ucp::Input& input, const SnapshotChoice& choice, const SaveRe
   return {};
 }
 
-/// \param after  both levels after a snapshot
-/// \param known  the restore that the snapshot knows of
-void Agent::NotePlan(const SnapshotChoice& choice, const SelectionState& after,
-                     std::uint64_t known) {
-  if (options_.save.policy != Policy::kReplay || choice.model.experts.empty()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    if (recovery_ != known) return;
-    next_ = PlanAfter(choice, after);
-  }
-  PlanLogs();
-}
-
-/// \pre mutex_ is held
-Agent::NextPlan Agent::PlanAfter(const SnapshotChoice& choice, const SelectionState& after) const {
-  NextPlan next;
-  next.iteration = choice.iteration;
-  if (next_) {
-    const bool again = next_->iteration == choice.iteration;
-    next.interval = again ? next_->interval : choice.iteration - next_->iteration;
-  }
-  next.map = choice.map;
-  next.snapshot = after.snapshot;
-  next.persist = after.persist;
-  next.bytes = BytesOf(choice.model);
-  next.k = choice.k_snapshot;
-  for (std::size_t m = 0; m < choice.model.experts.size(); ++m) {
-    std::vector<std::string>& names = next.names.emplace_back();
-    for (std::uint32_t e = 0; e < choice.model.experts[m]; ++e) {
-      names.push_back(choice.model.modules[choice.model.expert_module(m, e)].name);
-    }
-  }
-  return next;
-}
-
-void Agent::PlanLogs() {
-  const std::lock_guard lock(mutex_);
-  const std::uint64_t every = logs_.every();
-  const std::uint64_t interval = every > 0 ? every : next_ ? next_->interval : 0;
-  if (!next_ || interval == 0) return logs_.HoldNothing();
-  const ReplayPoint point{next_->iteration + interval,
-                          interval,
-                          logs_.logged_since(),
-                          options_.save.replay.full_every,
-                          options_.save.budget_bytes.value_or(0),
-                          &next_->bytes};
-  const Result<TransferPlan> plan =
-      SelectReplay(next_->map, next_->snapshot.cursor, ChainStarts(next_->snapshot, next_->persist),
-                   next_->k, point);
-  // The snapshot itself will tell what is wrong.
-  if (!plan || !point.logged_since) return logs_.HoldNothing();
-  ModuleNames names;
-  for (std::size_t m = 0; m < plan->full.size(); ++m) {
-    for (const std::uint32_t e : plan->full[m]) names.insert(next_->names[m][e]);
-  }
-  logs_.Hold(next_->iteration, std::move(names));
-}
-
 /// Makes a record say what a buffer holds. \pre manifest.modules has a place for every module
 void Agent::Hold(const SnapshotBuffers::Content& content, const Model& model,
                  MemoryCheckpoint* record) {
@@ -383,9 +325,12 @@ Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
   }
   // First, so that whoever finds the checkpoint finds the way of its older experts to it.
   const ModuleNames saved = WholeModules(checkpoint->manifest);
-  PersistLogs(checkpoint->manifest.iteration, saved, sink);
-  Limiter::Job job(limiter_, checkpoint->own_bytes);
-  const Result<SaveReport> report = Write(*checkpoint, job, sink);
+  const auto write = [&]() -> Result<SaveReport> {
+    SW_TRY(PersistLogs(checkpoint->manifest.iteration, saved, sink));
+    Limiter::Job job(limiter_, checkpoint->own_bytes);
+    return Write(*checkpoint, job, sink);
+  };
+  const Result<SaveReport> report = write();
   if (report) logs_.Drop(report->iteration, saved);
   const std::lock_guard lock(mutex_);
   if (!report) {
@@ -434,10 +379,12 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
   return StoredIteration();
 }
 
-void Agent::PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink) {
-  if (const Status logged = logs_.Persist(iteration, saved); !logged) {
-    sink.Warn("log of gradients: " + logged.error().message);
-  }
+/// \error as GradientLogs::Persist: the checkpoint of that iteration is not to be written
+Status Agent::PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink) {
+  const Result<std::string> lacks = logs_.Persist(iteration, saved);
+  if (!lacks) return Within("log of gradients", lacks.error());
+  if (!lacks->empty()) sink.Warn("log of gradients: " + *lacks);
+  return {};
 }
 
 Status Agent::FlushCopy(const AgentEntry& entry, Sink& sink) {
@@ -445,7 +392,7 @@ Status Agent::FlushCopy(const AgentEntry& entry, Sink& sink) {
   SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, StoredIteration());
   if (stored && *stored >= entry.checkpoint->manifest.iteration) return {};
   stop_persist_.store(false);
-  PersistLogs(entry.checkpoint->manifest.iteration, {}, sink);
+  SW_TRY(PersistLogs(entry.checkpoint->manifest.iteration, {}, sink));
   Limiter::Job job(limiter_);
   SW_TRY(Write(*entry.checkpoint, job, sink));
   return {};
@@ -487,7 +434,7 @@ void Agent::Rollback(const std::vector<RecoveryRecord>& restores) {
   stop_persist_.store(true);
   const Limiter::Hurry hurry(limiter_);
   const std::lock_guard one(persist_mutex_);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   for (const RecoveryRecord& restore : restores) {
     buffers_.Rollback(restore.resume);
     std::erase_if(copies_, [&](const auto& copy) {
@@ -499,6 +446,8 @@ void Agent::Rollback(const std::vector<RecoveryRecord>& restores) {
   level_.reset();
   next_.reset();
   logs_.HoldNothing();
+  lock.unlock();
+  logs_.GiveUp(restores);
 }
 
 std::vector<AgentEntry> Agent::Entries() const {

@@ -225,7 +225,7 @@ class Agent {
   Status CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
                     const Model& model) const;
   Status FlushCopy(const AgentEntry& entry, Sink& sink);
-  void PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink);
+  Status PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink);
   bool Holds(const AgentEntry& copy) const;
   Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Limiter::Job& job, Sink& sink);
   Result<std::shared_ptr<const loads::LoadTrace>> ReadTokens() const;

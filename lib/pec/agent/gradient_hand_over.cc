@@ -1,4 +1,5 @@
-// How trainers hand gradients over: docs/formats/agent.md, "Gradients".
+// How trainers hand gradients over, and which of them are held back: docs/formats/agent.md,
+// "Gradients".
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +12,7 @@
 #include "pec/agent/agent_protocol.h"
 #include "pec/agent/agent_server.h"
 #include "pec/pace/handed_memory.h"
+#include "pec/select/replay.h"
 #include "pec/store/modules.h"
 #include "pec/store/store.h"
 
@@ -21,14 +23,15 @@ constexpr std::chrono::milliseconds kStepTick(100);
 constexpr std::chrono::milliseconds kStoreTick(20);
 
 /// Whether a trainer was filled by the store's last restore, of the iteration after which it
-/// begins, out of a checkpoint of that iteration. One out of memory alone proves nothing of the
-/// store's log.
+/// begins, out of a checkpoint of that iteration, with every module in its state of then: else the
+/// log's chains of some end there. One out of memory alone proves nothing of the store's log.
 Result<bool> WasRestored(const std::string& path, const Handing& handing) {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
   if (!there) return false;
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
   if (!last || last->sequence != handing.recovery || last->resume != handing.begun) return false;
+  if (!last->older || !last->older->empty()) return false;
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> all, store.List());
   return std::ranges::any_of(all, [&](const StoredCheckpoint& one) {
     return one.sequence == last->manifest && one.iteration == last->resume;
@@ -95,6 +98,64 @@ Result<std::vector<ExpertParam>> Agent::ExpertParams() {
     for (const auto& [name, elems] : trained) params.push_back({module.name, name, elems});
   }
   return params;
+}
+
+/// \param after  both levels after a snapshot
+/// \param known  the restore that the snapshot knows of
+void Agent::NotePlan(const SnapshotChoice& choice, const SelectionState& after,
+                     std::uint64_t known) {
+  if (options_.save.policy != Policy::kReplay || choice.model.experts.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (recovery_ != known) return;
+    next_ = PlanAfter(choice, after);
+  }
+  PlanLogs();
+}
+
+/// \pre mutex_ is held
+Agent::NextPlan Agent::PlanAfter(const SnapshotChoice& choice, const SelectionState& after) const {
+  NextPlan next;
+  next.iteration = choice.iteration;
+  if (next_) {
+    const bool again = next_->iteration == choice.iteration;
+    next.interval = again ? next_->interval : choice.iteration - next_->iteration;
+  }
+  next.map = choice.map;
+  next.snapshot = after.snapshot;
+  next.persist = after.persist;
+  next.bytes = BytesOf(choice.model);
+  next.k = choice.k_snapshot;
+  for (std::size_t m = 0; m < choice.model.experts.size(); ++m) {
+    std::vector<std::string>& names = next.names.emplace_back();
+    for (std::uint32_t e = 0; e < choice.model.experts[m]; ++e) {
+      names.push_back(choice.model.modules[choice.model.expert_module(m, e)].name);
+    }
+  }
+  return next;
+}
+
+void Agent::PlanLogs() {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t every = logs_.every();
+  const std::uint64_t interval = every > 0 ? every : next_ ? next_->interval : 0;
+  if (!next_ || interval == 0) return logs_.HoldNothing();
+  const ReplayPoint point{next_->iteration + interval,
+                          interval,
+                          logs_.logged_since(),
+                          options_.save.replay.full_every,
+                          options_.save.budget_bytes.value_or(0),
+                          &next_->bytes};
+  const Result<TransferPlan> plan =
+      SelectReplay(next_->map, next_->snapshot.cursor, ChainStarts(next_->snapshot, next_->persist),
+                   next_->k, point);
+  // The snapshot itself will tell what is wrong.
+  if (!plan || !point.logged_since) return logs_.HoldNothing();
+  ModuleNames names;
+  for (std::size_t m = 0; m < plan->full.size(); ++m) {
+    for (const std::uint32_t e : plan->full[m]) names.insert(next_->names[m][e]);
+  }
+  logs_.Hold(next_->iteration, std::move(names));
 }
 
 Status AgentServer::SendExperts(os::Connection& connection) {

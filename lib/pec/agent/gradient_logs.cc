@@ -190,8 +190,10 @@ bool GradientLogs::TakeRoom(std::uint64_t iteration, const std::string& module,
   const std::lock_guard lock(mutex_);
   const auto after = held_.lower_bound(iteration);
   if (after == held_.begin() || !std::prev(after)->second.contains(module)) return false;
-  if (bytes > most_held_ - std::min(most_held_, status_.held_bytes)) return false;
+  const std::uint64_t held = status_.held_bytes + held_records_ * kHeldRecordBytes;
+  if (bytes + kHeldRecordBytes > most_held_ - std::min(most_held_, held)) return false;
   status_.held_bytes += bytes;
+  ++held_records_;
   return true;
 }
 
@@ -266,7 +268,9 @@ Status GradientLogs::AppendModule(const Handing& handing, const Handing::Module&
                       place.subspan(piece.offset, size)});
     bytes += size;
   }
-  const bool held = TakeRoom(iteration, module.name, bytes);
+  // What no log would take is refused now, while somebody can be told.
+  const bool held = LogWriter::Check(iteration, module.name, used, ranges).has_value() &&
+                    TakeRoom(iteration, module.name, bytes);
   std::vector<std::byte> kept(held ? bytes : 0);
   // The trainer could change it between its digest and its write.
   if (!held) writer->own.resize(std::max(writer->own.size(), bytes));
@@ -365,6 +369,7 @@ Status GradientLogs::AppendHeld(Writer* writer, std::uint64_t last, const Module
     {
       const std::lock_guard lock(mutex_);
       status_.held_bytes -= one->bytes.size();
+      --held_records_;
     }
     one = writer->held.erase(one);
   }
@@ -381,33 +386,56 @@ Status GradientLogs::AppendHeld() {
   return failed;
 }
 
-void GradientLogs::Drop(std::uint64_t iteration, const ModuleNames& saved) {
+/// \returns bytes
+std::uint64_t GradientLogs::EraseHeld(const std::function<bool(const Used&)>& which) {
+  std::uint64_t all = 0;
   for (Writer* const writer : All()) {
     const std::lock_guard one(writer->mutex);
-    std::uint64_t dropped = 0;
-    std::erase_if(writer->held, [&](const Used& used) {
-      if (used.iteration > iteration || !saved.contains(used.module)) return false;
-      dropped += used.bytes.size();
+    std::uint64_t bytes = 0;
+    const std::size_t records = std::erase_if(writer->held, [&](const Used& used) {
+      if (!which(used)) return false;
+      bytes += used.bytes.size();
       return true;
     });
     const std::lock_guard lock(mutex_);
-    status_.held_bytes -= dropped;
-    status_.dropped_bytes += dropped;
+    status_.held_bytes -= bytes;
+    held_records_ -= records;
+    all += bytes;
   }
+  return all;
 }
 
-Status GradientLogs::Persist(std::uint64_t iteration, const ModuleNames& saved) {
+void GradientLogs::Drop(std::uint64_t iteration, const ModuleNames& saved) {
+  const std::uint64_t dropped = EraseHeld(
+      [&](const Used& used) { return used.iteration <= iteration && saved.contains(used.module); });
+  const std::lock_guard lock(mutex_);
+  status_.dropped_bytes += dropped;
+}
+
+void GradientLogs::GiveUp(std::span<const RecoveryRecord> restores) {
+  EraseHeld([&](const Used& used) {
+    return std::ranges::any_of(restores, [&](const RecoveryRecord& restore) {
+      return GivesUp(restore, used.recovery, used.iteration);
+    });
+  });
+}
+
+Result<std::string> GradientLogs::Persist(std::uint64_t iteration, const ModuleNames& saved) {
   std::vector<Writer*> all;
+  std::string lacks;
   Status failed;
   {
     std::unique_lock lock(mutex_);
     appended_.wait_for(lock, kUnderWay, [&] { return AllAtLocked(iteration); });
+    // What comes late is not held back any more: nobody would append it for this checkpoint.
+    held_.erase(held_.begin(), held_.lower_bound(iteration));
     for (const auto& [number, writer] : writers_) {
       all.push_back(writer.get());
-      if (failed && writer->entered > 0 && writer->newest < iteration) {
-        failed = Fail(Errc::kIo, "writer " + std::to_string(number) + " is at iteration " +
-                                     std::to_string(writer->newest) + ", the checkpoint of " +
-                                     std::to_string(iteration) + " does not wait for it");
+      // A writer that has left brings nothing any more.
+      if (lacks.empty() && writer->counts && writer->newest < iteration) {
+        lacks = "writer " + std::to_string(number) + (writer->entered > 0 ? " is" : " ended") +
+                " at iteration " + std::to_string(writer->newest) + ", the checkpoint of " +
+                std::to_string(iteration) + " does not wait for it";
       }
     }
   }
@@ -422,12 +450,12 @@ Status GradientLogs::Persist(std::uint64_t iteration, const ModuleNames& saved) 
                                 : Fail(Errc::kIo, "a log ended before all of it was synced");
     if (synced) continue;
     writer->log.reset();
-    failed = std::move(synced);
+    lacks = std::move(synced).error().message;
   }
   SW_TRY(std::move(failed));
   const std::lock_guard lock(mutex_);
-  if (status_.records > 0) status_.persisted = iteration;
-  return {};
+  if (status_.records > 0 && lacks.empty()) status_.persisted = iteration;
+  return lacks;
 }
 
 bool GradientLogs::AllAt(std::uint64_t iteration) const {

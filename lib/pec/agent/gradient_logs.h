@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "base/result.h"
 #include "pec/agent/memory.h"
 #include "pec/log/log_writer.h"
+#include "pec/store/manifest.h"
 
 namespace shardwright::pec {
 
@@ -78,7 +80,10 @@ using ModuleNames = std::set<std::string, std::less<>>;
 /// Source: docs/formats/log.md, docs/lossless.md.
 class GradientLogs {
  public:
-  /// \param most_held  bytes of gradients that are held back at most; 0: none
+  /// Bytes that a record that is held back counts besides its gradients.
+  static constexpr std::uint64_t kHeldRecordBytes = 1024;
+
+  /// \param most_held  bytes that what is held back counts at most; 0: nothing is held back
   /// \param kept       counts what is known of records, for Kept, and nothing is held back, for who
   ///                   asks for Kept needs all of them; null: nothing is kept
   explicit GradientLogs(std::string store, std::uint64_t most_held = 0,
@@ -111,6 +116,9 @@ class GradientLogs {
   /// Forgets what is held back up to an iteration of modules that its durable checkpoint has.
   void Drop(std::uint64_t iteration, const ModuleNames& saved);
 
+  /// Forgets what is held back of the past that restores have given up.
+  void GiveUp(std::span<const RecoveryRecord> restores);
+
   /// Keeps a table of square roots for the steps that name it; it is written with the first one.
   /// \returns its name; nothing where all are rounded correctly, and nobody needs it
   Result<std::optional<exec::Digest>> AddRoots(replay::RootTable roots);
@@ -128,9 +136,11 @@ class GradientLogs {
   /// iteration is: waits a while for processes that have not got so far.
   /// \param saved  modules that the checkpoint has of its iteration: what is held back of them
   ///               stays so
-  /// \error kIo  all that was there is durable, but a writer is late; or the log of a writer cannot
-  ///        be synced, and ends there until Append goes on
-  Status Persist(std::uint64_t iteration, const ModuleNames& saved = {});
+  /// \returns what the log lacks all the same: a writer is late or has left, or its log cannot be
+  ///          synced, and ends there until Append goes on; empty: nothing
+  /// \error as LogWriter: what was held back could not be appended, and stays so. The checkpoint must
+  ///        not be made durable before this is done again.
+  Result<std::string> Persist(std::uint64_t iteration, const ModuleNames& saved = {});
 
   /// Whether all processes that hand over now have handed over an iteration.
   bool AllAt(std::uint64_t iteration) const;
@@ -183,6 +193,7 @@ class GradientLogs {
                       std::uint64_t iteration, std::span<const std::byte> place,
                       std::span<const LogStep> steps, Writer* writer);
   Status AppendHeld(Writer* writer, std::uint64_t last, const ModuleNames& saved);
+  std::uint64_t EraseHeld(const std::function<bool(const Used&)>& which);
   bool TakeRoom(std::uint64_t iteration, const std::string& module, std::uint64_t bytes);
   std::vector<Writer*> All();
 
@@ -195,8 +206,9 @@ class GradientLogs {
   mutable std::mutex mutex_;
   std::condition_variable appended_;
   std::map<std::uint32_t, std::unique_ptr<Writer>> writers_;
-  std::map<exec::Digest, replay::RootTable> roots_;     // that are not in the folder yet
-  std::map<std::uint64_t, ModuleNames> held_;           // by the iteration after which it is so
+  std::map<exec::Digest, replay::RootTable> roots_;  // that are not in the folder yet
+  std::map<std::uint64_t, ModuleNames> held_;        // by the iteration after which it is so
+  std::uint64_t held_records_ = 0;
   std::deque<std::shared_ptr<const KeptRecord>> kept_;  // as they were appended
   std::uint64_t gap_ = 0;                               // the last iteration of status_.forgotten
   GradientLogStatus status_;

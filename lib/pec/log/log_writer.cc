@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include <zstd.h>
@@ -55,6 +56,52 @@ LogPayload PayloadOf(std::uint64_t begin, std::span<const std::span<const std::b
   }
   if (out.bytes % kLogSumBytes != 0) out.sums.push_back(sum->Finish());
   return out;
+}
+
+std::string WhereOf(std::uint64_t iteration, std::string_view module) {
+  return "gradients of " + Quoted(module) + ", iteration " + std::to_string(iteration);
+}
+
+/// The record as it is without compression, but for its recovery and digests.
+Result<LogRecord> Describe(std::uint64_t iteration, std::string_view module,
+                           std::span<const LogStep> steps, std::span<const GradientRange> ranges) {
+  const std::string where = WhereOf(iteration, module);
+  LogRecord record;
+  record.iteration = iteration;
+  record.module = module;
+  record.steps.assign(steps.begin(), steps.end());
+  for (const LogStep& step : steps) SW_TRY(CheckFinite(step, where));
+  for (const GradientRange& range : ranges) {
+    const bool skipped = range.step < steps.size() && steps[range.step].step.skipped;
+    const std::uint64_t plain = skipped ? 0 : range.count * ItemSize(range.dtype);
+    if (range.gradient.size() != plain) {
+      return BadInput(where + ", parameter " + Quoted(range.param) + ": " + std::to_string(plain) +
+                      " bytes expected, found " + std::to_string(range.gradient.size()));
+    }
+    LogPiece piece;
+    piece.param = range.param;
+    piece.elems = range.elems;
+    piece.first = range.first;
+    piece.count = range.count;
+    piece.dtype = range.dtype;
+    piece.step = range.step;
+    piece.bytes = plain;
+    record.pieces.push_back(std::move(piece));
+  }
+  return record;
+}
+
+/// The text of a record that readers take.
+Result<std::string> MetaOf(const LogRecord& record, const std::string& where) {
+  std::string meta = ToText(record);
+  if (meta.size() > kLogMetaBytes) {
+    return Fail(Errc::kLimit, where + ": a text of " + std::to_string(meta.size()) + " bytes, " +
+                                  std::to_string(kLogMetaBytes) + " at most");
+  }
+  // What a reader would refuse is not written.
+  SW_TRY_ASSIGN(const LogRecord read, ParseLogRecord(meta, where));
+  if (read != record) return BadInput(where + ": a name that is not UTF-8");
+  return meta;
 }
 
 }  // namespace
@@ -170,33 +217,15 @@ Result<std::span<const std::byte>> LogWriter::Compressed(std::span<const std::by
 Status LogWriter::Append(std::uint64_t iteration, std::string_view module,
                          std::span<const LogStep> steps, std::span<const GradientRange> ranges,
                          LoggedRecord* logged) {
-  const std::string where =
-      "gradients of " + Quoted(module) + ", iteration " + std::to_string(iteration);
-  LogRecord record;
-  record.iteration = iteration;
+  const std::string where = WhereOf(iteration, module);
+  SW_TRY_ASSIGN(LogRecord record, Describe(iteration, module, steps, ranges));
   record.recovery = options_.recovery;
-  record.module = module;
-  record.steps.assign(steps.begin(), steps.end());
-  for (const LogStep& step : steps) SW_TRY(CheckFinite(step, where));
   std::vector<std::vector<std::byte>> rooms(ranges.size());
   std::vector<std::span<const std::byte>> payload;
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    const GradientRange& range = ranges[i];
-    LogPiece piece;
-    piece.param = range.param;
-    piece.elems = range.elems;
-    piece.first = range.first;
-    piece.count = range.count;
-    piece.dtype = range.dtype;
-    piece.step = range.step;
-    piece.digest = exec::DigestOf(range.gradient);
-    const bool skipped = range.step < steps.size() && steps[range.step].step.skipped;
-    const std::uint64_t plain = skipped ? 0 : range.count * ItemSize(range.dtype);
-    if (range.gradient.size() != plain) {
-      return BadInput(where + ", parameter " + Quoted(range.param) + ": " + std::to_string(plain) +
-                      " bytes expected, found " + std::to_string(range.gradient.size()));
-    }
-    std::span<const std::byte> bytes = range.gradient;
+    LogPiece& piece = record.pieces[i];
+    std::span<const std::byte> bytes = ranges[i].gradient;
+    piece.digest = exec::DigestOf(bytes);
     if (zstd_ != nullptr && !bytes.empty() && bytes.size() <= kLogPieceBytes) {
       SW_TRY_ASSIGN(const auto smaller, Compressed(bytes, &rooms[i]));
       if (smaller.size() < bytes.size()) {
@@ -206,16 +235,8 @@ Status LogWriter::Append(std::uint64_t iteration, std::string_view module,
     }
     piece.bytes = bytes.size();
     payload.push_back(bytes);
-    record.pieces.push_back(std::move(piece));
   }
-  const std::string meta = ToText(record);
-  if (meta.size() > kLogMetaBytes) {
-    return Fail(Errc::kLimit, where + ": a text of " + std::to_string(meta.size()) + " bytes, " +
-                                  std::to_string(kLogMetaBytes) + " at most");
-  }
-  // What a reader would refuse is not written.
-  SW_TRY_ASSIGN(const LogRecord read, ParseLogRecord(meta, where));
-  if (read != record) return BadInput(where + ": a name that is not UTF-8");
+  SW_TRY_ASSIGN(const std::string meta, MetaOf(record, where));
   SW_TRY_ASSIGN(const std::uint64_t begin,
                 WriteRecord(static_cast<std::uint32_t>(log::Kind::kGradients), meta, payload));
   if (logged == nullptr) return {};
@@ -227,6 +248,14 @@ Status LogWriter::Append(std::uint64_t iteration, std::string_view module,
     at += piece.bytes;
   }
   logged->record = std::move(record);
+  return {};
+}
+
+Status LogWriter::Check(std::uint64_t iteration, std::string_view module,
+                        std::span<const LogStep> steps, std::span<const GradientRange> ranges) {
+  SW_TRY_ASSIGN(LogRecord record, Describe(iteration, module, steps, ranges));
+  record.recovery = std::numeric_limits<std::int64_t>::max();  // the longest that there is
+  SW_TRY(MetaOf(record, WhereOf(iteration, module)));
   return {};
 }
 

@@ -55,6 +55,12 @@ class LogWriter {
   Status Append(std::uint64_t iteration, std::string_view module, std::span<const LogStep> steps,
                 std::span<const GradientRange> ranges, LoggedRecord* logged = nullptr);
 
+  /// Whether Append would take it, as far as that is not the file's affair.
+  /// \error kBadInput, kUnsupported, kLimit  as Append
+  /// Pure.
+  static Status Check(std::uint64_t iteration, std::string_view module,
+                      std::span<const LogStep> steps, std::span<const GradientRange> ranges);
+
   /// Makes all that was appended durable, and leaves a mark that damage before it is damage.
   /// \error kIo
   Status Persist();

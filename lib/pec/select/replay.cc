@@ -24,15 +24,21 @@ Status Check(const ReplayPoint& point, std::uint32_t k) {
   return {};
 }
 
-/// What a budget leaves for experts of an iteration; at least 1, for 0 says that there is none.
-Result<std::uint64_t> BudgetOfExperts(const ReplayPoint& point) {
+/// What a budget leaves for experts.
+struct ExpertsShare {
+  std::uint64_t bytes = 1;  ///< of an iteration; at least 1, for 0 says that there is no budget
+  std::uint64_t over_bytes = 0;  ///< of the interval, by which the non-expert part is larger
+};
+
+Result<ExpertsShare> BudgetOfExperts(const ReplayPoint& point) {
   std::uint64_t nonexpert = 0;
   for (const ComponentBytes& one : point.model->nonexpert) {
     SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(one));
     SW_TRY_ASSIGN(nonexpert, CheckedAdd(nonexpert, bytes));
   }
   SW_TRY_ASSIGN(const std::uint64_t all, CheckedMul(point.budget_bytes, point.interval));
-  return all > nonexpert ? std::max<std::uint64_t>((all - nonexpert) / point.interval, 1) : 1;
+  if (all <= nonexpert) return ExpertsShare{1, nonexpert - all};
+  return ExpertsShare{std::max<std::uint64_t>((all - nonexpert) / point.interval, 1), 0};
 }
 
 /// Moves the longest chains of each layer from gradients to states, until it has k.
@@ -105,12 +111,15 @@ Result<TransferPlan> SelectReplay(const ExpertMap& map, const std::vector<std::u
   options.interval = point.interval;
   options.full_every = point.full_every;
   options.as_logged = true;
+  ExpertsShare share;
   if (point.budget_bytes > 0) {
-    SW_TRY_ASSIGN(options.budget_bytes, BudgetOfExperts(point));
+    SW_TRY_ASSIGN(share, BudgetOfExperts(point));
+    options.budget_bytes = share.bytes;
   }
   SW_TRY_ASSIGN(TransferPlan plan, PlanTransfers(chains, point.model->expert, SelectAll(experts),
                                                  point.iteration + 1, options));
   plan.iteration = point.iteration;
+  SW_TRY_ASSIGN(plan.over_bytes, CheckedAdd(plan.over_bytes, share.over_bytes));
   if (point.budget_bytes == 0) SW_TRY(FillToK(map, cursor, version, k, point, &plan));
   return plan;
 }

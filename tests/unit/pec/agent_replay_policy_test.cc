@@ -126,6 +126,18 @@ TEST_F(ReplayPolicy, ChainsEnd) {
   }
 }
 
+TEST_F(ReplayPolicy, AGivenUpPastIsNotHeldBack) {
+  Agent agent(ReplayOptions());
+  ASSERT_TRUE(Snapshot(agent, 2));
+  ASSERT_TRUE(agent.Persist(sink_));
+  Begin(agent, 2, false, 2);
+  Step(agent, 3);
+  EXPECT_GT(agent.logs().status().held_bytes, 0U);
+  Restore(2);
+  ASSERT_TRUE(agent.CatchUp());
+  EXPECT_EQ(agent.logs().status().held_bytes, 0U);
+}
+
 // Without gradients nothing brings an expert forward.
 TEST_F(ReplayPolicy, WithoutGradientsEveryExpertIsSaved) {
   Agent agent(ReplayOptions());
@@ -143,7 +155,7 @@ TEST_P(RandomReplay, EveryDurableCheckpointIsWhole) {
   std::mt19937 random(GetParam());
   const std::uint64_t every = 1 + GetParam() % 2;
   AgentOptions options = ReplayOptions(GetParam() % 3 == 0 ? 3 : 500);
-  options.held_bytes = GetParam() % 4 == 3 ? 3000 : 1 << 20;
+  options.held_bytes = GetParam() % 4 == 3 ? 5000 : 1 << 20;
   auto agent = std::make_unique<Agent>(options);
   ASSERT_TRUE(Snapshot(*agent, every));
   ASSERT_TRUE(agent->Persist(sink_));

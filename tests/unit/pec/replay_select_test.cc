@@ -100,7 +100,7 @@ TEST(ReplaySelection, ABudgetOfAnIterationIsSpentToItsEnd) {
        {std::tuple(1U, 2299U, 0U, 1U), std::tuple(1U, 2300U, 0U, 0U), std::tuple(1U, 3299U, 0U, 0U),
         std::tuple(1U, 3300U, 1U, 0U), std::tuple(1U, 4300U, 2U, 0U), std::tuple(1U, 6300U, 4U, 0U),
         // Two gradients are 600 bytes less than the state; four are 200 more, so all are states.
-        std::tuple(2U, 2250U, 1U, 0U), std::tuple(4U, 1U, 4U, 5600U - 4)}) {
+        std::tuple(2U, 2250U, 1U, 0U), std::tuple(4U, 1U, 4U, 5600U - 4 + 700U - 4)}) {
     Planned run({4}, 1, 1);
     ReplayPoint point{interval, interval};
     point.budget_bytes = budget;

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <thread>
 
+#include "os/fault.h"
 #include "pec/pace/handed_memory.h"
 #include "pec/store/store.h"
 #include "unit/pec/log/log_fixture.h"
@@ -153,7 +154,7 @@ TEST_F(GradientLogsTest, APersistWaitsForProcessesThatAreBehind) {
 }
 
 TEST_F(GradientLogsTest, WhatACheckpointHasIsHeldBackAndDropped) {
-  GradientLogs logs(store_, 100);
+  GradientLogs logs(store_, 100 + 2 * GradientLogs::kHeldRecordBytes);
   logs.Hold(2, {"m"});
   for (std::uint64_t i = 2; i <= 4; ++i) {
     ASSERT_TRUE(logs.Append(Handed(0, 10, 0), i, PlaceOf(i), StepsAt(i)));
@@ -175,8 +176,39 @@ TEST_F(GradientLogsTest, WhatACheckpointHasIsHeldBackAndDropped) {
   EXPECT_EQ(logs.status().dropped_bytes, 40U);
 }
 
+TEST_F(GradientLogsTest, WhatCannotBeAppendedStaysHeldBack) {
+  GradientLogs logs(store_, 10'000);
+  logs.Hold(1, {"m"});
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
+  {
+    os::FaultRule full;
+    full.target = "log.record";
+    full.error = ENOSPC;
+    const os::ScopedFault fault(full);
+    EXPECT_FALSE(logs.Persist(2));
+    EXPECT_TRUE(fault.fired());
+  }
+  EXPECT_EQ(logs.status().held_bytes, 40U);
+  ASSERT_TRUE(logs.Persist(2));
+  EXPECT_EQ(Chain("m", kParams, 1, 2), "2:0+10=2.0000 ");
+}
+
+// A snapshot that failed: the checkpoint does not have what was held back for it.
+TEST_F(GradientLogsTest, WhatComesAfterAPersistIsNotHeldBackForItsCheckpoint) {
+  GradientLogs logs(store_, 10'000);
+  logs.Hold(1, {"m"});
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
+  ASSERT_TRUE(logs.Persist(3));
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 3, PlaceOf(3), StepsAt(3)));
+  EXPECT_EQ(Chain("m", kParams, 1, 3), "2:0+10=2.0000 3:0+10=3.0000 ");
+  logs.Hold(3, {"m"});
+  ASSERT_TRUE(logs.Persist(3));
+  ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 4, PlaceOf(4), StepsAt(4)));
+  EXPECT_EQ(logs.status().held_bytes, 40U);
+}
+
 TEST_F(GradientLogsTest, WhatIsHeldBackIsAppendedAsItWasUsed) {
-  GradientLogs logs(store_, 1000);
+  GradientLogs logs(store_, 10'000);
   logs.Hold(1, {"m", "n"});
   ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
   ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 3, PlaceOf(3), StepsAt(3)));
@@ -193,15 +225,22 @@ TEST_F(GradientLogsTest, WhatIsHeldBackIsAppendedAsItWasUsed) {
 
 // 40 bytes of "m": what is above the room is logged.
 TEST_F(GradientLogsTest, NoMoreIsHeldBackThanThereIsRoomFor) {
-  GradientLogs logs(store_, 79);
+  GradientLogs logs(store_, 79 + 2 * GradientLogs::kHeldRecordBytes);
   logs.Hold(1, {"m"});
   for (std::uint64_t i = 2; i <= 3; ++i) {
     ASSERT_TRUE(logs.Append(Handed(0, 10, 0), i, PlaceOf(i), StepsAt(i)));
   }
   EXPECT_EQ(logs.status().held_bytes, 40U);
   EXPECT_EQ(Chain("m", kParams, 2, 3), "3:0+10=3.0000 ");
-  GradientLogs none(store_ + "/none", 0);
-  EXPECT_EQ(none.status().held_bytes, 0U);
+  // Not even a step that was skipped, which has no gradients.
+  GradientLogs none(store_, 0);
+  none.Hold(3, {"m", "n"});
+  std::vector<LogStep> skipped = StepsAt(4);
+  for (LogStep& step : skipped) step.step.skipped = true;
+  ASSERT_TRUE(none.Append(Handed(0, 10, 1), 4, PlaceOf(4), skipped));
+  const auto log = Read();
+  ASSERT_TRUE(log);
+  EXPECT_EQ(log->Modules().at("m").back(), 4U);
 }
 
 TEST_F(GradientLogsTest, WhatHasNoGapIsKnown) {
