@@ -20,6 +20,10 @@ using Clock = std::chrono::steady_clock;
 constexpr int kTokenReads = 5;
 constexpr std::chrono::milliseconds kTokenWait(100);
 
+/// How long a flush makes steps, and waits for who makes some: less than clients wait for it. What
+/// it leaves older stays so until the next replay.
+constexpr std::chrono::seconds kFlushReplay(60);
+
 constexpr const char* kRestoredMeanwhile = "the store was restored while the snapshot was taken";
 
 class ThrottledBytes final : public exec::ByteSource {
@@ -151,10 +155,14 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
     SW_TRY_ASSIGN(SnapshotChoice choice,
                   ChooseSnapshot(*comm, input, options, level ? &*level : nullptr, sink));
-    if (again) AddHeld(again->manifest, choice.model, &choice.selection);
     {
       const std::lock_guard lock(mutex_);
       if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
+      if (again) {
+        // As it is now, which the new buffer begins with: a replay may have ended meanwhile.
+        const std::optional<std::size_t> newest = buffers_.NewestComplete();
+        AddHeld(records_[*newest]->manifest, choice.model, &choice.selection);
+      }
       SW_TRY(buffers_.Begin(choice.iteration));
       DropIdle();
     }
@@ -366,7 +374,9 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> done, Persist(sink));
     if (!done) break;
   }
-  if (const Status replayed = Replay(); !replayed) {
+  const Clock::time_point end = Clock::now() + kFlushReplay;
+  const auto late = [&] { return Clock::now() >= end; };
+  if (const Status replayed = Replay(late, kFlushReplay); !replayed) {
     sink.Warn("replay in memory: " + replayed.error().message);
   }
   for (const AgentEntry& entry : Entries()) {

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -123,7 +124,7 @@ class Agent {
   Result<std::optional<std::uint64_t>> Persist(Sink& sink);
 
   /// Makes everything durable that is newer than the store: own snapshots, and copies of agents
-  /// that may be gone.
+  /// that may be gone. Replays for a minute at most.
   /// \returns the store's newest iteration; nothing if it has none
   Result<std::optional<std::uint64_t>> Flush(Sink& sink);
 
@@ -131,9 +132,12 @@ class Agent {
   /// log has intact chains of their gradients; all at once, each as a whole, and room for another
   /// snapshot is left. status() tells what could not be. Older buffers stay as they are. Nothing
   /// where options().replay is false.
-  /// \param stop  asked between experts; true: what is done is kept, the rest is left
-  /// \error as CatchUp and OpenMemory: nothing is brought forward
-  Status Replay(const std::function<bool()>& stop = {});
+  /// \param stop  asked between ranges of experts; true: what is done is kept, the rest is left, and
+  ///        is tried again by the next call
+  /// \param wait  for another replay that is under way, at most; absent: until it ends
+  /// \error kBusy  it goes on; as CatchUp and OpenMemory: nothing is brought forward
+  Status Replay(const std::function<bool()>& stop = {},
+                std::optional<std::chrono::milliseconds> wait = {});
 
   /// Asks the store for restores that this agent does not know yet, and forgets the checkpoints
   /// that training gave up with them; a persist of such a checkpoint is stopped. Snapshot, Persist,
@@ -240,7 +244,7 @@ class Agent {
   std::mutex snapshot_mutex_;  // one snapshot at a time; before mutex_
   std::mutex catch_up_mutex_;  // before persist_mutex_
   std::mutex persist_mutex_;   // one persist at a time; before mutex_
-  std::mutex replay_mutex_;    // one replay at a time; before mutex_
+  std::timed_mutex replay_mutex_;  // one replay at a time; before mutex_
   /// What was tried last: a snapshot, and how many records there were. Under replay_mutex_.
   std::pair<std::weak_ptr<const MemoryCheckpoint>, std::uint64_t> replayed_;
   std::atomic<bool> stop_persist_ = false;

@@ -25,6 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kStopped = "the replay was stopped before it was done";
+
 /// Memory of a pool for a blob that is being made.
 class Room {
  public:
@@ -77,7 +79,9 @@ BlobRef SumsOf(std::span<const std::byte> bytes, const std::vector<std::uint32_t
 }
 
 /// Makes the steps of all parameters on the copies of their blobs.
-Status MakeParams(const ReplayLog& log, LogReads& reads, Workspace* work, Brought* one) {
+/// \error kStopped; as MakeSteps
+Status MakeParams(const ReplayLog& log, LogReads& reads, const std::function<bool()>& stop,
+                  Workspace* work, Brought* one) {
   for (std::size_t p = 0; p < one->chain.params.size(); ++p) {
     const ReplayedParam& param = one->chain.params[p];
     const std::vector<ReplayStep> steps = StepsOf(one->chain, p, log);
@@ -91,6 +95,7 @@ Status MakeParams(const ReplayLog& log, LogReads& reads, Workspace* work, Brough
     for (const BlobTensor& state : param.states) add(state);
     const std::uint64_t range = RangeOf(one->chain, p, kMostElems);
     for (std::uint64_t first = 0; first < param.elems; first += range) {
+      if (stop && stop()) return Fail(Errc::kStopped, kStopped);
       const std::uint64_t count = std::min(range, param.elems - first);
       work->values.resize(places.size() * count);
       std::vector<std::span<float>> arrays;
@@ -134,8 +139,8 @@ Status RoundWeights(const Module& module, const layout::ShardMap& map, Brought* 
 
 /// \error kBadInput  memory has changed; as MakeSteps
 Status Make(const Module& module, const layout::ShardMap& map, const ReplayLog& log,
-            LogReads& reads, const std::shared_ptr<MemoryPool>& pool, Workspace* work,
-            Brought* one) {
+            LogReads& reads, const std::shared_ptr<MemoryPool>& pool,
+            const std::function<bool()>& stop, Workspace* work, Brought* one) {
   for (std::size_t c = 0; c < kComponents; ++c) {
     if (!one->rooms[c]) continue;
     const MemoryBlob& old = *one->old[c];
@@ -144,7 +149,7 @@ Status Make(const Module& module, const layout::ShardMap& map, const ReplayLog& 
       return BadInput("blob " + exec::Hex(old.ref().digest) + " has changed in memory");
     }
   }
-  SW_TRY(MakeParams(log, reads, work, one));
+  SW_TRY(MakeParams(log, reads, stop, work, one));
   SW_TRY(RoundWeights(module, map, one));
   for (std::size_t c = 0; c < kComponents; ++c) {
     if (!one->rooms[c]) continue;
@@ -187,6 +192,28 @@ Result<Brought> Prepare(const MemoryCheckpoint& record, const ucp::Input& input,
   return out;
 }
 
+/// What a snapshot was taken of, a restore to its very iteration may have gone on from with an older
+/// state of a module: steps to that iteration lead into the past that was given up.
+/// \error kNotFound  there was such a restore, or one that does not say
+Status CheckGoneOn(const std::string& module, const MemoryCheckpoint& record,
+                   const std::vector<RecoveryRecord>& recoveries) {
+  for (const RecoveryRecord& one : recoveries) {
+    if (one.sequence <= record.recovery || one.resume != record.manifest.iteration) continue;
+    const std::string who = "recovery " + std::to_string(one.sequence) + ", from iteration " +
+                            std::to_string(one.resume);
+    if (!one.older) {
+      return Fail(Errc::kNotFound, who + ", does not say with which state of " + Quoted(module) +
+                                       " training has gone on");
+    }
+    const auto older = one.older->find(module);
+    if (older == one.older->end()) continue;
+    return Fail(Errc::kNotFound, who + ", has gone on with " + Quoted(module) + " of iteration " +
+                                     std::to_string(older->second) + ", not of " +
+                                     std::to_string(one.resume));
+  }
+  return {};
+}
+
 }  // namespace
 
 Agent::ReplayJob Agent::NextReplay() const {
@@ -204,9 +231,15 @@ Agent::ReplayJob Agent::NextReplay() const {
   return job;
 }
 
-Status Agent::Replay(const std::function<bool()>& stop) {
+Status Agent::Replay(const std::function<bool()>& stop,
+                     std::optional<std::chrono::milliseconds> wait) {
   if (!options_.replay) return {};
-  const std::lock_guard one(replay_mutex_);
+  std::unique_lock one(replay_mutex_, std::defer_lock);
+  if (!wait) {
+    one.lock();
+  } else if (!one.try_lock_for(*wait)) {
+    return Fail(Errc::kBusy, "another one is under way; experts stay older until it ends");
+  }
   const Clock::time_point start = Clock::now();
   const GradientLogStatus logged = logs_.status();
   const std::shared_ptr<const MemoryCheckpoint> found = Newest();
@@ -219,7 +252,8 @@ Status Agent::Replay(const std::function<bool()>& stop) {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
   if (!job.older.empty() && there) SW_TRY(BringForward(stop, &job, &done));
   if (!done.refused.empty() && !logged.forgotten.empty()) done.refused.push_back(logged.forgotten);
-  replayed_ = {job.record, logged.records};
+  // What was left is not refused, so it is tried again.
+  replayed_ = stop && stop() ? decltype(replayed_)() : std::pair(job.record, logged.records);
   const std::lock_guard lock(mutex_);
   MemoryReplays& all = status_.replays;
   all.modules += done.modules;
@@ -251,7 +285,13 @@ Status Agent::BringForward(const std::function<bool()>& stop, ReplayJob* job, Me
   std::vector<Brought> all;
   for (const std::uint32_t index : modules) {
     const Module& module = model.modules[index];
-    Result<Brought> one = Prepare(*job->record, *input, module, index, pool_, &log);
+    if (stop && stop()) {
+      done->refused.push_back(module.name + ": " + kStopped);
+      continue;
+    }
+    const Status gone_on = CheckGoneOn(module.name, *job->record, log.recoveries);
+    Result<Brought> one = gone_on ? Prepare(*job->record, *input, module, index, pool_, &log)
+                                  : tl::unexpected<Error>(gone_on.error());
     if (one) {
       all.push_back(*std::move(one));
     } else {
@@ -264,9 +304,9 @@ Status Agent::BringForward(const std::function<bool()>& stop, ReplayJob* job, Me
   SW_TRY(exec::ForEach(arena, all.size(), [&](std::uint64_t i) -> Status {
     Brought& one = all[i];
     const Module& module = model.modules[one.module];
-    const Status made = stop && stop() ? Fail(Errc::kStopped, "the agent is about to end")
+    const Status made = stop && stop() ? Fail(Errc::kStopped, kStopped)
                                        : Make(module, input->checkpoint.map, log, reads, pool_,
-                                              &work.local(), &one);
+                                              stop, &work.local(), &one);
     if (!made) one.refused = module.name + ": " + made.error().message;
     return {};
   }));

@@ -92,8 +92,11 @@ class Runner {
     const Limiter::Hurry hurry(agent_.limiter());
     Watch(true);  // a `latest` that was written before the stop
     done_.store(true);
+    // Not after the others: what they are at takes its time, and who ends the agent may not.
+    const Status durable = PersistLast();
     for (std::thread& thread : threads) thread.join();
-    return PersistLast();
+    SW_TRY(durable);
+    return PersistLast();  // if another thread's persist failed meanwhile
   }
 
   bool stopping() const { return sink_.stop_requested() || asked_to_stop_.load(); }

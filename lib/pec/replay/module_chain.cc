@@ -78,14 +78,15 @@ Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
 
 /// The iteration after which the chain of a version begins: the version's, or that of a restore
 /// that has gone on with this version as it is.
-/// \error kNotFound  a restore has gone on with something else
+/// \error kNotFound  a restore has gone on with something else, at the version's own iteration too:
+///        the version is then of the past that was given up
 Result<std::uint64_t> ChainBegin(const std::string& module, std::uint64_t version,
                                  std::uint64_t resume,
                                  const std::vector<RecoveryRecord>& recoveries) {
   std::uint64_t begin = version;
   for (std::size_t i = 0; i < recoveries.size(); ++i) {
     const RecoveryRecord& one = recoveries[i];
-    if (one.resume <= version || one.resume >= resume) continue;
+    if (one.resume < version || one.resume >= resume) continue;
     // What a later restore went back behind, it made good.
     const bool undone =
         std::any_of(recoveries.begin() + static_cast<std::ptrdiff_t>(i) + 1, recoveries.end(),
@@ -94,6 +95,7 @@ Result<std::uint64_t> ChainBegin(const std::string& module, std::uint64_t versio
     const std::string who = "recovery " + std::to_string(one.sequence) + ", from iteration " +
                             std::to_string(one.resume);
     if (!one.older) {
+      if (one.resume == version) continue;  // older records: the version, as far as known
       return Fail(Errc::kNotFound, who + ", does not say with which state of " + Quoted(module) +
                                        " training has gone on");
     }

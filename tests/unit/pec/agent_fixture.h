@@ -4,7 +4,9 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -78,13 +80,16 @@ class AgentTest : public os::Scratch {
   }
 
   /// As pec-restore leaves it: training goes on from an iteration that the store has.
-  void Restore(std::uint64_t resume) const {
+  /// \param older  modules that it goes on with in an older state; absent: nobody knows
+  void Restore(std::uint64_t resume,
+               std::optional<std::map<std::string, std::uint64_t>> older = {}) const {
     const auto store = Store::Open(At("store"));
     ASSERT_TRUE(store) << store.error().message;
     RecoveryRecord recovery;
     const auto last = store->LastRecovery();
     recovery.sequence = *last ? (*last)->sequence + 1 : 1;
     recovery.resume = resume;
+    recovery.older = std::move(older);
     const auto list = store->List();
     for (const StoredCheckpoint& one : *list) {
       if (one.abandoned) continue;

@@ -265,6 +265,65 @@ TEST_F(AgentReplayTest, ARestoreThatComesMeanwhileLeavesThingsAsTheyAre) {
   for (const AgentEntry& entry : agent.Entries()) EXPECT_TRUE(entry.checkpoint->replayed.empty());
 }
 
+// Training goes on from X with an expert of 1: neither steps to X of the past that was given up, nor
+// any on top of them.
+TEST_F(AgentReplayTest, WhatARestoreHasGoneOnWithOlderIsNotBroughtToIt) {
+  Agent agent(Replaying());
+  ASSERT_TRUE(Snapshot(agent, 1));
+  ASSERT_TRUE(agent.Persist(sink_));
+  ASSERT_TRUE(Snapshot(agent, 2));
+  ASSERT_TRUE(agent.Persist(sink_));
+  std::map<std::string, std::uint64_t> older;
+  const auto before = agent.Newest();
+  for (std::size_t i = 0; i < before->manifest.modules.size(); ++i) {
+    if (VersionOf(*before, i) == 1) older[before->manifest.names[i]] = 1;
+  }
+  ASSERT_FALSE(older.empty());
+  HandOver(agent, 2);  // late, and of the past that is given up
+  Restore(2, older);
+  ASSERT_TRUE(agent.Replay());
+  EXPECT_EQ(agent.Newest(), before);
+  const MemoryReplays found = agent.status().replays;
+  EXPECT_EQ(found.modules, 0U);
+  ASSERT_EQ(found.refused.size(), older.size());
+  EXPECT_NE(found.refused[0].find("of iteration 1, not of 2"), std::string::npos)
+      << found.refused[0];
+}
+
+TEST_F(AgentReplayTest, WhatWasBroughtToARestoresIterationIsNotGoneOnFrom) {
+  Agent agent(Replaying());
+  ASSERT_TRUE(Snapshot(agent, 1));
+  ASSERT_TRUE(agent.Persist(sink_));
+  HandOver(agent, 2);
+  ASSERT_TRUE(Snapshot(agent, 2));
+  ASSERT_TRUE(agent.Replay());
+  ASSERT_TRUE(agent.Persist(sink_));
+  const auto before = agent.Newest();
+  ASSERT_FALSE(before->replayed.empty());
+  // The store has them of 1, and that is what training goes on with.
+  std::map<std::string, std::uint64_t> older;
+  for (const auto& [name, from] : before->replayed) older[name] = from;
+  Restore(2, older);
+  handing_.begun = 2;
+  handing_.recovery = 1;
+  HandOver(agent, 3);
+  ASSERT_TRUE(Snapshot(agent, 3));
+  ASSERT_TRUE(agent.Replay());
+  const auto after = agent.Newest();
+  std::size_t stayed = 0;
+  for (std::size_t i = 0; i < after->manifest.modules.size(); ++i) {
+    if (VersionOf(*after, i) == 3) continue;
+    EXPECT_TRUE(older.contains(after->manifest.names[i]));
+    ++stayed;
+  }
+  EXPECT_GT(stayed, 0U);
+  const MemoryReplays found = agent.status().replays;
+  ASSERT_EQ(found.refused.size(), stayed);
+  for (const std::string& why : found.refused) {
+    EXPECT_NE(why.find("of iteration 1, not of 2"), std::string::npos) << why;
+  }
+}
+
 TEST_F(AgentReplayTest, RoomForAnotherSnapshotStaysFree) {
   AgentOptions options = Replaying();
   std::uint64_t whole = 0;
