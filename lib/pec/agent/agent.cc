@@ -20,10 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kTokenReads = 5;
 constexpr std::chrono::milliseconds kTokenWait(100);
 
-/// How long a flush makes steps, and waits for who makes some: less than clients wait for it. What
-/// it leaves older stays so until the next replay.
-constexpr std::chrono::seconds kFlushReplay(60);
-
 constexpr const char* kRestoredMeanwhile = "the store was restored while the snapshot was taken";
 
 class ThrottledBytes final : public exec::ByteSource {
@@ -374,11 +370,7 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> done, Persist(sink));
     if (!done) break;
   }
-  const Clock::time_point end = Clock::now() + kFlushReplay;
-  const auto late = [&] { return Clock::now() >= end; };
-  if (const Status replayed = Replay(late, kFlushReplay); !replayed) {
-    sink.Warn("replay in memory: " + replayed.error().message);
-  }
+  ReplayInTime(sink);
   for (const AgentEntry& entry : Entries()) {
     if (entry.state != "copy") continue;
     Status saved = FlushCopy(entry, sink);

@@ -221,6 +221,7 @@ class Agent {
   static void Hold(const SnapshotBuffers::Content& content, const Model& model,
                    MemoryCheckpoint* record);
   ReplayJob NextReplay() const;
+  void ReplayInTime(Sink& sink);
   Status BringForward(const std::function<bool()>& stop, ReplayJob* job, MemoryReplays* done);
   void Publish(const Model& model, const std::vector<std::pair<OlderPart, Blob>>& made,
                ReplayJob* job);
@@ -240,10 +241,10 @@ class Agent {
   const std::shared_ptr<MemoryPool> pool_;
   Limiter limiter_;
   GradientLogs logs_;
-  std::mutex text_mutex_;      // one text of a copy at a time is taken apart
-  std::mutex snapshot_mutex_;  // one snapshot at a time; before mutex_
-  std::mutex catch_up_mutex_;  // before persist_mutex_
-  std::mutex persist_mutex_;   // one persist at a time; before mutex_
+  std::mutex text_mutex_;          // one text of a copy at a time is taken apart
+  std::mutex snapshot_mutex_;      // one snapshot at a time; before mutex_
+  std::mutex catch_up_mutex_;      // before persist_mutex_
+  std::mutex persist_mutex_;       // one persist at a time; before mutex_
   std::timed_mutex replay_mutex_;  // one replay at a time; before mutex_
   /// What was tried last: a snapshot, and how many records there were. Under replay_mutex_.
   std::pair<std::weak_ptr<const MemoryCheckpoint>, std::uint64_t> replayed_;

@@ -25,6 +25,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// How long a flush makes steps, and waits for who makes some: less than clients wait for it. What
+/// it leaves older stays so until the next replay.
+constexpr std::chrono::seconds kFlushReplay(60);
+
 constexpr const char* kStopped = "the replay was stopped before it was done";
 
 /// Memory of a pool for a blob that is being made.
@@ -192,8 +196,8 @@ Result<Brought> Prepare(const MemoryCheckpoint& record, const ucp::Input& input,
   return out;
 }
 
-/// What a snapshot was taken of, a restore to its very iteration may have gone on from with an older
-/// state of a module: steps to that iteration lead into the past that was given up.
+/// What a snapshot was taken of, a restore to its very iteration may have gone on from with an
+/// older state of a module: steps to that iteration lead into the past that was given up.
 /// \error kNotFound  there was such a restore, or one that does not say
 Status CheckGoneOn(const std::string& module, const MemoryCheckpoint& record,
                    const std::vector<RecoveryRecord>& recoveries) {
@@ -270,6 +274,13 @@ Status Agent::Replay(const std::function<bool()>& stop,
   }
   logs_.Forget(oldest);  // no chain begins before that
   return {};
+}
+
+/// As far as that gets in the time that a flush has.
+void Agent::ReplayInTime(Sink& sink) {
+  const Clock::time_point end = Clock::now() + kFlushReplay;
+  const Status replayed = Replay([end] { return Clock::now() >= end; }, kFlushReplay);
+  if (!replayed) sink.Warn("replay in memory: " + replayed.error().message);
 }
 
 /// \pre replay_mutex_ is held

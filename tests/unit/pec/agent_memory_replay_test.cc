@@ -265,8 +265,8 @@ TEST_F(AgentReplayTest, ARestoreThatComesMeanwhileLeavesThingsAsTheyAre) {
   for (const AgentEntry& entry : agent.Entries()) EXPECT_TRUE(entry.checkpoint->replayed.empty());
 }
 
-// Training goes on from X with an expert of 1: neither steps to X of the past that was given up, nor
-// any on top of them.
+// Training goes on from X with an expert of 1: neither steps to X of the past that was given up,
+// nor any on top of them.
 TEST_F(AgentReplayTest, WhatARestoreHasGoneOnWithOlderIsNotBroughtToIt) {
   Agent agent(Replaying());
   ASSERT_TRUE(Snapshot(agent, 1));
