@@ -132,8 +132,8 @@ class Agent {
   /// log has intact chains of their gradients; all at once, each as a whole, and room for another
   /// snapshot is left. status() tells what could not be. Older buffers stay as they are. Nothing
   /// where options().replay is false.
-  /// \param stop  asked between ranges of experts; true: what is done is kept, the rest is left, and
-  ///        is tried again by the next call
+  /// \param stop  asked between ranges of experts; true: what is done is kept, the rest is left,
+  ///        and is tried again by the next call
   /// \param wait  for another replay that is under way, at most; absent: until it ends
   /// \error kBusy  it goes on; as CatchUp and OpenMemory: nothing is brought forward
   Status Replay(const std::function<bool()>& stop = {},

@@ -138,8 +138,8 @@ class GradientLogs {
   ///               stays so
   /// \returns what the log lacks all the same: a writer is late or has left, or its log cannot be
   ///          synced, and ends there until Append goes on; empty: nothing
-  /// \error as LogWriter: what was held back could not be appended, and stays so. The checkpoint must
-  ///        not be made durable before this is done again.
+  /// \error as LogWriter: what was held back could not be appended, and stays so. The checkpoint
+  ///        must not be made durable before this is done again.
   Result<std::string> Persist(std::uint64_t iteration, const ModuleNames& saved = {});
 
   /// Whether all processes that hand over now have handed over an iteration.

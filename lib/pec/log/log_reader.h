@@ -91,7 +91,7 @@ class GradientLog {
 
   /// A log of records that are known: what this process has written itself. Nothing is read.
   /// \param records  in the order in which each writer has written them
-  static GradientLog Of(std::vector<std::shared_ptr<const LoggedRecord>> records);
+  static GradientLog Of(const std::vector<std::shared_ptr<const LoggedRecord>>& records);
 
   const std::vector<TornTail>& torn() const { return torn_; }
 

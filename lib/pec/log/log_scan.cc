@@ -225,7 +225,7 @@ Result<GradientLog> GradientLog::Open(const std::string& folder, const exec::Dig
   return OpenSome(folder, fingerprint, std::nullopt, threads);
 }
 
-GradientLog GradientLog::Of(std::vector<std::shared_ptr<const LoggedRecord>> records) {
+GradientLog GradientLog::Of(const std::vector<std::shared_ptr<const LoggedRecord>>& records) {
   GradientLog log;
   std::map<std::string_view, std::size_t> paths;
   for (const auto& one : records) {

@@ -41,7 +41,7 @@ ShardMap Neighbours() {
   map.files = {"a"};
   map.members = {{0, 0, 32, std::nullopt, "data/0"}};
   map.arrays = {{DType::kF32, {{0, 0, 8}}}};
-  for (const std::uint64_t at : {0, 4}) {
+  for (const std::uint64_t at : {0UL, 4UL}) {
     LogicalTensor tensor{at == 0 ? "v" : "w", "fp32", DType::kF32, {4}, {}};
     tensor.fragments = {{Ptr(Cut::Whole({4})), {0, at, kOneHolder, 0}, Role::kOwner}};
     map.tensors.push_back(tensor);
@@ -139,7 +139,7 @@ TEST(ShardMap, PlacesInAnArrayAreDisjoint) {
       Errc::kBadInput, "a: tensor \"v\" fp32 and tensor \"w\" fp32 overlap");
   // Two tensors that are stored as one share no element.
   ShardMap map = Neighbours();
-  for (const std::uint64_t rank : {0, 1}) {
+  for (const std::uint64_t rank : {0UL, 1UL}) {
     map.tensors[rank].shape = {2};
     const std::uint64_t at = rank * 2;
     map.tensors[rank].fragments[0] = {

@@ -73,7 +73,8 @@ class ReplayPolicy : public test::AgentTest {
         const auto at = std::ranges::find(manifest.names, module.name);
         EXPECT_NE(at, manifest.names.end());
         std::uint64_t version = 0;
-        for (const auto& held : manifest.modules[at - manifest.names.begin()]) {
+        for (const auto& held :
+             manifest.modules[static_cast<std::size_t>(at - manifest.names.begin())]) {
           if (held) version = held->version;
         }
         std::vector<LoggedParam> params;

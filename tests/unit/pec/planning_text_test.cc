@@ -303,14 +303,16 @@ TEST(TuningText, ALosslessRun) {
   replay.numbers.replays_s = 5;
   replay.replay_s = 0.5;
   const std::string text = TuningText(tuning);
-  for (const char* line : {"NUMBER               EQ        CHOSEN       FULL       REPLAY\n",
-                           "\nK of a snapshot                     1          1            3\n",
-                           "\ngradients copied                    -          -  2.00 KiB/it\n",
-                           "\ncopies of gradients                 -          -      4.000 s\n",
-                           "\na replay                            -          -      0.500 s\n",
-                           "\nall replays                         -          -      5.000 s\n",
-                           "\nuse shardwright.PartialCheckpoints(k=3, every=2, lossless=True, "
-                           "flags=[\"--policy\", \"replay\"])\n"}) {
+  const char* const use =
+      "\nuse shardwright.PartialCheckpoints(k=3, every=2, lossless=True, "
+      "flags=[\"--policy\", \"replay\"])\n";
+  for (const char* line :
+       {"NUMBER               EQ        CHOSEN       FULL       REPLAY\n",
+        "\nK of a snapshot                     1          1            3\n",
+        "\ngradients copied                    -          -  2.00 KiB/it\n",
+        "\ncopies of gradients                 -          -      4.000 s\n",
+        "\na replay                            -          -      0.500 s\n",
+        "\nall replays                         -          -      5.000 s\n", use}) {
     EXPECT_TRUE(Has(text, line)) << line << "in:\n" << text;
   }
 }

@@ -149,8 +149,8 @@ TEST(Simulate, ReplayWithinBounds) {
   EXPECT_EQ(row.window, 8U);
   std::uint64_t taken = 0;
   for (const auto& checkpoint : row.run.checkpoints) taken += checkpoint.storage[0].size();
-  EXPECT_EQ(row.persist_bytes, 20 * 700 + taken * 70);
-  EXPECT_EQ(row.log_bytes, (20 * 8 - taken) * 40);  // 2 gradients of 20 bytes in place of 70
+  EXPECT_EQ(row.persist_bytes, 20UL * 700 + taken * 70);
+  EXPECT_EQ(row.log_bytes, (20UL * 8 - taken) * 40);  // 2 gradients of 20 bytes in place of 70
   // 700 + 8 * 40 bytes in an interval, and 90 more: three states, of 30 bytes more than gradients.
   SimulatedPolicy within{Policy::kReplay, 1, 1, {}};
   within.budget_bytes = (700 + 8 * 40 + 3 * 30) / 2;
