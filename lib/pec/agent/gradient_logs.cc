@@ -489,7 +489,7 @@ GradientLog GradientLogs::Kept() const {
   const std::lock_guard lock(mutex_);
   records.reserve(kept_.size());
   for (const auto& one : kept_) records.emplace_back(one, &one->logged);
-  return GradientLog::Of(std::move(records));
+  return GradientLog::Of(records);
 }
 
 void GradientLogs::Forget(std::uint64_t iteration) {
