@@ -42,10 +42,9 @@ Status SelectionFlags::CheckRules(const cli::App& app) const {
   if (policy != pec::Policy::kLoadAware) {
     SW_TRY(app.Refuse({"--max-age"}, "without --policy load-aware"));
   }
-  if (policy != pec::Policy::kBudget && policy != pec::Policy::kBudgetGlobal) {
-    if (policy != pec::Policy::kReplay) {
-      SW_TRY(app.Refuse({"--budget"}, "without a budget policy"));
-    }
+  if (policy != pec::Policy::kBudget && policy != pec::Policy::kBudgetGlobal &&
+      policy != pec::Policy::kReplay) {
+    SW_TRY(app.Refuse({"--budget"}, "without a budget policy"));
   }
   if (policy == pec::Policy::kReplay) {
     SW_TRY(app.Refuse({"--k-persist"}, "with --policy replay, which has one K"));

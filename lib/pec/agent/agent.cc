@@ -51,16 +51,19 @@ Snapshotted SnapshottedOf(const Manifest& manifest) {
   return out;
 }
 
+/// Whether a checkpoint has something of a module, and all that it has is of that version.
+bool IsAllOf(const HeldModule& module, std::uint64_t version) {
+  const bool held = std::ranges::any_of(module, [](const auto& part) { return part.has_value(); });
+  return held && std::ranges::all_of(module, [&](const std::optional<Held>& part) {
+           return !part || part->version == version;
+         });
+}
+
 /// Experts that a checkpoint has all of in its own version.
 ModuleNames WholeModules(const Manifest& manifest) {
   ModuleNames names;
   for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
-    const HeldModule& module = manifest.modules[i];
-    const auto own = [&](const auto& held) { return held->version == manifest.iteration; };
-    const bool held = std::ranges::any_of(module, [](const auto& one) { return one.has_value(); });
-    const bool whole =
-        std::ranges::all_of(module, [&](const auto& one) { return !one || own(one); });
-    if (held && whole) names.insert(manifest.names[i]);
+    if (IsAllOf(manifest.modules[i], manifest.iteration)) names.insert(manifest.names[i]);
   }
   return names;
 }
@@ -77,13 +80,8 @@ void AddHeld(const Manifest& earlier, const Model& model, Selection* selection) 
     std::vector<std::uint32_t>& ids = (*selection)[m];
     for (std::uint32_t e = 0; e < model.experts[m]; ++e) {
       const HeldModule& module = earlier.modules[model.expert_module(m, e)];
-      const bool held =
-          std::ranges::any_of(module, [](const auto& part) { return part.has_value(); });
-      const bool older = std::ranges::any_of(module, [&](const std::optional<Held>& part) {
-        return part && part->version != earlier.iteration;
-      });
-      if (!held || older || std::find(ids.begin(), ids.end(), e) != ids.end()) continue;
-      ids.push_back(e);
+      const bool chosen = std::find(ids.begin(), ids.end(), e) != ids.end();
+      if (!chosen && IsAllOf(module, earlier.iteration)) ids.push_back(e);
     }
   }
 }

@@ -203,17 +203,7 @@ Status CheckGoneOn(const std::string& module, const MemoryCheckpoint& record,
                    const std::vector<RecoveryRecord>& recoveries) {
   for (const RecoveryRecord& one : recoveries) {
     if (one.sequence <= record.recovery || one.resume != record.manifest.iteration) continue;
-    const std::string who = "recovery " + std::to_string(one.sequence) + ", from iteration " +
-                            std::to_string(one.resume);
-    if (!one.older) {
-      return Fail(Errc::kNotFound, who + ", does not say with which state of " + Quoted(module) +
-                                       " training has gone on");
-    }
-    const auto older = one.older->find(module);
-    if (older == one.older->end()) continue;
-    return Fail(Errc::kNotFound, who + ", has gone on with " + Quoted(module) + " of iteration " +
-                                     std::to_string(older->second) + ", not of " +
-                                     std::to_string(one.resume));
+    SW_TRY(CheckGoesOnWith(one, module, one.resume));
   }
   return {};
 }

@@ -184,12 +184,16 @@ void GradientLogs::HoldNothing() {
   held_.clear();
 }
 
-/// Whether gradients are held back; their bytes are counted then.
-bool GradientLogs::TakeRoom(std::uint64_t iteration, const std::string& module,
-                            std::uint64_t bytes) {
+/// Whether a plan has the gradients held back.
+bool GradientLogs::Planned(std::uint64_t iteration, const std::string& module) const {
   const std::lock_guard lock(mutex_);
   const auto after = held_.lower_bound(iteration);
-  if (after == held_.begin() || !std::prev(after)->second.contains(module)) return false;
+  return after != held_.begin() && std::prev(after)->second.contains(module);
+}
+
+/// Whether there is room to hold gradients back; their bytes are counted then.
+bool GradientLogs::TakeRoom(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
   const std::uint64_t held = status_.held_bytes + held_records_ * kHeldRecordBytes;
   if (bytes + kHeldRecordBytes > most_held_ - std::min(most_held_, held)) return false;
   status_.held_bytes += bytes;
@@ -269,8 +273,8 @@ Status GradientLogs::AppendModule(const Handing& handing, const Handing::Module&
     bytes += size;
   }
   // What no log would take is refused now, while somebody can be told.
-  const bool held = LogWriter::Check(iteration, module.name, used, ranges).has_value() &&
-                    TakeRoom(iteration, module.name, bytes);
+  const bool held = Planned(iteration, module.name) &&
+                    LogWriter::Check(iteration, module.name, used, ranges) && TakeRoom(bytes);
   std::vector<std::byte> kept(held ? bytes : 0);
   // The trainer could change it between its digest and its write.
   if (!held) writer->own.resize(std::max(writer->own.size(), bytes));

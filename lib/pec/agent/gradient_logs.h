@@ -194,7 +194,8 @@ class GradientLogs {
                       std::span<const LogStep> steps, Writer* writer);
   Status AppendHeld(Writer* writer, std::uint64_t last, const ModuleNames& saved);
   std::uint64_t EraseHeld(const std::function<bool(const Used&)>& which);
-  bool TakeRoom(std::uint64_t iteration, const std::string& module, std::uint64_t bytes);
+  bool Planned(std::uint64_t iteration, const std::string& module) const;
+  bool TakeRoom(std::uint64_t bytes);
   std::vector<Writer*> All();
 
   void Keep(LoggedRecord logged);

@@ -92,21 +92,10 @@ Result<std::uint64_t> ChainBegin(const std::string& module, std::uint64_t versio
         std::any_of(recoveries.begin() + static_cast<std::ptrdiff_t>(i) + 1, recoveries.end(),
                     [&](const RecoveryRecord& later) { return later.resume <= one.resume; });
     if (undone) continue;
-    const std::string who = "recovery " + std::to_string(one.sequence) + ", from iteration " +
-                            std::to_string(one.resume);
-    if (!one.older) {
-      if (one.resume == version) continue;  // older records: the version, as far as known
-      return Fail(Errc::kNotFound, who + ", does not say with which state of " + Quoted(module) +
-                                       " training has gone on");
-    }
-    const auto older = one.older->find(module);
-    if (older == one.older->end()) continue;
-    if (older->second != version) {
-      return Fail(Errc::kNotFound, who + ", has gone on with " + Quoted(module) + " of iteration " +
-                                       std::to_string(older->second) + ", not of " +
-                                       std::to_string(version));
-    }
-    begin = one.resume;
+    // Older records do not say: the version, as far as known.
+    if (!one.older && one.resume == version) continue;
+    SW_TRY(CheckGoesOnWith(one, module, version));
+    if (one.older->contains(module)) begin = one.resume;
   }
   return begin;
 }
@@ -190,6 +179,21 @@ Status LoadRoots(const std::vector<LogLink>& chain, ReplayLog* log) {
 }
 
 }  // namespace
+
+Status CheckGoesOnWith(const RecoveryRecord& restore, const std::string& module,
+                       std::uint64_t version) {
+  const std::string who = "recovery " + std::to_string(restore.sequence) + ", from iteration " +
+                          std::to_string(restore.resume);
+  if (!restore.older) {
+    return Fail(Errc::kNotFound, who + ", does not say with which state of " + Quoted(module) +
+                                     " training has gone on");
+  }
+  const auto older = restore.older->find(module);
+  if (older == restore.older->end() || older->second == version) return {};
+  return Fail(Errc::kNotFound, who + ", has gone on with " + Quoted(module) + " of iteration " +
+                                   std::to_string(older->second) + ", not of " +
+                                   std::to_string(version));
+}
 
 bool ReplayedModule::makes(Component component) const {
   return std::ranges::any_of(params, [&](const ReplayedParam& param) {

@@ -65,6 +65,12 @@ struct ReplayedModule {
 Result<ReplayedModule> FindChain(const dialect::Checkpoint& checkpoint, const Module& module,
                                  const HeldModule& held, std::uint64_t to, ReplayLog* log);
 
+/// Whether a restore has gone on with a version of a module.
+/// \error kNotFound  it has gone on with another one, or does not say with which
+/// Local.
+Status CheckGoesOnWith(const RecoveryRecord& restore, const std::string& module,
+                       std::uint64_t version);
+
 /// A step of one parameter.
 struct ReplayStep {
   const LogStep* step = nullptr;

@@ -97,7 +97,7 @@ TEST_F(GradientLogsTest, SharesOfProcessesJoin) {
     EXPECT_EQ(*bytes, (6U + 2U) * 4U);
     EXPECT_EQ(*logs.Append(other, i, PlaceOf(i), StepsAt(i)), 4U * 4U);
   }
-  ASSERT_TRUE(logs.Persist(3));
+  ASSERT_EQ(logs.Persist(3).value_or("?"), "");
   EXPECT_EQ(Chain("m", kParams, 1, 3), "2:0+6=2.0000 2:6+4=2.0000 3:0+6=3.0000 3:6+4=3.0000 ");
   EXPECT_EQ(Chain("n", {{"v", 2}}, 1, 3), "2:0+2=2.7500 3:0+2=3.7500 ");
   const GradientLogStatus status = logs.status();
@@ -135,12 +135,12 @@ TEST_F(GradientLogsTest, APersistWaitsForProcessesThatAreBehind) {
   logs.Enter(0, 1);
   logs.Enter(1, 1);
   ASSERT_TRUE(logs.Append(Handed(0, 6, 0), 2, PlaceOf(2), StepsAt(2)));
-  EXPECT_TRUE(logs.Persist(1));  // nobody has to hand that over
+  EXPECT_EQ(logs.Persist(1).value_or("?"), "");  // nobody has to hand that over
   std::thread late([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_TRUE(logs.Append(Handed(6, 4, 1), 2, PlaceOf(2), StepsAt(2)));
   });
-  EXPECT_TRUE(logs.Persist(2));
+  EXPECT_EQ(logs.Persist(2).value_or("?"), "");
   late.join();
   EXPECT_EQ(logs.status().records, 4U);
   // Both have a mark now, so that a byte before it that has changed is damage and no torn tail.
@@ -164,12 +164,12 @@ TEST_F(GradientLogsTest, WhatACheckpointHasIsHeldBackAndDropped) {
   EXPECT_EQ(Chain("m", kParams, 1, 2), "2:0+10=2.0000 ");
   EXPECT_EQ(Chain("m", kParams, 1, 4), "gradients of \"m\", iteration 3: no record has them");
   // The checkpoint of 4 has it, that of 3 does not any more: both are there before it is durable.
-  ASSERT_TRUE(logs.Persist(4, {"m"}));
+  ASSERT_EQ(logs.Persist(4, {"m"}).value_or("?"), "");
   EXPECT_EQ(Chain("m", kParams, 2, 4), "gradients of \"m\", iteration 3: no record has them");
   logs.Drop(3, {"m"});
   EXPECT_EQ(logs.status().held_bytes, 40U);
   EXPECT_EQ(logs.status().dropped_bytes, 40U);
-  ASSERT_TRUE(logs.Persist(5));  // a checkpoint of 5 that has no "m"
+  ASSERT_EQ(logs.Persist(5).value_or("?"), "");  // a checkpoint of 5 that has no "m"
   EXPECT_EQ(Chain("m", kParams, 3, 4), "4:0+10=4.0000 ");
   logs.Drop(5, {"m"});
   EXPECT_EQ(logs.status().held_bytes, 0U);
@@ -189,7 +189,7 @@ TEST_F(GradientLogsTest, WhatCannotBeAppendedStaysHeldBack) {
     EXPECT_TRUE(fault.fired());
   }
   EXPECT_EQ(logs.status().held_bytes, 40U);
-  ASSERT_TRUE(logs.Persist(2));
+  ASSERT_EQ(logs.Persist(2).value_or("?"), "");
   EXPECT_EQ(Chain("m", kParams, 1, 2), "2:0+10=2.0000 ");
 }
 
@@ -198,11 +198,11 @@ TEST_F(GradientLogsTest, WhatComesAfterAPersistIsNotHeldBackForItsCheckpoint) {
   GradientLogs logs(store_, 10'000);
   logs.Hold(1, {"m"});
   ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), StepsAt(2)));
-  ASSERT_TRUE(logs.Persist(3));
+  ASSERT_EQ(logs.Persist(3).value_or("?"), "");
   ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 3, PlaceOf(3), StepsAt(3)));
   EXPECT_EQ(Chain("m", kParams, 1, 3), "2:0+10=2.0000 3:0+10=3.0000 ");
   logs.Hold(3, {"m"});
-  ASSERT_TRUE(logs.Persist(3));
+  ASSERT_EQ(logs.Persist(3).value_or("?"), "");
   ASSERT_TRUE(logs.Append(Handed(0, 10, 0), 4, PlaceOf(4), StepsAt(4)));
   EXPECT_EQ(logs.status().held_bytes, 40U);
 }
