@@ -229,6 +229,7 @@ int AgentMain(int argc, const char* const* argv) {
       "and save it beside the training; a signal ends it when all is saved.",
       {{"ckpt/ store/ --listen unix:/run/user/1/pec.sock",
         "Saves what a training job on this node writes."}});
+  KeepFewHeaps();
   SaveFlags save;
   KeyFlags key;
   IdleFlags idle;

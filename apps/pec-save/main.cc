@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "common/pec.h"
-#include "loads/load_trace.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
+#include "pec/store/token_log.h"
 #include "ucp/input.h"
 
 namespace apps = shardwright::apps;
@@ -17,11 +17,8 @@ namespace {
 
 Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
   pec::SaveRequest options = flags.Options(context.flags());
-  std::optional<shardwright::loads::LoadTrace> trace;
-  if (!options.tokens_path.empty()) {
-    SW_TRY_ASSIGN(trace, shardwright::loads::ReadLoads(options.tokens_path));
-    options.tokens = &*trace;
-  }
+  pec::TokenLog tokens(flags.selection.tokens);
+  if (!tokens.path().empty()) options.tokens = &tokens;
   SW_TRY_ASSIGN(const auto input,
                 shardwright::ucp::OpenInput(context.comm(), flags.source.Options(context.flags()),
                                             context.sink()));

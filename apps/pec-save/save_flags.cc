@@ -131,7 +131,6 @@ pec::SaveRequest SaveFlags::Options(const cli::CommonFlags& common) const {
   }
   options.max_age = selection.max_age;
   if (selection.budget > 0) options.budget_bytes = selection.budget;
-  options.tokens_path = selection.tokens;
   options.zstd = compress == "zstd";
   options.dry_run = write.dry_run;
   options.verify = write.verify;

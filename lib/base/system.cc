@@ -1,6 +1,7 @@
 #include "base/system.h"
 
 #include <limits.h>
+#include <malloc.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -28,6 +29,8 @@ std::string FolderOfProgram(pid_t process) {
   if (length <= 0) return {};
   return FolderOf({path.data(), static_cast<std::size_t>(length)});
 }
+
+void KeepFewHeaps() { ::mallopt(M_ARENA_MAX, 2); }
 
 Result<std::string> RandomHex(std::size_t bytes) {
   std::string random(bytes, '\0');

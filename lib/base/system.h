@@ -21,6 +21,11 @@ std::string FolderOf(std::string_view path);
 /// The folder of the program that a process runs; empty if it cannot be told. Local.
 std::string FolderOfProgram(pid_t process);
 
+/// For programs that run for weeks. The C library keeps what threads have freed, the most that was
+/// ever in use, in up to eight heaps for each processor; two are enough for threads that rarely ask
+/// it for memory. Call it before there are threads.
+void KeepFewHeaps();
+
 /// Random bytes of the system, as twice as many lowercase hexadecimal digits.
 /// \error kInternal  the system gives none
 /// Local.

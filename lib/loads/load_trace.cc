@@ -212,7 +212,9 @@ Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text) {
   return std::vector<std::uint32_t>(layers.begin(), layers.end());
 }
 
-Result<LoadTrace> ReadLoads(const std::string& path) {
+namespace {
+
+Result<LoadTrace> ReadWholeLoads(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
   if (folder) {
     SW_TRY_ASSIGN(const bool statistics, os::Exists(path + "/meta_info.json"));
@@ -224,6 +226,26 @@ Result<LoadTrace> ReadLoads(const std::string& path) {
   trace.bytes_read = text.size();
   trace.files_read = 1;
   return trace;
+}
+
+}  // namespace
+
+Result<LoadTrace> ReadLoads(const std::string& path, std::uint64_t after) {
+  std::optional<LoadTrace> trace;
+  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+  if (after > 0 && !folder) {
+    SW_TRY_ASSIGN(trace, ReadLogEnd(path, after));
+  }
+  if (!trace) {
+    SW_TRY_ASSIGN(trace, ReadWholeLoads(path));
+  }
+  trace->after = after;
+  const auto needed = std::find_if(trace->records.begin(), trace->records.end(),
+                                   [&](const auto& record) { return record.iteration > after; });
+  if (needed - trace->records.begin() > 1) {
+    trace->records.erase(trace->records.begin(), std::prev(needed));
+  }
+  return *std::move(trace);
 }
 
 Result<std::uint64_t> CountOf(double value, const std::string& where) {

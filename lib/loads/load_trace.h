@@ -28,6 +28,7 @@ struct LoadTrace {
   std::uint32_t experts = 0;
   std::vector<std::uint32_t> layer_id;  ///< by layer: its number in the model
   std::vector<Record> records;          ///< ascending iteration, not empty
+  std::uint64_t after = 0;  ///< of records up to this iteration only the newest may be here
   std::uint64_t bytes_read = 0;
   std::uint64_t files_read = 0;
   std::vector<std::string> notes;  ///< what a user may like to know of the reading
@@ -41,9 +42,12 @@ struct LoadWindow {
 };
 
 /// Reads loads of any format that docs/formats/loads.md names; the format is told by the content.
+/// \param after  records up to this iteration are not needed. A log of JSON lines, which grows with
+///        the training, is then read from its end backward, as far as it has to be; limits are
+///        those of what is read
 /// \error kNotFound; kBadInput  names file, record, layer and expert; kLimit; kUnsupported
 /// Local.
-Result<LoadTrace> ReadLoads(const std::string& path);
+Result<LoadTrace> ReadLoads(const std::string& path, std::uint64_t after = 0);
 
 /// Loads out of a text: JSONL, JSON or CSV.
 /// \param where  names it in messages

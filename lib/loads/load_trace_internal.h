@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -50,6 +51,19 @@ std::string CellName(std::uint64_t layer, std::uint64_t expert);
 
 /// A list of lists of counts, as rows of consecutive layers from 0.
 Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record);
+
+/// Appends a record for each line.
+/// \param begin  where in the file the text begins, for messages; absent: it is the file's, whose
+///        lines are numbered
+/// \error kBadInput  names the line; kLimit
+Status AddLines(std::string_view text, const std::string& where, std::optional<std::uint64_t> begin,
+                LoadTrace* trace);
+
+/// Reads the end of a log of JSON lines: all records of iterations above `after`. Nothing where it
+/// has to be read whole: lines that do not say their iteration, are in another order, or not of
+/// each.
+/// \error as ReadLoads
+Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64_t after);
 
 Result<LoadTrace> ParseCsvLoads(std::string_view text, const std::string& where);
 /// A `.pt` file of SGLang's recorder.

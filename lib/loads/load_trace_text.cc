@@ -173,27 +173,30 @@ Status AddObject(const Json& object, const std::string& where, LoadTrace* trace)
               where + ": no loads: none of tokens, logical_count, expert_load, loads and layers");
 }
 
-Result<LoadTrace> ParseLines(std::string_view text, const std::string& where) {
-  LoadTrace trace;
-  trace.format = "jsonl";
+}  // namespace
+
+Status AddLines(std::string_view text, const std::string& where, std::optional<std::uint64_t> begin,
+                LoadTrace* trace) {
+  trace->format = "jsonl";
   std::uint64_t number = 0;
+  std::uint64_t next = begin.value_or(0);  // byte
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
+    const std::uint64_t at = next;
+    next += line.size() + 1;
     text.remove_prefix(std::min(text.size(), line.size() + 1));
     ++number;
     if (Trimmed(line).empty()) continue;
-    const std::string place = where + ":" + std::to_string(number);
+    const std::string place = begin ? where + ": line at byte " + std::to_string(at)
+                                    : where + ":" + std::to_string(number);
     SW_TRY_ASSIGN(const Json object, json::Parse(line, place));
     if (!object.is_object()) {
       return Fail(Errc::kBadInput, place + ": an object expected, found " + json::KindOf(object));
     }
-    SW_TRY(AddObject(object, place, &trace));
+    SW_TRY(AddObject(object, place, trace));
   }
-  SW_TRY(Finish(&trace, where));
-  return trace;
+  return {};
 }
-
-}  // namespace
 
 Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record) {
   if (!matrix.is_array()) {
@@ -213,9 +216,13 @@ Result<LoadTrace> ParseLoads(std::string_view text, const std::string& where) {
   if (body.empty()) return Fail(Errc::kBadInput, where + ": is empty");
   if (body.front() != '{' && body.front() != '[') return ParseCsvLoads(text, where);
   const std::string_view line = Trimmed(body.substr(0, body.find('\n')));
-  if (body.front() == '{' && line.back() == '}') return ParseLines(text, where);
-  SW_TRY_ASSIGN(const Json json, json::Parse(text, where));
   LoadTrace trace;
+  if (body.front() == '{' && line.back() == '}') {
+    SW_TRY(AddLines(text, where, std::nullopt, &trace));
+    SW_TRY(Finish(&trace, where));
+    return trace;
+  }
+  SW_TRY_ASSIGN(const Json json, json::Parse(text, where));
   trace.format = "json";
   if (json.is_array()) {
     SW_TRY(AddLists(json, where, false, &trace));

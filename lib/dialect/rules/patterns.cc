@@ -130,6 +130,17 @@ Result<Ruled> Apply(const PatternRule& pattern, std::span<const Shape> shards) {
   }
 }
 
+using BuiltIn = std::vector<std::shared_ptr<const PatternFile>>;
+
+Result<BuiltIn> ParseBuiltIn() {
+  BuiltIn files;
+  for (const BuiltInPatternFile& one : BuiltInPatternFiles()) {
+    SW_TRY_ASSIGN(PatternFile file, ParsePatternFile(one.text, std::string(one.origin)));
+    files.push_back(std::make_shared<const PatternFile>(std::move(file)));
+  }
+  return files;
+}
+
 }  // namespace
 
 struct Patterns::Impl {
@@ -155,10 +166,10 @@ Status Patterns::AddFile(std::string_view text, const std::string& origin) {
 }
 
 Status Patterns::AddBuiltIn() {
-  for (const BuiltInPatternFile& built_in : BuiltInPatternFiles()) {
-    SW_TRY_ASSIGN(PatternFile file, ParsePatternFile(built_in.text, std::string(built_in.origin)));
-    impl_->files.push_back({std::make_shared<const PatternFile>(std::move(file)), false, false});
-  }
+  // Parsed once: an agent asks for them with every snapshot.
+  static const Result<BuiltIn> built_in = ParseBuiltIn();
+  if (!built_in) return tl::unexpected<Error>(built_in.error());
+  for (const auto& file : *built_in) impl_->files.push_back({file, false, false});
   return {};
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "comm/comm.h"
@@ -15,10 +14,6 @@ namespace shardwright::pec {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// The trace may be written to while it is read: a torn line is whole a moment later.
-constexpr int kTokenReads = 5;
-constexpr std::chrono::milliseconds kTokenWait(100);
 
 constexpr const char* kRestoredMeanwhile = "the store was restored while the snapshot was taken";
 
@@ -96,16 +91,9 @@ Agent::Agent(AgentOptions options)
   status_.memory_limit_bytes = options_.memory_bytes;
 }
 
-Result<std::shared_ptr<const loads::LoadTrace>> Agent::ReadTokens() const {
-  if (options_.tokens_path.empty()) return std::shared_ptr<const loads::LoadTrace>();
-  for (int i = 1;; ++i) {
-    Result<loads::LoadTrace> trace = loads::ReadLoads(options_.tokens_path);
-    if (trace) return std::make_shared<const loads::LoadTrace>(*std::move(trace));
-    if (trace.error().code != Errc::kBadInput || i == kTokenReads) {
-      return tl::unexpected<Error>(trace.error());
-    }
-    std::this_thread::sleep_for(kTokenWait);
-  }
+std::shared_ptr<TokenLog> Agent::OpenTokens() const {
+  if (options_.tokens_path.empty()) return nullptr;
+  return std::make_shared<TokenLog>(options_.tokens_path);
 }
 
 Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Sink& sink,
@@ -122,12 +110,10 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
   };
   const auto take = [&]() -> Result<std::uint64_t> {
     SW_TRY(CatchUp());
-    SW_TRY_ASSIGN(auto tokens, ReadTokens());
-    SaveRequest options = options_.save;
-    options.tokens = tokens.get();
-    options.tokens_path = options_.tokens_path;
     auto record = std::make_shared<MemoryCheckpoint>();
-    record->tokens = std::move(tokens);
+    record->tokens = OpenTokens();
+    SaveRequest options = options_.save;
+    options.tokens = record->tokens.get();
     record->recovery = known;
     std::optional<SelectionState> level;
     SW_TRY_ASSIGN(const std::uint64_t asked,
@@ -296,17 +282,13 @@ Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Limiter::Job
   SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> input,
                 OpenMemory(checkpoint, options_.pattern_files));
   input->bytes = std::make_unique<ThrottledBytes>(std::move(input->bytes), job);
-  std::shared_ptr<const loads::LoadTrace> tokens = checkpoint.tokens;
-  if (!tokens) {
-    SW_TRY_ASSIGN(tokens, ReadTokens());
-  }
+  const std::shared_ptr<TokenLog> tokens = checkpoint.tokens ? checkpoint.tokens : OpenTokens();
   Snapshotted snapshotted = SnapshottedOf(checkpoint.manifest);
   snapshotted.recovery = checkpoint.recovery;
   SaveRequest options = options_.save;
   options.iteration = checkpoint.manifest.iteration;
   options.snapshotted = &snapshotted;
   options.tokens = tokens.get();
-  options.tokens_path = options_.tokens_path;
   // Not stopped with the process: a stop waits for the newest snapshot to be durable.
   QuietSink own(sink, &stop_persist_);
   const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();

@@ -33,7 +33,7 @@ namespace shardwright::pec {
 struct AgentOptions {
   SaveRequest save;                        ///< how checkpoints are chosen and stored
   std::vector<std::string> pattern_files;  ///< of the source
-  std::string tokens_path;                 ///< read anew for every snapshot; empty: not counted
+  std::string tokens_path;                 ///< its end is read by snapshots; empty: not counted
   std::uint64_t memory_bytes = 0;          ///< of all blobs in memory
   std::uint64_t bandwidth = 0;  ///< bytes per second that persists and copies take (Limiter)
   IdleOptions idle;             ///< when ranks idle
@@ -233,7 +233,7 @@ class Agent {
   Status PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink);
   bool Holds(const AgentEntry& copy) const;
   Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Limiter::Job& job, Sink& sink);
-  Result<std::shared_ptr<const loads::LoadTrace>> ReadTokens() const;
+  std::shared_ptr<TokenLog> OpenTokens() const;
   Result<std::optional<std::uint64_t>> StoredIteration() const;
   void DropIdle();
 

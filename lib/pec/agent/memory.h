@@ -13,10 +13,10 @@
 #include "base/result.h"
 #include "exec/byte_source.h"
 #include "exec/integrity.h"
-#include "loads/load_trace.h"
 #include "os/buffer.h"
 #include "pec/save/save.h"
 #include "pec/store/manifest.h"
+#include "pec/store/token_log.h"
 #include "ucp/input.h"
 
 // Checkpoints in memory: what an agent holds (docs/formats/agent.md).
@@ -134,7 +134,7 @@ struct MemoryCheckpoint {
   /// Of a copy: its texts.
   std::shared_ptr<const Counted> counted;
   /// Tokens per expert when it was taken; null: not counted, or a copy of another node's.
-  std::shared_ptr<const loads::LoadTrace> tokens;
+  std::shared_ptr<TokenLog> tokens;
 };
 
 /// The checkpoint as a source of what is of its own iteration: modules that are older are not in

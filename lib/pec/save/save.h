@@ -14,12 +14,12 @@
 #include "base/sink.h"
 #include "comm/comm.h"
 #include "exec/run.h"
-#include "loads/load_trace.h"
 #include "pec/select/lost_tokens.h"
 #include "pec/select/selection.h"
 #include "pec/store/dynamic_run.h"
 #include "pec/store/manifest.h"
 #include "pec/store/modules.h"
+#include "pec/store/token_log.h"
 #include "ucp/input.h"
 
 namespace shardwright::pec {
@@ -62,8 +62,7 @@ struct SaveRequest {
   /// k_snapshot experts per layer on average.
   std::optional<std::uint64_t> budget_bytes;
   std::optional<KeptComponents> keep;  ///< absent: as the store says, nothing for a new one
-  const loads::LoadTrace* tokens = nullptr;
-  std::string tokens_path;  ///< for messages
+  TokenLog* tokens = nullptr;          ///< null: not counted
   bool zstd = false;
   bool partial_start = false;  ///< the first checkpoint is a selection too
   /// Training went on from this iteration without pec-restore: what is newer is abandoned.

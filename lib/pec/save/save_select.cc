@@ -115,9 +115,9 @@ Result<Chosen> TakeState(const Job& job, const Subject& subject, const Base& bas
     return chosen;
   }
   const bool chained = state.counted_to.has_value();
-  SW_TRY_ASSIGN(TokenRecord record,
-                CountUpTo(*options.tokens, options.tokens_path, subject.iteration, experts, &state,
-                          MemoryVersions(options)));
+  SW_TRY_ASSIGN(const auto trace, options.tokens->After(state.counted_to.value_or(0)));
+  SW_TRY_ASSIGN(TokenRecord record, CountUpTo(*trace, options.tokens->path(), subject.iteration,
+                                              experts, &state, MemoryVersions(options)));
   record.parent = chained && parent != nullptr ? parent->sequence : 0;
   chosen.tokens = std::move(record);
   return chosen;
@@ -128,8 +128,9 @@ Result<LevelState> OwnLevel(const Job& job, const Subject& subject, SelectionSta
   if (job.options.tokens == nullptr) {
     level.counted_to.reset();
   } else {
-    SW_TRY(CountUpTo(*job.options.tokens, job.options.tokens_path, subject.iteration,
-                     subject.model.experts, &level));
+    TokenLog& log = *job.options.tokens;
+    SW_TRY_ASSIGN(const auto trace, log.After(level.counted_to.value_or(0)));
+    SW_TRY(CountUpTo(*trace, log.path(), subject.iteration, subject.model.experts, &level));
   }
   SW_TRY(Validate(level.snapshot, subject.model.experts));
   return std::move(level.snapshot);

@@ -100,6 +100,7 @@ Result<TokenRecord> CountAnew(const loads::LoadTrace& trace, const std::string& 
 Result<TokenRecord> CountUpTo(const loads::LoadTrace& trace, const std::string& where,
                               std::uint64_t iteration, const LayerExperts& experts,
                               SelectionState* state, const std::set<std::uint64_t>& ends) {
+  SW_CHECK(trace.after <= state->counted_to.value_or(0));
   TokenRecord out;
   if (!state->counted_to) {
     SW_TRY_ASSIGN(out, CountAnew(trace, where, iteration, experts, state));

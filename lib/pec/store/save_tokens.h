@@ -15,6 +15,7 @@ namespace shardwright::pec {
 
 /// Brings the counters of both levels up to `iteration` from a trace: adds what came after
 /// state->counted_to; where tokens were not counted until now, counts anew from the trace alone.
+/// \pre the trace has all iterations above state->counted_to, above 0 without one
 /// \param ends  iterations, each of which ends a sum of what is kept: those of versions that a
 ///        restore may go back to besides those of checkpoints
 /// \returns what to keep beside the checkpoint; its parent is not set

@@ -414,7 +414,8 @@ class Lossless(live.InFolder):
         self.assertIn("0-1.swg", self.ucp.run("pec-save", "check", self.folder / "store", expect=5))
 
     def test_killed(self):
-        chance, kills, last, proved = random.Random(KILLS), 0, 3 * KILLS + 4, []
+        # Between two kills it makes at most 4 steps and those of half a second, 0.1 s or more each.
+        chance, kills, last, proved = random.Random(KILLS), 0, 9 * KILLS + 4, []
         while True:
             ended = self.killed_run(last, (chance.randrange(2, 5), chance.uniform(0, 0.5)) if kills < KILLS else None)
             self.judge(proved)

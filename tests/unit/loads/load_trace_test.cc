@@ -2,13 +2,18 @@
 
 #include <numeric>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <initializer_list>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "base/limits.h"
 #include "loads/load_trace.h"
+#include "unit/os/scratch.h"
 
 namespace shardwright::loads {
 namespace {
@@ -205,6 +210,93 @@ TEST(IoLoadsTest, AbsurdSizesAreRefusedBeforeTheyAreMade) {
   ExpectRefused(many + "]]", Errc::kLimit, "at most 4096 layers of 65536");
   const std::string commas(limits::kMoeJsonValues + 1, ',');
   ExpectRefused("[" + commas + "]", Errc::kLimit, "values");
+}
+
+class LoadLog : public os::Scratch {
+ protected:
+  /// A line for each iteration, of 8 layers of `experts`, all of which got that many tokens.
+  void Write(std::initializer_list<std::pair<std::uint64_t, std::uint64_t>> ranges,
+             std::uint32_t experts = 256, std::string_view end = "") const {
+    std::ofstream log(path_, std::ios::app);
+    for (const auto& [first, last] : ranges) {
+      for (std::uint64_t i = first; i <= last; ++i) {
+        std::string row;
+        for (std::uint32_t e = 0; e < experts; ++e) row += "," + std::to_string(i);
+        row[0] = '[';
+        std::string rows;
+        for (int layer = 0; layer < 8; ++layer) rows += "," + row + "]";
+        rows[0] = '[';
+        log << R"({"iteration": )" << i << R"(, "tokens": )" << rows << "]}\n";
+      }
+    }
+    log << end;
+  }
+  std::vector<std::uint64_t> Iterations(std::uint64_t after) const {
+    const auto trace = ReadLoads(path_, after);
+    EXPECT_TRUE(trace) << trace.error().message;
+    std::vector<std::uint64_t> out;
+    if (!trace) return out;
+    EXPECT_EQ(trace->after, after);
+    for (const LoadTrace::Record& record : trace->records) {
+      EXPECT_EQ(record.tokens, std::vector<std::uint64_t>(record.tokens.size(), record.iteration));
+      out.push_back(record.iteration);
+    }
+    return out;
+  }
+
+  void SetUp() override {
+    os::Scratch::SetUp();
+    path_ = At("tokens.jsonl");
+  }
+
+  std::string path_;
+};
+
+TEST_F(LoadLog, ItsEndIsReadAndTheNewestBeforeIt) {
+  Write({{1, 600}});
+  const std::uint64_t bytes = std::filesystem::file_size(path_);
+  for (const std::uint64_t after : {0, 1, 2, 299, 300, 598, 599, 600, 1000}) {
+    std::vector<std::uint64_t> wanted(601 - std::clamp<std::uint64_t>(after, 1, 600));
+    std::iota(wanted.begin(), wanted.end(), std::clamp<std::uint64_t>(after, 1, 600));
+    EXPECT_EQ(Iterations(after), wanted) << after;
+  }
+  EXPECT_EQ(ReadLoads(path_)->bytes_read, bytes);
+  EXPECT_LT(ReadLoads(path_, 595)->bytes_read, std::uint64_t{512} << 10);
+}
+
+TEST_F(LoadLog, WhatIsInAnotherOrderIsReadWhole) {
+  Write({{300, 400}, {1, 299}, {401, 500}});
+  std::vector<std::uint64_t> wanted(201);
+  std::iota(wanted.begin(), wanted.end(), 300);
+  EXPECT_EQ(Iterations(300), wanted);
+  Write({{498, 510}});  // a run that was gone back on, and whose lines are still there
+  const auto twice = ReadLoads(path_, 450);
+  ASSERT_FALSE(twice);
+  EXPECT_NE(twice.error().message.find("iteration 498 twice"), std::string::npos);
+}
+
+TEST_F(LoadLog, ATornLineIsNamed) {
+  Write({{1, 600}}, 256, R"({"iteration": 601, "tok)");
+  const std::uint64_t bytes = std::filesystem::file_size(path_);
+  const auto torn = ReadLoads(path_, 590);
+  ASSERT_FALSE(torn);
+  EXPECT_EQ(torn.error().code, Errc::kBadInput);
+  EXPECT_NE(torn.error().message.find("line at byte " + std::to_string(bytes - 23)),
+            std::string::npos)
+      << torn.error().message;
+}
+
+TEST_F(LoadLog, ItMayGrowAboveWhatIsReadWhole) {
+  Write({{1, 520}}, 8192);
+  const auto whole = ReadLoads(path_);
+  ASSERT_FALSE(whole);
+  EXPECT_EQ(whole.error().code, Errc::kLimit);
+  EXPECT_EQ(Iterations(518), (std::vector<std::uint64_t>{518, 519, 520}));
+}
+
+TEST_F(LoadLog, OtherFormatsAreReadWholeAndCut) {
+  std::ofstream(path_) << "iteration,layer,expert,tokens\n1,0,0,1\n2,0,0,2\n3,0,0,3\n";
+  EXPECT_EQ(Iterations(2), (std::vector<std::uint64_t>{2, 3}));
 }
 
 /// What is known of a trace: every layer of a record has all tokens of its steps.

@@ -1,0 +1,31 @@
+#include "pec/store/token_log.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace shardwright::pec {
+namespace {
+
+/// The log may be written to while it is read: a torn line is whole a moment later.
+constexpr int kReads = 5;
+constexpr std::chrono::milliseconds kWait(100);
+
+}  // namespace
+
+Result<std::shared_ptr<const loads::LoadTrace>> TokenLog::After(std::uint64_t iteration) {
+  if (read_ && read_->after <= iteration) return read_;
+  for (int i = 1;; ++i) {
+    Result<loads::LoadTrace> trace = loads::ReadLoads(path_, iteration);
+    if (trace) {
+      read_ = std::make_shared<const loads::LoadTrace>(*std::move(trace));
+      return read_;
+    }
+    if (trace.error().code != Errc::kBadInput || i == kReads) {
+      return tl::unexpected<Error>(trace.error());
+    }
+    std::this_thread::sleep_for(kWait);
+  }
+}
+
+}  // namespace shardwright::pec

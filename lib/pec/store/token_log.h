@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "loads/load_trace.h"
+
+namespace shardwright::pec {
+
+/// The tokens per expert of a run, which a save counts: a file that the trainer appends to while it
+/// is read. What was read once is kept. One thread at a time.
+class TokenLog {
+ public:
+  /// \param path  of a file or folder as loads::ReadLoads takes it
+  explicit TokenLog(std::string path) : path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+
+  /// The tokens of all iterations above one. A line that is torn is waited for a moment.
+  /// \error as loads::ReadLoads
+  /// Local.
+  Result<std::shared_ptr<const loads::LoadTrace>> After(std::uint64_t iteration);
+
+ private:
+  std::string path_;
+  std::shared_ptr<const loads::LoadTrace> read_;
+};
+
+}  // namespace shardwright::pec
