@@ -38,6 +38,7 @@ import shutil
 import sys
 
 path, what = sys.argv[1:3]
+last = int(sys.argv[3]) if what == "keep" else 0
 
 
 def fail(code, message):
@@ -45,27 +46,29 @@ def fail(code, message):
     sys.exit(code)
 
 
-try:
+def changes():
+    """Each line, and what is kept of it; a log of weeks does not fit memory."""
     with open(path, "rb") as log:
-        lines = list(log)
+        for number, line in enumerate(log, 1):
+            try:
+                kept = int(json.loads(line)["iteration"]) <= last
+            except (ValueError, KeyError, TypeError):
+                if line.endswith(b"\n") and line.strip():
+                    fail(4, f"line {number} is no JSON object with an iteration: {line[:60]!r}")
+                kept = False
+            yield line, line.rstrip(b"\n") + b"\n" if kept else b""
+
+
+try:
+    changed = sum(line != kept for line, kept in changes())
 except OSError as error:
     if isinstance(error, FileNotFoundError) and not os.path.islink(path):
         sys.exit(0)  # nothing has been counted yet
     fail(3, error.strerror)
-counted = []
-for number, line in enumerate(lines, 1):
-    try:
-        counted.append((int(json.loads(line)["iteration"]), line.rstrip(b"\n") + b"\n"))
-    except (ValueError, KeyError, TypeError):
-        if line.endswith(b"\n") and line.strip():
-            fail(4, f"line {number} is no JSON object with an iteration: {line[:60]!r}")
-if what == "check":
-    sys.exit(0)
-kept = [line for iteration, line in counted if iteration <= int(sys.argv[3])]
-if kept != lines:
+if what == "keep" and changed:
     path = os.path.realpath(path)
     with open(path + ".new", "wb") as new:
-        new.writelines(kept)
+        new.writelines(kept for _, kept in changes())
         new.flush()
         os.fsync(new.fileno())
     shutil.copymode(path, path + ".new")
