@@ -167,9 +167,9 @@ Status Patterns::AddFile(std::string_view text, const std::string& origin) {
 
 Status Patterns::AddBuiltIn() {
   // Parsed once: an agent asks for them with every snapshot.
-  static const Result<BuiltIn> built_in = ParseBuiltIn();
-  if (!built_in) return tl::unexpected<Error>(built_in.error());
-  for (const auto& file : *built_in) impl_->files.push_back({file, false, false});
+  static const Result<BuiltIn> kBuiltIn = ParseBuiltIn();
+  if (!kBuiltIn) return tl::unexpected<Error>(kBuiltIn.error());
+  for (const auto& file : *kBuiltIn) impl_->files.push_back({file, false, false});
   return {};
 }
 

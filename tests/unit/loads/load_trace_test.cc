@@ -255,7 +255,7 @@ class LoadLog : public os::Scratch {
 TEST_F(LoadLog, ItsEndIsReadAndTheNewestBeforeIt) {
   Write({{1, 600}});
   const std::uint64_t bytes = std::filesystem::file_size(path_);
-  for (const std::uint64_t after : {0, 1, 2, 299, 300, 598, 599, 600, 1000}) {
+  for (const std::uint64_t after : {0U, 1U, 2U, 299U, 300U, 598U, 599U, 600U, 1000U}) {
     std::vector<std::uint64_t> wanted(601 - std::clamp<std::uint64_t>(after, 1, 600));
     std::iota(wanted.begin(), wanted.end(), std::clamp<std::uint64_t>(after, 1, 600));
     EXPECT_EQ(Iterations(after), wanted) << after;

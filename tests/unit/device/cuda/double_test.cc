@@ -223,14 +223,13 @@ TEST(CudaDeadline, ARankThatAbortsIsToldOfOrWaitedForUntilTheDeadline) {
 TEST(CudaDeadline, ARankThatDoesNotComeIsNotWaitedForLonger) {
   // One rank fails to enter the communicator, and nobody is told.
   cuda_double::Reset({.told = false});
-  std::uint64_t calls = 0;
   {
     const auto outcomes = RunRanks(
         2,
         [&](Rank& rank) -> Status {
           const std::vector<int> group(2, 0);
           // The next call of rank 1 but two: cudaSetDevice, ncclGetVersion, then the communicator.
-          calls = cuda_double::About(1).calls;
+          const std::uint64_t calls = cuda_double::About(1).calls;
           SW_TRY(rank.comm.Barrier());
           if (rank.number() == 1) {
             cuda_double::FailCall(1, calls + 3, cudaErrorMemoryAllocation, ncclSystemError);
