@@ -98,6 +98,7 @@ Status MakeDirs(const std::string& path) {
     // A parent on a read-only or foreign file system answers EROFS or EACCES though it exists.
     const Result<bool> is_dir = IsDir(prefix);
     if (is_dir && *is_dir) continue;
+    if (!is_dir) return SysFail(Errc::kIo, prefix, "cannot create directory", is_dir.error().sys);
     return SysFail(Errc::kIo, prefix, "cannot create directory", error);
   }
   return {};

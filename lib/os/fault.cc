@@ -42,13 +42,16 @@ constexpr std::array<std::string_view, kOpCount> kNames = {
     "open", "create", "read",  "write",  "allocate", "truncate", "sync", "rename", "exchange",
     "link", "clone",  "mkdir", "unlink", "rmdir",    "lock",     "stat", "list"};
 
-constexpr std::array<std::pair<std::string_view, int>, 7> kErrors = {{{"eio", EIO},
-                                                                      {"enospc", ENOSPC},
-                                                                      {"edquot", EDQUOT},
-                                                                      {"erofs", EROFS},
-                                                                      {"eacces", EACCES},
-                                                                      {"einval", EINVAL},
-                                                                      {"eintr", EINTR}}};
+constexpr std::array<std::pair<std::string_view, int>, 10> kErrors = {{{"eio", EIO},
+                                                                       {"enospc", ENOSPC},
+                                                                       {"edquot", EDQUOT},
+                                                                       {"enomem", ENOMEM},
+                                                                       {"eacces", EACCES},
+                                                                       {"erofs", EROFS},
+                                                                       {"emfile", EMFILE},
+                                                                       {"estale", ESTALE},
+                                                                       {"einval", EINVAL},
+                                                                       {"eintr", EINTR}}};
 
 // The only mutable state of lib/os: a process has one set of system calls, so one fault hook.
 std::mutex& Mutex() {
@@ -66,10 +69,14 @@ std::string& CountFile() {
   return *path;
 }
 
-std::uint64_t SumMutating(const State& state) {
+bool Aims(std::string_view target, Op op) {
+  return target == "every" || target == OpName(op) || (target == "any" && IsMutating(op));
+}
+
+std::uint64_t Sum(const State& state, std::string_view target) {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < kOpCount; ++i) {
-    if (IsMutating(static_cast<Op>(i))) sum += state.counts[i];
+    if (Aims(target, static_cast<Op>(i))) sum += state.counts[i];
   }
   return sum;
 }
@@ -77,7 +84,8 @@ std::uint64_t SumMutating(const State& state) {
 void WriteCounts() {
   const std::lock_guard lock(Mutex());
   const State& state = Current();
-  std::string line = "any=" + std::to_string(SumMutating(state));
+  std::string line =
+      "any=" + std::to_string(Sum(state, "any")) + " every=" + std::to_string(Sum(state, "every"));
   for (std::size_t i = 0; i < kOpCount; ++i) {
     line += " " + std::string(kNames[i]) + "=" + std::to_string(state.counts[i]);
   }
@@ -144,11 +152,15 @@ Fault Act(const FaultRule& rule) {
       ::kill(::getpid(), SIGSTOP);
       return {};
     case FaultAction::kShort:
-      return {.error = 0, .cut = true, .die = false};
+      return {.cut = true};
     case FaultAction::kTorn:
-      return {.error = 0, .cut = true, .die = true};
+      return {.cut = true, .die = true};
+    case FaultAction::kLose:
+      return {.lose = true};
+    case FaultAction::kFlip:
+      return {.flip = true};
     case FaultAction::kError:
-      return {.error = rule.error, .cut = false, .die = false};
+      return {.error = rule.error};
   }
   return {};
 }
@@ -165,8 +177,11 @@ Result<FaultRule> ParseAction(FaultRule rule, std::string_view name, std::string
   } else if (name == "hang") {
     rule.action = FaultAction::kHang;
   } else if (name == "short" || name == "torn") {
-    if (!moves_bytes) return wrong(std::string(name) + " needs read, write or copy as target");
+    if (!moves_bytes) return wrong(std::string(name) + " needs read or write as target");
     rule.action = name == "short" ? FaultAction::kShort : FaultAction::kTorn;
+  } else if (name == "lose" || name == "flip") {
+    if (rule.target != "write") return wrong(std::string(name) + " needs write as target");
+    rule.action = name == "lose" ? FaultAction::kLose : FaultAction::kFlip;
   } else {
     rule.action = FaultAction::kError;
     for (const auto& [text, error] : kErrors) {
@@ -190,11 +205,9 @@ Fault HitSlow(Op op) {
   {
     const std::lock_guard lock(Mutex());
     State& state = Current();
-    if (state.malformed) return {.error = EINVAL, .cut = false, .die = false};
+    if (state.malformed) return {.error = EINVAL};
     ++state.counts[static_cast<std::size_t>(op)];
-    struck = Strike(state, [&](const std::string& target) {
-      return target == "any" ? IsMutating(op) : target == OpName(op);
-    });
+    struck = Strike(state, [&](const std::string& target) { return Aims(target, op); });
   }
   return struck ? Act(*struck) : Fault{};
 }
@@ -233,7 +246,8 @@ Result<FaultRule> ParseFault(std::string_view spec) {
   }
   FaultRule rule;
   rule.target = std::string(spec.substr(0, first_colon));
-  bool known = rule.target == "any" || rule.target.find('.') != std::string::npos;
+  bool known =
+      rule.target == "any" || rule.target == "every" || rule.target.find('.') != std::string::npos;
   for (const std::string_view name : kNames) known = known || name == rule.target;
   if (!known) return wrong("unknown target \"" + rule.target + "\"");
 
@@ -300,7 +314,7 @@ std::uint64_t ScopedFault::Count(Op op) const {
 
 std::uint64_t ScopedFault::CountMutating() const {
   const std::lock_guard lock(Mutex());
-  return SumMutating(Current());
+  return Sum(Current(), "any");
 }
 
 }  // namespace shardwright::os

@@ -21,11 +21,12 @@ namespace shardwright::os {
 //                                      the Nth on with "+"); the first rule that hits a call acts
 //   SHARDWRIGHT_FAULT=count:FILE       append one line "NAME=COUNT ..." to FILE at exit
 //
-// TARGET  an operation (OpName), "any" (every mutating operation) or a named point with a dot
-//         ("commit.rename")
+// TARGET  an operation (OpName), "any" (every mutating operation), "every" (those that only read
+//         too) or a named point with a dot ("commit.rename")
 // ACTION  kill (SIGKILL before the call), term (SIGTERM, then the call), hang (SIGSTOP, then the
 //         call), short (the call moves half of the bytes), torn (half of the bytes, then SIGKILL),
-//         or an error: eio enospc edquot erofs eacces einval eintr
+//         lose (a write says that it has written and has not), flip (one bit of what it writes
+//         differs), or an error: eio enospc edquot enomem eacces erofs emfile estale einval eintr
 //
 // A value that cannot be parsed makes every call fail with EINVAL: a typo never passes as a run
 // without faults.
@@ -59,7 +60,16 @@ std::string_view OpName(Op op);
 bool IsMutating(Op op);
 
 /// What happens to a call that a rule hits.
-enum class FaultAction : std::uint8_t { kKill, kTerm, kHang, kShort, kTorn, kError };
+enum class FaultAction : std::uint8_t {
+  kKill,
+  kTerm,
+  kHang,
+  kShort,
+  kTorn,
+  kLose,
+  kFlip,
+  kError,
+};
 
 /// When and how a call fails.
 struct FaultRule {
@@ -77,11 +87,14 @@ Result<FaultRule> ParseFault(std::string_view spec);
 /// Parses rules separated by commas. \error kUsage
 Result<std::vector<FaultRule>> ParseFaults(std::string_view specs);
 
-/// What the caller of Hit has to do: fail with `error`, move fewer bytes, die afterwards.
+/// What the caller of Hit has to do: fail with `error`, move fewer bytes, die afterwards, write
+/// nothing and say it had, write one bit wrong.
 struct Fault {
   int error = 0;
   bool cut = false;
   bool die = false;
+  bool lose = false;
+  bool flip = false;
 };
 
 namespace internal {

@@ -77,8 +77,9 @@ JournalRecords Split(std::span<const std::byte> bytes) {
 }
 
 // Records of one journal; valid_bytes 0 if the file ends inside its header.
-Result<JournalRecords> Read(const std::string& path, const Fingerprint& fingerprint) {
-  SW_TRY_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(path, kJournalBytes));
+Result<JournalRecords> Read(const std::string& path, const Fingerprint& fingerprint,
+                            std::uint64_t most) {
+  SW_TRY_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(path, most));
   if (bytes.size() < kHeaderBytes) {
     // A kill while the file was made. Any other short file is not ours to overwrite.
     const std::size_t magic_bytes = std::min(bytes.size(), kMagic.size());
@@ -93,11 +94,12 @@ Result<JournalRecords> Read(const std::string& path, const Fingerprint& fingerpr
 
 }  // namespace
 
-Result<Journal> Journal::Open(const std::string& path, const Fingerprint& fingerprint) {
+Result<Journal> Journal::Open(const std::string& path, const Fingerprint& fingerprint,
+                              std::uint64_t most) {
   Journal journal;
   SW_TRY_ASSIGN(const bool present, Exists(path));
   if (present) {
-    SW_TRY_ASSIGN(journal.found_, Read(path, fingerprint));
+    SW_TRY_ASSIGN(journal.found_, Read(path, fingerprint, most));
     SW_TRY_ASSIGN(journal.file_, File::OpenWrite(path));
   } else {
     SW_TRY_ASSIGN(journal.file_, File::Create(path));
@@ -110,6 +112,7 @@ Result<Journal> Journal::Open(const std::string& path, const Fingerprint& finger
     journal.found_.valid_bytes = kHeaderBytes;
   }
   journal.writer_->end = journal.found_.valid_bytes;
+  journal.writer_->most = most;
   return journal;
 }
 
@@ -129,9 +132,9 @@ Status Journal::Append(std::span<const std::byte> payload) {
   if (writer_->broken) {
     return Fail(Errc::kIo, file_.path() + ": an earlier write to the journal failed");
   }
-  if (record.size() > kJournalBytes - writer_->end) {
+  if (record.size() > writer_->most - writer_->end) {
     return Fail(Errc::kLimit,
-                file_.path() + ": journal larger than " + std::to_string(kJournalBytes) + " bytes");
+                file_.path() + ": journal larger than " + std::to_string(writer_->most) + " bytes");
   }
   // A record after a torn one would never be read, so nothing may follow a failure.
   writer_->broken = true;
@@ -147,7 +150,7 @@ Result<JournalRecords> ReadJournals(std::span<const std::string> paths,
                                     const Fingerprint& fingerprint) {
   JournalRecords all;
   for (const std::string& path : paths) {
-    SW_TRY_ASSIGN(JournalRecords one, Read(path, fingerprint));
+    SW_TRY_ASSIGN(JournalRecords one, Read(path, fingerprint, kJournalBytes));
     all.records.insert(all.records.end(), std::make_move_iterator(one.records.begin()),
                        std::make_move_iterator(one.records.end()));
     all.valid_bytes += one.valid_bytes;

@@ -41,11 +41,13 @@ class Journal {
  public:
   Journal() = default;
 
-  /// Creates the journal, or opens it, reads its records and cuts off a torn tail.
+  /// Creates the journal, or opens it, reads its records and cuts off a torn tail. It takes
+  /// records up to `most` bytes in all.
   /// \error kBadInput if the file is no journal; kUnsupported for another version; kMismatch for
   ///        another fingerprint; kLimit above kJournalBytes; kNotFound; kIo
   /// Local.
-  static Result<Journal> Open(const std::string& path, const Fingerprint& fingerprint);
+  static Result<Journal> Open(const std::string& path, const Fingerprint& fingerprint,
+                              std::uint64_t most = kJournalBytes);
 
   /// Records found by Open.
   const JournalRecords& found() const { return found_; }
@@ -61,6 +63,7 @@ class Journal {
   struct Writer {
     std::mutex mutex;
     std::uint64_t end = 0;
+    std::uint64_t most = kJournalBytes;
     bool broken = false;
   };
 

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "os/sys_internal.h"
 
@@ -82,7 +83,7 @@ ssize_t Move(Op op, std::size_t bytes, Call&& call) {
     const Fault fault = Hit(op);
     if (fault.error != 0) errno = fault.error;
     const std::size_t part = fault.cut ? std::max<std::size_t>(bytes / 2, 1) : bytes;
-    const ssize_t moved = fault.error != 0 ? -1 : call(std::min(part, bytes));
+    const ssize_t moved = fault.error != 0 ? -1 : call(std::min(part, bytes), fault);
     if (fault.die) KillSelf();
     if (moved != -1 || errno != EINTR) return moved;
   }
@@ -96,12 +97,19 @@ int OpenAt(int dir, const char* path, int flags, mode_t mode) {
 }
 
 ssize_t Read(int fd, void* to, std::size_t bytes, off_t offset) {
-  return Move(Op::kRead, bytes, [&](std::size_t part) { return ::pread(fd, to, part, offset); });
+  return Move(Op::kRead, bytes,
+              [&](std::size_t part, const Fault&) { return ::pread(fd, to, part, offset); });
 }
 
 ssize_t Write(int fd, const void* from, std::size_t bytes, off_t offset) {
-  return Move(Op::kWrite, bytes,
-              [&](std::size_t part) { return ::pwrite(fd, from, part, offset); });
+  return Move(Op::kWrite, bytes, [&](std::size_t part, const Fault& fault) {
+    if (fault.lose) return static_cast<ssize_t>(part);
+    if (!fault.flip || part == 0) return ::pwrite(fd, from, part, offset);
+    const auto* const first = static_cast<const unsigned char*>(from);
+    std::vector<unsigned char> changed(first, first + part);
+    changed[part / 2] ^= 0x10;
+    return ::pwrite(fd, changed.data(), part, offset);
+  });
 }
 
 int Allocate(int fd, off_t bytes) {

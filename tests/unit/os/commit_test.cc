@@ -1,5 +1,6 @@
 #include "os/commit.h"
 
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -299,14 +300,82 @@ TEST_F(CommitTest, AFileIsNotWrittenOverSomethingElse) {
   EXPECT_EQ(Contents().count("plan.partial"), 0U);
 }
 
+// Another process makes the file between the look at its name and the rename.
+TEST_F(CommitTest, AFileThatCameUpMeanwhileIsNotReplaced) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const ScopedFault fault(*ParseFault("rename:1:hang"));
+    const Status status = CommitFile(At("plan"), "mine", false);
+    ::_exit(!status && status.error().code == Errc::kBusy ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(status));
+  Put("plan", "theirs");
+  ::kill(child, SIGCONT);
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(Contents(), (Files{{"plan", "theirs"}}));
+}
+
 TEST_F(CommitTest, AFailedFileLeavesTheOldOne) {
   ASSERT_TRUE(CommitFile(At("plan"), "one", false));
-  for (const char* const what : {"write:2:enospc", "sync:1:eio", "rename:1:eio"}) {
+  Put("plan.partial", "of a killed run");
+  for (const char* const what :
+       {"stat:1:eio", "stat:2:eio", "stat:3:eacces", "stat:4:eio", "stat:5:eio"}) {
+    const ScopedFault fault(*ParseFault(what));
+    EXPECT_FALSE(CommitFile(At("plan"), "two", true)) << what;
+    EXPECT_TRUE(fault.fired()) << what;
+    EXPECT_EQ(Contents(), (Files{{"plan", "one"}, {"plan.partial", "of a killed run"}})) << what;
+  }
+  for (const char* const what :
+       {"unlink:1:eio", "create:2:eio", "write:2:enospc", "sync:1:eio", "rename:1:eio"}) {
     const ScopedFault fault(*ParseFault(what));
     EXPECT_EQ(CommitFile(At("plan"), "two", true).error().code, Errc::kIo) << what;
     EXPECT_EQ(Get("plan"), "one") << what;
-    EXPECT_EQ(Contents().count("plan.partial"), 0U) << what;
+    EXPECT_EQ(Contents().count("plan.partial"), what == std::string_view("unlink:1:eio") ? 1U : 0U)
+        << what;
   }
+  const ScopedFault fault(*ParseFault("unlink:1:eio"));  // of the lock
+  EXPECT_EQ(CommitFile(At("plan"), "two", true).error().code, Errc::kIo);
+  EXPECT_EQ(Get("plan"), "two");
+}
+
+TEST_F(CommitTest, AnOutputThatCannotBePutBackIsNamed) {
+  Put("out/a", "old");
+  auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  ASSERT_TRUE(stage && Fill(*stage, "new"));
+  // The renames: the manifest's, the journal's, the old output's; then the stage's, and both ways
+  // back.
+  const ScopedFault fault(*ParseFaults("exchange:1:einval,rename:4+:eio"));
+  const Status status = stage->Commit(Manifest());
+  ASSERT_FALSE(status);
+  EXPECT_NE(status.error().message.find("; the old output is now " + At("out.partial-r1.old")),
+            std::string::npos)
+      << status.error().message;
+  EXPECT_NE(status.error().message.find("; the run cannot be resumed: "), std::string::npos);
+  EXPECT_EQ(Get("out.partial-r1.old/a"), "old");
+  EXPECT_EQ(Get("out.partial-r1/a"), "new");
+}
+
+TEST_F(CommitTest, WhatCannotBeTidiedIsNotedAndAFailedAbandonTold) {
+  Put("out/a", "old");
+  auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  ASSERT_TRUE(stage && Fill(*stage, "new"));
+  {
+    const ScopedFault fault(*ParseFault("commit.release:1:eio"));
+    ASSERT_TRUE(stage->Commit(Manifest()));
+  }
+  ASSERT_FALSE(stage->notes().empty());
+  EXPECT_NE(stage->notes().back().find("what was replaced is not all removed"), std::string::npos);
+  auto next = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r2"});
+  ASSERT_TRUE(next);
+  {
+    const ScopedFault fault(*ParseFault("rmdir:1:eio"));
+    EXPECT_EQ(next->Abandon(false).error().code, Errc::kIo);
+  }
+  EXPECT_EQ(Get("out/a"), "new");
+  EXPECT_TRUE(next->Abandon(false));  // the lock is free: nothing more to do
 }
 
 TEST_F(CommitTest, ANameThatMayBeLostIsAnErrorAndALockThatStaysIsNot) {

@@ -1,6 +1,7 @@
 #include "os/dir.h"
 
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -114,6 +115,99 @@ TEST_F(DirTest, WhereNamesCannotBeKeptTheyAreLookedAtFirst) {
   EXPECT_EQ(Contents(), (Files{{"a", "1"}, {"b", "2"}}));
 }
 
+TEST_F(DirTest, ANameIsGivenWhereNamesCannotBeKept) {
+  Put("a", "1");
+  for (const char* const spec : {"rename:1:einval,stat:1:eio", "rename:1:einval,rename:2:eio"}) {
+    const ScopedFault fault(*ParseFaults(spec));
+    EXPECT_EQ(RenameNew(At("a"), At("b")).error().sys, EIO) << spec;
+    EXPECT_TRUE(fault.fired(1)) << spec;
+  }
+  const ScopedFault fault(*ParseFault("rename:1:einval"));
+  EXPECT_TRUE(RenameNew(At("a"), At("b")));
+  EXPECT_EQ(Contents(), (Files{{"b", "1"}}));
+}
+
+TEST_F(DirTest, EveryLookThatFailsIsToldWithItsPath) {
+  Put("d/a", "1");
+  Put("d/sub/b", "2");
+  const Files before = Contents();
+  const auto told = [&](const std::string& spec, Errc code, const std::string& path,
+                        const std::function<Status()>& call) {
+    const ScopedFault fault(*ParseFaults(spec));
+    const Status status = call();
+    ASSERT_FALSE(status) << spec;
+    EXPECT_TRUE(fault.fired()) << spec;
+    EXPECT_EQ(status.error().code, code) << spec;
+    EXPECT_EQ(status.error().sys, EIO) << spec;
+    EXPECT_EQ(status.error().message.rfind(path + ": ", 0), 0U) << status.error().message;
+  };
+  const auto of = [](const auto& result) {
+    return result ? Status() : Status(tl::unexpected<Error>(result.error()));
+  };
+  const std::string d = At("d");
+  const std::string a = At("d/a");
+  told("stat:1:eio", Errc::kNotFound, a, [&] { return of(Exists(a)); });
+  told("stat:1:eio", Errc::kNotFound, d, [&] { return of(IsDir(d)); });
+  told("stat:1:eio", Errc::kNotFound, d, [&] { return ExpectDir(d); });
+  told("stat:2:eio", Errc::kNotFound, a, [&] { return ExpectDir(a); });
+  told("stat:1:eio", Errc::kNotFound, a, [&] { return of(LinkCount(a)); });
+  told("stat:2:eio", Errc::kNotFound, d, [&] { return of(SplitOutput(a)); });
+  told("open:1:eio", Errc::kNotFound, d, [&] { return of(ListDir(d)); });
+  told("list:1:eio", Errc::kNotFound, d, [&] { return of(ListDir(d)); });
+  told("open:1:eio", Errc::kIo, d, [&] { return SyncDir(d); });
+  told("sync:1:eio", Errc::kIo, d, [&] { return SyncDir(d); });
+  told("open:1:eio", Errc::kIo, a, [&] { return SyncFiles({&a, 1}); });
+  told("exchange:1:eio", Errc::kIo, a, [&] { return of(Exchange(a, At("d/sub/b"))); });
+  told("unlink:1:eio", Errc::kIo, a, [&] { return RemoveFile(a); });
+  told("open:1:eio", Errc::kNotFound, a, [&] { return of(ReadWholeText(a, 9)); });
+  told("stat:1:eio", Errc::kNotFound, a, [&] { return of(ReadWholeText(a, 9)); });
+  told("stat:2:eio", Errc::kNotFound, a, [&] { return of(ReadWholeFile(a, 9)); });
+  told("read:1:eio", Errc::kNotFound, a, [&] { return of(ReadWholeFile(a, 9)); });
+  told("stat:1:eio", Errc::kNotFound, a + ".tmp", [&] { return ReplaceFile(a, "new"); });
+  told("open:2:eio", Errc::kNotFound, d + "/sub", [&] { return of(WalkTree(d)); });
+  const std::string top = root_.substr(0, root_.find('/', 1));
+  told("mkdir:1+:eio,stat:1+:eio", Errc::kIo, top, [&] { return MakeDirs(At("x/y")); });
+  told("stat:1:eio", Errc::kNotFound, d, [&] { return RemoveTree(d, root_); });
+  told("stat:3:eio", Errc::kNotFound, root_, [&] { return RemoveTree(d, root_); });
+  told("open:1:eio", Errc::kIo, d, [&] { return RemoveTree(d, root_); });
+  told("list:1:eio", Errc::kIo, d, [&] { return RemoveTree(d, root_); });
+  told("list:2:eio", Errc::kIo, d, [&] { return RemoveTree(d, root_); });
+  told("unlink:1+:eio,rmdir:1+:eio", Errc::kIo, a, [&] {
+    // The names come in the order of the folder.
+    Status status = RemoveTree(d, root_);
+    if (status) return status;
+    if (status.error().message.rfind(a, 0) != 0)
+      status.error().message = a + ": " + status.error().message;
+    return status;
+  });
+  EXPECT_EQ(Contents(), before);
+  EXPECT_FALSE(ExpectDir(a));
+  EXPECT_EQ(ExpectDir(At("no")).error().message, At("no") + ": no such folder");
+  EXPECT_EQ(RemoveFile(At("no")).error().sys, ENOENT);
+  const ScopedFault fault(
+      *ParseFault("sync:1:einval"));  // a file system whose folders need no sync
+  EXPECT_TRUE(SyncDir(d));
+}
+
+TEST_F(DirTest, ATreeWhoseFoldersStayIsNotSaidToBeRemoved) {
+  for (const char* const spec : {"rmdir:1:eio", "rmdir:2:eio", "open:2:eio"}) {
+    ASSERT_TRUE(MakeDirs(At("t/sub")));
+    const ScopedFault fault(*ParseFault(spec));
+    EXPECT_EQ(RemoveTree(At("t"), root_).error().code, Errc::kIo) << spec;
+    EXPECT_TRUE(fault.fired()) << spec;
+    EXPECT_TRUE(*IsDir(At("t"))) << spec;
+  }
+}
+
+TEST_F(DirTest, AFileOfTheWorkingFolderIsReplaced) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(root_);
+  const Status status = ReplaceFile("a", "new");
+  std::filesystem::current_path(before);
+  ASSERT_TRUE(status) << status.error().message;
+  EXPECT_EQ(Get("a"), "new");
+}
+
 TEST_F(DirTest, AReplacementThatFailsLeavesNothingBeside) {
   Put("a", "old");
   const ScopedFault fault(*ParseFault("rename:1:eio"));
@@ -180,6 +274,7 @@ TEST_F(DirTest, HardLinkNeverCopiesInstead) {
     const ScopedFault fault(*ParseFault("link:1:eacces"));
     EXPECT_EQ(HardLink(At("a"), At("b")).error().code, Errc::kUnsupported);
   }
+  EXPECT_EQ(HardLink("/proc/self/status", At("b")).error().code, Errc::kUnsupported);  // EXDEV
   const ScopedFault fault(*ParseFault("link:1:enospc"));
   EXPECT_EQ(HardLink(At("a"), At("b")).error().code, Errc::kIo);
   EXPECT_FALSE(*Exists(At("b")));
@@ -250,6 +345,19 @@ TEST_F(DirTest, AsksForSpaceAndAccess) {
   EXPECT_EQ(IsWritable(At("absent")).error().code, Errc::kNotFound);
   const ScopedFault fault(*ParseFault("stat:1:erofs"));
   EXPECT_FALSE(*IsWritable(root_));
+}
+
+// What only root may use is not free.
+TEST_F(DirTest, FreeSpaceIsThatOfEveryUser) {
+  for (const std::string& path : std::vector<std::string>{root_, ".", "/", "/var/tmp"}) {
+    struct statvfs info {};
+    if (::statvfs(path.c_str(), &info) != 0 || info.f_bfree - info.f_bavail < 1000) continue;
+    const std::uint64_t all = std::uint64_t{info.f_bfree} * info.f_frsize;
+    const std::uint64_t available = std::uint64_t{info.f_bavail} * info.f_frsize;
+    EXPECT_LT(*FreeBytes(path), available + (all - available) / 2) << path;  // others write too
+    return;
+  }
+  GTEST_SKIP() << "no file system keeps blocks for root";
 }
 
 TEST_F(DirTest, SyncFilesNamesTheOneThatFails) {

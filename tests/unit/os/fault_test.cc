@@ -27,13 +27,18 @@ TEST_F(FaultTest, ParsesEveryPart) {
   EXPECT_EQ(onward->error, ENOSPC);
   EXPECT_EQ(ParseFault("commit.rename:1:term")->target, "commit.rename");
   EXPECT_EQ(ParseFault("write:1:torn")->action, FaultAction::kTorn);
+  EXPECT_EQ(ParseFault("write:1:lose")->action, FaultAction::kLose);
+  EXPECT_EQ(ParseFault("write:1:flip")->action, FaultAction::kFlip);
+  EXPECT_EQ(ParseFault("every:1:enomem")->error, ENOMEM);
+  EXPECT_EQ(ParseFault("open:1:emfile")->error, EMFILE);
+  EXPECT_EQ(ParseFault("open:1:estale")->error, ESTALE);
 }
 
 TEST_F(FaultTest, RefusesWhatWouldDoNothing) {
   for (const std::string spec :
        {"", "write", "write:1", "writ:1:kill", "write:0:kill", "write:x:kill", "write:1:explode",
-        "write::kill", "sync:1:short", "any:1:torn", "write:1+:eintr", "write:-1:kill",
-        "write:1:kill:2"}) {
+        "write::kill", "sync:1:short", "any:1:torn", "read:1:lose", "any:1:flip", "write:1+:eintr",
+        "write:-1:kill", "write:1:kill:2"}) {
     const auto rule = ParseFault(spec);
     ASSERT_FALSE(rule) << spec;
     EXPECT_EQ(rule.error().code, Errc::kUsage) << spec;
@@ -59,6 +64,28 @@ TEST_F(FaultTest, AnyCountsChangesOnly) {
   EXPECT_EQ(Rename(At("a"), At("c")).error().sys, EROFS);
   EXPECT_EQ(SyncDir(root_).error().sys, EROFS);
   EXPECT_EQ(fault.CountMutating(), 4U);
+}
+
+TEST_F(FaultTest, EveryCountsLooksToo) {
+  const ScopedFault fault(*ParseFault("every:3:estale"));
+  ASSERT_TRUE(Exists(At("a")));
+  ASSERT_TRUE(MakeDir(At("a")));
+  EXPECT_EQ(Exists(At("a")).error().sys, ESTALE);
+  EXPECT_TRUE(Exists(At("a")));
+}
+
+TEST_F(FaultTest, WritesThatLieSayThatTheyHaveWritten) {
+  const auto write = [&](const std::string& spec) {
+    const ScopedFault fault(*ParseFault(spec));
+    const auto file = File::Create(At(spec));
+    EXPECT_TRUE(file->WriteAt(0, AsBytes("0123456789"))) << spec;
+    EXPECT_TRUE(file->WriteAt(10, AsBytes("ab"))) << spec;
+    EXPECT_TRUE(fault.fired()) << spec;
+    return Get(spec);
+  };
+  EXPECT_EQ(write("write:1:lose"), std::string(10, '\0') + "ab");
+  EXPECT_EQ(write("write:2:lose"), "0123456789");
+  EXPECT_EQ(write("write:1:flip"), "01234%6789ab");  // one bit of the byte in the middle
 }
 
 TEST_F(FaultTest, ScopesNestAndRestore) {
@@ -143,7 +170,7 @@ TEST_F(FaultTest, CountModeAppendsOneLinePerProcess) {
   ASSERT_EQ(Child("count:" + At("counts"), At("second")), 0);
   const std::string counts = Get("counts");
   EXPECT_EQ(std::count(counts.begin(), counts.end(), '\n'), 2);
-  EXPECT_EQ(counts.rfind("any=2 ", 0), 0U) << counts;
+  EXPECT_EQ(counts.rfind("any=2 every=", 0), 0U) << counts;
   EXPECT_NE(counts.find(" mkdir=2 "), std::string::npos) << counts;
 }
 

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <limits>
 
 #include "os/dir.h"
 #include "os/fault.h"
+#include "os/file_system.h"
 #include "scratch.h"
 
 namespace shardwright::os {
@@ -46,6 +48,9 @@ TEST_F(FileTest, ReadBeyondTheEndIsBadInputAndSaysWhereItEnds) {
   EXPECT_EQ(file->ReadAt(std::numeric_limits<std::uint64_t>::max(), out).error().code,
             Errc::kBadInput);
   EXPECT_TRUE(file->ReadAt(5, {}));
+  constexpr auto kLast = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
+  EXPECT_TRUE(file->ReadAt(kLast, {}));
+  EXPECT_FALSE(file->ReadAt(kLast + 1, {}));
 }
 
 TEST_F(FileTest, CreateNeverReplaces) {
@@ -155,6 +160,67 @@ TEST_F(FileTest, EveryFailingCallBecomesAnErrorWithErrno) {
   std::vector<std::byte> out(4);
   const ScopedFault fault(Rule("read:1:eio"));
   EXPECT_EQ(file->ReadAt(0, out).error().code, Errc::kNotFound);
+}
+
+TEST_F(FileTest, WhatCannotBeLookedAtIsNotOpened) {
+  Put("a", "data");
+  const auto file = File::OpenRead(At("a"));
+  ASSERT_TRUE(file);
+  {
+    const ScopedFault fault(Rule("stat:1+:eio"));
+    EXPECT_EQ(File::OpenRead(At("a")).error().sys, EIO);
+    EXPECT_EQ(file->Stat().error().sys, EIO);
+    EXPECT_EQ(file->IsExecutable().error().sys, EIO);
+    std::vector<std::byte> out(4);
+    EXPECT_EQ(file->ReadAt(std::numeric_limits<std::uint64_t>::max(), out).error().sys, EIO);
+  }
+  const ScopedFault fault(Rule("open:1+:eacces"));
+  EXPECT_EQ(File::OpenRead(At("a")).error().code, Errc::kNotFound);
+  EXPECT_EQ(File::OpenWrite(At("a")).error().code, Errc::kIo);
+  EXPECT_EQ(FileSystem::Of(root_).error().code, Errc::kIo);
+}
+
+TEST_F(FileTest, AFileThatTakesTheNameOfAnotherLetsItGo) {
+  auto a = File::Create(At("a"));
+  auto b = File::Create(At("b"));
+  ASSERT_TRUE(a && b);
+  *a = std::move(*b);
+  EXPECT_EQ(a->path(), At("b"));
+  ASSERT_TRUE(a->WriteAt(0, AsBytes("x")));
+  EXPECT_EQ(Get("a"), "");
+  EXPECT_EQ(Get("b"), "x");
+}
+
+TEST_F(FileTest, AFileSystemIsSyncedWholeAndSaysWhatFailed) {
+  auto system = FileSystem::Of(root_);
+  ASSERT_TRUE(system);
+  EXPECT_EQ(FileSystem::Of(At("absent")).error().code, Errc::kIo);
+  FileSystem moved = std::move(*system);
+  FileSystem other = *FileSystem::Of("/");
+  other = std::move(moved);
+  const ScopedFault fault(
+      Rule("sync:1:eio"));  // not really: that would wait for all that others write
+  const Status status = other.Sync();
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().message.rfind(root_ + ": cannot sync the file system", 0), 0U);
+  EXPECT_TRUE(FileSystem::TellsErrors());  // since Linux 5.8
+}
+
+// In memory nothing is reserved, so the file is made elsewhere if there is such a place.
+TEST_F(FileTest, AFullDiskIsToldWhenRoomIsReserved) {
+  for (const std::string& folder : std::vector<std::string>{root_, "/var/tmp", "."}) {
+    const std::string path = folder + "/sw-file-" + std::to_string(::getpid());
+    const auto file = File::Create(path);
+    if (!file) continue;
+    ASSERT_EQ(::unlink(path.c_str()), 0);
+    const ScopedFault fault(Rule("allocate:1:enospc"));
+    const Status status = file->Allocate(18);
+    if (!fault.fired()) continue;
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().sys, ENOSPC);
+    return;
+  }
+  GTEST_SKIP() << "no folder outside of memory";
 }
 
 }  // namespace

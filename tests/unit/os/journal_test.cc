@@ -144,6 +144,51 @@ TEST_F(JournalTest, NothingFollowsAFailedWrite) {
   EXPECT_EQ(journal->Append(huge).error().code, Errc::kLimit);
 }
 
+TEST_F(JournalTest, TakesNoMoreThanIsReadAgain) {
+  constexpr std::uint64_t kMost = 32 + 2 * (8 + 5);
+  {
+    auto journal = Journal::Open(At("j"), Print(1), kMost);
+    ASSERT_TRUE(journal && journal->Append(AsBytes("first")));
+    EXPECT_EQ(journal->Append(AsBytes("larger")).error().code, Errc::kLimit);
+    ASSERT_TRUE(journal->Append(AsBytes("whole")));  // what was refused is not a failed write
+    EXPECT_EQ(journal->Append({}).error().code, Errc::kLimit);
+  }
+  EXPECT_EQ(Texts(Journal::Open(At("j"), Print(1), kMost)->found()),
+            (std::vector<std::string>{"first", "whole"}));
+  EXPECT_EQ(Journal::Open(At("j"), Print(1), kMost - 1).error().code, Errc::kLimit);
+}
+
+TEST_F(JournalTest, EveryFailedCallIsToldAndTheNextOpenGoesOn) {
+  {
+    auto journal = Journal::Open(At("whole"), Print(1));
+    ASSERT_TRUE(journal && journal->Append(AsBytes("first")));
+  }
+  const std::string torn = Get("whole") + "torn";
+  for (const std::string target : {"any", "open", "stat", "read"}) {
+    for (const std::string start : {std::string(), torn, torn.substr(0, 7)}) {
+      bool fired = true;
+      for (int call = 1; fired; ++call) {
+        std::filesystem::remove(At("j"));
+        if (!start.empty()) Put("j", start);
+        {
+          const ScopedFault fault(*ParseFault(target + ":" + std::to_string(call) + ":eio"));
+          const auto journal = Journal::Open(At("j"), Print(1));
+          fired = fault.fired();
+          // Room that cannot be reserved, in memory or for a shorter file, is none that is missing.
+          EXPECT_EQ(static_cast<bool>(journal), !fired) << target << call;
+          if (!journal) {
+            EXPECT_EQ(journal.error().sys, EIO) << target << call;
+          }
+        }
+        const auto journal = Journal::Open(At("j"), Print(1));
+        ASSERT_TRUE(journal) << target << call << journal.error().message;
+        EXPECT_EQ(journal->found().records.size(), start == torn ? 1U : 0U) << target << call;
+        ASSERT_LT(call, 20);
+      }
+    }
+  }
+}
+
 TEST_F(JournalTest, ManyThreadsAppendWithOneWriteEach) {
   auto journal = Journal::Open(At("j"), Print(1));
   ASSERT_TRUE(journal);

@@ -82,6 +82,48 @@ TEST_F(LockTest, TheOwnerIsWrittenWholeAndAFileThatStaysIsTold) {
   EXPECT_EQ(lock->Release().error().code, Errc::kIo);
 }
 
+// Between the open and the lock its last owner removes the file, and another process makes and
+// locks a new one.
+TEST_F(LockTest, AFileThatLostItsNameIsNoLock) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const ScopedFault fault(*ParseFault("lock:1:hang"));
+    const auto lock = Lock::Take(At("out.lock"), "late");
+    ::_exit(!lock && lock.error().code == Errc::kBusy ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(status));
+  ASSERT_EQ(::link(At("out.lock").c_str(), At("old").c_str()),
+            0);  // so that its number is not given again
+  ASSERT_EQ(::unlink(At("out.lock").c_str()), 0);
+  auto lock = Lock::Take(At("out.lock"), "owner");
+  ASSERT_TRUE(lock);
+  ::kill(child, SIGCONT);
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(Get("out.lock").ends_with(" (owner)\n"));
+}
+
+TEST_F(LockTest, ALookThatFailsIsToldAndNothingIsHeld) {
+  for (const char* const spec : {"stat:1:eio", "stat:2:eio", "lock:1:eio", "create:1:erofs"}) {
+    {
+      const ScopedFault fault(*ParseFault(spec));
+      EXPECT_EQ(Lock::Take(At("out.lock"), "run").error().code, Errc::kIo) << spec;
+      EXPECT_TRUE(fault.fired()) << spec;
+    }
+    EXPECT_TRUE(Lock::Take(At("out.lock"), "run")) << spec;
+  }
+  Lock held = *Lock::Take(At("a.lock"), "run");
+  held = *Lock::Take(At("b.lock"), "run");
+  EXPECT_EQ(Contents().count("a.lock"), 0U);
+  EXPECT_EQ(Contents().count("b.lock"), 1U);
+  // An owner that cannot be read is another process.
+  const ScopedFault fault(*ParseFault("read:1:eio"));
+  EXPECT_EQ(Lock::Take(At("b.lock"), "run").error().message,
+            At("b.lock") + ": in use by another process");
+}
+
 TEST_F(LockTest, EveryFaultFailsOrSucceedsCleanly) {
   bool fired = true;
   for (int call = 1; fired; ++call) {

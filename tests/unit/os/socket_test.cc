@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "os/net/answer.h"
 #include "scratch.h"
 
 namespace shardwright::os {
@@ -27,9 +29,9 @@ TEST(Address, ReadsBothKinds) {
 
 TEST(Address, RefusesOthers) {
   const std::string long_path = "unix:/" + std::string(200, 'x');
-  for (const std::string& text :
-       std::initializer_list<std::string>{"", "unix:", ":1", "host", "host:", "host:65536",
-                                          "host:-1", "host:1x", "::1:80", "[]:1", long_path}) {
+  for (const std::string& text : std::initializer_list<std::string>{
+           "", "unix:", ":1", "host", "host:", "host:65536", "host:-1", "host:1x", "::1:80", "[]:1",
+           long_path, std::string("unix:/a\0b", 9)}) {
     const auto address = ParseAddress(text);
     ASSERT_FALSE(address) << text;
     EXPECT_EQ(address.error().code, Errc::kUsage) << text;
@@ -179,9 +181,9 @@ class SocketFile : public Scratch {};
 TEST_F(SocketFile, CarriesADescriptorAndNothingInItsPlace) {
   const auto listener = Listener::Open(*ParseAddress("unix:" + At("s")));
   ASSERT_TRUE(listener) << listener.error().message;
-  const auto pair = [&] {
-    auto client = Connection::Open(listener->address(), milliseconds(5000));
-    auto server = listener->Accept(milliseconds(5000), milliseconds(5000));
+  const auto pair = [&](milliseconds timeout = milliseconds(5000)) {
+    auto client = Connection::Open(listener->address(), timeout);
+    auto server = listener->Accept(milliseconds(5000), timeout);
     return std::pair(*std::move(client), std::move(**server));
   };
   Put("file", "content");
@@ -204,7 +206,159 @@ TEST_F(SocketFile, CarriesADescriptorAndNothingInItsPlace) {
     ASSERT_FALSE(got);
     EXPECT_EQ(got.error().code, Errc::kBadInput);
   }
+  {
+    auto [client, server] = pair();
+    ASSERT_TRUE(client.Send("X"));
+    EXPECT_EQ(server.ReceiveDescriptor().error().code, Errc::kBadInput) << "a byte alone";
+    client = Connection();
+    EXPECT_NE(server.ReceiveDescriptor().error().message.find("cut before a descriptor"),
+              std::string::npos);
+    EXPECT_EQ(server.SendDescriptor(file).error().code, Errc::kIo);
+  }
+  auto [client, server] = pair(milliseconds(50));
+  EXPECT_NE(server.ReceiveDescriptor().error().message.find("sends nothing any more"),
+            std::string::npos);
+  Status sent;
+  for (int i = 0; sent && i < 100'000; ++i) sent = client.SendDescriptor(file);
+  ASSERT_FALSE(sent) << "nobody takes them";
+  EXPECT_EQ(sent.error().code, Errc::kIo);
+  EXPECT_EQ(client.SendDescriptor(-1).error().sys, EBADF);
   ::close(file);
+}
+
+TEST_F(SocketFile, TellsWhenDescriptorsRunOut) {
+  const auto listener = Listener::Open(*ParseAddress("unix:" + At("s")));
+  const auto port = Listener::Open(*ParseAddress("127.0.0.1:0"));
+  ASSERT_TRUE(listener && port);
+  const auto client = Connection::Open(listener->address(), milliseconds(1000));
+  ASSERT_TRUE(client);
+  const int next = ::dup(0);
+  ::close(next);
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const struct rlimit none = {static_cast<rlim_t>(next), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto accepted = listener->Accept(milliseconds(1000), milliseconds(1000));
+  const auto local = Connection::Open(listener->address(), milliseconds(1000));
+  const auto tcp = Connection::Open(port->address(), milliseconds(1000));
+  const auto other = Listener::Open(*ParseAddress("127.0.0.1:0"));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(accepted.error().sys, EMFILE);
+  EXPECT_EQ(local.error().sys, EMFILE);
+  EXPECT_EQ(tcp.error().sys, EMFILE);
+  EXPECT_EQ(other.error().sys, EMFILE);
+  EXPECT_TRUE(*listener->Accept(milliseconds(1000), milliseconds(1000))) << "it still waits";
+}
+
+TEST_F(SocketFile, AWaitInAFullQueueEndsWhenItIsAskedTo) {
+  const auto listener = Listener::Open(*ParseAddress("unix:" + At("s")));
+  ASSERT_TRUE(listener);
+  std::vector<Connection> silent;
+  while (auto connection = Connection::Open(listener->address(), milliseconds(0))) {
+    silent.push_back(*std::move(connection));
+    ASSERT_LT(silent.size(), 1000U);
+  }
+  int asked = 0;
+  const auto stopped =
+      Connection::Open(listener->address(), std::chrono::hours(1), [&] { return ++asked > 1; });
+  EXPECT_EQ(stopped.error().code, Errc::kStopped);
+  EXPECT_EQ(Listener::Open(listener->address()).error().code, Errc::kBusy);
+}
+
+TEST(Tcp, TellsWhoIsThereByItsHost) {
+  const auto both = Listener::Open(*ParseAddress("[::]:0"));
+  if (!both) GTEST_SKIP() << "no IPv6: " << both.error().message;
+  const auto host_of = [&](const std::string& host) {
+    const Address address = {"", host, both->address().port};
+    auto client = Connection::Open(address, milliseconds(5000));
+    EXPECT_TRUE(client) << client.error().message;
+    auto server = both->Accept(milliseconds(5000), milliseconds(5000));
+    return std::string((*server)->peer());
+  };
+  EXPECT_EQ(host_of("::1"), "::/64");
+  EXPECT_EQ(host_of("127.0.0.1"), "::ffff:127.0.0.1");
+}
+
+TEST(Tcp, NamesHostsThatAreNoneAndPortsThatAreTaken) {
+  const Address none = {"", "no..host", 1};
+  const auto connection = Connection::Open(none, milliseconds(1000));
+  EXPECT_EQ(connection.error().code, Errc::kNotFound);
+  EXPECT_EQ(connection.error().message.rfind("no..host:1: ", 0), 0U) << connection.error().message;
+  EXPECT_EQ(Listener::Open(none).error().code, Errc::kNotFound);
+  EXPECT_EQ(Listener::Open({"", "192.0.2.1", 0}).error().sys, EADDRNOTAVAIL);  // not ours
+}
+
+TEST(Tcp, AConnectionThatWasResetFailsBothWays) {
+  const auto listener = Listener::Open(*ParseAddress("127.0.0.1:0"));
+  ASSERT_TRUE(listener);
+  for (const bool line : {true, false}) {
+    auto client = *Connection::Open(listener->address(), milliseconds(5000));
+    auto server = std::move(**listener->Accept(milliseconds(5000), milliseconds(5000)));
+    ASSERT_TRUE(server.Send("unread"));
+    while (!client.Readable()) std::this_thread::yield();
+    client = Connection();  // with bytes unread, so that the other side is told of a reset
+    std::array<std::byte, 4> bytes;
+    const Errc code = line ? server.HasLine(16, milliseconds(5000)).error().code
+                           : server.Receive(bytes).error().code;
+    EXPECT_EQ(code, Errc::kIo);
+    EXPECT_EQ(server.Send("more").error().sys, EPIPE);
+    EXPECT_FALSE(server.SendDescriptor(0));
+  }
+}
+
+TEST(Tcp, WhoHasNoKeyIsToldThatTheOtherSideSpeaksTls) {
+  const auto listener = Listener::Open(*ParseAddress("127.0.0.1:0"));
+  ASSERT_TRUE(listener);
+  for (const char first : {'\x15', '\x16'}) {
+    auto client = *Connection::Open(listener->address(), milliseconds(5000));
+    auto server = std::move(**listener->Accept(milliseconds(5000), milliseconds(5000)));
+    ASSERT_TRUE(client.Send(std::string(1, first)));
+    while (!server.Readable()) std::this_thread::yield();
+    EXPECT_FALSE(*server.HasLine(16, milliseconds(0)) && !server.Readable());
+    const auto line = server.ReceiveLine(16);
+    ASSERT_FALSE(line);
+    EXPECT_EQ(line.error().code, Errc::kUsage);
+    EXPECT_TRUE(*server.HasLine(16, milliseconds(0)));
+  }
+}
+
+TEST_F(SocketFile, AnswersCarryStatusAndText) {
+  const auto listener = Listener::Open(*ParseAddress("unix:" + At("s")));
+  ASSERT_TRUE(listener);
+  auto client = *Connection::Open(listener->address(), milliseconds(5000));
+  auto server = std::move(**listener->Accept(milliseconds(5000), milliseconds(5000)));
+  ASSERT_TRUE(SendAnswer(server, {}, ""));
+  EXPECT_EQ(*ReceiveAnswer(client, "agent"), "");
+  ASSERT_TRUE(SendAnswer(server, {}, "two words"));
+  EXPECT_EQ(*ReceiveAnswer(client, "agent"), "two words");
+  for (const Errc code : {Errc::kUsage, Errc::kInfeasible, Errc::kStopped, Errc::kInternal}) {
+    ASSERT_TRUE(SendAnswer(server, Fail(code, "two\nlines"), "ignored"));
+    const auto answer = ReceiveAnswer(client, "agent");
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code, code);
+    EXPECT_EQ(answer.error().message, client.name() + ": two lines");
+  }
+  ASSERT_TRUE(SendAnswer(server, Fail(Errc::kIo, std::string(2 * kLineBytes, 'x')), ""));
+  EXPECT_EQ(ReceiveAnswer(client, "agent").error().code, Errc::kIo) << "it is cut, not refused";
+  ASSERT_TRUE(server.Send("error 200 of tomorrow\n"));
+  EXPECT_EQ(ReceiveAnswer(client, "agent").error().code, Errc::kInternal);
+  for (const char* const odd :
+       {"", "okay", "error", "error x why", "error 256 why", "error 3", "error  why"}) {
+    ASSERT_TRUE(server.Send(odd + std::string("\n")));
+    const auto answer = ReceiveAnswer(client, "agent");
+    ASSERT_FALSE(answer) << odd;
+    EXPECT_EQ(answer.error().message, client.name() + ": no answer of agent") << odd;
+  }
+  ASSERT_TRUE(server.Send("ok"));
+  server = Connection();
+  EXPECT_EQ(ReceiveAnswer(client, "agent").error().code, Errc::kIo);
+  EXPECT_EQ(ReceiveAnswer(client, "agent").error().code, Errc::kIo);
+  EXPECT_EQ(WordsOf("a bc  d "), (std::vector<std::string_view>{"a", "bc", "", "d"}));
+  EXPECT_TRUE(WordsOf("").empty());
+  EXPECT_EQ(*ParseNumber("12", 12, "n"), 12U);
+  for (const char* const odd : {"13", "", "-1", "1x", "99999999999999999999"}) {
+    EXPECT_EQ(ParseNumber(odd, 12, "n").error().code, Errc::kBadInput) << odd;
+  }
 }
 
 TEST_F(SocketFile, ReplacesARemnantAndNothingElse) {
