@@ -353,8 +353,8 @@ Result<FileItems> ItemReader::Go() {
       Error error = std::move(taken).error();
       const std::string where = file_.path() + ": ";
       if (error.message.starts_with(where)) error.message.erase(0, where.size());
-      return Within(file_.path(),
-                    Error{error.code, "item \"" + wanted.name + "\": " + error.message});
+      error.message = "item \"" + wanted.name + "\": " + error.message;
+      return Within(file_.path(), std::move(error));
     }
   }
   SW_TRY_ASSIGN(FileItems items, Finish());

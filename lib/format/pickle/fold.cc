@@ -74,7 +74,7 @@ class Folding {
   Result<std::size_t> PopMark();
 
   Status Hold(Box* holder, const Cell& cell) const;
-  Result<Box*> Open(Box::Kind kind);
+  Box* Open(Box::Kind kind);
   Status MakeTuple(std::size_t first);
   Status MakeSet(std::size_t first);
   Status Change(const Cell& target, bool* ignored);
@@ -206,16 +206,13 @@ Status Folding::PushStackGlobal() {
   return PushGlobal(module.text(), name.text());
 }
 
-Result<Box*> Folding::Open(Box::Kind kind) {
+Box* Folding::Open(Box::Kind kind) {
   Box* box = pool_.Take(kind);
   box->number = kind == Box::Kind::kDict ? ++dicts_ : 0;
   return box;
 }
 
-Status Folding::PushBox(Box::Kind kind) {
-  SW_TRY_ASSIGN(Box * box, Open(kind));
-  return Push(Cell::Of(box));
-}
+Status Folding::PushBox(Box::Kind kind) { return Push(Cell::Of(Open(kind))); }
 
 Status Folding::Need(std::size_t count) const {
   const std::size_t floor = marks_.empty() ? 0 : marks_.back();
@@ -250,7 +247,7 @@ Status Folding::Hold(Box* holder, const Cell& cell) const {
 }
 
 Status Folding::MakeTuple(std::size_t first) {
-  SW_TRY_ASSIGN(Box * box, Open(Box::Kind::kTuple));
+  Box* box = Open(Box::Kind::kTuple);
   Cell tuple = Cell::Of(box);
   for (std::size_t i = first; i < stack_.size(); ++i) {
     SW_TRY(Hold(box, stack_[i]));
@@ -345,7 +342,7 @@ Status Folding::Call(bool reduce) {
     return PushBox(Box::Kind::kDict);
   }
   if (!reduce && nested) return Bad("object of " + Describe(callable));
-  SW_TRY_ASSIGN(Box * box, Open(Box::Kind::kObject));
+  Box* box = Open(Box::Kind::kObject);
   Cell object = Cell::Of(box);
   SW_TRY(Hold(box, callable));
   SW_TRY(Hold(box, args));

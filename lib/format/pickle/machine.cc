@@ -8,9 +8,9 @@ namespace shardwright::pickle {
 
 using Tag = Value::Tag;
 
-Machine::Machine(std::string_view pickle) : pickle_(pickle) {
+Machine::Machine(std::string_view pickle, std::uint64_t most) : pickle_(pickle) {
   graph_.arena = std::make_shared<Arena>();
-  budget_ = std::max(kGraphBytesFloor, kGraphBytesPerByte * pickle.size());
+  budget_ = std::min(most, std::max(kGraphBytesFloor, kGraphBytesPerByte * pickle.size()));
 }
 
 Result<Graph> Machine::Run() {
@@ -256,6 +256,8 @@ std::string Machine::Describe(const Value& value) const {
   return "nothing";
 }
 
-Result<Graph> Load(std::string_view pickle) { return Machine(pickle).Run(); }
+Result<Graph> Load(std::string_view pickle, std::uint64_t most) {
+  return Machine(pickle, most).Run();
+}
 
 }  // namespace shardwright::pickle

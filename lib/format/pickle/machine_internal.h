@@ -60,7 +60,7 @@ inline bool IsInnerClass(const Node* node) {
 /// Runs one pickle. Opcodes are in machine_ops.cc, calls in machine_calls.cc.
 class Machine {
  public:
-  explicit Machine(std::string_view pickle);
+  Machine(std::string_view pickle, std::uint64_t most);
   Result<Graph> Run();
 
  private:

@@ -39,8 +39,10 @@ struct Graph {
 /// \error kBadInput  malformed, or naming a global that gives access to code ("refused: ...")
 /// \error kUnsupported  sparse, quantized, nested tensors, cycles, bare storages
 /// \error kLimit  nesting, memo or memory beyond the caps
+/// \param most  bytes that the graph may take, where that is less than the length of the pickle
+///        allows
 /// Pure; messages name the byte offset of the opcode at fault.
-Result<Graph> Load(std::string_view pickle);
+Result<Graph> Load(std::string_view pickle, std::uint64_t most = ~std::uint64_t{0});
 
 /// Checks what only a finished graph shows. Load has done it for what it returns.
 /// \error kUnsupported  a cycle; kLimit  more than limits::kPickleDepth levels; kBadInput  a key

@@ -148,7 +148,7 @@ Status ReadZip64(Bytes extra, Entry& entry) {
 }
 
 bool IsSafeName(std::string_view name) {
-  if (name.empty() || name.front() == '/' || !IsUtf8(name, Surrogates::kRefuse)) return false;
+  if (name.empty() || !IsUtf8(name, Surrogates::kRefuse)) return false;
   for (char c : name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == '\\' || c == ':' || c == 0x7F) return false;
   }
@@ -156,7 +156,7 @@ bool IsSafeName(std::string_view name) {
     const std::size_t slash = name.find('/');
     const std::string_view part = name.substr(0, slash);
     if (part == ".." || part == ".") return false;
-    // An empty part is a double slash; a last one marks a folder.
+    // An empty part is a slash at the beginning, or a double one; a last one marks a folder.
     if (part.empty()) return false;
     if (slash == std::string_view::npos) break;
     name.remove_prefix(slash + 1);

@@ -2,8 +2,8 @@
 
 #include <functional>
 
+#include "dcp_pickles.h"
 #include "format/dcp/index.h"
-#include "format/pickle/emitter.h"
 
 namespace shardwright::dcp {
 namespace {
@@ -26,16 +26,6 @@ struct Parts {
   std::function<void(Emitter&)> extra;  // attributes that nobody knows, before the others
   std::size_t extras = 0;
 };
-
-constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata.";
-
-void New(Emitter& out, std::string_view name) {
-  out.Global(name);
-  out.EmptyTuple();
-  out.NewObj();
-}
-
-void New(Emitter& out, const char* name) { New(out, std::string(kModule) + name); }
 
 void Tensor(Emitter& out, const Parts& parts) {
   New(out, "TensorStorageMetadata");
@@ -79,7 +69,7 @@ void Tensor(Emitter& out, const Parts& parts) {
   out.Build();
 }
 
-void Place(Emitter& out, const Parts& parts, std::string_view name, const Shape* offset) {
+void PutPlace(Emitter& out, const Parts& parts, std::string_view name, const Shape* offset) {
   New(out, "MetadataIndex");
   out.EmptyDict();
   out.Mark();
@@ -147,8 +137,8 @@ std::string Made(const Parts& parts) {
   out.Word("storage_data");
   out.EmptyDict();
   out.Mark();
-  for (const auto& [name, offset] : parts.places) Place(out, parts, name, &offset);
-  Place(out, parts, "n", nullptr);
+  for (const auto& [name, offset] : parts.places) PutPlace(out, parts, name, &offset);
+  PutPlace(out, parts, "n", nullptr);
   out.SetItems(3);
   out.SetItems(4);
   out.Build();

@@ -375,5 +375,31 @@ TEST(Index, NamesOfFilesCountFromOne) {
   EXPECT_EQ(FileName(2, 3), "model-00003-of-00003.safetensors");
 }
 
+// Every byte of a header as each character that means something in JSON.
+TEST(Header, EveryChangedByteIsRefusedOrReadAsSomethingElse) {
+  const std::string whole = R"({"__metadata__":{"f":"pt"},"a":)" +
+                            EntryText("F32", "[2,3]", 0, 24) + R"(,"b\u0041":)" +
+                            EntryText("BF16", "[]", 24, 26) + "}";
+  ASSERT_TRUE(Parse(whole, 26));
+  const std::string characters = "{}[]\",:\\ -+.0129eEtfnu/\x01\x7F\xC3\xFF";
+  for (std::size_t at = 0; at < whole.size(); ++at) {
+    for (const char character : characters) {
+      std::string changed = whole;
+      changed[at] = character;
+      const auto header = Parse(changed, 26);
+      if (!header) {
+        EXPECT_TRUE(header.error().code == Errc::kBadInput ||
+                    header.error().code == Errc::kUnsupported)
+            << changed << header.error().message;
+        continue;
+      }
+      for (const Entry& entry : header->entries) {
+        EXPECT_LE(entry.offset, kLengthBytes + changed.size() + 26) << changed;
+      }
+    }
+    EXPECT_FALSE(Parse(whole.substr(0, at), 26)) << at;
+  }
+}
+
 }  // namespace
 }  // namespace shardwright::safetensors

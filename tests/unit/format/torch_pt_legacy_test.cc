@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "format/torch_pt/reader.h"
+#include "os/fault.h"
 #include "pickles.h"
 
 namespace shardwright::torch_pt {
@@ -92,6 +93,52 @@ TEST_F(LegacyStream, Truncated) {
     ASSERT_FALSE(read.has_value()) << bytes;
     EXPECT_EQ(read.error().code, Errc::kBadInput) << read.error().message;
     EXPECT_TRUE(read.error().message.starts_with(path()));
+  }
+}
+
+// Of a stream that is damaged anywhere all that is read is what it can be, and errors name the
+// file.
+TEST_F(LegacyStream, EveryChangedByteIsRefusedOrHarmless) {
+  const std::string whole = magic + version + machine + object + keys + data;
+  int refused = 0;
+  for (std::size_t at = 0; at < whole.size(); ++at) {
+    std::string changed = whole;
+    changed[at] = static_cast<char>(changed[at] ^ (at % 2 == 0 ? 1 : 0x80));
+    Write(changed);
+    const auto file = os::File::OpenRead(path());
+    ASSERT_TRUE(file);
+    auto read = ReadSkeleton(*file);
+    if (!read) {
+      ++refused;
+      EXPECT_EQ(read.error().message.rfind(path(), 0), 0U) << at << read.error().message;
+      EXPECT_NE(read.error().code, Errc::kInternal) << at;
+      continue;
+    }
+    const auto document = Parse(*read);
+    if (!document) continue;
+    for (const auto& storage : document->storages) {
+      EXPECT_LE(storage.offset + storage.bytes, changed.size()) << at;
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
+TEST_F(LegacyStream, EveryReadThatFailsIsTold) {
+  ASSERT_TRUE(Read());
+  const auto file = os::File::OpenRead(path());
+  ASSERT_TRUE(file);
+  for (const std::string what : {"read", "stat"}) {
+    bool fired = true;
+    for (int call = 1; fired; ++call) {
+      const os::ScopedFault fault(*os::ParseFault(what + ":" + std::to_string(call) + ":eio"));
+      const auto read = ReadSkeleton(*file);
+      fired = fault.fired();
+      EXPECT_EQ(static_cast<bool>(read), !fired) << what << call;
+      if (!read) {
+        EXPECT_EQ(read.error().sys, EIO) << read.error().message;
+      }
+      ASSERT_LT(call, 100);
+    }
   }
 }
 

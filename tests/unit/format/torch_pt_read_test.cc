@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "format/torch_pt/reader.h"
+#include "os/fault.h"
 #include "pickles.h"
 
 namespace shardwright::torch_pt {
@@ -193,6 +194,51 @@ TEST_F(TorchPt, StorageThatDoesNotFitItsMember) {
   file = One();
   file.members[0].content = Pickle("i");
   ExpectFails(parse(file), Errc::kBadInput, "data.pkl: byte 2: unsupported opcode 0x69");
+}
+
+TEST_F(TorchPt, EveryChangedByteIsRefusedOrHarmless) {
+  for (const bool zip64 : {false, true}) {
+    ZipFile made = One();
+    made.zip64 = zip64;
+    const std::string whole = Build(made);
+    int refused = 0;
+    for (std::size_t at = 0; at < whole.size(); ++at) {
+      for (const char change : {'\x01', '\x80'}) {
+        std::string changed = whole;
+        changed[at] = static_cast<char>(changed[at] ^ change);
+        const Result<Skeleton> read = Read(changed);
+        if (!read) {
+          ++refused;
+          EXPECT_EQ(read.error().message.rfind(path(), 0), 0U) << at << read.error().message;
+          EXPECT_NE(read.error().code, Errc::kInternal) << at;
+          continue;
+        }
+        for (const auto& storage : read->storages) {
+          EXPECT_LE(storage.offset + storage.bytes, changed.size()) << at;
+        }
+      }
+    }
+    EXPECT_GT(refused, 300);
+  }
+}
+
+TEST_F(TorchPt, EveryReadThatFailsIsTold) {
+  Write(Build(One()));
+  const auto file = os::File::OpenRead(path());
+  ASSERT_TRUE(file);
+  for (const std::string what : {"read", "stat"}) {
+    bool fired = true;
+    for (int call = 1; fired; ++call) {
+      const os::ScopedFault fault(*os::ParseFault(what + ":" + std::to_string(call) + ":eio"));
+      const auto read = ReadSkeleton(*file);
+      fired = fault.fired();
+      EXPECT_EQ(static_cast<bool>(read), !fired) << what << call;
+      if (!read) {
+        EXPECT_EQ(read.error().sys, EIO) << read.error().message;
+      }
+      ASSERT_LT(call, 100);
+    }
+  }
 }
 
 }  // namespace

@@ -121,6 +121,19 @@ TEST_F(TorchPtWrite, EmptyStoragesHaveNoDescriptor) {
   EXPECT_EQ(file.substr(layout->payload_offset(0), 4), Le(0x04034B50, 4));
 }
 
+// Storages without a type count bytes, whatever is said of their type.
+TEST_F(TorchPtWrite, UntypedStoragesAreAsLongAsTheySay) {
+  StorageSpec spec;
+  spec.dtype = DType::kF64;
+  spec.untyped = true;
+  spec.elems = 3;
+  const std::vector<StorageSpec> storages = {spec, spec};
+  const Result<Layout> layout = Layout::Make(arena_.Dict(), storages);
+  ASSERT_TRUE(layout) << layout.error().message;
+  EXPECT_EQ(layout->payload_bytes(0), 3U);
+  EXPECT_EQ(layout->payload_bytes(1), 3U);
+}
+
 TEST_F(TorchPtWrite, NothingToStore) {
   const Result<Layout> layout = Layout::Make(arena_.Dict(), {});
   ASSERT_TRUE(layout.has_value());

@@ -1,0 +1,128 @@
+// Stretches of files that are read as if they were files, plain and compressed.
+
+#include "format/part.h"
+
+#include <zstd.h>
+
+#include <array>
+
+#include "builders.h"
+#include "format/zstd_stream.h"
+#include "os/fault.h"
+
+namespace shardwright::format {
+namespace {
+
+std::string Bytes(const Part& part, std::uint64_t offset, std::size_t count) {
+  std::string out(count, '?');
+  const Status read = part.ReadAt(offset, std::as_writable_bytes(std::span(out)));
+  return read ? out : "error: " + read.error().message;
+}
+
+std::span<const std::byte> Of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+bool EndsBefore(const std::string& answer) { return answer.starts_with("error: "); }
+
+class Parts : public FileTest {
+ protected:
+  os::File Opened(std::string_view content) {
+    Write(content);
+    auto file = os::File::OpenRead(path());
+    EXPECT_TRUE(file);
+    return *std::move(file);
+  }
+};
+
+TEST_F(Parts, AreReadLikeFiles) {
+  const os::File file = Opened("0123456789");
+  const Part whole(file);
+  EXPECT_EQ(*whole.Bytes(), 10U);
+  EXPECT_EQ(Bytes(whole, 8, 2), "89");
+  EXPECT_TRUE(EndsBefore(Bytes(whole, 8, 3)));
+  const Part middle(file, 3, 4);
+  EXPECT_EQ(*middle.Bytes(), 4U);
+  EXPECT_EQ(middle.first(), 3U);
+  EXPECT_EQ(Bytes(middle, 1, 3), "456");
+  EXPECT_TRUE(EndsBefore(Bytes(middle, 1, 4))) << "though the file goes on";
+  EXPECT_TRUE(EndsBefore(Bytes(middle, 5, 0)));
+  EXPECT_TRUE(EndsBefore(Bytes(middle, ~std::uint64_t{0}, 2)));
+  const Part beyond(file, 8, 4);
+  EXPECT_FALSE(beyond.Bytes());
+  EXPECT_FALSE(Part(file, 11, std::uint64_t{0}).Bytes());
+}
+
+TEST_F(Parts, ThatWereReadBeforeDoNotNeedTheFile) {
+  const os::File file = Opened("");
+  const Part loaded(file, 5, Of("abcdef"));
+  EXPECT_EQ(Bytes(loaded, 2, 4), "cdef");
+  EXPECT_TRUE(EndsBefore(Bytes(loaded, 2, 5)));
+  const Part ends(file, 5, 100, Of("head"), Of("tail"));
+  EXPECT_EQ(*ends.Bytes(), 100U);
+  EXPECT_EQ(Bytes(ends, 0, 4), "head");
+  EXPECT_EQ(Bytes(ends, 97, 3), "ail");
+  EXPECT_TRUE(EndsBefore(Bytes(ends, 2, 4))) << "between them nothing is known";
+  EXPECT_TRUE(EndsBefore(Bytes(ends, 95, 3)));
+  EXPECT_TRUE(EndsBefore(Bytes(ends, 98, 4)));
+}
+
+TEST_F(Parts, OfAFileThatCannotBeAskedAreErrors) {
+  const os::File file = Opened("0123456789");
+  const os::ScopedFault fault(*os::ParseFaults("stat:1+:eio,read:1+:eio"));
+  EXPECT_FALSE(Part(file).Bytes());
+  EXPECT_FALSE(Part(file, 1, 2).Bytes());
+  EXPECT_TRUE(EndsBefore(Bytes(Part(file), 0, 1)));
+}
+
+class Streams : public Parts {
+ protected:
+  static std::string Compressed(const std::string& plain) {
+    std::string out(ZSTD_compressBound(plain.size()), '\0');
+    out.resize(ZSTD_compress(out.data(), out.size(), plain.data(), plain.size(), 1));
+    return out;
+  }
+  static std::string Plain() {
+    std::string plain(300'000, '\0');
+    for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = static_cast<char>(i * i >> 7);
+    return plain;
+  }
+  /// All of a stretch in pieces; "error: ..." behind what came before it.
+  static std::string All(const os::File& file, std::uint64_t first, std::uint64_t bytes,
+                         std::size_t piece) {
+    ZstdStream stream;
+    stream.Begin(file, first, bytes);
+    std::string all;
+    for (;;) {
+      std::string part(piece, '?');
+      const auto got = stream.Read(std::as_writable_bytes(std::span(part)));
+      if (!got) return "error: " + got.error().message;
+      all += part.substr(0, *got);
+      EXPECT_EQ(stream.given(), all.size());
+      if (*got < piece) return all;
+    }
+  }
+};
+
+TEST_F(Streams, GiveWhatWasCompressedInAnyPieces) {
+  const std::string frames = Compressed(Plain()) + Compressed("second") + Compressed("");
+  const os::File file = Opened("before" + frames + "behind");
+  for (const std::size_t piece : {std::size_t{1000}, std::size_t{65536}, std::size_t{1} << 20}) {
+    EXPECT_TRUE(All(file, 6, frames.size(), piece) == Plain() + "second") << piece;
+  }
+  EXPECT_EQ(All(file, 0, 0, 10), "") << "nothing is nothing";
+}
+
+TEST_F(Streams, ThatAreCutOrDamagedAreErrors) {
+  const std::string frame = Compressed(Plain());
+  const os::File file = Opened(frame + frame);
+  for (const std::size_t cut :
+       {std::size_t{1}, std::size_t{3}, frame.size() / 2, frame.size() - 1, frame.size() + 1}) {
+    EXPECT_TRUE(EndsBefore(All(file, 0, cut, 4096))) << cut;
+  }
+  EXPECT_TRUE(EndsBefore(All(file, 1, frame.size(), 4096))) << "not where a frame begins";
+  EXPECT_TRUE(EndsBefore(All(file, frame.size(), 2 * frame.size(), 4096))) << "beyond the file";
+  const os::ScopedFault fault(*os::ParseFault("read:1+:eio"));
+  EXPECT_TRUE(EndsBefore(All(file, 0, frame.size(), 4096)));
+}
+
+}  // namespace
+}  // namespace shardwright::format
