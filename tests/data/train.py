@@ -75,6 +75,7 @@ RELEASES = {
     "0.14.5_zero3_w2": (2, {"zero": 3}),
     "0.16.9_moe4_ep2_zero1_w2": (2, {"zero": 1} | EXPERTS),
     "0.16.9_bf16opt_w2": (2, {"zero": 1, "dtype": "bf16", "grad_accum": "fp32"}),
+    "0.18.9_autotp2_dp2_zero1": (4, {"zero": 1, "groups": 1, "tp": 2}),
 }
 # Only the tokens that its experts get, not one checkpoint.
 ROUTING = {"routing_12x32": (1, {"zero": 1, "layers": 12, "experts": 32, "batch": 16})}

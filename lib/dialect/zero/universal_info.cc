@@ -1,6 +1,7 @@
 #include "dialect/zero/universal_info.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -111,6 +112,7 @@ struct UniversalInfo::Impl {
   double version = 0;
   bool says_anything = false;
   bool autotp = false;
+  bool cuts_others = true;  // along dimension 0, what nothing names
   std::uint64_t original_vocab = 0;
   NameList replicated, average, two_sub, row, vocabulary, sub, unsupported, affine;
   std::vector<std::uint32_t> sub_entry;  // by expression of `sub`
@@ -136,6 +138,8 @@ UniversalInfo::UniversalInfo() : impl_(std::make_unique<Impl>()) {}
 UniversalInfo::~UniversalInfo() = default;
 UniversalInfo::UniversalInfo(UniversalInfo&&) noexcept = default;
 UniversalInfo& UniversalInfo::operator=(UniversalInfo&&) noexcept = default;
+
+void UniversalInfo::OfAutoTp() { impl_->cuts_others = impl_->autotp; }
 
 bool UniversalInfo::says_anything() const { return impl_->says_anything; }
 
@@ -407,6 +411,11 @@ Status UniversalInfo::Impl::Vocabulary(Ruled* ruled, std::span<const Shape> shar
   return {};
 }
 
+/// Whether not all shapes are the same.
+bool AnyDiffers(std::span<const Shape> shards) {
+  return std::adjacent_find(shards.begin(), shards.end(), std::not_equal_to<>()) != shards.end();
+}
+
 Result<std::optional<Ruled>> UniversalInfo::Impl::Category(const std::string& name,
                                                            std::span<const Shape> shards) const {
   SW_TRY_ASSIGN(const auto is_vocabulary,
@@ -426,7 +435,8 @@ Result<std::optional<Ruled>> UniversalInfo::Impl::Category(const std::string& na
     SW_TRY_ASSIGN(ruled, TwoSubs(shards));
   } else if (!is_sub.empty()) {
     SW_TRY_ASSIGN(ruled, Subs(is_sub.front(), shards));
-  } else if (is_row || is_vocabulary || shards.size() > 1) {
+  } else if (is_row || is_vocabulary ||
+             (shards.size() > 1 && (cuts_others || AnyDiffers(shards)))) {
     ruled.rule.split = Split::kDim;
     ruled.rule.dim = is_row ? 1 : 0;
     SW_TRY_ASSIGN(ruled.whole, layout::WholeShape(ruled.rule, Copy(shards)));

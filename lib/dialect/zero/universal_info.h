@@ -33,12 +33,18 @@ class UniversalInfo : public RuleSource {
   /// Pure.
   static Result<UniversalInfo> Parse(const pickle::Node* info);
 
+  /// Says that AutoTP has written it. AutoTP of DeepSpeed 0.18 names only what it has cut in an
+  /// unusual way, neither what it has cut along dimension 0 nor what it has not cut; of these
+  /// nothing is known then, unless the shapes of the shards differ. Newer releases name all.
+  void OfAutoTp();
+
   /// False when there was no info, or it says nothing about any parameter.
   bool says_anything() const;
 
   /// The rule of a parameter, from the shapes of its shards on all tensor-parallel ranks. With more
   /// than one shard, a parameter that no expression matches is cut along dimension 0, as the format
-  /// says, if the info says anything at all; with one shard nothing is returned for it.
+  /// says, if the info says anything at all (but see OfAutoTp); with one shard nothing is returned
+  /// for it.
   /// \pre !shards.empty()
   /// \error kBadInput     two expressions of a list match, or shards do not fit the rule
   /// \error kUnsupported  the writer declared the layout unsupported, or a scaled or partly

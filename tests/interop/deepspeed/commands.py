@@ -42,7 +42,7 @@ class Commands:
             parts = output.with_name(output.name + "-parts")
             parts.mkdir()
             self.run("ucp-extract", source, parts / "catalogue", *flags)
-            self.run("ucp-union", parts / "catalogue", parts / "atoms")
+            self.run("ucp-union", parts / "catalogue", parts / "atoms", *flags)
             self.run("ucp-load", parts / "atoms", output, "--target", target)
         else:
             raise ValueError(path)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 ALL_REDUCE, ALL_GATHER, BROADCAST = dist.all_reduce, dist.all_gather, dist.broadcast
+ALL_GATHER_INTO = dist.all_gather_into_tensor
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -40,6 +41,11 @@ def prepare():
 def release():
     from importlib.metadata import version
     return tuple(map(int, version("deepspeed").split(".")[:2]))
+
+
+def is_old():
+    """Whether this is no release of those that scripts/peers installs for every test."""
+    return release() < (0, 19)
 
 
 def widened(tensor):
@@ -90,12 +96,34 @@ def reduce_scatter_tensor(output, input, op=dist.ReduceOp.SUM, group=None, async
     return Done() if async_op else None
 
 
+def all_gather_into_detached(output_tensor, input_tensor, group=None, async_op=False):
+    """Gloo of PyTorch before 2.9 refuses to write to what autograd knows as a view."""
+    return ALL_GATHER_INTO(output_tensor.detach(), input_tensor.detach(), group, async_op)
+
+
+def by_type(tensors):
+    """DeepSpeed before 0.15 looks for the types of its accelerator, which tensors on a processor do not name."""
+    return [(kind, [tensor for tensor in tensors if tensor.type() == kind]) for kind in dict.fromkeys(map(torch.Tensor.type, tensors))]
+
+
 def complete():
     """To be called after DeepSpeed is imported: Gloo for releases that ask for oneCCL, and the missing operations."""
     from deepspeed.accelerator import get_accelerator
     get_accelerator()._communication_backend_name = "gloo"
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 3):
-        return
-    for function in (all_reduce, reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor):
-        setattr(dist, function.__name__, function)
-        setattr(dist.distributed_c10d, function.__name__, function)
+    if release() < (0, 15):
+        import deepspeed.runtime.engine
+        deepspeed.runtime.engine.split_half_float_double_sparse = by_type
+    with_torch = tuple(map(int, torch.__version__.split(".")[:2]))
+    functions = []
+    if with_torch < (2, 3):
+        functions = [all_reduce, reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor]
+    elif with_torch < (2, 9):
+        functions = [all_gather_into_detached]
+    for function in functions:
+        name = function.__name__.replace("detached", "tensor")
+        setattr(dist, name, function)
+        setattr(dist.distributed_c10d, name, function)
+
+
+def stage_1_ignores_round_robin():
+    return release() < (0, 13)

@@ -32,6 +32,10 @@ TEST(DeepSpeedFlatTest, SubGroupsCloseWhenFull) {
   EXPECT_EQ(groups[0].elems, 54U);
   EXPECT_EQ(groups[1].first, 2U);
   EXPECT_EQ(SubGroups(shares, 75)->size(), 1U);
+  const auto full = *SubGroups(U64s{25, 25, 10}, 50);  // exactly full is full
+  ASSERT_EQ(full.size(), 2U);
+  EXPECT_EQ(full[0].last, 2U);
+  EXPECT_EQ(full[1].elems, 10U);
   EXPECT_EQ(SubGroups(shares, 1)->size(), 3U);
   EXPECT_TRUE(SubGroups({}, 1)->empty());
   const U64s huge = {~std::uint64_t{0}, 1};

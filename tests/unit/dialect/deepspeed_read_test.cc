@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <set>
 
@@ -184,6 +185,15 @@ TEST_P(RealCheckpoints, TopologyAndGroupsAreThoseOfTheTraining) {
   EXPECT_EQ(checkpoint->warnings.size(), GetParam().warnings)
       << testing::PrintToString(checkpoint->warnings);
   ASSERT_EQ(checkpoint->groups.size(), GetParam().groups);
+  // Experts of all ranks come layer by layer, as one rank with all of them lists them.
+  for (const Group& group : checkpoint->groups) {
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> experts;
+    for (const std::uint32_t param : group.params) {
+      const auto& id = checkpoint->params[param].expert;
+      if (id) experts.emplace_back(id->layer, id->expert);
+    }
+    EXPECT_TRUE(std::is_sorted(experts.begin(), experts.end()));
+  }
   std::set<std::uint32_t> grouped;
   for (std::size_t g = 0; g < checkpoint->groups.size(); ++g) {
     const Group& group = checkpoint->groups[g];

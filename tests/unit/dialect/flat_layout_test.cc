@@ -211,6 +211,64 @@ TEST_F(FlatLayout, MappingsThatAgreeWithNothingAreRefused) {
   ExpectRefused(Errc::kBadInput, {"param_slice_mappings", "group 0"});
 }
 
+TEST_F(FlatLayout, ParametersThatOverlapInABufferAreRefused) {
+  TinyZero tiny;
+  tiny.change_shard = [&](PtFile& file, std::uint64_t rank, Node* inner) {
+    // l1.bias takes 0 to 6 of rank 0's partition of 8, and l2.bias goes on with 6 instead of 7.
+    const auto address = [&](std::int64_t start, std::int64_t elems) {
+      return file.arena.Object(
+          "deepspeed.utils.tensor_fragment.fragment_address",
+          file.Dict({{"numel", file.arena.Int(elems)}, {"start", file.arena.Int(start)}}));
+    };
+    const Node* biases =
+        rank == 0 ? file.Dict({{"l1.bias", address(0, 7)}, {"l2.bias", address(6, 1)}}, true)
+                  : file.Dict({{"l2.bias", address(0, 5)}}, true);
+    pickle::Set(file.arena, inner, "param_slice_mappings",
+                file.arena.List({tiny.SlicesOf(file, 0, rank, 76), biases}));
+  };
+  tiny.Write(save_);
+  ExpectRefused(Errc::kBadInput, {"param_slice_mappings", "group 1"});
+}
+
+TEST_F(FlatLayout, GapsForOtherParametersAreRefused) {
+  TinyZero tiny;
+  tiny.gaps = {{2, 3, 0}, {1, 0}};
+  tiny.change_shard = [](PtFile& file, std::uint64_t, Node* inner) {
+    pickle::Set(file.arena, inner, "param_alignment_paddings",
+                file.arena.List({file.Counts({2, 3}), file.Counts({1, 0})}));
+  };
+  tiny.Write(save_);
+  ExpectRefused(Errc::kBadInput, {"group 0", "param_alignment_paddings", "3 parameters", "2"});
+}
+
+TEST_F(FlatLayout, APartitionThatLacksElementsIsRefused) {
+  TinyZero tiny;
+  tiny.change_shard = [&](PtFile& file, std::uint64_t rank, Node* inner) {
+    if (rank == 0) return;
+    // 74 elements of group 0 and 5 of group 1 are the second rank's.
+    pickle::Set(
+        file.arena, inner, "single_partition_of_fp32_groups",
+        file.arena.List({file.Flat(std::vector<float>(73)), file.Flat(std::vector<float>(5))}));
+  };
+  tiny.Write(save_);
+  ExpectRefused(Errc::kBadInput, {"zero_pp_rank_1", "group 0 fp32", "74 to 76", "found 73"});
+}
+
+TEST_F(FlatLayout, ShapesOfAnotherNumberOfGroupsAreRefused) {
+  for (const std::size_t groups : {1U, 3U}) {
+    TinyZero tiny;
+    tiny.change_model = [&](PtFile& file, Node* root) {
+      const Node* shapes = root->Find("param_shapes");
+      std::vector<const Node*> list(shapes->items.begin(), shapes->items.end());
+      list.resize(groups, file.arena.Dict(true));
+      pickle::Set(file.arena, root, "param_shapes", file.arena.List(list));
+    };
+    tiny.Write(save_);
+    ExpectRefused(Errc::kBadInput,
+                  {"mp_rank_00_model_states.pt", "2 groups", std::to_string(groups)});
+  }
+}
+
 TEST_F(FlatLayout, MastersWithPaddingAsTheBf16OptimizerSavesThem) {
   TinyZero tiny;
   tiny.strip_padding = false;

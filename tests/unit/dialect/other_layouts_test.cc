@@ -387,6 +387,20 @@ TEST_F(OtherLayouts, AMissingExpertIsNamed) {
   ExpectRefused(Errc::kNotFound, {"1 file is missing", expert});
 }
 
+/// An expert file whose weight is turned against its masters, in a real checkpoint.
+TEST_F(OtherLayouts, AnExpertOfAnotherShapeThanItsMastersIsNamed) {
+  fs::copy(OwnCheckpoints() / "moe4_ep2_zero1_w2" / "ckpt" / "global_step4", folder_);
+  PtFile file;
+  const std::string expert = "blocks.0.moe.deepspeed_moe.experts.deepspeed_experts.2.";
+  file.Write(folder_ / "layer_0_expert_2_mp_rank_00_model_states.pt",
+             file.Dict({{expert + "0.weight", file.Tensor(Ramp(0, {8, 11}), {8, 11})},
+                        {expert + "0.bias", file.Flat(Ramp(0, {11}))},
+                        {expert + "2.weight", file.Tensor(Ramp(0, {8, 11}), {8, 11})},
+                        {expert + "2.bias", file.Flat(Ramp(0, {8}))}},
+                       true));
+  ExpectRefused(Errc::kBadInput, {"deepspeed_experts.0.0.weight", "[11, 8]", "[8, 11]"});
+}
+
 TEST_F(OtherLayouts, Stage3SharesOfAnotherLengthAreRefused) {
   PtFile model;
   const Node* shapes =

@@ -211,6 +211,7 @@ TEST(Patterns, SubTensorsByRatioSizeAndView) {
       {"match": "gqa", "split": "sub", "dim": 0, "ratio": [4, 1, 1], "granule": [4, 4, 4], "uneven": true},
       {"match": "sized", "split": "sub", "dim": 0, "sizes": [4, 2]},
       {"match": "viewed", "split": "sub", "dim": 1, "sizes": [4], "view": [2, 4, -1]},
+      {"match": "fixed", "split": "sub", "dim": 0, "sizes": [2, 2], "view": [4, 4]},
       {"match": "vocab", "split": "dim", "dim": 0, "padded": true, "rows": 9, "granule": 4}]})",
                            "mine.json")
                   .has_value());
@@ -226,6 +227,16 @@ TEST(Patterns, SubTensorsByRatioSizeAndView) {
   EXPECT_EQ(patterns.RuleFor("sized", uneven).error().code, Errc::kBadInput);
   const std::vector<Shape> viewed{{4, 3}, {4, 3}};
   EXPECT_EQ((*patterns.RuleFor("viewed", viewed))->whole, (Shape{8, 3}));
+  // A view without a rest has exactly the tensor's elements, one with a rest a multiple of them.
+  const std::vector<Shape> halves{{2, 4}, {2, 4}};
+  EXPECT_EQ((*patterns.RuleFor("fixed", halves))->whole, (Shape{4, 4}));
+  for (const auto& [name, shape] : {std::pair("fixed", Shape{4, 4}), {"viewed", Shape{3, 3}}}) {
+    const std::vector<Shape> other{shape, shape};
+    const auto refused = patterns.RuleFor(name, other);
+    ASSERT_FALSE(refused.has_value()) << name;
+    EXPECT_NE(refused.error().message.find("elements"), std::string::npos)
+        << refused.error().message;
+  }
   const std::vector<Shape> vocab{{8, 3}, {8, 3}};
   EXPECT_EQ((*patterns.RuleFor("vocab", vocab))->whole, (Shape{9, 3}));
   const std::vector<Shape> small{{4, 3}, {4, 3}};

@@ -124,6 +124,11 @@ TEST(TargetSpecTest, StagesFollowTheSourceOrTheUser) {
   EXPECT_EQ(Resolve("pp=1", uniform.source())->stages, (Stages{{0, 1, 2, 3, 4, 5}}));
   EXPECT_EQ(Resolve("pp=2,stages=parameters", uniform.source())->stages,
             (Stages{{0}, {1, 2, 3, 4, 5}}));
+  // Parameters that are not trained have no states to balance.
+  Model frozen = Pipeline({{0, 1, 2}, {3, 4, 5}});
+  frozen.Add("5.frozen", {800, 8}, -1).layer = 5;
+  EXPECT_EQ(Resolve("pp=2,stages=parameters", frozen.source())->stages,
+            (Stages{{0}, {1, 2, 3, 4, 5}}));
   EXPECT_EQ(Resolve("pp=2,stages=0,1-7", uniform.source())->stages, (Stages{{0}, {1, 2, 3, 4, 5}}));
   Model balanced = Pipeline({{0}, {1, 2, 3, 4, 5}});
   const auto three = Resolve("pp=3", balanced.source());

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <random>
+#include <string>
 
 #include "fixtures.h"
 #include "format/torch_pt/reader.h"
@@ -271,6 +275,40 @@ TEST_F(Affine, OfRealAutoTpWinsOverTheLists) {
   EXPECT_EQ((*info->RuleFor("blocks.0.attend.weight", fused))->rule.split, Split::kSub);
   const std::vector<Shape> embedding{{13, 8}, {13, 8}};
   EXPECT_EQ((*info->RuleFor("embed.emb.weight", embedding))->rule.split, Split::kReplicated);
+}
+
+// AutoTP of 0.18 names only what it has cut in another way than along dimension 0; to cut all else
+// doubled embeddings and norms.
+TEST(AutoTp, OfReleasesThatNameOnlyCutsLeavesTheRestOpen) {
+  const fs::path folder = OwnCheckpoints() / "0.18.9_autotp2_dp2_zero1" / "ckpt";
+  const auto source = ScanSource({folder.string()});
+  ASSERT_TRUE(source.has_value()) << source.error().message;
+  const auto refused = ReadCheckpoint(*source, Patterns());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+  EXPECT_NE(refused.error().message.find("\"embed.emb.weight\": no rule says how 2"),
+            std::string::npos)
+      << refused.error().message;
+
+  Patterns patterns;
+  std::ifstream file(folder.parent_path() / "rules.json");
+  const std::string rules{std::istreambuf_iterator<char>(file), {}};
+  ASSERT_TRUE(patterns.AddFile(rules, "rules.json").has_value());
+  const auto read = ReadCheckpoint(*source, patterns);
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  const std::map<std::string, Shape> wanted{
+      {"embed.emb.weight", {13, 8}},       {"blocks.0.norm.weight", {8}},
+      {"blocks.0.attend.weight", {24, 8}}, {"blocks.0.attended.weight", {8, 8}},
+      {"blocks.0.widen.weight", {17, 8}},  {"blocks.0.widen.bias", {17}},
+      {"blocks.0.narrow.weight", {8, 17}}, {"score.head.weight", {13, 8}}};
+  std::size_t found = 0;
+  for (const Param& param : read->params) {
+    const auto one = wanted.find(param.name);
+    if (one == wanted.end()) continue;
+    ++found;
+    EXPECT_EQ(param.shape, one->second) << param.name;
+  }
+  EXPECT_EQ(found, wanted.size());
 }
 
 // --- and back ------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ Status ReadInfo(Reading* reading) {
                   std::move(info).error());
   }
   reading->info = *std::move(info);
+  const Node* autotp = FindPath(reading->config, {"tensor_parallel", "autotp_size"});
+  if (autotp != nullptr && pickle::AsCount(autotp).value_or(0) > 1) reading->info.OfAutoTp();
   return {};
 }
 
