@@ -1,4 +1,4 @@
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "common/pec.h"
@@ -17,8 +17,11 @@ namespace {
 
 Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
   pec::SaveRequest options = flags.Options(context.flags());
-  pec::TokenLog tokens(flags.selection.tokens);
-  if (!tokens.path().empty()) options.tokens = &tokens;
+  std::shared_ptr<pec::TokenLog> tokens;
+  if (!flags.selection.tokens.empty()) {
+    SW_TRY_ASSIGN(tokens, pec::TokenLog::Open(flags.selection.tokens));
+    options.tokens = tokens.get();
+  }
   SW_TRY_ASSIGN(const auto input,
                 shardwright::ucp::OpenInput(context.comm(), flags.source.Options(context.flags()),
                                             context.sink()));

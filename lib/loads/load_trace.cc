@@ -214,12 +214,12 @@ Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text) {
 
 namespace {
 
-Result<LoadTrace> ReadWholeLoads(const std::string& path) {
-  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
-  if (folder) {
-    SW_TRY_ASSIGN(const bool statistics, os::Exists(path + "/meta_info.json"));
-    return statistics ? ReadStatisticFolder(path) : ReadCheckpointCounters(path);
-  }
+Result<LoadTrace> ReadFolder(const std::string& path) {
+  SW_TRY_ASSIGN(const bool statistics, os::Exists(path + "/meta_info.json"));
+  return statistics ? ReadStatisticFolder(path) : ReadCheckpointCounters(path);
+}
+
+Result<LoadTrace> ReadFile(const std::string& path) {
   if (path.ends_with(".pt") || path.ends_with(".pth")) return ReadRecorderDump(path);
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
   SW_TRY_ASSIGN(LoadTrace trace, ParseLoads(text, path));
@@ -237,7 +237,7 @@ Result<LoadTrace> ReadLoads(const std::string& path, std::uint64_t after) {
     SW_TRY_ASSIGN(trace, ReadLogEnd(path, after));
   }
   if (!trace) {
-    SW_TRY_ASSIGN(trace, ReadWholeLoads(path));
+    SW_TRY_ASSIGN(trace, folder ? ReadFolder(path) : ReadFile(path));
   }
   trace->after = after;
   const auto needed = std::find_if(trace->records.begin(), trace->records.end(),

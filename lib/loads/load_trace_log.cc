@@ -45,7 +45,7 @@ bool HasEach(const std::vector<LoadTrace::Record>& records, std::uint64_t after)
 }  // namespace
 
 Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64_t after) {
-  const auto whole = [] { return std::optional<LoadTrace>(); };
+  const std::optional<LoadTrace> whole;  // nothing
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   std::string text;
@@ -53,7 +53,7 @@ Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64
   while (true) {
     // Twice as much each time, so that all is moved and looked at a few times at most.
     const std::uint64_t block = std::max<std::uint64_t>(kFirstBlock, text.size());
-    if (begin <= block || text.size() + block > limits::kJsonBytes) return whole();
+    if (begin <= block || text.size() + block > limits::kJsonBytes) return whole;
     begin -= block;
     std::string more(block, '\0');
     SW_TRY(file.ReadAt(begin, std::as_writable_bytes(std::span(more))));
@@ -61,7 +61,7 @@ Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64
     const auto line = FirstLine(text);
     if (!line) continue;
     const auto iteration = IterationOf(std::string_view(text).substr(line->first, line->second));
-    if (!iteration) return whole();
+    if (!iteration) return whole;
     if (*iteration > after) continue;
     begin += line->first;
     text.erase(0, line->first);
@@ -69,7 +69,7 @@ Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64
   }
   LoadTrace trace;
   SW_TRY(AddLines(text, path, begin, &trace));
-  if (trace.format != "jsonl" || !HasEach(trace.records, after)) return whole();
+  if (trace.format != "jsonl" || !HasEach(trace.records, after)) return whole;
   SW_TRY(Finish(&trace, path));
   trace.bytes_read = text.size();
   trace.files_read = 1;

@@ -91,9 +91,9 @@ Agent::Agent(AgentOptions options)
   status_.memory_limit_bytes = options_.memory_bytes;
 }
 
-std::shared_ptr<TokenLog> Agent::OpenTokens() const {
-  if (options_.tokens_path.empty()) return nullptr;
-  return std::make_shared<TokenLog>(options_.tokens_path);
+Result<std::shared_ptr<TokenLog>> Agent::OpenTokens() const {
+  if (options_.tokens_path.empty()) return std::shared_ptr<TokenLog>();
+  return TokenLog::Open(options_.tokens_path);
 }
 
 Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Sink& sink,
@@ -111,7 +111,7 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
   const auto take = [&]() -> Result<std::uint64_t> {
     SW_TRY(CatchUp());
     auto record = std::make_shared<MemoryCheckpoint>();
-    record->tokens = OpenTokens();
+    SW_TRY_ASSIGN(record->tokens, OpenTokens());
     SaveRequest options = options_.save;
     options.tokens = record->tokens.get();
     record->recovery = known;
@@ -282,7 +282,10 @@ Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Limiter::Job
   SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> input,
                 OpenMemory(checkpoint, options_.pattern_files));
   input->bytes = std::make_unique<ThrottledBytes>(std::move(input->bytes), job);
-  const std::shared_ptr<TokenLog> tokens = checkpoint.tokens ? checkpoint.tokens : OpenTokens();
+  std::shared_ptr<TokenLog> tokens = checkpoint.tokens;
+  if (!tokens) {
+    SW_TRY_ASSIGN(tokens, OpenTokens());
+  }
   Snapshotted snapshotted = SnapshottedOf(checkpoint.manifest);
   snapshotted.recovery = checkpoint.recovery;
   SaveRequest options = options_.save;

@@ -233,7 +233,7 @@ class Agent {
   Status PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink);
   bool Holds(const AgentEntry& copy) const;
   Result<SaveReport> Write(const MemoryCheckpoint& checkpoint, Limiter::Job& job, Sink& sink);
-  std::shared_ptr<TokenLog> OpenTokens() const;
+  Result<std::shared_ptr<TokenLog>> OpenTokens() const;
   Result<std::optional<std::uint64_t>> StoredIteration() const;
   void DropIdle();
 

@@ -1,6 +1,7 @@
 #include "pec/store/read_blobs.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "os/dir.h"
@@ -67,8 +68,11 @@ std::uint64_t StoreBytes::files_read() const {
 }
 
 Result<BlobSource> FindBlob(const std::string& path, const BlobRef& ref) {
-  const auto file = os::File::OpenRead(path);
-  if (!file) return BadBlob(path, "a blob of " + std::to_string(ref.bytes) + " bytes is missing");
+  auto file = os::File::OpenRead(path);
+  if (!file && file.error().sys == ENOENT) {
+    return BadBlob(path, "a blob of " + std::to_string(ref.bytes) + " bytes is missing");
+  }
+  if (!file) return tl::unexpected<Error>(std::move(file).error());
   SW_TRY_ASSIGN(const os::Identity identity, file->Stat());
   if (!ref.zstd && identity.bytes != ref.bytes) {
     return BadBlob(path, std::to_string(ref.bytes) + " bytes expected, found " +

@@ -224,9 +224,13 @@ Result<std::vector<StoredCheckpoint>> Store::List() const {
 }
 
 bool Store::IsGone(const StoredCheckpoint& checkpoint) const {
-  // Opened, not only asked for: a network file system may remember a name that is gone.
-  const auto file = os::File::OpenRead(ManifestPath(checkpoint));
-  return !file && (file.error().sys == ENOENT || file.error().sys == ESTALE);
+  // Opened, not only asked for: a network file system may remember a name that is gone. What it
+  // remembers wrongly of one that is there is forgotten with the first answer.
+  for (int i = 0;; ++i) {
+    const auto file = os::File::OpenRead(ManifestPath(checkpoint));
+    const bool stale = !file && file.error().sys == ESTALE;
+    if (!stale || i > 0) return stale || (!file && file.error().sys == ENOENT);
+  }
 }
 
 Result<std::uint64_t> Store::NextSequence() const {

@@ -4,6 +4,9 @@
 #include <thread>
 #include <utility>
 
+#include "os/dir.h"
+#include "os/file.h"
+
 namespace shardwright::pec {
 namespace {
 
@@ -12,6 +15,12 @@ constexpr int kReads = 5;
 constexpr std::chrono::milliseconds kWait(100);
 
 }  // namespace
+
+Result<std::shared_ptr<TokenLog>> TokenLog::Open(std::string path) {
+  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+  if (!folder) SW_TRY(os::File::OpenRead(path));
+  return std::shared_ptr<TokenLog>(new TokenLog(std::move(path)));
+}
 
 Result<std::shared_ptr<const loads::LoadTrace>> TokenLog::After(std::uint64_t iteration) {
   if (read_ && read_->after <= iteration) return read_;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
 #include "loads/load_trace.h"
@@ -14,7 +15,9 @@ namespace shardwright::pec {
 class TokenLog {
  public:
   /// \param path  of a file or folder as loads::ReadLoads takes it
-  explicit TokenLog(std::string path) : path_(std::move(path)) {}
+  /// \error kNotFound  there is none, or it cannot be read
+  /// Local.
+  static Result<std::shared_ptr<TokenLog>> Open(std::string path);
 
   const std::string& path() const { return path_; }
 
@@ -24,6 +27,8 @@ class TokenLog {
   Result<std::shared_ptr<const loads::LoadTrace>> After(std::uint64_t iteration);
 
  private:
+  explicit TokenLog(std::string path) : path_(std::move(path)) {}
+
   std::string path_;
   std::shared_ptr<const loads::LoadTrace> read_;
 };

@@ -36,6 +36,11 @@ class Refusing(Stores):
             self.save(4, "--policy", policy, code=2)
             self.assertIn("give --tokens", self.stderr)
 
+    def test_tokens_that_are_not_there(self):
+        self.save(3, "--tokens", self.work / "absent", code=3)
+        self.assertIn("absent", self.stderr)
+        self.assertFalse(self.store.exists(), "a store was made")
+
     def test_tokens_of_another_shape_and_gaps(self):
         self.save(3, "--tokens", self.tokens_path)
         lines = self.tokens_path.read_text().splitlines(keepends=True)

@@ -79,6 +79,34 @@ TEST_F(CheckBeside, DamageIsStillSeen) {
   EXPECT_NE(check->damaged[0].find(newest.names[0]), std::string::npos);
 }
 
+TEST_F(CheckBeside, ClientStateIsLookedAt) {
+  Save(1);
+  const auto store = Store::Open(At("store"));
+  std::filesystem::remove(store->BlobPath(Stored()->passed.value()));
+  const auto check = Check("none", [] {});
+  ASSERT_TRUE(check) << check.error().message;
+  ASSERT_EQ(check->damaged.size(), 1U);
+  EXPECT_NE(check->damaged[0].find("client state of iteration 1"), std::string::npos)
+      << check->damaged[0];
+}
+
+TEST_F(CheckBeside, RanksShareAllBlobs) {
+  Save(1);
+  const auto store = Store::Open(At("store"));
+  const auto blobs = store->ListBlobs();
+  for (const BlobFile& blob : *blobs) std::filesystem::remove(store->BlobPath(blob));
+  for (const int size : {1, 3}) {
+    const auto ranks = comm::RunThreads(size, [&](comm::Comm& comm) -> Status {
+      NullSink sink;
+      SW_TRY_ASSIGN(const StoreCheck check,
+                    CheckStore(comm, At("store"), dialect::Patterns(), 1, sink));
+      EXPECT_EQ(check.damaged.size(), blobs->size()) << size;
+      return {};
+    });
+    for (const Status& one : ranks) EXPECT_TRUE(one) << one.error().message;
+  }
+}
+
 TEST_F(CheckBeside, AStoreThatGoesAwayIsNotWhole) {
   for (std::uint64_t i = 1; i <= 2; ++i) Save(i);
   const auto check = Check("check", [&] { std::filesystem::rename(At("store"), At("elsewhere")); });

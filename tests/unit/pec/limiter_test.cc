@@ -10,6 +10,7 @@
 #include <array>
 #include <functional>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -172,6 +173,25 @@ TEST_F(LimiterTest, WhatIsDueIsSentAllTheSame) {
   fast.Spend(1000);
   EXPECT_NEAR(Seconds(), 28.2, 0.02);
   EXPECT_EQ(fast.sent()[kDue], 1000U);
+}
+
+TEST_F(LimiterTest, AllHurryForTheFirstThatIsDue) {
+  Marks marks;
+  Limiter limiter(0, {}, Clock());
+  limiter.idle().Enter(0, marks.Hand());
+  limiter.Begin(10);
+  Go(At(10));
+  limiter.Begin(20);
+  std::array<std::optional<Limiter::Job>, 3> jobs;
+  jobs[1].emplace(limiter, 1000);  // due at 20 s
+  Go(At(16));
+  limiter.Begin(30);
+  jobs[0].emplace(limiter, 1000);  // due at 22 s
+  jobs[2].emplace(limiter, 1000);
+  // Half of the time from 16 to 20 s has to be enough.
+  jobs[2]->Spend(1000);
+  EXPECT_NEAR(Seconds(), 18, kLooks);
+  EXPECT_EQ(jobs[2]->sent()[kDue], 1000U);
 }
 
 TEST_F(LimiterTest, ASilentConnectionWouldBeTakenForDead) {

@@ -177,6 +177,9 @@ TEST(ClosedForm, TwoLevels) {
   for (const auto& [k_snapshot, loss] : table) {
     EXPECT_DOUBLE_EQ(*SteadyLossTwoLevels(16, k_snapshot, 1, 1, 0.5), loss) << k_snapshot;
   }
+  // All experts from storage, which has K = 1; all from memory.
+  EXPECT_DOUBLE_EQ(*SteadyLossTwoLevels(16, 4, 1, 1, 1), *SteadyLoss(16, 1, 1));
+  EXPECT_DOUBLE_EQ(*SteadyLossTwoLevels(16, 4, 1, 1, 0), *SteadyLoss(16, 4, 1));
 }
 
 // The mean over the ages that sequential selection leaves, also where K does not divide N.

@@ -58,6 +58,14 @@ TEST(Replicas, NoCopyOnTheOwnNode) {
   EXPECT_EQ(plan->load, Workers(8, 2));
 }
 
+TEST(Replicas, WhoHasFewestCopiesIsAskedFirst) {
+  WorkerGrid grid = *StageMajorGrid(4, 1, 1);
+  grid.node = {0, 0, 1, 2};  // the rotation would put a copy on its own node
+  const auto plan = PlaceReplicas(grid, 1);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ(plan->load, Workers(4, 1));
+}
+
 TEST(Replicas, TooFewNodes) {
   const auto plan = PlaceReplicas(*StageMajorGrid(2, 2, 3), 2);  // nodes 0, 0, 0, 1
   ASSERT_TRUE(plan);

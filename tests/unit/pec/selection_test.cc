@@ -122,6 +122,16 @@ TEST(LoadAware, NobodyStarves) {
   EXPECT_EQ(seen, 3U);
 }
 
+TEST(LoadAware, WithALargerKNobodyWaitsAsLong) {
+  LevelState state = MakeLevelState({4}, 2);
+  for (std::uint64_t t = 1; t <= 10; ++t) {  // those of age 4 * ceil(4 / 2) and one
+    ASSERT_TRUE(CountTokens(&state, {{1000, 900, 1, 0}}));
+    const Selection chosen = SelectLoadAware(state, 2);
+    EXPECT_EQ(chosen, t < 10 ? (Selection{{0, 1}}) : (Selection{{2, 3}})) << t;
+    Save(&state, chosen, t);
+  }
+}
+
 TEST(LoadAware, OverdueExpertsGoOldestFirst) {
   LevelState state = MakeLevelState({3}, 1);
   Save(&state, {{2}}, 1);

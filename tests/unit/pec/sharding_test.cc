@@ -252,6 +252,15 @@ TEST(PlanSave, KeptBytesAndSplitStateAreSharedByAllCopies) {
   EXPECT_EQ(plan->ideal, 32U);
 }
 
+TEST(PlanSave, WhatAllRanksSplitIsSharedToTheByte) {
+  SaveOptions options;
+  options.nonexpert_split = 11;
+  const auto plan =
+      PlanSave(EvenMap(1, 2, 2), {{}}, {{{0, 0}, {0, 0}}}, {}, List{}, {4, {2}}, options);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ(plan->rank_bytes, (List{4, 4, 0, 3}));
+}
+
 TEST(PlanSave, TheFixedPlanOfPhaseZero) {
   const ExpertMap map = EvenMap(1, 2, 2);
   const PerExpert<ExpertBytes> bytes = {{{10, 0}, {10, 0}}};

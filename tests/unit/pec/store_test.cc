@@ -2,67 +2,20 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 
-#include "base/crc32.h"
 #include "base/sink.h"
-#include "dialect/scan.h"
-#include "exec/manifest.h"
+#include "comm/comm.h"
 #include "os/fault.h"
+#include "pec/store/check_store.h"
 #include "pec/store/collect.h"
 #include "pec/store/dynamic_run.h"
-#include "pec/store/read_blobs.h"
-#include "pec/store/write_blobs.h"
-#include "plan/plan.h"
-#include "unit/os/scratch.h"
+#include "unit/pec/store_fixture.h"
 
 namespace shardwright::pec {
 namespace {
-
-/// A source without files, as a catalogue has it.
-dialect::SourceSet Nothing() {
-  dialect::SourceSet set;
-  set.dialect = "deepspeed";
-  return set;
-}
-
-class StoreTest : public os::Scratch {
- protected:
-  Store Make() {
-    StoreHead head;
-    head.modules = 1;
-    auto store = Store::OpenOrCreate(At("store"), head);
-    EXPECT_TRUE(store) << store.error().message;
-    return *std::move(store);
-  }
-
-  /// A manifest of one module that holds `text`, with its blob in place.
-  Manifest Put(const Store& store, std::uint64_t sequence, std::uint64_t iteration,
-               const std::string& text) {
-    Manifest manifest;
-    manifest.sequence = sequence;
-    manifest.iteration = iteration;
-    manifest.names = {"module"};
-    manifest.modules.resize(1);
-    Held held;
-    held.version = iteration;
-    const exec::UnitSum sum = exec::SumOf(os::AsBytes(text));
-    held.blob = Summarize({&sum, 1});
-    manifest.modules[0][0] = held;
-    manifest.catalogue = exec::DigestOf(os::AsBytes("catalogue"));
-    const std::string path = store.BlobPath(held.blob);
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-    std::ofstream(path, std::ios::binary) << text;
-    EXPECT_TRUE(store.Commit({sequence, iteration, false}, ToText(manifest),
-                             dialect::Serialize(Nothing()), std::nullopt));
-    return manifest;
-  }
-};
 
 TEST_F(StoreTest, IsMadeOnceAndOpenedAgain) {
   EXPECT_EQ(Store::Open(At("store")).error().code, Errc::kNotFound);
@@ -83,6 +36,103 @@ TEST_F(StoreTest, LeavesOtherFoldersAlone) {
   ASSERT_FALSE(made);
   EXPECT_EQ(made.error().code, Errc::kBusy);
   EXPECT_EQ(Contents("store").size(), 1U);
+}
+
+// After a loss of power a head has its folders, and a store that was told of has its name.
+TEST_F(StoreTest, TheFoldersAreDurableBeforeTheHeadAndTheNameAtTheEnd) {
+  {
+    const os::ScopedFault fault({.target = "rename", .first = 1, .error = EIO});
+    EXPECT_FALSE(Store::OpenOrCreate(At("store"), {}));
+    EXPECT_TRUE(fault.fired());
+    EXPECT_EQ(fault.Count(os::Op::kSync), 2U);  // the folders' names, the text of the head
+  }
+  const os::ScopedFault count;
+  ASSERT_TRUE(Store::OpenOrCreate(At("store"), {}));
+  EXPECT_EQ(count.Count(os::Op::kSync),
+            2U + 3);  // the head's name, as one of the store, the store's
+}
+
+TEST_F(StoreTest, BlobsGoOnceTheManifestsAreGoneForGood) {
+  const Store store = Make();
+  Put(store, 1, 10, "a");
+  const BlobFile blob = store.ListBlobs()->at(0);
+  {
+    const os::ScopedFault fault({.target = "sync", .first = 1, .error = EIO});
+    EXPECT_FALSE(store.Remove({{1, 10, false}}, {blob}));
+    EXPECT_TRUE(fault.fired());
+  }
+  EXPECT_TRUE(store.List()->empty());
+  EXPECT_TRUE(std::filesystem::exists(store.BlobPath(blob)));
+  ASSERT_TRUE(store.Remove({}, {blob}));
+  EXPECT_FALSE(std::filesystem::exists(store.BlobPath(blob)));
+}
+
+TEST_F(StoreTest, NumbersOfFailedSavesAreNotGivenAgain) {
+  const Store store = Make();
+  Scratch::Put("store/catalogues/0000000007.swc", "x");
+  EXPECT_EQ(*store.NextSequence(), 8U);
+  Scratch::Put("store/tokens/0000000009.json", "{}");
+  EXPECT_EQ(*store.NextSequence(), 10U);
+}
+
+TEST_F(StoreTest, ARecoveryIsNotAfterItself) {
+  const Store store = Make();
+  for (const std::uint64_t sequence : {1U, 2U}) {
+    RecoveryRecord recovery;
+    recovery.sequence = sequence;
+    recovery.resume = 10;
+    ASSERT_TRUE(store.AddRecovery(recovery));
+  }
+  const auto later = store.RecoveriesAfter(1);
+  ASSERT_TRUE(later) << later.error().message;
+  ASSERT_EQ(later->size(), 1U);
+  EXPECT_EQ(later->front().sequence, 2U);
+  EXPECT_TRUE(store.CheckPast(2, 20, "a copy"));
+  EXPECT_EQ(store.CheckPast(1, 20, "a copy").error().code, Errc::kMismatch);
+}
+
+TEST_F(StoreTest, ATokenRecordOfAnotherCheckpointIsRefused) {
+  const Store store = Make();
+  const TokenRecord tokens{0, {{10, {{1, 2}}}}};
+  ASSERT_TRUE(store.Commit({1, 10, false}, "", "", tokens));
+  ASSERT_TRUE(store.ReadTokens(1));
+  std::filesystem::copy(store.TokensPath(1), store.TokensPath(2));
+  const auto other = store.ReadTokens(2);
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().code, Errc::kBadInput);
+  EXPECT_NE(other.error().message.find("record of checkpoint 1"), std::string::npos);
+}
+
+TEST_F(StoreTest, StrangersAmongTheBlobsAreNamed) {
+  const Store store = Make();
+  const std::string stranger = "store/blobs/ab/cd" + std::string(30, '0');
+  Scratch::Put(stranger, "of another folder");
+  const auto blobs = store.ListBlobs();
+  ASSERT_FALSE(blobs);
+  EXPECT_NE(blobs.error().message.find(At(stranger)), std::string::npos) << blobs.error().message;
+}
+
+TEST_F(StoreTest, CheckNamesDamagedTexts) {
+  const Store store = Make();
+  Put(store, 1, 10, "a");  // its catalogue is not the one that the manifest has
+  Scratch::Put("store/tokens/0000000001.json", "{");
+  const auto said = [&] {
+    NullSink sink;
+    const auto comm = comm::MakeSerialComm();
+    const auto check = CheckStore(*comm, At("store"), dialect::Patterns(), 1, sink);
+    EXPECT_TRUE(check) << check.error().message;
+    std::string lines;
+    for (const std::string& line : check->damaged) lines += line + '\n';
+    return lines;
+  };
+  EXPECT_NE(said().find(store.CataloguePath(1) + ": digest "), std::string::npos) << said();
+  EXPECT_NE(said().find(store.TokensPath(1)), std::string::npos) << said();
+  const TokenRecord tokens{0, {{20, {{1, 2}}}}};
+  Manifest manifest = *store.ReadManifest({1, 10, false});
+  ASSERT_TRUE(store.Commit({1, 10, false}, ToText(manifest), "", tokens));
+  EXPECT_NE(said().find(store.TokensPath(1) + ": of iteration 10, found tokens up to 20"),
+            std::string::npos)
+      << said();
 }
 
 TEST_F(StoreTest, ListsCheckpointsAndWhatIsAbandoned) {
@@ -270,157 +320,50 @@ TEST_F(StoreTest, CollectionKeepsWhatIsNamed) {
   EXPECT_EQ(store.List()->size(), 2U);
 }
 
-/// Members of a source in memory.
-class Memory final : public exec::ByteSource {
- public:
-  explicit Memory(std::vector<std::string> texts) : members(std::move(texts)) {}
-  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
-    std::memcpy(out.data(), members[member].data() + offset, out.size());
-    reads += out.size();
-    return {};
+TEST_F(StoreTest, CollectionKeepsNothingThatWasGivenUp) {
+  const Store store = Make();
+  for (std::uint64_t i = 1; i <= 3; ++i) {
+    Manifest manifest = Put(store, i, i == 3 ? 20 : i * 10, "content");
+    manifest.catalogue = exec::DigestOf(os::AsBytes(dialect::Serialize(Nothing())));
+    ASSERT_TRUE(store.Commit({i, manifest.iteration, false}, ToText(manifest),
+                             dialect::Serialize(Nothing()), std::nullopt));
   }
-  std::uint64_t bytes_read() const override { return reads; }
-  std::uint64_t files_read() const override { return 1; }
-  std::atomic<std::uint64_t> reads = 0;
-  std::vector<std::string> members;
-};
-
-/// Two blobs: one of three units, one small, each a copy of a member.
-class WriteBlobsTest : public StoreTest {
- protected:
-  WriteBlobsTest() {
-    std::string large(2 * plan::kUnitBytes + 100, '\0');
-    for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * 7 + i / 999);
-    bytes_ = std::make_unique<Memory>(std::vector<std::string>{large, "small"});
-    map_.files = {"source"};
-    for (const std::string& member : bytes_->members) {
-      map_.members.push_back({.file = 0,
-                              .offset = 0,
-                              .bytes = member.size(),
-                              .crc32 = Crc32(os::AsBytes(member)),
-                              .name = "m"});
-      plan::OutputFile file;
-      file.path = "blob";
-      file.bytes = member.size();
-      plan::Payload payload;
-      payload.kind = plan::Payload::Kind::kMember;
-      payload.bytes = member.size();
-      payload.member = static_cast<std::uint32_t>(target_.files.size());
-      file.payloads.push_back(payload);
-      target_.files.push_back(std::move(file));
-    }
-  }
-
-  Result<std::vector<BlobResult>> Write(const Store& store, std::vector<BlobJob> jobs,
-                                        bool zstd = false, bool look = false) {
-    const auto plan = plan::Plan::Make(map_, target_);
-    EXPECT_TRUE(plan);
-    std::filesystem::create_directories(At("store/incoming-x"));
-    exec::SourceSums sums(map_.members.size());
-    NullSink sink;
-    bytes_->reads = 0;
-    BlobOptions options;
-    options.incoming = At("store/incoming-x");
-    options.zstd = zstd;
-    options.look_for_known = look;
-    options.threads = 2;
-    auto done = WriteBlobs(store, *plan, *bytes_, jobs, options, &sums, sink);
-    std::filesystem::remove_all(At("store/incoming-x"));
-    return done;
-  }
-
-  std::unique_ptr<Memory> bytes_;
-  layout::ShardMap map_;
-  plan::Target target_;
-};
-
-TEST_F(WriteBlobsTest, NamesContentByItsTreeDigest) {
-  const Store store = Make();
-  for (const bool zstd : {false, true}) {
-    std::filesystem::remove_all(At("store/blobs"));
-    std::filesystem::create_directories(At("store/blobs"));
-    const auto done = Write(store, {{0, {}}, {1, {}}}, zstd);
-    ASSERT_TRUE(done) << done.error().message;
-    const std::string& large = bytes_->members[0];
-    std::vector<exec::Digest> units;
-    for (std::size_t at = 0; at < large.size(); at += plan::kUnitBytes) {
-      units.push_back(exec::DigestOf(os::AsBytes(large.substr(at, plan::kUnitBytes))));
-    }
-    const BlobRef& ref = (*done)[0].ref;
-    EXPECT_EQ(ref.digest, exec::FileDigest(units, exec::DigestOf({})));
-    EXPECT_EQ(ref.crc32, Crc32(os::AsBytes(large)));
-    EXPECT_EQ(ref.head, units[0]);
-    EXPECT_EQ(ref.bytes, large.size());
-    EXPECT_EQ(ref.zstd, zstd);
-    const std::vector<std::uint64_t> payloads{large.size()};
-    EXPECT_TRUE(VerifyBlob(store.BlobPath(ref), ref, payloads));
-    EXPECT_EQ(std::filesystem::file_size(store.BlobPath(ref)) == large.size(), !zstd);
-    EXPECT_EQ(store.ListBlobs()->size(), 2U);
-  }
+  const auto done = CollectGarbage(At("store"), {9, std::nullopt}, false);
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_EQ(*store.List(), (std::vector<StoredCheckpoint>{{1, 10, false}, {3, 20, false}}));
 }
 
-TEST_F(WriteBlobsTest, UnchangedContentIsHashedOnce) {
+TEST_F(StoreTest, CollectionKeepsClientState) {
   const Store store = Make();
-  const auto first = Write(store, {{0, {}}, {1, {}}});
-  ASSERT_TRUE(first);
-  const auto before = Contents("store/blobs");
-  const auto again = Write(store, {{0, (*first)[0].ref}, {1, (*first)[1].ref}});
-  ASSERT_TRUE(again);
-  EXPECT_TRUE((*again)[0].unchanged);
-  EXPECT_EQ((*again)[0].written_bytes, 0U);
-  EXPECT_EQ(bytes_->reads, bytes_->members[0].size() + bytes_->members[1].size());
-  EXPECT_EQ(Contents("store/blobs"), before);
+  const Manifest other = Put(store, 1, 10, "client state");
+  Manifest manifest = Put(store, 2, 20, "a");
+  manifest.passed = other.modules[0][0]->blob;
+  manifest.catalogue = exec::DigestOf(os::AsBytes(dialect::Serialize(Nothing())));
+  ASSERT_TRUE(
+      store.Commit({2, 20, false}, ToText(manifest), dialect::Serialize(Nothing()), std::nullopt));
+  const auto done = CollectGarbage(At("store"), {1, std::nullopt}, false);
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_EQ(done->removed.size(), 1U);
+  EXPECT_EQ(done->blobs_removed, 0U);
+  EXPECT_TRUE(std::filesystem::exists(store.BlobPath(*manifest.passed)));
 }
 
-TEST_F(WriteBlobsTest, AChangeBehindTheFirstUnitIsSeen) {
+TEST_F(StoreTest, CollectionWaitsForNoWriterAndTellsWhatIsStillNeeded) {
   const Store store = Make();
-  const auto first = Write(store, {{0, {}}});
-  ASSERT_TRUE(first);
-  bytes_->members[0].back() = static_cast<char>(bytes_->members[0].back() ^ 1);
-  map_.members[0].crc32 = Crc32(os::AsBytes(bytes_->members[0]));
-  const auto again = Write(store, {{0, (*first)[0].ref}});
-  ASSERT_TRUE(again);
-  EXPECT_FALSE((*again)[0].unchanged);
-  EXPECT_NE((*again)[0].ref.digest, (*first)[0].ref.digest);
-  EXPECT_EQ(Get("store" + store.BlobPath((*again)[0].ref).substr(At("store").size())),
-            bytes_->members[0]);
-}
-
-TEST_F(WriteBlobsTest, KnownContentThatIsGoneIsWrittenAgainIfLookedFor) {
-  const Store store = Make();
-  const auto first = Write(store, {{0, {}}});
-  ASSERT_TRUE(first);
-  std::filesystem::remove(store.BlobPath((*first)[0].ref));
-  const auto trusted = Write(store, {{0, (*first)[0].ref}});
-  ASSERT_TRUE(trusted);
-  EXPECT_TRUE((*trusted)[0].unchanged);
-  EXPECT_FALSE(std::filesystem::exists(store.BlobPath((*first)[0].ref)));
-  const auto again = Write(store, {{0, (*first)[0].ref}}, false, true);
-  ASSERT_TRUE(again);
-  EXPECT_FALSE((*again)[0].unchanged);
-  EXPECT_EQ((*again)[0].ref.digest, (*first)[0].ref.digest);
-  EXPECT_TRUE(std::filesystem::exists(store.BlobPath((*first)[0].ref)));
-}
-
-TEST_F(WriteBlobsTest, PassedMembersAreComparedWithTheirChecksum) {
-  const Store store = Make();
-  map_.members[1].crc32 = 1;
-  const auto done = Write(store, {{1, {}}});
-  ASSERT_FALSE(done);
-  EXPECT_EQ(done.error().code, Errc::kBadInput);
-  EXPECT_TRUE(store.ListBlobs()->empty());
-}
-
-TEST_F(WriteBlobsTest, FindBlobTellsSizes) {
-  const Store store = Make();
-  const auto done = Write(store, {{1, {}}});
-  ASSERT_TRUE(done);
-  const BlobRef& ref = (*done)[0].ref;
-  std::ofstream(store.BlobPath(ref), std::ios::app) << "x";
-  const auto found = FindBlob(store.BlobPath(ref), ref);
-  ASSERT_FALSE(found);
-  EXPECT_NE(found.error().message.find("5 bytes expected, found 6"), std::string::npos);
-  EXPECT_FALSE(store.Find(ref.digest, 5));
+  Manifest manifest = Put(store, 1, 10, "a");
+  manifest.catalogue = exec::DigestOf(os::AsBytes(dialect::Serialize(Nothing())));
+  manifest.modules[0][0]->version = 4;
+  ASSERT_TRUE(
+      store.Commit({1, 10, false}, ToText(manifest), dialect::Serialize(Nothing()), std::nullopt));
+  const auto lock = store.LockForWriting("a save");
+  ASSERT_TRUE(lock);
+  const int status = os::InChild([&] {
+    const auto beside = CollectGarbage(At("store"), {}, false);
+    const auto dry = CollectGarbage(At("store"), {}, true);
+    return !beside && beside.error().code == Errc::kBusy && dry ? 0 : 1;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(CollectGarbage(At("store"), {}, true)->oldest_version, 4U);
 }
 
 }  // namespace
