@@ -9,9 +9,11 @@
 // 5. Rank 0 prints the answer, writes the report and ends with the summary line.
 // 6. All ranks return the same exit code.
 
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -22,6 +24,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "base/bytes.h"
@@ -37,6 +40,30 @@
 
 namespace shardwright::cli {
 namespace {
+
+/// Ends the process like any other want of memory where no one catches it: before the body and
+/// after it, in threads, and in what may not throw. Nothing is allocated here.
+[[noreturn]] void Terminate() {
+  bool memory = false;
+  try {
+    const std::exception_ptr thrown = std::current_exception();
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    memory = true;
+  } catch (...) {
+    std::abort();
+  }
+  if (!memory) std::abort();
+  constexpr std::string_view kText = ": error: out of memory\n";
+  const std::array<iovec, 2> line{
+      iovec{program_invocation_short_name, std::strlen(program_invocation_short_name)},
+      iovec{const_cast<char*>(kText.data()), kText.size()}};
+  [[maybe_unused]] const ssize_t written = ::writev(STDERR_FILENO, line.data(), line.size());
+  ::_exit(static_cast<int>(Errc::kLimit));
+}
+
+// Before main, whose first words may be too many.
+[[maybe_unused]] const std::terminate_handler kFormer = std::set_terminate(Terminate);
 
 using Clock = std::chrono::steady_clock;
 

@@ -20,6 +20,10 @@ namespace {
 /// syncs on a disk that takes their 4 GB in 2 s.
 constexpr std::size_t kFilesSyncedOneByOne = 64;
 
+Status NotAsWritten(const std::string& path) {
+  return Fail(Errc::kIo, path + ": what was read back is not what was written");
+}
+
 /// The last barrier before anything is written: whatever a path was made of, it stays in the
 /// output.
 Status CheckPath(std::string_view path) {
@@ -293,7 +297,7 @@ Status Runner::ReadBack(std::uint32_t index) const {
   }
   SW_TRY(read(end, file.bytes, [&] { frame.Add(buffer); }));
   if (FileDigest(digests, frame.Finish()) != file_digests_[index]) {
-    return Fail(Errc::kIo, StagePath(index) + ": what was read back is not what was written");
+    return NotAsWritten(StagePath(index));
   }
   return {};
 }
@@ -328,7 +332,12 @@ Status Runner::Commit() {
     steps.files_synced = true;
     steps.write_manifest = [&](const std::string& stage) -> Status {
       SW_TRY_ASSIGN(const std::string text, MakeManifest(options_.manifest, files));
-      return os::ReplaceFile(stage + "/" + kManifestName, text);
+      const std::string path = stage + "/" + kManifestName;
+      SW_TRY(os::ReplaceFile(path, text));
+      if (options_.verify != Verify::kReadback) return {};
+      // One byte more than it should have is enough to see that it is another.
+      SW_TRY_ASSIGN(const std::string found, os::ReadWholeText(path, text.size() + 1));
+      return found == text ? Status() : NotAsWritten(path);
     };
     return stage_->Commit(steps);
   });

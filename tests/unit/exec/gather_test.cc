@@ -110,6 +110,24 @@ TEST(Gathered, MeansKeepANegativeZero) {
   EXPECT_FALSE(std::signbit(values[2]));
 }
 
+TEST(Gathered, TypesOfOneSizeAreConverted) {
+  Gathering g;
+  g.source.Whole("w", "weight", DType::kF16, {2});
+  MapMaker wanted;
+  wanted.Whole("w", "weight", DType::kBF16, {2});
+  g.target = wanted.AsTarget();
+  g.members = {std::string("\x00\x3C\x00\xC0", 4)};  // 1, -2
+  EXPECT_EQ(g.Run()[0], std::string("\x80\x3F\x00\xC0", 4));
+}
+
+TEST(Gathered, KnownBytesOfSeveralUnitsGoOnWhereTheLastEnded) {
+  Gathering g;
+  std::string known(plan::kUnitBytes + 1000, '\0');
+  for (std::size_t i = 0; i < known.size(); ++i) known[i] = static_cast<char>(i % 251);
+  g.target.files.push_back(plan::WholeFile("known", known));
+  EXPECT_TRUE(g.Run()[0] == known);
+}
+
 TEST(Gathered, PaddingIsZero) {
   Gathering g;
   g.source.Whole("w", "fp32", DType::kF32, {2});

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "comm/threads.h"
 #include "exec/verify.h"
 #include "memory_bytes.h"
 
@@ -94,6 +95,47 @@ TEST_F(Verified, DamageIsFoundWhereverItIs) {
       EXPECT_NE(verified.error().message.find(word), std::string::npos) << verified.error().message;
     }
   }
+}
+
+// What a plan leaves out is longer than what is read at once.
+TEST(Gaps, OfSeveralUnitsAreReadFromOneEndToTheOther) {
+  constexpr std::uint64_t kAll = plan::kUnitBytes;  // 4 MiB
+  plan::MapMaker source, wanted;
+  const std::uint32_t array = source.Array(DType::kF32, kAll);
+  source.Tensor("w", "fp32", DType::kF32, {4})
+      .fragments.push_back(
+          {plan::MapMaker::Cut(layout::Cut::Whole({4})), {array, 2}, layout::Role::kOwner});
+  wanted.Whole("w", "fp32", DType::kF32, {4});
+  const plan::Target target = wanted.AsTarget();
+  std::string bytes(kAll * 4, '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 31 >> 7);
+  source.map.members[0].crc32 = Crc(bytes);
+  const auto plan = plan::Plan::Make(source.map, target);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;
+  SourceSums sums(1);
+  const Share share{0, Crc32Share(Crc(bytes.substr(8, 16)), bytes.size() - 24), 16};
+  sums.Add({&share, 1});
+  MemoryBytes memory({bytes});
+  tbb::task_arena arena(2);
+  const auto verified = VerifyMembers(*plan, sums, {.source = &memory}, arena);
+  ASSERT_TRUE(verified) << verified.error().message;
+  EXPECT_EQ(verified->verified, 1U);
+}
+
+TEST(Sums, OfAllRanksAreEveryRanks) {
+  const auto answers = comm::RunThreads(3, [](comm::Comm& comm) -> Status {
+    const auto rank = static_cast<std::uint32_t>(comm.rank());
+    SourceSums sums(3);
+    const Share share{rank, 100 + rank, 10 + rank};
+    sums.Add({&share, 1});
+    SW_TRY(CombineSums(comm, &sums));
+    for (std::uint32_t m = 0; m < 3; ++m) {
+      EXPECT_EQ(sums.crc(m), 100 + m);
+      EXPECT_EQ(sums.bytes(m), 10 + m);
+    }
+    return {};
+  });
+  for (const Status& answer : answers) EXPECT_TRUE(answer);
 }
 
 TEST_F(Verified, WithoutAChecksumIsNotSaid) {

@@ -7,8 +7,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "comm/threads.h"
 #include "exec/manifest.h"
 #include "memory_bytes.h"
+#include "os/fault.h"
 #include "unit/os/scratch.h"
 
 namespace shardwright::exec {
@@ -64,10 +66,53 @@ class Runs : public os::Scratch {
     return exec::Run(*comm, plan, bytes, options_, sink != nullptr ? *sink : none);
   }
 
+  /// On several ranks, which must all end alike. \returns the first one's outcome
+  Status RunOn(int ranks, int looks = 1 << 30) {
+    const auto answers = comm::RunThreads(ranks, [&](comm::Comm& comm) -> Status {
+      SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(source_, target_));
+      MemoryBytes bytes(members_);
+      Stopping sink(looks);
+      SW_TRY_ASSIGN(const RunReport done, exec::Run(comm, plan, bytes, options_, sink));
+      if (comm.rank() == 0) report_ = done;
+      return {};
+    });
+    for (const Status& answer : answers) {
+      EXPECT_EQ(answer.has_value(), answers[0].has_value())
+          << (answer ? answers[0] : answer).error().message;
+    }
+    return answers[0];
+  }
+
+  /// A run of one thread that is stopped after so many units.
+  void Stop(int units) {
+    options_.threads = 1;
+    Stopping stopping(units);
+    const auto stopped = Run(&stopping);
+    ASSERT_FALSE(stopped);
+    ASSERT_EQ(stopped.error().code, Errc::kStopped);
+    options_.resume = true;
+  }
+
+  /// What a stopped run has left behind.
+  std::string StagePath() const {
+    for (const auto& entry : fs::directory_iterator(At("in"))) {
+      if (entry.path().filename().string().starts_with("out.partial-"))
+        return entry.path().string();
+    }
+    return "";
+  }
+
+  void ExpectTensor() const {
+    const auto values = plan::AsFloats(Get("in/out/out0") + Get("in/out/out1"));
+    ASSERT_EQ(values.size(), plan::kUnitBytes);
+    for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
+  }
+
   layout::ShardMap source_;
   plan::Target target_;
   std::vector<std::string> members_;
   RunOptions options_;
+  RunReport report_;  // of the last RunOn
 };
 
 TEST_F(Runs, WriteNothingOutsideTheOutput) {
@@ -169,6 +214,146 @@ TEST_F(Runs, StopAndGoOn) {
   for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
 }
 
+TEST_F(Runs, DoNotDependOnTheNumberOfRanks) {
+  MakeTensor();
+  ASSERT_TRUE(Run());
+  for (const int ranks : {2, 3}) {
+    options_.output = At("in/ranks" + std::to_string(ranks));
+    const Status done = RunOn(ranks);
+    ASSERT_TRUE(done) << done.error().message;
+    EXPECT_EQ(report_.members_verified, 3U);
+    for (const char* name : {"out0", "out1", "shardwright.json"}) {
+      EXPECT_TRUE(Get(std::string("in/out/") + name) ==
+                  Get("in/ranks" + std::to_string(ranks) + "/" + name))
+          << name;
+    }
+  }
+}
+
+TEST_F(Runs, OfSeveralRanksGoOnWithWhatAllHaveNoted) {
+  MakeTensor();
+  options_.threads = 1;
+  const Status stopped = RunOn(2, 1);
+  ASSERT_FALSE(stopped);
+  ASSERT_EQ(stopped.error().code, Errc::kStopped);
+  options_.resume = true;
+  const Status resumed = RunOn(2);
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(report_.units_resumed, 2U) << "one of each rank";
+  EXPECT_EQ(report_.members_verified, 3U);
+  ExpectTensor();
+}
+
+TEST_F(Runs, WriteUnitsAgainThatAPowerFailureHasDamaged) {
+  MakeTensor();
+  Stop(2);
+  {
+    std::fstream file(StagePath() + "/out0", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(5);
+    file.put('?');
+    ASSERT_TRUE(file.flush());
+  }
+  const auto resumed = Run();
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(resumed->units_resumed, 1U);
+  ExpectTensor();
+}
+
+TEST_F(Runs, ReadAgainWhatWasNotedWithoutChecksums) {
+  MakeTensor();
+  options_.verify = Verify::kNone;
+  Stop(2);
+  options_.verify = Verify::kSums;
+  const auto resumed = Run();
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(resumed->units_resumed, 0U);
+  EXPECT_EQ(resumed->members_verified, 3U);
+  ExpectTensor();
+}
+
+TEST_F(Runs, RefuseRecordsThatAreNotTheirs) {
+  MakeTensor();
+  Stop(2);
+  const std::string stage = StagePath();
+  auto journal = os::Journal::Open(stage + "/.journal/1", options_.fingerprint);
+  ASSERT_TRUE(journal && journal->Append(os::AsBytes("short")));
+  const auto resumed = Run();
+  ASSERT_FALSE(resumed);
+  EXPECT_EQ(resumed.error().code, Errc::kBadInput);
+  EXPECT_NE(resumed.error().message.find("a record that is not of this run"), std::string::npos)
+      << resumed.error().message;
+}
+
+// The journal, then its folder: before the first output file.
+TEST_F(Runs, MakeTheirJournalDurableFirst) {
+  MakeTensor();
+  const auto failing = [&](const std::string& spec) {
+    const os::ScopedFault fault(*os::ParseFault(spec));
+    const auto done = Run();
+    EXPECT_FALSE(done) << spec;
+    EXPECT_EQ(fault.Count(os::Op::kCreate), 2U) << spec << ": the lock and the journal";
+    const std::string said = done ? "" : done.error().message;
+    fs::remove_all(At("in"));
+    fs::create_directories(At("in"));
+    return said;
+  };
+  for (const char* spec : {"sync:1:eio", "sync:2:eio"}) {
+    EXPECT_NE(failing(spec).find("/.journal/0: cannot sync"), std::string::npos) << spec;
+  }
+  EXPECT_NE(failing("sync:3:eio").find("/.journal: cannot sync directory"), std::string::npos);
+}
+
+TEST_F(Runs, AreRefusedWhereARankDoesNotSeeTheStage) {
+  fs::create_directories(At("in/stage"));
+  const auto answers = comm::RunThreads(2, [&](comm::Comm& comm) {
+    return CheckShared(comm, At(comm.rank() == 0 ? "in/stage" : "in/elsewhere"), "OUTPUT");
+  });
+  for (const Status& answer : answers) {
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code, Errc::kIo);
+    EXPECT_NE(answer.error().message.find("OUTPUT: " + At("in/elsewhere")), std::string::npos)
+        << answer.error().message;
+  }
+}
+
+/// Members of files that are looked at again.
+class Changing final : public ByteSource {
+ public:
+  Changing(std::vector<std::string> members, Result<bool> answer)
+      : bytes_(std::move(members)), answer_(std::move(answer)) {}
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
+    return bytes_.Read(member, offset, out);
+  }
+  Result<bool> LookAgain(std::uint32_t /*file*/) override { return answer_; }
+  std::uint64_t bytes_read() const override { return bytes_.bytes_read(); }
+  std::uint64_t files_read() const override { return bytes_.files_read(); }
+
+ private:
+  MemoryBytes bytes_;
+  Result<bool> answer_;
+};
+
+TEST_F(Runs, LookAgainAtFilesThatTheyCopyWithoutAChecksum) {
+  members_ = {"what it was"};
+  target_.files.push_back(
+      plan::WholeFile("copy", At("original"), members_[0].size(), plan::Twin::kCopy, &source_));
+  const auto run = [&](Result<bool> answer) -> Result<RunReport> {
+    const auto comm = comm::MakeSerialComm();
+    SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(source_, target_));
+    Changing bytes(members_, std::move(answer));
+    NullSink none;
+    return exec::Run(*comm, plan, bytes, options_, none);
+  };
+  const auto changed = run(Fail(Errc::kNotFound, "it has changed"));
+  ASSERT_FALSE(changed);
+  EXPECT_NE(changed.error().message.find("it has changed"), std::string::npos);
+  EXPECT_FALSE(fs::exists(At("in/out")));
+  options_.force = true;
+  const auto grown = run(true);
+  ASSERT_TRUE(grown) << grown.error().message;
+  EXPECT_EQ(Get("in/out/copy"), "what it was");
+}
+
 TEST_F(Runs, NeedMemoryForEachThread) {
   MakeTensor();
   options_.memory_bytes = 1000;
@@ -187,6 +372,16 @@ TEST_F(Runs, ReadBackWhatTheyWrote) {
   const auto done = Run();
   ASSERT_TRUE(done) << done.error().message;
   EXPECT_EQ(Get("in/out/out1").size(), 2 * plan::kUnitBytes);
+  // Whatever is read of files is read back: the source is in memory.
+  const os::ScopedFault fault(*os::ParseFault("read:1+:eio"));
+  options_.output = At("in/unread");
+  const auto unread = Run();
+  ASSERT_FALSE(unread);
+  EXPECT_EQ(unread.error().sys, EIO);
+  EXPECT_FALSE(fs::exists(At("in/unread")));
+  options_.verify = Verify::kSums;
+  options_.output = At("in/written");
+  EXPECT_TRUE(Run()) << "nothing is read back";
 }
 
 }  // namespace

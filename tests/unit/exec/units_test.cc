@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/crc32.h"
+#include "comm/threads.h"
 #include "exec/for_each.h"
 #include "exec/verify.h"
 #include "exec/zpack.h"
@@ -202,6 +203,23 @@ TEST_F(Units, RoundsAreAnnouncedAndDrained) {
   EXPECT_EQ(to.rounds, (std::vector<std::vector<std::uint64_t>>{{0, 1, 2}, {3, 4, 5}, {6, 7}}));
   EXPECT_EQ(to.units.size(), 8U);
   EXPECT_EQ(to.drained, 3);
+}
+
+TEST_F(Units, NoRankGoesOnWhenOneHasFailed) {
+  const auto answers = comm::RunThreads(2, [&](comm::Comm& comm) -> Status {
+    tbb::task_arena arena(1);
+    NullSink sink;
+    Memory bytes(bytes_.members);
+    Exchange source(comm, map_, bytes, {});
+    UnitLoop loop(*plan_, bytes, arena, sink, {});
+    Noting to;
+    if (comm.rank() == 1) to.fails = {3};
+    return ForUnitsInRounds(comm, loop, *plan_, source, all_, all_.size(), to);
+  });
+  for (const Status& answer : answers) {
+    ASSERT_FALSE(answer);
+    EXPECT_NE(answer.error().message.find("unit 3"), std::string::npos) << answer.error().message;
+  }
 }
 
 // One thread has windows of two blocks, so that units reach from one into the next.
