@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Several ranks of which one dies, hangs or is left without its launcher, at calls that change something on disk.
 
-Usage: ranks_test.py BIN --mpirun PROGRAM [--ranks N]... [--calls N] [--case NAME]... [--seconds N]
+Usage: ranks_test.py BIN --mpirun PROGRAM [--ranks N]... [--calls N] [--case NAME]... [--seconds N] [--jobs N]
 
 Each rank in turn is the victim, at --calls of its calls, evenly chosen:
   kill     it dies; the others end within the deadline
@@ -9,17 +9,19 @@ Each rank in turn is the victim, at --calls of its calls, evenly chosen:
   wake     it stops and goes on after a while; the run ends as if nothing had been
   orphans  the launcher is killed (SIGKILL); no rank is left after the deadline
 Afterwards nothing runs, what is on disk is the old or the new output, and the same command again (with --resume where it
-has that) ends well with the bytes of an undisturbed run. --seconds is the deadline.
+has that) ends well with the bytes of an undisturbed run. --seconds is the deadline. --jobs is how many runs go on at once: they wait more than they compute.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 sys.dont_write_bytecode = True
@@ -97,7 +99,7 @@ class Ranks:
     def __init__(self, case, mpirun, ranks, deadline, folder, log):
         self.case, self.mpirun, self.ranks, self.deadline = case, mpirun, ranks, deadline
         self.folder, self.log = folder, log
-        self.counts, self.slowest = collections.Counter(), 0.0
+        self.counts, self.slowest, self.lock = collections.Counter(), 0.0, threading.Lock()
 
     def argv(self, faults=None, more=()):
         """\\param faults  {rank: its SHARDWRIGHT_FAULT}"""
@@ -114,24 +116,29 @@ class Ranks:
             shutil.copytree(self.case.before, where / "store")
         return where
 
-    def go(self, calls):
+    def go(self, calls, jobs):
         base = self.place("base")
         counts = {rank: f"count:{base / f'counts-{rank}'}" for rank in range(self.ranks)}
         done = run(self.argv(counts), cwd=base)
         expect(done.code == 0, f"undisturbed: {done}")
         self.wanted = self.case.made(base)
+        trials = []
         for victim in range(self.ranks):
             words = (base / f"counts-{victim}").read_text().split()
             count = next(int(word[4:]) for word in words if word.startswith("any="))
             self.counts["calls"] += count
             for number in sorted({1 + i * (count - 1) // max(1, calls - 1) for i in range(min(calls, count))}):
-                for way in WAYS:
-                    self.trial(way, victim, number)
+                trials += [(way, victim, number) for way in WAYS]
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            for done in [pool.submit(self.trial, *trial, (i + i // len(WAYS)) % 2 == 0)
+                         for i, trial in enumerate(trials)]:
+                done.result()
         kinds = ", ".join(f"{self.counts[way]} {way}" for way in WAYS)
         self.log(f"{self.case.name}, {self.ranks} ranks: {kinds} over {self.counts['calls']} calls; the slowest end "
                  f"{self.slowest:.1f} s")
 
-    def trial(self, way, victim, number):
+    def trial(self, way, victim, number, several):
+        """\\param several  whether the command is run again with as many ranks, or with one"""
         where = self.place(f"{way}-{victim}-{number}")
         what = f"{self.case.name}, {self.ranks} ranks, {way} of rank {victim} at call {number}"
         action = "kill" if way == "kill" else "hang"
@@ -142,13 +149,14 @@ class Ranks:
             # A rank has a call more or less from run to run: its last one may not come.
             reached = way == "kill" or self.stopped(process, where, what)
             reached = reached and getattr(self, way)(process, where, what) is not False
-            self.counts[way if reached else "ended before"] += 1
+            with self.lock:
+                self.counts[way if reached else "ended before"] += 1
             gone, seconds = until(lambda: not processes(str(where)), self.deadline)
             expect(gone, f"{what}: still there after {seconds:.0f} s: {processes(str(where))}")
         finally:
             for pid in processes(str(where)):
                 os.kill(pid, signal.SIGKILL)
-        self.look(where, what)
+        self.look(where, what, several)
         shutil.rmtree(where)
 
     def stopped(self, process, where, what):
@@ -166,8 +174,12 @@ class Ranks:
     def ended(self, process, what):
         began = time.monotonic()
         done = finish(process, self.deadline)
-        self.slowest = max(self.slowest, time.monotonic() - began)
+        self.took(time.monotonic() - began)
         return done
+
+    def took(self, seconds):
+        with self.lock:
+            self.slowest = max(self.slowest, seconds)
 
     def kill(self, process, _, what):
         done = self.ended(process, what)
@@ -197,14 +209,12 @@ class Ranks:
             os.kill(pid, signal.SIGCONT)
         gone, seconds = until(lambda: not processes(str(where)), self.deadline)
         expect(gone, f"{what}: without a launcher for {seconds:.0f} s: {processes(str(where))}")
-        self.slowest = max(self.slowest, seconds)
+        self.took(seconds)
 
-    def look(self, where, what):
+    def look(self, where, what, several):
         """What is there is whole; the command again makes all of it."""
         if not self.case.seen:
             expect(self.case.made(where) in (None, self.wanted), f"{what}: a partial output has the name")
-        # With as many ranks, or with one.
-        several = self.counts.total() % 2 == 0
         again = succeed(self.argv(more=self.case.resume) if several else [*self.case.argv, *self.case.resume], cwd=where)
         found = self.case.made(where)
         expect(found == self.wanted, f"{what}: {difference(self.wanted, found or {})} after {again}")
@@ -220,6 +230,7 @@ def main():
     parser.add_argument("--calls", type=int, default=6)
     parser.add_argument("--case", action="append")
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     began = time.monotonic()
 
@@ -236,7 +247,7 @@ def main():
                     place = folder / f"{case.name}-{ranks}"
                     place.mkdir()
                     one = Ranks(case, arguments.mpirun, ranks, arguments.seconds, place, log)
-                    one.go(arguments.calls)
+                    one.go(arguments.calls, arguments.jobs)
                     total += one.counts
     except Broken as broken:
         log(f"FAILED: {broken}")

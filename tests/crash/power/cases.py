@@ -15,6 +15,11 @@ def content(path):
     return tree(path) if path.is_dir() else path.read_bytes() if path.exists() else None
 
 
+def last(printed):
+    """The number of the call that printed that a command is done."""
+    return printed[-1][0]
+
+
 class Output:
     """A command that makes root/out, a folder or a file."""
 
@@ -25,6 +30,9 @@ class Output:
 
     def command(self, root):
         return self.argv(root / "out")
+
+    def said(self, printed):
+        return last(printed)
 
     def prepare(self, root):
         if self.before is not None:
@@ -70,6 +78,9 @@ class Store:
     def command(self, root):
         return self.argv(root)
 
+    def said(self, printed):
+        return last(printed)
+
     def prepare(self, root):
         self.stores.fill(root / "store", self.before)
 
@@ -105,6 +116,27 @@ class Store:
         expect(not stray, f"left in the store: {stray}")
 
 
+class AgentStore(Store):
+    """An agent that takes a snapshot and saves it; done once a flush has been answered."""
+
+    def command(self, root):
+        return ["sh", "-c", AGENT, self.stores.save, root.parent, self.stores.run]
+
+    def said(self, printed):
+        """printed: (number of the call, text) of all that was printed"""
+        answers = [number for number, text in printed if text.strip() == str(self.after).encode()]
+        expect(len(answers) == 2, f"{self.name}: not the answers to a snapshot and a flush: {printed}")
+        return answers[1]
+
+
+# save $0, the folder of root and socket $1, the run $2
+AGENT = """cd "$1" || exit 1
+"$0" agent "$2" root/store --k 1 --threads 1 --listen unix:socket 2>&1 &
+for i in $(seq 500); do test -S socket && break; sleep 0.01; done
+"$0" tell unix:socket snapshot && "$0" tell unix:socket flush && "$0" tell unix:socket stop || kill $!
+wait $!"""
+
+
 class LoggedStore(Store):
     """The same with the gradients of all experts, a segment for each iteration. Every restore brings all experts to
     its iteration."""
@@ -132,6 +164,7 @@ class Stores:
         self.run, self.folder = folder / "run", folder
         self.model = moe_checkpoint.Model(layers=1, experts=4)
         moe_checkpoint.series(self.run, self.model, range(1, 5))
+        (self.run / "latest").write_text("global_step3")  # what an agent takes
         self.fill(folder / "whole", (1, 2, 3))
         self.known = {}
         for iteration in (1, 2, 3):
@@ -182,6 +215,7 @@ def cases(programs, folder):
         Store("save-first", stores, (), stores.saving(1), 1),
         Store("save", stores, (1, 2), stores.saving(3), 3),
         Store("save-zstd", stores, (1, 2), stores.saving(3, "--compress", "zstd"), 3),
+        AgentStore("agent", stores, (1, 2), None, 3),
         Store("gc", stores, (1, 2, 3), collecting, 3),
         *([LoggedStore("gc-log", stores, (1, 2, 3, 4), collecting, 4)] if gradient_log.LIBRARY else []),
     ]

@@ -50,7 +50,8 @@ class Recording:
                               capture_output=True, text=True, timeout=300, check=False)
         expect(done.returncode == 0, f"{case.name}: {done.args} ended with {done.returncode}\n{done.stderr}")
         calls = disks.read_calls(log)
-        self.said = max(i for i, call in enumerate(calls) if call.kind == "p")  # that it is done
+        # That it is done.
+        self.said = case.said([(number, call.data) for number, call in enumerate(calls) if call.kind == "p"])
         syncs = [i for i, call in enumerate(calls) if call.kind in "sS"]
         expect(syncs, f"{case.name}: no sync was recorded")
         self.forgotten = set(syncs if forget == "syncs" else [] if forget is None else [syncs[int(forget) - 1]])

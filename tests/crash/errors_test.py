@@ -1,0 +1,344 @@
+#!/usr/bin/env python3
+"""Errors at every call, memory that runs out, a disk that lies, and kills of what repairs a kill.
+
+Usage: errors_test.py BIN_FOLDER [--part PART]... [--preload LIBRARY] [--limit N] [--jobs N] [--case NAME]...
+                      [--shard I/N]
+
+Parts, all of them unless told otherwise (syncs and memory need the library of failing.c):
+  errors  each call of lib/os, those that only read too, fails with each of nine errors. EINTR changes nothing
+  syncs   each sync of a file fails in the C library; none of the same file follows
+  memory  the N-th allocation fails, once or from then on, N up to 2,000
+  lies    a write is acknowledged and not done, or one of its bits differs; --verify=readback or the next reader sees it
+  double  the command is killed at a call, what repairs that at one of its own, and a third run ends well
+Afterwards the exit code is a documented one, the message names a path, an output or store is the old or the new one,
+and the same command again ends well. --limit: calls of each case, evenly chosen. --shard: only every N-th trial, from
+the I-th on. What is broken is collected and told at the end; --stop ends at the first.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import itertools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "power"))
+
+from cases import Output, Stores, Store, cases, content  # pylint: disable=wrong-import-position
+from harness import (DEMO, SOURCE, Broken, Outcome, Scratch, environment, expect, run,  # pylint: disable=wrong-import-position
+                     succeed, tree)
+
+ERRORS = ("eio", "enospc", "edquot", "enomem", "eacces", "erofs", "emfile", "estale", "eintr")
+READING = ("open", "read", "stat", "list")
+UNREADABLE, MISMATCH, IO_FAILED, MEMORY, KILLED = 3, 5, 7, 8, 137
+FAILED = {UNREADABLE, IO_FAILED}
+PARTS = ("errors", "syncs", "memory", "lies", "double")
+
+
+class Check(Store):
+    """A command that only reads a store: it changes nothing, and answers as it does undisturbed."""
+
+    def learn(self, root):
+        self.before_all = tree(root)
+
+    def judge(self, root, done, counts):
+        expect(tree(root) == self.before_all, "what only reads has changed the store")
+        counts["resumed"] += 1
+
+
+def more_cases(programs, folder):
+    """What only reads, and the formats that have readers of their own."""
+    load = programs / "ucp-load"
+    data = SOURCE / "tests" / "data"
+    stores = Stores(programs, folder)
+
+    def checking(root):
+        return [stores.save, "check", root / "store"]
+
+    def converting(source, *flags):
+        return lambda out: [load, source, out, *flags, "--threads", "1"]
+
+    nested, ranks = data / "dcp" / "nested_w3" / "ckpt", data / "dtensor" / "accelerate_w2" / "ckpt"
+    resume = ["--resume"]
+    return [
+        Check("check", stores, (1, 2), checking, 2),
+        Output("readback", None, converting(DEMO, "--target", "zero=1,dp=4", "--verify=readback"), resume),
+        Output("from-dcp", None, converting(nested, "--format", "dcp", "--target", "dp_shard=2"), resume),
+        Output("from-dtensor", None, converting(ranks, "--format", "dtensor", "--target", "dp_shard=1"), resume),
+    ]
+
+
+class Trials:
+    """One case: prepared once, disturbed many times."""
+
+    def __init__(self, case, folder, options, log):
+        self.case, self.options, self.log = case, options, log
+        self.folder = folder / case.name
+        self.base = self.folder / "base"
+        self.base.mkdir(parents=True)
+        case.prepare(self.base)
+        whole = self.folder / "whole"
+        shutil.copytree(self.base, whole, symlinks=True)
+        counts = self.folder / "counts"
+        done = succeed(case.command(whole), fault=f"count:{counts}")
+        self.said = self.words(done, whole)
+        self.calls = {name: int(number) for name, number in
+                      (word.split("=") for word in counts.read_text().split())}
+        self.after = tree(whole)
+        case.learn(whole)
+        self.counts, self.broken = collections.Counter(), []
+        self.known, self.mutex, self.number = {}, threading.Lock(), itertools.count()
+
+    @staticmethod
+    def words(done, root):
+        """The answer of a command that only reads, whatever its folder is called."""
+        return done.stdout.replace(str(root), "ROOT")
+
+    def chosen(self, count):
+        limit = self.options.limit
+        if not limit or count <= limit:
+            return range(1, count + 1)
+        return sorted({1 + i * count // limit for i in range(limit)} | {count})
+
+    def go(self, work, trials):
+        shard, shards = self.options.shard
+        with concurrent.futures.ThreadPoolExecutor(self.options.jobs) as pool:
+            for done in [pool.submit(self.guarded, work, *trial) for trial in list(trials)[shard::shards]]:
+                done.result()
+
+    def guarded(self, work, *trial):
+        root = self.folder / f"trial-{next(self.number)}"
+        shutil.copytree(self.base, root, symlinks=True)
+        try:
+            work(root, *trial)
+        except Broken as broken:
+            if self.options.stop:
+                raise
+            text = f"{self.case.name} {' '.join(map(str, trial))}: {broken}"
+            self.broken.append(text)
+            self.log(f"BROKEN: {text}")
+        shutil.rmtree(root)
+
+    def names_a_path(self, done, root):
+        known = (self.folder.parent.parent, SOURCE, *self.folder.parents)  # these may be made or looked for, too
+        expect(any(f"{path}" in done.stderr for path in known if len(path.parts) > 1), f"no path is named: {done}")
+
+    def judge(self, root, done):
+        """Judges each disk once: the verdict depends on nothing else."""
+        key = (done, frozenset(tree(root).items()))
+        with self.mutex:
+            if key in self.known:
+                return
+        self.case.judge(root, done, self.counts)
+        with self.mutex:
+            self.known[key] = True
+
+    def settle(self, root, done):
+        """After a run that was disturbed and went on."""
+        if done.code == 0:
+            if isinstance(self.case, Check):
+                expect(self.words(done, root) == self.said, f"another answer than undisturbed: {done}")
+            if tree(root) == self.after:
+                return
+        self.judge(root, done.code == 0)
+
+    # --- errors ------------------------------------------------------------------------------------
+
+    def errors(self):
+        kinds = [name for name in self.calls if "." not in name and name not in ("any", "every")]
+        trials = [(kind, number, error) for kind in kinds for number in self.chosen(self.calls[kind])
+                  for error in ERRORS]
+        self.go(self.error, trials)
+
+    def error(self, root, kind, number, error):
+        done = run(self.case.command(root), fault=f"{kind}:{number}:{error}")
+        self.counts["runs"] += 1
+        self.counts[f"{kind} ended with {done.code}"] += 1
+        if error == "eintr" and kind != "sync":
+            expect(done.code == 0, f"an interrupted call is no failure: {done}")
+        allowed = {0, *FAILED} if kind in READING else {0, IO_FAILED}
+        if isinstance(self.case, Check):
+            allowed = {0, *FAILED, MISMATCH}  # a file that cannot be read is one of its findings
+        if self.case.name.startswith("gc"):
+            allowed |= {MISMATCH}  # nothing is removed while a checkpoint that stays cannot be read
+        expect(done.code in allowed, f"exit code not among {sorted(allowed)}: {done}")
+        if done.code != 0:
+            self.names_a_path(done, root)
+        self.settle(root, done)
+
+    # --- the C library fails ---------------------------------------------------------------------
+
+    def preloaded(self, root, **settings):
+        env = environment()
+        env.update(LD_PRELOAD=str(self.options.preload), **{key: str(value) for key, value in settings.items()})
+        argv = [str(word) for word in self.case.command(root)]
+        try:
+            done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                  errors="replace", timeout=self.options.seconds, check=False)
+        except subprocess.TimeoutExpired as late:
+            raise Broken(f"{' '.join(argv)}: not done after {self.options.seconds} s") from late
+        self.counts["runs"] += 1
+        return Outcome(argv, done.returncode, done.stdout, done.stderr)
+
+    def syncs(self):
+        trials = [(number, error) for number in self.chosen(self.calls["sync"]) for error in (5, 28, 122, 116)]
+        self.go(self.sync, trials)
+
+    def sync(self, root, number, error):
+        done = self.preloaded(root, FAIL_SYNC=number, FAIL_ERRNO=error)
+        expect("synced again" not in done.stderr, f"a sync that failed was made again: {done}")
+        expect(done.code in (0, IO_FAILED), f"exit code not 0 or {IO_FAILED}: {done}")
+        if done.code != 0:
+            self.names_a_path(done, root)
+        self.counts[f"sync ended with {done.code}"] += 1
+        self.settle(root, done)
+
+    def memory(self):
+        whole = self.folder / "allocations"
+        shutil.copytree(self.base, whole, symlinks=True)
+        made = self.folder / "made"
+        self.preloaded(whole, FAIL_COUNT=made)
+        self.counts["allocations"] = int(made.read_text())
+        most = min(2000, self.counts["allocations"])
+        trials = [(number, onward) for number in self.chosen(most) for onward in ("once", "onward")]
+        self.go(self.allocation, trials)
+
+    def allocation(self, root, number, onward):
+        done = self.preloaded(root, FAIL_ALLOCATION=number, **({"FAIL_ONWARD": 1} if onward == "onward" else {}))
+        expect(done.code < 128, f"a signal: {done}")
+        expect(done.code in (0, MEMORY), f"exit code not 0 or {MEMORY}: {done}")
+        if done.code != 0:
+            expect(done.stderr.count("error: ") == 1 and "memory" in done.stderr, f"one message is expected: {done}")
+        self.counts[f"memory ended with {done.code}"] += 1
+        self.settle(root, done)
+
+    # --- a disk that lies ------------------------------------------------------------------------
+
+    def lies(self):
+        self.go(self.lie, [(number, way) for number in self.chosen(self.calls["write"]) for way in ("lose", "flip")])
+
+    def lie(self, root, number, way):
+        done = run(self.case.command(root), fault=f"write:{number}:{way}")
+        self.counts["runs"] += 1
+        argv = [str(word) for word in self.case.command(root)]
+        if done.code != 0:
+            self.counts["refused by the run itself"] += 1
+            self.names_a_path(done, root)
+            return
+        if tree(root) == self.after:
+            self.counts["without effect"] += 1
+            return
+        expect("--verify=readback" not in argv, f"passed by --verify=readback: {done}")
+        self.counts["left to readers"] += 1
+        self.read_after(root, done)
+
+    def read_after(self, root, done):
+        """The next reader refuses, or reads what it would without the lie."""
+        if isinstance(self.case, Store):
+            argv = [self.case.stores.save, "check", root / "store"]
+            check = run(argv)
+            if check.code != 0:
+                self.counts["refused by check"] += 1
+                return
+            report = root / "seen"
+            restore = run([self.case.stores.restore, root / "store", report, "--read-only"])
+            if restore.code != 0:
+                self.counts["refused by restore"] += 1
+                return
+            wanted = self.case.wanted(self.case.after)
+            expect(tree(report) == wanted, f"a lie was restored: {done}")
+            self.counts["no effect on what is read"] += 1
+            return
+        changed = [name for name, digest in content_of(root).items() if self.after.get(name) != digest]
+        self.counts["only readback can see it: " + kinds_of(changed)] += 1
+
+    # --- killed twice ----------------------------------------------------------------------------
+
+    def double(self):
+        trials = []
+        for number in self.chosen(self.calls["any"]):
+            trials += [(number, part) for part in range(self.options.several)]
+        self.go(self.killed_twice, trials)
+
+    def killed_twice(self, root, number, part):
+        command = self.case.command(root)
+        done = run(command, fault=f"any:{number}:kill")
+        expect(done.code == KILLED, f"not killed: {done}")
+        again = [*command, *getattr(self.case, "again", [])]
+        # Without counting first: numbers are spread over what a whole run has, in a way of its own
+        # for each kill; a repair that has fewer calls ends well and counts apart.
+        most = self.calls["any"]
+        second = 1 + (number * 7 + part * most // self.options.several) % most
+        done = run(again, fault=f"any:{second}:kill")
+        expect(done.code in (0, KILLED), f"the repair neither ends well nor is killed: {done}")
+        self.counts["killed twice" if done.code == KILLED else "repaired before the second kill"] += 1
+        self.counts["runs"] += 2
+        self.judge(root, done.code == 0)
+
+
+def content_of(root):
+    return {name: digest for name, digest in tree(root).items() if digest is not None}
+
+
+def kinds_of(names):
+    return ", ".join(sorted({pathlib.Path(name).suffix or pathlib.Path(name).name for name in names})) or "sizes"
+
+
+def shard(text):
+    first, _, parts = text.partition("/")
+    return int(first), int(parts)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bin", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--part", action="append", choices=PARTS)
+    parser.add_argument("--preload", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--several", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("SHARDWRIGHT_JOBS", os.cpu_count() or 1)))
+    parser.add_argument("--case", action="append")
+    parser.add_argument("--shard", type=shard, default=(0, 1))
+    parser.add_argument("--stop", action="store_true")
+    options = parser.parse_args()
+    began = time.monotonic()
+
+    def log(text):
+        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
+
+    total, broken = collections.Counter(), []
+    try:
+        with Scratch("crash-errors-") as folder:
+            (folder / "more").mkdir()
+            known = {case.name: case for case in cases(options.bin, folder)}
+            known.update((case.name, case) for case in more_cases(options.bin, folder / "more"))
+            for part in options.part or PARTS:
+                if part in ("syncs", "memory") and options.preload is None:
+                    expect(not options.part, f"{part} needs --preload")
+                    continue
+                for name in options.case or known:
+                    expect(name in known, f"no case {name}; there are {', '.join(known)}")
+                    (folder / part).mkdir(exist_ok=True)
+                    trials = Trials(known[name], folder / part, options, log)
+                    getattr(trials, part)()
+                    log(f"{part}: {name}: {dict(sorted(trials.counts.items()))}; {len(trials.broken)} broken")
+                    total[part] += trials.counts["runs"]
+                    total.update({key: n for key, n in trials.counts.items() if key == "killed twice"})
+                    broken += trials.broken
+                    shutil.rmtree(trials.folder)
+        log(f"errors: {dict(total)} runs, {len(broken)} violations")
+    except Broken as one:
+        log(f"FAILED: {one}")
+        return 1
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
