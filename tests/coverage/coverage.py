@@ -5,7 +5,7 @@ Usage: coverage.py [--target NAME]... [--tests REGEX] [--label LABEL]... [--miss
   --target NAME    build only this target (default all)
   --tests REGEX    run only tests whose names match
   --label LABEL    run tests with this label; default fast and mpi
-  --missed MODULE  the lines of this module that nothing runs, by file
+  --missed MODULE  the lines of this module that nothing runs, and those of whose branches some are not taken, by file
   --jobs N         compilers and tests at once; default SHARDWRIGHT_JOBS, or one per processor
 
 The build is that of the preset cover: without optimisation, so that each branch is one of the text. Branches that only an
@@ -125,12 +125,17 @@ def report(counts, gates):
 
 
 def missed(counts, module):
-    by_file = {}
-    for (name, line), count in counts.lines.items():
+    lines, branches = {}, {}
+    for (name, line), count in sorted(counts.lines.items()):
         if count == 0 and name.startswith(f"lib/{module}/"):
-            by_file.setdefault(name, []).append(line)
-    for name, lines in sorted(by_file.items()):
-        print(f"{name}: {' '.join(map(str, sorted(lines)))}")
+            lines.setdefault(name, []).append(str(line))
+    for (name, line), taken in sorted(counts.branches.items()):
+        left = sum(count == 0 for count in taken)
+        if left > 0 and name.startswith(f"lib/{module}/"):
+            branches.setdefault(name, []).append(f"{line}({left}/{len(taken)})")
+    for title, table in (("lines", lines), ("branches", branches)):
+        for name, places in table.items():
+            print(f"{title} of {name}: {' '.join(places)}")
 
 
 def main():

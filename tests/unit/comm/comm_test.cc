@@ -30,6 +30,9 @@ TEST(CommTest, ThreadsPassTheSameChecks) {
 }
 
 TEST(CommTest, AReceiveCapFailsOnAllRanks) {
+  const auto serial = MakeSerialComm();
+  const Status capped = CheckReceiveCap(*serial);
+  EXPECT_TRUE(capped) << capped.error().message;
   for (const int ranks : {1, 2, 4}) {
     const auto outcomes = RunThreads(ranks, [](Comm& comm) { return CheckReceiveCap(comm); });
     ExpectAllOk(outcomes);

@@ -135,6 +135,28 @@ Shape Flat(const Shape& shape, Random& random) {
   return {Elems(shape)};
 }
 
+TEST(Cut, BoxesMayTouchAndMustNotOverlap) {
+  // The second begins where the first ends, along the columns, in rows that both have.
+  EXPECT_TRUE(Cut::Make({2, 4}, {2, 4}, {{{0, 2}, {0, 2}, {2, 2}}, {{1, 0}, {1, 0}, {1, 2}}}));
+  EXPECT_FALSE(Cut::Make({2, 4}, {2, 5}, {{{0, 2}, {0, 3}, {2, 2}}, {{1, 0}, {1, 0}, {1, 3}}}));
+  // The first and the last overlap, whatever lies between them in the list.
+  const auto cut = Cut::Make({8}, {5}, {{{0}, {0}, {2}}, {{4}, {2}, {2}}, {{1}, {4}, {1}}});
+  ASSERT_FALSE(cut.has_value());
+  EXPECT_EQ(cut.error().code, Errc::kBadInput);
+}
+
+TEST(Cut, AComposedCutIsNoSimpleOne) {
+  const CutPtr outer = Ptr(Cut::Make({4}, {2}, {{{1}, {0}, {2}}}).value());
+  const CutPtr first = Ptr(Cut::Make({2}, {1}, {{{0}, {0}, {1}}}).value());
+  const CutPtr second = Ptr(Cut::Make({2}, {1}, {{{1}, {0}, {1}}}).value());
+  const CutPtr composed = Cut::Compose(outer, first);
+  ASSERT_TRUE(composed->is_composed());
+  EXPECT_FALSE(*composed == *outer);
+  EXPECT_FALSE(*outer == *composed);
+  EXPECT_TRUE(*composed == *Cut::Compose(Ptr(Cut(*outer)), Ptr(Cut(*first))));
+  EXPECT_FALSE(*composed == *Cut::Compose(outer, second));
+}
+
 TEST(Cut, RunsAreWhatTheBoxesSay) {
   Random random(7);
   for (int round = 0; round < 2000; ++round) {

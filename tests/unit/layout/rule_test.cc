@@ -87,6 +87,54 @@ TEST(Rule, SubTensorsAreCutOneByOne) {
   EXPECT_EQ(MakeCut(rule, {8}, 2, 0).error().code, Errc::kBadInput);
 }
 
+TEST(Rule, EverySubTensorHasItsOwnGranule) {
+  SplitRule rule = Rule(Split::kSub);
+  rule.sub_sizes = {4, 6};
+  rule.granule = {2, 3};
+  EXPECT_EQ(RuleWidths(rule, {10}, 2).value(), (W{{2, 2}, {3, 3}}));
+  rule.granule = {2};  // one for all
+  rule.sub_sizes = {4, 8};
+  EXPECT_EQ(RuleWidths(rule, {12}, 2).value(), (W{{2, 2}, {4, 4}}));
+}
+
+TEST(Rule, WidthsForMoreRanksAreNotForFewer) {
+  SplitRule rule = Rule(Split::kDim);
+  rule.widths = {{3, 2, 1}};
+  EXPECT_EQ(RuleWidths(rule, {6}, 2).value(), (W{{3, 3}}));
+  EXPECT_EQ(RuleWidths(rule, {6}, 3).value(), (W{{3, 2, 1}}));
+}
+
+TEST(Rule, ThatDoesNotFitItsTensorIsRefusedByBothShapes) {
+  const auto refused = [](const SplitRule& rule, const Shape& shape) {
+    const auto cut = MakeCut(rule, shape, 2, 0);
+    EXPECT_FALSE(cut.has_value());
+    if (cut) return std::string();
+    EXPECT_EQ(cut.error().code, Errc::kBadInput);
+    return cut.error().message;
+  };
+  EXPECT_EQ(refused(Rule(Split::kDim, 2), {4, 2}),
+            "cut along dimension 2, but the shape is [4, 2]");
+  SplitRule view = Rule(Split::kSub, 1);
+  view.view = {2, 4};
+  view.sub_sizes = {4};
+  EXPECT_EQ(refused(view, {3, 3}), "a view [2, 4] of a tensor of shape [3, 3]");
+  SplitRule listed = Rule(Split::kListed);
+  for (std::uint64_t rank = 0; rank < 2; ++rank) {
+    listed.cuts.push_back(Cut::Make({4}, {2}, {{{2 * rank}, {0}, {2}}}).value());
+  }
+  EXPECT_EQ(refused(listed, {5}), "the listed layout is of a tensor of shape [4], not [5]");
+}
+
+// The view's last dimension is part of the tensor's second, though shards laid one below the other
+// would make a shape that the view fits too.
+TEST(Rule, AViewsDimensionIsFoundInItsGroup) {
+  SplitRule rule = Rule(Split::kSub, 2);
+  rule.view = {2, 2, 2};
+  rule.sub_sizes = {2};
+  EXPECT_EQ(ShardShape(rule, {2, 4}, 2, 0).value(), (Shape{2, 2}));
+  EXPECT_EQ(WholeShape(rule, {{2, 2}, {2, 2}}).value(), (Shape{2, 4}));
+}
+
 TEST(Rule, ViewReshapesTheTensor) {
   SplitRule rule = Rule(Split::kSub, 1);
   rule.view = {2, 4, 3};
@@ -128,6 +176,9 @@ TEST(Rule, ListedServesItsOwnRanksOnly) {
   EXPECT_EQ(Shards(rule, {4}, 2), (std::vector<std::vector<std::int64_t>>{{0, 3}, {1, 2}}));
   EXPECT_TRUE(MakeCut(rule, {4}, 1, 0)->is_whole());
   EXPECT_EQ(MakeCut(rule, {4}, 4, 0).error().code, Errc::kUnsupported);
+  rule.cuts.push_back(rule.cuts[0]);
+  EXPECT_EQ(MakeCut(rule, {4}, 2, 0).error().code, Errc::kUnsupported);
+  rule.cuts.pop_back();
   EXPECT_EQ(WholeShape(rule, {{2}, {2}}).value(), (Shape{4}));
   EXPECT_EQ(WholeShape(rule, {{2}, {3}}).error().code, Errc::kBadInput);
 }

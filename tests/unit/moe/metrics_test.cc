@@ -74,6 +74,7 @@ TEST(MetricsTest, DeadDevicesAndLostExpertsAreLeftOut) {
   const LayerMetrics m = Measure(placement, loads, cluster, 0);
   EXPECT_EQ(m.tokens_lost, 60U);
   EXPECT_DOUBLE_EQ(m.imbalance, 1);
+  EXPECT_DOUBLE_EQ(m.lp_bound, 1);  // tokens of the lost expert burden nobody
   EXPECT_EQ(m.replicas, 2U);
 }
 
@@ -102,6 +103,9 @@ TEST(MetricsTest, ModelsAreMeansOfLayers) {
   EXPECT_DOUBLE_EQ(m.imbalance_mean, 1.25);
   EXPECT_DOUBLE_EQ(m.imbalance_max, 1.5);
   EXPECT_DOUBLE_EQ(m.inter_node_share, 0.5);
+  const Loads falling = LoadsOf(2, {30, 10, 10, 10});
+  EXPECT_DOUBLE_EQ(Measure(Placed(falling, cluster, {0, 1, 0, 1}), falling, cluster).imbalance_max,
+                   1.5);
 }
 
 TEST(LeastMaxLoadTest, IsTheDensestSetOfExperts) {

@@ -221,6 +221,28 @@ TEST(MigrationTest, RacksAreTheLastResort) {
   const Migration migration = Moves(now, next, cluster);
   EXPECT_EQ(migration.inter_node_bytes, 20U);
   EXPECT_EQ(migration.inter_rack_bytes, 0U);
+  // Of two owners that send nothing yet, the one in the rack sends, though the other comes first.
+  const Migration one = Moves(now, PlacedAs({0, -1, 0, 0}, 1, cluster), cluster);
+  ASSERT_EQ(one.transfers.size(), 1U);
+  EXPECT_EQ(one.transfers[0].from, 2U);
+  EXPECT_EQ(one.inter_rack_bytes, 0U);
+}
+
+TEST(MigrationTest, ARoundTakesAsLongAsItsSlowestTransfer) {
+  Cluster cluster = UniformCluster(4, 1, 2);
+  cluster.racks = {"a", "b"};
+  cluster.nodes[2].rack = cluster.nodes[3].rack = 1;
+  cluster.expert_bytes = 100;
+  cluster.node_bytes_per_s = 50;
+  cluster.rack_bytes_per_s = 10;
+  cluster.device_bytes_per_s = 500;
+  // In one round expert 0 goes from node 0 to the other rack and expert 1 from node 1 to node 0.
+  const Placement now = PlacedAs({0, -1, 1, -1, -1, -1, -1, -1}, 2, cluster);
+  const Placement next = PlacedAs({0, 1, 1, -1, 0, -1, -1, -1}, 2, cluster);
+  const Migration migration = Moves(now, next, cluster);
+  EXPECT_EQ(migration.rounds, 1U);
+  EXPECT_EQ(migration.inter_rack_bytes, 100U);
+  EXPECT_DOUBLE_EQ(migration.seconds, 10);
 }
 
 TEST(MigrationTest, OtherShapesAreRefused) {

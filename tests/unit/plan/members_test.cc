@@ -80,6 +80,32 @@ TEST(Repeats, MembersWithinAFileByTheirOwnChecksums) {
   EXPECT_EQ(plan->totals().members_read, 3U);
 }
 
+TEST(Repeats, AMemberThatEndsWithItsFile) {
+  Repeated file;
+  file.Inside(90, 10);
+  EXPECT_EQ(ReadsOf(file.Filled()), (std::vector<Stretch>{{0, 0, 90, true}, {1, 0, 10, true}}));
+}
+
+TEST(Repeats, AMemberOfSeveralUnitsGoesOnWhereTheLastEnded) {
+  layout::ShardMap source;
+  Target target;
+  target.files.push_back(WholeFile("copy", "original", 2 * kUnitBytes + 10, Twin::kCopy, &source));
+  source.members.push_back({0, 100, 2 * kUnitBytes - 200, 7, "data/0"});
+  const auto plan = Plan::Make(source, target);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;
+  ASSERT_EQ(plan->unit_count(), 3U);
+  std::vector<std::vector<Stretch>> reads;
+  for (std::uint64_t u = 0; u < 3; ++u) {
+    Program program;
+    plan->Fill(plan->unit(u), &program);
+    reads.push_back(ReadsOf(program));
+  }
+  EXPECT_EQ(reads[0], (std::vector<Stretch>{{0, 0, 100, true}, {1, 0, kUnitBytes - 100, true}}));
+  EXPECT_EQ(reads[1], (std::vector<Stretch>{{1, kUnitBytes - 100, kUnitBytes - 100, true},
+                                            {0, 2 * kUnitBytes - 100, 100, true}}));
+  EXPECT_EQ(reads[2], (std::vector<Stretch>{{0, 2 * kUnitBytes, 10, true}}));
+}
+
 TEST(Repeats, MembersThatOverlapByTheFirstOnly) {
   Repeated file;
   file.Inside(20, 30);  // 1

@@ -220,6 +220,67 @@ TEST(Plans, TellWhichBytesOfAMemberTheyDoNotRead) {
   EXPECT_EQ(unsummed->totals().verify_bytes, 0U) << "there is nothing to verify";
 }
 
+TEST(Plans, VerifyTheBytesOfReplicas) {
+  MapMaker source, wanted;
+  const std::uint32_t array = source.Array(DType::kF32, 4);
+  layout::LogicalTensor& tensor = source.Tensor("w", "fp32", DType::kF32, {2});
+  tensor.fragments.push_back(
+      {MapMaker::Cut(layout::Cut::Whole({2})), {array, 0}, layout::Role::kOwner});
+  tensor.fragments.push_back(
+      {MapMaker::Cut(layout::Cut::Whole({2})), {array, 2}, layout::Role::kReplica});
+  wanted.Whole("w", "fp32", DType::kF32, {2});
+  const Target target = wanted.AsTarget();
+  const auto plan = Plan::Make(source.map, target);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;
+  const auto gaps = plan->Gaps(0);
+  ASSERT_EQ(gaps.size(), 1U);
+  EXPECT_EQ(gaps[0].offset, 8U);
+  EXPECT_EQ(gaps[0].bytes, 8U);
+  EXPECT_EQ(plan->totals().verify_bytes, 8U);
+}
+
+// Two tensors share bytes, as views of one storage do: the shorter one lies inside the other.
+TEST(Plans, VerifyWhatFollowsTheLongerOfTwoThatShareBytes) {
+  MapMaker source, wanted;
+  source.Whole("a", "fp32", DType::kF32, {6});
+  source.Whole("b", "fp32", DType::kF32, {2});
+  source.map.members[0].bytes = 40;
+  source.map.arrays[1].regions[0] = {0, 4, 2};  // the second and third element of "a"
+  wanted.Whole("a", "fp32", DType::kF32, {6});
+  wanted.Whole("b", "fp32", DType::kF32, {2});
+  const Target target = wanted.AsTarget();
+  const auto plan = Plan::Make(source.map, target);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;
+  const auto gaps = plan->Gaps(0);
+  ASSERT_EQ(gaps.size(), 1U);
+  EXPECT_EQ(gaps[0].offset, 24U);
+  EXPECT_EQ(gaps[0].bytes, 16U);
+}
+
+TEST(Plans, KeepElementsOfTwoTypesApart) {
+  MapMaker source, wanted;
+  source.Whole("a", "fp32", DType::kF32, {2});
+  source.Whole("b", "fp32", DType::kBF16, {2});
+  // One member, one behind the other.
+  source.map.members[0].bytes = 12;
+  source.map.arrays[1].regions[0] = {0, 8, 2};
+  const std::uint32_t to = wanted.Array(DType::kF32, 4);
+  for (const std::uint64_t first : {0U, 2U}) {
+    wanted.Tensor(first == 0 ? "a" : "b", "fp32", DType::kF32, {2})
+        .fragments.push_back(
+            {MapMaker::Cut(layout::Cut::Whole({2})), {to, first}, layout::Role::kOwner});
+  }
+  const Target target = wanted.AsTarget();
+  const auto plan = Plan::Make(source.map, target);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;
+  const Program program = FillOnly(*plan);
+  ASSERT_EQ(program.reads.size(), 1U);
+  ASSERT_EQ(program.copies.size(), 2U);
+  EXPECT_EQ(program.copies[1].from, DType::kBF16);
+  const std::string bytes = Floats({1, 2}) + std::string("\x40\x40\x80\x40", 4);  // 3, 4
+  EXPECT_EQ(AsFloats(RunPlan(*plan, {bytes, ""})[0]), (V{1, 2, 3, 4}));
+}
+
 TEST(Plans, OfTensorsThatTheCallerKnowsGoByTheirNumbers) {
   MapMaker source, wanted;
   source.Whole("one", "fp32", DType::kF32, {2});
@@ -277,6 +338,37 @@ TEST(Plans, OfMapsThatContradictThemselvesAreRefused) {
   ASSERT_FALSE(plan.has_value());
   EXPECT_EQ(plan.error().code, Errc::kBadInput);
   EXPECT_NE(plan.error().message.find("\"w\""), std::string::npos) << plan.error().message;
+}
+
+TEST(Plans, OfTargetsThatContradictThemselvesAreRefused) {
+  MapMaker source, wanted;
+  source.Whole("w", "fp32", DType::kF32, {4});
+  wanted.Whole("w", "fp32", DType::kF32, {4});
+  Target target = wanted.AsTarget();
+  target.map.tensors[0].fragments.clear();  // nobody holds it
+  const auto plan = Plan::Make(source.map, target);
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_NE(plan.error().message.find("4 elements expected, its shards hold 0"), std::string::npos)
+      << plan.error().message;
+}
+
+TEST(Plans, MakeNoMeansOfWholeNumbers) {
+  MapMaker source, wanted;
+  layout::LogicalTensor steps{"step", "fp32", DType::kI64, {1}, {}};
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::uint32_t array = source.Array(DType::kI64, 1);
+    steps.fragments.push_back(
+        {MapMaker::Cut(layout::Cut::Whole({1})), {array}, layout::Role::kPartial});
+  }
+  source.map.tensors.push_back(steps);
+  wanted.Whole("step", "fp32", DType::kI64, {1});
+  const Target target = wanted.AsTarget();
+  const auto plan = Plan::Make(source.map, target);
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_EQ(plan.error().code, Errc::kUnsupported);
+  EXPECT_NE(plan.error().message.find("the mean of its ranks' values, of int64 as int64"),
+            std::string::npos)
+      << plan.error().message;
 }
 
 TEST(Plans, OfMembersThatHoldMoreThanTheyAreAreRefused) {

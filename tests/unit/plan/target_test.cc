@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/target_builder.h"
+
 namespace shardwright::plan {
 namespace {
 
@@ -32,6 +34,16 @@ TEST(OutputFiles, OfKnownBytesAreOnePayload) {
   EXPECT_EQ(file.bytes, 3U);
   EXPECT_EQ(FrameOf(file), "");
   EXPECT_TRUE(WholeFile("empty", "").payloads.empty());
+}
+
+TEST(OutputFiles, AreAsLongAsTheirFrameAndTheirPayloads) {
+  TargetBuilder builder;
+  const std::uint32_t file = builder.AddFile("f");
+  builder.SetFrame(file, 12, nullptr);  // with a directory behind the payloads
+  builder.AddInline(file, 4, "first");
+  EXPECT_EQ(builder.bytes(file), 12U);
+  builder.AddInline(file, 9, "later");
+  EXPECT_EQ(builder.bytes(file), 14U);
 }
 
 TEST(OutputFiles, ThatRepeatASourceFileAddItToTheMap) {

@@ -17,6 +17,9 @@ TEST(Printable, KeepsUtf8AndEscapesWhatIsNot) {
   EXPECT_EQ(Printable("größe → 𝛼"), "größe → 𝛼");
   EXPECT_EQ(Printable("\xff\xfe"), "\\xff\\xfe");
   EXPECT_EQ(Printable("\xc0\xaf"), "\\xc0\\xaf") << "overlong";
+  EXPECT_EQ(Printable("\xe0\x80\xaf"), "\\xe0\\x80\\xaf") << "overlong in three bytes";
+  EXPECT_EQ(Printable("\xf0\x80\x80\xaf"), "\\xf0\\x80\\x80\\xaf") << "and in four";
+  EXPECT_EQ(Printable("\xe0\xa0\x80"), "\xe0\xa0\x80") << "the first that needs three";
   EXPECT_EQ(Printable("\xed\xa0\x80"), "\\xed\\xa0\\x80") << "surrogate";
   EXPECT_EQ(Printable("x\xe2\x86"), "x\\xe2\\x86") << "cut off";
 }
@@ -32,6 +35,7 @@ TEST(Truncate, CountsColumnsAndNotBytes) {
 TEST(Wrap, BreaksAtSpacesOnly) {
   EXPECT_EQ(Wrap("one two three", 7), (std::vector<std::string>{"one two", "three"}));
   EXPECT_EQ(Wrap("a-very-long-word b", 4), (std::vector<std::string>{"a-very-long-word", "b"}));
+  EXPECT_EQ(Wrap("one two", 6), (std::vector<std::string>{"one", "two"}));
   EXPECT_EQ(Wrap("", 4), (std::vector<std::string>{""}));
 }
 
@@ -53,6 +57,7 @@ TEST(Nearest, FindsSlipsOfTheFingersOnly) {
   EXPECT_EQ(Nearest("--treads", names), "--threads");
   EXPECT_EQ(Nearest("--froce", names), "--force");
   EXPECT_EQ(Nearest("--memroy", names), "--memory");
+  EXPECT_EQ(Nearest("--emmoyr", names), "--memory") << "two exchanges are two slips";
   EXPECT_EQ(Nearest("--something-else", names), "");
   EXPECT_EQ(Nearest(std::string(1 << 20, 'x'), names), "");
 }

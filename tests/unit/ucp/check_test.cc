@@ -178,6 +178,68 @@ TEST_F(OneDifference, InWhatIsTrained) {
       "trainable, frozen or buffer differ");
 }
 
+TEST_F(OneDifference, InTheShapeOfAState) {
+  Differs(
+      "", "",
+      [](dialect::Checkpoint* one) {
+        for (layout::LogicalTensor& tensor : one->map.tensors) {
+          if (tensor.state != "exp_avg" || tensor.shape.size() < 2) continue;
+          tensor.shape = {Elems(tensor.shape)};
+          return;
+        }
+      },
+      ": shape [");
+}
+
+TEST_F(OneDifference, InTheTypeOfAState) {
+  Differs(
+      "", "",
+      [](dialect::Checkpoint* one) {
+        // All of an array are of its type.
+        for (layout::Array& array : one->map.arrays) {
+          if (array.dtype == DType::kF32) array.dtype = DType::kI32;
+        }
+        for (layout::LogicalTensor& tensor : one->map.tensors) {
+          if (tensor.dtype == DType::kF32) tensor.dtype = DType::kI32;
+        }
+      },
+      ": float32 and int32");
+}
+
+TEST_F(OneDifference, InWhatAParameterIsTiedTo) {
+  Differs(
+      "", "", [](dialect::Checkpoint* one) { one->params.front().alias_of = "another"; },
+      ": tied to \"\" and \"another\"");
+}
+
+// Bytes that were damaged since the source was written are no difference between two models.
+TEST_F(Checked, DamageOfEitherSideIsToldAsDamage) {
+  const std::string name = "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt";
+  fs::copy(Own("zero1_w2"), At("in"), fs::copy_options::recursive);
+  std::string bytes = Get("in/" + name);
+  const auto whole = Opened(Own("zero1_w2"));
+  ASSERT_NE(whole, nullptr);
+  // The first elements of the first member of this file that holds payload.
+  const layout::ShardMap& map = whole->checkpoint.map;
+  const auto member = std::find_if(map.members.begin(), map.members.end(), [&](const auto& one) {
+    return map.files[one.file].ends_with(name) && one.bytes > 1000;
+  });
+  ASSERT_NE(member, map.members.end());
+  bytes[member->offset] ^= 1;
+  Put("in/" + name, bytes);
+  const auto damaged = Opened(At("in"));
+  ASSERT_NE(damaged, nullptr);
+  for (const bool first : {true, false}) {
+    const auto comm = comm::MakeSerialComm();
+    NullSink sink;
+    const auto report =
+        first ? Check(*comm, *damaged, *whole, {}, sink) : Check(*comm, *whole, *damaged, {}, sink);
+    ASSERT_FALSE(report) << first;
+    EXPECT_EQ(report.error().code, Errc::kBadInput);
+    EXPECT_NE(report.error().message.find("CRC-32"), std::string::npos) << report.error().message;
+  }
+}
+
 TEST_F(OneDifference, InAnOption) {
   DiffersInAll(
       [](dialect::Checkpoint* one) {

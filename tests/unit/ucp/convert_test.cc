@@ -75,6 +75,28 @@ TEST_F(Conversions, OfEqualLayoutsRepeatTheFiles) {
   EXPECT_GE(files, 12U);
 }
 
+TEST_F(Conversions, LinkWhereTheyAreToldTo) {
+  fs::copy(Own("zero1_w2"), At("in"), fs::copy_options::recursive);  // on the same file system
+  options_.link = true;
+  const auto done = To(At("in"), "", "out");
+  ASSERT_TRUE(done.has_value()) << done.error().message;
+  EXPECT_TRUE(done->verbatim);
+  const std::string name = "global_step4/mp_rank_00_model_states.pt";
+  EXPECT_EQ(fs::hard_link_count(At("out/" + name)), 2U);
+  EXPECT_TRUE(fs::equivalent(At("in/" + name), At("out/" + name)));
+  options_.link = false;
+  ASSERT_TRUE(To(At("in"), "", "copy"));
+  EXPECT_EQ(fs::hard_link_count(At("copy/" + name)), 1U);
+}
+
+TEST_F(Conversions, OfATagFolderItselfPointLatestAtIt) {
+  options_.flat = true;
+  const auto done = To(Own("zero1_w2"), "zero=2,dp=3", "tag7");
+  ASSERT_TRUE(done.has_value()) << done.error().message;
+  EXPECT_EQ(Get("latest"), "tag7");
+  EXPECT_TRUE(fs::exists(At("tag7/mp_rank_00_model_states.pt")));
+}
+
 TEST_F(Conversions, LinkOnlyWhatStaysAsItIs) {
   options_.link = true;
   const auto refused = To(Own("zero1_w2"), "zero=2,dp=3", "out");
