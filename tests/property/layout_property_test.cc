@@ -172,7 +172,7 @@ TEST(LayoutProperty, ThereAndBackIsTheIdentity) {
 #ifdef __SANITIZE_ADDRESS__  // Ten times as slow, and looks for other faults.
   constexpr int kCases = 2'000;
 #else
-  constexpr int kCases = 12'000;
+  constexpr int kCases = 100'000;
 #endif
   int with_means = 0;
   int with_stacks = 0;

@@ -9,7 +9,7 @@ namespace shardwright::pec {
 #ifdef __SANITIZE_ADDRESS__
 inline constexpr int kCases = 2'000;
 #else
-inline constexpr int kCases = 10'000;
+inline constexpr int kCases = 100'000;
 #endif
 
 // Numbers in [first, last] from a seed, the same everywhere.
