@@ -1,9 +1,9 @@
 /* Preloaded before a command, this lets its C library fail while main runs:
  *
- * FAIL_ALLOCATION=N  the N-th malloc, calloc, realloc or aligned allocation answers with ENOMEM, and
- *                    with FAIL_ONWARD every later one
- * FAIL_SYNC=N        the N-th fsync, fdatasync or syncfs fails with FAIL_ERRNO, and one of the same
- *                    file after it is told on stderr: what it would say is not to be believed
+ * FAIL_ALLOCATION=N  the N-th malloc, calloc, realloc or aligned allocation answers with ENOMEM,
+ *                    and with FAIL_ONWARD every later one
+ * FAIL_SYNC=N        the N-th fsync, fdatasync or syncfs fails with FAIL_ERRNO, and one of the
+ *                    same file after it is told on stderr: what it says is not to be believed
  * FAIL_COUNT=FILE    FILE gets the number of allocations
  *
  * operator new of libstdc++ is a malloc. What is allocated before main or after it never fails. */
@@ -78,9 +78,9 @@ static int SyncFails(int fd) {
 }
 
 typedef int (*SyncCall)(int);
-#define SYNC(name)                           \
-  int name(int fd) {                         \
-    if (SyncFails(fd)) return -1;            \
+#define SYNC(name)                                  \
+  int name(int fd) {                                \
+    if (SyncFails(fd)) return -1;                   \
     return ((SyncCall)dlsym(RTLD_NEXT, #name))(fd); \
   }
 SYNC(fsync)
@@ -111,7 +111,8 @@ static int Armed(int argc, char** argv, char** env) {
   fail_sync = Number("FAIL_SYNC");
   onward = Number("FAIL_ONWARD") != 0;
   if (Number("FAIL_ERRNO") != 0) sync_error = (int)Number("FAIL_ERRNO");
-  if (getenv("FAIL_COUNT") != NULL) snprintf(count_file, sizeof count_file, "%s", getenv("FAIL_COUNT"));
+  if (getenv("FAIL_COUNT") != NULL)
+    snprintf(count_file, sizeof count_file, "%s", getenv("FAIL_COUNT"));
   atexit(Count);
   atomic_store(&in_main, 1);
   return real_main(argc, argv, env);
@@ -120,5 +121,6 @@ static int Armed(int argc, char** argv, char** env) {
 int __libc_start_main(Main main, int argc, char** argv, void (*init)(void), void (*fini)(void),
                       void (*rtld)(void), void* stack) {
   real_main = main;
-  return ((StartMain)dlsym(RTLD_NEXT, "__libc_start_main"))(Armed, argc, argv, init, fini, rtld, stack);
+  return ((StartMain)dlsym(RTLD_NEXT, "__libc_start_main"))(Armed, argc, argv, init, fini, rtld,
+                                                            stack);
 }

@@ -292,7 +292,7 @@ TEST_F(Runs, MakeTheirJournalDurableFirst) {
     const auto done = Run();
     EXPECT_FALSE(done) << spec;
     EXPECT_EQ(fault.Count(os::Op::kCreate), 2U) << spec << ": the lock and the journal";
-    const std::string said = done ? "" : done.error().message;
+    std::string said = done ? "" : done.error().message;
     fs::remove_all(At("in"));
     fs::create_directories(At("in"));
     return said;

@@ -110,7 +110,7 @@ TEST_P(CommitFaultTest, AnErrorAtEveryCallLeavesOldOrNewWhole) {
       Reset();
       Status status;
       {
-        const ScopedFault fault(Rules(target + ":" + std::to_string(call) + ":" + action));
+        const ScopedFault fault(Rules(target + (":" + std::to_string(call) + ":") + action));
         status = Run("r1", false, GetParam().replace);
         fired = fault.fired();
       }

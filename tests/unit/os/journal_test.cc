@@ -165,7 +165,7 @@ TEST_F(JournalTest, EveryFailedCallIsToldAndTheNextOpenGoesOn) {
   }
   const std::string torn = Get("whole") + "torn";
   for (const std::string target : {"any", "open", "stat", "read"}) {
-    for (const std::string start : {std::string(), torn, torn.substr(0, 7)}) {
+    for (const std::string& start : {std::string(), torn, torn.substr(0, 7)}) {
       bool fired = true;
       for (int call = 1; fired; ++call) {
         std::filesystem::remove(At("j"));
