@@ -10,11 +10,14 @@
 #include "dialect/dialects.h"
 #include "dialect/rules/patterns.h"
 #include "fuzz/dialect/pickled_file.h"
+#include "fuzz/mutate/mutate.h"
 
 namespace dialect = shardwright::dialect;
 namespace fuzz = shardwright::fuzz;
 using shardwright::Errc;
 using shardwright::Result;
+
+SW_FUZZ_MUTATION(MutateTwoPickles)
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size_bytes);

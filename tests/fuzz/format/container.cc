@@ -10,6 +10,7 @@
 
 #include "base/result.h"
 #include "format/torch_pt/reader.h"
+#include "fuzz/mutate/mutate.h"
 #include "os/file.h"
 
 namespace os = shardwright::os;
@@ -27,6 +28,8 @@ void CheckPlaces(const torch_pt::Skeleton& skeleton, std::size_t size_bytes) {
 }
 
 }  // namespace
+
+SW_FUZZ_MUTATION(MutateZip)
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
   const int memory = memfd_create("fuzz", 0);

@@ -10,6 +10,7 @@
 
 #include "base/result.h"
 #include "format/dcp/index.h"
+#include "fuzz/mutate/mutate.h"
 
 namespace dcp = shardwright::dcp;
 using shardwright::Errc;
@@ -42,6 +43,8 @@ void Unite(const dcp::Index& index) {
 }
 
 }  // namespace
+
+SW_FUZZ_MUTATION(MutatePickle)
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size_bytes);

@@ -8,10 +8,13 @@
 #include "base/result.h"
 #include "format/pickle/reader.h"
 #include "format/pickle/writer.h"
+#include "fuzz/mutate/mutate.h"
 
 namespace pickle = shardwright::pickle;
 using shardwright::Errc;
 using shardwright::Result;
+
+SW_FUZZ_MUTATION(MutatePickle)
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size_bytes);

@@ -14,6 +14,7 @@
 #include "format/safetensors/header.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/layout.h"
+#include "fuzz/mutate/mutate.h"
 #include "os/dir.h"
 #include "os/file.h"
 
@@ -66,6 +67,8 @@ void TryIndex(const std::string& text) {
 }
 
 }  // namespace
+
+SW_FUZZ_MUTATION(MutateSafetensors)
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
   if (size_bytes > 0 && data[0] == 'i') {

@@ -1,0 +1,69 @@
+#pragma once
+
+// Mutations that know a format: most of what they make is still well formed up to the place they
+// change, so that a fuzz target comes past the checks of lengths and sums that stop random bytes.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shardwright::fuzz {
+
+/// Where a mutation gets chance from, and bytes changed without knowledge of their format.
+class Chance {
+ public:
+  using Plain = std::function<std::string(std::string)>;
+
+  Chance(std::uint32_t seed, Plain plain) : random_(seed), plain_(std::move(plain)) {}
+
+  /// A number below `count`, which is not 0.
+  std::size_t Below(std::size_t count) { return random_() % count; }
+  bool OneIn(std::size_t count) { return Below(count) == 0; }
+  std::string Change(std::string bytes) { return plain_(std::move(bytes)); }
+  /// A number that limits are made of: 0, 1, powers of two and their neighbours.
+  std::uint64_t Odd();
+
+ private:
+  std::mt19937 random_;
+  Plain plain_;
+};
+
+/// The lowest `bytes` bytes of a number, and a number of up to eight bytes: little endian.
+std::string Little(std::uint64_t number, std::size_t bytes);
+std::uint64_t Number(std::string_view little_endian);
+
+/// What each of these takes for another format is changed without knowledge of it. Pure but for
+/// chance; nothing is refused.
+std::string MutatePickle(std::string_view bytes, Chance& chance);
+/// Two pickles behind the place of the second, as fuzz::TwoPickles reads them.
+std::string MutateTwoPickles(std::string_view bytes, Chance& chance);
+/// Archives of stored or deflated members; sums, sizes and the directory fit what was changed,
+/// except in one of three.
+std::string MutateZip(std::string_view bytes, Chance& chance);
+/// Headers keep their length, and mostly the tensors lie one behind the other as they must.
+std::string MutateSafetensors(std::string_view bytes, Chance& chance);
+
+using Mutation = std::string (*)(std::string_view bytes, Chance& chance);
+
+}  // namespace shardwright::fuzz
+
+// SW_FUZZ_MUTATION(Mutation) in a fuzz target gives libFuzzer the mutation, beside its own. Programs
+// that only replay inputs have none.
+#ifdef SW_FUZZ
+namespace shardwright::fuzz {
+std::size_t MutateFor(Mutation mutation, std::uint8_t* data, std::size_t bytes, std::size_t most,
+                      std::uint32_t seed);
+}  // namespace shardwright::fuzz
+#define SW_FUZZ_MUTATION(mutation)                                                       \
+  extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t bytes,  \
+                                                 std::size_t most, unsigned int seed) {  \
+    return shardwright::fuzz::MutateFor(&shardwright::fuzz::mutation, data, bytes, most, \
+                                        seed);                                           \
+  }
+#else
+#define SW_FUZZ_MUTATION(mutation)
+#endif
