@@ -1,5 +1,6 @@
 #include "exec/manifest.h"
 
+#include <cerrno>
 #include <map>
 #include <optional>
 #include <utility>
@@ -13,11 +14,9 @@
 namespace shardwright::exec {
 namespace {
 
-/// Sizes of the files that an output's manifest lists, by path; nothing where there is none.
-std::optional<std::map<std::string, std::uint64_t>> ListedIn(const std::string& output) {
-  const auto text = os::ReadWholeText(output + "/" + kManifestName, limits::kJsonBytes);
-  if (!text) return std::nullopt;
-  const nlohmann::json manifest = nlohmann::json::parse(*text, nullptr, false);
+/// Sizes of the files that an output's manifest lists, by path; nothing where it lists none.
+std::optional<std::map<std::string, std::uint64_t>> ListedIn(const std::string& text) {
+  const nlohmann::json manifest = nlohmann::json::parse(text, nullptr, false);
   if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
     return std::nullopt;
   }
@@ -79,13 +78,21 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   }
   SW_TRY_ASSIGN(const os::Tree tree, os::WalkTree(output));
   if (tree.files.empty()) return {};
-  const auto listed = ListedIn(output);
-  if (!listed) return Refuse(output, std::string("no output: it has no ") + kManifestName);
+  const std::string manifest_path = output + "/" + kManifestName;
+  auto text = os::ReadWholeText(manifest_path, limits::kJsonBytes);
+  if (!text && text.error().sys == ENOENT) {
+    return Refuse(output, std::string("no output: it has no ") + kManifestName);
+  }
+  if (!text) return tl::unexpected<Error>(std::move(text).error());
+  const auto listed = ListedIn(*text);
+  if (!listed) {
+    return Refuse(output, std::string("no output: its ") + kManifestName + " lists no files");
+  }
   const auto identity = [](const std::string& path) -> Result<os::Identity> {
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
     return file.Stat();
   };
-  SW_TRY_ASSIGN(const os::Identity manifest, identity(output + "/" + kManifestName));
+  SW_TRY_ASSIGN(const os::Identity manifest, identity(manifest_path));
   for (const std::string& path : tree.files) {
     const std::string name = path.substr(output.size() + 1);
     if (name == kManifestName) continue;

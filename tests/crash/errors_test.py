@@ -317,7 +317,8 @@ def main():
     try:
         with Scratch("crash-errors-") as folder:
             (folder / "more").mkdir()
-            known = {case.name: case for case in cases(options.bin, folder)}
+            # An agent's run is a script of several commands, of which one fault would hit each.
+            known = {case.name: case for case in cases(options.bin, folder) if case.name != "agent"}
             known.update((case.name, case) for case in more_cases(options.bin, folder / "more"))
             for part in options.part or PARTS:
                 if part in ("syncs", "memory") and options.preload is None:

@@ -11,6 +11,7 @@ import threading
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "crash"))
 
 from harness import DEMO, Broken, expect, run, tree  # pylint: disable=wrong-import-position
+from traced import run_traced  # pylint: disable=wrong-import-position
 
 REFUSALS = {3, 4, 8, 9}  # not found, corrupt or unsafe, over a limit, unsupported
 DEADLINE_SECONDS = 60
@@ -24,7 +25,7 @@ def bounded():
 
 
 class Bench:
-    def __init__(self, programs, folder, sanitized):
+    def __init__(self, programs, folder, sanitized=False, traced=False):
         self.load = programs / "ucp-load"
         self.union = programs / "ucp-union"
         self.extract = programs / "ucp-extract"
@@ -32,6 +33,7 @@ class Bench:
         self.canary = folder / "canary"
         # A sanitizer reserves terabytes of addresses.
         self.limit = None if sanitized else bounded
+        self.traced = traced
         self.counts = collections.Counter()
         self.lock = threading.Lock()
         self.number = 0
@@ -52,7 +54,10 @@ class Bench:
     def attempt(self, argv, output, what):
         """Runs a command on something broken. Whatever it says, it ends by itself with a documented
         code, runs nothing, and leaves an output only where it succeeds."""
-        done = run(argv, deadline=DEADLINE_SECONDS, preexec_fn=self.limit)
+        if self.traced:
+            done = run_traced(argv, output, what, DEADLINE_SECONDS, preexec_fn=self.limit)
+        else:
+            done = run(argv, deadline=DEADLINE_SECONDS, preexec_fn=self.limit)
         expect(done.code in REFUSALS | {0}, f"{what}: {done}")
         expect(not self.canary.exists(), f"{what}: code from the input was run: {done}")
         if done.code != 0:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Broken and hostile checkpoints against the built commands, one per rule.
 
-Usage: hostile_test.py BIN_FOLDER [--thorough] [--group NAME]...
+Usage: hostile_test.py BIN_FOLDER [--thorough] [--traced] [--group NAME]...
 
 Each case is made from the small checkpoint that the project carries. It must be refused with a
 documented exit code and a message that names the file, leaving no output and running nothing; or,
@@ -66,11 +66,12 @@ def main():
     parser.add_argument("--thorough", action="store_true")
     parser.add_argument("--sanitized", action="store_true", help="no limit on address space")
     parser.add_argument("--group", action="append", choices=GROUPS)
+    parser.add_argument("--traced", action="store_true", help="watched by strace, within 256 MiB and 2 s")
     arguments = parser.parse_args()
     began = time.monotonic()
     failures = []
     with Scratch("hostile-") as folder:
-        bench = at.Bench(arguments.bin, folder, arguments.sanitized)
+        bench = at.Bench(arguments.bin, folder, arguments.sanitized, arguments.traced)
         bench.prepare()
         for name in arguments.group or GROUPS:
             jobs = GROUPS[name](bench, arguments.thorough)

@@ -51,8 +51,8 @@ using Mutation = std::string (*)(std::string_view bytes, Chance& chance);
 
 }  // namespace shardwright::fuzz
 
-// SW_FUZZ_MUTATION(Mutation) in a fuzz target gives libFuzzer the mutation, beside its own. Programs
-// that only replay inputs have none.
+// SW_FUZZ_MUTATION(Mutation) in a fuzz target gives libFuzzer the mutation, beside its own. What
+// only replays inputs has none.
 #ifdef SW_FUZZ
 namespace shardwright::fuzz {
 std::size_t MutateFor(Mutation mutation, std::uint8_t* data, std::size_t bytes, std::size_t most,

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "os/fault.h"
 #include "unit/os/scratch.h"
 
 namespace shardwright::exec {
@@ -84,8 +85,11 @@ TEST_F(Replaceable, IsWhatARunHasMadeAndLeft) {
   Put("out/c", "1");
   for (const char* text : {"", "[]", "{}", R"({"files": 3})", R"({"files": [{"path": 1}]})"}) {
     Put(manifest_, text);
-    Expect("no output");
+    Expect("no output: its shardwright.json lists no files");
   }
+  const os::ScopedFault stale(*os::ParseFault("open:3:estale"));  // after both folders
+  const std::string said = Said();
+  EXPECT_TRUE(said.starts_with("other: " + At(manifest_) + ": ")) << said;
 }
 
 TEST_F(Replaceable, IsNothingThatIsRead) {
