@@ -20,14 +20,17 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/caught.h"
 #include "base/text.h"
 #include "cli/console.h"
 #include "cli/exit_code.h"
@@ -50,6 +53,8 @@ namespace {
     if (thrown) std::rethrow_exception(thrown);
   } catch (const std::bad_alloc&) {
     memory = true;
+  } catch (const std::system_error& error) {
+    memory = error.code() == std::errc::resource_unavailable_try_again;  // for another thread
   } catch (...) {
     std::abort();
   }
@@ -64,6 +69,18 @@ namespace {
 
 // Before main, whose first words may be too many.
 [[maybe_unused]] const std::terminate_handler kFormer = std::set_terminate(Terminate);
+
+// The C library needs memory for the first exception that passes through its own frames, and ends
+// the process where there is none. So the first one passes now.
+[[maybe_unused]] const bool kUnwinds = [] {
+  try {
+    std::once_flag once;
+    std::call_once(once, [] { throw std::bad_alloc(); });
+  } catch (const std::bad_alloc&) {
+    return true;
+  }
+  return false;
+}();
 
 using Clock = std::chrono::steady_clock;
 
@@ -266,15 +283,9 @@ Report NewReport(const Parser& parser, int argc, const char* const* argv, int ra
 Status CallBody(const App::Body& body, Context& context, bool& threw) {
   try {
     return body(context);
-  } catch (const std::bad_alloc&) {
-    threw = true;
-    return Fail(Errc::kLimit, "out of memory");
-  } catch (const std::exception& error) {
-    threw = true;
-    return Fail(Errc::kInternal, std::string("unexpected exception: ") + error.what());
   } catch (...) {
     threw = true;
-    return Fail(Errc::kInternal, "unexpected exception of an unknown type");
+    return tl::unexpected<Error>(CaughtError());
   }
 }
 

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "base/caught.h"
 #include "comm/comm.h"
 
 namespace shardwright::comm {
@@ -158,8 +158,8 @@ Result<std::string> Comm::OnRootText(const std::function<Result<std::string>()>&
     Result<std::string> outcome = Fail(Errc::kInternal, "rank 0 did not act");
     try {
       outcome = act();
-    } catch (const std::exception& e) {
-      outcome = Fail(Errc::kInternal, std::string("exception on rank 0: ") + e.what());
+    } catch (...) {
+      outcome = tl::unexpected<Error>(CaughtError());
     }
     if (size() == 1) return outcome;
     if (outcome) {

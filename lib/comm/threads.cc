@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "base/caught.h"
 
 namespace shardwright::comm {
 
@@ -223,8 +224,8 @@ std::vector<Status> RunThreads(int ranks, const std::function<Status(Comm&)>& bo
       Status& outcome = outcomes[static_cast<std::size_t>(rank)];
       try {
         outcome = body(comm);
-      } catch (const std::exception& e) {
-        outcome = Fail(Errc::kInternal, std::string("exception: ") + e.what());
+      } catch (...) {
+        outcome = tl::unexpected<Error>(CaughtError());
       }
       meeting.Leave();
     });

@@ -1,5 +1,3 @@
-#include <zstd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -8,6 +6,7 @@
 #include <utility>
 
 #include "base/crc32.h"
+#include "base/zstd.h"
 #include "dialect/dialects.h"
 #include "dialect/scan.h"
 #include "os/dir.h"
@@ -40,8 +39,7 @@ class Packer {
  public:
   /// \param content_bytes  about how much will be written: no larger a window is made
   explicit Packer(std::uint64_t content_bytes)
-      : context_(ZSTD_createCCtx()), buffer_(ZSTD_CStreamOutSize()) {
-    SW_CHECK(context_ != nullptr);
+      : context_(NewZstdWriter()), buffer_(ZSTD_CStreamOutSize()) {
     Set(ZSTD_c_compressionLevel, kLevel);
     Set(ZSTD_c_enableLongDistanceMatching, 1);
     Set(ZSTD_c_windowLog,
@@ -88,7 +86,7 @@ class Packer {
   static constexpr std::size_t kGather = std::size_t{1} << 16;
 
   void Set(ZSTD_cParameter parameter, int value) {
-    SW_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
+    SW_CHECK(!ZstdFailed(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
   }
 
   void Flush() {
@@ -101,7 +99,7 @@ class Packer {
     for (;;) {
       ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
       const std::size_t left = ZSTD_compressStream2(context_.get(), &to, &in, how);
-      SW_CHECK(!ZSTD_isError(left));
+      SW_CHECK(!ZstdFailed(left));
       out_.append(buffer_.data(), to.pos);
       if (how == ZSTD_e_end ? left == 0 : in.pos == in.size) return;
     }
@@ -121,10 +119,8 @@ tl::unexpected<Error> Damaged(const std::string& what) {
 class Unpacker {
  public:
   explicit Unpacker(std::string_view frame)
-      : context_(ZSTD_createDCtx()), buffer_(ZSTD_DStreamOutSize()) {
-    SW_CHECK(context_ != nullptr);
-    SW_CHECK(
-        !ZSTD_isError(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
+      : context_(NewZstdReader()), buffer_(ZSTD_DStreamOutSize()) {
+    SW_CHECK(!ZstdFailed(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
     in_ = {frame.data(), frame.size(), 0};
   }
 
@@ -183,7 +179,7 @@ class Unpacker {
     ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
     const std::size_t before = in_.pos;
     const std::size_t hint = ZSTD_decompressStream(context_.get(), &to, &in_);
-    if (ZSTD_isError(hint)) return Damaged(ZSTD_getErrorName(hint));
+    if (ZstdFailed(hint)) return Damaged(ZSTD_getErrorName(hint));
     if (hint == 0) ended_ = true;
     if (!ended_ && to.pos == 0 && in_.pos == before) return Damaged("it ends early");
     at_ = 0;

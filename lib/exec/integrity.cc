@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include <xxhash.h>
 #ifdef SW_XXHASH_DISPATCHES
@@ -66,11 +67,14 @@ std::uint32_t CombinedCrc32(std::span<const UnitSum> units) {
 }
 
 struct DigestStream::State {
-  XXH3_state_t* xxh = XXH3_createState();
+  State() : xxh(XXH3_createState()) {
+    if (xxh == nullptr) throw std::bad_alloc();
+  }
+
+  XXH3_state_t* const xxh;
 };
 
 DigestStream::DigestStream() : state_(std::make_unique<State>()) {
-  SW_CHECK(state_->xxh != nullptr);
   XXH3_128bits_reset(state_->xxh);
 }
 

@@ -1,7 +1,5 @@
 #include "exec/zpack.h"
 
-#include <zstd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -9,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/crc32.h"
+#include "base/zstd.h"
 #include "exec/for_each.h"
 #include "os/file.h"
 
@@ -133,10 +132,9 @@ class PackSink final : public UnitSink {
 
 void ZstdContext::Free::operator()(ZSTD_CCtx_s* context) const { ZSTD_freeCCtx(context); }
 
-ZstdContext::ZstdContext() : context_(ZSTD_createCCtx()) {
-  SW_CHECK(context_ != nullptr);
+ZstdContext::ZstdContext() : context_(NewZstdWriter()) {
   const auto set = [&](ZSTD_cParameter parameter, int value) {
-    SW_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
+    SW_CHECK(!ZstdFailed(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
   };
   set(ZSTD_c_compressionLevel, kLevel);
   set(ZSTD_c_checksumFlag, 1);
@@ -169,7 +167,7 @@ Status ZpackWriter::Append(std::span<const std::byte> plain, tbb::task_arena& ar
     frame.room.resize(ZSTD_compressBound(kZpackBlockBytes));
     frame.bytes = ZSTD_compress2(contexts_->local().get(), frame.room.data(), frame.room.size(),
                                  block.data(), block.size());
-    if (ZSTD_isError(frame.bytes) == 0) return {};
+    if (!ZstdFailed(frame.bytes)) return {};
     return Fail(Errc::kInternal, file_.path() + ": " + ZSTD_getErrorName(frame.bytes));
   }));
   for (std::uint64_t i = 0; i < blocks; ++i) {
@@ -237,11 +235,10 @@ Status ZpackBytes::Load(std::uint32_t file, std::uint64_t block, Block* to) {
   to->plain.resize(std::min(kZpackBlockBytes, index->plain_bytes - block * kZpackBlockBytes));
   SW_TRY(open->ReadAt(index->begin[block], to->frame));
   bytes_.fetch_add(to->frame.size(), std::memory_order_relaxed);
-  if (to->context == nullptr) to->context.reset(ZSTD_createDCtx());
-  SW_CHECK(to->context != nullptr);
+  if (to->context == nullptr) to->context.reset(NewZstdReader());
   const std::size_t got = ZSTD_decompressDCtx(to->context.get(), to->plain.data(), to->plain.size(),
                                               to->frame.data(), to->frame.size());
-  if (ZSTD_isError(got) != 0 || got != to->plain.size()) {
+  if (ZstdFailed(got) || got != to->plain.size()) {
     return Fail(Errc::kBadInput, paths_[file] + ": block " + std::to_string(block) + " is damaged");
   }
   to->file = file;

@@ -1,9 +1,9 @@
 #include "format/zstd_stream.h"
 
-#include <zstd.h>
-
 #include <algorithm>
 #include <string>
+
+#include "base/zstd.h"
 
 namespace shardwright::format {
 namespace {
@@ -12,7 +12,7 @@ constexpr std::uint64_t kReadBytes = std::uint64_t{256} << 10;
 
 }  // namespace
 
-ZstdStream::ZstdStream() : context_(ZSTD_createDCtx()) { SW_CHECK(context_ != nullptr); }
+ZstdStream::ZstdStream() : context_(NewZstdReader()) {}
 
 void ZstdStream::Free::operator()(ZSTD_DCtx_s* context) const { ZSTD_freeDCtx(context); }
 
@@ -48,7 +48,7 @@ Result<std::size_t> ZstdStream::Read(std::span<std::byte> out) {
     ZSTD_inBuffer from{stored_.data(), stored_.size(), used_};
     const std::size_t before = to.pos;
     const std::size_t left = ZSTD_decompressStream(context_.get(), &to, &from);
-    if (ZSTD_isError(left) != 0) return damaged(ZSTD_getErrorName(left));
+    if (ZstdFailed(left)) return damaged(ZSTD_getErrorName(left));
     used_ = from.pos;
     in_frame_ = left != 0;
     // What the decoder held back has been given as well.

@@ -1,10 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
-#include <new>
-#include <string>
 
+#include "base/caught.h"
 #include "base/result.h"
 #include "shardwright/source.h"
 #include "ucp/input.h"
@@ -25,10 +23,8 @@ template <class Call>
 auto Guarded(const Call& call) -> decltype(call()) {
   try {
     return call();
-  } catch (const std::bad_alloc&) {
-    return Fail(Errc::kLimit, "out of memory");
-  } catch (const std::exception& error) {
-    return Fail(Errc::kInternal, std::string("unexpected exception: ") + error.what());
+  } catch (...) {
+    return tl::unexpected<Error>(CaughtError());
   }
 }
 

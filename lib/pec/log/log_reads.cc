@@ -3,9 +3,8 @@
 #include <memory>
 #include <utility>
 
-#include <zstd.h>
-
 #include "base/text.h"
+#include "base/zstd.h"
 #include "os/file.h"
 #include "pec/log/log_reader.h"
 
@@ -48,8 +47,7 @@ Status ForStored(const os::File& file, const LogLink::Piece& piece, std::uint64_
 Status ReadFrame(const os::File& file, const LogLink::Piece& piece, std::uint64_t skip,
                  std::span<std::byte> out) {
   const std::uint64_t begin = piece.piece->offset - piece.payload->offset;
-  const std::unique_ptr<ZSTD_DCtx, FreeContext> context(ZSTD_createDCtx());
-  SW_CHECK(context != nullptr);
+  const std::unique_ptr<ZSTD_DCtx, FreeContext> context(NewZstdReader());
   // A piece is 64 MiB at most.
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, 27);
   std::vector<std::byte> room(std::min<std::uint64_t>(ZSTD_DStreamOutSize(), skip));
@@ -63,7 +61,7 @@ Status ReadFrame(const os::File& file, const LogLink::Piece& piece, std::uint64_
                                : out;
                        ZSTD_outBuffer plain{to.data(), to.size(), 0};
                        const std::size_t rest = ZSTD_decompressStream(context.get(), &plain, &in);
-                       if (ZSTD_isError(rest) != 0) {
+                       if (ZstdFailed(rest)) {
                          return BadInput(WhereOf(piece) + ": " + ZSTD_getErrorName(rest));
                        }
                        if (skip > 0) {

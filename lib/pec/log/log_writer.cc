@@ -5,9 +5,8 @@
 #include <limits>
 #include <utility>
 
-#include <zstd.h>
-
 #include "base/text.h"
+#include "base/zstd.h"
 #include "os/dir.h"
 #include "os/fault.h"
 #include "pec/log/log_frame_internal.h"
@@ -118,7 +117,7 @@ LogWriter::~LogWriter() = default;
 Result<LogWriter> LogWriter::Open(const std::string& folder, const LogWriterOptions& options) {
   SW_TRY(os::MakeDirs(folder));
   LogWriter writer(folder, options);
-  if (options.zstd_level != 0) writer.zstd_.reset(ZSTD_createCCtx());
+  if (options.zstd_level != 0) writer.zstd_.reset(NewZstdWriter());
   SW_TRY_ASSIGN(const LogEnd end, GradientLog::EndOf(folder, options.fingerprint, options.writer));
   writer.index_ = end.next_index;
   writer.previous_ = end.previous;
@@ -208,7 +207,7 @@ Result<std::span<const std::byte>> LogWriter::Compressed(std::span<const std::by
   room->resize(ZSTD_compressBound(plain.size()));
   const std::size_t bytes = ZSTD_compressCCtx(zstd_.get(), room->data(), room->size(), plain.data(),
                                               plain.size(), options_.zstd_level);
-  if (ZSTD_isError(bytes) != 0) {
+  if (ZstdFailed(bytes)) {
     return Fail(Errc::kInternal, std::string("zstd: ") + ZSTD_getErrorName(bytes));
   }
   return std::span<const std::byte>(*room).first(bytes);

@@ -58,11 +58,10 @@ namespace shardwright::fuzz {
 std::size_t MutateFor(Mutation mutation, std::uint8_t* data, std::size_t bytes, std::size_t most,
                       std::uint32_t seed);
 }  // namespace shardwright::fuzz
-#define SW_FUZZ_MUTATION(mutation)                                                       \
-  extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t bytes,  \
-                                                 std::size_t most, unsigned int seed) {  \
-    return shardwright::fuzz::MutateFor(&shardwright::fuzz::mutation, data, bytes, most, \
-                                        seed);                                           \
+#define SW_FUZZ_MUTATION(mutation)                                                              \
+  extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t bytes,         \
+                                                 std::size_t most, unsigned int seed) {         \
+    return shardwright::fuzz::MutateFor(&shardwright::fuzz::mutation, data, bytes, most, seed); \
   }
 #else
 #define SW_FUZZ_MUTATION(mutation)

@@ -31,7 +31,8 @@ std::string Plain(std::string bytes) {
 
 std::vector<std::string> Seeds(const std::string& target) {
   std::vector<std::string> seeds;
-  for (const auto& entry : std::filesystem::directory_iterator(std::string(SW_CORPUS) + "/" + target)) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(SW_CORPUS) + "/" + target)) {
     std::ifstream file(entry.path(), std::ios::binary);
     seeds.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   }

@@ -20,23 +20,48 @@ struct Form {
 
 Form FormOf(char opcode) {
   switch (static_cast<unsigned char>(opcode)) {
-    case 'K': case 'h': case 'q': case 0x80: case 0x82:
+    case 'K':
+    case 'h':
+    case 'q':
+    case 0x80:
+    case 0x82:
       return {Operand::kFixed, 1};
-    case 'M': case 0x83:
+    case 'M':
+    case 0x83:
       return {Operand::kFixed, 2};
-    case 'J': case 'j': case 'r': case 0x84:
+    case 'J':
+    case 'j':
+    case 'r':
+    case 0x84:
       return {Operand::kFixed, 4};
-    case 'G': case 0x95:
+    case 'G':
+    case 0x95:
       return {Operand::kFixed, 8};
-    case 'U': case 'C': case 0x8c: case 0x8a:
+    case 'U':
+    case 'C':
+    case 0x8c:
+    case 0x8a:
       return {Operand::kCounted, 1};
-    case 'T': case 'B': case 'X': case 0x8b:
+    case 'T':
+    case 'B':
+    case 'X':
+    case 0x8b:
       return {Operand::kCounted, 4};
-    case 0x8d: case 0x8e: case 0x96:
+    case 0x8d:
+    case 0x8e:
+    case 0x96:
       return {Operand::kCounted, 8};
-    case 'I': case 'L': case 'F': case 'S': case 'V': case 'g': case 'p': case 'P':
+    case 'I':
+    case 'L':
+    case 'F':
+    case 'S':
+    case 'V':
+    case 'g':
+    case 'p':
+    case 'P':
       return {Operand::kLines, 1};
-    case 'c': case 'i':
+    case 'c':
+    case 'i':
       return {Operand::kLines, 2};
     default:
       return {Operand::kFixed, 0};
@@ -75,18 +100,73 @@ Units UnitsOf(std::string_view pickle) {
 
 using std::string_view_literals::operator""sv;
 
-constexpr std::array kPieces = {
-    "N"sv, ")"sv, "]"sv, "}"sv, "\x8f"sv, "("sv, "t"sv, "l"sv, "d"sv, "\x85"sv, "\x86"sv, "\x87"sv,
-    "R"sv, "\x81"sv, "\x92"sv, "b"sv, "Q"sv, "0"sv, "1"sv, "2"sv, "a"sv, "e"sv, "s"sv, "u"sv,
-    "o"sv, "\x90"sv, "\x91"sv, "\x93"sv, "\x94"sv, "\x97"sv, "\x98"sv, "\x88"sv, "\x89"sv, "."sv,
-    "h\0"sv, "h\1"sv, "q\0"sv, "q\7"sv, "j\0\0\0\0"sv, "r\1\0\0\0"sv, "K\0"sv, "K\3"sv, "M\0\1"sv,
-    "J\xff\xff\xff\xff"sv, "\x8a\1\5"sv, "\x8a\0"sv, "G\x3f\xf0\0\0\0\0\0\0"sv, "I01\n"sv,
-    "\x8c\3abc"sv, "\x8c\0"sv, "X\3\0\0\0step"sv, "C\2ab"sv, "\x96\2\0\0\0\0\0\0\0ab"sv,
-    "\x82\1"sv, "P0\n"sv, "ccollections\nOrderedDict\n"sv, "c__builtin__\nset\n"sv,
-    "cbuiltins\ngetattr\n"sv, "ctorch\nSize\n"sv, "ctorch\nFloatStorage\n"sv, "ctorch\nbfloat16\n"sv,
-    "ctorch._utils\n_rebuild_tensor_v2\n"sv, "ctorch._utils\n_rebuild_parameter\n"sv,
-    "ctorch.storage\nUntypedStorage\n"sv, "ctorch.distributed.checkpoint.metadata\nMetadataIndex\n"sv,
-    "ctorch.distributed.checkpoint.metadata\nTensorStorageMetadata\n"sv, "cpathlib\nPosixPath\n"sv};
+constexpr std::array kPieces = {"N"sv,
+                                ")"sv,
+                                "]"sv,
+                                "}"sv,
+                                "\x8f"sv,
+                                "("sv,
+                                "t"sv,
+                                "l"sv,
+                                "d"sv,
+                                "\x85"sv,
+                                "\x86"sv,
+                                "\x87"sv,
+                                "R"sv,
+                                "\x81"sv,
+                                "\x92"sv,
+                                "b"sv,
+                                "Q"sv,
+                                "0"sv,
+                                "1"sv,
+                                "2"sv,
+                                "a"sv,
+                                "e"sv,
+                                "s"sv,
+                                "u"sv,
+                                "o"sv,
+                                "\x90"sv,
+                                "\x91"sv,
+                                "\x93"sv,
+                                "\x94"sv,
+                                "\x97"sv,
+                                "\x98"sv,
+                                "\x88"sv,
+                                "\x89"sv,
+                                "."sv,
+                                "h\0"sv,
+                                "h\1"sv,
+                                "q\0"sv,
+                                "q\7"sv,
+                                "j\0\0\0\0"sv,
+                                "r\1\0\0\0"sv,
+                                "K\0"sv,
+                                "K\3"sv,
+                                "M\0\1"sv,
+                                "J\xff\xff\xff\xff"sv,
+                                "\x8a\1\5"sv,
+                                "\x8a\0"sv,
+                                "G\x3f\xf0\0\0\0\0\0\0"sv,
+                                "I01\n"sv,
+                                "\x8c\3abc"sv,
+                                "\x8c\0"sv,
+                                "X\3\0\0\0step"sv,
+                                "C\2ab"sv,
+                                "\x96\2\0\0\0\0\0\0\0ab"sv,
+                                "\x82\1"sv,
+                                "P0\n"sv,
+                                "ccollections\nOrderedDict\n"sv,
+                                "c__builtin__\nset\n"sv,
+                                "cbuiltins\ngetattr\n"sv,
+                                "ctorch\nSize\n"sv,
+                                "ctorch\nFloatStorage\n"sv,
+                                "ctorch\nbfloat16\n"sv,
+                                "ctorch._utils\n_rebuild_tensor_v2\n"sv,
+                                "ctorch._utils\n_rebuild_parameter\n"sv,
+                                "ctorch.storage\nUntypedStorage\n"sv,
+                                "ctorch.distributed.checkpoint.metadata\nMetadataIndex\n"sv,
+                                "ctorch.distributed.checkpoint.metadata\nTensorStorageMetadata\n"sv,
+                                "cpathlib\nPosixPath\n"sv};
 
 void ChangeFixed(std::string* unit, Chance& chance) {
   const std::size_t bytes = unit->size() - 1;

@@ -12,9 +12,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 using std::string_view_literals::operator""sv;
 
-constexpr std::array kTypes = {"F32"sv, "F16"sv, "BF16"sv, "F64"sv,     "I8"sv,      "I16"sv,
-                               "I32"sv, "I64"sv, "U8"sv,   "U16"sv,     "U32"sv,     "U64"sv,
-                               "BOOL"sv, "C64"sv, "F8_E4M3"sv, "F8_E5M2"sv, "F4"sv, "X"sv};
+constexpr std::array kTypes = {"F32"sv,  "F16"sv, "BF16"sv,    "F64"sv,     "I8"sv,  "I16"sv,
+                               "I32"sv,  "I64"sv, "U8"sv,      "U16"sv,     "U32"sv, "U64"sv,
+                               "BOOL"sv, "C64"sv, "F8_E4M3"sv, "F8_E5M2"sv, "F4"sv,  "X"sv};
 constexpr std::size_t kMost = 4096;  // payload
 
 std::uint64_t ItemBits(std::string_view type) {

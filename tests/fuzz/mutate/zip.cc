@@ -51,10 +51,20 @@ std::optional<std::vector<Member>> MembersOf(std::string_view zip) {
   return members;
 }
 
-constexpr std::array kNames = {
-    "a/data.pkl"sv, "archive/data.pkl"sv, "a/byteorder"sv, "archive/version"sv, "a/data/0"sv,
-    "archive/data/1"sv, "archive/data/18446744073709551616"sv, "a/.data/serialization_id"sv,
-    "../data.pkl"sv, "/etc/x"sv, "a/data/"sv, "a//data/0"sv, "a\\data.pkl"sv, ""sv};
+constexpr std::array kNames = {"a/data.pkl"sv,
+                               "archive/data.pkl"sv,
+                               "a/byteorder"sv,
+                               "archive/version"sv,
+                               "a/data/0"sv,
+                               "archive/data/1"sv,
+                               "archive/data/18446744073709551616"sv,
+                               "a/.data/serialization_id"sv,
+                               "../data.pkl"sv,
+                               "/etc/x"sv,
+                               "a/data/"sv,
+                               "a//data/0"sv,
+                               "a\\data.pkl"sv,
+                               ""sv};
 
 void Change(Member* member, Chance& chance) {
   if (member->method != 0) {

@@ -154,7 +154,7 @@ TEST(OnRootTest, AnExceptionLeavesNoRankWaiting) {
   for (const Status& answer : answers) {
     ASSERT_FALSE(answer);
     EXPECT_EQ(answer.error().code, Errc::kInternal);
-    EXPECT_EQ(answer.error().message, "exception on rank 0: library");
+    EXPECT_EQ(answer.error().message, "unexpected exception: library");
   }
 }
 

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""What a trace must hold is missed by programs that do otherwise, each in one way."""
+
+import pathlib
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "crash"))
+
+from harness import Broken, Scratch, expect  # pylint: disable=wrong-import-position
+from traced import run_traced  # pylint: disable=wrong-import-position
+
+EATS = "my $s = 'x' x (300 << 20); print length $s"
+
+
+def main():
+    with Scratch("hostile-traced-") as folder:
+        (folder / "in").write_text("1")
+        output = folder / "out"
+        run_traced(["cat", folder / "in"], output, "what is allowed", 10)
+        run_traced(["touch", folder / "out.partial-1"], output, "what is allowed", 10)
+        for word, argv in {
+                "opened: ": ["cat", "/etc/passwd"],
+                "opened for writing: ": ["touch", folder / "other"],
+                "changed outside of the output: ": ["mv", folder / "in", folder / "out"],
+                "2 programs": ["env", "/bin/true"],
+                "a process was started: ": ["sh", "-c", "true | true"],
+                "not expected of a reader of files: ": ["perl", "-e", "socket(my $s, 1, 1, 0)"],
+                "MiB of memory: ": ["perl", "-e", EATS],
+                "s of the processor: ": ["perl", "-e", "my $x; $x += $_ for 1 .. 300_000_000"],
+                "not done after ": ["sleep", "5"]}.items():
+            try:
+                run_traced(argv, output, "a stranger", 1 if word == "not done after " else 20)
+            except Broken as found:
+                expect(word in str(found), f"\"{word}\" expected of {argv}: {found}")
+            else:
+                raise Broken(f"{argv} was let pass")
+    print("hostile_traced: ok")
+
+
+main()
