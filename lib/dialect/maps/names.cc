@@ -2,6 +2,7 @@
 
 #include "base/text.h"
 #include "dialect/maps/map_internal.h"
+#include "dialect/rules/expression.h"
 
 namespace shardwright::dialect::maps {
 
@@ -35,9 +36,7 @@ Result<NameForm> NameForm::Parse(std::string_view text) {
     form.captures_.emplace_back(capture);
     rest.remove_prefix(close + 1);
   }
-  re2::RE2::Options options;
-  options.set_log_errors(false);
-  form.expression_ = std::make_shared<const re2::RE2>(expression, options);
+  form.expression_ = CompileExpression(expression);
   if (text.empty() || !form.expression_->ok()) {
     return Fail(Errc::kBadInput, Quoted(text) + ": not a name");
   }
@@ -45,18 +44,12 @@ Result<NameForm> NameForm::Parse(std::string_view text) {
 }
 
 std::optional<Captures> NameForm::Match(const std::string& name) const {
-  std::vector<std::string> values(captures_.size());
-  std::vector<re2::RE2::Arg> args;
-  std::vector<const re2::RE2::Arg*> pointers;
-  args.reserve(values.size());
-  pointers.reserve(values.size());
-  for (std::string& value : values) pointers.push_back(&args.emplace_back(&value));
-  if (!re2::RE2::FullMatchN(name, *expression_, pointers.data(),
-                            static_cast<int>(pointers.size()))) {
-    return std::nullopt;
-  }
+  std::vector<re2::StringPiece> groups(1 + captures_.size());
+  if (!MatchExpression(*expression_, name, re2::RE2::ANCHOR_BOTH, groups)) return std::nullopt;
   Captures captures;
-  for (std::size_t i = 0; i < values.size(); ++i) captures.emplace(captures_[i], values[i]);
+  for (std::size_t i = 0; i < captures_.size(); ++i) {
+    captures.emplace(captures_[i], std::string(groups[i + 1].data(), groups[i + 1].size()));
+  }
   return captures;
 }
 

@@ -1,9 +1,9 @@
-#include <re2/re2.h>
+#include "dialect/rules/name_list.h"
 
 #include <algorithm>
 #include <optional>
 
-#include "dialect/rules/name_list.h"
+#include "dialect/rules/expression.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -47,10 +47,7 @@ Status NameList::Add(std::string_view expression, std::string_view key) {
   if (std::optional<std::string> name = LiteralOf(expression)) {
     literals_.emplace(*std::move(name), index);
   } else {
-    re2::RE2::Options options;
-    options.set_log_errors(false);
-    auto compiled =
-        std::make_unique<re2::RE2>(re2::StringPiece(expression.data(), expression.size()), options);
+    auto compiled = CompileExpression(expression);
     if (!compiled->ok()) {
       return Fail(Errc::kUnsupported, std::string(key) + ": expression \"" +
                                           std::string(expression) +
@@ -67,9 +64,7 @@ std::vector<std::uint32_t> NameList::Match(const std::string& name) const {
   const auto [first, last] = literals_.equal_range(name);
   for (auto it = first; it != last; ++it) found.push_back(it->second);
   for (const auto& [index, expression] : expressions_) {
-    if (expression->Match(name, 0, name.size(), re2::RE2::ANCHOR_START, nullptr, 0)) {
-      found.push_back(index);
-    }
+    if (MatchExpression(*expression, name, re2::RE2::ANCHOR_START)) found.push_back(index);
   }
   std::sort(found.begin(), found.end());
   return found;

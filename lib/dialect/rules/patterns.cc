@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/checked.h"
+#include "dialect/rules/expression.h"
 #include "dialect/rules/name_list.h"
 #include "dialect/rules/patterns_internal.h"
 
@@ -13,14 +14,10 @@ namespace {
 using layout::Split;
 using layout::SplitRule;
 
-bool Matches(const re2::RE2& expression, const std::string& name) {
-  return re2::RE2::FullMatch(name, expression);
-}
-
 const Shape* ShapeOf(const re2::RE2& expression, const std::vector<std::string>& names,
                      const std::vector<Shape>& shapes) {
   for (std::size_t i = 0; i < names.size(); ++i) {
-    if (Matches(expression, names[i])) return &shapes[i];
+    if (MatchExpression(expression, names[i])) return &shapes[i];
   }
   return nullptr;
 }
@@ -179,8 +176,9 @@ Patterns Patterns::ForModel(const std::vector<std::string>& all_names,
   Patterns chosen;
   for (Impl::Entry entry : impl_->files) {
     const auto occurs = [&](const std::unique_ptr<re2::RE2>& expression) {
-      return std::any_of(all_names.begin(), all_names.end(),
-                         [&](const std::string& name) { return Matches(*expression, name); });
+      return std::any_of(all_names.begin(), all_names.end(), [&](const std::string& name) {
+        return MatchExpression(*expression, name);
+      });
     };
     const auto holds = [&](const ShapeCondition& condition) {
       return Holds(condition, all_names, shapes);
@@ -203,7 +201,7 @@ Result<std::optional<Ruled>> Patterns::RuleFor(const std::string& name,
       continue;
     }
     for (const PatternRule& pattern : entry.file->rules) {
-      if (!Matches(*pattern.match, name)) continue;
+      if (!MatchExpression(*pattern.match, name)) continue;
       Result<Ruled> ruled = Apply(pattern, shards);
       if (!ruled) return Within("\"" + name + "\": " + pattern.rule.origin, ruled.error());
       return *std::move(ruled);

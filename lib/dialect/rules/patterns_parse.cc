@@ -3,6 +3,7 @@
 #include <initializer_list>
 
 #include "base/limits.h"
+#include "dialect/rules/expression.h"
 #include "dialect/rules/patterns_internal.h"
 
 namespace shardwright::dialect {
@@ -104,9 +105,7 @@ Result<std::vector<std::int64_t>> View(const Json& object) {
 }
 
 Result<std::unique_ptr<re2::RE2>> Expression(const std::string& text, const std::string& key) {
-  re2::RE2::Options options;
-  options.set_log_errors(false);
-  auto compiled = std::make_unique<re2::RE2>(text, options);
+  auto compiled = CompileExpression(text);
   if (!compiled->ok()) {
     return BadInput("key \"" + key + "\": expression \"" + text + "\": " + compiled->error());
   }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dialect/rules/expression.h"
 #include "dialect/zero/universal_info.h"
 #include "fixtures.h"
 
@@ -292,6 +293,20 @@ Result<Ruled> Decide(const UniversalInfo& info, const Patterns& patterns, const 
                      std::span<const Shape> shards) {
   const RuleSource* const own = &info;
   return DecideRule(std::span(&own, 1), patterns, name, shards);
+}
+
+TEST(Patterns, ExpressionsMatchTheWholeNameOrItsBeginning) {
+  const auto expression = CompileExpression("layers\\.([0-9]+)\\.(weight|bias)");
+  ASSERT_TRUE(expression->ok());
+  std::vector<re2::StringPiece> groups(3);
+  ASSERT_TRUE(MatchExpression(*expression, "layers.12.bias", re2::RE2::ANCHOR_BOTH, groups));
+  EXPECT_EQ(groups[1], "12");
+  EXPECT_EQ(groups[2], "bias");
+  EXPECT_FALSE(MatchExpression(*expression, "layers.12.bias.0"));
+  EXPECT_FALSE(MatchExpression(*expression, "model.layers.12.bias"));
+  EXPECT_TRUE(MatchExpression(*expression, "layers.12.bias.0", re2::RE2::ANCHOR_START));
+  EXPECT_FALSE(MatchExpression(*expression, "model.layers.12.bias", re2::RE2::ANCHOR_START));
+  EXPECT_FALSE(CompileExpression("layers.(")->ok());
 }
 
 TEST(DecideRule, AsksTheUserThenTheCheckpointThenTheFamily) {
