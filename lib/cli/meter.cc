@@ -64,7 +64,7 @@ std::string ProgressMeter::Text() const {
 }
 
 std::string ProgressMeter::Json(double now_seconds) const {
-  nlohmann::ordered_json line;
+  nlohmann::ordered_json line = nlohmann::ordered_json::object();
   line["event"] = "progress";
   line["pass"] = name_;
   line["seconds"] = std::max(now_seconds - start_seconds_, 0.0);

@@ -33,7 +33,7 @@ OrderedJson OrNull(const std::optional<T>& value) {
 OrderedJson ErrorJson(const Status& status) {
   if (status) return nullptr;
   const Error& error = status.error();
-  OrderedJson json;
+  OrderedJson json = OrderedJson::object();
   json["code"] = static_cast<int>(error.code);
   json["name"] = ErrcName(error.code);
   json["message"] = error.message;
@@ -98,7 +98,7 @@ MergedFacts Merge(std::span<const RankFacts> ranks) {
 }
 
 std::string PackFacts(const RankFacts& facts) {
-  OrderedJson json;
+  OrderedJson json = OrderedJson::object();
   json["passes"] = PassesJson(facts.passes);
   json["counts"] = {facts.bytes_read,    facts.bytes_written,     facts.files_read,
                     facts.files_written, facts.peak_memory_bytes, facts.warnings_omitted};
@@ -129,7 +129,7 @@ Result<RankFacts> UnpackFacts(std::string_view text) {
 
 std::string ReportText(const Report& report, const nlohmann::json& result) {
   const RankFacts& total = report.facts.total;
-  OrderedJson json;
+  OrderedJson json = OrderedJson::object();
   json["schema"] = "shardwright-report";
   json["schema_version"] = kReportSchemaVersion;
   json["command"] = report.command;

@@ -31,6 +31,7 @@
 
 #include "base/bytes.h"
 #include "base/caught.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "cli/console.h"
 #include "cli/exit_code.h"
@@ -51,6 +52,8 @@ namespace {
   try {
     const std::exception_ptr thrown = std::current_exception();
     if (thrown) std::rethrow_exception(thrown);
+    // A destructor that may not throw, inlined, ends the process without saying what was thrown.
+    memory = std::uncaught_exceptions() > 0 && MemoryWasWanting();
   } catch (const std::bad_alloc&) {
     memory = true;
   } catch (const std::system_error& error) {
@@ -68,7 +71,10 @@ namespace {
 }
 
 // Before main, whose first words may be too many.
-[[maybe_unused]] const std::terminate_handler kFormer = std::set_terminate(Terminate);
+[[maybe_unused]] const std::terminate_handler kFormer = [] {
+  WatchMemory();
+  return std::set_terminate(Terminate);
+}();
 
 // The C library needs memory for the first exception that passes through its own frames, and ends
 // the process where there is none. So the first one passes now.

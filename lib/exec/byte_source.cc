@@ -1,8 +1,21 @@
 #include "exec/byte_source.h"
 
+#include <tbb/tbb_allocator.h>
+
 #include <algorithm>
 
 namespace shardwright::exec {
+namespace {
+
+// TBB looks for its allocator when it is first asked for memory, by dlopen, which does not bear
+// that there is none. So it is asked before main.
+[[maybe_unused]] const bool kAllocatorFound = [] {
+  tbb::tbb_allocator<char> allocator;
+  allocator.deallocate(allocator.allocate(1), 1);
+  return true;
+}();
+
+}  // namespace
 
 bool IsUnchanged(const SourcePath& source, const os::Identity& now) {
   const os::Identity& then = source.identity;

@@ -74,7 +74,9 @@ Result<json> Describe(const std::string& path, const Read& read) {
                {"layers", read.shape.layer_id},
                {"device", read.device},
                {"owners", nullptr}};
-  for (const std::uint32_t d : read.device) told["node"].push_back(read.cluster.devices[d].node);
+  json nodes = json::array();
+  for (const std::uint32_t d : read.device) nodes.push_back(read.cluster.devices[d].node);
+  told["node"] = std::move(nodes);
   moe::PlanFile copies = read.file;
   copies.owner_slots.clear();
   copies.owner_device_slots.clear();

@@ -8,9 +8,9 @@
 
 namespace shardwright::dialect {
 
-// RE2 is not made for exceptions: one that passes through it leaves a heap that ends the process
-// much later, anywhere. All calls of it are here, and none lets an exception out: want of memory
-// ends the process there and then.
+// RE2 does not bear want of memory: an exception that passes through it leaves a heap that ends the
+// process much later, anywhere, and what it allocates without exceptions it uses unseen. All calls
+// of it are here, and want of memory in them ends the process there and then.
 
 /// Compiles a regular expression. Whether it is one, `ok()` says.
 /// Pure.

@@ -104,6 +104,7 @@ Result<OrderedJson> ParamJson(const Param& param) {
   if (param.expert) {
     out["expert"] = {{"layer", param.expert->layer}, {"expert", param.expert->expert}};
   }
+  if (!param.scalars.empty()) out["scalars"] = OrderedJson::array();
   for (const Scalar& scalar : param.scalars) {
     Result<OrderedJson> mine = ScalarJson(scalar);
     if (!mine) return Within("\"" + param.name + "\"", mine.error());

@@ -166,7 +166,7 @@ void AddMigration(const ReportPage& page, Json* data) {
 }  // namespace
 
 std::string PageText(const ReportPage& report) {
-  Json data;
+  Json data = Json::object();
   data["strategy"] = report.plan->strategy;
   data["loads_name"] = report.loads_name;
   data["before_name"] = report.before_name;

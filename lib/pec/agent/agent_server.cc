@@ -47,7 +47,7 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
     copies.push_back(
         {{"origin", entry.origin}, {"iteration", entry.checkpoint->manifest.iteration}});
   }
-  OrderedJson out;
+  OrderedJson out = OrderedJson::object();
   out["pid"] = ::getpid();
   out["buffers"] = std::move(buffers);
   out["copies"] = std::move(copies);
@@ -83,7 +83,7 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
                       {"older", status.replays.older},
                       {"refused", status.replays.refused}};
   }
-  OrderedJson sent;
+  OrderedJson sent = OrderedJson::object();
   for (std::size_t i = 0; i < kSentKinds; ++i) sent[Name(static_cast<Sent>(i))] = status.sent[i];
   out["sent"] = std::move(sent);
   out["sends_due"] = status.sends_due;

@@ -65,7 +65,7 @@ Status AgentServer::SendSends(os::Connection& connection) const {
   const Limiter& limiter = agent_.limiter();
   const IdleRanks::Time now = limiter.now();
   const IdleRanks::Time first = now - kTold;
-  OrderedJson out;
+  OrderedJson out = OrderedJson::object();
   out["now"] = Nanoseconds(now);
   out["kinds"] = OrderedJson::array();
   for (std::size_t i = 0; i < kSentKinds; ++i) out["kinds"].push_back(Name(static_cast<Sent>(i)));

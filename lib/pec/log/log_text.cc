@@ -80,9 +80,9 @@ Json JsonOf(const LogStep& logged) {
               {"gradient_factor", step.gradient_factor},
               {"skipped", step.skipped},
               {"first_momentum", step.first_momentum}};
-  for (const replay::Option& option : replay::OptionsOf(step)) {
-    out["options"][option.name] = option.value;
-  }
+  Json options = Json::object();
+  for (const replay::Option& option : replay::OptionsOf(step)) options[option.name] = option.value;
+  if (!options.empty()) out["options"] = std::move(options);
   if (logged.roots) out["roots"] = exec::Hex(*logged.roots);
   return out;
 }

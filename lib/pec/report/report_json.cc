@@ -163,7 +163,7 @@ Json CollectedJson(const Collected& collected, const CollectedLog& log, bool dry
 }
 
 Json AgentJson(const AgentStatus& status) {
-  Json sent;
+  Json sent = Json::object();
   for (std::size_t i = 0; i < kSentKinds; ++i) sent[Name(static_cast<Sent>(i))] = status.sent[i];
   return {{"sent", std::move(sent)},
           {"sends_due", status.sends_due},

@@ -244,7 +244,9 @@ Result<ucp::ConvertReport> Write(const Job& job, const RestoreReport& report, uc
   head["versions"] = nlohmann::ordered_json::object();
   for (const RestoredModule& module : report.modules) {
     if (module.version != report.iteration) head["versions"][module.name] = module.version;
-    if (module.replayed) head["replayed"][module.name] = module.replayed->version;
+    if (!module.replayed) continue;
+    if (!head.contains("replayed")) head["replayed"] = nlohmann::ordered_json::object();
+    head["replayed"][module.name] = module.replayed->version;
   }
   std::string parameters = "pec " + head["layout"].dump();
   for (const auto& [key, value] : layout.options) parameters += " " + value;
