@@ -55,16 +55,16 @@ class Life:
         resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1]) << 10
         self.seen.append((resident, len(os.listdir(f"/proc/{self.pid}/fd"))))
 
-    def judge(self):
-        """Exits if the agent takes more than in its first rounds. \\returns whether it lived long enough to tell"""
+    def judge(self, lives):
+        """Exits if the agent takes more than `lives` in their first rounds. \\returns whether it lived long enough to tell"""
         if len(self.seen) < 2 * WARM:
             return False
-        memory, files = (max(one[i] for one in self.seen[:WARM]) for i in (0, 1))
+        memory, files = (max(one[i] for life in lives for one in life.seen[:WARM]) for i in (0, 1))
         late_memory, late_files = (max(one[i] for one in self.seen[-WARM:]) for i in (0, 1))
         if late_memory > memory * 1.1 + MEMORY_SLACK:
-            sys.exit(f"{self.name}: {memory} bytes in its first {WARM} rounds, {late_memory} in the last of {len(self.seen)}")
+            sys.exit(f"{self.name}: {memory} bytes in first {WARM} rounds, {late_memory} in the last of {len(self.seen)}")
         if late_files > files + FILES_SLACK:
-            sys.exit(f"{self.name}: {files} open files in its first {WARM} rounds, {late_files} in the last of {len(self.seen)}")
+            sys.exit(f"{self.name}: {files} open files in first {WARM} rounds, {late_files} in the last of {len(self.seen)}")
         return True
 
 
@@ -73,7 +73,7 @@ class Soak(killed.Run):
 
     def __init__(self, programs, folder, seed):
         super().__init__(programs, folder, seed)
-        self.lives, self.judged, self.layouts = {}, 0, 0
+        self.lives, self.ended, self.judged, self.layouts = {}, [], 0, 0
         self.kills = {"trainer": 0, "agent": 0, "peer": 0}
 
     def sockets(self):
@@ -97,8 +97,13 @@ class Soak(killed.Run):
         stat = pathlib.Path(f"/proc/{life.pid}/stat")
         while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
             time.sleep(0.01)
-        self.judged += life.judge()
+        self.judge(life)
         self.kills[name] += 1
+
+    def judge(self, life):
+        """A peer that saves in the place of a lost agent takes what agents take, from then on."""
+        self.ended.append(life)
+        self.judged += life.judge([life] if life.name == "agent" else [*self.ended, *self.lives.values()])
 
     def look(self):
         for life in self.lives.values():
@@ -169,7 +174,7 @@ def main():
             if run.random.random() < 0.1:
                 run.kill("peer")
         for life in run.lives.values():
-            run.judged += life.judge()
+            run.judge(life)
         for socket in (run.sockets()["agent"], run.sockets()["peer"]):
             run.hook("pec-agent.sh", "stop", socket)
         subprocess.run(["pec-save", "check", folder / "store", "-q"], check=True, stdout=subprocess.DEVNULL)
