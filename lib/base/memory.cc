@@ -26,7 +26,7 @@ void NoMemory() {
 }  // namespace
 
 void WatchMemory() {
-  [[maybe_unused]] static const bool watched = (former = std::set_new_handler(NoMemory), true);
+  [[maybe_unused]] static const bool kWatched = (former = std::set_new_handler(NoMemory), true);
 }
 
 bool MemoryWasWanting() { return wanting; }
