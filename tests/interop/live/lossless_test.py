@@ -456,10 +456,7 @@ class Lossless(live.InFolder):
                     break
                 time.sleep(0.01)
             time.sleep(extra)
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            ranks.kill_group(pid)
         _, status = os.waitpid(pid, 0)
         if kill_after is None:
             self.assertEqual(status, 0)

@@ -152,10 +152,7 @@ class Run:
             os._exit(code)
         if kill_after is not None:
             self.wait_for_progress(pid, kill_after)
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            ranks.kill_group(pid)
         _, status = os.waitpid(pid, 0)
         if kill_after is None or os.WIFEXITED(status):
             if status != 0:
