@@ -287,6 +287,7 @@ def kill_marked(mark):
 def bounded():
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells have their background jobs ignore it
 
 
 def run_test(test, scratch, limit, **environment):
