@@ -25,6 +25,7 @@ constexpr std::uint64_t kLocatorBytes = 20;
 constexpr std::uint64_t kTailBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kShortTailBytes = 2048;  // with the directory of a few entries
 constexpr std::uint16_t kZip64Id = 1;
+constexpr std::uint16_t kUnicodeNameId = 0x7075;
 constexpr unsigned kVersionMost = 63;  // of the format, in tenths, that members need
 
 std::uint64_t Narrow(std::uint64_t value, std::uint64_t max) { return std::min(value, max); }
@@ -51,12 +52,13 @@ Result<Tail> ReadTail(const format::Part& file, std::uint64_t file_bytes, std::u
   return tail;
 }
 
-// Position of the end record in the tail: its comment must reach exactly to the end of the file.
+// Position of the end record in the tail. It is the last one, as for torch and Python: one before
+// it may have a comment that covers it. Its own comment must reach exactly to the end of the file.
 std::optional<std::size_t> FindEndRecord(Bytes tail) {
   for (std::size_t at = tail.size() - kEndBytes + 1; at-- > 0;) {
-    if (U32(tail, at) == kEndSignature && at + kEndBytes + U16(tail, at + 20) == tail.size()) {
-      return at;
-    }
+    if (U32(tail, at) != kEndSignature) continue;
+    if (at + kEndBytes + U16(tail, at + 20) != tail.size()) break;
+    return at;
   }
   return std::nullopt;
 }
@@ -120,8 +122,16 @@ Status CheckPlace(const Place& place) {
   return {};
 }
 
+// Of a field that gives the name in UTF-8: some readers take it from there, others never look.
+bool IsOtherName(Bytes field, std::string_view name) {
+  constexpr std::size_t kHead = 5;  // version of the field, CRC-32 of the name
+  if (field.size() < kHead) return false;
+  field = field.subspan(kHead);
+  return std::string_view(reinterpret_cast<const char*>(field.data()), field.size()) != name;
+}
+
 // Replaces the sizes and the offset that the 32-bit fields of an entry cannot hold.
-Status ReadZip64(Bytes extra, Entry& entry) {
+Status ReadExtra(Bytes extra, Entry& entry) {
   constexpr std::uint32_t kElsewhere = 0xFFFFFFFF;
   bool found = false;
   while (!extra.empty()) {
@@ -130,6 +140,9 @@ Status ReadZip64(Bytes extra, Entry& entry) {
     const std::uint16_t id = U16(extra, 0);
     Bytes body = extra.subspan(4, U16(extra, 2));
     extra = extra.subspan(4 + body.size());
+    if (id == kUnicodeNameId && IsOtherName(body, entry.name)) {
+      return BadInput("an extra field gives another name");
+    }
     if (id != kZip64Id) continue;
     if (found) return BadInput("two zip64 fields");
     found = true;
@@ -189,7 +202,7 @@ Result<Entry> TakeEntry(Bytes& rest) {
   entry.header_offset = U32(rest, 42);
   const std::uint16_t disk = U16(rest, 34);
   if (disk != 0 && disk != 0xFFFF) return BadInput("multi-disk zip file");
-  if (Status read = ReadZip64(rest.subspan(kEntryBytes + name_bytes, extra_bytes), entry); !read) {
+  if (Status read = ReadExtra(rest.subspan(kEntryBytes + name_bytes, extra_bytes), entry); !read) {
     return Within("member " + entry.name, std::move(read).error());
   }
   rest = rest.subspan(all);

@@ -100,6 +100,29 @@ TEST_F(Zip, BytesBehindTheEnd) {
   ExpectRefused(file, "bytes after its end");
 }
 
+// An archive whose comment is an archive of its first member alone: two end records may be meant.
+TEST_F(Zip, LastEndRecordCounts) {
+  const std::string whole = Build(Three());
+  const std::size_t directory = whole.find(Le(0x02014B50, 4));
+  const auto commented = [&](const std::string& comment) {
+    return whole.substr(0, whole.size() - 2) + Le(comment.size(), 2) + comment;
+  };
+  const auto inner = [&](std::uint64_t comment_bytes) {
+    return whole.substr(directory, 46 + 7) + Le(0x06054B50, 4) + Le(0, 4) + Le(1, 2) + Le(1, 2) +
+           Le(46 + 7, 4) + Le(whole.size(), 4) + Le(comment_bytes, 2);
+  };
+  Result<Container> read = ReadBytes(commented("PK"));
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  EXPECT_EQ(read->members.size(), 3U);
+  read = ReadBytes(commented(inner(0)));
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  EXPECT_EQ(read->members.size(), 1U);
+  // torch and Python take it all the same, and do not look at its comment.
+  for (const std::string& comment : {inner(0) + "x", inner(1), inner(1) + std::string(3000, 'x')}) {
+    ExpectFails(ReadBytes(commented(comment)), Errc::kBadInput, "bytes after its end");
+  }
+}
+
 TEST_F(Zip, NoMembers) { ExpectRefused(ZipFile{}, "without members"); }
 
 TEST_F(Zip, DirectoryElsewhere) {
@@ -266,6 +289,26 @@ TEST_F(Zip, Zip64FieldsOfAnEntry) {
   refuse("xyz", "malformed extra");
   refuse(Le(1, 2) + Le(24, 2) + three + Le(1, 2) + Le(0, 2), "two zip64 fields");
   refuse(Le(1, 2) + Le(24, 2) + Le(1ULL << 63, 8) + three.substr(8), "above 2^63");
+}
+
+TEST_F(Zip, NameInAnExtraField) {
+  ZipFile file = Three();
+  const auto field = [](unsigned version, std::uint32_t crc, std::string_view name) {
+    return Le(0x9999, 2) + Le(0, 2) + Le(0x7075, 2) + Le(5 + name.size(), 2) + Le(version, 1) +
+           Le(crc, 4) + std::string(name);
+  };
+  const std::uint32_t crc = CrcOf("a/second");
+  for (const std::string& extra :
+       {field(1, crc, "a/second"), field(1, 0, "a/second"), Le(0x7075, 2) + Le(4, 2) + "abcd"}) {
+    file.members[1].central_extra = extra;
+    const Result<Container> read = Read(file);
+    EXPECT_TRUE(read.has_value()) << read.error().message;
+  }
+  for (const std::string& extra : {field(1, crc, "a/other"), field(1, crc, ""),
+                                   field(1, CrcOf("a/other"), "a/other"), field(2, crc, "../up")}) {
+    file.members[1].central_extra = extra;
+    ExpectRefused(file, "member a/second: an extra field gives another name");
+  }
 }
 
 TEST_F(Zip, ChecksumOfAMember) {
