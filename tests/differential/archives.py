@@ -40,15 +40,20 @@ NAMES = ("a", "data.pkl", "data/0", "data/1", "version", "grüße", "日本", "a
 UNSAFE = ("../up", "/root", "a/../b", "a\\b", "c:d", "a//b", "./a", "tab\t", "")
 
 
-def make(choose):
-    """\\returns the archive, whether docs/formats/pt.md says that it is read"""
+def any_name(choose):
+    return choose.choice(NAMES) + choose.choice(("", ".x", f"{choose.randrange(99)}"))
+
+
+def make(choose, text=False):
+    """\\param text  comments of members are text, as flags may say that they are
+    \\returns the archive, whether docs/formats/pt.md says that it is read"""
     stream = choose.randrange(3) == 0
     out = Unseekable() if stream else io.BytesIO()
     sound, names = True, set()
     little = choose.randrange(3) == 0
     with small_limits(little, choose), zipfile.ZipFile(out, "w") as archive:
         for _ in range(choose.choice((0, 1, 1, 2, 3, 5, 20))):
-            name = choose.choice(NAMES) + choose.choice(("", ".x", f"{choose.randrange(99)}"))
+            name = any_name(choose)
             if choose.randrange(60) == 0:
                 name = choose.choice(UNSAFE)
                 sound = False
@@ -59,6 +64,8 @@ def make(choose):
             info.compress_type = choose.choice((zipfile.ZIP_STORED,) * 3 + (zipfile.ZIP_DEFLATED,))
             info.extra = padding(choose)
             info.comment = choose.randbytes(choose.choice((0, 0, 9)))
+            if text:
+                info.comment = info.comment.hex().encode()
             content = choose.randbytes(choose.choice((0, 1, 11, 99, 101, 5000)))
             with archive.open(info, "w", force_zip64=little or choose.randrange(3) == 0) as member:
                 for at in range(0, len(content), 700):
