@@ -252,7 +252,7 @@ std::string Joined(const Units& units) {
 }
 
 /// One frame around all that follows its opcode, instead of those whose lengths are wrong now.
-std::string JoinedInOneFrame(Units units) {
+std::string JoinedInOneFrame(const Units& units) {
   std::optional<std::size_t> frame;
   std::string pickle;
   for (const std::string& unit : units) {
@@ -272,7 +272,7 @@ std::string MutatePickle(std::string_view bytes, Chance& chance) {
   Units units = UnitsOf(bytes);
   if (units.empty()) units.emplace_back("N.");
   for (std::size_t i = 1 + chance.Below(3); i > 0; --i) ChangeUnits(&units, chance);
-  return chance.OneIn(8) ? Joined(units) : JoinedInOneFrame(std::move(units));
+  return chance.OneIn(8) ? Joined(units) : JoinedInOneFrame(units);
 }
 
 std::string MutateTwoPickles(std::string_view bytes, Chance& chance) {

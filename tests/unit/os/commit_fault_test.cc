@@ -110,7 +110,9 @@ TEST_P(CommitFaultTest, AnErrorAtEveryCallLeavesOldOrNewWhole) {
       Reset();
       Status status;
       {
-        const ScopedFault fault(Rules(target + (":" + std::to_string(call) + ":") + action));
+        std::string rule = target;
+        rule.append(":").append(std::to_string(call)).append(":").append(action);
+        const ScopedFault fault(Rules(rule));
         status = Run("r1", false, GetParam().replace);
         fired = fault.fired();
       }
