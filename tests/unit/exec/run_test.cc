@@ -384,5 +384,26 @@ TEST_F(Runs, ReadBackWhatTheyWrote) {
   EXPECT_TRUE(Run()) << "nothing is read back";
 }
 
+TEST_F(Runs, ReadBackFindsABitThatWasWrittenWrong) {
+  MakeTensor();
+  ASSERT_TRUE(Run());
+  const auto content = [&] { return std::pair(Get("in/out/out0"), Get("in/out/out1")); };
+  const auto wanted = content();
+  options_.verify = Verify::kReadback;
+  int refused = 0;
+  for (int write = 1;; ++write) {
+    fs::remove_all(options_.output);
+    const os::ScopedFault fault(*os::ParseFault("write:" + std::to_string(write) + ":flip"));
+    const auto done = Run();
+    if (!fault.fired()) break;
+    if (done) {
+      EXPECT_EQ(content(), wanted) << "write " << write;
+    } else {
+      ++refused;
+    }
+  }
+  EXPECT_GE(refused, 4) << "units of the two files";
+}
+
 }  // namespace
 }  // namespace shardwright::exec

@@ -72,6 +72,24 @@ TEST_F(Checked, ModelsThatAreNotTheSameDifferInWhatTheyHave) {
   EXPECT_EQ(report.difference_count, 130U) << "more than are shown";
 }
 
+// Units are compared by themselves, and elements are counted from the beginning of the tensor.
+TEST_F(Checked, AnElementIsTheTensors) {
+  constexpr std::size_t kElems = 400000;  // of 4 bytes: more than a unit
+  const std::string header =
+      R"({"w":{"dtype":"F32","shape":[400000],"data_offsets":[0,1600000]}} )";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());
+  file += header + std::string(4 * kElems, '\0');
+  fs::create_directories(At("a"));
+  fs::create_directories(At("b"));
+  Put("a/model.safetensors", file);
+  file[8 + header.size() + std::size_t{4} * 300001] = 1;
+  Put("b/model.safetensors", file);
+  const CheckReport report = Compare(At("a"), At("b"));
+  EXPECT_EQ(report.difference_count, 1U);
+  EXPECT_TRUE(Says(report, ": element 300001: ")) << testing::PrintToString(report.differences);
+}
+
 /// One difference and no other, between a checkpoint and itself in another format or layout.
 class OneDifference : public Checked {
  protected:
