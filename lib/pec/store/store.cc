@@ -157,19 +157,29 @@ std::string Store::RecoveryPath(std::uint64_t sequence) const {
   return path_ + "/recoveries/" + Padded(sequence) + ".json";
 }
 
-Result<std::vector<RecoveryRecord>> Store::RecoveriesAfter(std::uint64_t sequence) const {
+Status Store::ForRecoveriesAfter(std::uint64_t sequence,
+                                 const std::function<Status(RecoveryRecord)>& visit) const {
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/recoveries"));
   std::set<std::uint64_t> found;
   for (const os::Entry& entry : entries) {
     const auto number = NumberIn(entry.name, ".json");
     if (number && *number > sequence) found.insert(*number);
   }
-  std::vector<RecoveryRecord> out;
   for (const std::uint64_t number : found) {
     const std::string name = RecoveryPath(number);
     SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
-    SW_TRY_ASSIGN(out.emplace_back(), ParseRecovery(text, name));
+    SW_TRY_ASSIGN(RecoveryRecord recovery, ParseRecovery(text, name));
+    SW_TRY(visit(std::move(recovery)));
   }
+  return {};
+}
+
+Result<std::vector<RecoveryRecord>> Store::RecoveriesAfter(std::uint64_t sequence) const {
+  std::vector<RecoveryRecord> out;
+  SW_TRY(ForRecoveriesAfter(sequence, [&](RecoveryRecord recovery) -> Status {
+    out.push_back(std::move(recovery));
+    return {};
+  }));
   return out;
 }
 
@@ -182,24 +192,22 @@ Status Store::CheckPast(std::uint64_t recovery, std::uint64_t iteration,
                                        ", after which " + what + " was made");
     }
   }
-  SW_TRY_ASSIGN(const std::vector<RecoveryRecord> later, RecoveriesAfter(recovery));
-  for (const RecoveryRecord& one : later) {
-    if (!GivesUp(one, recovery, iteration)) continue;
+  return ForRecoveriesAfter(recovery, [&](const RecoveryRecord& one) -> Status {
+    if (!GivesUp(one, recovery, iteration)) return {};
     return Fail(Errc::kMismatch,
                 path_ + ": " + what + " is of iteration " + std::to_string(iteration) +
                     " of a past that was given up: made before recovery " +
                     std::to_string(one.sequence) + ", which went back to iteration " +
                     std::to_string(one.resume));
-  }
-  return {};
+  });
 }
 
 Result<std::set<std::uint64_t>> Store::Abandoned() const {
-  SW_TRY_ASSIGN(const std::vector<RecoveryRecord> recoveries, RecoveriesAfter(0));
   std::set<std::uint64_t> out;
-  for (const RecoveryRecord& recovery : recoveries) {
+  SW_TRY(ForRecoveriesAfter(0, [&](const RecoveryRecord& recovery) -> Status {
     out.insert(recovery.abandoned.begin(), recovery.abandoned.end());
-  }
+    return {};
+  }));
   return out;
 }
 

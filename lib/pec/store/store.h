@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -167,6 +168,9 @@ class Store {
   /// Whether the folder of a store may hold this before its head is written.
   static bool IsOwnName(std::string_view name);
   Result<std::set<std::uint64_t>> Abandoned() const;
+  /// Ascending, and one at a time: a long run has hundreds of them.
+  Status ForRecoveriesAfter(std::uint64_t sequence,
+                            const std::function<Status(RecoveryRecord)>& visit) const;
   std::string RecoveryPath(std::uint64_t sequence) const;
   Status PutTexts(const StoredCheckpoint& checkpoint, const std::string& manifest,
                   const std::string& catalogue, const std::optional<TokenRecord>& tokens) const;
