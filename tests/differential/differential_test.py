@@ -142,18 +142,25 @@ class Differential:
             raise Violation(f"pickle: written as {again} ({why}), was {wanted}", written)
         self.counts["pickle written and read"] += 1
 
-    def zip(self):
-        data, sound = archives.make(self.choose)
+    def judge_zip(self, kind, data, sound):
+        """\\param sound  it must be read, as zipfile reads it; else it must be refused
+        \\returns what we say of it, None if it is refused"""
         said, _ = self.probe.ask("zip", data)
-        self.counts["zip"] += 1
+        self.counts[kind] += 1
         if "error" in said:
             if sound or said["code"] != BAD_INPUT:
-                raise Violation(f"zip: refused: {said}", data)
-            self.counts["zip unsafe, refused"] += 1
-        elif not sound:
-            raise Violation(f"zip: not refused: {said}", data)
-        elif said["members"] != (theirs := archives.read(data)):
-            raise Violation(f"zip: read as {said['members']}, by zipfile as {theirs}", data)
+                raise Violation(f"{kind}: refused: {said}", data)
+            self.counts[f"{kind} unsafe, refused"] += 1
+            return None
+        if not sound:
+            raise Violation(f"{kind}: not refused: {said}", data)
+        if said["members"] != (theirs := archives.read(data)):
+            raise Violation(f"{kind}: read as {said['members']}, by zipfile as {theirs}", data)
+        return said
+
+    def zip(self):
+        data, sound = archives.make(self.choose)
+        self.judge_zip("zip", data, sound)
         for _ in range(DAMAGES):
             self.judge_damage("zip", archives.read, damaged(self.choose, data), lambda answer: answer["members"])
 
@@ -162,17 +169,9 @@ class Differential:
             ("zipfile", lambda: archives.make(self.choose, text=True)), ("libzip", lambda: libzip.make(self.choose)),
             ("us", self.our_zip)))
         data, sound = make()
-        said, _ = self.probe.ask("zip", data)
-        self.counts["libzip"] += 1
-        if "error" in said:
-            if sound or said["code"] != BAD_INPUT:
-                raise Violation(f"libzip: refused: {said}", data)
-            self.counts["libzip unsafe, refused"] += 1
+        said = self.judge_zip("libzip", data, sound)
+        if said is None:
             return
-        if not sound:
-            raise Violation(f"libzip: not refused: {said}", data)
-        if said["members"] != (theirs := archives.read(data)):
-            raise Violation(f"libzip: read as {said['members']}, by zipfile as {theirs}", data)
         theirs, why = self.others(lambda data: libzip.read(data, sound=True), data)
         if libzip.told(said, data) != theirs:
             raise Violation(f"libzip: read as {libzip.told(said, data)}, by libzip as {theirs} ({why})", data)

@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -358,7 +357,7 @@ class Lossless(live.InFolder):
                         with Connection((folder / "agent").read_text()) as agent:
                             status = agent.status()
             finally:
-                os.killpg(pid, signal.SIGKILL)
+                ranks.kill_group(pid)
                 os.waitpid(pid, 0)
             self.assertEqual(status["replays"]["refused"], [])
             (folder / "store/logs").rename(folder / "logs")
