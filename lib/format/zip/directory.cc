@@ -130,7 +130,8 @@ bool IsOtherName(Bytes field, std::string_view name) {
   return std::string_view(reinterpret_cast<const char*>(field.data()), field.size()) != name;
 }
 
-// Replaces the sizes and the offset that the 32-bit fields of an entry cannot hold.
+// Replaces the sizes and the offset that the 32-bit fields of an entry cannot hold; refuses another
+// name than the entry's.
 Status ReadExtra(Bytes extra, Entry& entry) {
   constexpr std::uint32_t kElsewhere = 0xFFFFFFFF;
   bool found = false;

@@ -242,9 +242,13 @@ bool Store::IsGone(const StoredCheckpoint& checkpoint) const {
 }
 
 Result<std::uint64_t> Store::NextSequence() const {
-  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, List());
+  SW_TRY_ASSIGN(const std::vector<os::Entry> manifests, os::ListDir(path_ + "/manifests"));
+  std::uint64_t last = 0;
+  for (const os::Entry& entry : manifests) {
+    if (const auto checkpoint = CheckpointOf(entry.name))
+      last = std::max(last, checkpoint->sequence);
+  }
   SW_TRY_ASSIGN(const std::set<std::uint64_t> abandoned, Abandoned());
-  std::uint64_t last = checkpoints.empty() ? 0 : checkpoints.back().sequence;
   // A number that a recovery calls abandoned must never name a new checkpoint.
   if (!abandoned.empty()) last = std::max(last, *abandoned.rbegin());
   for (const auto& [folder, suffix] : {std::pair("catalogues", ".swc"), {"tokens", ".json"}}) {
