@@ -39,7 +39,9 @@ class Packer {
  public:
   /// \param content_bytes  about how much will be written: no larger a window is made
   explicit Packer(std::uint64_t content_bytes)
-      : context_(NewZstdWriter()), buffer_(ZSTD_CStreamOutSize()) {
+      : context_(NewZstdWriter()),
+        buffer_bytes_(ZSTD_CStreamOutSize()),
+        buffer_(std::make_unique_for_overwrite<char[]>(buffer_bytes_)) {
     Set(ZSTD_c_compressionLevel, kLevel);
     Set(ZSTD_c_enableLongDistanceMatching, 1);
     Set(ZSTD_c_windowLog,
@@ -97,16 +99,17 @@ class Packer {
   void Compress(std::string_view bytes, ZSTD_EndDirective how) {
     ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
     for (;;) {
-      ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
+      ZSTD_outBuffer to{buffer_.get(), buffer_bytes_, 0};
       const std::size_t left = ZSTD_compressStream2(context_.get(), &to, &in, how);
       SW_CHECK(!ZstdFailed(left));
-      out_.append(buffer_.data(), to.pos);
+      out_.append(buffer_.get(), to.pos);
       if (how == ZSTD_e_end ? left == 0 : in.pos == in.size) return;
     }
   }
 
   std::unique_ptr<ZSTD_CCtx, Free> context_;
-  std::vector<char> buffer_;
+  std::size_t buffer_bytes_;
+  std::unique_ptr<char[]> buffer_;
   std::string gathered_;
   std::string out_;
 };
@@ -119,7 +122,9 @@ tl::unexpected<Error> Damaged(const std::string& what) {
 class Unpacker {
  public:
   explicit Unpacker(std::string_view frame)
-      : context_(NewZstdReader()), buffer_(ZSTD_DStreamOutSize()) {
+      : context_(NewZstdReader()),
+        buffer_bytes_(ZSTD_DStreamOutSize()),
+        buffer_(std::make_unique_for_overwrite<char[]>(buffer_bytes_)) {
     SW_CHECK(!ZstdFailed(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
     in_ = {frame.data(), frame.size(), 0};
   }
@@ -151,7 +156,7 @@ class Unpacker {
       if (text.capacity() - text.size() < n) {
         text.reserve(std::max(text.size() + n, text.capacity() * 2));
       }
-      text.append(buffer_.data() + at_, n);
+      text.append(buffer_.get() + at_, n);
       at_ += n;
       left -= n;
     }
@@ -176,7 +181,7 @@ class Unpacker {
 
   Status Refill() {
     if (ended_) return Damaged("it ends early");
-    ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
+    ZSTD_outBuffer to{buffer_.get(), buffer_bytes_, 0};
     const std::size_t before = in_.pos;
     const std::size_t hint = ZSTD_decompressStream(context_.get(), &to, &in_);
     if (ZstdFailed(hint)) return Damaged(ZSTD_getErrorName(hint));
@@ -193,7 +198,8 @@ class Unpacker {
   }
 
   std::unique_ptr<ZSTD_DCtx, Free> context_;
-  std::vector<char> buffer_;
+  std::size_t buffer_bytes_;
+  std::unique_ptr<char[]> buffer_;
   ZSTD_inBuffer in_{};
   std::size_t at_ = 0;
   std::size_t have_ = 0;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Errors at every call, memory that runs out, a disk that lies, and kills of what repairs a kill.
 
-Usage: errors_test.py BIN_FOLDER [--part PART]... [--preload LIBRARY] [--limit N] [--jobs N] [--case NAME]...
-                      [--shard I/N]
+Usage: errors_test.py BIN_FOLDER [--part PART]... [--preload LIBRARY] [--limit N] [--first N] [--jobs N]
+                      [--case NAME]... [--shard I/N]
 
 Parts, all of them unless told otherwise (syncs and memory need the library of failing.c):
   errors  each call of lib/os, those that only read too, fails with each of nine errors. EINTR changes nothing
@@ -11,8 +11,9 @@ Parts, all of them unless told otherwise (syncs and memory need the library of f
   lies    a write is acknowledged and not done, or one of its bits differs; --verify=readback or the next reader sees it
   double  the command is killed at a call, what repairs that at one of its own, and a third run ends well
 Afterwards the exit code is a documented one, the message names a path, an output or store is the old or the new one,
-and the same command again ends well. --limit: calls of each case, evenly chosen. --shard: only every N-th trial, from
-the I-th on. What is broken is collected and told at the end; --stop ends at the first.
+and the same command again ends well. --limit: calls of each case, evenly chosen; --first: and each of the first N
+allocations. --shard: only every N-th trial, from the I-th on. What is broken is collected and told at the end; --stop
+ends at the first.
 """
 
 import argparse
@@ -202,10 +203,11 @@ class Trials:
     def memory(self):
         whole = self.folder / "allocations"
         shutil.copytree(self.base, whole, symlinks=True)
-        made = self.folder / "made"
-        self.preloaded(whole, FAIL_COUNT=made)
-        self.counts["allocations"] = int(made.read_text())
-        trials = [(number, onward) for number in self.chosen(self.counts["allocations"]) for onward in ("once", "onward")]
+        counted = self.folder / "made"
+        self.preloaded(whole, FAIL_COUNT=counted)
+        self.counts["allocations"] = made = int(counted.read_text())
+        numbers = sorted({*range(1, min(self.options.first, made) + 1), *self.chosen(made)})
+        trials = [(number, onward) for number in numbers for onward in ("once", "onward")]
         self.go(self.allocation, trials)
 
     def allocation(self, root, number, onward):
@@ -301,6 +303,7 @@ def main():
     parser.add_argument("--part", action="append", choices=PARTS)
     parser.add_argument("--preload", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--several", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("SHARDWRIGHT_JOBS", os.cpu_count() or 1)))

@@ -52,7 +52,9 @@ def storage(arguments, folder):
     source = folder / "source"
     source.mkdir()
     safetensors.torch.save_file({"a": small, "large": wanted}, source / "model.safetensors")
-    succeed([arguments.bin / "ucp-load", source, folder / "out", "--format", "safetensors", "--verify=readback"], deadline=900)
+    one_file = f"shard-size={arguments.gigabytes + 2}GB"
+    succeed([arguments.bin / "ucp-load", source, folder / "out", "--format", "safetensors", "--target", one_file,
+             "--verify=readback"], deadline=900)
     succeed([arguments.bin / "ucp-load", "--check", source, folder / "out"], deadline=900)
     (source / "model.safetensors").unlink()
     with safetensors.safe_open(folder / "out" / "model.safetensors", "pt") as opened:

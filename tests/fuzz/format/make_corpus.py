@@ -1,15 +1,26 @@
 #!/usr/bin/env python3
-"""Writes the seed inputs of the format fuzz targets: make_corpus.py FOLDER. Same bytes every time."""
+"""Writes the seed inputs of the format fuzz targets: make_corpus.py FOLDER. Same bytes every time.
+
+Whole indexes of DCP are those of tests/data/dcp.
+"""
 
 import collections
 import io
 import json
 import pathlib
 import pickle
+import pickletools
 import struct
 import sys
 import types
 import zipfile
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "crash"))
+
+import ptfile  # pylint: disable=wrong-import-position
+
+DCP = pathlib.Path(__file__).resolve().parents[2] / "data" / "dcp"
 
 
 def fake(module, name, kind=None):
@@ -136,6 +147,18 @@ def safetensors_inputs():
     }
 
 
+def small_index():
+    """The index of a folder of two ranks with compressed items, with one tensor and one object left."""
+    with open(DCP / "zstd_w2" / "ckpt" / ".metadata", "rb") as file:
+        index = ptfile.Reader(file, {}).load()
+    names = ("model.up.bias", "note")
+    for key in ("state_dict_metadata", "planner_data"):
+        index.state[key] = {name: index.state[key][name] for name in names}
+    index.state["storage_data"] = {item: place for item, place in index.state["storage_data"].items()
+                                   if item.state["fqn"] in names}
+    return pickletools.optimize(ptfile.dumps(index)[0])
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     inputs = {}
@@ -149,6 +172,7 @@ def main():
     inputs["fuzz_container/zip"] = container(dumps(state()), both)
     inputs["fuzz_container/small"] = container(b"\x80\x02}.", [])
     inputs["fuzz_container/legacy"] = legacy()
+    inputs["fuzz_dcp_index/small"] = small_index()
     for name, content in safetensors_inputs().items():
         inputs["fuzz_safetensors/" + name] = content
     for name, content in inputs.items():

@@ -21,6 +21,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto cluster = moe::ParseCluster(text, 3, "input");
   if (!cluster) return 0;
   SW_CHECK(moe::Validate(*cluster).has_value());
+  // A few bytes may ask for 262144 GPUs, whose text takes longer than 10000 other inputs.
+  constexpr std::uint32_t kDevicesWritten = 4096;
+  if (cluster->device_count() > kDevicesWritten || cluster->node_count() > kDevicesWritten)
+    return 0;
   const auto written = moe::ClusterText(*cluster);
   const auto again = moe::ParseCluster(written, 3, "again");
   SW_CHECK(again && moe::ClusterText(*again) == written);

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the seed inputs of fuzz_store: make_corpus.py BIN FOLDER. Same bytes every time.
+"""Writes the seed inputs of fuzz_store: make_corpus.py BIN FOLDER. Same bytes every time, but for the version in them.
 
 They are the texts of a store that pec-save and pec-restore have made: two layers of four experts,
-tokens, dynamic K, kept and compressed components, a recovery.
+tokens, dynamic K, kept and compressed components, a recovery. Of manifests and the recovery there
+are small ones too, of one layer of two experts: a target tries several times as many inputs that
+are made of these.
 """
 
 import json
@@ -16,6 +18,50 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "crash"))
 
 import moe_checkpoint  # pylint: disable=wrong-import-position
+
+
+def cut(table):
+    """The first two experts of the first layer."""
+    return [row[:2] for row in table[:1]]
+
+
+def compact(value):
+    """Without the digest, which says what the whole text was."""
+    value.pop("xxh3_128", None)
+    return json.dumps(value, separators=(",", ":"))
+
+
+def small_state(state):
+    for level in ("snapshot", "persist"):
+        for name, table in state[level].items():
+            if isinstance(table, list):
+                state[level][name] = table[:1] if name == "cursor" else cut(table)
+    if "dynamic_k" in state:
+        state["dynamic_k"]["experts"] = 2
+
+
+def small_manifest(text):
+    """With one of its modules, on a line of its own as before."""
+    manifest = json.loads(text)
+    small_state(manifest["state"])
+    module = manifest.pop("modules")[-1]
+    return compact(manifest)[:-1] + ',\n"modules":[\n' + compact(module) + "\n]}\n"
+
+
+def small_recovery(text):
+    recovery = json.loads(text)
+    small_state(recovery["state"])
+    ledger = recovery["ledger"]
+    ledger["layer_lost"] = ledger["layer_lost"][:1]
+    ledger["charged"] = cut(ledger["charged"])
+    return compact(recovery) + "\n"
+
+
+SMALL = {
+    "plain-manifests-0000000001-0000000001.json": small_manifest,
+    "rules-manifests-0000000004-0000000006.json": small_manifest,
+    "rules-recoveries-0000000001.json": small_recovery,
+}
 
 
 def main():
@@ -46,6 +92,8 @@ def main():
         for text in sorted((work / store).rglob("*.json")):
             name = str(text.relative_to(work)).replace("/", "-")
             shutil.copyfile(text, folder / name)
+    for name, small in SMALL.items():
+        (folder / f"small-{name}").write_text(small((folder / name).read_text()))
     shutil.rmtree(work)
 
 

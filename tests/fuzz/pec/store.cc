@@ -1,6 +1,7 @@
-// Any bytes as each of the texts of a store: head, manifest, tokens, recovery. What is accepted is
-// written the same again, and can be used as a save or a restore uses it, or is refused.
+// Any bytes as the texts of a store: head, manifest, tokens, recovery. What is accepted is written
+// the same again, and can be used as a save or a restore uses it, or is refused.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -123,13 +124,29 @@ void UseRecovery(std::string_view text) {
   (void)ledger.Charge(*history, pec::MakeCounts(pec::ShapeOf(tokens), 1), 4);
 }
 
+/// The readers, and what a text must hold to be one of theirs.
+struct Use {
+  std::string_view kind;
+  void (*use)(std::string_view text);
+};
+constexpr std::array<Use, 4> kUses = {{{"pec-store", UseHead},
+                                       {"pec-manifest", UseManifest},
+                                       {"pec-tokens", UseTokens},
+                                       {"pec-recovery", UseRecovery}}};
+
 }  // namespace
 
+// A text goes to the readers whose kind it names: the others parse the same JSON and then refuse
+// it, which takes most of the time. Still, one of eight goes to all of them.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
   const std::string_view text(reinterpret_cast<const char*>(data), size_bytes);
-  UseHead(text);
-  UseManifest(text);
-  UseTokens(text);
-  UseRecovery(text);
+  const bool to_all = size_bytes % 8 == 0;
+  bool named = false;
+  for (const Use& one : kUses) {
+    if (!to_all && text.find(one.kind) == std::string_view::npos) continue;
+    named = true;
+    one.use(text);
+  }
+  if (!named) kUses[size_bytes % kUses.size()].use(text);
   return 0;
 }
