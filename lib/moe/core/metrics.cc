@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include <tbb/parallel_for.h>
-
+#include "exec/for_each.h"
 #include "moe/core/flow_internal.h"
 
 namespace shardwright::moe {
@@ -188,7 +187,7 @@ LayerMetrics Measure(const Placement& placement, const Loads& loads, const Clust
 ModelMetrics Measure(const Placement& placement, const Loads& loads, const Cluster& cluster) {
   ModelMetrics model;
   model.layers.resize(loads.layers);
-  tbb::parallel_for(std::uint32_t{0}, loads.layers, [&](std::uint32_t l) {
+  exec::ParallelFor(loads.layers, [&](std::uint32_t l) {
     model.layers[l] = Measure(placement, loads, cluster, l);
   });
   double tokens = 0;

@@ -1,12 +1,11 @@
 #include "moe/judge/judge.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "base/text.h"
+#include "exec/for_each.h"
 
 namespace shardwright::moe {
 namespace {
@@ -61,7 +60,7 @@ Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const
   // Copies that are made for an iteration hold no state: what survives is the owners'.
   const Placement& state = result.owners ? *result.owners : result.placement;
   plan.layer_recovery.resize(loads.layers);
-  tbb::parallel_for(std::uint32_t{0}, loads.layers, [&](std::uint32_t l) {
+  exec::ParallelFor(loads.layers, [&](std::uint32_t l) {
     plan.layer_recovery[l] = LayerRecovery(state, cluster, l, options.unit, options.recovery);
   });
   for (std::uint32_t l = 0; result.owners && l < loads.layers; ++l) {

@@ -2,8 +2,7 @@
 #include <numeric>
 #include <utility>
 
-#include <tbb/parallel_for.h>
-
+#include "exec/for_each.h"
 #include "moe/migration/migration.h"
 #include "moe/strategy/eplb.h"
 #include "moe/strategy/lazarus.h"
@@ -128,7 +127,7 @@ Result<StrategyResult> DraftBest(const Loads& loads, const Cluster& cluster,
   const SearchGround ground(cluster, options.failure_unit, copies);
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
-  tbb::parallel_for(std::uint32_t{0}, loads.layers, [&](std::uint32_t l) {
+  exec::ParallelFor(loads.layers, [&](std::uint32_t l) {
     const Placement slots = LayerPlan(loads, l, cluster, units, ground, current, options).Run();
     std::copy(slots.slot_expert.begin(), slots.slot_expert.end(),
               result.placement.layer(l).begin());

@@ -1,7 +1,6 @@
 #include "moe/strategy/lazarus.h"
 
-#include <tbb/parallel_for.h>
-
+#include "exec/for_each.h"
 #include "moe/migration/migration.h"
 #include "moe/strategy/strategies_internal.h"
 #include "moe/strategy/units_internal.h"
@@ -17,7 +16,7 @@ Result<StrategyResult> DraftLazarus(const Loads& loads, const Cluster& cluster,
   result.notes.resize(loads.layers);
   const auto unit_count = static_cast<std::uint32_t>(units.slots.size());
   const Objective objective = options.objective.value_or(Objective::kRecovery);
-  tbb::parallel_for(std::uint32_t{0}, loads.layers, [&](std::uint32_t l) {
+  exec::ParallelFor(loads.layers, [&](std::uint32_t l) {
     const auto tokens = loads.layer(l);
     std::vector<std::uint32_t> counts = ReplicaCounts(tokens, units.slot_count(), copies);
     if (options.distinct) CapCounts(tokens, unit_count, &counts);

@@ -6,10 +6,10 @@
 #include <set>
 #include <utility>
 
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include "dialect/dialects.h"
+#include "exec/for_each.h"
 #include "pec/store/modules.h"
 #include "pec/store/read_blobs.h"
 #include "pec/store/store.h"
@@ -180,7 +180,7 @@ class Checking {
   void CheckBlobs() {
     tbb::task_arena arena(static_cast<int>(threads_));
     arena.execute([&] {
-      tbb::parallel_for(std::size_t{0}, mine_.size(), [&](std::size_t i) {
+      exec::ParallelFor(mine_.size(), [&](std::size_t i) {
         if (sink_.stop_requested()) return;
         Task& task = *mine_[i];
         const Status good = VerifyBlob(store_->BlobPath(task.ref), task.ref, task.payloads);
