@@ -1,8 +1,7 @@
 #include "exec/manifest.h"
 
 #include <cerrno>
-#include <map>
-#include <optional>
+#include <limits>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -14,23 +13,6 @@
 namespace shardwright::exec {
 namespace {
 
-/// Sizes of the files that an output's manifest lists, by path; nothing where it lists none.
-std::optional<std::map<std::string, std::uint64_t>> ListedIn(const std::string& text) {
-  const nlohmann::json manifest = nlohmann::json::parse(text, nullptr, false);
-  if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
-    return std::nullopt;
-  }
-  std::map<std::string, std::uint64_t> out;
-  for (const nlohmann::json& file : manifest["files"]) {
-    if (!file.is_object() || !file.contains("path") || !file["path"].is_string() ||
-        !file.contains("bytes") || !file["bytes"].is_number_unsigned()) {
-      return std::nullopt;
-    }
-    out[file["path"].get<std::string>()] = file["bytes"].get<std::uint64_t>();
-  }
-  return out;
-}
-
 /// A copy of an output (cp -r) writes its manifest before some of the other files.
 constexpr std::int64_t kCopyNs = std::int64_t{60} * 1'000'000'000;
 
@@ -38,6 +20,8 @@ Status Refuse(const std::string& output, const std::string& why) {
   return Fail(Errc::kBusy, output + ": " + why +
                                ", so --force does not replace it; remove it, or take another name");
 }
+
+constexpr const char* kPayloadSum = "payload_crc32";
 
 // No text in JSON holds this within a string.
 constexpr std::string_view kKey = "\"xxh3_128\":";
@@ -84,7 +68,7 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
     return Refuse(output, std::string("no output: it has no ") + kManifestName);
   }
   if (!text) return tl::unexpected<Error>(std::move(text).error());
-  const auto listed = ListedIn(*text);
+  const auto listed = ListedFiles(*text);
   if (!listed) {
     return Refuse(output, std::string("no output: its ") + kManifestName + " lists no files");
   }
@@ -101,11 +85,38 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
       return Refuse(output, name + " is not of the run that made this output");
     }
     SW_TRY_ASSIGN(const os::Identity now, identity(path));
-    if (now.bytes != found->second || now.mtime_ns > manifest.mtime_ns + kCopyNs) {
+    if (now.bytes != found->second.bytes || now.mtime_ns > manifest.mtime_ns + kCopyNs) {
       return Refuse(output, name + " has changed since the run that made this output");
     }
   }
   return {};
+}
+
+std::optional<std::map<std::string, ListedFile>> ListedFiles(std::string_view text) {
+  const nlohmann::json manifest = nlohmann::json::parse(text, nullptr, false);
+  if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
+    return std::nullopt;
+  }
+  std::map<std::string, ListedFile> out;
+  for (const nlohmann::json& file : manifest["files"]) {
+    if (!file.is_object() || !file.contains("path") || !file["path"].is_string() ||
+        !file.contains("bytes") || !file["bytes"].is_number_unsigned()) {
+      return std::nullopt;
+    }
+    ListedFile listed{file["bytes"].get<std::uint64_t>(), {}, {}};
+    if (file.contains("xxh3_128")) {
+      if (!file["xxh3_128"].is_string()) return std::nullopt;
+      listed.digest = file["xxh3_128"].get<std::string>();
+    }
+    if (file.contains(kPayloadSum)) {
+      if (!file[kPayloadSum].is_number_unsigned()) return std::nullopt;
+      const auto sum = file[kPayloadSum].get<std::uint64_t>();
+      if (sum > std::numeric_limits<std::uint32_t>::max()) return std::nullopt;
+      listed.payload_crc32 = static_cast<std::uint32_t>(sum);
+    }
+    out[file["path"].get<std::string>()] = std::move(listed);
+  }
+  return out;
 }
 
 Digest FileDigest(std::span<const Digest> units, const Digest& frame) {
@@ -123,6 +134,7 @@ Result<std::string> MakeManifest(const std::string& head, const std::vector<Mani
     nlohmann::ordered_json line = {{"path", file.path}, {"bytes", file.bytes}};
     if (file.twin.empty()) {
       line["xxh3_128"] = Hex(file.digest);
+      if (file.payload_crc32) line[kPayloadSum] = *file.payload_crc32;
     } else {
       line["twin"] = file.twin;
     }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,8 +25,22 @@ struct ManifestFile {
   std::string path;
   std::uint64_t bytes = 0;
   Digest digest{};
-  std::string twin{};  ///< "clone" or "link": its bytes were not read and have no digest
+  std::string twin{};  ///< "clone" or "link": its bytes were not read and have no sums
+  /// CRC-32 of all its payloads, one after the other; nothing for a file that has none.
+  std::optional<std::uint32_t> payload_crc32{};
 };
+
+/// A file as a manifest lists it.
+struct ListedFile {
+  std::uint64_t bytes = 0;
+  std::string digest;  ///< hexadecimal; empty: it has none
+  std::optional<std::uint32_t> payload_crc32;
+};
+
+/// The files of a manifest, by their paths; nothing if the text is no manifest, or one of its
+/// fields has another type.
+/// Pure.
+std::optional<std::map<std::string, ListedFile>> ListedFiles(std::string_view manifest);
 
 /// Whether another output may be put in the place of a folder (--force): it is empty, or an output
 /// as the run that made it has left it. What a trainer has written into it since is nobody's to

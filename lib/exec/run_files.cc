@@ -200,7 +200,7 @@ Status Runner::WriteFrame(std::uint32_t index) {
     return frame.Put(offset, std::as_bytes(std::span(bytes)));
   }));
   SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
-  file_digests_[index] = FileDigest(digests, digest);
+  file_sums_[index] = {FileDigest(digests, digest), CombinedCrc32(sums)};
   return file_system_ ? Status() : out->Sync();
 }
 
@@ -210,7 +210,7 @@ Status Runner::WriteText(std::uint32_t index, const std::string& text) {
   FrameWriter frame(*out);
   SW_TRY(frame.Put(0, std::as_bytes(std::span(text))));
   SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
-  file_digests_[index] = FileDigest({}, digest);
+  file_sums_[index] = {FileDigest({}, digest), 0};
   return file_system_ ? Status() : out->Sync();
 }
 
@@ -267,7 +267,7 @@ Status Runner::SyncWritten() {
 Status Runner::WriteFrames() {
   sink_.Pass("finish");
   if (comm_.size() > 1 && !file_system_) SW_TRY(SyncWritten());
-  file_digests_.resize(plan_.target().files.size());
+  file_sums_.resize(plan_.target().files.size());
   SW_TRY(comm_.Agree(ForMyFiles([&](std::uint32_t file) { return WriteFrame(file); })));
   SW_TRY(WriteDigestLists());
   return file_system_ ? comm_.Agree(file_system_->Sync()) : Status();
@@ -296,7 +296,7 @@ Status Runner::ReadBack(std::uint32_t index) const {
     end = payload.offset + payload.bytes;
   }
   SW_TRY(read(end, file.bytes, [&] { frame.Add(buffer); }));
-  if (FileDigest(digests, frame.Finish()) != file_digests_[index]) {
+  if (FileDigest(digests, frame.Finish()) != file_sums_[index].digest) {
     return NotAsWritten(StagePath(index));
   }
   return {};
@@ -310,22 +310,23 @@ Status Runner::ReadBackAll() {
 Status Runner::Commit() {
   sink_.Pass("commit");
   journal_.reset();
-  std::vector<Digest> mine;
-  for (std::size_t file = 0; file < file_digests_.size(); ++file) {
-    if (Mine(file)) mine.push_back(file_digests_[file]);
+  std::vector<FileSum> mine;
+  for (std::size_t file = 0; file < file_sums_.size(); ++file) {
+    if (Mine(file)) mine.push_back(file_sums_[file]);
   }
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm_.Gather(std::as_bytes(std::span(mine))));
   return comm_.OnRoot([&]() -> Status {
     std::vector<ManifestFile> files;
     const auto ranks = static_cast<std::size_t>(comm_.size());
-    for (std::size_t index = 0; index < file_digests_.size(); ++index) {
+    for (std::size_t index = 0; index < file_sums_.size(); ++index) {
       const plan::OutputFile& made = plan_.target().files[index];
-      ManifestFile file{made.path, made.bytes, {}};
+      FileSum sum;
+      std::memcpy(&sum, parts[index % ranks].data() + index / ranks * sizeof sum, sizeof sum);
+      ManifestFile file{made.path, made.bytes, sum.digest};
+      if (!made.payloads.empty()) file.payload_crc32 = sum.payload_crc32;
       if (IsTwin(static_cast<std::uint32_t>(index))) {
         file.twin = made.twin == plan::Twin::kLink ? "link" : "clone";
       }
-      std::memcpy(file.digest.data(), parts[index % ranks].data() + index / ranks * sizeof(Digest),
-                  sizeof(Digest));
       files.push_back(std::move(file));
     }
     os::CommitSteps steps;

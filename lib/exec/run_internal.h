@@ -22,6 +22,12 @@
 
 namespace shardwright::exec {
 
+/// What a manifest tells of a file's bytes, as ranks send it to each other.
+struct FileSum {
+  Digest digest{};
+  std::uint32_t payload_crc32 = 0;  ///< 0 without payloads
+};
+
 /// One run: its passes in order, and what they hand to each other. As a sink it writes units into
 /// the output files and notes them in the journal.
 class Runner final : private UnitSink {
@@ -91,7 +97,7 @@ class Runner final : private UnitSink {
   // By unit: of all after ShareSums, before of this rank's.
   std::vector<UnitSum> sums_;
   SourceSums source_sums_;
-  std::vector<Digest> file_digests_;
+  std::vector<FileSum> file_sums_;
   RunReport report_;
 };
 

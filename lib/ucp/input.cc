@@ -1,18 +1,23 @@
 #include "ucp/input.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <functional>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
 #include <tbb/task_arena.h>
 
+#include "base/crc32.h"
 #include "base/limits.h"
 #include "base/system.h"
 #include "base/version.h"
 #include "dialect/dialects.h"
+#include "dialect/zero/scan.h"
 #include "exec/for_each.h"
 #include "exec/integrity.h"
+#include "exec/manifest.h"
 #include "exec/zpack.h"
 #include "os/dir.h"
 #include "os/sha256.h"
@@ -43,6 +48,86 @@ std::vector<std::string> Expand(std::vector<std::string> roots, int rank) {
   return roots;
 }
 
+/// Of all payloads of a file, in the order of the file; nothing where one has no checksum.
+std::optional<std::uint32_t> PayloadCrc32(const dialect::SourceFile& file) {
+  std::vector<const format::Storage*> storages;
+  for (const dialect::Container& one : file.containers) {
+    for (const format::Storage& storage : one.skeleton->storages) {
+      if (storage.bytes == 0) continue;
+      if (!storage.crc32) return std::nullopt;
+      storages.push_back(&storage);
+    }
+  }
+  std::ranges::sort(storages, std::greater(), &format::Storage::offset);
+  std::uint64_t after = 0;
+  std::uint32_t crc = 0;
+  for (const format::Storage* storage : storages) {
+    crc ^= Crc32Share(*storage->crc32, after);
+    after += storage->bytes;
+  }
+  return crc;
+}
+
+tl::unexpected<Error> OtherThanListed(const std::string& path, const std::string& found,
+                                      const std::string& listed, const std::string& manifest) {
+  return Fail(Errc::kBadInput,
+              path + ": " + found + ", " + manifest + " lists " + listed +
+                  ": it is of another run, or has taken another's place; without " +
+                  exec::kManifestName + " the folder is read as it is");
+}
+
+/// Compares the files of a tag folder with a manifest, if there is one, that lists them under
+/// `prefix`.
+Status CompareWithManifest(const dialect::SourceSet& set, const std::string& folder,
+                           const std::string& manifest, const std::string& prefix) {
+  const auto text = os::ReadWholeText(manifest, limits::kJsonBytes);
+  if (!text && text.error().sys == ENOENT) return {};
+  if (!text) return tl::unexpected<Error>(text.error());
+  const auto listed = exec::ListedFiles(*text);
+  if (!listed) {
+    return Fail(Errc::kBadInput,
+                manifest + ": no manifest; without it the folder is read as it is");
+  }
+  const auto find = [&](const std::string& name) -> const exec::ListedFile* {
+    const auto found = listed->find(prefix + name);
+    return found == listed->end() ? nullptr : &found->second;
+  };
+  for (const dialect::SourceFile& file : set.files) {
+    const exec::ListedFile* const known = find(file.name);
+    if (known == nullptr || !known->payload_crc32 || file.path != folder + "/" + file.name)
+      continue;
+    const std::optional<std::uint32_t> sum = PayloadCrc32(file);
+    if (sum == known->payload_crc32) continue;
+    return OtherThanListed(file.path, sum ? "CRC-32 " + std::to_string(*sum) : "no CRC-32",
+                           std::to_string(*known->payload_crc32), manifest);
+  }
+  const exec::ListedFile* const known = find(dialect::kAtomsFile);
+  if (known == nullptr || known->digest.empty()) return {};
+  const exec::Digest digest = exec::FileDigest({}, exec::DigestOf(BytesOf(set.manifest)));
+  if (exec::Hex(digest) == known->digest) return {};
+  return OtherThanListed(folder + "/" + dialect::kAtomsFile, "digest " + exec::Hex(digest),
+                         known->digest, manifest);
+}
+
+/// Atoms do not say whose they are. The manifest of the run that wrote them does, so that one that
+/// has taken the place of another, or is of another run, is not read. What it does not list is
+/// taken as it is: another tag, atoms of a release that listed no checksums.
+/// \error kBadInput  names the file and both sides
+/// Local.
+Status CheckListed(const dialect::SourceSet& set) {
+  if (set.dialect != "universal") return {};
+  std::set<std::string> folders;
+  for (const dialect::SourceFile& file : set.files) {
+    folders.insert(file.path.substr(0, file.path.size() - file.name.size() - 1));
+  }
+  for (const std::string& folder : folders) {
+    const std::string above = folder + "/../";
+    SW_TRY(CompareWithManifest(set, folder, above + exec::kManifestName, set.tag + "/"));
+    SW_TRY(CompareWithManifest(set, folder, folder + "/" + exec::kManifestName, ""));
+  }
+  return {};
+}
+
 Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots, bool neighbours) {
   if (roots.size() == 1) {
     SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
@@ -51,6 +136,7 @@ Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots, bool n
     }
   }
   SW_TRY_ASSIGN(dialect::SourceSet set, dialect::ScanSource(roots));
+  SW_TRY(CheckListed(set));
   if (neighbours) SW_TRY(dialect::FindNeighbours(&set));
   return set;
 }
@@ -162,6 +248,7 @@ Result<Part> LookAgain(comm::Comm& comm, const std::vector<std::string>& roots, 
   const auto rank = static_cast<std::size_t>(known - dialects.begin());
   Part part;
   SW_TRY_ASSIGN(part.set, dialect::ScanPart(roots, tags[rank]));
+  SW_TRY(CheckListed(part.set));
   if (neighbours) SW_TRY(dialect::FindNeighbours(&part.set));
   return part;
 }

@@ -34,6 +34,30 @@ TEST(Manifests, ListFilesBesideWhatTheyBeginWith) {
   EXPECT_FALSE(json["files"][1].contains("xxh3_128")) << "its bytes were not read";
 }
 
+TEST(Manifests, GiveBackWhatTheyList) {
+  const auto text = MakeManifest("{}", {{"a/b.pt", 10, Of("x"), "", 4000000000U},
+                                        {"text", 5, Of("y"), ""},
+                                        {"c.pt", 20, {}, "clone"}});
+  ASSERT_TRUE(text.has_value());
+  const auto listed = ListedFiles(*text);
+  ASSERT_TRUE(listed.has_value());
+  ASSERT_EQ(listed->size(), 3U);
+  EXPECT_EQ(listed->at("a/b.pt").bytes, 10U);
+  EXPECT_EQ(listed->at("a/b.pt").digest, Hex(Of("x")));
+  EXPECT_EQ(listed->at("a/b.pt").payload_crc32, 4000000000U);
+  EXPECT_EQ(listed->at("text").digest, Hex(Of("y")));
+  EXPECT_FALSE(listed->at("text").payload_crc32.has_value());
+  EXPECT_EQ(listed->at("c.pt").digest, "");
+  for (const char* wrong :
+       {"", "[]", "{}", R"({"files": {}})", R"({"files": [1]})", R"({"files": [{"path": "a"}]})",
+        R"({"files": [{"path": 1, "bytes": 1}]})", R"({"files": [{"path": "a", "bytes": -1}]})",
+        R"({"files": [{"path": "a", "bytes": 1, "xxh3_128": 1}]})",
+        R"({"files": [{"path": "a", "bytes": 1, "payload_crc32": "1"}]})",
+        R"({"files": [{"path": "a", "bytes": 1, "payload_crc32": 4294967296}]})"}) {
+    EXPECT_FALSE(ListedFiles(wrong).has_value()) << wrong;
+  }
+}
+
 TEST(Manifests, AreJsonWhateverNamesFilesHave) {
   const auto text = MakeManifest("{}", {{"bad\xFFname\"", 1, {}, ""}});
   ASSERT_TRUE(text.has_value());
