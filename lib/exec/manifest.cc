@@ -92,13 +92,13 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   return {};
 }
 
-std::optional<std::map<std::string, ListedFile>> ListedFiles(std::string_view text) {
-  const nlohmann::json manifest = nlohmann::json::parse(text, nullptr, false);
-  if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
+std::optional<std::map<std::string, ListedFile>> ListedFiles(std::string_view manifest) {
+  const nlohmann::json json = nlohmann::json::parse(manifest, nullptr, false);
+  if (!json.is_object() || !json.contains("files") || !json["files"].is_array()) {
     return std::nullopt;
   }
   std::map<std::string, ListedFile> out;
-  for (const nlohmann::json& file : manifest["files"]) {
+  for (const nlohmann::json& file : json["files"]) {
     if (!file.is_object() || !file.contains("path") || !file["path"].is_string() ||
         !file.contains("bytes") || !file["bytes"].is_number_unsigned()) {
       return std::nullopt;

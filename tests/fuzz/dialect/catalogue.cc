@@ -28,10 +28,10 @@ std::string Wrapped(std::string_view form_and_content) {
   const std::string_view form = form_and_content.substr(0, 1);
   const std::string_view content = form_and_content.substr(form.size());
   // Kept: making one costs more than the rest.
-  static ZSTD_CCtx* const context = shardwright::NewZstdWriter();
+  static ZSTD_CCtx* const kContext = shardwright::NewZstdWriter();
   std::string frame(ZSTD_compressBound(content.size()), '\0');
   const std::size_t size =
-      ZSTD_compressCCtx(context, frame.data(), frame.size(), content.data(), content.size(), 1);
+      ZSTD_compressCCtx(kContext, frame.data(), frame.size(), content.data(), content.size(), 1);
   SW_CHECK(!ZSTD_isError(size));
   frame.resize(size);
   const std::uint32_t sum = shardwright::Crc32(std::as_bytes(std::span(frame)));
