@@ -44,7 +44,8 @@ def check(log, argv, output, what):
     for line in log.read_text(errors="replace").splitlines():
         call = CALL.match(line)
         if call is None:
-            expect(re.match(r"^\d+ +(<\.\.\.|\+\+\+|---)", line), f"{what}: not understood: {line}")
+            # "???": the thread was gone with its process before strace could ask which call it had begun.
+            expect(re.match(r"^\d+ +(<\.\.\.|\+\+\+|---|\?\?\?\( <unfinished \.\.\.>$)", line), f"{what}: not understood: {line}")
             continue
         name, arguments = call.groups()
         if name == "execve":
