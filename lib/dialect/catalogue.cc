@@ -39,9 +39,7 @@ class Packer {
  public:
   /// \param content_bytes  about how much will be written: no larger a window is made
   explicit Packer(std::uint64_t content_bytes)
-      : context_(NewZstdWriter()),
-        buffer_bytes_(ZSTD_CStreamOutSize()),
-        buffer_(std::make_unique_for_overwrite<char[]>(buffer_bytes_)) {
+      : context_(NewZstdWriter()), buffer_(ZSTD_CStreamOutSize()) {
     Set(ZSTD_c_compressionLevel, kLevel);
     Set(ZSTD_c_enableLongDistanceMatching, 1);
     Set(ZSTD_c_windowLog,
@@ -99,17 +97,16 @@ class Packer {
   void Compress(std::string_view bytes, ZSTD_EndDirective how) {
     ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
     for (;;) {
-      ZSTD_outBuffer to{buffer_.get(), buffer_bytes_, 0};
+      ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
       const std::size_t left = ZSTD_compressStream2(context_.get(), &to, &in, how);
       SW_CHECK(!ZstdFailed(left));
-      out_.append(buffer_.get(), to.pos);
+      out_.append(buffer_.data(), to.pos);
       if (how == ZSTD_e_end ? left == 0 : in.pos == in.size) return;
     }
   }
 
   std::unique_ptr<ZSTD_CCtx, Free> context_;
-  std::size_t buffer_bytes_;
-  std::unique_ptr<char[]> buffer_;
+  std::vector<char> buffer_;
   std::string gathered_;
   std::string out_;
 };
@@ -122,9 +119,7 @@ tl::unexpected<Error> Damaged(const std::string& what) {
 class Unpacker {
  public:
   explicit Unpacker(std::string_view frame)
-      : context_(NewZstdReader()),
-        buffer_bytes_(ZSTD_DStreamOutSize()),
-        buffer_(std::make_unique_for_overwrite<char[]>(buffer_bytes_)) {
+      : context_(NewZstdReader()), buffer_(ZSTD_DStreamOutSize()) {
     SW_CHECK(!ZstdFailed(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
     in_ = {frame.data(), frame.size(), 0};
   }
@@ -156,7 +151,7 @@ class Unpacker {
       if (text.capacity() - text.size() < n) {
         text.reserve(std::max(text.size() + n, text.capacity() * 2));
       }
-      text.append(buffer_.get() + at_, n);
+      text.append(buffer_.data() + at_, n);
       at_ += n;
       left -= n;
     }
@@ -181,7 +176,7 @@ class Unpacker {
 
   Status Refill() {
     if (ended_) return Damaged("it ends early");
-    ZSTD_outBuffer to{buffer_.get(), buffer_bytes_, 0};
+    ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
     const std::size_t before = in_.pos;
     const std::size_t hint = ZSTD_decompressStream(context_.get(), &to, &in_);
     if (ZstdFailed(hint)) return Damaged(ZSTD_getErrorName(hint));
@@ -198,8 +193,7 @@ class Unpacker {
   }
 
   std::unique_ptr<ZSTD_DCtx, Free> context_;
-  std::size_t buffer_bytes_;
-  std::unique_ptr<char[]> buffer_;
+  std::vector<char> buffer_;
   ZSTD_inBuffer in_{};
   std::size_t at_ = 0;
   std::size_t have_ = 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 #include <set>
 
 #include <nlohmann/json.hpp>
@@ -58,13 +57,9 @@ std::optional<std::uint32_t> PayloadCrc32(const dialect::SourceFile& file) {
       storages.push_back(&storage);
     }
   }
-  std::ranges::sort(storages, std::greater(), &format::Storage::offset);
-  std::uint64_t after = 0;
+  std::ranges::sort(storages, {}, &format::Storage::offset);
   std::uint32_t crc = 0;
-  for (const format::Storage* storage : storages) {
-    crc ^= Crc32Share(*storage->crc32, after);
-    after += storage->bytes;
-  }
+  for (const format::Storage* one : storages) crc = Crc32Share(crc, one->bytes) ^ *one->crc32;
   return crc;
 }
 

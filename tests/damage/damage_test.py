@@ -46,7 +46,7 @@ class Judge:
 class Subject:
     def __init__(self, name, make, judges, payload=()):
         self.name, self.make, self.judges = name, make, judges
-        self.payload = tuple(payload)  # suffixes or names of files that are mostly tensors
+        self.payload = tuple(payload)  # parts of the names of files that are mostly tensors
 
 
 def timeless(value):

@@ -501,6 +501,11 @@ TEST(Catalogues, DamageIsFound) {
   for (std::size_t n = 0; n < bytes.size(); n += n < 64 ? 1 : 997) {
     EXPECT_FALSE(DeserializeSource(std::string_view(bytes).substr(0, n))) << n;
   }
+  for (std::size_t n = 0; n < bytes.size(); n += n < 64 ? 1 : 997) {
+    std::string flipped = bytes;
+    flipped[n] = static_cast<char>(flipped[n] ^ 0x10);
+    EXPECT_FALSE(DeserializeSource(flipped)) << n;
+  }
   EXPECT_FALSE(DeserializeSource(bytes + "x"));
   EXPECT_FALSE(DeserializeSource(""));
 }

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -51,10 +51,6 @@ class Listed : public os::Scratch {
     return *names.begin();
   }
 
-  void Rewrite(const std::string& name, const std::string& text) {
-    std::ofstream(At(name), std::ios::binary | std::ios::trunc) << text;
-  }
-
   void Again() {
     fs::remove_all(At("atoms"));
     fs::copy(At("sound"), At("atoms"), fs::copy_options::recursive);
@@ -99,7 +95,7 @@ TEST_F(Listed, ADescriptionThatWasChangedIsRefused) {
     if (text[at] < '1' || text[at] > '9') continue;
     std::string changed = text;
     --changed[at];
-    Rewrite(name, changed);
+    Put(name, changed);
     EXPECT_NE(Said(), "read") << "digit " << at;
     ++tried;
   }
@@ -110,18 +106,18 @@ TEST_F(Listed, WhatTheManifestDoesNotTellIsTakenAsItIs) {
   const auto manifest = nlohmann::ordered_json::parse(Get(kManifest));
   auto older = manifest;
   for (auto& file : older["files"]) file.erase("payload_crc32");
-  Rewrite(kManifest, older.dump());
+  Put(kManifest, older.dump());
   EXPECT_EQ(Said(), "read") << "of an older release";
   auto others = manifest;
   others["files"] = nlohmann::json::array();
-  Rewrite(kManifest, others.dump());
+  Put(kManifest, others.dump());
   EXPECT_EQ(Said(), "read") << "of another checkpoint";
   Again();
   fs::rename(At(std::string("atoms/") + kTag), At("alone"));
   EXPECT_EQ(Said("alone"), "read") << "without its manifest";
   for (const char* broken : {"", "{", R"({"files": 1})"}) {
     Again();
-    Rewrite(kManifest, broken);
+    Put(kManifest, broken);
     EXPECT_NE(Said().find("no manifest"), std::string::npos) << broken;
   }
 }
@@ -134,12 +130,12 @@ TEST_F(Listed, AManifestInTheTagFolderItselfCounts) {
     const auto path = file["path"].get<std::string>();
     if (path.starts_with(prefix)) file["path"] = path.substr(prefix.size());
   }
-  Rewrite("flat/shardwright.json", manifest.dump());
+  Put("flat/shardwright.json", manifest.dump());
   EXPECT_EQ(Said("flat"), "read");
   for (auto& file : manifest["files"]) {
     if (file.contains("payload_crc32")) file["payload_crc32"] = 1;
   }
-  Rewrite("flat/shardwright.json", manifest.dump());
+  Put("flat/shardwright.json", manifest.dump());
   EXPECT_NE(Said("flat").find("CRC-32"), std::string::npos);
 }
 
