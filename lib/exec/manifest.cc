@@ -68,7 +68,7 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
     return Refuse(output, std::string("no output: it has no ") + kManifestName);
   }
   if (!text) return tl::unexpected<Error>(std::move(text).error());
-  const auto listed = ListedFiles(*text);
+  const auto listed = ListedFiles(nlohmann::json::parse(*text, nullptr, false));
   if (!listed) {
     return Refuse(output, std::string("no output: its ") + kManifestName + " lists no files");
   }
@@ -92,8 +92,7 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   return {};
 }
 
-std::optional<std::map<std::string, ListedFile>> ListedFiles(std::string_view manifest) {
-  const nlohmann::json json = nlohmann::json::parse(manifest, nullptr, false);
+std::optional<std::map<std::string, ListedFile>> ListedFiles(const nlohmann::json& json) {
   if (!json.is_object() || !json.contains("files") || !json["files"].is_array()) {
     return std::nullopt;
   }

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "base/result.h"
 #include "exec/integrity.h"
 
@@ -37,10 +39,11 @@ struct ListedFile {
   std::optional<std::uint32_t> payload_crc32;
 };
 
-/// The files of a manifest, by their paths; nothing if the text is no manifest, or one of its
-/// fields has another type.
+/// The files of a manifest, by their paths; nothing if this is no manifest, or one of its fields
+/// has another type.
+/// \param manifest  what its text was parsed to, also "discarded"
 /// Pure.
-std::optional<std::map<std::string, ListedFile>> ListedFiles(std::string_view manifest);
+std::optional<std::map<std::string, ListedFile>> ListedFiles(const nlohmann::json& manifest);
 
 /// Whether another output may be put in the place of a folder (--force): it is empty, or an output
 /// as the run that made it has left it. What a trainer has written into it since is nobody's to

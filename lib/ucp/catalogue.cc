@@ -99,29 +99,12 @@ dialect::SourceSet PackedTwin(const dialect::SourceSet& set, Pack pack, layout::
   return packed;
 }
 
-/// The digests of a pack's files, by path, as its manifest lists them.
-std::map<std::string, std::string> DigestsIn(const nlohmann::json& manifest) {
-  std::map<std::string, std::string> digests;
-  const auto files = manifest.find("files");
-  if (files == manifest.end() || !files->is_array()) return digests;
-  for (const nlohmann::json& line : *files) {
-    if (!line.is_object()) continue;
-    const auto path = line.find("path");
-    const auto digest = line.find("xxh3_128");
-    if (path == line.end() || digest == line.end()) continue;
-    if (path->is_string() && digest->is_string()) {
-      digests.emplace(path->get<std::string>(), digest->get<std::string>());
-    }
-  }
-  return digests;
-}
-
 /// Compares a neighbour's pack file with its digest in the manifest. Nothing else vouches for its
 /// bytes: the checksums of a checkpoint's own files are in those files.
 Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
-                 const std::map<std::string, std::string>& digests) {
-  const auto listed = digests.find(name);
-  if (listed == digests.end()) {
+                 const std::map<std::string, exec::ListedFile>& files) {
+  const auto listed = files.find(name);
+  if (listed == files.end() || listed->second.digest.empty()) {
     return Fail(Errc::kBadInput, stored.path() + ": no digest of it in the manifest");
   }
   SW_TRY_ASSIGN(const os::Identity identity, stored.Stat());
@@ -138,16 +121,20 @@ Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
     }
   }
   const std::string found = exec::Hex(exec::FileDigest(units, whole.Finish()));
-  if (found == listed->second) return {};
+  if (found == listed->second.digest) return {};
   return Fail(Errc::kBadInput, stored.path() + ": damaged: its digest is " + found +
-                                   ", in the manifest " + listed->second);
+                                   ", in the manifest " + listed->second.digest);
 }
 
 /// Points a packed set at the payload files beside its catalogue. They were written after the
 /// catalogue's text was fixed, so only their sizes can be in it.
 Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& manifest,
                  dialect::SourceSet* set) {
-  const std::map<std::string, std::string> digests = DigestsIn(manifest);
+  const auto files = exec::ListedFiles(manifest);
+  if (!files) {
+    return Fail(Errc::kBadInput,
+                folder + "/" + exec::kManifestName + ": lists no files, or not as a manifest does");
+  }
   std::size_t count = 0;
   const auto find = [&](std::string* path, os::Identity* identity, bool neighbour) -> Status {
     const std::string name = PackName(count++, pack);
@@ -161,7 +148,7 @@ Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& man
     }
     // A compressed one has another size; what it stands for is what the catalogue says.
     *identity = {pack == Pack::kCopy ? found.bytes : identity->bytes, found.mtime_ns, found.inode};
-    return neighbour ? CheckPack(stored, name, pack, digests) : Status();
+    return neighbour ? CheckPack(stored, name, pack, *files) : Status();
   };
   for (dialect::SourceFile& file : set->files) SW_TRY(find(&file.path, &file.identity, false));
   for (dialect::Neighbour& neighbour : set->neighbours) {

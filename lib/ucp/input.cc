@@ -78,7 +78,7 @@ Status CompareWithManifest(const dialect::SourceSet& set, const std::string& fol
   const auto text = os::ReadWholeText(manifest, limits::kJsonBytes);
   if (!text && text.error().sys == ENOENT) return {};
   if (!text) return tl::unexpected<Error>(text.error());
-  const auto listed = exec::ListedFiles(*text);
+  const auto listed = exec::ListedFiles(nlohmann::json::parse(*text, nullptr, false));
   if (!listed) {
     return Fail(Errc::kBadInput,
                 manifest + ": no manifest; without it the folder is read as it is");

@@ -39,7 +39,7 @@ TEST(Manifests, GiveBackWhatTheyList) {
                                         {"text", 5, Of("y"), ""},
                                         {"c.pt", 20, {}, "clone"}});
   ASSERT_TRUE(text.has_value());
-  const auto listed = ListedFiles(*text);
+  const auto listed = ListedFiles(nlohmann::json::parse(*text));
   ASSERT_TRUE(listed.has_value());
   ASSERT_EQ(listed->size(), 3U);
   EXPECT_EQ(listed->at("a/b.pt").bytes, 10U);
@@ -54,7 +54,7 @@ TEST(Manifests, GiveBackWhatTheyList) {
         R"({"files": [{"path": "a", "bytes": 1, "xxh3_128": 1}]})",
         R"({"files": [{"path": "a", "bytes": 1, "payload_crc32": "1"}]})",
         R"({"files": [{"path": "a", "bytes": 1, "payload_crc32": 4294967296}]})"}) {
-    EXPECT_FALSE(ListedFiles(wrong).has_value()) << wrong;
+    EXPECT_FALSE(ListedFiles(nlohmann::json::parse(wrong, nullptr, false)).has_value()) << wrong;
   }
 }
 
