@@ -64,6 +64,32 @@ TEST(Plans, ReadNeighboursAtOnce) {
   EXPECT_EQ(program.copies[1].at, 0U);
 }
 
+TEST(Plans, ReadNeighboursApartOfWhichOneCountsElsewhere) {
+  MapMaker source, wanted;
+  const std::uint32_t array = source.Array(DType::kF32, 12);
+  const std::uint32_t both = wanted.Array(DType::kF32, 12);
+  const std::uint32_t again = wanted.Array(DType::kF32, 6);
+  const layout::CutPtr whole = MapMaker::Cut(layout::Cut::Whole({6}));
+  for (const std::uint64_t first : {0U, 6U}) {
+    const std::string name = first == 0 ? "a" : "b";
+    source.Tensor(name, "fp32", DType::kF32, {6})
+        .fragments.push_back({whole, {array, first}, layout::Role::kOwner});
+    wanted.Tensor(name, "fp32", DType::kF32, {6})
+        .fragments.push_back(
+            {whole, {both, first}, first == 0 ? layout::Role::kOwner : layout::Role::kReplica});
+  }
+  wanted.map.tensors.back().fragments.push_back({whole, {again}, layout::Role::kOwner});
+  const Target target = wanted.AsTarget();
+  const auto plan = Plan::Make(source.map, target);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;
+  const Program program = FillOnly(*plan);
+  ASSERT_EQ(program.reads.size(), 2U) << "as one, b would count towards the member's sum twice";
+  EXPECT_TRUE(program.reads[0].primary);
+  EXPECT_FALSE(program.reads[1].primary);
+  EXPECT_TRUE(FillOnly(*plan, 1).reads.at(0).primary);
+  EXPECT_EQ(plan->primary_bytes(0), 48U);
+}
+
 TEST(Plans, ConvertWhereTypesDiffer) {
   MapMaker source, wanted;
   source.Whole("w", "fp32", DType::kF32, {3});
