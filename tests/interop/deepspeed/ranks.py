@@ -38,6 +38,11 @@ torch.set_num_threads(1)
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # deepspeed.comm.torch itself is PyTorch
 
 
+def has_ended(pid):
+    """Whether a child has ended; whoever waits for it still learns how."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def kill_group(pid):
     """Kills a child that makes a session of its own, with all that it has started, also before it has made it."""
     while True:
@@ -45,7 +50,7 @@ def kill_group(pid):
             os.killpg(pid, signal.SIGKILL)
             return
         except ProcessLookupError:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if has_ended(pid):
                 return
             time.sleep(0.001)
 
@@ -115,3 +120,34 @@ def run(ranks, function, *arguments, seconds=300):
         if failures:
             raise RuntimeError("\n".join(_failure(folder, rank, what) for rank, what in failures))
         return json.loads((folder / "answer0").read_text())
+
+
+def begin(ranks, function, *arguments, seconds=300):
+    """As run, in a child of its own session that nothing waits for here: its pid. It ends with 0 where run returns."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        code = 1
+        try:
+            run(ranks, function, *arguments, seconds=seconds)
+            code = 0
+        except BaseException as error:
+            print(error, file=sys.stderr, flush=True)
+        os._exit(code)
+    return pid
+
+
+def ends_or_is_killed(pid, progress, kill_after, seconds=240):
+    """Waits for a child of begin, which is killed when progress() has grown by the first of kill_after, and the second, in
+    seconds, has passed; None: it is not killed. Whether it has ended by itself; it must not have failed."""
+    if kill_after is not None:
+        before, (wanted, extra), end = progress(), kill_after, time.monotonic() + seconds
+        while progress() < before + wanted and time.monotonic() < end and not has_ended(pid):
+            time.sleep(0.01)
+        if not has_ended(pid):
+            time.sleep(extra)
+        kill_group(pid)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 0 or (code == -signal.SIGKILL and kill_after is not None):
+        return code == 0
+    raise RuntimeError(f"the ranks' parent ended with {code}")

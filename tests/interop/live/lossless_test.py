@@ -340,18 +340,12 @@ class Lossless(live.InFolder):
         for number, case in enumerate([CASE, CASE | {"zero": 1, "dtype": "fp32", "ep": 1}][:2 if ALL else 1]):
             folder = self.folder / str(number)
             folder.mkdir()
-            pid = os.fork()
-            if pid == 0:
-                os.setsid()
-                try:
-                    ranks.run(2, never_ends, folder, case, seconds=900)
-                finally:
-                    os._exit(1)
+            pid = ranks.begin(2, never_ends, folder, case, seconds=900)
             try:
                 end, status = time.monotonic() + 240, {}
                 while (status.get("newest"), status.get("replays", {}).get("older")) != (LAST, 0):
                     self.assertLess(time.monotonic(), end, status)
-                    self.assertIsNone(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "the trainer has ended")
+                    self.assertFalse(ranks.has_ended(pid), "the trainer has ended")
                     time.sleep(0.05)
                     if (folder / "agent").exists():
                         with Connection((folder / "agent").read_text()) as agent:
@@ -438,28 +432,8 @@ class Lossless(live.InFolder):
 
     def killed_run(self, last, kill_after):
         """Whether it has come to its end."""
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            code = 1
-            try:
-                ranks.run(2, killed, self.folder, CASE, last, 0.1, seconds=1200)
-                code = 0
-            except BaseException as error:
-                print(error, file=sys.stderr, flush=True)
-            os._exit(code)
-        if kill_after is not None:
-            before, (wanted, extra), end = self.progress(), kill_after, time.monotonic() + 240
-            while self.progress() < before + wanted and time.monotonic() < end:
-                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    break
-                time.sleep(0.01)
-            time.sleep(extra)
-            ranks.kill_group(pid)
-        _, status = os.waitpid(pid, 0)
-        if kill_after is None:
-            self.assertEqual(status, 0)
-        return os.WIFEXITED(status) and status == 0
+        pid = ranks.begin(2, killed, self.folder, CASE, last, 0.1, seconds=1200)
+        return ranks.ends_or_is_killed(pid, self.progress, kill_after)
 
     def progress(self):
         path = self.folder / "progress"

@@ -138,41 +138,14 @@ class Run:
         return load, resume
 
     def train(self, load, last, kill_after):
-        """Runs the training in a process group of its own. \\returns whether it has ended"""
+        """Whether it has come to its end; else it was killed when some iterations were logged, and a random time later."""
         (self.folder / "started").unlink(missing_ok=True)
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            code = 1
-            try:
-                ranks.run(2, self.trains, self.folder, load, last, 0.2, seconds=1200)
-                code = 0
-            except BaseException as error:  # pylint: disable=broad-except
-                print(error, file=sys.stderr, flush=True)
-            os._exit(code)
-        if kill_after is not None:
-            self.wait_for_progress(pid, kill_after)
-            ranks.kill_group(pid)
-        _, status = os.waitpid(pid, 0)
-        if kill_after is None or os.WIFEXITED(status):
-            if status != 0:
-                sys.exit("the training failed")
-            return True
-        return False
+        pid = ranks.begin(2, self.trains, self.folder, load, last, 0.2, seconds=1200)
+        return ranks.ends_or_is_killed(pid, self.logged, kill_after, SLOWEST)
 
-    def wait_for_progress(self, pid, kill_after):
-        """Until some iterations are logged, and a random time more."""
-        before, wanted, extra = len(self.log_lines()), *kill_after
-        end = time.monotonic() + SLOWEST
-        while len(self.log_lines()) < before + wanted and time.monotonic() < end:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                return
-            time.sleep(0.01)
-        time.sleep(extra)
-
-    def log_lines(self):
+    def logged(self):
         path = self.folder / "tokens.jsonl"
-        return path.read_bytes().splitlines() if path.exists() else []
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def kill_agent(self):
         pid = int((self.folder / "sock.pid").read_text())
