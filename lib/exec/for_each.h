@@ -6,7 +6,6 @@
 #include <mutex>
 #include <utility>
 
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #ifdef __SANITIZE_THREAD__
@@ -46,9 +45,27 @@ class FirstError {
   Error error_;
 };
 
+namespace internal {
+
+/// What a loop does with an index: `act` is what ParallelFor was given.
+using LoopBody = void (*)(const void* act, std::uint64_t index);
+
+/// ParallelFor without its types, so that one file has all of TBB's code for loops.
+void RunLoop(std::uint64_t count, LoopBody body, const void* act);
+
+template <class Index, class Act>
+void RunLoop(Index count, const Act& act) {
+  const auto body = [](const void* of, std::uint64_t index) {
+    (*static_cast<const Act*>(of))(static_cast<Index>(index));
+  };
+  RunLoop(count, body, &act);
+}
+
+}  // namespace internal
+
 /// Calls `act(index)` for every index below `count` on the threads of the arena that the caller is
-/// in, as tbb::parallel_for. Race detectors do not see into TBB's library: they are told that each
-/// call comes after what the caller did before, and before what it does next, and no more.
+/// in, as tbb::parallel_for. Race detectors do not see into TBB: they are told that each call comes
+/// after what the caller did before, and before what it does next, and no more.
 /// Local.
 template <class Index, class Act>
 void ParallelFor(Index count, const Act& act) {
@@ -56,16 +73,16 @@ void ParallelFor(Index count, const Act& act) {
   char begun = 0;
   char ended = 0;
   __tsan_release(&begun);
-  // What the loop itself takes over from the caller is read before that can be told.
-  tbb::parallel_for(
-      Index{0}, count, [&](Index index) __attribute__((no_sanitize_thread)) {
+  // What it takes over from the caller is read before that can be told.
+  internal::RunLoop(
+      count, [&](Index index) __attribute__((no_sanitize_thread)) {
         __tsan_acquire(&begun);
         act(index);
         __tsan_release(&ended);
       });
   __tsan_acquire(&ended);
 #else
-  tbb::parallel_for(Index{0}, count, act);
+  internal::RunLoop(count, act);
 #endif
 }
 

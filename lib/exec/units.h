@@ -1,3 +1,10 @@
+// lib/exec: what carries out plans, into files or anything else.
+// Ranks and threads share the units of a plan. gather.h fills one unit from a ByteSource, which
+// reads files or, where a file is on another node, asks other ranks for it (exchange.h); what
+// becomes of it is up to a UnitSink. integrity.h holds the checksums: of source members, put
+// together from the pieces that were read, and of units, from which manifest.h makes those of
+// files. for_each.h is the loop of threads, zpack.h compresses packs, run/ writes outputs.
+
 #pragma once
 
 #include <atomic>

@@ -6,7 +6,7 @@
 #include "base/sink.h"
 #include "comm/comm.h"
 #include "dialect/core/source.h"
-#include "exec/run.h"
+#include "exec/run/run.h"
 #include "ucp/convert.h"
 #include "ucp/input.h"
 

@@ -16,7 +16,7 @@
 #include "base/sink.h"
 #include "comm/comm.h"
 #include "dialect/dialects.h"
-#include "exec/run.h"
+#include "exec/run/run.h"
 #include "plan/plan.h"
 #include "ucp/input.h"
 #include "ucp/neighbours.h"

@@ -7,7 +7,7 @@
 #include <tbb/task_arena.h>
 
 #include "exec/manifest.h"
-#include "exec/run.h"
+#include "exec/run/run.h"
 #include "exec/units.h"
 #include "exec/verify.h"
 #include "exec/zpack.h"

@@ -62,6 +62,10 @@ ROOMS = {
         "safetensors": ["build", "rules"],
         "universal": ["zero"],
     },
+    "exec": {
+        "": [],
+        "run": [""],
+    },
     "format": {
         "": [],
         "dcp": ["torch_pt"],

@@ -13,7 +13,7 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
-#include "exec/run.h"
+#include "exec/run/run.h"
 #include "pec/select/lost_tokens.h"
 #include "pec/select/selection.h"
 #include "pec/store/dynamic_run.h"

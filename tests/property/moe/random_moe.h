@@ -10,7 +10,7 @@
 namespace shardwright::moe {
 
 /// Instances per invariant. Sanitizers are ten times as slow, and look for other faults.
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr int kInstances = 5'000;
 #else
 inline constexpr int kInstances = 100'000;

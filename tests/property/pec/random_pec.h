@@ -6,7 +6,7 @@
 namespace shardwright::pec {
 
 // Cases of every property here. Sanitizers are ten times as slow, and look for other faults.
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr int kCases = 2'000;
 #else
 inline constexpr int kCases = 100'000;

@@ -1,4 +1,4 @@
-#include "exec/run.h"
+#include "exec/run/run.h"
 
 #include <gtest/gtest.h>
 

@@ -14,7 +14,7 @@
 #include "exec/for_each.h"
 #include "exec/integrity.h"
 #include "exec/manifest.h"
-#include "exec/run.h"
+#include "exec/run/run.h"
 #include "exec/units.h"
 #include "exec/verify.h"
 #include "os/commit.h"

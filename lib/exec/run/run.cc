@@ -14,13 +14,13 @@
 //   9 readback  if asked
 //  10 commit    manifest last, then the rename (os/commit.cc)
 
-#include "exec/run.h"
+#include "exec/run/run.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/bytes.h"
-#include "exec/run_internal.h"
+#include "exec/run/run_internal.h"
 #include "os/dir.h"
 
 namespace shardwright::exec {

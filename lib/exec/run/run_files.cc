@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "exec/run_internal.h"
+#include "exec/run/run_internal.h"
 #include "os/dir.h"
 #include "os/sha256.h"
 

@@ -1,9 +1,6 @@
-// lib/exec: carries out plans.
-// Run writes an output, in the steps that run.cc begins with. Ranks and threads share the units;
-// gather.h fills one unit from a ByteSource, which reads files or, where a file is on another node,
-// asks other ranks for it (exchange.h). integrity.h holds the checksums: of source members, put
-// together from the pieces that were read, and of units, from which manifest.h makes those of
-// files. A stopped run goes on from its journal. zpack.h compresses packs.
+// lib/exec/run: carries out plans.
+// Run writes an output, in the steps that run.cc begins with. A stopped run goes on from its
+// journal.
 
 #pragma once
 
