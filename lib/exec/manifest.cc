@@ -92,12 +92,12 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   return {};
 }
 
-std::optional<std::map<std::string, ListedFile>> ListedFiles(const nlohmann::json& json) {
-  if (!json.is_object() || !json.contains("files") || !json["files"].is_array()) {
+std::optional<std::map<std::string, ListedFile>> ListedFiles(const nlohmann::json& manifest) {
+  if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
     return std::nullopt;
   }
   std::map<std::string, ListedFile> out;
-  for (const nlohmann::json& file : json["files"]) {
+  for (const nlohmann::json& file : manifest["files"]) {
     if (!file.is_object() || !file.contains("path") || !file["path"].is_string() ||
         !file.contains("bytes") || !file["bytes"].is_number_unsigned()) {
       return std::nullopt;

@@ -1,5 +1,5 @@
-// A lock that gives up at a time of a given clock, which is how C++ waits for one: the detector of gcc 12 does not know it,
-// but knows the one that goes by the time of day.
+// A lock that gives up at a time of a given clock, which is how C++ waits for one: the detector of
+// gcc 12 does not know it, but knows the one that goes by the time of day.
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -10,8 +10,7 @@ int pthread_mutex_clocklock(pthread_mutex_t* mutex, clockid_t clock, const struc
   clock_gettime(clock, &now);
   clock_gettime(CLOCK_REALTIME, &time);
   const long long kSecond = 1000000000;
-  const long long left =
-      (end->tv_sec - now.tv_sec) * kSecond + end->tv_nsec - now.tv_nsec;
+  const long long left = (end->tv_sec - now.tv_sec) * kSecond + end->tv_nsec - now.tv_nsec;
   const long long until = time.tv_nsec + (left > 0 ? left : 0);
   time.tv_sec += until / kSecond;
   time.tv_nsec = until % kSecond;
