@@ -33,13 +33,14 @@ constexpr int kLevel = 1;
 // files before.
 constexpr int kWindowLog = 27;
 constexpr int kWindowLogMin = 17;
+// What goes in and out of zstd at once: less than what malloc gets from the system each time anew.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 16;
 
 /// Compresses what is written to it.
 class Packer {
  public:
   /// \param content_bytes  about how much will be written: no larger a window is made
-  explicit Packer(std::uint64_t content_bytes)
-      : context_(NewZstdWriter()), buffer_(ZSTD_CStreamOutSize()) {
+  explicit Packer(std::uint64_t content_bytes) : context_(NewZstdWriter()), buffer_(kPieceBytes) {
     Set(ZSTD_c_compressionLevel, kLevel);
     Set(ZSTD_c_enableLongDistanceMatching, 1);
     Set(ZSTD_c_windowLog,
@@ -49,9 +50,9 @@ class Packer {
 
   // Small pieces are gathered: a call into zstd costs more than a copy.
   void Bytes(std::string_view bytes) {
-    if (bytes.size() < kGather) {
+    if (bytes.size() < kPieceBytes) {
       gathered_.append(bytes);
-      if (gathered_.size() >= kGather) Flush();
+      if (gathered_.size() >= kPieceBytes) Flush();
       return;
     }
     Flush();
@@ -83,7 +84,6 @@ class Packer {
   struct Free {
     void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
   };
-  static constexpr std::size_t kGather = std::size_t{1} << 16;
 
   void Set(ZSTD_cParameter parameter, int value) {
     SW_CHECK(!ZstdFailed(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
@@ -118,8 +118,7 @@ tl::unexpected<Error> Damaged(const std::string& what) {
 /// Reads a frame piece by piece. Lengths are believed only as far as there are bytes.
 class Unpacker {
  public:
-  explicit Unpacker(std::string_view frame)
-      : context_(NewZstdReader()), buffer_(ZSTD_DStreamOutSize()) {
+  explicit Unpacker(std::string_view frame) : context_(NewZstdReader()), buffer_(kPieceBytes) {
     SW_CHECK(!ZstdFailed(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
     in_ = {frame.data(), frame.size(), 0};
   }
