@@ -423,6 +423,7 @@ class FileUnpacker {
     if (form_ >= 3) {
       SW_TRY_ASSIGN(count, in_.Number());
     }
+    if (count == 0) return Damaged(out.name + ": a file without containers");
     for (std::uint64_t i = 0; i < count; ++i) {
       Container one;
       SW_TRY_ASSIGN(one.skeleton, NextSkeleton(out.name));

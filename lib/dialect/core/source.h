@@ -55,7 +55,7 @@ struct SourceFile {
   std::string name;  ///< relative to the tag folder: "mp_rank_00_model_states.pt",
                      ///< "zero/emb.weight/fp32.pt"
   os::Identity identity;
-  std::vector<Container> containers;  ///< ascending, disjoint; most files are one container
+  std::vector<Container> containers;  ///< ascending, disjoint; at least one, mostly no more
   std::string digest;  ///< of all its bytes, where CopiesToCompare asks for it; not in a catalogue
 };
 

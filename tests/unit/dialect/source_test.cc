@@ -383,6 +383,16 @@ TEST(Catalogues, HoldContainersOfAnyKind) {
   EXPECT_FALSE(DeserializeSource(Serialize(source)));
 }
 
+TEST(Catalogues, OfFilesWithoutContainersAreRefused) {
+  SourceSet source = MadeUp();
+  ASSERT_TRUE(DeserializeSource(Serialize(source)));
+  source.files.back().containers.clear();
+  const auto set = DeserializeSource(Serialize(source));
+  ASSERT_FALSE(set);
+  EXPECT_EQ(set.error().code, Errc::kBadInput);
+  EXPECT_NE(set.error().message.find(source.files.back().name), std::string::npos);
+}
+
 TEST(Catalogues, GiveBackWhatTheyWereGiven) {
   const SourceSet source = MadeUp();
   const std::string bytes = Serialize(source);
