@@ -103,6 +103,16 @@ TEST(MutateTest, HeadersOfSafetensorsCoverTheirFile) {
   EXPECT_GT(yield.accepted, kMutations / 10);
 }
 
+TEST(MutateTest, TypesMayHaveNumbersOfAnySize) {
+  const std::string header =
+      R"({"t": {"dtype": "F99999999999999999999", "shape": [2], "data_offsets": [0, 2]}})";
+  const std::string file = Little(header.size(), 8) + header + "ab";
+  for (std::uint32_t seed = 0; seed < 100; ++seed) {
+    Chance chance(seed, Plain);
+    EXPECT_NO_THROW((void)MutateSafetensors(file, chance)) << seed;
+  }
+}
+
 TEST(MutateTest, TheSecondPickleIsFoundAgain) {
   const std::string both = Little(2 + 2, 2) + "N." + "]q\1.";
   for (std::uint32_t seed = 0; seed < 100; ++seed) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "fuzz/mutate/mutate.h"
@@ -21,8 +22,10 @@ std::uint64_t ItemBits(std::string_view type) {
   if (type == "C64") return 64;
   if (type == "F4") return 4;
   if (type == "BOOL" || type.starts_with("F8")) return 8;
-  const std::size_t digit = type.find_first_of("0123456789");
-  return digit == std::string_view::npos ? 8 : std::stoul(std::string(type.substr(digit)));
+  const std::size_t digit = std::min(type.find_first_of("0123456789"), type.size());
+  std::uint64_t bits = 8;  // stays if there is no number, or one beyond 64 bits
+  (void)std::from_chars(type.data() + digit, type.data() + type.size(), bits);
+  return bits;
 }
 
 /// Names a tensor of the header; "" where there is none.
