@@ -163,6 +163,7 @@ Result<std::vector<Part>> PartsOf(const Whole& whole, std::uint64_t ranks, std::
   }
   const std::uint64_t real = whole.shape[0];
   const std::uint64_t all = real + whole.padding;
+  if (all == 0) return Fail(Errc::kUnsupported, "a vocabulary without rows");
   if (all % ranks != 0) {
     return Fail(Errc::kUnsupported, std::to_string(all) +
                                         " rows of the vocabulary with padding "

@@ -56,7 +56,7 @@ Result<Whole> WholeOf(const Rules& rules, const Patterns& patterns, const std::s
                       std::span<const Shape> shards, const Args& args);
 
 /// What rank `rank` of `ranks` holds; one or two parts.
-/// \error as layout::MakeCut
+/// \error as layout::MakeCut; kUnsupported  a vocabulary that does not divide, or has no rows
 /// Pure.
 Result<std::vector<Part>> PartsOf(const Whole& whole, std::uint64_t ranks, std::uint64_t rank);
 

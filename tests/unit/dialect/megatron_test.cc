@@ -173,6 +173,23 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> Pairs(const Args& args) {
   return pairs;
 }
 
+TEST(MegatronVocabularies, AreCutWithTheirPadding) {
+  Whole whole{{3, 4}, {}, 1};
+  whole.rule.padded = true;
+  const auto first = PartsOf(whole, 2, 0);
+  const auto second = PartsOf(whole, 2, 1);
+  ASSERT_TRUE(first && second);
+  ASSERT_EQ(first->size(), 1U);
+  ASSERT_EQ(second->size(), 2U);
+  EXPECT_EQ(second->back().first, 4U);
+  EXPECT_TRUE(second->back().padding);
+  whole.shape = {0, 4};
+  whole.padding = 0;
+  const auto none = PartsOf(whole, 1, 0);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, Errc::kUnsupported);
+}
+
 TEST(MegatronStages, LayersAreSharedOut) {
   using Expected = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
   Args args;
