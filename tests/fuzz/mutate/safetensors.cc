@@ -66,10 +66,12 @@ void Change(Json* header, Chance& chance) {
     case 5:
       (*header)["copy of " + name] = Json(entry);
       break;
-    case 6:
-      (*header)["__metadata__"]["k" + std::to_string(chance.Below(3))] =
-          chance.OneIn(8) ? Json(1) : Json("text");
+    case 6: {
+      Json& metadata = (*header)["__metadata__"];
+      if (!metadata.is_object()) metadata = Json::object();
+      metadata["k" + std::to_string(chance.Below(3))] = chance.OneIn(8) ? Json(1) : Json("text");
       break;
+    }
     case 7:
       entry["data_offsets"] = {chance.Odd(), chance.Odd()};
       break;
