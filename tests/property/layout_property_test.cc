@@ -169,8 +169,8 @@ std::string Difference(const std::vector<Truth>& truth, const Stored& expected,
 }
 
 TEST(LayoutProperty, ThereAndBackIsTheIdentity) {
-#if defined(__SANITIZE_ADDRESS__) || \
-    defined(__SANITIZE_THREAD__)  // Ten times as slow, and looks for other faults.
+  // Sanitizers are ten times as slow, and look for other faults.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr int kCases = 2'000;
 #else
   constexpr int kCases = 100'000;
