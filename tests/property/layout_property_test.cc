@@ -11,6 +11,7 @@
 
 #include "base/crc32.h"
 #include "exec/units.h"
+#include "property/cases.h"
 #include "random_layout.h"
 
 namespace shardwright::property {
@@ -169,12 +170,6 @@ std::string Difference(const std::vector<Truth>& truth, const Stored& expected,
 }
 
 TEST(LayoutProperty, ThereAndBackIsTheIdentity) {
-  // Sanitizers are ten times as slow, and look for other faults.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr int kCases = 2'000;
-#else
-  constexpr int kCases = 100'000;
-#endif
   int with_means = 0;
   int with_stacks = 0;
   for (int seed = 0; seed < kCases; ++seed) {

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "moe/judge/judge.h"
+#include "property/cases.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {
@@ -205,7 +206,7 @@ void ExpectSurvival(const JudgedPlan& plan, const Case& given) {
 TEST(BruteForceProperty, EveryStrategyIsWhatItSays) {
   Random random(605);
   std::map<std::string, int> planned;
-  for (int i = 0; i < kInstances / 50; ++i) {
+  for (int i = 0; i < kCases / 50; ++i) {
     const Case given = RandomCase(&random);
     ASSERT_TRUE(Validate(given.loads, given.cluster).has_value());
     const Placement before = RandomPlacement(&random, given.loads, given.cluster);
@@ -229,7 +230,7 @@ TEST(BruteForceProperty, EveryStrategyIsWhatItSays) {
     }
   }
   for (const Strategy& strategy : Strategies()) {
-    EXPECT_GT(planned[std::string(strategy.name)], kInstances / 500) << strategy.name;
+    EXPECT_GT(planned[std::string(strategy.name)], kCases / 500) << strategy.name;
   }
 }
 
@@ -253,7 +254,7 @@ void ForEachFilling(const Cluster& cluster, std::uint32_t experts, std::uint32_t
 // The bound is below the best of all placements in as many slots, and that below every plan.
 TEST(BruteForceProperty, NoPlacementIsBetterThanTheBound) {
   Random random(606);
-  for (int i = 0; i < kInstances / 20; ++i) {
+  for (int i = 0; i < kCases / 20; ++i) {
     Cluster cluster = RandomRacks(&random);
     while (cluster.live_slots() > 6) cluster = RandomRacks(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "moe/core/dispatch.h"
+#include "property/cases.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {
@@ -61,7 +62,7 @@ void ExpectCapacities(const DispatchTable& table, const Counts& replicas, const 
 
 TEST(DispatchProperty, CapacitiesAreKeptAndTokensConserved) {
   Random random(101);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const std::uint32_t ranks = Between(&random, 1, 6);
     const std::uint32_t experts = Between(&random, 1, 3);
     Tokens tokens = RandomTokens(&random, experts * ranks);
@@ -86,7 +87,7 @@ TEST(DispatchProperty, CapacitiesAreKeptAndTokensConserved) {
 
 TEST(DispatchProperty, NearestHoldersTakeEvenShares) {
   Random random(102);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const std::uint32_t ranks = Between(&random, 1, 6);
     const std::uint32_t width = Between(&random, 1, 3);
     Counts node(ranks);

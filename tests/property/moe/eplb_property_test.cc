@@ -5,6 +5,7 @@
 
 #include "moe/core/metrics.h"
 #include "moe/strategy/eplb.h"
+#include "property/cases.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {
@@ -94,7 +95,7 @@ struct Plain {
 
 TEST(EplbProperty, IsTheAlgorithmOfItsDescription) {
   Random random(201);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     EplbShape shape;
     shape.nodes = Between(&random, 1, 3);
     shape.groups = shape.nodes * Between(&random, 1, 2);
@@ -114,7 +115,7 @@ TEST(EplbProperty, IsTheAlgorithmOfItsDescription) {
 // the experts would need more slots than there are.
 TEST(EplbProperty, CountsMinimizeTheHottestReplica) {
   Random random(202);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const std::uint32_t experts = Between(&random, 1, 8);
     const std::uint32_t slots = experts + Between(&random, 0, 20);
     std::vector<float> weights(experts);
@@ -140,7 +141,7 @@ TEST(EplbProperty, CountsMinimizeTheHottestReplica) {
 TEST(EplbProperty, PlusIsAsEvenAndHasNoAvoidableDuplicates) {
   Random random(203);
   int more_even = 0;
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Cluster cluster = UniformCluster(1, Between(&random, 1, 5), Between(&random, 1, 4));
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
     const Loads loads = RandomLoads(&random, 1, Between(&random, 1, slots));

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "moe/migration/migration.h"
+#include "property/cases.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {
@@ -91,7 +92,7 @@ void ExpectSound(const Migration& migration, const Placement& current, const Pla
 
 TEST(MigrationProperty, WhatIsMissingArrivesOnce) {
   Random random(501);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
     const Loads loads = RandomLoads(&random, Between(&random, 1, 2), Between(&random, 1, slots));
@@ -126,7 +127,7 @@ std::size_t NodeMoves(const Placement& current, const Placement& next, const Clu
 // than greedy ones or none, and names of each layer's own no more than names of all layers.
 TEST(RelabelProperty, BestNamesMoveLeast) {
   Random random(502);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
     const Loads loads = RandomLoads(&random, Between(&random, 1, 2), Between(&random, 1, slots));

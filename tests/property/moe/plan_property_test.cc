@@ -4,6 +4,7 @@
 
 #include "moe/core/metrics.h"
 #include "moe/recovery/recovery.h"
+#include "property/cases.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {
@@ -19,7 +20,7 @@ TEST(StrategyProperty, PlansKeepTheRules) {
   Random random(601);
   int planned = 0;
   const auto strategies = Strategies();
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
     const Loads loads = RandomLoads(&random, 1, Between(&random, 1, slots));
@@ -49,14 +50,14 @@ TEST(StrategyProperty, PlansKeepTheRules) {
     const auto again = strategy.plan(loads, cluster, now, options);
     ASSERT_EQ(again->placement.slot_expert, plan->placement.slot_expert) << strategy.name;
   }
-  EXPECT_GT(planned, kInstances / 2);
+  EXPECT_GT(planned, kCases / 2);
 }
 
 // Bounds bound: nothing is more even than the bound of its slots, nor than the best split of its
 // tokens; that is no less even than the mean.
 TEST(MetricsProperty, BoundsBound) {
   Random random(602);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
     const Loads loads = RandomLoads(&random, 1, Between(&random, 1, slots));
@@ -81,7 +82,7 @@ TEST(BestProperty, NoLessEvenThanEplb) {
   Random random(603);
   Options options;
   options.best_effort = 2;
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Cluster cluster =
         UniformCluster(Between(&random, 1, 3), Between(&random, 1, 3), Between(&random, 1, 3));
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
@@ -100,7 +101,7 @@ TEST(BestProperty, NoLessEvenThanEplb) {
 // Exchanging experts never makes the busiest device busier.
 TEST(SmartMoeProperty, ThePeakNeverRises) {
   Random random(604);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const std::uint32_t devices = Between(&random, 1, 5);
     const std::uint32_t each = Between(&random, 1, 4);
     const Cluster cluster = UniformCluster(devices, 1, each);

@@ -9,13 +9,6 @@
 
 namespace shardwright::moe {
 
-/// Instances per invariant. Sanitizers are ten times as slow, and look for other faults.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr int kInstances = 5'000;
-#else
-inline constexpr int kInstances = 100'000;
-#endif
-
 inline std::uint32_t Between(Random* random, std::uint32_t least, std::uint32_t most) {
   return least + static_cast<std::uint32_t>(random->Below(std::uint64_t{most} - least + 1));
 }

@@ -5,6 +5,7 @@
 
 #include "moe/recovery/recovery.h"
 #include "moe/strategy/lazarus.h"
+#include "property/cases.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {
@@ -40,7 +41,7 @@ std::vector<std::uint64_t> Survived(const std::vector<UnitSet>& sets, std::uint3
 
 TEST(ReplicaCountsProperty, FillTheSlotsAndFollowTheLoad) {
   Random random(301);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const auto tokens = RandomTokens(&random, Between(&random, 1, 12));
     const auto experts = static_cast<std::uint32_t>(tokens.size());
     const std::uint32_t copies = Between(&random, 1, 4);
@@ -115,7 +116,7 @@ void ExpectAllPlaced(const UnitPlan& plan, const Instance& in) {
 TEST(OverlapPlanProperty, SegmentsFitAndFillingLosesNothing) {
   Random random(302);
   int cut = 0;
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Instance in = RandomInstance(&random);
     const UnitPlan plan = OverlapPlan(in.tokens, in.counts, in.all_slots);
     ASSERT_NO_FATAL_FAILURE(ExpectAllPlaced(plan, in));
@@ -147,13 +148,13 @@ TEST(OverlapPlanProperty, SegmentsFitAndFillingLosesNothing) {
       ASSERT_EQ(found, Survived(segments, in.units)) << i;
     }
   }
-  EXPECT_GT(cut, kInstances / 100);
+  EXPECT_GT(cut, kCases / 100);
 }
 
 // The ring keeps every expert on as many nodes as it has replicas, so that the threshold holds.
 TEST(RingPlanProperty, ExpertsAreOnDistinctNodes) {
   Random random(303);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Instance in = RandomUneven(&random);
     const UnitPlan plan = RingPlan(in.counts, in.all_slots, in.copies);
     ASSERT_NO_FATAL_FAILURE(ExpectAllPlaced(plan, in));
@@ -173,7 +174,7 @@ TEST(RingPlanProperty, ExpertsAreOnDistinctNodes) {
 
 TEST(RecoveryPlanProperty, KeepsTheThresholdAndIsNoWorseThanPublished) {
   Random random(304);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Instance in = RandomUneven(&random);
     const UnitPlan plan = RecoveryPlan(in.tokens, in.counts, in.all_slots, in.copies);
     ASSERT_NO_FATAL_FAILURE(ExpectAllPlaced(plan, in));
@@ -191,7 +192,7 @@ TEST(RecoveryPlanProperty, KeepsTheThresholdAndIsNoWorseThanPublished) {
 
 TEST(BalanceUnitsProperty, PeakFallsCopiesStay) {
   Random random(305);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Instance in = RandomUneven(&random);
     UnitPlan plan = RecoveryPlan(in.tokens, in.counts, in.all_slots, in.copies);
     const auto peak = [&] {  // tokens per slot of the busiest node
@@ -217,7 +218,7 @@ TEST(BalanceUnitsProperty, PeakFallsCopiesStay) {
 // survives no more than its layers do.
 TEST(RecoveryProperty, CountsAreExactAndModelsNoBetterThanLayers) {
   Random random(306);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const std::uint32_t units = Between(&random, 1, 8);
     const std::uint32_t layers = Between(&random, 1, 2);
     std::vector<std::vector<UnitSet>> sets(layers);

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "moe/strategy/hecate.h"
+#include "property/cases.h"
 #include "random_moe.h"
 
 namespace shardwright::moe {
@@ -31,7 +32,7 @@ std::vector<std::uint32_t> Foreign(const Owners& owner, const Holders& holders,
 TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
   Random random(401);
   int calibrated = 0;
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const LiveDevices devices(UniformCluster(Between(&random, 1, 3), Between(&random, 1, 3), 1));
     const std::uint32_t experts = Between(&random, 1, 10);
     const auto tokens = RandomTokens(&random, experts);
@@ -85,12 +86,12 @@ TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
     const auto more = Foreign(owner, again.holders, devices.size());
     for (std::uint32_t d = 0; d < devices.size(); ++d) ASSERT_LE(more[d], m[d]);
   }
-  EXPECT_GT(calibrated, kInstances / 100);
+  EXPECT_GT(calibrated, kCases / 100);
 }
 
 TEST(ShardOwnersProperty, EveryExpertOnceAndNoDeviceOverTheMeanOrItsSlots) {
   Random random(402);
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Loads loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
     const std::uint32_t nodes = Between(&random, 1, 3);
     const std::uint32_t gpus = Between(&random, 1, 3);
@@ -119,7 +120,7 @@ TEST(HecateProperty, WithoutSparePlansKeepToTheSlots) {
   Random random(403);
   const Strategy* hecate = *FindStrategy("hecate");
   int planned = 0;
-  for (int i = 0; i < kInstances; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     const Loads loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
     const Cluster cluster = RandomCluster(&random);
     Options options;
@@ -137,7 +138,7 @@ TEST(HecateProperty, WithoutSparePlansKeepToTheSlots) {
       }
     }
   }
-  EXPECT_GT(planned, kInstances / 10);
+  EXPECT_GT(planned, kCases / 10);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "pec/select/budget.h"
 #include "pec/shares/replica_placement.h"
 #include "pec/shares/sharding.h"
+#include "property/cases.h"
 #include "random_pec.h"
 
 namespace shardwright::pec {

@@ -5,13 +5,6 @@
 
 namespace shardwright::pec {
 
-// Cases of every property here. Sanitizers are ten times as slow, and look for other faults.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr int kCases = 2'000;
-#else
-inline constexpr int kCases = 100'000;
-#endif
-
 // Numbers in [first, last] from a seed, the same everywhere.
 class Random {
  public:

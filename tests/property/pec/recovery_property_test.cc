@@ -7,6 +7,7 @@
 #include "pec/forecast/simulate.h"
 #include "pec/restore/recovery.h"
 #include "pec/select/lost_tokens.h"
+#include "property/cases.h"
 #include "random_pec.h"
 
 namespace shardwright::pec {

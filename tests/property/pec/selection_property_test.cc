@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "pec/select/lost_tokens.h"
 #include "pec/select/selection.h"
+#include "property/cases.h"
 #include "random_pec.h"
 
 namespace shardwright::pec {
