@@ -23,6 +23,11 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "tests" / "docs"))
+
+import tables  # pylint: disable=wrong-import-position
+
 BUILD = ROOT / "build" / "cover"
 LIB_LINES = 90.0
 STRICT = {"format", "os", "layout", "plan"}
@@ -110,15 +115,15 @@ def report(counts, gates):
         row[2] += sum(count > 0 for count in taken)
         row[3] += len(taken)
     total = [sum(row[i] for row in rows.values()) for i in range(4)]
-    below = []
-    print(f"{'module':12}{'lines':>8}{'run':>9}{'branches':>10}{'taken':>9}")
+    below, table = [], []
     for name, (hit, lines, taken, branches) in [*sorted(rows.items()), ("lib", total)]:
         of_lines, of_branches = share(hit, lines), share(taken, branches)
-        print(f"{name:12}{lines:8}{of_lines:8.1f}%{branches:10}{of_branches:8.1f}%")
+        table.append((f"`{name}`", lines, f"{of_lines:.1f} %", branches, f"{of_branches:.1f} %"))
         if name in STRICT and (of_lines < STRICT_LINES or of_branches < STRICT_BRANCHES):
             below.append(name)
     if share(total[0], total[1]) < LIB_LINES:
         below.append("lib")
+    tables.show(("Module", "Lines", "Run", "Branches", "Taken"), table)
     if gates:
         print("below its gate: " + ", ".join(below) if below else "all above their gates")
     return below if gates else []

@@ -13,15 +13,16 @@ import collections
 import os
 import pathlib
 import sys
-import time
 
 sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 
 import megatron_checkpoint  # pylint: disable=wrong-import-position
 import scenarios  # pylint: disable=wrong-import-position
+import tables  # pylint: disable=wrong-import-position
 from campaign import Campaign, Case  # pylint: disable=wrong-import-position
 from harness import (  # pylint: disable=wrong-import-position
-    DEMO, SOURCE, Broken, Scratch, expect, own_checkpoints, succeed, tree, with_neighbours)
+    DATA, DEMO, Broken, Log, Scratch, expect, own_checkpoints, shown, succeed, tree, with_neighbours)
 
 
 def cases(programs, night, folder):
@@ -57,8 +58,7 @@ def cases(programs, night, folder):
 
 def cases_of_other_formats(load, night, folder):
     """From and to the formats beside DeepSpeed's; a few by day."""
-    data = SOURCE / "tests" / "data"
-    nested, ranks = data / "dcp" / "nested_w3" / "ckpt", data / "dtensor" / "accelerate_w2" / "ckpt"
+    nested, ranks = DATA / "dcp" / "nested_w3" / "ckpt", DATA / "dtensor" / "accelerate_w2" / "ckpt"
     legacy, dist = megatron_checkpoint.legacy(folder / "legacy"), folder / "dist"
 
     def case(name, source, flags, old=None):
@@ -81,16 +81,26 @@ def cases_of_other_formats(load, night, folder):
     return found
 
 
+def cells(counts):
+    """Of a row of the table."""
+    return (counts["calls"], counts["kill"], counts["torn"], counts["eio"] + counts["enospc"], counts["short"], counts["term"])
+
+
 def campaign(arguments, log):
     limit = arguments.limit if arguments.limit else None if arguments.night else 14
-    total = collections.Counter()
+    total, rows = collections.Counter(), []
     with Scratch("crash-sources-") as folder:
         known = {case.name: case for case in cases(arguments.bin, arguments.night, folder)}
         sound = tree(folder)
         for name in arguments.case or known:
             expect(name in known, f"no case {name}; there are {', '.join(known)}")
-            total += Campaign(known[name], limit, log).go(os.cpu_count() or 1)
+            counts = Campaign(known[name], limit, log).go(os.cpu_count() or 1)
+            total += counts
+            rows.append((f"`{name}`", shown(known[name].argv("OUT")), *cells(counts)))
         expect(tree(folder) == sound, "a source was changed")
+    if len(rows) > 1:
+        rows.append(("**Sum**", "", *(f"**{count:,}**" for count in cells(total))))
+    tables.show(("Case", "Command", "Calls", "Kills", "Torn writes", "Errors", "Short writes", "Stops"), rows)
     errors = total["eio"] + total["enospc"]
     log(f"campaign: {total['kill'] + total['torn']} kills ({total['torn']} of them in the middle "
         f"of a write), {errors} errors, {total['short']} short writes, {total['term']} stops over "
@@ -119,11 +129,7 @@ def main():
     parser.add_argument("--case", action="append")
     parser.add_argument("--part", choices=["campaign", "scenarios", "ranks"])
     arguments = parser.parse_args()
-    began = time.monotonic()
-
-    def log(text):
-        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
+    log = Log()
     try:
         if arguments.part in (None, "campaign"):
             campaign(arguments, log)

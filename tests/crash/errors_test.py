@@ -26,13 +26,14 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "power"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 
+import tables  # pylint: disable=wrong-import-position
 from cases import Output, Stores, Store, cases, content  # pylint: disable=wrong-import-position
-from harness import (DEMO, SOURCE, Broken, Outcome, Scratch, environment, expect, run,  # pylint: disable=wrong-import-position
+from harness import (DATA, DEMO, SOURCE, Broken, Log, Outcome, Scratch, environment, expect, run,  # pylint: disable=wrong-import-position
                      succeed, tree)
 
 ERRORS = ("eio", "enospc", "edquot", "enomem", "eacces", "erofs", "emfile", "estale", "eintr")
@@ -56,7 +57,6 @@ class Check(Store):
 def more_cases(programs, folder):
     """What only reads, and the formats that have readers of their own."""
     load = programs / "ucp-load"
-    data = SOURCE / "tests" / "data"
     stores = Stores(programs, folder)
 
     def checking(root):
@@ -65,7 +65,7 @@ def more_cases(programs, folder):
     def converting(source, *flags):
         return lambda out: [load, source, out, *flags, "--threads", "1"]
 
-    nested, ranks = data / "dcp" / "nested_w3" / "ckpt", data / "dtensor" / "accelerate_w2" / "ckpt"
+    nested, ranks = DATA / "dcp" / "nested_w3" / "ckpt", DATA / "dtensor" / "accelerate_w2" / "ckpt"
     resume = ["--resume"]
     return [
         Check("check", stores, (1, 2), checking, 2),
@@ -184,7 +184,6 @@ class Trials:
                                   errors="replace", timeout=self.options.seconds, check=False)
         except subprocess.TimeoutExpired as late:
             raise Broken(f"{' '.join(argv)}: not done after {self.options.seconds} s") from late
-        self.counts["runs"] += 1
         return Outcome(argv, done.returncode, done.stdout, done.stderr)
 
     def syncs(self):
@@ -193,6 +192,7 @@ class Trials:
 
     def sync(self, root, number, error):
         done = self.preloaded(root, FAIL_SYNC=number, FAIL_ERRNO=error)
+        self.counts["runs"] += 1
         expect("synced again" not in done.stderr, f"a sync that failed was made again: {done}")
         expect(done.code in (0, IO_FAILED), f"exit code not 0 or {IO_FAILED}: {done}")
         if done.code != 0:
@@ -212,6 +212,7 @@ class Trials:
 
     def allocation(self, root, number, onward):
         done = self.preloaded(root, FAIL_ALLOCATION=number, **({"FAIL_ONWARD": 1} if onward == "onward" else {}))
+        self.counts["runs"] += 1
         expect(done.code < 128, f"a signal: {done}")
         looking = done.code in FAILED and "cannot allocate memory" in done.stderr  # in a call of the system
         expect(done.code in (0, MEMORY) or looking, f"exit code not 0 or {MEMORY}: {done}")
@@ -292,6 +293,18 @@ def kinds_of(names):
     return ", ".join(sorted({pathlib.Path(name).suffix or pathlib.Path(name).name for name in names})) or "sizes"
 
 
+def outcomes(counts):
+    """How the runs of a part ended, without what was looked at afterwards."""
+    found = collections.Counter()
+    for key, count in counts.items():
+        _, ended, code = key.rpartition(" ended with ")
+        if ended:
+            found[f"code {code}"] += count
+        elif key not in ("runs", "allocations", "complete", "resumed", "refused"):
+            found[key.partition(":")[0]] += count
+    return ", ".join(f"{count:,} {what}" for what, count in sorted(found.items()))
+
+
 def shard(text):
     first, _, parts = text.partition("/")
     return int(first), int(parts)
@@ -311,12 +324,8 @@ def main():
     parser.add_argument("--shard", type=shard, default=(0, 1))
     parser.add_argument("--stop", action="store_true")
     options = parser.parse_args()
-    began = time.monotonic()
-
-    def log(text):
-        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
-    total, broken = collections.Counter(), []
+    log = Log()
+    totals, broken = {}, []
     try:
         with Scratch("crash-errors-") as folder:
             (folder / "more").mkdir()
@@ -327,17 +336,20 @@ def main():
                 if part in ("syncs", "memory") and options.preload is None:
                     expect(not options.part, f"{part} needs --preload")
                     continue
+                totals[part] = collections.Counter()
                 for name in options.case or known:
                     expect(name in known, f"no case {name}; there are {', '.join(known)}")
                     (folder / part).mkdir(exist_ok=True)
                     trials = Trials(known[name], folder / part, options, log)
                     getattr(trials, part)()
                     log(f"{part}: {name}: {dict(sorted(trials.counts.items()))}; {len(trials.broken)} broken")
-                    total[part] += trials.counts["runs"]
-                    total.update({key: n for key, n in trials.counts.items() if key == "killed twice"})
+                    totals[part] += trials.counts
                     broken += trials.broken
                     shutil.rmtree(trials.folder)
-        log(f"errors: {dict(total)} runs, {len(broken)} violations")
+        tables.show(("Way", "Runs", "What came of them"),
+                    [(part, counts["runs"], outcomes(counts)) for part, counts in totals.items()])
+        runs = ", ".join(f"{counts['runs']} {part}" for part, counts in totals.items())
+        log(f"errors: {runs}, {len(broken)} violations")
     except Broken as one:
         log(f"FAILED: {one}")
         return 1

@@ -7,9 +7,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
-DEMO = SOURCE / "tests" / "data" / "demo"
+DATA = SOURCE / "tests" / "data"
+DEMO = DATA / "demo"
 DEADLINE_SECONDS = 180
 
 
@@ -22,10 +24,31 @@ def expect(condition, message):
         raise Broken(message)
 
 
+class Log:
+    """Lines with the seconds since it was made."""
+
+    def __init__(self):
+        self.began = time.monotonic()
+
+    def __call__(self, text):
+        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
+
+
+def shown(argv):
+    """A command as a table shows it: programs and folders without where they are, data of the tests with it."""
+    words = []
+    for word in map(str, argv):
+        path = pathlib.Path(word)
+        if path.is_absolute():
+            word = str(path.relative_to(DATA)) if path.is_relative_to(DATA) else path.name
+        words.append(word)
+    return f"`{' '.join(words)}`"
+
+
 def own_checkpoints():
     """Native checkpoints of real trainers that the project carries: one for each thing that they can have. Those that
     no command takes without rules of the user, which lie beside them, are left out."""
-    return sorted(path / "ckpt" for path in (SOURCE / "tests" / "data" / "deepspeed").iterdir()
+    return sorted(path / "ckpt" for path in (DATA / "deepspeed").iterdir()
                   if (path / "ckpt" / "latest").is_file() and not (path / "rules.json").exists())
 
 

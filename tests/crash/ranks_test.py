@@ -27,7 +27,7 @@ import time
 sys.dont_write_bytecode = True
 
 import moe_checkpoint  # pylint: disable=wrong-import-position
-from harness import (DEMO, Broken, Scratch, difference, environment, expect, finish,  # pylint: disable=wrong-import-position
+from harness import (DEMO, Broken, Log, Scratch, difference, environment, expect, finish,  # pylint: disable=wrong-import-position
                      run, succeed, tree)
 
 MODEL = moe_checkpoint.Model(layers=1, experts=4)
@@ -232,11 +232,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
-    began = time.monotonic()
-
-    def log(text):
-        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
+    log = Log()
     total = collections.Counter()
     try:
         with Scratch("crash-several-") as folder:

@@ -15,14 +15,13 @@ import os
 import pathlib
 import shutil
 import sys
-import time
 
 sys.dont_write_bytecode = True
 
 import gradient_log  # pylint: disable=wrong-import-position
 import moe_checkpoint  # pylint: disable=wrong-import-position
 from campaign import ACTIONS  # pylint: disable=wrong-import-position
-from harness import (Broken, Scratch, difference, expect, run,  # pylint: disable=wrong-import-position
+from harness import (Broken, Log, Scratch, difference, expect, run,  # pylint: disable=wrong-import-position
                      succeed, tree)
 
 MODEL = moe_checkpoint.Model(layers=1, experts=4)
@@ -213,11 +212,7 @@ def main():
     parser.add_argument("--night", action="store_true")
     parser.add_argument("--limit", type=int)
     arguments = parser.parse_args()
-    began = time.monotonic()
-
-    def log(text):
-        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
+    log = Log()
     limit = arguments.limit or (None if arguments.night else 10)
     try:
         with Scratch("crash-stores-") as folder:

@@ -23,16 +23,19 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "crash"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli" / "moe"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 
 import command  # pylint: disable=wrong-import-position
 import gradient_log  # pylint: disable=wrong-import-position
 import moe_checkpoint  # pylint: disable=wrong-import-position
-from harness import Broken, Scratch, expect, run, succeed, tree  # pylint: disable=wrong-import-position
+import tables  # pylint: disable=wrong-import-position
+from harness import Broken, Log, Scratch, expect, run, succeed, tree  # pylint: disable=wrong-import-position
 
 REFUSALS = {3, 4, 5, 6, 8, 9, 10}  # 6: no output of ours is in the place
 # What a damaged log of gradients could have given is told in "replay"; what it gives is in the output.
 VARYING = {"replay", "seconds", "plan_seconds", "plan_seconds_mean", "plan_seconds_max", "peak_memory_bytes", "passes"}
 PARTLY = "refused by some, no effect on the rest"
+KINDS = ("bits", "payload bits", "cuts", "swaps", "copies", "mixtures")  # of damage
 MODEL = moe_checkpoint.Model(layers=1, experts=2, ep=1, ranks=1, hidden=3)
 
 
@@ -284,7 +287,7 @@ def try_subject(subject, arguments, log):
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
             for done in [pool.submit(some, place, cases[i::arguments.jobs]) for i, place in enumerate(places)]:
                 done.result()
-        for what, changes, _ in broken[:1]:
+        for _, changes, _ in sorted(broken, key=lambda one: len(one[1]))[:1]:
             for name, data in changes.items():
                 (arguments.keep / f"damage-{subject.name}-{os.path.basename(name)}").write_bytes(data)
     for (kind, found), count in sorted(counts.items()):
@@ -305,21 +308,21 @@ def main():
     parser.add_argument("--subject", action="append")
     parser.add_argument("--keep", type=pathlib.Path, default=pathlib.Path("."), help="for what a violation was found with")
     arguments = parser.parse_args()
-    began = time.monotonic()
-
-    def log(text):
-        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
-    total, violations = collections.Counter(), 0
+    log = Log()
+    total, violations, rows = collections.Counter(), 0, []
     for subject in subjects(arguments.bin):
         if not arguments.subject or subject.name in arguments.subject:
             counts, broken = try_subject(subject, arguments, log)
             violations += broken
+            of = collections.Counter()
             for (kind, found), count in counts.items():
-                total[kind] += count
-                total[found] += count
-    kinds = ", ".join(f"{total[kind]} {kind}" for kind in ("bits", "payload bits", "cuts", "swaps", "copies", "mixtures"))
-    log(f"damage: {kinds}: {total['refused'] + total[PARTLY]} refused, {total['no effect']} without effect, "
+                of[kind] += count
+                of["refused" if found == PARTLY else found] += count
+            total += of
+            rows.append((f"`{subject.name}`", *(of[what] for what in (*KINDS, "refused", "no effect"))))
+    tables.show(("Folder", *(kind.capitalize() for kind in KINDS), "Refused", "No effect"), rows)
+    kinds = ", ".join(f"{total[kind]} {kind}" for kind in KINDS)
+    log(f"damage: {kinds}: {total['refused']} refused, {total['no effect']} without effect, "
         f"{violations} violations, seed {arguments.seed}")
     return 1 if violations else 0
 

@@ -21,11 +21,13 @@ import subprocess
 import sys
 
 sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 
 import archives  # pylint: disable=wrong-import-position
 import libzip  # pylint: disable=wrong-import-position
 import oddities  # pylint: disable=wrong-import-position
 import pickles  # pylint: disable=wrong-import-position
+import tables  # pylint: disable=wrong-import-position
 
 KINDS = ("pickle", "zip", "libzip", "pt", "safetensors")
 BAD_INPUT, UNSUPPORTED = 4, 9
@@ -278,6 +280,17 @@ class Differential:
         self.judge_damage("safetensors", tensors.read, data, lambda answer: tensors.said(answer, data))
 
 
+def row(kind, counts):
+    """Of the table in docs/robustness.md: inputs and how many of them are refused; written and read back; and of the
+    damaged ones those that are read alike, refused by both, by us alone, by the other reader alone."""
+    refused = sum(counts[f"{kind} {what}"] for what in ("unsafe, refused", "of protocols 0 and 1, refused", "of calls that are refused"))
+    alone, other = (counts[f"{kind} damaged, refused by {whom} alone"] for whom in ("us", "libzip"))
+    alike, both = (sum(counts[f"{name} damaged, {what}"] for name in (kind, f"{kind}, several end records,"))
+                   for what in ("read alike", "refused"))
+    written = counts[f"{kind} written and read"] + counts[f"{kind} written by us and read"]
+    return f"`{kind}`", counts[kind], refused, written, alike, both - alone, alone, other
+
+
 def absent():
     """Kinds whose other reader is not there, and what to do about it."""
     if libzip.LIBRARY is None:
@@ -322,6 +335,7 @@ def main():
         print(f"{count:8d}  {name}")
     for name, count in stricter.most_common(12):
         print(f"{count:8d}  refused by {name}")
+    tables.show_rows(row(kind, total) for kind in kinds)
     print(f"differential: {sum(total[kind] for kind in kinds)} inputs of {', '.join(kinds)}, "
           f"{sum(count for name, count in total.items() if name.endswith(DAMAGED))} damaged or unsafe, "
           f"{len(violations)} violations, seed {arguments.seed}")

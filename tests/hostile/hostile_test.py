@@ -9,20 +9,22 @@ for damage to bytes that carry nothing, give exactly the output of the sound che
 """
 
 import argparse
+import collections
 import concurrent.futures
 import os
 import pathlib
 import sys
-import time
 
 sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 
 import bench as at  # pylint: disable=wrong-import-position
 import broken_checkpoints  # pylint: disable=wrong-import-position
 import broken_files  # pylint: disable=wrong-import-position
 import broken_graphs  # pylint: disable=wrong-import-position
 import broken_rows  # pylint: disable=wrong-import-position
-from harness import Broken, Scratch  # pylint: disable=wrong-import-position
+import tables  # pylint: disable=wrong-import-position
+from harness import Broken, Log, Scratch  # pylint: disable=wrong-import-position
 
 GROUPS = {
     "truncated": broken_files.truncations,
@@ -47,6 +49,18 @@ GROUPS = {
 }
 
 
+def rows(counts):
+    """Of the table. \param counts  by what was done and, after a comma, how it ended"""
+    refused, accepted = collections.Counter(), collections.defaultdict(list)
+    for name, count in sorted(counts.items()):
+        what, _, ending = name.rpartition(", ")
+        if ending == "refused":
+            refused[what] += count
+        else:
+            accepted[what].append(f"{count:,} {ending}")
+    return [(what, refused[what], ", ".join(accepted[what])) for what in sorted({*refused, *accepted})]
+
+
 def perform(jobs, workers):
     failures = []
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -68,7 +82,7 @@ def main():
     parser.add_argument("--group", action="append", choices=GROUPS)
     parser.add_argument("--traced", action="store_true", help="watched by strace, within 256 MiB and 2 s")
     arguments = parser.parse_args()
-    began = time.monotonic()
+    log = Log()
     failures = []
     with Scratch("hostile-") as folder:
         bench = at.Bench(arguments.bin, folder, arguments.sanitized, arguments.traced)
@@ -78,10 +92,9 @@ def main():
             if arguments.sanitized and not arguments.thorough and name.startswith("rows-"):
                 jobs = jobs[::3]  # every start is slow
             failures += perform(jobs, os.cpu_count() or 1)
-            print(f"[{time.monotonic() - began:6.1f} s] {name}: {len(jobs)} cases", flush=True)
-    for name, count in sorted(bench.counts.items()):
-        print(f"{count:6d}  {name}")
-    print(f"{sum(bench.counts.values()):6d}  in all, {len(failures)} failed")
+            log(f"{name}: {len(jobs)} cases")
+    tables.show(("What", "Refused", "Accepted"), rows(bench.counts))
+    print(f"hostile: {sum(bench.counts.values())} cases, {len(failures)} failed")
     return 1 if failures else 0
 
 

@@ -10,10 +10,9 @@ import zipfile
 import megatron_checkpoint
 import ptfile
 import zstd
-from harness import SOURCE, expect, succeed, tree
+from harness import DATA, expect, succeed, tree
 
 INDEX = ".metadata"
-DATA = SOURCE / "tests" / "data"
 REFUSED = (3, 4, 8, 9)
 
 

@@ -43,6 +43,11 @@ from dataclasses import dataclass, field
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "tests" / "docs"))
+
+import tables  # pylint: disable=wrong-import-position
+
 KINDS = {
     "sync": "a sync that is left out",
     "swap": "dimensions, arguments or sides exchanged",
@@ -392,10 +397,9 @@ def report(faults, results):
             if state != "caught":
                 print(f"{state}: {fault}")
     states = ("caught", "survived", "unreached", "unfinished", "equivalent", "not run")
-    for title, table in (("module", rows), ("kind", kinds)):
-        print(f"{title:12}" + "".join(f"{state:>12}" for state in states))
-        for key, row in sorted(table.items()):
-            print(f"{key:12}" + "".join(f"{row.get(state, 0):12}" for state in states))
+    for title, table in (("Kind", kinds), ("Module", rows)):
+        tables.show((title, *map(str.capitalize, states)),
+                    [(f"`{key}`", *(row.get(state, 0) for state in states)) for key, row in sorted(table.items())])
     share = caught / judged if judged else 0.0
     print(f"{caught} of {judged} faults caught ({100 * share:.1f} %), {len(faults) - judged} equivalent or not run")
     return share

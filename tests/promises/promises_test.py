@@ -23,14 +23,15 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "crash"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 
 import moe_checkpoint  # pylint: disable=wrong-import-position
 import scenarios  # pylint: disable=wrong-import-position
-from harness import Broken, Scratch, environment, expect, succeed, tree  # pylint: disable=wrong-import-position
+import tables  # pylint: disable=wrong-import-position
+from harness import Broken, Log, Scratch, environment, expect, succeed, tree  # pylint: disable=wrong-import-position
 
 MIB = 1 << 20
 DEFAULT_BYTES = 1 << 30  # of --memory, where the machine has four times as much
@@ -71,7 +72,7 @@ class Promises:
         self.programs, self.folder, self.log = programs, folder, log
         self.threads = ["--threads", str(threads)]
         self.least = 9 * MIB * threads
-        self.counts, self.worst = collections.Counter(), 0.0
+        self.counts, self.worst, self.rows = collections.Counter(), 0.0, {}
         self.source = scenarios.grow(folder / "dense", megabytes * 10 ** 6 // (18 * 47 * 14))
         # Elements of experts: 2 weights of hidden^2, 3 states of 4 bytes each, weights of 4.
         hidden = max(16, int((megabytes * 10 ** 6 / (8 * 2 * 16)) ** 0.5) // 4 * 2)
@@ -120,14 +121,19 @@ class Promises:
             self.remove()
             self.counts["memory"] += 1
             self.worst = max(self.worst, beyond / promise)
-            peaks.append(f"{done.peak_bytes / MIB:.0f}")
+            peaks.append(done.peak_bytes)
         done = self.run(case, "--memory", str(self.least - 1))
         expect(done.code == 8 and "is needed" in done.stderr or "of buffers" in done.stderr,
                f"{case.name} below the least: {done}")
         expect(not (self.folder / "out").exists(), f"{case.name} below the least left an output")
         self.counts["memory"] += 1
-        self.log(f"{case.name}: {dry.peak_bytes / MIB:.0f} MiB of a dry run; {', '.join(peaks)} MiB with the default, 768, "
-                 f"512, 256, 64 and {self.least // MIB} MiB")
+        self.row(case)[:3] = mib(dry.peak_bytes), mib(min(peaks)), mib(max(peaks))
+        self.log(f"{case.name}: {mib(dry.peak_bytes)} of a dry run; {', '.join(map(mib, peaks))} with the default, 768, 512, 256, "
+                 f"64 and {self.least // MIB} MiB")
+
+    def row(self, case):
+        """Of the table: three peaks, bytes told and written."""
+        return self.rows.setdefault(f"`{case.name}`", [""] * 5)
 
     # --- address space --------------------------------------------------------------------------------------------
 
@@ -170,6 +176,7 @@ class Promises:
         less = real < told and case.name.startswith("pec-save")
         expect(less or abs(real - told) <= told // 50 + MIB, f"{case.name}: {told} bytes told, {real} taken")
         self.counts["disk"] += 1
+        self.row(case)[3:] = told, real
         self.log(f"{case.name}: {told} bytes told, {real} written ({100 * (real - told) / told:+.2f} %)")
         self.full(case, real, max(told, taken), wanted)
 
@@ -202,6 +209,10 @@ class Promises:
             place.rmdir()
 
 
+def mib(count):
+    return f"{count / MIB:.0f} MiB"
+
+
 def predicted(report):
     """Bytes that a dry run tells."""
     result = report["result"]
@@ -216,11 +227,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    began = time.monotonic()
-
-    def log(text):
-        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
+    log = Log()
     violations = 0
     with Scratch("promises-") as folder:
         one = Promises(arguments.bin, folder, arguments.megabytes, arguments.threads, log)
@@ -234,6 +241,8 @@ def main():
                     log(f"VIOLATION {case.name}: {str(broken)[:1500]}")
                 for path in folder.glob("out*"):
                     shutil.rmtree(path, ignore_errors=True)
+    tables.show(("Command", "Peak of a dry run", "Smallest peak", "Largest peak", "Bytes told", "Bytes written"),
+                [(name, *row) for name, row in one.rows.items()])
     counts = ", ".join(f"{count} {name}" for name, count in sorted(one.counts.items()))
     log(f"promises: {counts}; at most {one.worst:.0%} of a promise beyond a dry run; {violations} violations")
     return 1 if violations else 0

@@ -1,11 +1,12 @@
 """The commands whose disks are looked at after a power failure, and what each disk has to hold."""
 
 import json
+import pathlib
 import shutil
 
 import gradient_log
 import moe_checkpoint
-from harness import DEMO, SOURCE, difference, expect, run, succeed, tree
+from harness import DATA, DEMO, difference, expect, run, shown, succeed, tree
 
 # A stopped run that was damaged may be refused; then it is begun anew.
 REFUSALS = {3, 4, 5}
@@ -30,6 +31,9 @@ class Output:
 
     def command(self, root):
         return self.argv(root / "out")
+
+    def shown(self):
+        return shown(self.argv("OUT"))
 
     def said(self, printed):
         return last(printed)
@@ -78,6 +82,9 @@ class Store:
     def command(self, root):
         return self.argv(root)
 
+    def shown(self):
+        return shown(self.argv(pathlib.Path("/")))
+
     def said(self, printed):
         return last(printed)
 
@@ -122,6 +129,9 @@ class AgentStore(Store):
     def command(self, root):
         return ["sh", "-c", AGENT, self.stores.save, root.parent, self.stores.run]
 
+    def shown(self):
+        return "`pec-save agent`, a snapshot and a flush"
+
     def said(self, printed):
         """printed: (number of the call, text) of all that was printed"""
         answers = [number for number, text in printed if text.strip() == str(self.after).encode()]
@@ -140,6 +150,9 @@ wait $!"""
 class LoggedStore(Store):
     """The same with the gradients of all experts, a segment for each iteration. Every restore brings all experts to
     its iteration."""
+
+    def shown(self):
+        return f"{super().shown()} with a log of gradients"
 
     def prepare(self, root):
         store = root / "store"
@@ -185,7 +198,7 @@ class Stores:
 def cases(programs, folder):
     load, union, extract = (programs / f"ucp-{name}" for name in ("load", "union", "extract"))
     stores = Stores(programs, folder)
-    routing = SOURCE / "tests" / "data" / "deepspeed" / "routing_12x32" / "tokens.jsonl"
+    routing = DATA / "deepspeed" / "routing_12x32" / "tokens.jsonl"
 
     def converting(*flags):
         return lambda out: [load, DEMO, out, *flags, "--threads", "1"]

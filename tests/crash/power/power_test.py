@@ -22,18 +22,20 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs"))
 
 import disk as disks  # pylint: disable=wrong-import-position
+import tables  # pylint: disable=wrong-import-position
 from cases import cases  # pylint: disable=wrong-import-position
 from disk import KEPT, LOST, Disk, State  # pylint: disable=wrong-import-position
-from harness import Broken, Scratch, environment, expect  # pylint: disable=wrong-import-position
+from harness import Broken, Log, Scratch, environment, expect  # pylint: disable=wrong-import-position
 
 
 CASES = {}  # by name
+KINDS = ("single", "mixture", "after success")  # of states
 
 
 class Recording:
@@ -181,13 +183,9 @@ def main():
     parser.add_argument("--case", action="append")
     parser.add_argument("--forget")
     arguments = parser.parse_args()
-    began = time.monotonic()
-
-    def log(text):
-        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
+    log = Log()
     workers = os.cpu_count() or 1
-    total, violations = collections.Counter(), 0
+    total, violations, rows = collections.Counter(), 0, []
     with Scratch("power-sources-") as sources:
         CASES.update((case.name, case) for case in cases(arguments.bin, sources))
         pool = concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"))
@@ -207,6 +205,11 @@ def main():
                 f"mixtures, {counts['after success']} of them after success; {counts['complete']} complete, "
                 f"{counts['resumed']} resumed, {counts['refused']} refused to resume")
             total += counts
+            rows.append((f"`{name}`", CASES[name].shown(), calls, syncs, *(counts[kind] for kind in KINDS)))
+    if len(rows) > 1:
+        rows.append(("**Sum**", "", "", "", *(f"**{total[kind]:,}**" for kind in KINDS)))
+    if rows:
+        tables.show(("Case", "Command", "Calls", "Syncs", "States with one loss", "Mixtures", "After success"), rows)
     log(f"power: {total['single'] + total['mixture']} states, {violations} violations, seed {arguments.seed}")
     expected = 0 if arguments.forget is None else len(arguments.case or CASES)
     return int(violations != expected)
