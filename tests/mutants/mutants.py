@@ -6,7 +6,7 @@ The faults are in faults/*.txt, written by hand. All of them are built into one 
 comes by; then each fault is turned on, and only those tests run, those of its module first, then the shortest, until one fails.
 
 Usage: mutants.py [--check] [--build] [--list] [--sample N] [--seed S] [--only WHAT]... [--seconds S] [--jobs N]
-                  [--label LABEL]... [--tests REGEX] [--folder FOLDER] [--no-build]
+                  [--label LABEL]... [--tests REGEX] [--target NAME]... [--folder FOLDER] [--no-build]
   --check      only: each text is in its file exactly once, each number is given once
   --build      only: make the copy and build it
   --list       only: the results so far
@@ -16,7 +16,8 @@ Usage: mutants.py [--check] [--build] [--list] [--sample N] [--seed S] [--only W
   --jobs N     how many tests at once; default SHARDWRIGHT_JOBS, or one per processor
   --label L    tests with this label; default fast and mpi
   --tests R    tests whose names match only: what they do not catch is told as open
-  --no-build   take the build as it is, also one that is not complete: tests that are not there are left out
+  --target T   build only this target; tests that are not there are left out
+  --no-build   take the build as it is, also one that is not complete
   --folder F   where the copy, its build and the results are kept; default build/mutants
 
 Results are kept: after a change to the sources or tests the test that caught a fault is tried first, and all others
@@ -229,7 +230,7 @@ def make_tree(tree, faults, sources):
     return digest.hexdigest()[:16]
 
 
-def build(folder, jobs):
+def build(folder, targets, jobs):
     tree, where = folder / "tree", folder / "build"
     write_changed(folder / "switch.h", (HERE / "switch.h").read_bytes())
     log = folder / "build.log"
@@ -237,7 +238,8 @@ def build(folder, jobs):
     with open(log, "w", encoding="utf-8") as out:
         for command in (["cmake", "-S", tree, "-B", where, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_CXX_FLAGS={flags}",
                          "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DSW_TORCH=off", "-DSW_CUDA=off"],
-                        ["cmake", "--build", where, "--parallel", str(jobs), "--", "-k", "0"]):
+                        ["cmake", "--build", where, "--parallel", str(jobs),
+                         *(word for target in targets for word in ("--target", target)), "--", "-k", "0"]):
             done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             if done.returncode != 0:
                 die(f"the build failed, log in {log}")
@@ -426,6 +428,7 @@ def main():
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--label", action="append", default=[])
     parser.add_argument("--tests")
+    parser.add_argument("--target", action="append", default=[])
     parser.add_argument("--no-build", action="store_true")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("SHARDWRIGHT_JOBS") or os.cpu_count()))
@@ -454,7 +457,7 @@ def main():
 
     digest = make_tree(folder / "tree", faults, sources)
     if not asked.no_build:
-        build(folder, asked.jobs)
+        build(folder, asked.target, asked.jobs)
     if asked.build:
         return 0
     tests = read_tests(folder / "build", asked.label or ["fast", "mpi"], asked.tests)
