@@ -336,6 +336,8 @@ class Unpickler(pickle._Unpickler):  # pylint: disable=protected-access
         if self.proto < 3:
             module, name = pickle._compat_pickle.NAME_MAPPING.get(  # pylint: disable=protected-access
                 (module, name), (pickle._compat_pickle.IMPORT_MAPPING.get(module, module), name))
+        if module == "torch.tensor":  # as releases before 1.9 called it
+            module = "torch._tensor"
         key = f"{module}.{name}"
         if key in VALUES:
             return VALUES[key]

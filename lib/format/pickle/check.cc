@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 #include <unordered_map>
@@ -49,24 +50,85 @@ bool IsLeaf(const Node& node) {
          (node.kind == Kind::kTensor && node.tensor && node.tensor->attributes == nullptr);
 }
 
-// What a dict takes for a key: nothing that can change, and no tuple of such. A tuple is looked at
-// once, however often it is there. \pre no cycles
-class Hashable {
+// A float that is a whole number is the same key as that number.
+std::optional<std::int64_t> WholeNumber(const Node* node) {
+  if (node->kind == Kind::kInt || node->kind == Kind::kBool) return node->integer;
+  constexpr double kBeyond = 9223372036854775808.0;
+  const double real = node->real;
+  if (node->kind != Kind::kFloat || !(real >= -kBeyond && real < kBeyond) ||
+      real != std::floor(real)) {
+    return std::nullopt;
+  }
+  return static_cast<std::int64_t>(real);
+}
+
+// Numbers values that may be keys of a dict: two of them get the same number where Python takes
+// them for one key, and what can change gets none. A tuple or a long text is looked at once,
+// however often it is there. Objects and tensors are equal to themselves alone, and so is NaN; that
+// a float beyond 64 bits is also a whole number is not looked at. \pre no cycles
+class Keys {
  public:
-  bool operator()(const Node* node) {
-    if (node->kind != Kind::kTuple) {
-      return node->kind != Kind::kList && node->kind != Kind::kDict && node->kind != Kind::kSet &&
-             node->kind != Kind::kByteArray;
-    }
-    if (const auto seen = tuples_.find(node); seen != tuples_.end()) return seen->second;
-    const bool all = std::all_of(node->items.begin(), node->items.end(),
-                                 [&](const Node* item) { return (*this)(item); });
-    tuples_.emplace(node, all);
-    return all;
+  std::optional<std::size_t> operator()(const Node* node) {
+    if (const auto seen = known_.find(node); seen != known_.end()) return seen->second;
+    const std::optional<std::string> text = Text(node);
+    const std::optional<std::size_t> number =
+        text ? std::optional(numbers_.try_emplace(*text, numbers_.size()).first->second)
+             : std::nullopt;
+    if (!node->items.empty() || node->text.size() > kShort) known_.emplace(node, number);
+    return number;
   }
 
  private:
-  std::unordered_map<const Node*, bool> tuples_;
+  static constexpr std::size_t kShort = 32;  // bytes that are sooner copied than remembered
+
+  // Equal for equal keys, and for no others.
+  std::optional<std::string> Text(const Node* node) {
+    if (const auto whole = WholeNumber(node)) return "i" + std::to_string(*whole);
+    switch (node->kind) {
+      case Kind::kByteArray:
+      case Kind::kList:
+      case Kind::kSet:
+      case Kind::kDict:
+        return std::nullopt;
+      case Kind::kNone:
+        return "n";
+      case Kind::kString:
+        return "s" + node->text;
+      case Kind::kBytes:
+        return "b" + node->text;
+      case Kind::kLong:
+        return "l" + node->text;
+      case Kind::kGlobal:
+        return "g" + node->text;
+      case Kind::kTuple:
+      case Kind::kSize:
+      case Kind::kFrozenSet:
+        return OfItems(*node);
+      case Kind::kFloat:
+        if (!std::isnan(node->real))
+          return "f" + std::to_string(std::bit_cast<std::uint64_t>(node->real));
+        [[fallthrough]];
+      default:
+        return "@" + std::to_string(reinterpret_cast<std::uintptr_t>(node));
+    }
+  }
+
+  std::optional<std::string> OfItems(const Node& node) {
+    std::vector<std::size_t> items;
+    for (const Node* item : node.items) {
+      const std::optional<std::size_t> number = (*this)(item);
+      if (!number) return std::nullopt;
+      items.push_back(*number);
+    }
+    const bool ordered = node.kind != Kind::kFrozenSet;
+    if (!ordered) std::sort(items.begin(), items.end());
+    std::string text = ordered ? "(" : "{";
+    for (const std::size_t item : items) text += std::to_string(item) + ",";
+    return text;
+  }
+
+  std::unordered_map<const Node*, std::optional<std::size_t>> known_;  // of what takes long
+  std::unordered_map<std::string, std::size_t> numbers_;               // by text
 };
 
 std::string Shortened(const std::string& text) {
@@ -74,48 +136,46 @@ std::string Shortened(const std::string& text) {
   return text.size() <= kShown ? text : text.substr(0, kShown) + "...";
 }
 
-tl::unexpected<Error> TwiceInDict(const Node* key) {
-  const std::string name = key->is_string()            ? "\"" + Shortened(key->text) + "\""
-                           : key->kind == Kind::kFloat ? std::to_string(key->real)
-                           : key->kind == Kind::kBytes ? Describe(key)
-                                                       : std::to_string(key->integer);
-  return Fail(Errc::kBadInput, "key " + name + " is twice in a dict");
+std::string Shown(const Node* key) {
+  if (key->is_string()) return "\"" + Shortened(key->text) + "\"";
+  if (key->kind == Kind::kFloat) return std::to_string(key->real);
+  if (const auto whole = WholeNumber(key)) return std::to_string(*whole);
+  return Describe(key);
 }
 
-// A float that is a whole number is the same key as that number.
-std::optional<std::int64_t> WholeNumber(double real) {
-  constexpr double kBeyond = 9223372036854775808.0;
-  if (!(real >= -kBeyond && real < kBeyond) || real != std::floor(real)) return std::nullopt;
-  return static_cast<std::int64_t>(real);
-}
-
-Status CheckKeys(const Node& dict, Hashable* hashable) {
+Status CheckKeys(const Node& dict, Keys* keys) {
+  // Nearly all are strings, some are numbers.
   std::unordered_set<std::string_view> texts;
-  std::unordered_set<std::string_view> bytes;
-  std::unordered_set<std::int64_t> numbers;
-  std::unordered_set<double> reals;
+  std::unordered_set<std::int64_t> wholes;
+  std::unordered_set<std::size_t> others;
   texts.reserve(dict.entry_count());
   for (std::size_t i = 0; i < dict.entry_count(); ++i) {
     const Node* key = dict.key(i);
-    if (!(*hashable)(key)) return Fail(Errc::kBadInput, "key of a dict is " + Describe(key));
-    std::optional<std::int64_t> number;
-    if (key->kind == Kind::kInt || key->kind == Kind::kBool) number = key->integer;
-    if (key->kind == Kind::kFloat) number = WholeNumber(key->real);
-    const bool fresh = key->is_string()            ? texts.insert(key->text).second
-                       : key->kind == Kind::kBytes ? bytes.insert(key->text).second
-                       : number                    ? numbers.insert(*number).second
-                       : key->kind == Kind::kFloat ? reals.insert(key->real).second
-                                                   : true;
-    if (!fresh) return TwiceInDict(key);
+    bool fresh = true;
+    if (key->is_string()) {
+      fresh = texts.insert(key->text).second;
+    } else if (const auto whole = WholeNumber(key)) {
+      fresh = wholes.insert(*whole).second;
+    } else {
+      const std::optional<std::size_t> number = (*keys)(key);
+      if (!number) return Fail(Errc::kBadInput, "key of a dict is " + Describe(key));
+      fresh = others.insert(*number).second;
+    }
+    if (!fresh) return Fail(Errc::kBadInput, "key " + Shown(key) + " is twice in a dict");
   }
   return {};
 }
 
-Status CheckItems(const Node& node, Hashable* hashable) {
-  if (node.kind == Kind::kDict && !node.items.empty()) return CheckKeys(node, hashable);
+Status CheckItems(const Node& node, Keys* keys) {
+  if (node.kind == Kind::kDict && !node.items.empty()) return CheckKeys(node, keys);
   if (node.kind == Kind::kSet || node.kind == Kind::kFrozenSet) {
+    std::unordered_set<std::size_t> numbers;
     for (const Node* item : node.items) {
-      if (!(*hashable)(item)) return Fail(Errc::kBadInput, "item of a set is " + Describe(item));
+      const std::optional<std::size_t> number = (*keys)(item);
+      if (!number) return Fail(Errc::kBadInput, "item of a set is " + Describe(item));
+      if (!numbers.insert(*number).second) {
+        return Fail(Errc::kBadInput, "item " + Shown(item) + " is twice in a set");
+      }
     }
   }
   return {};
@@ -125,7 +185,7 @@ Status CheckItems(const Node& node, Hashable* hashable) {
 
 Status CheckGraph(const Node* root) {
   std::unordered_map<const Node*, std::uint16_t> heights;
-  Hashable hashable;
+  Keys keys;
   std::vector<Frame> path = {Frame{root}};
   heights[root] = kOpen;
   while (!path.empty()) {
@@ -133,7 +193,7 @@ Status CheckGraph(const Node* root) {
     bool end = IsLeaf(*frame.node);
     const Node* child = end ? nullptr : Child(*frame.node, frame.next++, end);
     if (end) {
-      SW_TRY(CheckItems(*frame.node, &hashable));
+      SW_TRY(CheckItems(*frame.node, &keys));
       heights[frame.node] = static_cast<std::uint16_t>(frame.height);
       const std::uint64_t height = frame.height;
       path.pop_back();

@@ -92,6 +92,7 @@ class Folding {
   std::size_t at_ = 0;
   std::size_t op_at_ = 0;
   bool stopped_ = false;
+  unsigned protocol_ = 2;
   bool numbered_ = false;  // memo entries have been put under numbers of the pickle's own
   bool counted_ = false;   // or in the order in which they came
   std::uint64_t memo_next_ = 0;
@@ -184,7 +185,7 @@ Status Folding::PushGlobal(std::string_view module, std::string_view name) {
   std::string key = std::string(module) + "\n" + std::string(name);
   auto found = globals_.find(key);
   if (found == globals_.end()) {
-    Result<Meaning> meaning = Interpret(module, name);
+    Result<Meaning> meaning = Interpret(module, name, protocol_);
     if (!meaning) return Bad(meaning.error().message);
     if (meaning->known >= Known::kStorage) {
       return Fail(Errc::kUnsupported,
@@ -443,6 +444,7 @@ Status Folding::StepRest(std::uint8_t code) {
     case op::kProto: {
       SW_TRY_ASSIGN(const std::uint64_t protocol, Fixed(1));
       if (op_at_ != 0) return Bad("PROTO inside a pickle");
+      protocol_ = static_cast<unsigned>(protocol);
       if (protocol >= 2 && protocol <= 5) return {};
       return Bad("pickle protocol 2 to 5 expected, found " + std::to_string(protocol));
     }

@@ -18,7 +18,7 @@ Status Machine::PushGlobal(std::string_view module, std::string_view name) {
     value.slot = found->second;
     return Push(value);
   }
-  Result<Meaning> meaning = Interpret(module, name);
+  Result<Meaning> meaning = Interpret(module, name, protocol_);
   if (!meaning) return tl::unexpected<Error>(Located(std::move(meaning).error()));
   SW_TRY(Charge(sizeof(GlobalSlot) + 64 + 3 * key.size()));
   // A nested class becomes what protocol 2 has for it: getattr(Outer, "Inner").
@@ -316,6 +316,8 @@ Result<Value> Machine::CallGetattr(Args args) {
   // A tuple in the pool may move while nodes are made: copy the two values.
   const Value base = args[0];
   const std::string name(Text(args[1]));
+  // Only a global's name leads through several classes.
+  if (name.find('.') != std::string::npos) return Bad("attribute \"" + name + "\" of a class");
   SW_TRY_ASSIGN(Node * node, Nested(base, name));
   return OfNode(node);
 }

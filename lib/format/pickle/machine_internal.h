@@ -218,6 +218,7 @@ class Machine {
   std::size_t at_ = 0;     // next byte
   std::size_t op_at_ = 0;  // opcode being run
   std::size_t frame_end_ = 0;
+  unsigned protocol_ = 2;
   bool stopped_ = false;
   std::uint64_t budget_ = 0;  // bytes that may still be allocated
 

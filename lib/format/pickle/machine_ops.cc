@@ -80,6 +80,7 @@ Status Machine::OpProto() {
   if (!Has(1)) return Truncated();
   const std::uint64_t protocol = Fixed(1);
   if (op_at_ != 0) return Bad("PROTO inside a pickle");
+  protocol_ = static_cast<unsigned>(protocol);
   if (protocol < 2 || protocol > 5) {
     return Bad("pickle protocol 2 to 5 expected, found " + std::to_string(protocol));
   }

@@ -223,6 +223,8 @@ bool GivesAccess(std::string_view module, std::string_view dotted) {
                      [&](std::string_view prefix) { return with_dot.starts_with(prefix); });
 }
 
+constexpr std::array kModulesOfPython2 = {"__builtin__"sv, "copy_reg"sv, "exceptions"sv};
+
 // Old spellings: what Python 3 would read in their place.
 std::pair<std::string_view, std::string_view> Modernise(std::string_view module,
                                                         std::string_view name) {
@@ -311,10 +313,12 @@ bool IsDeviceMesh(std::string_view dotted) { return Contains(kDeviceMeshes, dott
 
 bool LeadsToMeshes(std::string_view attribute) { return Contains(kLeadToMeshes, attribute); }
 
-Result<Meaning> Interpret(std::string_view module, std::string_view name) {
+Result<Meaning> Interpret(std::string_view module, std::string_view name, unsigned protocol) {
   if (!IsDottedIdentifier(module) || !IsDottedIdentifier(name)) {
     return Fail(Errc::kBadInput, "the name of a class is not a dotted identifier");
   }
+  const bool absent = protocol >= 3 && Contains(kModulesOfPython2, module);
+  const std::string_view as_written = module;
   std::tie(module, name) = Modernise(module, name);
   Meaning meaning;
   const std::size_t dot = name.find('.');
@@ -322,6 +326,11 @@ Result<Meaning> Interpret(std::string_view module, std::string_view name) {
   if (dot != std::string_view::npos) meaning.nested = name.substr(dot + 1);
   if (GivesAccess(module, meaning.dotted) || Contains(kRefusedMembers, name.substr(0, dot))) {
     return Fail(Errc::kBadInput, "refused: pickle names " + meaning.dotted);
+  }
+  if (absent) {
+    return Fail(Errc::kBadInput, "module " + std::string(as_written) +
+                                     " of Python 2 in a pickle of protocol " +
+                                     std::to_string(protocol));
   }
   Classify(meaning);
   return meaning;

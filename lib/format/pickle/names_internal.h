@@ -48,9 +48,11 @@ struct Meaning {
 };
 
 /// Reads a global's name. Nothing is looked up or imported.
-/// \error kBadInput  a name that is not a dotted identifier, or that gives access to code execution
+/// \param protocol  of the pickle: below 3 modules have their names of Python 2
+/// \error kBadInput  a name that is not a dotted identifier, or that gives access to code
+///        execution; a module that only Python 2 has, in a later protocol, where Python finds none
 /// Pure.
-Result<Meaning> Interpret(std::string_view module, std::string_view name);
+Result<Meaning> Interpret(std::string_view module, std::string_view name, unsigned protocol);
 
 /// True if reading this attribute of a class cannot be a step towards running code.
 bool IsHarmlessAttribute(std::string_view name);

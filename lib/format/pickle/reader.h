@@ -46,7 +46,7 @@ Result<Graph> Load(std::string_view pickle, std::uint64_t most = ~std::uint64_t{
 
 /// Checks what only a finished graph shows. Load has done it for what it returns.
 /// \error kUnsupported  a cycle; kLimit  more than limits::kPickleDepth levels; kBadInput  a key
-///        that is twice in a dict or cannot be one
+///        that is twice in a dict, an item that is twice in a set, or what cannot be either
 /// Pure.
 Status CheckGraph(const Node* root);
 

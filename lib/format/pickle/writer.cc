@@ -352,7 +352,7 @@ Status Dumper::EmitGlobal(std::string_view dotted) {
     return Fail(Errc::kBadInput, "class without a module: " + std::string(dotted));
   }
   // What no reader of ours would accept is not written either.
-  SW_TRY(Interpret(dotted.substr(0, dot), dotted.substr(dot + 1)));
+  SW_TRY(Interpret(dotted.substr(0, dot), dotted.substr(dot + 1), 2));
   EmitKnown(dotted);
   return {};
 }

@@ -17,7 +17,7 @@ namespace {
 using std::string_literals::operator""s;
 
 const std::string kView = "K\0K\x04\x85K\x01\x85"s;  // offset, size, stride
-const std::string kGetattr = Glob("__builtin__", "getattr");
+const std::string kGetattr = Glob("builtins", "getattr");
 
 /// Values of every kind, each by every opcode that makes it.
 std::vector<std::string> Values() {
@@ -38,15 +38,15 @@ std::vector<std::string> Values() {
       "C\1aB" + Le(1, 4) + "b\x8E" + Le(1, 8) + "c\x87",
       "\x96" + Le(2, 8) + "xy",
       encode + Str("a\xC3\xBF") + Str("latin1") + "\x86R",
-      Glob("__builtin__", "bytearray") + "C\1x\x85R",
-      Glob("__builtin__", "bytearray") + Str("x") + Str("latin1") + "\x86R",
-      Glob("__builtin__", "bytes") + ")R",
+      Glob("builtins", "bytearray") + "C\1x\x85R",
+      Glob("builtins", "bytearray") + Str("x") + Str("latin1") + "\x86R",
+      Glob("builtins", "bytes") + ")R",
       "](NNeNa",
       "}(K\1NK\2NuK\3Ns",
       "\x8F(K\1K\2\x90",
       "(K\1K\2\x91",
-      Glob("__builtin__", "set") + "](K\1K\2e\x85R",
-      Glob("__builtin__", "frozenset") + "]K\1a\x85R",
+      Glob("builtins", "set") + "](K\1K\2e\x85R",
+      Glob("builtins", "frozenset") + "]K\1a\x85R",
       Glob("collections", "OrderedDict") + "](]K\1aK\2aK\3K\4\x86" + "e\x85R",
       kHooks + Str("k") + "Ns}" + Str("_metadata") + kHooks + "sb",
       Glob("torch", "Size") + "K\2K\3\x86\x85R",
@@ -68,7 +68,7 @@ std::vector<std::string> Values() {
       Glob("m", "C") + "K\1\x85R}" + Str("a") + "Nsb",
       Glob("m", "C") + ")\x81(NNe",
       Glob("m", "C") + "K\1\x85}" + Str("b") + "Ns\x92",
-      Glob("copy_reg", "__newobj__") + Glob("m", "C") + "K\1\x86R",
+      Glob("copyreg", "__newobj__") + Glob("m", "C") + "K\1\x86R",
       Glob("copyreg", "__newobj_ex__") + Glob("m", "C") + ")}\x87R",
       ShortStr("m") + ShortStr("Outer.Mid.Inner") + "\x93)\x81",
       kGetattr + Glob("m", "Outer") + Str("Inner") + "\x86R)\x81",

@@ -176,6 +176,8 @@ TEST(PickleHostile, InnerClassesStayAsTheyAre) {
   Refused(inner + "Na", "APPEND to");
   Refused(inner + "NNs", "SETITEM on");
   Refused(inner + "}b", "BUILD on");
+  Refused(Glob("builtins", "getattr") + Glob("a", "Outer") + Str("In.er") + "\x86R",
+          "attribute \"In.er\" of a class");
 }
 
 TEST(PickleHostile, KeysOfDicts) {
@@ -190,10 +192,31 @@ TEST(PickleHostile, KeysOfDicts) {
       "bNu",
       "is twice", 3);
   Refused("}(K\x01N\x88Nu", "key 1 is twice");  // True equals 1
+  Refused("}(NNNNu", "key None is twice");
+  const std::string large = std::string("\x8A\x09", 2) + std::string(8, '\xFF') + '\x7F';
+  Refused("}(" + large + "N" + large + "Nu", "is twice");
+  Refused("}(" + Glob("a", "B") + "N" + Glob("a", "B") + "Nu", "a.B is twice");
+  Refused("}(K\x01N\x86NK\x01N\x86Nu", "key tuple is twice");  // (1, None)
+  Refused("}(K\x01\x85N\x88\x85Nu", "key tuple is twice");     // (1,) equals (True,)
+  Refused("}((K\x01N\x91N(NK\x01\x91Nu", "is twice", 4);       // frozenset({1, None})
+  ASSERT_TRUE(Load(Pickle("}(K\x01N\x86NNK\x01\x86Nu")));      // (1, None) and (None, 1)
+  const std::string nan = std::string("G\x7F\xF8", 3) + std::string(6, '\0');
+  ASSERT_TRUE(Load(Pickle("}(" + nan + "N" + nan + "Nu")));
+  ASSERT_TRUE(Load(Pickle("}(" + Glob("a", "B") + ")RN" + Glob("a", "B") + ")RNu")));
+  Refused("\x8F(K\x01\x88\x90", "item 1 is twice in a set", 4);
+  Refused("(NN\x91", "item None is twice in a set", 4);
   Refused("}]Ns", "key of a dict is list");
   Refused("}K\x01]\x86\x85Ns", "key of a dict is tuple");  // ((1, []),)
   ASSERT_TRUE(Load(Pickle("}K\x01)\x86\x85Ns")));
   Refused("\x8F(]\x90", "item of a set is list", 4);
+}
+
+TEST(PickleHostile, ModulesOfPython2AreThoseOfItsProtocols) {
+  const std::string set = Glob("__builtin__", "set") + "]K\x01\x61\x85R";
+  ASSERT_TRUE(Load(Pickle(set, 2)));
+  Refused(set, "module __builtin__ of Python 2 in a pickle of protocol 3", 3);
+  Refused(Glob("copy_reg", "__newobj__"), "copy_reg", 4);
+  Refused(Glob("exceptions", "ValueError"), "exceptions", 5);
 }
 
 TEST(PickleHostile, NotText) {

@@ -71,7 +71,7 @@ TEST_F(PickleRead, Bytes) {
   EXPECT_EQ(Value(Glob("__builtin__", "bytes") + ")R")->kind, Kind::kBytes);
   const std::string array = Glob("__builtin__", "bytearray");
   EXPECT_EQ(Value(array + Str("\xC3\xBF") + Str("latin-1") + "\x86R")->text, "\xFF");
-  EXPECT_EQ(Value(array + "C\x01x\x85R", 3)->kind, Kind::kByteArray);
+  EXPECT_EQ(Value(Glob("builtins", "bytearray") + "C\x01x\x85R", 3)->kind, Kind::kByteArray);
 }
 
 TEST_F(PickleRead, Containers) {
@@ -236,7 +236,7 @@ TEST_F(PickleRead, UnknownClassesStayInert) {
 TEST_F(PickleRead, NestedClasses) {
   for (const std::string& cls :
        {ShortStr("m") + ShortStr("Outer.Inner") + "\x93",
-        Glob("__builtin__", "getattr") + Glob("m", "Outer") + Str("Inner") + "\x86R"}) {
+        Glob("builtins", "getattr") + Glob("m", "Outer") + Str("Inner") + "\x86R"}) {
     const Node* object = Value(cls + ")\x81", 4);
     ASSERT_EQ(object->callable->kind, Kind::kObject);
     EXPECT_EQ(object->callable->callable->text, "builtins.getattr");
