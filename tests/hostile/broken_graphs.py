@@ -124,6 +124,12 @@ def paths(change):
     return edit
 
 
+def another_transform(index, name):
+    """None for what is compressed, compression for what is not."""
+    state = place_of_first(index, name)[1].state
+    state["transform_descriptors"] = [] if state.get("transform_descriptors") else ["stream.zstd/1"]
+
+
 def many_boxes(index, name):
     """A million boxes of no elements."""
     empty = type(chunks(index, name)[0])()
@@ -181,8 +187,7 @@ INDEX_EDITS = [
     ("item of 2^62 bytes", in_place("length", HUGE), False),
     ("item that reaches into the next", in_place("length", lambda count: count + 1), False),
     ("item cut", in_place("length", lambda count: count - 1), False),
-    ("transform", lambda index, name: place_of_first(index, name)[1].state.update(
-        transform_descriptors=["stream.zstd/1"]), False),
+    ("another transform", another_transform, False),
     ("unknown transform", lambda index, name: place_of_first(index, name)[1].state.update(
         transform_descriptors=["../../x"]), False),
     ("transforms that are no list", lambda index, name: place_of_first(index, name)[1].state.update(
