@@ -81,11 +81,6 @@ def cases_of_other_formats(load, night, folder):
     return found
 
 
-def cells(counts):
-    """Of a row of the table."""
-    return (counts["calls"], counts["kill"], counts["torn"], counts["eio"] + counts["enospc"], counts["short"], counts["term"])
-
-
 def campaign(arguments, log):
     limit = arguments.limit if arguments.limit else None if arguments.night else 14
     total, rows = collections.Counter(), []
@@ -96,11 +91,10 @@ def campaign(arguments, log):
             expect(name in known, f"no case {name}; there are {', '.join(known)}")
             counts = Campaign(known[name], limit, log).go(os.cpu_count() or 1)
             total += counts
-            rows.append((f"`{name}`", shown(known[name].argv("OUT")), *cells(counts)))
+            rows.append((f"`{name}`", shown(known[name].argv("OUT")), counts["calls"], counts["kill"], counts["torn"],
+                         counts["eio"] + counts["enospc"], counts["short"], counts["term"]))
         expect(tree(folder) == sound, "a source was changed")
-    if len(rows) > 1:
-        rows.append(("**Sum**", "", *(f"**{count:,}**" for count in cells(total))))
-    tables.show(("Case", "Command", "Calls", "Kills", "Torn writes", "Errors", "Short writes", "Stops"), rows)
+    tables.show(("Case", "Command", "Calls", "Kills", "Torn writes", "Errors", "Short writes", "Stops"), tables.with_sum(rows, 2))
     errors = total["eio"] + total["enospc"]
     log(f"campaign: {total['kill'] + total['torn']} kills ({total['torn']} of them in the middle "
         f"of a write), {errors} errors, {total['short']} short writes, {total['term']} stops over "

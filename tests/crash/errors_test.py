@@ -32,7 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "power"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 
 import tables  # pylint: disable=wrong-import-position
-from cases import Output, Stores, Store, cases, content  # pylint: disable=wrong-import-position
+from cases import Output, Stores, Store, cases  # pylint: disable=wrong-import-position
 from harness import (DATA, DEMO, SOURCE, Broken, Log, Outcome, Scratch, environment, expect, run,  # pylint: disable=wrong-import-position
                      succeed, tree)
 

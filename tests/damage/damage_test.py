@@ -18,7 +18,6 @@ import pathlib
 import random
 import shutil
 import sys
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "crash"))
@@ -287,7 +286,8 @@ def try_subject(subject, arguments, log):
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
             for done in [pool.submit(some, place, cases[i::arguments.jobs]) for i, place in enumerate(places)]:
                 done.result()
-        for _, changes, _ in sorted(broken, key=lambda one: len(one[1]))[:1]:
+        if broken:
+            _, changes, _ = min(broken, key=lambda one: len(one[1]))
             for name, data in changes.items():
                 (arguments.keep / f"damage-{subject.name}-{os.path.basename(name)}").write_bytes(data)
     for (kind, found), count in sorted(counts.items()):

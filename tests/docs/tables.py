@@ -4,7 +4,8 @@
 Usage: tables.py PAGE NAME LOG
 
 PAGE has <!-- table of NAME --> and <!-- end of table --> around the table. The last table of the log takes its place. Rows
-without a head replace only the rows that begin alike, or are added; there an empty cell leaves what the page has. A log
+without a head replace only the rows that begin alike, or are added; there an empty cell leaves what the page has, and numbers get
+their commas. A log
 without rows changes nothing. Exits 2 where the page has no such place or other columns.
 """
 
@@ -35,6 +36,14 @@ def show_rows(rows):
         print(line(*row), flush=True)
 
 
+def with_sum(rows, first):
+    """The rows and, below several, the sums of their columns from the given one on."""
+    if len(rows) < 2:
+        return rows
+    sums = [sum(column) for column in zip(*(row[first:] for row in rows))]
+    return [*rows, ("**Sum**", *[""] * (first - 1), *(f"**{total:,}**" for total in sums))]
+
+
 def cells(text):
     return [cell.strip() for cell in text.replace("\\|", "\0")[1:-1].split("|")]
 
@@ -52,17 +61,14 @@ def last_table(log):
 
 def merged(old, rows):
     """The old table with some of its rows replaced and new ones added."""
-    new, columns = list(old), len(cells(old[0]))
+    table, columns = {cells(text)[0]: text for text in old}, len(cells(old[0]))
     for row in map(cells, rows):
         if len(row) != columns:
             raise ValueError(f"{columns} columns in the page, {len(row)} in the log: {line(*row)}")
-        same = [at for at, text in enumerate(new) if cells(text)[0] == row[0]]
-        if same:
-            row = [given or there for given, there in zip(row, cells(new[same[0]]))]
-            new[same[0]] = line(*row).replace("\0", "\\|")
-        else:
-            new.append(line(*row).replace("\0", "\\|"))
-    return new
+        if row[0] in table:
+            row = [given or there for given, there in zip(row, cells(table[row[0]]))]
+        table[row[0]] = line(*(int(cell) if cell.isdigit() else cell for cell in row)).replace("\0", "\\|")
+    return list(table.values())
 
 
 def put(page, name, log):

@@ -63,6 +63,10 @@ class Tables(unittest.TestCase):
         self.assertEqual(page, PAGE.replace("| `json` | texts \\| lines | 8 |",
                                             "| `json` | texts \\| lines | 9,000 |\n| `new` | bytes \\| bits | 1 |"))
 
+    def test_several_rows_have_a_sum(self):
+        self.assertEqual(tables.with_sum([("a", "x", 1, 2)], 2), [("a", "x", 1, 2)])
+        self.assertEqual(tables.with_sum([("a", "x", 1, 2), ("b", "y", 3000, 4)], 2)[2:], [("**Sum**", "", "**3,001**", "**6**")])
+
     def test_a_log_without_rows_changes_nothing(self):
         self.assertEqual(tables.put(PAGE, "nobody", "no table\n"), PAGE)
 
@@ -78,10 +82,10 @@ class Tables(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             page, log = pathlib.Path(folder) / "page.md", pathlib.Path(folder) / "log"
             page.write_text(PAGE)
-            log.write_text("| `zip` | | 70 |\n")
+            log.write_text("| `zip` | | 7000 |\n")
             command = [sys.executable, SOURCE / "tests" / "docs" / "tables.py", page]
             subprocess.run([*command, "fuzz", log], check=True)
-            self.assertEqual(page.read_text(), PAGE.replace("archives | 7 ", "archives | 70 "))
+            self.assertEqual(page.read_text(), PAGE.replace("archives | 7 ", "archives | 7,000 "))
             done = subprocess.run([*command, "nobody", log], capture_output=True, text=True, check=False)
             self.assertEqual((done.returncode, "page.md: it has no place" in done.stderr), (2, True))
             self.assertEqual(sorted(path.name for path in pathlib.Path(folder).iterdir()), ["log", "page.md"])

@@ -143,40 +143,47 @@ std::string Shown(const Node* key) {
   return Describe(key);
 }
 
-Status CheckKeys(const Node& dict, Keys* keys) {
+// Each of these may be a key of a dict, and no two are the same. \param every  2 where values lie
+// between them \param noun, whole  "key" of a "dict"
+Status CheckDistinct(const std::vector<const Node*>& nodes, std::size_t every,
+                     std::string_view noun, std::string_view whole, Keys* keys) {
   // Nearly all are strings, some are numbers.
   std::unordered_set<std::string_view> texts;
   std::unordered_set<std::int64_t> wholes;
   std::unordered_set<std::size_t> others;
-  texts.reserve(dict.entry_count());
-  for (std::size_t i = 0; i < dict.entry_count(); ++i) {
-    const Node* key = dict.key(i);
+  texts.reserve(nodes.size() / every);
+  for (std::size_t i = 0; i < nodes.size(); i += every) {
+    const Node* node = nodes[i];
     bool fresh = true;
-    if (key->is_string()) {
-      fresh = texts.insert(key->text).second;
-    } else if (const auto whole = WholeNumber(key)) {
-      fresh = wholes.insert(*whole).second;
+    if (node->is_string()) {
+      fresh = texts.insert(node->text).second;
+    } else if (const auto number = WholeNumber(node)) {
+      fresh = wholes.insert(*number).second;
     } else {
-      const std::optional<std::size_t> number = (*keys)(key);
-      if (!number) return Fail(Errc::kBadInput, "key of a dict is " + Describe(key));
-      fresh = others.insert(*number).second;
+      const std::optional<std::size_t> key = (*keys)(node);
+      if (!key) {
+        return Fail(
+            Errc::kBadInput,
+            std::string(noun).append(" of a ").append(whole).append(" is ") + Describe(node));
+      }
+      fresh = others.insert(*key).second;
     }
-    if (!fresh) return Fail(Errc::kBadInput, "key " + Shown(key) + " is twice in a dict");
+    if (!fresh) {
+      return Fail(Errc::kBadInput, std::string(noun)
+                                       .append(" ")
+                                       .append(Shown(node))
+                                       .append(" is twice in a ")
+                                       .append(whole));
+    }
   }
   return {};
 }
 
 Status CheckItems(const Node& node, Keys* keys) {
-  if (node.kind == Kind::kDict && !node.items.empty()) return CheckKeys(node, keys);
+  if (node.items.empty()) return {};
+  if (node.kind == Kind::kDict) return CheckDistinct(node.items, 2, "key", "dict", keys);
   if (node.kind == Kind::kSet || node.kind == Kind::kFrozenSet) {
-    std::unordered_set<std::size_t> numbers;
-    for (const Node* item : node.items) {
-      const std::optional<std::size_t> number = (*keys)(item);
-      if (!number) return Fail(Errc::kBadInput, "item of a set is " + Describe(item));
-      if (!numbers.insert(*number).second) {
-        return Fail(Errc::kBadInput, "item " + Shown(item) + " is twice in a set");
-      }
-    }
+    return CheckDistinct(node.items, 1, "item", "set", keys);
   }
   return {};
 }

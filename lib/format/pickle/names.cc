@@ -223,7 +223,16 @@ bool GivesAccess(std::string_view module, std::string_view dotted) {
                      [&](std::string_view prefix) { return with_dot.starts_with(prefix); });
 }
 
-constexpr std::array kModulesOfPython2 = {"__builtin__"sv, "copy_reg"sv, "exceptions"sv};
+// What protocols before 3 call these modules, and what they are since.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kModulesOfPython2 = {
+    {{"__builtin__", "builtins"}, {"copy_reg", "copyreg"}, {"exceptions", "builtins"}}};
+
+std::string_view ModuleOfPython2(std::string_view module) {
+  for (const auto& [old, since] : kModulesOfPython2) {
+    if (old == module) return since;
+  }
+  return {};
+}
 
 // Old spellings: what Python 3 would read in their place.
 std::pair<std::string_view, std::string_view> Modernise(std::string_view module,
@@ -232,10 +241,8 @@ std::pair<std::string_view, std::string_view> Modernise(std::string_view module,
     if (name == "xrange") name = "range";
     if (name == "unicode" || name == "basestring") name = "str";
     if (name == "long") name = "int";
-    return {"builtins", name};
   }
-  if (module == "copy_reg") return {"copyreg", name};
-  if (module == "exceptions") return {"builtins", name};
+  if (const std::string_view since = ModuleOfPython2(module); !since.empty()) return {since, name};
   if (module == "torch.tensor") return {"torch._tensor", name};
   return {module, name};
 }
@@ -317,7 +324,7 @@ Result<Meaning> Interpret(std::string_view module, std::string_view name, unsign
   if (!IsDottedIdentifier(module) || !IsDottedIdentifier(name)) {
     return Fail(Errc::kBadInput, "the name of a class is not a dotted identifier");
   }
-  const bool absent = protocol >= 3 && Contains(kModulesOfPython2, module);
+  const bool absent = protocol >= 3 && !ModuleOfPython2(module).empty();
   const std::string_view as_written = module;
   std::tie(module, name) = Modernise(module, name);
   Meaning meaning;

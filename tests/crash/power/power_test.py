@@ -206,10 +206,9 @@ def main():
                 f"{counts['resumed']} resumed, {counts['refused']} refused to resume")
             total += counts
             rows.append((f"`{name}`", CASES[name].shown(), calls, syncs, *(counts[kind] for kind in KINDS)))
-    if len(rows) > 1:
-        rows.append(("**Sum**", "", "", "", *(f"**{total[kind]:,}**" for kind in KINDS)))
     if rows:
-        tables.show(("Case", "Command", "Calls", "Syncs", "States with one loss", "Mixtures", "After success"), rows)
+        tables.show(("Case", "Command", "Calls", "Syncs", "States with one loss", "Mixtures", "After success"),
+                    tables.with_sum(rows, 4))
     log(f"power: {total['single'] + total['mixture']} states, {violations} violations, seed {arguments.seed}")
     expected = 0 if arguments.forget is None else len(arguments.case or CASES)
     return int(violations != expected)
