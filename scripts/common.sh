@@ -39,3 +39,64 @@ peers_folder() {
     echo "$folder"
   fi
 }
+
+# clock SECONDS: "3:05".
+clock() {
+  printf '%d:%02d' $(($1 / 60)) $(($1 % 60))
+}
+
+# watch_build NAME LOG: shows how far the build in LOG is, as a counter on a terminal, otherwise as a
+# line every 30 seconds. Runs until it is killed, or the script is gone.
+watch_build() {
+  local name=$1 log=$2 start=$SECONDS shown=$SECONDS step
+  while kill -0 $$ 2>/dev/null; do
+    sleep 1
+    step=$(grep -o '^\[[0-9]*/[0-9]*\]' "$log" | tail -n 1 | tr -d '[]' || true)
+    step=${step:-0/?}
+    if [[ -t 1 ]]; then
+      printf '\r%s: built %s of %s, %s' "$name" "${step%/*}" "${step#*/}" "$(clock $((SECONDS - start)))"
+    elif ((SECONDS - shown >= ${SHARDWRIGHT_PROGRESS_SECONDS:-30})); then
+      shown=$SECONDS
+      echo "$name: built ${step%/*} of ${step#*/}, $(clock $((SECONDS - start))) so far"
+    fi
+  done
+}
+
+# build_preset NAME PRESET LOG CONFIGURE-ARGUMENT... [-- TARGET...]: configures and builds a preset with
+# its output in LOG. Says at the start how long it may take and where the log is, and then how far it
+# is. Shows the errors if it fails.
+build_preset() {
+  local name=$1 preset=$2 log=$3 code=0 steps watcher start=$SECONDS jobs configure=()
+  shift 3
+  while [[ $# -gt 0 && $1 != -- ]]; do
+    configure+=("$1")
+    shift
+  done
+  jobs=$(job_count)
+  local compile=(cmake --build --preset "$preset" --parallel "$jobs")
+  [[ $# -le 1 ]] || compile+=(--target "${@:2}")
+  mkdir -p "$(dirname "$log")"
+  echo "$name: configuring the $preset preset, log in $log"
+  cmake --preset "$preset" "${configure[@]}" >"$log" 2>&1 </dev/null || code=$?
+  if [[ $code -eq 0 ]]; then
+    # The lines of a dry run are numbered "[1/240]".
+    steps=$("${compile[@]}" -- -n 2>/dev/null </dev/null | sed -n 's|^\[[0-9]*/\([0-9]*\)\].*|\1|p' | tail -n 1 || true)
+    if [[ ${steps:-0} -gt 0 ]]; then
+      # A step takes about 8 seconds of one processor.
+      echo "$name: building, $steps steps: about $(((steps * 8 / jobs + 59) / 60)) min with $jobs compilers at once," \
+        "less where the compiler cache has them; log in $log"
+    fi
+    watch_build "$name" "$log" &
+    watcher=$!
+    "${compile[@]}" >>"$log" 2>&1 </dev/null || code=$?
+    kill "$watcher" 2>/dev/null || true
+    wait "$watcher" 2>/dev/null || true
+    [[ ! -t 1 ]] || printf '\r\e[K'
+  fi
+  if [[ $code -ne 0 ]]; then
+    grep -E -A 12 'FAILED:|CMake Error|error:' "$log" | head -n 80 >&2 || true
+    echo "$name: the build failed after $(clock $((SECONDS - start))), log in $log" >&2
+    return 1
+  fi
+  [[ ${steps:-0} -eq 0 ]] || echo "$name: built in $(clock $((SECONDS - start)))"
+}

@@ -17,7 +17,7 @@ Status CheckOutputs(cli::Context& context, const std::vector<std::string>& paths
 }
 
 Status WriteText(cli::Context& context, const std::string& path, const std::string& text) {
-  SW_TRY(os::CommitFile(path, text, context.flags().force));
+  SW_TRY(os::CommitFile(path, text, context.flags().force, context.flags().take_over));
   context.sink().AddWritten(text.size(), 1);
   return {};
 }

@@ -69,16 +69,18 @@ std::vector<std::string> Words(const std::vector<std::string>& values) {
 
 void KeyFlags::AddTo(cli::App& app) {
   app.AddText("--key", &key,
-              "key that agents at HOST:PORT and all who ask them share (pec-save keygen)", "FILE");
+              "key that agents at HOST:PORT and their clients share (pec-save keygen)", "FILE");
   app.FromEnvironment("--key", &key, "SHARDWRIGHT_AGENT_KEY");
   app.AddFlag("--insecure", &insecure,
               "HOST:PORT without a key: whoever reaches it reads the training state");
+  trust.AddTo(app);
 }
 
 Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>& addresses) {
   if (app.Given("--key") && insecure) {
     return Fail(Errc::kUsage, "--key and --insecure exclude each other");
   }
+  SW_TRY(trust.User());
   for (const std::string& text : addresses) {
     SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
     if (port_.empty() && !address.is_local()) port_ = text;
@@ -200,6 +202,22 @@ void ShowCollected(cli::Context& context, const pec::Collected& collected,
                 << ": gradients up to iteration " << collected.oldest_version << "\n";
 }
 
+void ShowUndone(cli::Context& context, const pec::Undone& undone, bool confirmed) {
+  context.SetResult(pec::UndoneJson(undone, confirmed));
+  const std::string resume = std::to_string(undone.resume);
+  if (confirmed) {
+    context.out() << "recorded  a restart from iteration " << resume << "\n";
+    return;
+  }
+  context.out() << (undone.was_pending ? "forgot    a restore of iteration "
+                                       : "undid     the restart from iteration ")
+                << resume << "\n";
+  if (!undone.reinstated.empty()) {
+    context.out() << "usable    again: iterations " << Iterations(undone.reinstated) << "\n";
+  }
+  context.out() << "newest    iteration " << undone.newest << ", which the next save continues\n";
+}
+
 void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
   context.SetResult(pec::RestoreJson(report));
   if (report.empty) {
@@ -233,7 +251,8 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
     out << "restarted " << report.restarted_modules << " experts had no version\n";
   }
   if (!report.abandoned.empty()) {
-    out << "abandoned iterations " << Iterations(report.abandoned) << "\n";
+    out << (report.recorded ? "abandoned" : "newer    ") << " iterations "
+        << Iterations(report.abandoned) << "\n";
   }
   if (report.loss) {
     const pec::RestoreLoss& loss = *report.loss;

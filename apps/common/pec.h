@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "cli/app.h"
+#include "common/ucp.h"
 #include "os/tls.h"
 #include "pec/log/log_collect.h"
 #include "pec/report/list_store.h"
@@ -15,6 +16,7 @@
 #include "pec/store/check_store.h"
 #include "pec/store/collect.h"
 #include "pec/store/manifest.h"
+#include "pec/store/undo.h"
 
 namespace shardwright::apps {
 
@@ -28,11 +30,13 @@ std::vector<std::string> Words(const std::vector<std::string>& values);
 /// \error kUsage
 Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words);
 
-/// How agents at ports are spoken to: --key, or --insecure. On this host too, where every user can
-/// reach a port; those of the agent's own have the socket file, which needs neither.
+/// Whose agents are accepted, at socket files and at ports. At ports: --key, or --insecure. On this
+/// host too, where every user can reach a port; those of the agent's own have the socket file,
+/// which needs neither.
 struct KeyFlags {
   std::string key;  ///< a file
   bool insecure = false;
+  TrustFlags trust;
 
   void AddTo(cli::App& app);
   /// Within a rule. \error kUsage  an address; a port that is given neither
@@ -60,6 +64,9 @@ Status ShowCheck(cli::Context& context, const std::string& path, const pec::Stor
 /// What a collection removed, or would remove.
 void ShowCollected(cli::Context& context, const pec::Collected& collected,
                    const pec::CollectedLog& log, bool dry_run);
+
+/// What pec-save undo did.
+void ShowUndone(cli::Context& context, const pec::Undone& undone, bool confirmed);
 
 /// What a restore chose: module, version, source; tokens lost; what is abandoned.
 void ShowRestore(cli::Context& context, const pec::RestoreReport& report);

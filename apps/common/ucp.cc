@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "base/peer.h"
+#include "base/stop.h"
 #include "base/text.h"
 #include "ucp/describe.h"
 
@@ -25,16 +27,47 @@ std::string KeysOf(const dialect::Dialect& dialect) {
   return keys;
 }
 
+/// The sets of weights that a checkpoint has, where there are several.
+void ShowWeightSets(const dialect::Checkpoint& checkpoint, std::ostream& out) {
+  if (checkpoint.weight_sets.size() < 2) return;
+  for (const dialect::WeightSet& set : checkpoint.weight_sets) {
+    out << "weights of " << Quoted(set.name);
+    if (set.tensors > 0) out << ": " << Plural(set.tensors, "tensor");
+    if (set.bytes > 0) out << ", " << FormatBytes(set.bytes);
+    out << (set.taken ? " (taken)" : "") << "\n";
+  }
+}
+
 }  // namespace
 
+void TrustFlags::AddTo(cli::App& app) {
+  app.AddText("--trust-user", &user,
+              "also accept a process of this user at unix:PATH; by default only the own user's and "
+              "root's are accepted",
+              "NAME");
+}
+
+Result<std::optional<std::uint32_t>> TrustFlags::User() const {
+  if (user.empty()) return std::optional<std::uint32_t>();
+  auto number = ParseUser(user);
+  if (!number) return Within("--trust-user", std::move(number).error());
+  return std::optional(*number);
+}
+
 void AddPatterns(cli::App& app, std::vector<std::string>* files) {
-  app.AddList("--patterns", files, "file of rules that say how tensor parallelism cuts parameters",
+  app.AddList("--patterns", files, "file of rules: how parameters are cut and which are frozen",
               "FILE");
 }
 
 void SourceFlags::AddTo(cli::App& app, bool parts) {
   app.AddList("--also", &also, "another folder that holds a part of INPUT", "DIR");
   AddPatterns(app, &patterns);
+  app.AddFlag("--allow-mixed", &allow_mixed,
+              "read INPUT even if its files come from two saves, for example because a job was "
+              "killed while it overwrote a checkpoint");
+  app.AddCount("--io-concurrency", &io_concurrency, 1, os::kIoThreadsMax,
+               "files that a rank opens, reads, creates or syncs at the same time, besides what "
+               "--threads do: more hide the latency of a network file system");
   if (!parts) return;
   app.AddFlag("--node-local", &node_local,
               "INPUT is visible in part on every node; {rank} and {node} in it are replaced");
@@ -53,12 +86,17 @@ void SourceFlags::AddMapTo(cli::App& app) {
                   Joined(dialect::ModelMap::BuiltInNames(), ", ") +
                   ", a file, or auto: that of the model's family, as a config.json beside INPUT or "
                   "INPUT itself tells it) and the side to go to; the side of INPUT is found by its "
-                  "names; several are gone through in turn",
+                  "names; several are gone through in turn; none alone keeps all names",
               "MAP[:FROM][:TO]");
   app.AddText("--map-sizes", &map_sizes,
               "sizes of the model for --map that neither shapes nor a config.json beside INPUT "
               "tell, such as kv_heads=8",
               "NAME=N,...");
+  app.AddText(
+      "--weights-of", &weights_of,
+      "set of weights to read if INPUT has several with the same names, such as the model and its "
+      "EMA; --list shows their names",
+      "NAME");
   app.Check([this, &app]() -> Status {
     if (maps.empty() && app.Given("--map-sizes")) {
       return Fail(Errc::kUsage, "--map-sizes means nothing without --map");
@@ -73,14 +111,18 @@ ucp::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
   options.roots = {input};
   options.pattern_files = patterns;
   options.node_local = node_local;
+  options.allow_mixed = allow_mixed;
   options.neighbours = neighbours;
+  options.io_threads = static_cast<unsigned>(io_concurrency);
   options.maps = {maps, map_sizes, {}, nullptr};
+  options.weights_of = weights_of;
   options.proof.reset();
   if (!flags.dry_run && !flags.describes()) {
     options.proof = ucp::CompareOptions{flags.threads, flags.memory_bytes};
   }
   options.roots.insert(options.roots.end(), also.begin(), also.end());
   options.output = output;
+  options.new_output = !output.empty() && !flags.force && !flags.resume && !flags.dry_run;
   return options;
 }
 
@@ -96,6 +138,7 @@ void FormatFlags::AddTo(cli::App& app, const std::string& what) {
                   "layout to write, as key=value,... of " + KeysOf(*format) + "; " + what, "SPEC");
   std::string summaries;
   std::set<std::string> keys;
+  const std::string first_keys = KeysOf(*format);
   for (const auto& [name, dialect] : formats) {
     if (dialect == nullptr) continue;
     for (const dialect::TargetKey& key : dialect->keys) {
@@ -103,10 +146,12 @@ void FormatFlags::AddTo(cli::App& app, const std::string& what) {
     }
     summaries += (summaries.empty() ? "" : "; ") + name + ": " + std::string(dialect->summary);
     const std::string own = KeysOf(*dialect);
-    if (!own.empty() && own != KeysOf(*format)) summaries += ", with the keys " + own;
+    if (!own.empty() && own != first_keys) summaries += ", with the keys " + own;
   }
-  app.AddEnum<const dialect::Dialect*>("--format", &format, formats,
-                                       "files to write: " + summaries + none_help);
+  if (of_source) format = nullptr;
+  const std::string start =
+      of_source ? "files to write, without it as INPUT: " : "files to write: ";
+  app.AddEnum<const dialect::Dialect*>("--format", &format, formats, start + summaries + none_help);
   app.Suggest(spec, {keys.begin(), keys.end()});
 }
 
@@ -119,6 +164,11 @@ void FormatFlags::AddKeyFlags(cli::App& app) {
       flag.dialect = &dialect;
       flag.key = &key;
       const std::string name = "--" + std::string(key.name);
+      if (key.is_switch) {
+        flag.value = "yes";
+        app.AddFlag(name, &flag.on, key.help);
+        continue;
+      }
       if (key.words.empty()) {
         app.AddText(name, &flag.value, key.help, key.value_kind);
         continue;
@@ -142,12 +192,18 @@ const FormatFlags::KeyFlag* FormatFlags::FindFlag(std::string_view name) const {
   return nullptr;
 }
 
-std::string FormatFlags::GivenKeyFlag(const cli::App& app) const {
+std::string FormatFlags::GivenKeyFlag(const cli::App& app, std::string_view except) const {
   for (const std::unique_ptr<KeyFlag>& one : key_flags_) {
     std::string name = "--" + std::string(one->key->name);
-    if (app.Given(name)) return name;
+    if (name != except && app.Given(name)) return name;
   }
   return "";
+}
+
+const std::string& FormatFlags::ValueOf(std::string_view key) const {
+  const KeyFlag* const flag = FindFlag(key);
+  SW_CHECK(flag != nullptr);
+  return flag->value;
 }
 
 Result<dialect::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
@@ -185,6 +241,7 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
   options.output = output;
   options.force = flags.force;
   options.resume = flags.resume;
+  options.take_over = flags.take_over;
   options.dry_run = flags.dry_run;
   options.verify = flags.verify;
   options.threads = flags.threads;
@@ -192,17 +249,26 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
   return options;
 }
 
+Result<std::unique_ptr<ucp::Input>> OpenInput(cli::Context& context,
+                                              const ucp::InputOptions& options) {
+  const Interruptible reading(context.sink());
+  SW_TRY_ASSIGN(auto input, ucp::OpenInput(context.comm(), options, context.sink()));
+  SW_TRY(context.comm().Agree(CheckStop(StopOf(context.sink()))));
+  return input;
+}
+
 Status Describe(cli::Context& context, const SourceFlags& source) {
+  const Interruptible reading(context.sink());
   ucp::InputOptions options = source.Options(context.flags());
   options.neighbours = false;
   options.bound = true;
-  SW_TRY_ASSIGN(const auto input, ucp::OpenInput(context.comm(), options, context.sink()));
+  SW_TRY_ASSIGN(const auto input, OpenInput(context, options));
   const dialect::Checkpoint& checkpoint = input->checkpoint;
   const auto with_maps = [&](nlohmann::json json) {
     if (!input->mapped.empty()) json["maps"] = ucp::MapsJson(input->mapped);
     return json;
   };
-  for (const std::string& bound : checkpoint.bound) context.sink().Warn(bound);
+  for (const std::string& one : dialect::OptimizerLeftOut(checkpoint)) context.sink().Warn(one);
   if (context.flags().explain) {
     SW_TRY_ASSIGN(const std::string text, ucp::ExplainParam(checkpoint, *context.flags().explain));
     SW_TRY_ASSIGN(const auto json, ucp::ExplainJson(checkpoint, *context.flags().explain));
@@ -212,24 +278,30 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
   }
   context.out() << checkpoint.origin << " checkpoint " << checkpoint.tag << ": "
                 << ucp::Explain(checkpoint.layout) << ", " << checkpoint.map.files.size()
-                << " files\n\n";
+                << " files\n";
+  ShowWeightSets(checkpoint, context.out());
+  context.out() << "\n";
   using Column = text::Table::Column;
   text::Table table({Column{"NAME", text::Table::Align::kLeft, true}, Column{"SHAPE"},
                      Column{"KIND"}, Column{"SIZE", text::Table::Align::kRight}, Column{"SPLIT"},
                      Column{"STATES"}});
-  for (const ucp::ListRow& row : ucp::List(checkpoint)) {
-    table.AddRow({row.name, row.shape, row.kind, FormatBytes(row.bytes), row.split, row.states});
+  for (ucp::ListRow& row : ucp::List(checkpoint)) {
+    table.AddRow({std::move(row.name), std::move(row.shape), std::move(row.kind),
+                  FormatBytes(row.bytes), std::move(row.split), std::move(row.states)});
   }
   context.Print(table);
+  // A report takes more memory than all else of a list, and nothing reads it without --json.
+  if (!context.flags().json) return {};
   nlohmann::json list = ucp::ListJson(checkpoint);
   list["fingerprint"] = ucp::FingerprintText(*input);
   context.SetResult(with_maps(std::move(list)));
   return {};
 }
 
-void ShowConversion(cli::Context& context, const ucp::ConvertReport& report) {
+Status ShowConversion(cli::Context& context, const ucp::ConvertReport& report,
+                      const std::string& output) {
   context.SetResult(ucp::ConversionJson(report));
-  if (!report.dry_run) return;
+  if (!report.dry_run) return {};
   const plan::Totals& totals = report.totals;
   context.out() << "source   " << ucp::Explain(report.source) << "\n"
                 << "target   " << ucp::Explain(report.target) << "\n";
@@ -252,6 +324,9 @@ void ShowConversion(cli::Context& context, const ucp::ConvertReport& report) {
                 << FormatBytes(report.neighbours.bytes) << ") lie beside the checkpoint\n"
                 << "unread   " << totals.members_unread << " of "
                 << totals.members_unread + totals.members_read << " storages\n";
+  if (report.needed_bytes <= report.free_bytes) return {};
+  return Fail(Errc::kIo, output + ": " + FormatBytes(report.needed_bytes) + " needed, " +
+                             FormatBytes(report.free_bytes) + " free");
 }
 
 }  // namespace shardwright::apps

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/limits.h"
 
 namespace shardwright::apps {
@@ -24,9 +27,12 @@ constexpr Known kKnown[] = {
     {"--recovery-loss", {"lazarus"}},
     {"--distinct", {"lazarus"}},
     {"--map", {"lazarus", "spread", "compact"}},
-    {"--policy", {"eplb", "eplb+"}},
-    {"--groups", {"eplb", "eplb+"}},
+    {"--policy", {"best", "eplb", "eplb+"}},
+    {"--groups", {"best", "eplb", "eplb+"}},
     {"--effort", {"best"}},
+    {"--everywhere", {"best", "eplb+"}},
+    {"--max-moves", {"best"}},
+    {"--target-balance", {"best"}},
     {"--overlap", {"hecate"}},
     {"--spare", {"hecate"}},
     {"--nonmoe-seconds", {"hecate"}},
@@ -36,6 +42,72 @@ constexpr Known kKnownInReplays[] = {
     {"--faults", {"best", "lazarus", "spread", "compact", "vanilla"}},
     {"--unit", {"best", "lazarus", "spread", "compact"}},
 };
+
+/// Reads --max-moves: a count, a size or a share.
+/// \error kUsage
+Result<moe::MovesLimit> ParseMaxMoves(const std::string& text) {
+  moe::MovesLimit limit;
+  const char* const end = text.data() + text.size();
+  std::uint64_t count = 0;
+  const auto [rest, code] = std::from_chars(text.data(), end, count);
+  double share = 0;
+  const auto [unit, wrong] = std::from_chars(text.data(), end, share, std::chars_format::fixed);
+  if (code == std::errc() && rest == end && count > 0) {
+    limit.replicas = count;
+  } else if (wrong == std::errc() && std::string_view(unit, end) == "%" && share > 0 &&
+             share <= 100) {
+    limit.share = share / 100;
+  } else if (const auto bytes = ParseBytes(text); bytes && *bytes > 0 && rest != end) {
+    limit.bytes = *bytes;
+  } else {
+    return Usage("--max-moves \"" + text +
+                 "\": expected a number of replicas above 0 such as 200, "
+                 "a size such as 40GB or a share such as 5%; moe-replace evaluate measures a plan "
+                 "without moves");
+  }
+  return limit;
+}
+
+/// Reads --join: a path, or a path and a weight.
+/// \error kUsage
+Result<moe::JoinedLoads> ParseJoined(const std::string& text) {
+  moe::JoinedLoads joined;
+  const std::size_t equals = text.rfind('=');
+  joined.path = text.substr(0, equals);
+  if (equals == std::string::npos) return joined;
+  const char* const begin = text.data() + equals + 1;
+  const char* const end = text.data() + text.size();
+  const auto [rest, code] = std::from_chars(begin, end, joined.weight);
+  const bool fits = joined.weight > 0 && joined.weight <= 1e9;
+  if (!joined.path.empty() && code == std::errc() && rest == end && fits) return joined;
+  return Usage("--join \"" + text +
+               "\": expected FILE or FILE=WEIGHT with a weight above 0, up to "
+               "1e9; found \"" +
+               std::string(begin, end) + "\"");
+}
+
+/// Reads --effort: a count of steps, or a time with its unit.
+/// \error kUsage
+Status SetEffort(const std::string& text, moe::Options* options) {
+  constexpr double kMostSeconds = 3600;
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, code] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  const std::string_view unit(rest, static_cast<std::size_t>(end - rest));
+  const double seconds = unit == "ms" ? number / 1e3 : unit == "s" ? number : 0;
+  if (code == std::errc() && unit.empty() && number <= 1000 && std::floor(number) == number &&
+      number >= 0) {
+    options->best_effort = static_cast<std::uint32_t>(number);
+    return {};
+  }
+  if (code != std::errc() || !(seconds > 0) || seconds > kMostSeconds) {
+    return Usage("--effort \"" + text +
+                 "\": expected a count from 0 to 1000 or a time up to 3600s, such as 500ms or 2s");
+  }
+  options->best_seconds = seconds;
+  options->clock = moe::ClockSeconds;
+  return {};
+}
 
 bool Knows(const Known& known, std::string_view strategy) {
   return std::find(known.strategies.begin(), known.strategies.end(), strategy) !=
@@ -61,10 +133,18 @@ void MoeFlags::AddInputTo(cli::App& app, bool at) {
   app.AddCount("--slots", &slots_, 0, limits::kMoeSlots, "expert replicas of one layer per GPU");
   app.AddSize("--expert-bytes", &cluster.expert_bytes,
               "what moves with an expert: weights, master weights and moments; 0 is not told");
-  app.AddCount("--window", &request.window.window, 1, limits::kMoeCounts,
-               "iterations whose mean is taken");
+  app.AddText(
+      "--window", &windows_,
+      "iterations whose token counts are added up, or all. With several, such as 1,100,all, "
+      "the worst balance counts. Without it: all of a serving engine's recording, else 1",
+      "N|all");
+  app.AddReal("--half-life", &request.window.half_life, 0, 1e9,
+              "iterations after which a count in the window has half its weight; 0 is never");
   app.AddText("--layers", &layers_, "layers to plan, as 0-11,14", "LIST");
   if (!at) return;
+  app.AddList("--join", &joined_,
+              "another recording of the model, whose counts times WEIGHT are added to the window",
+              "FILE[=WEIGHT]");
   app.AddCount("--at", &request.window.at, 0, kMostIterations,
                "plan for the loads up to this iteration, without it for the last ones");
   app.AddCount("--measured-at", &request.measured_at, 0, kMostIterations,
@@ -87,6 +167,15 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
     app.Daily({"--old"});
     app.AddText("--old", &request.old_plan,
                 "plan that the GPUs hold now: what need not move is kept", "PLAN");
+    app.AddText(
+        "--max-moves", &max_moves_,
+        "best with --old: replicas that may move, as a count (200), a size (40GB) or a share "
+        "of all slots (5%)",
+        "N|SIZE|SHARE");
+    app.AddReal("--target-balance", &options.target_imbalance, 1, 1000,
+                "best with --old: reach this balance in each layer with the fewest moves");
+    app.AddText("--everywhere", &everywhere_,
+                "experts that every GPU holds, such as shared ones, as 256 or 0-3,7", "LIST");
     app.AddFlag("--forward", &request.forward,
                 "a node may send on an expert that it has just received");
   }
@@ -101,13 +190,18 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
                              {"none", moe::NodeMap::kNone}},
                             "how nodes of the plan are matched with those of --old");
   app.AddFlag("--distinct", &options.distinct, "lazarus: no more replicas of an expert than nodes");
-  app.AddEnum<moe::EplbPolicy>("--policy", &options.eplb_policy,
-                               {{"auto", moe::EplbPolicy::kAuto},
-                                {"hierarchical", moe::EplbPolicy::kHierarchical},
-                                {"global", moe::EplbPolicy::kGlobal}},
-                               "eplb: pack groups of experts to nodes first, or not");
+  app.AddEnum<moe::EplbPolicy>(
+      "--policy", &options.eplb_policy,
+      {{"auto", moe::EplbPolicy::kAuto},
+       {"hierarchical", moe::EplbPolicy::kHierarchical},
+       {"global", moe::EplbPolicy::kGlobal}},
+      "best, eplb: keep the experts of a group on one node, or not; auto keeps them "
+      "there if the nodes divide the groups");
   app.AddCount("--groups", &groups_, 1, limits::kMoeExperts, "expert groups of the model's router");
-  app.AddCount("--effort", &effort_, 0, 1000, "best: how long it searches, in steps per slot");
+  app.AddText("--effort", &effort_,
+              "best: search effort for each layer, as a count from 0 to 1000 or a time such as "
+              "500ms or 2s. With a time, plans differ from run to run",
+              "N|TIME");
   app.AddCount("--overlap", &overlap_, 0, limits::kMoeExperts,
                "hecate: experts that can be sent while other layers compute (t)");
   app.AddCount("--spare", &spare_, 0, limits::kMoeSlots,
@@ -147,11 +241,39 @@ Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
 Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
   SW_TRY(CheckCluster(app, cluster_needed));
   request.cluster.slots = slots_.value_or(0);
+  if (!windows_.empty()) {
+    SW_TRY_ASSIGN(request.window.windows, loads::ParseWindows(windows_));
+  }
+  for (const std::string& joined : joined_) {
+    SW_TRY_ASSIGN(moe::JoinedLoads one, ParseJoined(joined));
+    request.joined.push_back(std::move(one));
+  }
   if (!layers_.empty()) {
     SW_TRY_ASSIGN(request.window.layers, loads::ParseLayers(layers_));
   }
   if (objective_ != "mixed" && app.Given("--recovery-loss")) {
     return Usage("--recovery-loss needs --objective mixed");
+  }
+  if (!max_moves_.empty()) {
+    SW_TRY_ASSIGN(request.max_moves, ParseMaxMoves(max_moves_));
+  }
+  for (const char* flag : {"--max-moves", "--target-balance"}) {
+    if (request.old_plan.empty() && app.Given(flag))
+      return Usage(std::string(flag) + " needs --old");
+  }
+  if (!everywhere_.empty()) {
+    if (app.Given("--target-balance")) {
+      return Usage("--everywhere and --target-balance exclude each other");
+    }
+    auto experts = loads::ParseLayers(everywhere_);
+    if (!experts) {
+      return Usage("--everywhere \"" + everywhere_ +
+                   "\": expected numbers of experts such as 256 or 0-3,7");
+    }
+    request.everywhere = *std::move(experts);
+  }
+  if (!max_moves_.empty() && app.Given("--target-balance")) {
+    return Usage("--max-moves and --target-balance exclude each other");
   }
   if (request.old_plan.empty() && request.forward) return Usage("--forward needs --old");
   if (overlap_ && app.Given("--nonmoe-seconds")) {
@@ -163,7 +285,7 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
   if (objective_ == "mixed") options.objective = moe::Objective::kMixed;
   options.copies_min = static_cast<std::uint32_t>(request.faults + 1);
   options.eplb_groups = static_cast<std::uint32_t>(groups_);
-  options.best_effort = static_cast<std::uint32_t>(effort_);
+  SW_TRY(SetEffort(effort_, &options));
   if (overlap_) options.hecate.overlap = static_cast<std::uint32_t>(*overlap_);
   if (spare_) options.hecate.spare = static_cast<std::uint32_t>(*spare_);
   return {};

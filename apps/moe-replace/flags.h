@@ -46,10 +46,14 @@ struct MoeFlags {
 
   std::optional<std::uint64_t> slots_;
   std::string layers_;
+  std::string windows_;
+  std::string max_moves_;
+  std::string everywhere_;
+  std::vector<std::string> joined_;
   std::string objective_;
   // Numbers that the library keeps in smaller types.
   std::uint64_t groups_ = 1;
-  std::uint64_t effort_ = 4;
+  std::string effort_ = "4";
   std::optional<std::uint64_t> overlap_;
   std::optional<std::uint64_t> spare_;
 };

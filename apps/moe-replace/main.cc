@@ -79,7 +79,7 @@ Status Plan(shardwright::cli::Context& context, PlanFlags flags) {
       SW_TRY(apps::WriteText(context, flags.output, text));
     }
     if (!flags.report.empty()) {
-      const std::string page = moe::PlanPage(request, input, row, others);
+      const std::string page = moe::PlanPage(request, input, row, others, context.sink());
       SW_TRY(apps::WriteText(context, flags.report, page));
     }
     apps::ShowPlan(context, flags, input, row, flags.output);
@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
   app.Replaced("--compare", "moe-replace compare LOADS");
   app.Replaced("--events", "moe-replace replay LOADS EVENTS");
   app.Replaced("--evaluate", "moe-replace evaluate PLAN LOADS");
-  app.Use({Shared::kForce, Shared::kThreads, Shared::kSeed});
+  app.Use({Shared::kForce, Shared::kTakeOver, Shared::kThreads, Shared::kSeed});
   AddTo(app, flags);
   app.Check([&] { return CheckRules(app, flags); });
   return app.Run(argc, argv,

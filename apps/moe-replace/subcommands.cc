@@ -33,7 +33,8 @@ Status Compare(cli::Context& context, MoeFlags flags) {
     if (chosen == nullptr) return Fail(Errc::kInfeasible, "no strategy has a plan");
     if (flags.report.empty()) return {};
     context.sink().Pass("write");
-    return WriteText(context, flags.report, moe::PlanPage(request, input, *chosen, rows));
+    return WriteText(context, flags.report,
+                     moe::PlanPage(request, input, *chosen, rows, context.sink()));
   });
 }
 
@@ -45,7 +46,7 @@ Status Evaluate(cli::Context& context, MoeFlags flags, const std::string& plan) 
     SW_TRY_ASSIGN(const moe::EvaluatedPlan found, moe::EvaluatePlan(request, plan, context.sink()));
     if (!flags.report.empty()) {
       context.sink().Pass("write");
-      const std::string page = moe::PlanPage(request, found.input, found.row, {});
+      const std::string page = moe::PlanPage(request, found.input, found.row, {}, context.sink());
       SW_TRY(WriteText(context, flags.report, page));
     }
     ShowPlan(context, flags, found.input, found.row, "");
@@ -59,7 +60,7 @@ int CompareMain(int argc, const char* const* argv) {
   cli::App app("moe-replace compare", "Plan with every strategy and show them in one table.",
                {{"loads.jsonl --cluster cluster.json", "Shows every strategy in one table."}});
   MoeFlags flags;
-  app.Use({cli::Shared::kForce, cli::Shared::kThreads, cli::Shared::kSeed});
+  app.Use({cli::Shared::kForce, cli::Shared::kTakeOver, cli::Shared::kThreads, cli::Shared::kSeed});
   flags.AddLoadsTo(app);
   flags.AddInputTo(app, true);
   app.Group("The plans");
@@ -122,7 +123,7 @@ int EvaluateMain(int argc, const char* const* argv) {
                {{"theirs.json loads.jsonl", "Measures somebody else's plan."}});
   MoeFlags flags;
   std::string plan;
-  app.Use({cli::Shared::kForce, cli::Shared::kThreads, cli::Shared::kSeed});
+  app.Use({cli::Shared::kForce, cli::Shared::kTakeOver, cli::Shared::kThreads, cli::Shared::kSeed});
   app.AddInput(&plan, "plan to measure, of any format (docs/formats/plan.md)", "PLAN");
   flags.AddLoadsTo(app);
   flags.AddInputTo(app, true);

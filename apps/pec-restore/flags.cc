@@ -43,33 +43,39 @@ void RestoreFlags::AddTo(cli::App& app) {
       {{"auto", pec::ReplayMode::kAuto},
        {"never", pec::ReplayMode::kNever},
        {"require", pec::ReplayMode::kRequire}},
-      "make steps again that the store's log has gradients of, so that experts are of the "
-      "iteration restored; require: all of them, or exit 5");
+      "replay logged gradients to bring experts to the iteration restored; require: exit 5 unless "
+      "all can be brought there");
   app.AddFlag("--allow-older", &options.allow_older,
-              "where a blob is damaged, go back to the version before; reads and verifies all");
+              "go back to an older version of a damaged blob; verifies all");
   app.AddText("--restart-missing", &options.restart_missing,
               "checkpoint from which experts start again that have no version", "CHECKPOINT");
+  app.AddFlag("--restart", &options.restart,
+              "record that training restarts from OUTPUT: newer checkpoints are abandoned; "
+              "without this flag the next save into the store decides");
   app.AddFlag("--read-only", &options.read_only,
-              "leave the store as it is: newer checkpoints are not abandoned");
+              "leave the store as it is, as an export does (--format safetensors)");
   app.AddFlag(
       "--allow-empty", &options.allow_empty,
       "a store that can be read and has no checkpoint yet is no error: nothing is restored, "
       "and the report's iteration is null");
-  app.AddFlag("--begin", &options.begin,
-              "with --allow-empty, at the first start of a run: a store that is not there is made, "
-              "with a mark that the run has begun, so that a store that is missing later is an "
-              "error");
+  app.AddFlag(
+      "--begin", &options.begin,
+      "with --allow-empty, at the first start of a run: create a missing store with a mark, "
+      "so that a store that is missing later is an error");
   app.AddList(
       "--agents", &agents,
-      "agents whose memory is read too, where it has newer versions or the same ones; first "
-      "they save what is not in the store yet; separated by commas",
+      "agents whose memory is used too; first they save what the store does not have; separated "
+      "by commas",
       "unix:PATH|HOST:PORT,...");
-  app.AddList(
-      "--lost-nodes", &lost,
-      "agents that are gone with their memory, by position in --agents from 0, separated by "
-      "commas, or \"unreachable\": all that do not answer, which else are an error; copies "
-      "that others keep of them are used",
-      "N,...");
+  app.AddList("--lost-nodes", &lost,
+              "agents that are lost, by position in --agents from 0, separated by commas, or "
+              "\"unreachable\": all that do not answer; copies that other agents keep are used",
+              "N,...");
+  app.AddText(
+      "--trim-tokens", &token_log,
+      "with --restart: remove the lines of this token log that follow the iteration restored, and "
+      "a truncated last line; the log may be missing",
+      "FILE");
   key.AddTo(app);
   AddPatterns(app, &options.pattern_files);
 }
@@ -79,6 +85,7 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   options.format = format.format;
   options.agents = Words(agents);
   SW_TRY(key.CheckRules(app, options.agents));
+  SW_TRY_ASSIGN(options.trusted_user, key.trust.User());
   SW_TRY(ParseLost(Words(lost), &options));
   if (options.require_complete && !options.restart_missing.empty()) {
     return Fail(Errc::kUsage, "--require-complete and --restart-missing exclude each other");
@@ -86,16 +93,27 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   if (options.replay == pec::ReplayMode::kRequire && !options.restart_missing.empty()) {
     return Fail(Errc::kUsage, "--replay require and --restart-missing exclude each other");
   }
+  if (options.restart && options.read_only) {
+    return Fail(Errc::kUsage, "--restart and --read-only exclude each other");
+  }
+  if (options.format != nullptr && options.format->name == "safetensors") {
+    SW_TRY(app.Refuse({"--restart"}, "with --format safetensors, an export"));
+    options.read_only = true;
+  }
   if (options.begin && !options.allow_empty) {
     return Fail(Errc::kUsage, "--begin means nothing without --allow-empty");
   }
   if (options.begin && options.read_only) {
     return Fail(Errc::kUsage, "--begin and --read-only exclude each other");
   }
+  if (!token_log.empty() && !options.restart && options.format != nullptr) {
+    return Fail(Errc::kUsage,
+                "--trim-tokens requires --restart: only a restart makes later lines void");
+  }
   if (options.format != nullptr) return {};
   // Nothing is written there.
   app.MayLack(&output);
-  for (const char* flag : {"--target", "--force", "--resume", "--verify", "--strict"}) {
+  for (const char* flag : {"--target", "--force", "--resume", "--verify", "--strict", "--mode"}) {
     if (!app.Given(flag)) continue;
     return Fail(Errc::kUsage, std::string(flag) + " means nothing with --format none");
   }

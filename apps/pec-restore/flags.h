@@ -19,6 +19,7 @@ struct RestoreFlags {
   std::vector<std::string> agents;
   std::vector<std::string> lost;
   KeyFlags key;
+  std::string token_log;  ///< to be trimmed; empty: none
 
   void AddTo(cli::App& app);
   /// Completes `options`; rules that join several flags.

@@ -1,9 +1,13 @@
+#include <string>
+
 #include "common/pec.h"
 #include "common/ucp.h"
+#include "loads/trim_log.h"
 #include "pec-restore/flags.h"
 #include "pec/restore/restore.h"
 
 namespace apps = shardwright::apps;
+namespace loads = shardwright::loads;
 namespace pec = shardwright::pec;
 using shardwright::Status;
 using shardwright::cli::Shared;
@@ -15,7 +19,7 @@ int main(int argc, char** argv) {
        {"store/ out/ --dry-run", "Says which module would come from which iteration."}});
   apps::RestoreFlags flags;
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
-           Shared::kMemory});
+           Shared::kMemory, Shared::kMode, Shared::kTakeOver});
   app.Daily({"--at", "--target", "--format", "--agents", "--allow-older", "--memory"});
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });
@@ -23,8 +27,13 @@ int main(int argc, char** argv) {
     SW_TRY_ASSIGN(flags.options.key, flags.key.Read(context));
     flags.options.write = apps::WriteOptions(context.flags(), flags.output);
     flags.options.write.strict = flags.format.strict;
+    const std::string& log = flags.token_log;
+    if (!log.empty()) SW_TRY(context.comm().OnRoot([&] { return loads::CheckLog(log); }));
     SW_TRY_ASSIGN(const pec::RestoreReport report,
                   pec::RestoreStore(context.comm(), flags.options, context.sink()));
+    if (!log.empty() && !context.flags().dry_run) {
+      SW_TRY(context.comm().OnRoot([&] { return loads::TrimLog(log, report.iteration); }));
+    }
     apps::ShowRestore(context, report);
     return {};
   });

@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/stop.h"
 #include "base/system.h"
 #include "base/text.h"
 #include "common/outputs.h"
 #include "common/pec.h"
+#include "format/json/json.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "pec-save/job_flags.h"
@@ -111,11 +113,6 @@ struct ReplayFlags {
 
 Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& key,
                 const ReplayFlags& replay, pec::AgentRunOptions options) {
-  if (const int ranks = context.comm().size(); ranks > 1) {
-    return Fail(Errc::kUnsupported,
-                "pec-save agent: one process for each node, without a launcher of ranks; found " +
-                    std::to_string(ranks) + " ranks");
-  }
   options.agent.save = save.Options(context.flags());
   options.agent.save.replay.full_every = replay.full_every;
   // A copy on another node may be gone on from when this agent and what it holds back are gone.
@@ -125,6 +122,7 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
   options.agent.tokens_path = save.selection.tokens;
   if (options.name.empty()) options.name = HostName();
   SW_TRY_ASSIGN(options.key, key.Read(context));
+  SW_TRY_ASSIGN(options.trusted_user, key.trust.User());
   SW_TRY_ASSIGN(const pec::AgentStatus end, pec::RunAgent(options, context.sink()));
   context.SetResult(pec::AgentJson(end));
   context.out() << "snapshots " << end.snapshots << ", " << FormatBytes(end.snapshot_bytes)
@@ -144,12 +142,6 @@ Status CheckReplay(const cli::App& app, const pec::AgentRunOptions& options, pec
       options.listen, [](const std::string& one) { return one.starts_with("unix:"); });
   if (local) return {};
   return Fail(Errc::kUsage, "--replay needs --listen unix:PATH: gradients come in there");
-}
-
-/// Ends a wait for an answer.
-os::Stop StopOf(cli::Context& context) {
-  const Sink& sink = context.sink();
-  return [&sink] { return sink.stop_requested(); };
 }
 
 /// When ranks idle, as flags say.
@@ -214,9 +206,10 @@ struct AddressFlags {
   Result<std::unique_ptr<pec::AgentClient>> Client(
       cli::Context& context, std::chrono::milliseconds patience = pec::kAgentPatience) const {
     SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
+    SW_TRY_ASSIGN(where.trusted_user, key.trust.User());
     SW_TRY_ASSIGN(auto secret, key.Read(context));
-    return std::make_unique<pec::AgentClient>(std::move(where), std::move(secret), StopOf(context),
-                                              patience);
+    return std::make_unique<pec::AgentClient>(std::move(where), std::move(secret),
+                                              StopOf(context.sink()), patience);
   }
 };
 
@@ -230,6 +223,7 @@ int AgentMain(int argc, const char* const* argv) {
       {{"ckpt/ store/ --listen unix:/run/user/1/pec.sock",
         "Saves what a training job on this node writes."}});
   KeepFewHeaps();
+  app.Alone();
   SaveFlags save;
   KeyFlags key;
   IdleFlags idle;
@@ -237,23 +231,26 @@ int AgentMain(int argc, const char* const* argv) {
   pec::AgentRunOptions options;
   save.agent = true;
   options.agent.memory_bytes = std::uint64_t{8} << 30;
-  app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory});
+  app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory, cli::Shared::kMode,
+           cli::Shared::kTakeOver});
   app.Daily({"--listen", "--peer", "--key", "--memory-limit", "--bandwidth"});
   app.Group("The agent");
   app.AddList("--listen", &options.listen, "where requests come in", "unix:PATH|HOST:PORT");
   app.AddList("--peer", &options.peers, "agent that keeps copies of the snapshots",
               "unix:PATH|HOST:PORT");
   key.AddTo(app);
-  app.AddText("--name", &options.name, "what peers call it [default: the host's name]", "NAME");
+  app.AddText("--name", &options.name,
+              "what peers call it, each agent differently [default: the host's name]", "NAME");
   app.AddFlag("--copies-only", &options.copies_only, "take no snapshots, keep copies of others");
   app.AddFlag("--replay", &options.agent.replay,
               "bring older experts in memory to each new snapshot, by gradients that trainers hand "
               "over (docs/lossless.md)");
   app.AddSize("--memory-limit", &options.agent.memory_bytes,
               "memory for snapshots and copies; a snapshot above it is refused");
-  app.AddSize("--bandwidth", &options.agent.bandwidth,
-              "bytes per second that saving and copying may take while no rank idles; 0: all, but "
-              "none where ranks say when they idle");
+  app.AddBandwidth(
+      "--bandwidth", &options.agent.bandwidth,
+      "bytes per second that saving and copying may take while no rank idles; 0: all, but "
+      "none where ranks say when they idle; flush and stop do not keep to it");
   idle.AddTo(app);
   save.AddTo(app);
   replay.AddTo(app);
@@ -281,10 +278,9 @@ int KeygenMain(int argc, const char* const* argv) {
       "owner can read, for every node.",
       {{"~/.pec.key", "Makes the key; agents and restores take it with --key."}});
   std::string path;
+  app.Alone();
   app.AddInput(&path, "file to make", "FILE");
-  return app.Run(argc, argv, [&](cli::Context& context) {
-    return context.comm().OnRoot([&] { return os::TlsKey::Make(path); });
-  });
+  return app.Run(argc, argv, [&](cli::Context&) { return os::TlsKey::Make(path); });
 }
 
 int StatusMain(int argc, const char* const* argv) {
@@ -292,7 +288,8 @@ int StatusMain(int argc, const char* const* argv) {
                {{"unix:/run/user/1/pec.sock", "Asks the agent that listens there."}});
   AddressFlags flags;
   std::string page;
-  app.Use({cli::Shared::kForce});
+  app.Alone();
+  app.Use({cli::Shared::kForce, cli::Shared::kTakeOver});
   flags.AddTo(app);
   app.AddText("--page", &page,
               "also write what was sent around the last snapshots, and when ranks idled, as a page "
@@ -304,19 +301,17 @@ int StatusMain(int argc, const char* const* argv) {
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY(CheckOutputs(context, {page}));
     SW_TRY_ASSIGN(const auto client, flags.Client(context));
-    return context.comm().OnRoot([&]() -> Status {
-      SW_TRY_ASSIGN(const std::string text, client->AskText("status"));
-      Json json = Json::parse(text, nullptr, false);
-      if (!json.is_object()) {
-        return Fail(Errc::kBadInput, flags.address + ": no status of an agent");
-      }
-      ShowStatus(context, json);
-      context.SetResult(std::move(json));
-      if (page.empty()) return {};
-      SW_TRY_ASSIGN(const std::string sends, client->AskText("sends"));
-      SW_TRY_ASSIGN(const std::string html, pec::SendsPage(sends, text::Printable(flags.address)));
-      return WriteText(context, page, html);
-    });
+    SW_TRY_ASSIGN(const std::string text, client->AskText("status"));
+    SW_TRY_ASSIGN(Json json, json::Parse(text, flags.address));
+    if (!json.is_object()) {
+      return Fail(Errc::kBadInput, flags.address + ": no status of an agent");
+    }
+    ShowStatus(context, json);
+    context.SetResult(std::move(json));
+    if (page.empty()) return {};
+    SW_TRY_ASSIGN(const std::string sends, client->AskText("sends"));
+    SW_TRY_ASSIGN(const std::string html, pec::SendsPage(sends, text::Printable(flags.address)));
+    return WriteText(context, page, html);
   });
 }
 
@@ -326,6 +321,7 @@ int TellMain(int argc, const char* const* argv) {
                 {"unix:/run/user/1/pec.sock stop", "Ends it; waits until all is saved."}});
   AddressFlags flags;
   std::string request;
+  app.Alone();
   flags.AddTo(app);
   app.AddInput(&request, "snapshot, flush or stop (docs/formats/agent.md)", "REQUEST");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
@@ -334,12 +330,10 @@ int TellMain(int argc, const char* const* argv) {
     const std::chrono::milliseconds patience =
         request == "stop" ? kStopPatience : pec::kAgentPatience;
     SW_TRY_ASSIGN(const auto client, flags.Client(context, patience));
-    return context.comm().OnRoot([&]() -> Status {
-      SW_TRY_ASSIGN(const std::string answer, client->Ask(request));
-      context.SetResult({{"answer", answer}});
-      context.out() << text::Printable(answer) << "\n";
-      return {};
-    });
+    SW_TRY_ASSIGN(const std::string answer, client->Ask(request));
+    context.SetResult({{"answer", answer}});
+    context.out() << text::Printable(answer) << "\n";
+    return {};
   });
 }
 

@@ -76,8 +76,8 @@ void JobFlags::AddTo(cli::App& app, pec::JobRequest* job, bool shape) {
                "--ep]");
   app.AddCount("--ranks-per-node", &job->ranks_per_node, 1, pec::kMostJobRanks,
                "consecutive ranks whose memory a fault of their node takes");
-  app.AddSize("--snapshot-bandwidth", &job->snapshot_bandwidth,
-              "bytes per second of a rank into memory");
+  app.AddBandwidth("--snapshot-bandwidth", &job->snapshot_bandwidth,
+                   "bytes per second of a rank into memory");
   app.AddReal("--iteration-time", &job->iteration_s, 1e-6, 1e6, "seconds of an iteration");
 }
 
@@ -85,8 +85,8 @@ void AddStepTimes(cli::App& app, pec::JobRequest* job) {
   app.AddReal("--forward-backward", &job->forward_backward_s, 1e-6, 1e6,
               "seconds of a forward and backward pass, which hide a snapshot");
   app.AddReal("--restart-time", &job->restart_s, 0, 1e7, "seconds of a restart after a fault");
-  app.AddSize("--persist-bandwidth", &job->persist_bandwidth,
-              "bytes per second of a rank into storage, and out of it");
+  app.AddBandwidth("--persist-bandwidth", &job->persist_bandwidth,
+                   "bytes per second of a rank into storage, and out of it");
   app.AddCount("--replay-speed", &job->replay_speed, 1, std::uint64_t{1} << 53,
                "elements of experts whose step a rank makes again in a second");
 }

@@ -22,9 +22,7 @@ Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
     SW_TRY_ASSIGN(tokens, pec::TokenLog::Open(flags.selection.tokens));
     options.tokens = tokens.get();
   }
-  SW_TRY_ASSIGN(const auto input,
-                shardwright::ucp::OpenInput(context.comm(), flags.source.Options(context.flags()),
-                                            context.sink()));
+  SW_TRY_ASSIGN(const auto input, apps::OpenInput(context, flags.source.Options(context.flags())));
   SW_TRY_ASSIGN(const auto report, pec::Save(context.comm(), *input, options, context.sink()));
   apps::ShowSave(context, report, options.dry_run);
   return {};
@@ -36,9 +34,11 @@ int main(int argc, char** argv) {
   const std::vector<Subcommand> subcommands = {
       {"list", "say what a store holds", &apps::ListMain},
       {"check", "verify every blob of a store", &apps::CheckMain},
+      {"undo", "take back the last restore of a store", &apps::UndoMain},
       {"gc", "remove what no rule keeps from a store", &apps::CollectMain},
       {"agent", "keep running, hold snapshots in memory and save them beside the training",
        &apps::AgentMain},
+      {"agents", "list agents that trainers have started, or end them", &apps::AgentsMain},
       {"status", "show what an agent does", &apps::StatusMain},
       {"tell", "send an agent a request: snapshot, flush or stop", &apps::TellMain},
       {"keygen", "make the key that agents at ports and all who ask them share", &apps::KeygenMain},
@@ -63,7 +63,8 @@ int main(int argc, char** argv) {
   app.Replaced("--plan", "pec-save plan [STORE]");
   app.Replaced("--auto", "pec-save tune [STORE]");
   app.Replaced("--simulate", "pec-save simulate TOKENS [STORE]");
-  app.Use({Shared::kDryRun, Shared::kVerify, Shared::kThreads, Shared::kMemory});
+  app.Use({Shared::kDryRun, Shared::kVerify, Shared::kThreads, Shared::kMemory, Shared::kMode,
+           Shared::kTakeOver});
   flags.AddTo(app);
   flags.AddSaveOnlyTo(app);
   app.Check([&] { return flags.CheckRules(app); });

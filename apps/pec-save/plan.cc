@@ -101,8 +101,8 @@ void PlanFlags::AddTo(cli::App& app) {
                "copies of each worker's part of a snapshot on other nodes");
   app.AddCount("--pp", &request.pipeline_stages, 1, kMostStages,
                "pipeline stages of --dp workers each; sizes and layers are those of one stage");
-  app.AddSize("--copy-bandwidth", &request.copy_bandwidth,
-              "bytes per second of a worker to other nodes; 0: no times");
+  app.AddBandwidth("--copy-bandwidth", &request.copy_bandwidth,
+                   "bytes per second of a worker to other nodes; 0: no times");
   app.Group("Gradients in place of state");
   app.AddFlag("--gradients", &request.gradients,
               "send gradients of experts that were sent the iteration before, in place of state");

@@ -74,6 +74,9 @@ void SaveFlags::AddTo(cli::App& app) {
               "store's first checkpoint",
               "COMPONENT");
   app.AddChoice("--compress", &compress, {"none", "zstd"}, "how new blobs are stored");
+  app.AddFlag("--existing-store", &request.existing_store,
+              "fail if STORE does not exist instead of creating it, for example because its file "
+              "system is not mounted");
 }
 
 void SaveFlags::AddSaveOnlyTo(cli::App& app) {
@@ -133,6 +136,7 @@ pec::SaveRequest SaveFlags::Options(const cli::CommonFlags& common) const {
   if (selection.budget > 0) options.budget_bytes = selection.budget;
   options.zstd = compress == "zstd";
   options.dry_run = write.dry_run;
+  options.take_over = write.take_over;
   options.verify = write.verify;
   options.threads = write.threads;
   options.memory_bytes = write.memory_bytes;

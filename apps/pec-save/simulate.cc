@@ -137,7 +137,7 @@ Status Simulate(cli::Context& context, const SimulateFlags& flags) {
   SW_TRY(CheckOutputs(context, {flags.csv, flags.page}));
   pec::SimulateRequest request = flags.request;
   request.seed = context.flags().seed;
-  SW_TRY_ASSIGN(const pec::Simulation simulation, pec::SimulateTrace(request));
+  SW_TRY_ASSIGN(const pec::Simulation simulation, pec::SimulateTrace(request, context.sink()));
   context.SetResult(pec::SimulationJson(simulation));
   context.out() << pec::SimulationText(simulation);
   return context.comm().OnRoot([&]() -> Status {
@@ -161,7 +161,7 @@ int SimulateMain(int argc, const char* const* argv) {
                 {"tokens.jsonl store/ --page simulation.html",
                  "Takes the sizes of a store and writes a page to look at."}});
   SimulateFlags flags;
-  app.Use({cli::Shared::kForce, cli::Shared::kSeed});
+  app.Use({cli::Shared::kForce, cli::Shared::kTakeOver, cli::Shared::kSeed});
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });
   return app.Run(argc, argv, [&](cli::Context& context) { return Simulate(context, flags); });

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "base/stop.h"
 #include "base/text.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
@@ -31,12 +32,19 @@ Result<pec::Bandwidths> Measure(cli::Context& context, const std::string& folder
 }
 
 Status Tune(cli::Context& context, const pec::TuneRequest& request, const std::string& folder) {
-  SW_TRY_ASSIGN(const pec::Job job, pec::ReadJob(request.job, std::nullopt));
+  Sink& sink = context.sink();
+  const auto read = [&] {
+    const Interruptible reading(sink);
+    return pec::ReadJob(request.job, std::nullopt);
+  };
+  SW_TRY_ASSIGN(const pec::Job job, read());
   std::optional<pec::Bandwidths> measured;
   if (!folder.empty()) {
     SW_TRY_ASSIGN(measured, Measure(context, folder));
   }
-  SW_TRY_ASSIGN(const pec::Tuning tuning, pec::Tune(request, job, measured));
+  sink.Pass("tune");
+  const Interruptible tuning_now(sink);
+  SW_TRY_ASSIGN(const pec::Tuning tuning, pec::Tune(request, job, measured, StopOf(sink)));
   context.SetResult(pec::TuningJson(tuning));
   context.out() << pec::TuningText(tuning);
   if (!tuning.chosen.config.plt_in_limit) {

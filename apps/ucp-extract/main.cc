@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
                      "save folder or tag folder of a checkpoint, or a .safetensors file",
                      "catalogue to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
-           Shared::kMemory, Shared::kList, Shared::kExplain});
+           Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
   app.Daily({"--pack", "--also", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
@@ -39,8 +39,11 @@ int main(int argc, char** argv) {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     shardwright::ucp::InputOptions from = source.Options(context.flags(), output);
     if (!pack) from.proof.reset();  // no payload is read
-    SW_TRY_ASSIGN(const auto input,
-                  shardwright::ucp::OpenInput(context.comm(), from, context.sink()));
+    from.bound = true;              // a catalogue describes every file as it is
+    SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, from));
+    for (const std::string& one : shardwright::dialect::OptimizerLeftOut(input->checkpoint)) {
+      context.sink().Warn(one);
+    }
     SW_TRY_ASSIGN(const auto report,
                   shardwright::ucp::ExtractCatalogue(
                       context.comm(), *input,
@@ -48,7 +51,6 @@ int main(int argc, char** argv) {
                       : *pack == "zstd" ? Pack::kZstd
                                         : Pack::kCopy,
                       shardwright::apps::WriteOptions(context.flags(), output), context.sink()));
-    shardwright::apps::ShowConversion(context, report);
-    return {};
+    return shardwright::apps::ShowConversion(context, report, output);
   });
 }

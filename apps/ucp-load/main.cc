@@ -1,49 +1,12 @@
-#include <ostream>
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
-#include "base/bytes.h"
 #include "common/ucp.h"
+#include "ucp-load/check.h"
 #include "ucp-load/serve.h"
-#include "ucp/check.h"
 #include "ucp/convert.h"
-#include "ucp/describe.h"
 
-using shardwright::Status;
-using shardwright::cli::Shared;
-
-namespace {
-
-/// Answers --check: OUTPUT is the second checkpoint.
-Status CheckBoth(shardwright::cli::Context& context, const shardwright::apps::SourceFlags& source,
-                 const std::string& other) {
-  shardwright::ucp::InputOptions first = source.Options(context.flags());
-  first.neighbours = false;
-  shardwright::ucp::InputOptions second = first;
-  second.roots = {other};
-  second.maps = {};  // its names are those that the first gets
-  SW_TRY_ASSIGN(const auto b, shardwright::ucp::OpenInput(context.comm(), second, context.sink()));
-  first.maps.like = &b->checkpoint;
-  SW_TRY_ASSIGN(const auto a, shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
-  const shardwright::ucp::CompareOptions options{context.flags().threads,
-                                                 context.flags().memory_bytes};
-  SW_TRY_ASSIGN(const auto report,
-                shardwright::ucp::Check(context.comm(), *a, *b, options, context.sink()));
-  nlohmann::json result = shardwright::ucp::CheckJson(report);
-  if (!a->mapped.empty()) result["maps"] = shardwright::ucp::MapsJson(a->mapped);
-  context.SetResult(std::move(result));
-  for (const std::string& line : report.differences) context.out() << line << "\n";
-  context.out() << report.tensors_equal << " tensors equal, " << report.difference_count
-                << " differences, " << shardwright::FormatBytes(report.bytes_compared)
-                << " compared\n";
-  if (report.difference_count == 0) return {};
-  return shardwright::Fail(shardwright::Errc::kMismatch,
-                           source.input + " and " + other + ": " + report.differences.front());
-}
-
-}  // namespace
+using shardwright::Status, shardwright::cli::Shared;
 
 int main(int argc, char** argv) {
   const std::vector<shardwright::cli::Subcommand> subcommands = {
@@ -64,13 +27,14 @@ int main(int argc, char** argv) {
   shardwright::apps::SourceFlags source;
   std::string output;
   shardwright::apps::FormatFlags format;
+  format.of_source = true;
   bool check = false;
   bool link = false;
   app.AddInputOutput(&source.input, &output,
                      "checkpoint, catalogue, folder of atoms or .safetensors file",
                      "folder to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
-           Shared::kMemory, Shared::kList, Shared::kExplain});
+           Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
   app.Daily({"--target", "--format", "--check", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
@@ -84,37 +48,52 @@ int main(int argc, char** argv) {
   format.AddStrictTo(app);
   format.AddKeyFlags(app);
   app.AddFlag("--check", &check,
-              "compare INPUT with OUTPUT instead of writing; exit 5 if they differ");
+              "compare INPUT with OUTPUT (--only: its weights); exit 5 if they differ");
   shardwright::dialect::TargetSpec spec;
+  std::string only;  // of --check: "weight", "master", or empty
   app.Check([&]() -> Status {
     for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
-                             "--neighbours", "--link", "--strict"}) {
+                             "--neighbours", "--link", "--strict", "--mode"}) {
       if (check && app.Given(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  std::string(flag) + " means nothing with --check");
       }
     }
-    if (const std::string flag = format.GivenKeyFlag(app); check && !flag.empty()) {
+    if (const std::string flag = format.GivenKeyFlag(app, "--only"); check && !flag.empty()) {
       return shardwright::Fail(shardwright::Errc::kUsage, flag + " means nothing with --check");
+    }
+    if (check) {
+      only = app.Given("--only") ? format.ValueOf("only") : "";
+      return {};
     }
     SW_TRY_ASSIGN(spec, format.Spec(app));
     return {};
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
-    if (check) return CheckBoth(context, source, output);
+    if (check) return shardwright::apps::CheckBoth(context, source, output, only);
     shardwright::ucp::InputOptions first = source.Options(context.flags(), output);
     first.bound = true;  // equal layouts keep every file as it is
     first.maps.sides = format.Sides(spec);
-    SW_TRY_ASSIGN(const auto input,
-                  shardwright::ucp::OpenInput(context.comm(), first, context.sink()));
+    SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, first));
+    if (format.format == nullptr) {
+      SW_TRY_ASSIGN(format.format, shardwright::ucp::DefaultFormat(context.comm(), *input));
+      SW_TRY_ASSIGN(spec, format.Spec(app));
+      const bool usual = format.format == &shardwright::dialect::Dialects().front();
+      context.sink().Note("the output has the format of the source, " +
+                              std::string(format.format->name) + "; --format chooses another one",
+                          usual ? 1 : 0);
+    }
+    if (source.maps != std::vector<std::string>{"none"}) {
+      SW_TRY(shardwright::apps::CheckNames(context, *input, *format.format, format.Sides(spec),
+                                           output));
+    }
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.link = link;
     options.strict = format.strict;
     SW_TRY_ASSIGN(const auto report,
                   shardwright::ucp::Convert(context.comm(), *input, spec, *format.format,
                                             "ucp-load", options, context.sink()));
-    shardwright::apps::ShowConversion(context, report);
-    return {};
+    return shardwright::apps::ShowConversion(context, report, output);
   });
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "base/stop.h"
 #include "common/ucp.h"
 #include "device/device.h"
 #include "resident/serve.h"
@@ -21,11 +22,6 @@ using cli::Shared;
 using nlohmann::json;
 
 constexpr std::uint64_t kSecondsMax = std::uint64_t{30} * 24 * 3600;
-
-os::Stop StopOf(cli::Context& context) {
-  const Sink& sink = context.sink();
-  return [&sink] { return sink.stop_requested(); };
-}
 
 std::string_view EndText(resident::End end) {
   switch (end) {
@@ -111,15 +107,19 @@ int ServeStatusMain(int argc, const char* const* argv) {
   cli::App app("ucp-load status", "Show what a resident load does.",
                {{"unix:/run/user/1/load.sock --wait 600", "Waits until trainers can be served."}});
   std::string address;
+  TrustFlags trust;
   std::uint64_t wait = 0;
+  app.Alone();
   app.AddInput(&address, "where the load listens, unix:PATH", "ADDRESS");
   app.AddCount("--wait", &wait, 0, kSecondsMax,
                "seconds to wait until it is there and has loaded; exit 3 if it has not");
+  trust.AddTo(app);
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     return context.comm().OnRoot([&]() -> Status {
-      SW_TRY_ASSIGN(const os::Address where, os::ParseAddress(address));
+      SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
+      SW_TRY_ASSIGN(where.trusted_user, trust.User());
       SW_TRY_ASSIGN(json status,
-                    resident::AskStatus(where, std::chrono::seconds(wait), StopOf(context)));
+                    resident::AskStatus(where, std::chrono::seconds(wait), StopOf(context.sink())));
       const auto number = [&](const char* key) {
         return status.contains(key) && status[key].is_number_unsigned()
                    ? status[key].get<std::uint64_t>()
@@ -145,12 +145,14 @@ int ServeStopMain(int argc, const char* const* argv) {
                "End a resident load: trainers that are reading get ten seconds to let go.",
                {{"unix:/run/user/1/load.sock", "Ends the one that listens there."}});
   std::string address;
+  TrustFlags trust;
+  app.Alone();
   app.AddInput(&address, "where the load listens, unix:PATH", "ADDRESS");
+  trust.AddTo(app);
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
-    return context.comm().OnRoot([&]() -> Status {
-      SW_TRY_ASSIGN(const os::Address where, os::ParseAddress(address));
-      return resident::AskStop(where, StopOf(context));
-    });
+    SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
+    SW_TRY_ASSIGN(where.trusted_user, trust.User());
+    return resident::AskStop(where, StopOf(context.sink()));
   });
 }
 

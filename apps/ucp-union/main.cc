@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
                      "catalogue, save folder or tag folder, or a .safetensors file",
                      "folder of atoms to make");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
-           Shared::kMemory, Shared::kList, Shared::kExplain});
+           Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
   app.Daily({"--input_folder", "--output_folder", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
@@ -60,16 +60,15 @@ int main(int argc, char** argv) {
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
-    SW_TRY_ASSIGN(const auto input,
-                  shardwright::ucp::OpenInput(
-                      context.comm(), source.Options(context.flags(), output), context.sink()));
+    shardwright::ucp::InputOptions from = source.Options(context.flags(), output);
+    from.bound = true;  // Convert refuses what it cannot write
+    SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, from));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.strict = format.strict;
     compatible.Adjust(&options);
     SW_TRY_ASSIGN(const auto report,
                   shardwright::ucp::Convert(context.comm(), *input, spec, *format.format,
                                             "ucp-union", options, context.sink()));
-    shardwright::apps::ShowConversion(context, report);
-    return {};
+    return shardwright::apps::ShowConversion(context, report, output);
   });
 }

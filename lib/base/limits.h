@@ -24,7 +24,6 @@ inline constexpr std::uint64_t kMoeDevices = 262'144;
 inline constexpr std::uint64_t kMoeSlots = std::uint64_t{1} << 22;   // of all devices, one layer
 inline constexpr std::uint64_t kMoeCells = std::uint64_t{1} << 28;   // slots of all layers
 inline constexpr std::uint64_t kMoeCounts = std::uint64_t{1} << 25;  // in all records of a trace
-inline constexpr std::uint64_t kMoeJsonValues = std::uint64_t{1} << 26;
 inline constexpr std::uint64_t kMoeJsonDepth = 32;
 inline constexpr std::uint64_t kMoeEvents = 10'000'000;
 inline constexpr std::uint64_t kMoeTokens = std::uint64_t{1} << 53;  // of a layer: exact in double

@@ -40,6 +40,27 @@ class Sink {
   /// True once the user has asked this rank to stop: finish the current unit, keep the journal,
   /// agree with the other ranks and return kStopped. Cheap enough for every unit.
   virtual bool stop_requested() const = 0;
+
+  /// Begin and end work that has written nothing yet; see Interruptible.
+  virtual void BeginInterruptible() {}
+  virtual void EndInterruptible() {}
+};
+
+/// Marks work of this rank, such as reading or planning, that has written nothing yet and holds no
+/// connection.
+/// While one exists, the sink may end the process soon after a stop was requested, because such
+/// work cannot always look at stop_requested(). May be nested.
+/// Local.
+class Interruptible {
+ public:
+  /// \pre the sink outlives it
+  explicit Interruptible(Sink& sink) : sink_(sink) { sink_.BeginInterruptible(); }
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+  ~Interruptible() { sink_.EndInterruptible(); }
+
+ private:
+  Sink& sink_;
 };
 
 /// A sink that keeps nothing and never asks to stop; others listen to what they care for.

@@ -15,6 +15,9 @@ namespace shardwright {
 /// The name of this machine as it knows itself; "localhost" if it has none. Local.
 std::string HostName();
 
+/// The id that the kernel has given to its last start; empty if it cannot be read. Local.
+std::string BootId();
+
 /// What comes before the last slash of a path; empty if there is none. Local.
 std::string FolderOf(std::string_view path);
 

@@ -48,6 +48,17 @@ std::string Quoted(std::string_view text) {
   return quoted + '"';
 }
 
+std::string ShellWord(std::string_view text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string_view::npos) {
+    return std::string(text);
+  }
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
+}
+
 std::string Hex(std::span<const std::byte> bytes) {
   constexpr std::string_view kHexDigits = "0123456789abcdef";
   std::string text;

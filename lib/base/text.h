@@ -32,6 +32,9 @@ std::string_view Trimmed(std::string_view text);
 /// `text` in double quotes, as it is: whoever prints a message escapes it.
 std::string Quoted(std::string_view text);
 
+/// Returns `text` as one word of a POSIX shell, in single quotes if necessary.
+std::string ShellWord(std::string_view text);
+
 /// Two lower-case hexadecimal digits for each byte.
 std::string Hex(std::span<const std::byte> bytes);
 

@@ -38,6 +38,8 @@ App::~App() = default;
 
 CLI::App& App::cli() { return parser_->cli(); }
 
+void App::Alone() { alone_ = true; }
+
 void App::Use(std::initializer_list<Shared> flags) {
   for (const Shared flag : flags) parser_->Use(flag);
 }
@@ -127,6 +129,14 @@ CLI::Option* App::AddSize(const std::string& flag, std::uint64_t* value, std::st
   CLI::Option* option = AddParsed(cli(), flag, what, "SIZE", value,
                                   [](const std::string& text) { return ParseBytes(text); });
   parser_->ShowDefault(option, FormatBytes(*value));
+  return option;
+}
+
+CLI::Option* App::AddBandwidth(const std::string& flag, std::uint64_t* value,
+                               std::string_view what) {
+  CLI::Option* option = AddParsed(cli(), flag, what, "RATE", value,
+                                  [](const std::string& text) { return ParseBandwidth(text); });
+  parser_->ShowDefault(option, *value == 0 ? "0" : FormatBytes(*value) + "/s");
   return option;
 }
 

@@ -96,6 +96,10 @@ class App {
   App& operator=(const App&) = delete;
   ~App();
 
+  /// Has the command never join MPI, whatever launcher has started it: each process does all of the
+  /// work, also where one process of a job step calls it.
+  void Alone();
+
   /// Names the shared flags that the command has besides those that all have.
   void Use(std::initializer_list<Shared> flags);
 
@@ -147,6 +151,8 @@ class App {
                        double last, std::string_view what);
   /// A size as ParseBytes takes it.
   CLI::Option* AddSize(const std::string& flag, std::uint64_t* value, std::string_view what);
+  /// Bytes per second as ParseBandwidth takes them.
+  CLI::Option* AddBandwidth(const std::string& flag, std::uint64_t* value, std::string_view what);
   /// One word of `words`.
   CLI::Option* AddChoice(const std::string& flag, std::string* value,
                          const std::vector<std::string>& words, std::string_view what);
@@ -205,6 +211,7 @@ class App {
                          const std::function<void(std::size_t)>& choose);
 
   std::unique_ptr<Parser> parser_;
+  bool alone_ = false;
 };
 
 }  // namespace shardwright::cli

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +35,19 @@ std::string Indented(std::string_view text) {
   }
 }
 
+/// Opens a file to append to; -1 and errno if it cannot. A link in its place, such as /dev/stderr,
+/// must be this user's or root's: another user would choose the file.
+int OpenToAppend(const std::string& name) {
+  struct stat there {};
+  const bool link = lstat(name.c_str(), &there) == 0 && S_ISLNK(there.st_mode);
+  if (link && there.st_uid != geteuid() && there.st_uid != 0) {
+    errno = ELOOP;
+    return -1;
+  }
+  const int follow = link ? 0 : O_NOFOLLOW;
+  return open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | follow, 0666);
+}
+
 }  // namespace
 
 Console::Console(Options options) : options_(std::move(options)) {}
@@ -51,10 +65,12 @@ Status Console::OpenLog(const std::string& path) {
   for (; at != std::string::npos; at = name.find(kRank, at)) {
     name.replace(at, kRank.size(), std::to_string(options_.rank));
   }
-  const int fd = open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  const int fd = OpenToAppend(name);
   if (fd < 0) {
     const int error = errno;
-    return Fail(Errc::kIo, "log " + name + ": cannot open: " + std::strerror(error), error);
+    const std::string why = error == ELOOP ? "a symbolic link of another user, or one to itself"
+                                           : std::string(std::strerror(error));
+    return Fail(Errc::kIo, "log " + name + ": cannot open: " + why, error);
   }
   const std::lock_guard lock(mutex_);
   log_fd_ = fd;

@@ -29,7 +29,7 @@ class Console {
 
   /// Appends to a log from now on. {rank} in `path` stands for the rank; without it only rank 0
   /// keeps a log.
-  /// \error kIo when the file cannot be opened
+  /// \error kIo when the file cannot be opened, or is a link of another user
   Status OpenLog(const std::string& path);
 
   /// "command: error: text", always shown.

@@ -14,10 +14,10 @@ struct Row {
 constexpr std::array<Row, 11> kRows = {{
     {Errc::kInternal, "internal", "our fault"},
     {Errc::kUsage, "usage", "usage"},
-    {Errc::kNotFound, "not_found", "input not found or unreadable"},
+    {Errc::kNotFound, "not_found", "input, or folder for the output, not found or unreadable"},
     {Errc::kBadInput, "bad_input", "input corrupt or unsafe"},
     {Errc::kMismatch, "mismatch", "a check answered \"no\""},
-    {Errc::kBusy, "busy", "output exists or is in use"},
+    {Errc::kBusy, "busy", "output exists, is in use or is another user's"},
     {Errc::kIo, "io", "write failed (I/O, space, quota)"},
     {Errc::kLimit, "limit", "over a memory or size limit"},
     {Errc::kUnsupported, "unsupported", "unsupported layout or version"},

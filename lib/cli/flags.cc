@@ -34,6 +34,25 @@ Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std
                                 std::to_string(first) + " to " + std::to_string(last));
 }
 
+Result<unsigned> ParseMode(std::string_view text) {
+  unsigned mode = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), mode, 8);
+  const auto fits = [&](unsigned shift) {
+    const unsigned rights = (mode >> shift) & 7U;
+    return rights == 0 || rights == 4 || rights == 6;
+  };
+  const bool whole = error == std::errc() && end == text.data() + text.size() && text.size() <= 4;
+  if (whole && mode >> 6 == 6 && fits(3) && fits(0)) return mode;
+  return Fail(Errc::kUsage, "\"" + std::string(text) +
+                                "\" is not a mode such as 0600, 0640, 0644 or 0660: 6 for the "
+                                "owner, then 0, 4 or 6 for the group and for others");
+}
+
+unsigned UmaskOf(unsigned mode) {
+  const unsigned enter = (mode & 0444U) >> 2;
+  return 0777U & ~(mode | enter);
+}
+
 std::string RealText(double value) {
   char text[40];
   std::snprintf(text, sizeof text, "%.6g", value);

@@ -13,15 +13,17 @@ namespace shardwright::cli {
 /// A shared flag that not every command has; -h --version -v -q --json --progress --log-file and
 /// --color come with all of them.
 enum class Shared : std::uint8_t {
-  kDryRun,   ///< -n, --dry-run
-  kForce,    ///< --force
-  kResume,   ///< --resume
-  kVerify,   ///< --verify
-  kThreads,  ///< --threads
-  kMemory,   ///< --memory
-  kList,     ///< --list
-  kExplain,  ///< --explain
-  kSeed,     ///< --seed
+  kDryRun,    ///< -n, --dry-run
+  kForce,     ///< --force
+  kResume,    ///< --resume
+  kVerify,    ///< --verify
+  kThreads,   ///< --threads
+  kMemory,    ///< --memory
+  kList,      ///< --list
+  kExplain,   ///< --explain
+  kSeed,      ///< --seed
+  kMode,      ///< --mode
+  kTakeOver,  ///< --take-over
 };
 
 enum class ProgressMode : std::uint8_t { kAuto, kTty, kPlain, kJson, kOff };
@@ -37,12 +39,14 @@ struct CommonFlags {
   bool dry_run = false;
   bool force = false;
   bool resume = false;
+  bool take_over = false;
   bool list = false;
   std::optional<std::string> explain;  ///< name of the tensor
   Verify verify = Verify::kSums;
   unsigned threads = 1;            ///< per rank, at least 1
   std::uint64_t memory_bytes = 0;  ///< per rank
   std::uint64_t seed = 0;
+  std::optional<unsigned> mode;  ///< permissions of new files; the umask decides without it
 
   /// True for --list and --explain, which describe INPUT and write nothing.
   bool describes() const { return list || explain.has_value(); }
@@ -52,6 +56,17 @@ struct CommonFlags {
 /// \error kUsage with the text and the range
 /// Local.
 Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std::uint64_t last);
+
+/// Permissions of files in octal, such as 0640: the owner reads and writes, the group and others
+/// read, read and write, or neither.
+/// \error kUsage with the text
+/// Local.
+Result<unsigned> ParseMode(std::string_view text);
+
+/// The umask under which new files get these permissions, and new directories the same with the
+/// right to enter for everyone who may read.
+/// Pure.
+unsigned UmaskOf(unsigned mode);
 
 /// A number as help and messages show it.
 std::string RealText(double value);

@@ -13,9 +13,9 @@ namespace shardwright::cli {
 namespace {
 
 /// Every shared flag there is, to tell "not known" from "not taken by this command".
-constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",   "--resume",
-                                             "--verify",  "--threads", "--memory",
-                                             "--list",    "--explain", "--seed"};
+constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",  "--resume", "--verify",
+                                             "--threads", "--memory", "--list",   "--explain",
+                                             "--seed",    "--mode"};
 
 tl::unexpected<Error> Usage(std::string message) { return Fail(Errc::kUsage, std::move(message)); }
 
@@ -94,6 +94,9 @@ void Parser::AddRunFlags() {
              "replace an existing output; it stays whole until the new one is committed");
   add_switch(Shared::kResume, "--resume", flags_.resume,
              "continue a stopped run of the same inputs, flags and version");
+  add_switch(Shared::kTakeOver, "--take-over", flags_.take_over,
+             "wait until the last heartbeat of a process on another machine is 180 s old, then "
+             "remove its lock (docs/filesystems.md)");
   if (Uses(Shared::kVerify)) {
     CLI::Option* option = cli_.add_option_function<std::string>(
         "--verify",
@@ -132,6 +135,14 @@ void Parser::AddRunFlags() {
         },
         "number that decides where there is a choice");
     ShowDefault(option->type_name("N"), "0");
+  }
+  if (Uses(Shared::kMode)) {
+    CLI::Option* option = cli_.add_option_function<std::string>(
+        "--mode",
+        [this](const std::string& text) { flags_.mode = ValueOrThrow(ParseMode(text), "--mode"); },
+        "permissions of new files, such as 0600 or 0640; folders also get the right to enter for "
+        "those who may read");
+    ShowDefault(option->type_name("MODE"), "as the umask says");
   }
 }
 
@@ -282,7 +293,7 @@ Status Parser::CheckPositionals() const {
 Status Parser::CheckCombinations() const {
   if (flags_.list && flags_.explain) return Usage("--list and --explain exclude each other");
   if (!flags_.describes()) return {};
-  for (const char* flag : {"--dry-run", "--force", "--resume", "--verify", "--seed"}) {
+  for (const char* flag : {"--dry-run", "--force", "--resume", "--verify", "--seed", "--mode"}) {
     if (GivenFlag(flag)) {
       return Usage(std::string(flag) + " means nothing with " +
                    (flags_.list ? "--list" : "--explain") + ", which writes nothing");

@@ -9,6 +9,8 @@
 // 5. Rank 0 prints the answer, writes the report and ends with the summary line.
 // 6. All ranks return the same exit code.
 
+#include <execinfo.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -19,14 +21,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/bytes.h"
@@ -76,16 +79,13 @@ namespace {
   return std::set_terminate(Terminate);
 }();
 
-// The C library needs memory for the first exception that passes through its own frames, and ends
-// the process where there is none. So the first one passes now.
+// The C library loads its unwinder when an exception first passes through one of its own frames,
+// and aborts the process if there is no memory for that. A backtrace loads it now. An exception
+// thrown here would do so too, but aborts a program that has an unwinder of its own, as those of
+// the wheel have (-static-libgcc).
 [[maybe_unused]] const bool kUnwinds = [] {
-  try {
-    std::once_flag once;
-    std::call_once(once, [] { throw std::bad_alloc(); });
-  } catch (const std::bad_alloc&) {
-    return true;
-  }
-  return false;
+  void* frame = nullptr;
+  return ::backtrace(&frame, 1) > 0;
 }();
 
 using Clock = std::chrono::steady_clock;
@@ -119,6 +119,7 @@ int AnswerAtOnce(const std::string& command, const std::string& text) {
 
 Status Prepare(Session& session, const Result<Action>& action) {
   Status mine;
+  if (session.flags().mode) ::umask(UmaskOf(*session.flags().mode));
   if (!action) {
     mine = tl::unexpected<Error>(action.error());
   } else if (!session.flags().log_file.empty()) {
@@ -211,11 +212,25 @@ void SealReport(Session& session, Status status, MergedFacts facts) {
   report.seconds = std::chrono::duration<double>(Clock::now() - session.start).count();
 }
 
+/// The answer as a terminal may have it: names out of files that are in it steer nothing.
+std::string PrintableLines(std::string_view answer) {
+  std::string out;
+  out.reserve(answer.size());
+  while (!answer.empty()) {
+    const std::size_t end = answer.find('\n');
+    out += text::Printable(answer.substr(0, end));
+    if (end == std::string_view::npos) break;
+    out += '\n';
+    answer.remove_prefix(end + 1);
+  }
+  return out;
+}
+
 /// Rank 0's part of the end. \returns the exit code
 int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json& result) {
   Report& report = session.report;
   if (session.flags().json != "-" && !answer.empty()) {
-    Status shown = WriteStdout(answer);
+    Status shown = WriteStdout(PrintableLines(answer));
     if (!shown && report.status) report.status = std::move(shown);
   }
   if (Status written = WriteReport(session, result); !written) {
@@ -233,13 +248,13 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
   return ExitCode(report.status);
 }
 
-/// The end of a rank that cannot go on while others may wait for it in a collective: it must not
-/// join them, and the launcher ends a job of which a process leaves like this.
-[[noreturn]] void LeaveAlone(Session& session, const Error& error, const nlohmann::json& result) {
+/// Ends a rank at once, while others may wait for it in a collective: it must not join them, and
+/// the launcher ends a job of which a process leaves like this.
+[[noreturn]] void LeaveAlone(Session& session, const Error& error, const nlohmann::json& result,
+                             const RankFacts& facts) {
   const int rank = session.comm.rank();
   Error own = error;
-  own.rank = rank;
-  const RankFacts facts = session.sink.Finish();
+  if (session.comm.size() > 1) own.rank = rank;
   const int code = static_cast<int>(own.code);
   SealReport(session, tl::unexpected<Error>(own), Merge({&facts, 1}));
   session.console.Error(ErrorText(own, session.report.ranks));
@@ -248,6 +263,7 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
       session.console.Error(ErrorText(written.error(), 1));
     }
   }
+  if (session.comm.size() == 1) session.console.Note(Summary(session), 0);
   std::_Exit(code);
 }
 
@@ -295,6 +311,36 @@ Status CallBody(const App::Body& body, Context& context, bool& threw) {
   }
 }
 
+/// As CallBody, of one of several tasks that srun has started without MPI. While another one holds
+/// the lock of the output this one waits; then it finds the output complete, as --resume does, or
+/// fails as the other one has.
+/// \param flags  of the context
+Status CallBodyBeside(const App::Body& body, Context& context, CommonFlags& flags, bool& threw) {
+  constexpr std::chrono::milliseconds kFirstWait(200);
+  constexpr std::chrono::milliseconds kLongestWait(10'000);
+  constexpr std::chrono::milliseconds kTick(100);
+  Sink& sink = context.sink();
+  std::chrono::milliseconds wait = kFirstWait;
+  for (bool told = false;; told = true) {
+    Status status = CallBody(body, context, threw);
+    if (status || status.error().code != Errc::kBusy || status.error().sys != EWOULDBLOCK) {
+      return status;
+    }
+    if (!told) {
+      sink.Note("one of the " + std::to_string(comm::TasksApart()) +
+                    " tasks of this job step writes the output, this one waits for it: srun "
+                    "--mpi=pmix (or pmi2) makes them share the work",
+                0);
+    }
+    for (const auto end = Clock::now() + wait; Clock::now() < end;) {
+      if (sink.stop_requested()) return Fail(Errc::kStopped, "stopped on request");
+      std::this_thread::sleep_for(kTick);
+    }
+    wait = std::min(2 * wait, kLongestWait);
+    flags.resume = true;
+  }
+}
+
 }  // namespace
 
 Context::Context(comm::Comm& comm, Sink& sink, const CommonFlags& flags)
@@ -328,25 +374,38 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
   if (action && *action == Action::kDescribe) return AnswerAtOnce(command, parser_->DescribeText());
   if (action && *action == Action::kVersion) return AnswerAtOnce(command, parser_->VersionText());
   const CommonFlags& flags = parser_->flags();
+  if (parser_->Uses(Shared::kMemory)) LimitTextMemory(flags.memory_bytes);
   const SignalGuard signals;
-  Result<std::unique_ptr<comm::Comm>> met = comm::MakeComm();
+  Result<std::unique_ptr<comm::Comm>> met =
+      alone_ ? Result<std::unique_ptr<comm::Comm>>(comm::MakeSerialComm()) : comm::MakeComm();
   const Status meeting = met ? Status() : tl::unexpected<Error>(met.error());
   const std::unique_ptr<comm::Comm> comm = met ? *std::move(met) : comm::MakeSerialComm();
   Console console({command, flags.verbosity, WantColor(flags.color), comm->rank()});
-  RunSink sink({DecideProgress(flags), comm->rank(), comm->size()}, console, signals);
+  std::function<void()> leave;
+  RunSink sink({DecideProgress(flags), comm->rank(), comm->size(), [&leave] { leave(); }}, console,
+               signals);
   Session session{*parser_, *comm, console, sink, NewReport(*parser_, argc, argv, comm->size()),
                   start};
   session.report.started = started;
+  // Interruptible work begins in the body, after this is set.
+  leave = [&session] {
+    LeaveAlone(session, {Errc::kStopped, "stopped on request", 0, -1}, nlohmann::json(),
+               session.sink.FactsNow());
+  };
 
-  Context context(*comm, sink, flags);
+  CommonFlags own = flags;
+  Context context(*comm, sink, own);
   Status status = meeting ? Prepare(session, action) : meeting;
   if (status) {
     bool threw = false;
-    status = CallBody(body, context, threw);
-    if (threw && comm->size() > 1) LeaveAlone(session, status.error(), *context.result_);
+    const bool beside = parser_->Uses(Shared::kResume) && comm::TasksApart() > 1;
+    status = beside ? CallBodyBeside(body, context, own, threw) : CallBody(body, context, threw);
+    if (threw && comm->size() > 1) {
+      LeaveAlone(session, status.error(), *context.result_, sink.Finish());
+    }
     status = comm->Agree(std::move(status));
   }
-  if (!status && status.error().code == Errc::kBusy && comm::TasksApart() > 1) {
+  if (!status && status.error().code == Errc::kBusy && !alone_ && comm::TasksApart() > 1) {
     status.error().message += "; srun has started " + std::to_string(comm::TasksApart()) +
                               " tasks without MPI, each of which does all of the work: srun "
                               "--mpi=pmix (or pmi2) makes them share it";

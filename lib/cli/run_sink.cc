@@ -27,6 +27,11 @@ int PeriodMs(ProgressMode mode) {
   }
 }
 
+/// Time that interruptible work has to end by itself after a stop.
+constexpr double kGraceSeconds = 0.5;
+/// Milliseconds between two looks at work that is to end.
+constexpr int kLookMs = 50;
+
 }  // namespace
 
 ProgressMode DecideProgress(const CommonFlags& flags) {
@@ -36,7 +41,7 @@ ProgressMode DecideProgress(const CommonFlags& flags) {
 }
 
 RunSink::RunSink(Options options, Console& console, const SignalGuard& signals)
-    : options_(options), console_(console), signals_(signals) {
+    : options_(std::move(options)), console_(console), signals_(signals) {
   ticker_ = std::thread([this] { Tick(); });
 }
 
@@ -96,19 +101,46 @@ void RunSink::Note(std::string message, int level) {
   }
 }
 
+RankFacts RunSink::FactsLocked() const {
+  RankFacts facts = facts_;
+  facts.bytes_read = bytes_read_;
+  facts.bytes_written = bytes_written_;
+  facts.files_read = files_read_;
+  facts.files_written = files_written_;
+  facts.peak_memory_bytes = PeakMemoryBytes();
+  return facts;
+}
+
+RankFacts RunSink::FactsNow() {
+  const std::lock_guard lock(mutex_);
+  EndPassLocked();
+  console_.ClearPaint();
+  return FactsLocked();
+}
+
 RankFacts RunSink::Finish() {
   finished_ = true;
   signals_.Wake();
   if (ticker_.joinable()) ticker_.join();
-  const std::lock_guard lock(mutex_);
-  EndPassLocked();
-  console_.ClearPaint();
-  facts_.bytes_read = bytes_read_;
-  facts_.bytes_written = bytes_written_;
-  facts_.files_read = files_read_;
-  facts_.files_written = files_written_;
-  facts_.peak_memory_bytes = PeakMemoryBytes();
-  return facts_;
+  return FactsNow();
+}
+
+void RunSink::BeginInterruptible() {
+  const std::lock_guard lock(interruptible_mutex_);
+  ++interruptible_;
+}
+
+void RunSink::EndInterruptible() {
+  const std::lock_guard lock(interruptible_mutex_);
+  --interruptible_;
+}
+
+void RunSink::LeaveIfStuck() {
+  if (!stop_requested() || !options_.leave) return;
+  if (stop_seconds_ == 0) stop_seconds_ = Now();
+  if (Now() - stop_seconds_ < kGraceSeconds) return;
+  const std::lock_guard lock(interruptible_mutex_);
+  if (interruptible_ > 0 && !finished_) options_.leave();
 }
 
 void RunSink::Tick() {
@@ -122,11 +154,13 @@ void RunSink::Tick() {
     int wait_ms = -1;
     if (period_ms >= 0) wait_ms = std::max(0, static_cast<int>((due_seconds - Now()) * 1000) + 1);
     if (!wakes) wait_ms = wait_ms < 0 ? 200 : std::min(wait_ms, 200);
+    if (stop_requested()) wait_ms = wait_ms < 0 ? kLookMs : std::min(wait_ms, kLookMs);
     pollfd entry{signals_.wake_fd(), POLLIN, 0};
     const int ready = poll(&entry, wakes ? 1 : 0, wait_ms);
     if (ready > 0) signals_.Drain();
     if (finished_) return;
     AnswerSignals();
+    LeaveIfStuck();
     if (period_ms >= 0 && Now() >= due_seconds) {
       ShowProgress(false);
       due_seconds = Now() + period_seconds;

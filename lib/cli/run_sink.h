@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <string>
@@ -52,6 +53,9 @@ class RunSink final : public Sink {
     ProgressMode progress = ProgressMode::kOff;  ///< as decided; other ranks than 0 show none
     int rank = 0;
     int ranks = 1;
+    /// Ends the process with the exit code of a stop; called on the sink's thread. Empty: the sink
+    /// waits for interruptible work.
+    std::function<void()> leave = {};
   };
 
   /// \pre console and signals outlive the sink
@@ -65,6 +69,11 @@ class RunSink final : public Sink {
   void Warn(std::string message) override;
   void Note(std::string message, int level) override;
   bool stop_requested() const override { return SignalGuard::StopSignal() != 0; }
+  void BeginInterruptible() override;
+  void EndInterruptible() override;
+
+  /// Returns the facts so far, for a process that exits without Finish.
+  RankFacts FactsNow();
 
   /// Ends the current pass and the painting; the facts are final afterwards.
   RankFacts Finish();
@@ -74,6 +83,8 @@ class RunSink final : public Sink {
 
   void Tick();
   void AnswerSignals();
+  void LeaveIfStuck();
+  RankFacts FactsLocked() const;
   void ShowProgress(bool asked_for);
   void EndPassLocked();
   double Now() const;
@@ -98,6 +109,11 @@ class RunSink final : public Sink {
   std::string pass_;
   double pass_start_seconds_ = 0;
   bool stop_told_ = false;
+
+  // Held while the process exits, so that interruptible work cannot start to write meanwhile.
+  std::mutex interruptible_mutex_;
+  int interruptible_ = 0;
+  double stop_seconds_ = 0;  // when the ticker first saw the stop
 
   std::thread ticker_;
 };

@@ -100,7 +100,7 @@ struct CommOptions {
 std::unique_ptr<Comm> MakeSerialComm();
 
 /// True if a launcher (mpirun, srun, a PMI or PMIx starter) began this process as one of several
-/// ranks. Reads the environment only.
+/// ranks, unless SHARDWRIGHT_MPI is "none". Reads the environment only.
 /// Local.
 bool UnderLauncher();
 
@@ -112,7 +112,8 @@ std::uint64_t TasksApart();
 /// The Comm of this process: MPI under a launcher, else serial. MPI is not touched without a
 /// launcher, as starting it costs more than a short command takes. MPI is finalized with the Comm,
 /// so it is made once per process and outlives all its users.
-/// SHARDWRIGHT_MPI in the environment chooses the MPI: openmpi, mpich or the path of a library.
+/// SHARDWRIGHT_MPI in the environment chooses the MPI: openmpi, mpich, the path of a library, or
+/// none: this process is alone.
 /// \error kInternal if MPI was started before; kIo if it does not start; kNotFound if there is no
 ///        MPI of the launcher's family; kUsage unless 1 <= chunk_bytes <= 2^30, if SHARDWRIGHT_MPI
 ///        is none of these, or if MPI sees one rank where the launcher has started more

@@ -16,8 +16,6 @@ namespace shardwright::comm::internal {
 
 namespace {
 
-constexpr const char* kSetting = "SHARDWRIGHT_MPI";
-
 struct FamilyNames {
   std::string_view word;               // in SHARDWRIGHT_MPI and in the name of the plugin
   std::string_view name;               // in messages
@@ -103,9 +101,10 @@ Result<MpiChoice> ChooseMpi(const Environment& env) {
     if (asked == NamesOf(family).word) return MpiChoice{{family}, {}};
   }
   if (!asked.empty()) {
-    return Fail(Errc::kUsage, std::string(kSetting) +
-                                  ": openmpi, mpich or the path of a library expected, found '" +
-                                  std::string(asked) + "'");
+    return Fail(Errc::kUsage,
+                std::string(kSetting) +
+                    ": openmpi, mpich, none or the path of a library expected, found '" +
+                    std::string(asked) + "'");
   }
   // Open MPI's mpirun; the starters of MPICH, Intel MPI and MVAPICH, which Open MPI cannot meet.
   if (!env("OMPI_COMM_WORLD_SIZE").empty()) return MpiChoice{{kOpenMpi}, {}};

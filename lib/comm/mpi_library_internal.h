@@ -21,6 +21,11 @@ enum class MpiFamily : std::uint8_t { kOpenMpi, kMpich };
 /// The value of an environment variable, empty if there is none.
 using Environment = std::function<std::string_view(const char* name)>;
 
+/// Variable that chooses the MPI: a family, a path, or "none" for a process that is alone although
+/// a launcher has started it with others.
+constexpr const char* kSetting = "SHARDWRIGHT_MPI";
+constexpr std::string_view kAlone = "none";
+
 /// Those of this process.
 std::string_view ProcessEnvironment(const char* name);
 
@@ -31,7 +36,7 @@ struct MpiChoice {
 };
 
 /// What the launcher's variables and SHARDWRIGHT_MPI ask for. Local.
-/// \error kUsage if SHARDWRIGHT_MPI is neither openmpi, mpich nor a path
+/// \error kUsage if SHARDWRIGHT_MPI is neither openmpi, mpich, none nor a path
 Result<MpiChoice> ChooseMpi(const Environment& env);
 
 /// How many ranks the launcher says that it has started; nullopt if it says nothing. Local.

@@ -1,6 +1,5 @@
 #include "comm/nodes.h"
 
-#include <fstream>
 #include <span>
 
 #include "base/system.h"
@@ -8,9 +7,7 @@
 namespace shardwright::comm {
 
 Result<std::vector<Node>> NodesOfRanks(Comm& comm) {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  const std::string own = boot + "\n" + HostName();
+  const std::string own = BootId() + "\n" + HostName();
   SW_TRY_ASSIGN(const std::vector<Bytes> all, comm.AllGather(std::as_bytes(std::span(own))));
   std::vector<Node> nodes;
   nodes.reserve(all.size());

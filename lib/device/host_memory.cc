@@ -1,6 +1,8 @@
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -156,6 +158,10 @@ Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle) {
     wrong = std::to_string(handle.bytes) + " bytes expected, found " + std::to_string(there);
   } else if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
     wrong = "its size is not sealed";
+  } else if (struct statfs system{};
+             ::fstatfs(handle.descriptor, &system) != 0 || system.f_type != TMPFS_MAGIC) {
+    // Of huge pages there may be none left when they are read, which ends the reader.
+    wrong = "pages of the usual size expected";
   }
   if (!wrong.empty()) {
     ::close(handle.descriptor);

@@ -1,8 +1,10 @@
 #include "dialect/dialects.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/text.h"
@@ -12,7 +14,9 @@
 #include "dialect/megatron/megatron.h"
 #include "dialect/safetensors/safetensors.h"
 #include "dialect/universal/universal.h"
+#include "dialect/zero/scan.h"
 #include "dialect/zero/target.h"
+#include "layout/states.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -25,7 +29,9 @@ constexpr Dialect kDialects[] = {
      .claims = deepspeed::Claims,
      .belongs = deepspeed::BelongsTo,
      .scan = deepspeed::Scan,
+     .read_file = ReadEngineFile,
      .read = ReadDeepSpeed,
+     .read_weights = ReadDeepSpeedWeights,
      .resolve = deepspeed::Resolve,
      .write = deepspeed::Write,
      .readers = deepspeed::Readers,
@@ -37,7 +43,9 @@ constexpr Dialect kDialects[] = {
      .claims = universal::Claims,
      .belongs = universal::BelongsTo,
      .scan = universal::Scan,
+     .read_file = ReadEngineFile,
      .read = ReadUniversal,
+     .read_weights = ReadUniversalWeights,
      .resolve = universal::Resolve,
      .write = universal::Write},
     {.name = dcp::kName,
@@ -45,8 +53,11 @@ constexpr Dialect kDialects[] = {
      .keys = kDcpKeys,
      .claims = dcp::Claims,
      .belongs = dcp::BelongsTo,
+     .folders_beside = dcp::kFoldersBeside,
      .scan = dcp::Scan,
+     .read_file = dcp::ReadFile,
      .read = dcp::Read,
+     .read_weights = dcp::ReadWeights,
      .resolve = dcp::Resolve,
      .write = dcp::Write,
      .readers = dcp::Readers,
@@ -58,7 +69,9 @@ constexpr Dialect kDialects[] = {
      .belongs = dtensor::BelongsTo,
      .folders_beside = dtensor::kFoldersBeside,
      .scan = dtensor::Scan,
+     .read_file = dtensor::ReadFile,
      .read = dtensor::Read,
+     .read_weights = dtensor::ReadWeights,
      .resolve = dtensor::Resolve,
      .write = dtensor::Write,
      .readers = dtensor::Readers,
@@ -71,7 +84,9 @@ constexpr Dialect kDialects[] = {
      .claims = megatron::Claims,
      .belongs = megatron::BelongsTo,
      .scan = megatron::Scan,
+     .read_file = megatron::ReadFile,
      .read = megatron::Read,
+     .read_weights = megatron::ReadWeights,
      .resolve = megatron::Resolve,
      .write = megatron::Write,
      .sides = megatron::Sides},
@@ -82,7 +97,9 @@ constexpr Dialect kDialects[] = {
      .belongs = safetensors::BelongsTo,
      .stands_alone = safetensors::StandsAlone,
      .scan = safetensors::Scan,
+     .read_file = safetensors::ReadFile,
      .read = safetensors::Read,
+     .only_weights = true,
      .resolve = safetensors::Resolve,
      .write = safetensors::Write,
      .sides = safetensors::Sides},
@@ -129,9 +146,74 @@ Result<const Dialect*> NeedDialect(std::string_view name) {
               "format " + Quoted(name) + " does not exist, there are " + FormatNames());
 }
 
+namespace {
+
+/// Takes the kind of tensors whose kind no file records from the user's pattern files.
+void DecideKinds(const Patterns& patterns, Checkpoint* checkpoint) {
+  std::unordered_set<std::string> frozen;
+  for (Param& param : checkpoint->params) {
+    if (!param.undecided) continue;
+    const std::optional<bool> is_frozen = patterns.IsFrozenParameter(param.name);
+    if (!is_frozen) continue;
+    param.undecided = false;
+    if (!*is_frozen) continue;
+    param.kind = ParamKind::kFrozen;
+    param.entry = false;
+    frozen.insert(param.name);
+  }
+  if (frozen.empty()) return;
+  checkpoint->frozen_unknown = false;
+  for (layout::LogicalTensor& tensor : checkpoint->map.tensors) {
+    if (tensor.state == layout::kBuffer && frozen.contains(tensor.name)) {
+      tensor.state = layout::kFrozen;
+    }
+  }
+}
+
+/// As Dialect::read. Scans find what is in the given folders, so a reader that lacks files lacks
+/// folders too.
+Result<Checkpoint> ReadWhole(const Dialect& dialect, const SourceSet& source,
+                             const Patterns& patterns) {
+  Result<Checkpoint> whole = dialect.read(source, patterns);
+  if (whole) DecideKinds(patterns, &*whole);
+  if (whole && !source.weights_of.empty() && whole->weight_sets.empty()) {
+    return Fail(Errc::kUsage, "--weights-of " + source.weights_of + ": " + source.tag +
+                                  ": format " + source.dialect +
+                                  " has one set of weights; leave --weights-of out");
+  }
+  if (whole || whole.error().code != Errc::kNotFound) return whole;
+  Error error = std::move(whole).error();
+  error.message += kAddFolder;
+  return tl::unexpected<Error>(std::move(error));
+}
+
+}  // namespace
+
 Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patterns) {
   SW_TRY_ASSIGN(const Dialect* dialect, NeedDialect(source.dialect));
-  return dialect->read(source, patterns);
+  return ReadWhole(*dialect, source, patterns);
+}
+
+Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patterns& patterns) {
+  SW_TRY_ASSIGN(const Dialect* dialect, NeedDialect(source.dialect));
+  Result<Checkpoint> whole = ReadWhole(*dialect, source, patterns);
+  if (whole || dialect->read_weights == nullptr) return whole;
+  const Errc code = whole.error().code;
+  if (code != Errc::kNotFound && code != Errc::kUnsupported) return whole;
+  Result<Checkpoint> model = dialect->read_weights(source, patterns);
+  if (!model) {
+    // What the model lacks is mostly what the first error names.
+    Error error = std::move(whole).error();
+    const std::string& alone = model.error().message;
+    if (error.message.find(alone) == std::string::npos) {
+      error.message += "; nor can the weights be read alone: " + alone;
+    }
+    return tl::unexpected<Error>(std::move(error));
+  }
+  DecideKinds(patterns, &*model);
+  SW_CHECK(model->only_weights.has_value());
+  model->only_weights->why = std::move(whole).error();
+  return model;
 }
 
 Result<TargetSpec> ParseTarget(const Dialect& dialect, std::string_view text) {

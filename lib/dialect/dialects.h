@@ -38,6 +38,12 @@ Result<const Dialect*> NeedDialect(std::string_view name);
 /// Pure: payload values that it needs are inlined in the set.
 Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patterns);
 
+/// Calls ReadCheckpoint. If that fails because a part of the optimizer is missing or not supported,
+/// reads only the model's tensors, if possible, and sets Checkpoint::only_weights.
+/// \error as ReadCheckpoint
+/// Pure.
+Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patterns& patterns);
+
 /// Parses `key=value,...` with the keys of a dialect. A key that lists ranges comes last when it
 /// does, since they hold commas: "pp=2,stages=0-3,4-7".
 /// \error kUsage names the key and what it accepts

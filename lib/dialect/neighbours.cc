@@ -1,13 +1,15 @@
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "base/text.h"
+#include "dialect/core/links.h"
 #include "dialect/dialects.h"
-#include "os/dir.h"
+#include "os/directory.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -43,10 +45,10 @@ class Folder {
       }
       switch (entry.type) {
         case os::EntryType::kFile:
-          SW_TRY(Add(entry.name, path_ + "/" + entry.name, false));
+          SW_TRY(Add(entry.name, path_ + "/" + entry.name, real + "/" + entry.name, false));
           break;
         case os::EntryType::kDir:
-          SW_TRY(AddFolder(entry.name));
+          SW_TRY(AddFolder(entry.name, real));
           break;
         case os::EntryType::kSymlink:
           SW_TRY(AddLink(entry.name, real));
@@ -66,7 +68,7 @@ class Folder {
 
  private:
   /// A folder that comes along: its files. Of others only the name is told.
-  Status AddFolder(const std::string& name) {
+  Status AddFolder(const std::string& name, const std::string& real) {
     const auto along =
         dialect_ == nullptr ? std::span<const std::string_view>() : dialect_->folders_beside;
     if (std::find(along.begin(), along.end(), name) == along.end()) {
@@ -77,7 +79,9 @@ class Folder {
     for (const os::Entry& entry : entries) {
       const std::string below = std::string(name).append("/").append(entry.name);
       if (entry.type == os::EntryType::kFile) {
-        SW_TRY(Add(below, path_ + "/" + below, false));
+        SW_TRY(Add(below, path_ + "/" + below, std::string(real).append("/").append(below), false));
+      } else if (entry.type == os::EntryType::kSymlink) {
+        SW_TRY(AddLink(below, real));
       } else {
         LeaveOut(below, "no file");
       }
@@ -108,15 +112,15 @@ class Folder {
     surprising_[why].push_back(name);
   }
 
-  /// A link is followed only inside the folder: a checkpoint from elsewhere must not be able to put
-  /// any file of this machine into the output.
+  /// A link is followed only where IsLinkAllowed: a checkpoint from elsewhere must not be able to
+  /// put any file of this machine into the output.
   Status AddLink(const std::string& name, const std::string& real_folder) {
     const std::string real = os::RealPath(path_ + "/" + name);
     if (real.empty()) {
       LeaveOutSurprising(name, "a link that leads nowhere");
       return {};
     }
-    if (!real.starts_with(real_folder + "/")) {
+    if (!IsLinkAllowed(real_folder, real)) {
       LeaveOutSurprising(name, "a link that leads out of the folder");
       return {};
     }
@@ -126,17 +130,24 @@ class Folder {
       return {};
     }
     // By where it leads now: led elsewhere later, it would be another file.
-    return Add(name, real, true);
+    return Add(name, real, real, true);
   }
 
-  Status Add(const std::string& name, const std::string& path, bool is_link) {
+  /// \param real  where it is without links: none is followed, also if one took its place since
+  Status Add(const std::string& name, const std::string& path, const std::string& real,
+             bool is_link) {
     Neighbour found;
     found.path = path;
     found.name = name;
-    Result<os::File> file = os::File::OpenRead(found.path);
+    found.real = real;
+    Result<os::File> file = os::Directory::OpenReal(real, path);
     if (!file) {
       SW_TRY_ASSIGN(const bool there, os::Exists(found.path));
       if (!there) return {};  // removed since it was listed
+      if (file.error().sys == ELOOP || file.error().sys == ENOTDIR) {
+        LeaveOutSurprising(name, "a link took its place while the folder was read");
+        return {};
+      }
       if (is_link) {
         LeaveOutSurprising(name, "a link to what cannot be read as a file");
         return {};

@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "dialect/dialects.h"
+#include "dialect/next_step.h"
 #include "os/dir.h"
 
 namespace shardwright::dialect {
@@ -70,9 +71,26 @@ Result<std::vector<Below>> FoldersIn(const std::string& root,
   return folders;
 }
 
+/// Why a file cannot be INPUT.
+/// \error kUnsupported  pickled weights; kNotFound  one of several files of a checkpoint, or absent
+Status NotAlone(const std::string& path, const std::string& parent, const std::string& name) {
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (!there) return os::ExpectDir(path);
+  SW_TRY_ASSIGN(const std::vector<os::Entry> siblings, os::ListDir(parent));
+  const Dialect* claimant = ClaimantOf(parent, siblings);
+  if (claimant != nullptr && claimant->belongs(name) != Belongs::kNo) {
+    return Fail(Errc::kNotFound, path +
+                                     ": a file, where a folder is expected: it is one of the files "
+                                     "of a checkpoint (" +
+                                     std::string(claimant->name) + "): give the folder, " + parent);
+  }
+  if (auto pickled = PickledWeights(parent, name)) return tl::unexpected<Error>(*pickled);
+  return os::ExpectDir(path);
+}
+
 /// The one file of a root that is no folder but a whole checkpoint by itself; nothing if it is a
 /// folder.
-/// \error kNotFound  it is absent, or a file of which no dialect says that
+/// \error kNotFound  it is absent, or a file of which no dialect says that; as NotAlone
 Result<std::optional<Listing::Folder>> FileAlone(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
   if (folder) return std::nullopt;
@@ -82,13 +100,13 @@ Result<std::optional<Listing::Folder>> FileAlone(const std::string& path) {
   const bool alone = std::any_of(all.begin(), all.end(), [&](const Dialect& dialect) {
     return dialect.stands_alone != nullptr && dialect.stands_alone(name);
   });
+  const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash);
   if (!alone) {
-    SW_TRY(os::ExpectDir(path));
+    SW_TRY(NotAlone(path, parent, name));
     return std::nullopt;
   }
   SW_TRY_ASSIGN(const bool there, os::Exists(path));
   if (!there) return Fail(Errc::kNotFound, path + ": no such file");
-  const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash);
   return Listing::Folder{parent, {{name, os::EntryType::kFile}}};
 }
 
@@ -153,6 +171,10 @@ tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os
   }
   const std::string there = ButThere(root, entries, std::move(found));
   if (!there.empty()) return Fail(Errc::kNotFound, root + ": no \"latest\" here" + there);
+  for (const os::Entry& entry : entries) {
+    if (!IsFile(entry)) continue;
+    if (auto pickled = PickledWeights(root, entry.name)) return tl::unexpected<Error>(*pickled);
+  }
   return Fail(Errc::kNotFound, root +
                                    ": no checkpoint here: neither a \"latest\" file nor files "
                                    "of a checkpoint of any format (" +
@@ -251,6 +273,31 @@ Result<Meant> MeantBy(const std::string& root, const std::vector<os::Entry>& ent
   return meant;
 }
 
+/// Reports what lies around the one folder that a root stands for, which may be of the same
+/// checkpoint: OLMo-core has config.json and train/ there.
+void ReportAround(const std::vector<os::Entry>& entries, const std::string& folder,
+                  SourceSet* out) {
+  std::vector<std::string> names;
+  for (const os::Entry& entry : entries) {
+    if (entry.name == folder || IsPointer(entry.name) || WhyOurs(entry.name)) continue;
+    names.push_back(entry.name);
+    out->left_out.push_back({entry.name, "around the checkpoint's folder"});
+  }
+  if (names.empty()) return;
+  out->warnings.push_back("around " + folder + ", not carried over: " + FirstFew(names));
+}
+
+/// The same of a folder that was named itself, where its name tells that there is more.
+Status ReportAroundNamed(const std::string& path, SourceSet* out) {
+  constexpr std::string_view kOlmo = "model_and_optim";
+  SW_TRY_ASSIGN(const std::string name, FolderName(path));
+  if (name != kOlmo) return {};
+  // The folder above may be out of reach.
+  const auto above = os::ListDir(path + "/..");
+  if (above) ReportAround(*above, name, out);
+  return {};
+}
+
 /// Turns every root into the tag folder it stands for, or the one file, and finds the one tag of
 /// all; fills tag and save folders of the set.
 Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
@@ -272,6 +319,7 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
     }
     if (meant.claimant != nullptr) {
       SW_TRY(AddSaveFolder(*meant.claimant, root.path, &out->save_folders));
+      SW_TRY(ReportAroundNamed(root.path, out));
       if (out->tag.empty() && pointed) out->tag = *pointed;
       if (out->tag.empty()) {
         SW_TRY_ASSIGN(out->tag, FolderName(root.path));
@@ -285,6 +333,7 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
     }
     out->tag = meant.tag;
     std::string folder = root.path + "/" + meant.tag;
+    const std::vector<os::Entry> around = entries;
     SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
     if (!there) {
       // verl's pointer file has the name of Megatron's, and another meaning.
@@ -296,20 +345,31 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
     const Dialect* claimant = ClaimantOf(folder, entries);
     const bool own = claimant != nullptr && claimant->pointer.empty();
     out->save_folders.push_back(own ? folder : root.path);
+    if (own && !root.tag) ReportAround(around, meant.tag, out);
     listing.folders.push_back({std::move(folder), std::move(entries)});
   }
   return listing;
 }
 
 /// Reads what is listed: nothing, if there is nothing.
-Status ScanListing(const Listing& listing, SourceSet* out) {
+Status ScanListing(const Listing& listing, const ScanOptions& options, SourceSet* out) {
   const Dialect* dialect = ClaimantOf(listing);
   // A folder that nobody claims may still hold what its files cannot be told without.
   if (dialect == nullptr) dialect = &Dialects().front();
-  SW_TRY_ASSIGN(SourceSet found, dialect->scan(listing));
+  Result<SourceSet> scanned = dialect->scan(listing, options);
+  if (!scanned) {
+    const bool one = listing.folders.size() == 1;
+    const auto name = one ? FolderName(listing.folders.front().path) : Result<std::string>("");
+    return tl::unexpected<Error>(WithOtherSteps(std::move(scanned).error(), *dialect,
+                                                one ? listing.folders.front().path : "",
+                                                name.value_or("")));
+  }
+  SourceSet found = *std::move(scanned);
   found.dialect = dialect->name;
   found.tag = std::move(out->tag);
   found.save_folders = std::move(out->save_folders);
+  found.left_out = std::move(out->left_out);
+  found.warnings.insert(found.warnings.end(), out->warnings.begin(), out->warnings.end());
   *out = std::move(found);
   return {};
 }
@@ -346,11 +406,11 @@ Result<std::string> PointedTag(const Dialect& dialect, const std::string& folder
   return tag;
 }
 
-Result<SourceSet> ScanSource(const std::vector<std::string>& roots) {
+Result<SourceSet> ScanSource(const std::vector<std::string>& roots, const ScanOptions& options) {
   if (roots.empty()) return Fail(Errc::kUsage, "no source given");
   SourceSet out;
   SW_TRY_ASSIGN(const Listing listing, Resolve(roots, &out));
-  SW_TRY(ScanListing(listing, &out));
+  SW_TRY(ScanListing(listing, options, &out));
   if (out.files.empty()) {
     return Fail(Errc::kNotFound, listing.folders.front().path +
                                      ": no files of a checkpoint of any format (" + FormatNames() +
@@ -359,7 +419,8 @@ Result<SourceSet> ScanSource(const std::vector<std::string>& roots) {
   return out;
 }
 
-Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag) {
+Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag,
+                           const ScanOptions& options) {
   SourceSet out;
   out.tag = tag;
   Listing listing;
@@ -385,7 +446,7 @@ Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::str
       out.save_folders.push_back(root);
     }
   }
-  SW_TRY(ScanListing(listing, &out));
+  SW_TRY(ScanListing(listing, options, &out));
   return out;
 }
 

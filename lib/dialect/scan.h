@@ -21,9 +21,10 @@ namespace shardwright::dialect {
 /// \error kNotFound  nothing there, another file, an empty tag, a vanished file
 /// \error kBadInput  a broken file, two tags, two versions of a file; named
 /// \error kUnsupported  what a dialect knows and cannot read; named
-/// Local; reads files on the calling thread.
+/// Local.
 /// Source: docs/formats/deepspeed.md, "Directory layout".
-Result<SourceSet> ScanSource(const std::vector<std::string>& roots);
+Result<SourceSet> ScanSource(const std::vector<std::string>& roots,
+                             const ScanOptions& options = {});
 
 /// A part of checkpoint `tag`, where others hold the rest: what lies in the roots themselves or in
 /// their folder `tag`, and roots that are files as in ScanSource. A root that is absent, or has
@@ -31,7 +32,8 @@ Result<SourceSet> ScanSource(const std::vector<std::string>& roots);
 /// \returns the set without files if there is nothing
 /// \error as ScanSource
 /// Local.
-Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag);
+Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag,
+                           const ScanOptions& options = {});
 
 /// A file that ranks see, by its identity: what several ranks of a node see is one.
 struct Copy {
@@ -75,9 +77,9 @@ bool IsPointer(std::string_view name);
 /// Local.
 Result<std::string> PointedTag(const Dialect& dialect, const std::string& folder);
 
-/// Finds what lies beside the checkpoint's files: files, and links to files that stay inside the
-/// save folder. Folders, other links, what is no file, and what Shardwright itself puts there is
-/// left out, with the reason; surprising ones with a warning.
+/// Finds the files next to the checkpoint's files, links that IsLinkAllowed allows, and the files
+/// in Dialect::folders_beside. Leaves out other folders, other links, special files, and
+/// Shardwright's own files, and records the reason. Warns about unusual ones.
 /// \error kNotFound  a folder or file that cannot be read
 /// Local.
 Status FindNeighbours(SourceSet* set);

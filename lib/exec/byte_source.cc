@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "os/directory.h"
+
 namespace shardwright::exec {
 namespace {
 
@@ -26,13 +28,18 @@ bool IsUnchanged(const SourcePath& source, const os::Identity& now) {
 }
 
 Result<os::File> OpenUnchanged(const SourcePath& source, bool* grown) {
-  SW_TRY_ASSIGN(os::File file, os::File::OpenRead(source.path));
+  SW_TRY_ASSIGN(os::File file, source.real.empty()
+                                   ? os::File::OpenRead(source.path)
+                                   : os::Directory::OpenReal(source.real, source.path));
   SW_TRY_ASSIGN(const os::Identity now, file.Stat());
   if (grown != nullptr) *grown = now.bytes > source.identity.bytes;
   if (!IsUnchanged(source, now)) {
-    return Fail(Errc::kNotFound, source.path + ": changed since it was catalogued: " +
-                                     std::to_string(source.identity.bytes) + " bytes then, " +
-                                     std::to_string(now.bytes) + " now");
+    std::string what = "its modification time differs";
+    if (now.bytes != source.identity.bytes) {
+      what = std::to_string(source.identity.bytes) + " bytes then, " + std::to_string(now.bytes) +
+             " now";
+    }
+    return Fail(Errc::kNotFound, source.path + ": changed since it was catalogued: " + what);
   }
   return file;
 }

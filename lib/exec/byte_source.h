@@ -37,6 +37,12 @@ class ByteSource {
   /// \error kNotFound  it is gone or has changed
   virtual Result<bool> LookAgain(std::uint32_t /*file*/) { return false; }
 
+  /// Opens a whole file of the map, for a clone or a link of it.
+  /// \error kNotFound  it is gone or has changed; kInternal  members do not lie in files
+  virtual Result<os::File> Open(std::uint32_t /*file*/) {
+    return Fail(Errc::kInternal, "the source has no files to open");
+  }
+
   /// Whether PlaceOf has something to say.
   virtual bool has_places() const { return false; }
 
@@ -60,6 +66,9 @@ struct SourcePath {
   /// Where its items lie, ascending, if some are compressed: members lie where they would if none
   /// were. Else empty.
   std::vector<format::Stretch> stretches = {};
+  /// The path without links, by which it is opened: another user may have put a link in its place
+  /// since. Empty: by `path`.
+  std::string real = {};
 };
 
 /// True if a file is, as far as the file system can tell, the one that was catalogued. Pure.
@@ -80,6 +89,7 @@ class FileBytes final : public ByteSource {
 
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
   Result<bool> LookAgain(std::uint32_t file) override;
+  Result<os::File> Open(std::uint32_t file) override { return OpenUnchanged(paths_[file]); }
   std::uint64_t bytes_read() const override { return bytes_.load(std::memory_order_relaxed); }
   std::uint64_t files_read() const override { return pool_.opened_count(); }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/limits.h"
+#include "format/json/json.h"
 #include "os/dir.h"
 #include "os/file.h"
 
@@ -68,7 +69,9 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
     return Refuse(output, std::string("no output: it has no ") + kManifestName);
   }
   if (!text) return tl::unexpected<Error>(std::move(text).error());
-  const auto listed = ListedFiles(nlohmann::json::parse(*text, nullptr, false));
+  const auto parsed = json::Parse(*text, kManifestName);
+  if (!parsed) return Refuse(output, "no output: " + parsed.error().message);
+  const auto listed = ListedFiles(*parsed);
   if (!listed) {
     return Refuse(output, std::string("no output: its ") + kManifestName + " lists no files");
   }

@@ -140,11 +140,6 @@ ZstdContext::ZstdContext() : context_(NewZstdWriter()) {
   set(ZSTD_c_checksumFlag, 1);
 }
 
-Result<ZpackWriter> ZpackWriter::Create(const std::string& path, ZstdContexts& contexts) {
-  SW_TRY_ASSIGN(os::File file, os::File::Create(path));
-  return ZpackWriter(std::move(file), contexts);
-}
-
 ZpackWriter::ZpackWriter(os::File file, ZstdContexts& contexts)
     : file_(std::move(file)), contexts_(&contexts), digest_(std::make_unique<DigestStream>()) {}
 
@@ -183,6 +178,7 @@ Result<ZpackResult> ZpackWriter::Finish() {
   SW_TRY(
       AppendBytes(Encode({plain_bytes_, sizes_.size(), Crc32(std::as_bytes(std::span(sizes_)))})));
   SW_TRY(file_.Sync());
+  SW_TRY(file_.Close());
   return ZpackResult{end_, digest_->Finish()};
 }
 
@@ -195,11 +191,14 @@ Result<ZpackResult> PackFile(const plan::Plan& plan, std::uint32_t file, UnitLoo
   return result;
 }
 
-bool IsZpack(const std::string& path, std::uint64_t bytes) {
-  Result<os::File> file = os::File::OpenRead(path);
-  if (!file) return false;
+bool IsZpack(const os::File& file, std::uint64_t bytes) {
   Footer footer;
-  return ReadIndex(*file, &footer).has_value() && footer.plain_bytes == bytes;
+  return ReadIndex(file, &footer).has_value() && footer.plain_bytes == bytes;
+}
+
+bool IsZpack(const std::string& path, std::uint64_t bytes) {
+  const Result<os::File> file = os::File::OpenRead(path);
+  return file && IsZpack(*file, bytes);
 }
 
 void ZpackBytes::FreeContext::operator()(ZSTD_DCtx_s* context) const { ZSTD_freeDCtx(context); }

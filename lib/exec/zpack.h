@@ -61,9 +61,9 @@ struct ZpackResult {
 /// Writes a compressed pack file, from front to back. Local; one call at a time.
 class ZpackWriter {
  public:
+  /// \param file      new and empty
   /// \param contexts  outlive it, and may be used by many writers at once
-  /// \error kBusy  the file exists; kIo
-  static Result<ZpackWriter> Create(const std::string& path, ZstdContexts& contexts);
+  ZpackWriter(os::File file, ZstdContexts& contexts);
 
   /// Compresses the next plain bytes, block by block on the threads of an arena, and writes them.
   /// \pre plain.size() is a multiple of kZpackBlockBytes but in the last call
@@ -78,7 +78,6 @@ class ZpackWriter {
     std::vector<std::byte> room;
     std::size_t bytes = 0;
   };
-  ZpackWriter(os::File file, ZstdContexts& contexts);
   Status AppendBytes(std::span<const std::byte> data);
 
   os::File file_;
@@ -101,6 +100,8 @@ Result<ZpackResult> PackFile(const plan::Plan& plan, std::uint32_t file, UnitLoo
                              std::vector<UnitSum>* sums);
 
 /// True if the file is complete and of this plain size: what a resumed run need not write again.
+bool IsZpack(const os::File& file, std::uint64_t bytes);
+/// The same of a path; false if it cannot be opened.
 bool IsZpack(const std::string& path, std::uint64_t bytes);
 
 /// Reads members out of compressed pack files.

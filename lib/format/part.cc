@@ -5,7 +5,7 @@
 namespace shardwright::format {
 
 Result<std::uint64_t> Part::Bytes() const {
-  if (!loaded_.empty()) return *bytes_;
+  if (!loaded_.empty() || ahead_ != nullptr) return *bytes_;
   SW_TRY_ASSIGN(const os::Identity identity, file_.Stat());
   if (!bytes_) return identity.bytes;
   if (first_ > identity.bytes || *bytes_ > identity.bytes - first_) {
@@ -22,6 +22,7 @@ Status Part::ReadAt(std::uint64_t offset, std::span<std::byte> out) const {
                                      " bytes expected at offset " + std::to_string(offset) +
                                      " of a container that ends at " + std::to_string(*bytes_));
   }
+  if (ahead_ != nullptr) return ahead_->ReadAt(offset, out);
   if (loaded_.empty()) return file_.ReadAt(first_ + offset, out);
   const std::uint64_t tail_first = *bytes_ - tail_.size();
   if (offset + out.size() <= loaded_.size()) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "format/read_ahead.h"
 #include "os/file.h"
 
 namespace shardwright::format {
@@ -32,6 +33,11 @@ class Part {
        std::span<const std::byte> head, std::span<const std::byte> tail)
       : file_(file), first_(first), bytes_(bytes), loaded_(head), tail_(tail) {}
 
+  /// A stretch that lies in the file, read through `ahead`, which reads the same stretch.
+  /// \pre `ahead` outlives it
+  Part(const os::File& file, std::uint64_t first, std::uint64_t bytes, ReadAhead& ahead)
+      : file_(file), first_(first), bytes_(bytes), ahead_(&ahead) {}
+
   std::uint64_t first() const { return first_; }
   const std::string& path() const { return file_.path(); }
   /// \error kNotFound if the file cannot be asked; kBadInput if it ends before the stretch does
@@ -45,6 +51,7 @@ class Part {
   std::optional<std::uint64_t> bytes_;  // none: to the end of the file
   std::span<const std::byte> loaded_;   // from its beginning; empty: nothing was read before
   std::span<const std::byte> tail_;
+  ReadAhead* ahead_ = nullptr;
 };
 
 }  // namespace shardwright::format

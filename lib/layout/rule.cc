@@ -137,17 +137,22 @@ bool CutsNothing(const SplitRule& rule, std::uint64_t ranks) {
 
 // Groups of consecutive view dimensions whose products are the dimensions of `shape`:
 // the first view dimension of every group, plus one past the last. Nothing if the view mixes them.
+// The group of a dimension of extent 1 may be empty.
 std::optional<std::vector<std::size_t>> GroupView(const Shape& view, const Shape& shape) {
   std::vector<std::size_t> begin{0};
   std::size_t at = 0;
-  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+  for (const std::uint64_t extent : shape) {
     std::uint64_t product = 1;
-    while (at < view.size() && (product != shape[dim] || begin.back() == at)) {
-      product *= view[at++];
+    if (extent == 1) {
+      if (at < view.size() && view[at] == 1) ++at;
+    } else {
+      while (at < view.size() && product != extent) product *= view[at++];
+      if (product != extent) return std::nullopt;
     }
-    if (product != shape[dim]) return std::nullopt;
     begin.push_back(at);
   }
+  while (at < view.size() && view[at] == 1) ++at;
+  begin.back() = at;
   if (at != view.size()) return std::nullopt;
   return begin;
 }
@@ -173,13 +178,26 @@ Result<Shape> ConcatShape(const std::vector<Shape>& shards, std::size_t dim) {
   return whole;
 }
 
+// The whole shape whose dimension d is the sum of the shards' and, in the view, contains the
+// dimension that is cut.
 Result<Shape> WholeOfView(const SplitRule& rule, const std::vector<Shape>& shards) {
+  std::optional<Shape> found;
   for (std::size_t dim = 0; dim < shards.front().size(); ++dim) {
     const Result<Shape> whole = ConcatShape(shards, dim);
     if (!whole) continue;
     const auto groups = GroupView(rule.view, *whole);
-    if (groups && (*groups)[dim] <= rule.dim && rule.dim < (*groups)[dim + 1]) return *whole;
+    if (!groups || (*groups)[dim] > rule.dim || rule.dim >= (*groups)[dim + 1]) continue;
+    if (found && *found != *whole) {
+      return Fail(Errc::kUnsupported,
+                  "shards of shape " + ToString(shards.front()) + " and the view " +
+                      ToString(rule.view) + " fit a tensor of shape " + ToString(*found) +
+                      " and one of " + ToString(*whole) +
+                      "; give a rule without a view: sub-tensors by their sizes along a dimension "
+                      "of the parameter, or a plain cut along it");
+    }
+    found = *whole;
   }
+  if (found) return *std::move(found);
   return Fail(Errc::kBadInput, "shards of shape " + ToString(shards.front()) +
                                    " do not fit the view " + ToString(rule.view));
 }
@@ -253,7 +271,8 @@ Result<Shape> ShardShape(const SplitRule& rule, const Shape& shape, std::uint64_
   const auto groups = GroupView(cut.view(), shape);
   if (!groups) {
     return Fail(Errc::kUnsupported, "the view " + ToString(cut.view()) +
-                                        " mixes dimensions of the shape " + ToString(shape));
+                                        " mixes dimensions of the shape " + ToString(shape) +
+                                        ", so a shard of it has no shape of that rank");
   }
   Shape shard(shape.size(), 1);
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
@@ -296,10 +315,8 @@ Result<Shape> WholeShape(const SplitRule& rule, const std::vector<Shape>& shards
     case Split::kSub:
       break;
   }
-  if (!rule.view.empty() && rule.view.size() != shards.front().size()) {
-    return WholeOfView(rule, shards);
-  }
-  SW_TRY_ASSIGN(Shape whole, ConcatShape(shards, rule.dim));
+  SW_TRY_ASSIGN(Shape whole,
+                rule.view.empty() ? ConcatShape(shards, rule.dim) : WholeOfView(rule, shards));
   SW_TRY(CheckFits(rule, whole));
   return whole;
 }
@@ -317,11 +334,12 @@ std::string Explain(const SplitRule& rule) {
                               : "cut" + along) +
              std::string(rule.padded ? ", padded" : "");
     case Split::kSub: {
+      const std::string in = rule.view.empty() ? "" : " of the view " + ToString(rule.view);
       std::string sizes;
       for (std::uint64_t size : rule.sub_sizes) {
         sizes += (sizes.empty() ? "" : "+") + std::to_string(size);
       }
-      return "sub-tensors " + sizes + along;
+      return "sub-tensors " + sizes + along + in;
     }
     case Split::kListed:
       return "boxes listed for " + std::to_string(rule.cuts.size()) + " ranks";

@@ -46,6 +46,9 @@ struct LoadOptions {
   ucp::InputOptions input;
   bool strict = true;  ///< refuse what is missing or unused
   bool verify = true;  ///< compare what is read with the checksums of its files
+  /// The trainer loads an optimizer too. Optimizer states of the source that it lacks then count as
+  /// unused, also where its own optimizer has no states.
+  bool optimizer = false;
   /// The source is memory of every rank: each reads what it needs by itself, nothing is sent, and
   /// nothing compared, as there are no checksums.
   bool in_memory = false;
@@ -74,8 +77,8 @@ struct Loaded {
 /// \param mine    what this rank holds
 /// \param memory  of each: its elements as `mine` cuts them; written to, never kept
 /// \pre mine.size() == memory.size(), and what is not far has the bytes that its cut and type tell
-/// \error kMismatch  strict, and something is missing or unused: named; kBadInput  a tensor of
-///        another shape, or tensors that all ranks together do not hold whole; kLimit  memory_bytes
+/// \error kMismatch  a tensor of another shape, or strict, and something is missing or unused:
+///        named; kBadInput  tensors that all ranks together do not hold whole; kLimit  memory_bytes
 ///        is too small; as plan::Plan::Make and exec::UnitLoop
 /// Collective.
 Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,

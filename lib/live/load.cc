@@ -14,6 +14,7 @@
 #include "exec/gather.h"
 #include "exec/units.h"
 #include "exec/verify.h"
+#include "format/json/json.h"
 #include "live/live.h"
 #include "live/match.h"
 
@@ -74,9 +75,8 @@ Result<std::vector<std::vector<Held>>> HeldByAll(comm::Comm& comm, const std::ve
                 comm.AllGather(std::as_bytes(std::span(packed))));
   std::vector<std::vector<Held>> out;
   for (const comm::Bytes& bytes : all) {
-    const auto* first = reinterpret_cast<const std::uint8_t*>(bytes.data());
-    const nlohmann::json theirs =
-        nlohmann::json::from_msgpack(first, first + bytes.size(), true, false);
+    SW_TRY_ASSIGN(const nlohmann::json theirs,
+                  shardwright::json::ParseMessagePack(bytes, "rank " + std::to_string(out.size())));
     SW_TRY_ASSIGN(std::vector<Held> held, ParseHeld(theirs));
     out.push_back(std::move(held));
   }
@@ -293,6 +293,26 @@ Status CheckOptions(comm::Comm& comm, const LoadOptions& options) {
 
 }  // namespace
 
+namespace {
+
+/// A trainer that loads only its model needs no optimizer of the checkpoint; one that loads its
+/// optimizer too must not get a part of it.
+Status CheckOptimizer(const ucp::Input& input, const std::vector<std::vector<Held>>& held) {
+  Status whole = dialect::CheckUnbound(input.checkpoint);
+  if (whole) return {};
+  for (const std::vector<Held>& rank : held) {
+    for (const Held& one : rank) {
+      if (IsOfModel(one.kind)) continue;
+      Error error = std::move(whole).error();
+      error.message += "; the model can be loaded without the optimizer";
+      return tl::unexpected<Error>(std::move(error));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,
                         const LoadOptions& options, const std::vector<Held>& mine,
                         std::span<const Memory> memory, Sink& sink) {
@@ -301,7 +321,9 @@ Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,
   Loaded loaded;
   loaded.input = std::move(input);
   SW_TRY_ASSIGN(const std::vector<std::vector<Held>> held, comm.Agree(HeldByAll(comm, mine)));
-  SW_TRY_ASSIGN(Match match, comm.Agree(MatchHeld(loaded.input->checkpoint, held)));
+  SW_TRY(CheckOptimizer(*loaded.input, held));
+  SW_TRY_ASSIGN(Match match,
+                comm.Agree(MatchHeld(loaded.input->checkpoint, held, options.optimizer)));
   SW_TRY(CheckStrict(options, match));
   Loader loader(comm, options, sink);
   SW_TRY(loader.Fill(*loaded.input, match, memory, &loaded));
@@ -313,7 +335,10 @@ Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<ucp::Input> input,
 Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
                     std::span<const Memory> memory, Sink& sink) {
   SW_TRY(CheckOptions(comm, options));
-  SW_TRY_ASSIGN(std::unique_ptr<ucp::Input> input, ucp::OpenInput(comm, options.input, sink));
+  ucp::InputOptions from = options.input;
+  from.bound = true;  // LoadFrom knows what the trainer wants of it
+  SW_TRY_ASSIGN(std::unique_ptr<ucp::Input> input, ucp::OpenInput(comm, from, sink));
+  for (const std::string& one : dialect::OptimizerLeftOut(input->checkpoint)) sink.Warn(one);
   return LoadFrom(comm, std::move(input), options, mine, memory, sink);
 }
 

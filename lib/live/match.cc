@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "dialect/build/wrappers.h"
 #include "layout/states.h"
 #include "plan/target_builder.h"
 
@@ -51,8 +52,8 @@ std::optional<Found> Find(const layout::TensorIndex& index, const std::string& n
 /// Puts the target together, tensor by tensor.
 class Matcher {
  public:
-  explicit Matcher(const dialect::Checkpoint& source)
-      : source_(source), names_(source), index_(source.map) {}
+  Matcher(const dialect::Checkpoint& source, bool optimizer)
+      : source_(source), names_(source), index_(source.map), has_optimizer_(optimizer) {}
 
   Status AddRank(std::size_t rank, const std::vector<Held>& held);
   Match Take() &&;
@@ -72,7 +73,7 @@ class Matcher {
   std::set<std::string> missing_;
   std::set<std::uint32_t> used_;
   std::set<std::string> model_names_;
-  bool has_optimizer_ = false;
+  bool has_optimizer_;
 };
 
 Status Matcher::AddRank(std::size_t rank, const std::vector<Held>& held) {
@@ -83,7 +84,7 @@ Status Matcher::AddRank(std::size_t rank, const std::vector<Held>& held) {
 }
 
 Status Matcher::Add(std::size_t rank, std::uint32_t number, const Held& held) {
-  if (!IsModel(held.kind) || held.kind == layout::kMaster) has_optimizer_ = true;
+  if (!IsOfModel(held.kind)) has_optimizer_ = true;
   const std::string& name = names_.Holder(held.name);
   const std::optional<Found> found = Find(index_, name, held.kind);
   if (!found) {
@@ -93,7 +94,7 @@ Status Matcher::Add(std::size_t rank, std::uint32_t number, const Held& held) {
   const LogicalTensor& from = source_.map.tensors[found->tensor];
   const bool one = Elems(from.shape) == 1 && Elems(held.shape) == 1;  // [] and [1]
   if (from.shape != held.shape && !one) {
-    return Fail(Errc::kBadInput, Label(held) + ": the trainer has shape " + ToString(held.shape) +
+    return Fail(Errc::kMismatch, Label(held) + ": the trainer has shape " + ToString(held.shape) +
                                      ", the checkpoint " + ToString(from.shape));
   }
   used_.insert(found->tensor);
@@ -136,20 +137,30 @@ Match Matcher::Take() && {
 
 }  // namespace
 
+bool IsOfModel(const std::string& kind) { return IsModel(kind) && kind != layout::kMaster; }
+
 Names::Names(const dialect::Checkpoint& source) {
+  std::set<std::string> several;
   for (const dialect::Param& param : source.params) {
     if (!param.alias_of.empty()) alias_of_.emplace(param.name, param.alias_of);
+    const std::string plain = dialect::PlainName(param.name);
+    const bool is_new = wrapped_.emplace(plain, param.name).second;
+    if (!is_new) several.insert(plain);
   }
+  for (const std::string& plain : several) wrapped_.erase(plain);
+  std::erase_if(wrapped_, [](const auto& one) { return one.first == one.second; });
 }
 
 const std::string& Names::Holder(const std::string& name) const {
-  const auto found = alias_of_.find(name);
-  return found == alias_of_.end() ? name : found->second;
+  const auto wrapped = wrapped_.find(name);
+  const std::string& own = wrapped == wrapped_.end() ? name : wrapped->second;
+  const auto found = alias_of_.find(own);
+  return found == alias_of_.end() ? own : found->second;
 }
 
 Result<Match> MatchHeld(const dialect::Checkpoint& source,
-                        const std::vector<std::vector<Held>>& by_rank) {
-  Matcher matcher(source);
+                        const std::vector<std::vector<Held>>& by_rank, bool optimizer) {
+  Matcher matcher(source, optimizer);
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
     SW_TRY(matcher.AddRank(rank, by_rank[rank]));
   }

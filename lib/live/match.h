@@ -23,7 +23,12 @@ struct Match {
   std::vector<std::string> unused;   ///< sorted
 };
 
-/// The name that holds the data of a parameter: its own, or of what it is tied to.
+/// Returns true if a held tensor of this kind belongs to the model: a weight, a frozen parameter or
+/// a buffer. Masters and states belong to the optimizer.
+bool IsOfModel(const std::string& kind);
+
+/// Finds the name in the source that holds the data of a trainer's parameter: its own, that of a
+/// wrapped module (dialect::PlainName), or of the parameter to which it is tied.
 class Names {
  public:
   explicit Names(const dialect::Checkpoint& source);
@@ -31,14 +36,17 @@ class Names {
 
  private:
   std::unordered_map<std::string, std::string> alias_of_;
+  std::unordered_map<std::string, std::string> wrapped_;  // by plain name, where it is another
 };
 
 /// Finds the source of everything that the ranks of a trainer hold. What several ranks hold alike
 /// is of the first of them, and a replica on the others.
-/// \param by_rank  what each rank holds
-/// \error kBadInput  a tensor of another shape; both sides are named
+/// \param by_rank    what each rank holds
+/// \param optimizer  the trainer loads an optimizer (LoadOptions); masters or states in `by_rank`
+///        imply it
+/// \error kMismatch  a tensor of another shape; both sides are named
 /// Pure.
 Result<Match> MatchHeld(const dialect::Checkpoint& source,
-                        const std::vector<std::vector<Held>>& by_rank);
+                        const std::vector<std::vector<Held>>& by_rank, bool optimizer);
 
 }  // namespace shardwright::live

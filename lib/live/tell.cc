@@ -174,6 +174,7 @@ void TellEngine(const dialect::Checkpoint& from, std::vector<std::string>* left,
     }
     return;
   }
+  if (!state->entries.empty()) left->push_back(dialect::DescribeEntries(state->entries));
   if (!state->model_states.empty()) {
     (*out)["engine"] = Chosen(state->model_states[0].document.root, "", left, [](const Node* key) {
       return !dialect::IsOneOf(key, dialect::kModelKeys);

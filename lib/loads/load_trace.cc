@@ -1,9 +1,7 @@
 #include "loads/load_trace.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <set>
 #include <utility>
 
 #include "base/checked.h"
@@ -12,58 +10,6 @@
 #include "os/dir.h"
 
 namespace shardwright::loads {
-namespace {
-
-Result<std::uint32_t> LayerNumber(std::string_view text, std::string_view whole) {
-  std::uint32_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
-      number >= limits::kMoeLayers) {
-    return Fail(Errc::kUsage, "\"" + std::string(whole) +
-                                  "\" is no list of layers as 0-11,14 below " +
-                                  std::to_string(limits::kMoeLayers));
-  }
-  return number;
-}
-
-/// The records whose mean is taken: [first, last].
-Result<std::pair<std::size_t, std::size_t>> WindowOf(const LoadTrace& trace,
-                                                     const LoadWindow& window) {
-  std::size_t last = trace.records.size() - 1;
-  if (window.at) {
-    SW_TRY_ASSIGN(last, RecordAt(trace, *window.at));
-  }
-  if (window.window == 0 || window.window > last + 1) {
-    return Fail(Errc::kUsage, "window of " + std::to_string(window.window) +
-                                  " iterations, but there are " + std::to_string(last + 1) +
-                                  " up to iteration " +
-                                  std::to_string(trace.records[last].iteration));
-  }
-  return std::pair(last + 1 - static_cast<std::size_t>(window.window), last);
-}
-
-/// Indices of the layers that a window names.
-Result<std::vector<std::size_t>> LayersIn(const LoadTrace& trace, const LoadWindow& window) {
-  std::vector<std::size_t> rows;
-  if (window.layers.empty()) {
-    for (std::size_t row = 0; row < trace.layer_id.size(); ++row) rows.push_back(row);
-    return rows;
-  }
-  for (const std::uint32_t layer : window.layers) {
-    const auto at = std::lower_bound(trace.layer_id.begin(), trace.layer_id.end(), layer);
-    if (at == trace.layer_id.end() || *at != layer) {
-      return Fail(Errc::kUsage, "layer " + std::to_string(layer) + ": the loads have " +
-                                    std::to_string(trace.layer_id.size()) + " layers, " +
-                                    std::to_string(trace.layer_id.front()) + " to " +
-                                    std::to_string(trace.layer_id.back()));
-    }
-    rows.push_back(static_cast<std::size_t>(at - trace.layer_id.begin()));
-  }
-  return rows;
-}
-
-}  // namespace
-
 std::string CellName(std::uint64_t layer, std::uint64_t expert) {
   return "layer " + std::to_string(layer) + " expert " + std::to_string(expert);
 }
@@ -92,6 +38,28 @@ Status RecordBuilder::Add(std::uint64_t layer, std::vector<std::uint64_t> counts
   return {};
 }
 
+namespace {
+
+/// Replaces the oldest three quarters of the records by their sum.
+Status SumOldest(LoadTrace* trace, const std::string& where) {
+  std::vector<LoadTrace::Record>& records = trace->records;
+  const std::size_t last = records.size() - records.size() / 4 - 1;
+  LoadTrace::Record& sum = records[last];
+  for (std::size_t r = 0; r < last; ++r) {
+    for (std::size_t i = 0; i < sum.tokens.size(); ++i) {
+      sum.tokens[i] += records[r].tokens[i];
+      if (sum.tokens[i] <= limits::kMoeTokens) continue;
+      return Fail(Errc::kLimit, where + ": the sum of the records before has more than " +
+                                    std::to_string(limits::kMoeTokens) + " tokens");
+    }
+  }
+  trace->first_sums += last;
+  records.erase(records.begin(), records.begin() + static_cast<std::ptrdiff_t>(last));
+  return {};
+}
+
+}  // namespace
+
 Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
               const std::string& where) {
   if (record.empty()) return Fail(Errc::kBadInput, where + ": no layers");
@@ -104,8 +72,11 @@ Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& re
   }
   const std::uint64_t cells = rows.size() * rows.begin()->second.size();
   if ((trace->records.size() + 1) * cells > limits::kMoeCounts) {
-    return Fail(Errc::kLimit,
-                where + ": more than " + std::to_string(limits::kMoeCounts) + " counts in all");
+    if (!trace->serving || trace->records.size() < 8) {
+      return Fail(Errc::kLimit,
+                  where + ": more than " + std::to_string(limits::kMoeCounts) + " counts in all");
+    }
+    SW_TRY(SumOldest(trace, where));
   }
   if (rows.size() != trace->layer_id.size() || rows.begin()->second.size() != trace->experts) {
     return Fail(Errc::kBadInput, where + ": " + std::to_string(rows.size()) + " layers of " +
@@ -154,62 +125,16 @@ Status Finish(LoadTrace* trace, const std::string& where) {
   return {};
 }
 
-Result<std::size_t> RecordAt(const LoadTrace& trace, std::uint64_t iteration) {
-  const auto after =
-      std::upper_bound(trace.records.begin(), trace.records.end(), iteration,
-                       [](std::uint64_t i, const auto& record) { return i < record.iteration; });
-  if (after == trace.records.begin()) {
-    return Fail(Errc::kUsage, "iteration " + std::to_string(iteration) +
-                                  ": the loads start at iteration " +
-                                  std::to_string(trace.records.front().iteration));
-  }
-  return static_cast<std::size_t>(after - trace.records.begin()) - 1;
+void WarnOfRestart(LoadTrace* trace, const std::string& place, std::uint64_t iteration) {
+  trace->warnings.push_back(place + ": iteration " + std::to_string(iteration) +
+                            " again, as after a restart of the training: the earlier lines of "
+                            "iterations from " +
+                            std::to_string(iteration) + " on are ignored");
 }
 
-Result<Loads> Pick(const LoadTrace& trace, const LoadWindow& window) {
-  SW_TRY_ASSIGN(const auto range, WindowOf(trace, window));
-  SW_TRY_ASSIGN(const auto rows, LayersIn(trace, window));
-  Loads loads;
-  loads.experts = trace.experts;
-  loads.layers = static_cast<std::uint32_t>(rows.size());
-  loads.iteration = trace.records[range.second].iteration;
-  loads.tokens.reserve(rows.size() * trace.experts);
-  for (const std::size_t row : rows) {
-    loads.layer_id.push_back(trace.layer_id[row]);
-    for (std::size_t e = 0; e < trace.experts; ++e) {
-      // Quotients and remainders apart: the sum itself may not fit.
-      std::uint64_t whole = 0;
-      std::uint64_t rest = 0;
-      for (std::size_t r = range.first; r <= range.second; ++r) {
-        const std::uint64_t tokens = trace.records[r].tokens[row * trace.experts + e];
-        whole += tokens / window.window;
-        rest += tokens % window.window;
-      }
-      loads.tokens.push_back(whole + (2 * rest + window.window) / (2 * window.window));
-    }
-  }
-  return loads;
-}
-
-Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text) {
-  std::set<std::uint32_t> layers;
-  std::string_view rest = text;
-  while (true) {
-    const std::string_view part = rest.substr(0, rest.find(','));
-    const std::size_t dash = part.find('-');
-    SW_TRY_ASSIGN(const std::uint32_t first, LayerNumber(part.substr(0, dash), text));
-    std::uint32_t last = first;
-    if (dash != std::string_view::npos) {
-      SW_TRY_ASSIGN(last, LayerNumber(part.substr(dash + 1), text));
-    }
-    if (last < first) {
-      return Fail(Errc::kUsage, "\"" + std::string(text) + "\": the range runs backward");
-    }
-    for (std::uint32_t layer = first; layer <= last; ++layer) layers.insert(layer);
-    if (part.size() == rest.size()) break;
-    rest.remove_prefix(part.size() + 1);
-  }
-  return std::vector<std::uint32_t>(layers.begin(), layers.end());
+void WarnOfTornLine(LoadTrace* trace, const std::string& place) {
+  trace->warnings.push_back(place + ": the last line is cut short and is ignored");
+  trace->torn = true;
 }
 
 namespace {
@@ -220,8 +145,18 @@ Result<LoadTrace> ReadFolder(const std::string& path) {
 }
 
 Result<LoadTrace> ReadFile(const std::string& path) {
-  if (path.ends_with(".pt") || path.ends_with(".pth")) return ReadRecorderDump(path);
-  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
+  if (path.ends_with(".pt") || path.ends_with(".pth")) return ReadTensorFile(path);
+  if (path.ends_with(".npy")) return ReadNumpyFile(path);
+  for (const std::string_view ending : {".npz", ".safetensors", ".bin", ".parquet"}) {
+    if (!path.ends_with(ending)) continue;
+    return Fail(Errc::kUnsupported, path + ": token counts in a " + std::string(ending) +
+                                        " file are not read: save the array [layers, experts] as "
+                                        ".npy or .pt");
+  }
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  if (identity.bytes > limits::kJsonBytes) return ReadLongLog(file, identity.bytes);
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
   SW_TRY_ASSIGN(LoadTrace trace, ParseLoads(text, path));
   trace.bytes_read = text.size();
   trace.files_read = 1;
@@ -259,7 +194,14 @@ Result<std::uint64_t> CountOf(double value, const std::string& where) {
     return Fail(Errc::kBadInput,
                 where + ": more than " + std::to_string(limits::kMoeTokens) + " tokens");
   }
-  return static_cast<std::uint64_t>(std::floor(value + 0.5));
+  if (std::floor(value) != value) {
+    std::string text;
+    json::AppendReal(&text, value);
+    return Fail(Errc::kBadInput, where + ": not a whole number: " + text +
+                                     "; counts are expected, so multiply means by the number of "
+                                     "steps that they are of");
+  }
+  return static_cast<std::uint64_t>(value);
 }
 
 Result<std::uint64_t> CountOf(const Json& value, const std::string& where) {

@@ -10,13 +10,14 @@
 #include "base/result.h"
 #include "format/json/json.h"
 #include "loads/load_trace.h"
+#include "os/file.h"
 
 namespace shardwright::loads {
 
 using json::Json;
 
-/// One number that counts tokens: a whole number, or a mean that is rounded half up.
-/// \error kBadInput  negative, not a number, or above limits::kMoeTokens
+/// One number that counts tokens.
+/// \error kBadInput  negative, fractional, not a number, or above limits::kMoeTokens
 Result<std::uint64_t> CountOf(const Json& value, const std::string& where);
 Result<std::uint64_t> CountOf(double value, const std::string& where);
 
@@ -46,18 +47,27 @@ Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& re
 /// \error kBadInput  no records, an iteration twice, counts that overflow
 Status Finish(LoadTrace* trace, const std::string& where);
 
+/// Warns that a log repeats an iteration. \param place  place of the first such line
+void WarnOfRestart(LoadTrace* trace, const std::string& place, std::uint64_t iteration);
+/// Warns that the last line is truncated, and sets `torn`. \param place  place of the line
+void WarnOfTornLine(LoadTrace* trace, const std::string& place);
+
 /// "layer 3 expert 5". For messages.
 std::string CellName(std::uint64_t layer, std::uint64_t expert);
 
 /// A list of lists of counts, as rows of consecutive layers from 0.
 Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record);
 
-/// Appends a record for each line.
+/// Appends a record for each line. Handles restarts and a torn last line like ReadLoads.
 /// \param begin  where in the file the text begins, for messages; absent: it is the file's, whose
 ///        lines are numbered
 /// \error kBadInput  names the line; kLimit
 Status AddLines(std::string_view text, const std::string& where, std::optional<std::uint64_t> begin,
                 LoadTrace* trace);
+
+/// Reads a log of JSON lines that is too long to be read at once, part after part.
+/// \error kLimit  another text; as ReadLoads
+Result<LoadTrace> ReadLongLog(const os::File& file, std::uint64_t bytes);
 
 /// Reads the end of a log of JSON lines: all records of iterations above `after`. Nothing where it
 /// has to be read whole: lines that do not say their iteration, are in another order, or not of
@@ -66,8 +76,10 @@ Status AddLines(std::string_view text, const std::string& where, std::optional<s
 Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64_t after);
 
 Result<LoadTrace> ParseCsvLoads(std::string_view text, const std::string& where);
-/// A `.pt` file of SGLang's recorder.
-Result<LoadTrace> ReadRecorderDump(const std::string& path);
+/// A `.pt` file: a tensor alone, a dump of SGLang's recorder, or physical counts with their map.
+Result<LoadTrace> ReadTensorFile(const std::string& path);
+/// A `.npy` file.
+Result<LoadTrace> ReadNumpyFile(const std::string& path);
 /// A folder of TensorRT-LLM's statistics: meta_info.json and rank*.safetensors.
 Result<LoadTrace> ReadStatisticFolder(const std::string& folder);
 /// A checkpoint folder whose model files hold token counters.

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/limits.h"
 #include "base/text.h"
 #include "loads/load_trace_internal.h"
@@ -77,7 +79,7 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
                    RecordBuilder* record) {
   if (!load.is_array() || !map.is_array() || load.size() != map.size()) {
     return Fail(Errc::kBadInput, where +
-                                     ": expert_load and p2l_map: lists of equal length "
+                                     ": counts and map of physical experts: lists of equal length "
                                      "expected");
   }
   std::uint64_t experts = 0;
@@ -85,7 +87,7 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
   for (std::size_t l = 0; l < map.size(); ++l) {
     if (!map[l].is_array() || !load[l].is_array() || map[l].size() != load[l].size()) {
       return Fail(Errc::kBadInput, where + ": layer " + std::to_string(l) +
-                                       ": expert_load and p2l_map differ in length");
+                                       ": counts and map of physical experts differ in length");
     }
     for (const Json& id : map[l]) {
       const bool unused = id.is_number_integer() && id.get<std::int64_t>() == -1;
@@ -111,6 +113,7 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
 
 Status AddVllm(const Json& object, const std::string& where, LoadTrace* trace) {
   trace->format = "vllm";
+  trace->serving = true;
   const Json& type = object["record_type"];
   if (type == "eplb_load_meta") return {};
   const Json* load = json::Find(object, "expert_load");
@@ -162,40 +165,204 @@ Status AddObject(const Json& object, const std::string& where, LoadTrace* trace)
   }
   if (const Json* counts = json::Find(object, "logical_count")) {
     trace->format = "sglang";
+    trace->serving = true;
     return AddLists(*counts, where + ": logical_count", true, trace);
   }
-  if (const Json* loads = json::Find(object, "loads")) {
-    return AddLists(*loads, where + ": loads", false, trace);
+  for (const char* key : {"loads", "expert_load", "expert_load_view", "tokens_per_expert",
+                          "token_counts", "expert_counts"}) {
+    const Json* loads = json::Find(object, key);
+    if (loads == nullptr) continue;
+    const std::string place = where + ": " + key;
+    const Json* map = json::Find(object, "physical_to_logical_map");
+    if (map == nullptr) map = json::Find(object, "p2l_map");
+    if (map == nullptr) return AddLists(*loads, place, false, trace);
+    RecordBuilder record(place);
+    SW_TRY(AddPhysical(*loads, *map, place, &record));
+    return Append(trace, trace->records.size(), record, place);
   }
   const Json* layers = json::Find(object, "layers");
   if (layers != nullptr && layers->is_array()) return AddPlanLoads(*layers, where, trace);
-  return Fail(Errc::kBadInput,
-              where + ": no loads: none of tokens, logical_count, expert_load, loads and layers");
+  if (object.contains("physical_to_logical_map")) {
+    return Fail(Errc::kBadInput, where +
+                                     ": a placement (physical_to_logical_map) without token "
+                                     "counts, which --old reads");
+  }
+  return Fail(Errc::kBadInput, where +
+                                   ": no loads: none of tokens, logical_count, expert_load, loads, "
+                                   "tokens_per_expert, token_counts, expert_counts and layers");
+}
+
+/// Handles logs of restarted runs. A line of a training log that has an iteration again was written
+/// by training that went back there: drops what was logged before. A serving engine that starts
+/// again counts its steps from the beginning: renumbers them after those before.
+class Restarts {
+ public:
+  /// Looks at the newest record of the trace. \param place  of its line
+  void Added(const std::string& place, LoadTrace* trace) {
+    std::vector<LoadTrace::Record>& records = trace->records;
+    if (trace->serving) return Renumber(place, trace);
+    const std::uint64_t iteration = records.back().iteration;
+    if (seen_.insert(iteration).second) return;
+    LoadTrace::Record newest = std::move(records.back());
+    records.pop_back();
+    std::erase_if(records, [&](const LoadTrace::Record& one) {
+      if (one.iteration < iteration) return false;
+      seen_.erase(one.iteration);
+      return true;
+    });
+    seen_.insert(iteration);
+    records.push_back(std::move(newest));
+    WarnOfRestart(trace, place, iteration);
+  }
+
+ private:
+  void Renumber(const std::string& place, LoadTrace* trace) {
+    std::uint64_t& iteration = trace->records.back().iteration;
+    const std::uint64_t step = iteration;
+    iteration += offset_;
+    if (trace->records.size() > 1 && step <= newest_) {
+      const std::uint64_t next = trace->records[trace->records.size() - 2].iteration + 1;
+      offset_ += next - std::min(next, iteration);
+      iteration = std::max(next, iteration);
+      trace->warnings.push_back(
+          place + ": step " + std::to_string(step) + " after step " + std::to_string(newest_) +
+          ", as after a restart of the server: it counts as step " + std::to_string(iteration));
+    }
+    newest_ = step;
+  }
+
+  std::unordered_set<std::uint64_t> seen_;
+  std::uint64_t offset_ = 0;  // of a server's steps
+  std::uint64_t newest_ = 0;  // step of the server as it counts
+};
+
+/// Whether an object begins in a line and does not end, as where its writer was killed.
+bool IsCutShort(std::string_view line) {
+  line = Trimmed(line);
+  if (!line.starts_with('{')) return false;
+  std::int64_t depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+      continue;
+    }
+    in_string = c == '"';
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+  }
+  return in_string || depth > 0;
+}
+
+/// Whether the object of a line says its iteration, which is otherwise its place.
+bool SaysIteration(const Json& object) {
+  return object.contains("iteration") || object.contains("step");
+}
+
+/// The lines of a log, part after part.
+class LogLines {
+ public:
+  /// \param begin  as AddLines
+  LogLines(const std::string& where, std::optional<std::uint64_t> begin, LoadTrace* trace)
+      : where_(where), by_byte_(begin.has_value()), next_(begin.value_or(0)), trace_(trace) {
+    trace->format = "jsonl";
+  }
+
+  /// Appends a record for each line of a part.
+  /// \param ends  nothing follows the part
+  /// \pre a part that something follows ends with a line break
+  Status Add(std::string_view text, bool ends) {
+    while (!text.empty()) {
+      const std::string_view line = text.substr(0, text.find('\n'));
+      const bool last = ends && line.size() == text.size();  // and no line break ends it
+      text.remove_prefix(std::min(text.size(), line.size() + 1));
+      SW_TRY(AddLine(line, last));
+      if (trace_->torn) return {};
+    }
+    return {};
+  }
+
+ private:
+  Status AddLine(std::string_view line, bool last) {
+    const std::uint64_t at = next_;
+    next_ += line.size() + 1;
+    ++number_;
+    if (Trimmed(line).empty()) return {};
+    const std::string place = where_ + (by_byte_ ? ": line at byte " + std::to_string(at)
+                                                 : ":" + std::to_string(number_));
+    const Result<Json> object = json::Parse(line, place);
+    if (!object && last && IsCutShort(line)) {
+      WarnOfTornLine(trace_, place);
+      return {};
+    }
+    if (!object) return tl::unexpected<Error>(object.error());
+    if (!object->is_object()) {
+      return Fail(Errc::kBadInput, place + ": an object expected, found " + json::KindOf(*object));
+    }
+    const std::uint64_t records = trace_->first_sums + trace_->records.size();
+    SW_TRY(AddObject(*object, place, trace_));
+    const bool added = trace_->first_sums + trace_->records.size() == records + 1;
+    if (added && SaysIteration(*object)) restarts_.Added(place, trace_);
+    return {};
+  }
+
+  const std::string& where_;
+  bool by_byte_;
+  std::uint64_t next_;  // byte
+  LoadTrace* trace_;
+  std::uint64_t number_ = 0;
+  Restarts restarts_;
+};
+
+/// Whether a text consists of a JSON object per line.
+/// \pre the text has its whole first line
+bool IsLog(std::string_view text) {
+  const std::string_view body = Trimmed(text);
+  return body.starts_with('{') && Trimmed(body.substr(0, body.find('\n'))).ends_with('}');
 }
 
 }  // namespace
 
 Status AddLines(std::string_view text, const std::string& where, std::optional<std::uint64_t> begin,
                 LoadTrace* trace) {
-  trace->format = "jsonl";
-  std::uint64_t number = 0;
-  std::uint64_t next = begin.value_or(0);  // byte
-  while (!text.empty()) {
-    const std::string_view line = text.substr(0, text.find('\n'));
-    const std::uint64_t at = next;
-    next += line.size() + 1;
-    text.remove_prefix(std::min(text.size(), line.size() + 1));
-    ++number;
-    if (Trimmed(line).empty()) continue;
-    const std::string place = begin ? where + ": line at byte " + std::to_string(at)
-                                    : where + ":" + std::to_string(number);
-    SW_TRY_ASSIGN(const Json object, json::Parse(line, place));
-    if (!object.is_object()) {
-      return Fail(Errc::kBadInput, place + ": an object expected, found " + json::KindOf(object));
+  return LogLines(where, begin, trace).Add(text, true);
+}
+
+Result<LoadTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
+  constexpr std::uint64_t kBlock = std::uint64_t{16} << 20;
+  const std::string& where = file.path();
+  LoadTrace trace;
+  LogLines lines(where, std::nullopt, &trace);
+  std::string text;  // not added yet
+  for (std::uint64_t at = 0; at < bytes;) {
+    const std::size_t kept = text.size();
+    const std::uint64_t block = std::min(kBlock, bytes - at);
+    if (kept + block > limits::kJsonBytes) {
+      return Fail(Errc::kLimit, where + ": a line of more than " +
+                                    FormatBytes(limits::kJsonBytes - kBlock) +
+                                    ": longer texts are read if they have a JSON object per line");
     }
-    SW_TRY(AddObject(object, place, trace));
+    text.resize(kept + block);
+    SW_TRY(file.ReadAt(at, std::as_writable_bytes(std::span(text).subspan(kept))));
+    const bool first = at == kept;
+    at += block;
+    const bool ends = at == bytes;
+    const std::size_t whole = ends ? text.size() : text.rfind('\n') + 1;
+    if (whole == 0) continue;
+    if (first && !IsLog(text)) {
+      return Fail(Errc::kLimit, where + ": " + FormatBytes(bytes) + " of text: more than " +
+                                    FormatBytes(limits::kJsonBytes) +
+                                    " are read if it has a JSON object per line");
+    }
+    SW_TRY(lines.Add(std::string_view(text).substr(0, whole), ends));
+    text.erase(0, whole);
   }
-  return {};
+  SW_TRY(Finish(&trace, where));
+  trace.bytes_read = bytes;
+  trace.files_read = 1;
+  return trace;
 }
 
 Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record) {
@@ -215,9 +382,8 @@ Result<LoadTrace> ParseLoads(std::string_view text, const std::string& where) {
   const std::string_view body = Trimmed(text);
   if (body.empty()) return Fail(Errc::kBadInput, where + ": is empty");
   if (body.front() != '{' && body.front() != '[') return ParseCsvLoads(text, where);
-  const std::string_view line = Trimmed(body.substr(0, body.find('\n')));
   LoadTrace trace;
-  if (body.front() == '{' && line.back() == '}') {
+  if (IsLog(body)) {
     SW_TRY(AddLines(text, where, std::nullopt, &trace));
     SW_TRY(Finish(&trace, where));
     return trace;

@@ -23,6 +23,13 @@ Status Validate(const Loads& loads) {
                                      std::to_string(loads.layers) + " layers of " +
                                      std::to_string(loads.experts) + " experts");
   }
+  for (const auto& window : loads.windows) {
+    if (window.size() != loads.tokens.size()) {
+      return Fail(Errc::kBadInput, "loads: a window of " + std::to_string(window.size()) +
+                                       " counts, another of " +
+                                       std::to_string(loads.tokens.size()));
+    }
+  }
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
     std::uint64_t sum = 0;
     for (const std::uint64_t tokens : loads.layer(l)) {

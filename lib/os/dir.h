@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -78,9 +79,15 @@ Status ExpectDir(const std::string& path);
 /// True if entries can be made in the directory. \error kNotFound if it cannot be asked
 Result<bool> IsWritable(const std::string& path);
 
-/// Bytes that this user may still write on the file system of an existing path.
+/// What a user may still write on a file system. Absent where the file system does not say.
+struct FreeSpace {
+  std::optional<std::uint64_t> bytes;
+  std::optional<std::uint64_t> files;  ///< files and directories
+};
+
+/// Asks the file system of an existing path.
 /// \error kNotFound
-Result<std::uint64_t> FreeBytes(const std::string& path);
+Result<FreeSpace> FreeSpaceAt(const std::string& path);
 
 /// Where a symbolic link points, as stored. \error kNotFound if it is none; kLimit above 64 KiB
 Result<std::string> ReadLink(const std::string& path);
@@ -91,19 +98,9 @@ Status Rename(const std::string& from, const std::string& to);
 /// Renames to a name that is free. \error kBusy if it is taken; kIo
 Status RenameNew(const std::string& from, const std::string& to);
 
-/// Swaps two names in one step.
-/// \returns false, with nothing changed, if the file system cannot.
-/// \error kIo
-Result<bool> Exchange(const std::string& a, const std::string& b);
-
 /// Makes the names of a directory durable. A file system without directory sync (EINVAL) passes.
 /// \error kIo
 Status SyncDir(const std::string& path);
-
-/// Syncs files one after the other; callers may split the list over threads. A failure is final.
-/// On a network file system only the machine that wrote a file can sync it.
-/// \error kIo, naming the file
-Status SyncFiles(std::span<const std::string> paths);
 
 /// Removes a file. \error kIo, a missing file included
 Status RemoveFile(const std::string& path);
@@ -113,19 +110,11 @@ Status RemoveFile(const std::string& path);
 /// \error kUsage if it is not; kIo; kLimit if the tree is deeper than kTreeDepth
 Status RemoveTree(const std::string& path, const std::string& root);
 
-/// Makes `to` a second name of file `from`, or of what it is a symbolic link to: the same bytes.
-/// \error kBusy if `to` exists; kNotFound if `from` does not; kUnsupported where that cannot be:
-///        across file systems, on one without hard links, without the right; kIo
-Status HardLink(const std::string& from, const std::string& to);
-
 /// Makes `to` share the blocks of `from` until one of them is written: a copy that costs nothing.
 /// \pre `to` is no longer than `from`
 /// \returns false, with nothing changed, if the file system cannot.
 /// \error kIo
 Result<bool> CloneInto(const File& from, const File& to);
-
-/// Names that lead to the same bytes as this one, itself included. \error kNotFound
-Result<std::uint64_t> LinkCount(const std::string& path);
 
 /// The path without links and dots; empty if it leads nowhere or in circles.
 std::string RealPath(const std::string& path);
@@ -135,11 +124,7 @@ Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, std::uint6
 
 /// Same, as text. \error kNotFound; kLimit
 Result<std::string> ReadWholeText(const std::string& path, std::uint64_t cap);
-
-/// Creates a file with this content and syncs it; its name is not synced. On failure it is removed.
-/// \error kBusy if it exists; kIo
-Status WriteWholeFile(const std::string& path, std::span<const std::byte> data);
-Status WriteWholeFile(const std::string& path, std::string_view text);
+Result<std::string> ReadWholeText(const File& file, std::uint64_t cap);
 
 /// Puts a file in place of what has that name, durably and in one step: readers see the old or the
 /// new content. Uses the name `path`.tmp.

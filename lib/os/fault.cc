@@ -39,10 +39,11 @@ using internal::ActiveRule;
 using State = internal::FaultTable;
 
 constexpr std::array<std::string_view, kOpCount> kNames = {
-    "open", "create", "read",  "write",  "allocate", "truncate", "sync", "rename", "exchange",
-    "link", "clone",  "mkdir", "unlink", "rmdir",    "lock",     "stat", "list"};
+    "open",   "create",   "read", "write", "allocate", "truncate", "sync",
+    "rename", "exchange", "link", "clone", "mkdir",    "chmod",    "unlink",
+    "rmdir",  "lock",     "stat", "list",  "close"};
 
-constexpr std::array<std::pair<std::string_view, int>, 10> kErrors = {{{"eio", EIO},
+constexpr std::array<std::pair<std::string_view, int>, 14> kErrors = {{{"eio", EIO},
                                                                        {"enospc", ENOSPC},
                                                                        {"edquot", EDQUOT},
                                                                        {"enomem", ENOMEM},
@@ -51,6 +52,10 @@ constexpr std::array<std::pair<std::string_view, int>, 10> kErrors = {{{"eio", E
                                                                        {"emfile", EMFILE},
                                                                        {"estale", ESTALE},
                                                                        {"einval", EINVAL},
+                                                                       {"ebusy", EBUSY},
+                                                                       {"eperm", EPERM},
+                                                                       {"exdev", EXDEV},
+                                                                       {"enotempty", ENOTEMPTY},
                                                                        {"eintr", EINTR}}};
 
 // The only mutable state of lib/os: a process has one set of system calls, so one fault hook.

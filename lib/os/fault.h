@@ -26,7 +26,8 @@ namespace shardwright::os {
 // ACTION  kill (SIGKILL before the call), term (SIGTERM, then the call), hang (SIGSTOP, then the
 //         call), short (the call moves half of the bytes), torn (half of the bytes, then SIGKILL),
 //         lose (a write says that it has written and has not), flip (one bit of what it writes
-//         differs), or an error: eio enospc edquot enomem eacces erofs emfile estale einval eintr
+//         differs), or an error: eio enospc edquot enomem eacces erofs emfile estale einval ebusy
+//         eperm exdev enotempty eintr
 //
 // A value that cannot be parsed makes every call fail with EINVAL: a typo never passes as a run
 // without faults.
@@ -45,13 +46,15 @@ enum class Op : std::uint8_t {
   kLink,
   kClone,
   kMkdir,
+  kChmod,
   kUnlink,
   kRmdir,
   kLock,
   kStat,
   kList,
+  kClose,
 };
-inline constexpr std::size_t kOpCount = 17;
+inline constexpr std::size_t kOpCount = 19;
 
 /// Lower-case name of an operation, as in a fault rule.
 std::string_view OpName(Op op);

@@ -70,13 +70,22 @@ class File {
   /// \error kIo, with errno
   Status Sync() const;
 
+  /// Closes the file. A network or FUSE file system may report only here that it could not store
+  /// what was written.
+  /// \error kIo, with errno; the file is closed all the same
+  Status Close();
+
+  /// Drops the file's pages from memory, so that the next read comes from the device.
+  /// \pre it was synced
+  /// \returns false if pages stayed in memory
+  bool DropCache() const;
+
   const std::string& path() const { return path_; }
   bool is_open() const { return fd_ >= 0; }
 
  private:
   friend struct FileFd;
   File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
-  static Result<File> OpenExisting(const std::string& path, int flags);
 
   int fd_ = -1;
   std::string path_;

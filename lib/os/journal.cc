@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "base/crc32.h"
 #include "base/text.h"
-#include "os/dir.h"
+#include "os/directory.h"
 
 namespace shardwright::os {
 
@@ -76,10 +79,24 @@ JournalRecords Split(std::span<const std::byte> bytes) {
   return out;
 }
 
+/// Refuses what is not a file of this user alone: its bytes are somebody else's.
+Status CheckOwn(const Directory& folder, const std::string& name, const NameStatus& status) {
+  if (folder.IsOwnFile(status)) return {};
+  std::string why = folder.WhyForeign(status);
+  if (why.empty()) why = "is not a regular file with one name";
+  return Fail(Errc::kBusy, folder.PathOf(name) + ": not resumed: " + why);
+}
+
 // Records of one journal; valid_bytes 0 if the file ends inside its header.
-Result<JournalRecords> Read(const std::string& path, const Fingerprint& fingerprint,
-                            std::uint64_t most) {
-  SW_TRY_ASSIGN(const std::vector<std::byte> bytes, ReadWholeFile(path, most));
+Result<JournalRecords> Read(const File& file, const Fingerprint& fingerprint, std::uint64_t most) {
+  const std::string& path = file.path();
+  SW_TRY_ASSIGN(const Identity identity, file.Stat());
+  if (identity.bytes > most) {
+    return Fail(Errc::kLimit, path + ": " + std::to_string(most) + " bytes at most, found " +
+                                  std::to_string(identity.bytes));
+  }
+  std::vector<std::byte> bytes(static_cast<std::size_t>(identity.bytes));
+  SW_TRY(file.ReadAt(0, bytes));
   if (bytes.size() < kHeaderBytes) {
     // A kill while the file was made. Any other short file is not ours to overwrite.
     const std::size_t magic_bytes = std::min(bytes.size(), kMagic.size());
@@ -94,15 +111,16 @@ Result<JournalRecords> Read(const std::string& path, const Fingerprint& fingerpr
 
 }  // namespace
 
-Result<Journal> Journal::Open(const std::string& path, const Fingerprint& fingerprint,
-                              std::uint64_t most) {
+Result<Journal> Journal::Open(const Directory& folder, const std::string& name,
+                              const Fingerprint& fingerprint, std::uint64_t most) {
   Journal journal;
-  SW_TRY_ASSIGN(const bool present, Exists(path));
+  SW_TRY_ASSIGN(const std::optional<NameStatus> present, folder.Look(name));
   if (present) {
-    SW_TRY_ASSIGN(journal.found_, Read(path, fingerprint, most));
-    SW_TRY_ASSIGN(journal.file_, File::OpenWrite(path));
+    SW_TRY(CheckOwn(folder, name, *present));
+    SW_TRY_ASSIGN(journal.file_, folder.OpenWrite(name));
+    SW_TRY_ASSIGN(journal.found_, Read(journal.file_, fingerprint, most));
   } else {
-    SW_TRY_ASSIGN(journal.file_, File::Create(path));
+    SW_TRY_ASSIGN(journal.file_, folder.Create(name));
   }
   journal.writer_ = std::make_unique<Writer>();
   if (journal.found_.torn_bytes > 0) SW_TRY(journal.file_.Allocate(journal.found_.valid_bytes));
@@ -146,11 +164,23 @@ Status Journal::Append(std::span<const std::byte> payload) {
 
 Status Journal::Sync() const { return file_.Sync(); }
 
-Result<JournalRecords> ReadJournals(std::span<const std::string> paths,
+Status Journal::Clear() {
+  const std::lock_guard lock(writer_->mutex);
+  SW_TRY(file_.Allocate(kHeaderBytes));
+  writer_->end = kHeaderBytes;
+  return file_.Sync();
+}
+
+Status Journal::Close() { return file_.Close(); }
+
+Result<JournalRecords> ReadJournals(const Directory& folder, std::span<const std::string> names,
                                     const Fingerprint& fingerprint) {
   JournalRecords all;
-  for (const std::string& path : paths) {
-    SW_TRY_ASSIGN(JournalRecords one, Read(path, fingerprint, kJournalBytes));
+  for (const std::string& name : names) {
+    SW_TRY_ASSIGN(const std::optional<NameStatus> status, folder.Look(name));
+    if (status) SW_TRY(CheckOwn(folder, name, *status));
+    SW_TRY_ASSIGN(const File file, folder.OpenRead(name));
+    SW_TRY_ASSIGN(JournalRecords one, Read(file, fingerprint, kJournalBytes));
     all.records.insert(all.records.end(), std::make_move_iterator(one.records.begin()),
                        std::make_move_iterator(one.records.end()));
     all.valid_bytes += one.valid_bytes;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "os/directory.h"
 #include "os/file.h"
 
 namespace shardwright::os {
@@ -44,10 +45,11 @@ class Journal {
   /// Creates the journal, or opens it, reads its records and cuts off a torn tail. It takes
   /// records up to `most` bytes in all.
   /// \error kBadInput if the file is no journal; kUnsupported for another version; kMismatch for
-  ///        another fingerprint; kLimit above kJournalBytes; kNotFound; kIo
+  ///        another fingerprint; kLimit above kJournalBytes; kBusy if it is another user's, has
+  ///        another name or is not a regular file; kNotFound; kIo
   /// Local.
-  static Result<Journal> Open(const std::string& path, const Fingerprint& fingerprint,
-                              std::uint64_t most = kJournalBytes);
+  static Result<Journal> Open(const Directory& folder, const std::string& name,
+                              const Fingerprint& fingerprint, std::uint64_t most = kJournalBytes);
 
   /// Records found by Open.
   const JournalRecords& found() const { return found_; }
@@ -58,6 +60,12 @@ class Journal {
 
   /// Makes appended records durable. Thread-safe. \error kIo
   Status Sync() const;
+
+  /// Removes all records: what they say was written may not be on the device. \error kIo
+  Status Clear();
+
+  /// Closes the file. \error kIo
+  Status Close();
 
  private:
   struct Writer {
@@ -73,10 +81,10 @@ class Journal {
 };
 
 /// Reads journals, one per rank, changing nothing; the records of the files follow each other in
-/// the order of the paths. A file cut inside its header holds no records.
+/// the order of the names. A file cut inside its header holds no records.
 /// \error as Journal::Open
 /// Local.
-Result<JournalRecords> ReadJournals(std::span<const std::string> paths,
+Result<JournalRecords> ReadJournals(const Directory& folder, std::span<const std::string> names,
                                     const Fingerprint& fingerprint);
 
 }  // namespace shardwright::os

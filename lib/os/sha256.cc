@@ -43,9 +43,8 @@ std::string Sha256Of(std::string_view text) {
   return std::move(sum).Finish();
 }
 
-Result<std::string> Sha256OfFile(const std::string& path) {
+Result<std::string> Sha256Of(const File& file) {
   constexpr std::uint64_t kStretchBytes = std::uint64_t{1} << 20;
-  SW_TRY_ASSIGN(const File file, File::OpenRead(path));
   SW_TRY_ASSIGN(const Identity identity, file.Stat());
   Sha256 sum;
   std::vector<std::byte> buffer;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "os/file.h"
 
 namespace shardwright::os {
 
@@ -31,8 +32,8 @@ class Sha256 {
 std::string Sha256Of(std::string_view text);
 
 /// The same of a file.
-/// \error kNotFound  it cannot be opened or read; kBadInput  it became shorter meanwhile
+/// \error kNotFound  it cannot be read; kBadInput  it became shorter meanwhile
 /// Local; reads all of it.
-Result<std::string> Sha256OfFile(const std::string& path);
+Result<std::string> Sha256Of(const File& file);
 
 }  // namespace shardwright::os

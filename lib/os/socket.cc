@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/peer.h"
 #include "os/sys_internal.h"
 
 // Sockets do not pass the fault hook: it counts what is done to files, and tests of this file and
@@ -87,21 +88,6 @@ sockaddr_un LocalName(const std::string& path) {
   name.sun_family = AF_UNIX;
   std::memcpy(name.sun_path, path.c_str(), path.size() + 1);
   return name;
-}
-
-/// Who may be at the other end of a socket file: this process's user, and root; to root anybody who
-/// listens.
-Status CheckPeer(int fd, const Address& address, bool listens) {
-  ucred peer{};
-  socklen_t bytes = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
-    return SysFail(Errc::kIo, ToText(address), "cannot tell the other side's user", errno);
-  }
-  const uid_t mine = ::geteuid();
-  if (peer.uid == mine || peer.uid == 0 || (mine == 0 && !listens)) return {};
-  return Fail(Errc::kMismatch, ToText(address) + ": user " + std::to_string(mine) +
-                                   " or root expected at the other end, found user " +
-                                   std::to_string(peer.uid));
 }
 
 /// As Connection::peer.
@@ -210,6 +196,11 @@ Result<Fd> ListenLocal(const Address& address) {
   if (::lstat(address.path.c_str(), &old) == 0) {
     if (!S_ISSOCK(old.st_mode)) {
       return Fail(Errc::kBusy, ToText(address) + ": is there and is no socket");
+    }
+    if (old.st_uid != ::geteuid()) {
+      return Fail(Errc::kBusy, ToText(address) + ": a socket file of user " +
+                                   std::to_string(old.st_uid) +
+                                   "; remove it, or choose another path");
     }
     ::unlink(address.path.c_str());
   }
@@ -350,7 +341,14 @@ Connection::~Connection() {
 Result<Connection> Connection::Open(const Address& address, milliseconds timeout, Stop stop) {
   SW_TRY_ASSIGN(Fd fd, address.is_local() ? ConnectLocal(address, timeout, stop)
                                           : ConnectTcp(address, timeout, stop));
-  if (address.is_local()) SW_TRY(CheckPeer(fd.get(), address, false));
+  if (address.is_local()) {
+    Status peer = CheckPeer(fd.get(), ToText(address), address.trusted_user);
+    if (!peer && peer.error().code == Errc::kMismatch) {
+      peer.error().message +=
+          "; if you trust that user with this run, name it: --trust-user (in Python trust_user=)";
+    }
+    SW_TRY(peer);
+  }
   return Connection(fd.Release(), ToText(address), address.is_local(), timeout, std::move(stop));
 }
 
@@ -479,7 +477,7 @@ bool Connection::MeetsTls() const {
 
 Status Connection::Receive(std::span<std::byte> out) {
   const std::size_t ready = std::min(ahead_.size(), out.size());
-  std::memcpy(out.data(), ahead_.data(), ready);
+  if (ready > 0) std::memcpy(out.data(), ahead_.data(), ready);
   ahead_.erase(0, ready);
   std::size_t done = ready;
   Pace pace(timeout_);
@@ -585,7 +583,7 @@ Result<std::optional<Connection>> Listener::Accept(milliseconds wait, millisecon
     }
     return SysFail(Errc::kIo, ToText(address_), "cannot accept", errno);
   }
-  if (address_.is_local()) SW_TRY(CheckPeer(fd.get(), address_, true));
+  if (address_.is_local()) SW_TRY(CheckPeer(fd.get(), ToText(address_), {}));
   Connection connection(fd.Release(), ToText(address_), address_.is_local(), timeout,
                         std::move(stop));
   connection.peer_ = HostOf(name);

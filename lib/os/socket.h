@@ -20,6 +20,8 @@ struct Address {
   std::string path;  ///< of a socket file; empty for TCP
   std::string host;  ///< name or number; of IPv6 without brackets
   std::uint16_t port = 0;
+  /// Of a socket file: a user whose process may listen there, besides this process's user and root.
+  std::optional<std::uint32_t> trusted_user = {};
 
   bool is_local() const { return !path.empty(); }
   friend bool operator==(const Address&, const Address&) = default;
@@ -74,8 +76,8 @@ class Connection {
   Connection& operator=(Connection&& other) noexcept;
   ~Connection();
 
-  /// \error kNotFound  nobody listens there, or the host is unknown; kMismatch  who listens at a
-  ///        socket file is neither this process's user nor root, unless this one is; kStopped
+  /// \error kNotFound  nobody listens there, or the host is unknown; kMismatch  a process of
+  ///        another user listens at the socket file (CheckPeer, Address::trusted_user); kStopped
   static Result<Connection> Open(const Address& address, std::chrono::milliseconds timeout,
                                  Stop stop = {});
 
@@ -156,9 +158,10 @@ class Listener {
   ~Listener();
 
   /// Port 0 takes any free port. A socket file that nobody listens on any more is replaced; only
-  /// its owner may connect to a new one. The lock `<path>.lock` is held as long as the listener
-  /// lives, so that of several that start at once one gets the file, and the others kBusy.
-  /// \error kBusy  somebody listens there; kIo
+  /// its owner may connect to a new one. Another user's socket file is left alone. The lock
+  /// `<path>.lock` is held as long as the listener lives, so that of several that start at once one
+  /// gets the file, and the others kBusy.
+  /// \error kBusy  a process listens there, or the file is another user's: names the user; kIo
   static Result<Listener> Open(const Address& address);
 
   /// Waits for a connection.

@@ -1,13 +1,16 @@
 #include <linux/fs.h>
 #include <linux/magic.h>
+#include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/statfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cerrno>
 #include <system_error>
@@ -28,6 +31,19 @@ tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_vie
   message += what;
   message += ": " + reason;
   return Fail(code, std::move(message), error);
+}
+
+tl::unexpected<Error> CreateFail(int dir, std::string_view where, std::string_view what,
+                                 int error) {
+  struct statvfs info {};
+  if (error != ENOSPC || dir < 0 || ::fstatvfs(dir, &info) != 0 || info.f_files == 0 ||
+      info.f_favail > 0) {
+    return SysFail(error == EEXIST ? Errc::kBusy : Errc::kIo, where, what, error);
+  }
+  std::string message(where);
+  message.append(": ").append(what).append(": no inodes left on the file system, which has ");
+  message += std::to_string(info.f_files) + " in all";
+  return Fail(Errc::kIo, std::move(message), error);
 }
 
 std::string EscapedName(std::string_view text) {
@@ -72,7 +88,7 @@ auto Run(Op op, Call&& call) -> decltype(call()) {
     const Fault fault = Hit(op);
     if (fault.error != 0) errno = fault.error;
     const auto result = fault.error != 0 ? decltype(call()){-1} : call();
-    if (result != -1 || errno != EINTR || op == Op::kSync) return result;
+    if (result != -1 || errno != EINTR || op == Op::kSync || op == Op::kClose) return result;
   }
 }
 
@@ -94,6 +110,27 @@ ssize_t Move(Op op, std::size_t bytes, Call&& call) {
 int OpenAt(int dir, const char* path, int flags, mode_t mode) {
   const Op op = (flags & O_CREAT) != 0 ? Op::kCreate : Op::kOpen;
   return Run(op, [&] { return ::openat(dir, path, flags | O_CLOEXEC, mode); });
+}
+
+int OpenBelow(int dir, const char* path, int flags) {
+  static std::atomic<bool> absent = false;
+  if (absent.load(std::memory_order_relaxed)) {
+    errno = ENOSYS;
+    return -1;
+  }
+  open_how how{};
+  how.flags = static_cast<std::uint64_t>(flags) | O_CLOEXEC;
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
+  const int fd = Run(Op::kOpen, [&] {
+    return static_cast<int>(::syscall(SYS_openat2, dir, path, &how, sizeof how));
+  });
+  // Filters of system calls in containers answer EPERM to what they do not know, which no open for
+  // reading does.
+  if (fd < 0 && (errno == ENOSYS || errno == EPERM)) {
+    absent.store(true, std::memory_order_relaxed);
+    errno = ENOSYS;
+  }
+  return fd;
 }
 
 ssize_t Read(int fd, void* to, std::size_t bytes, off_t offset) {
@@ -127,6 +164,8 @@ int Truncate(int fd, off_t bytes) {
   return Run(Op::kTruncate, [&] { return ::ftruncate(fd, bytes); });
 }
 
+void Touch(int fd) { [[maybe_unused]] const int rc = ::futimens(fd, nullptr); }
+
 int Sync(int fd) {
   return Run(Op::kSync, [&] { return ::fsync(fd); });
 }
@@ -135,27 +174,39 @@ int SyncFileSystem(int fd) {
   return Run(Op::kSync, [&] { return ::syncfs(fd); });
 }
 
-int Rename(const std::string& from, const std::string& to) {
-  return Run(Op::kRename, [&] { return ::rename(from.c_str(), to.c_str()); });
+int Close(int fd) {
+  const Fault fault = Hit(Op::kClose);
+  int error = ::close(fd) == 0 ? 0 : errno;
+  if (fault.error != 0) error = fault.error;
+  // Linux has closed the descriptor, and what was synced before is safe.
+  if (error == 0 || error == EINTR) return 0;
+  errno = error;
+  return -1;
 }
 
-int Rename2(const std::string& from, const std::string& to, unsigned flags) {
-  return Run((flags & RENAME_EXCHANGE) != 0 ? Op::kExchange : Op::kRename,
-             [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags); });
-}
-
-int Link(const std::string& from, const std::string& to) {
-  return Run(Op::kLink, [&] {
-    return ::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW);
+int RenameAt(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
+  const Op op = (flags & RENAME_EXCHANGE) != 0 ? Op::kExchange : Op::kRename;
+  return Run(op, [&] {
+    return flags == 0 ? ::renameat(from_dir, from, to_dir, to)
+                      : ::renameat2(from_dir, from, to_dir, to, flags);
   });
+}
+
+int LinkAt(const std::string& from, int to_dir, const char* to) {
+  return Run(Op::kLink,
+             [&] { return ::linkat(AT_FDCWD, from.c_str(), to_dir, to, AT_SYMLINK_FOLLOW); });
 }
 
 int Clone(int from, int to) {
   return Run(Op::kClone, [&] { return ::ioctl(to, FICLONE, from); });
 }
 
-int Mkdir(const std::string& path) {
-  return Run(Op::kMkdir, [&] { return ::mkdir(path.c_str(), 0777); });
+int MkdirAt(int dir, const char* name, mode_t mode) {
+  return Run(Op::kMkdir, [&] { return ::mkdirat(dir, name, mode); });
+}
+
+int Chmod(int fd, mode_t mode) {
+  return Run(Op::kChmod, [&] { return ::fchmod(fd, mode); });
 }
 
 int UnlinkAt(int dir, const char* name) {

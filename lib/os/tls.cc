@@ -185,10 +185,7 @@ Result<short> Channel13::Look() const {
 
 Error Channel13::HandshakeError() {
   if (closed_ || error_ != 0) {
-    return {Errc::kBusy,
-            "closed in the handshake: it is busy, bears with no more failed handshakes from this "
-            "host for now, or has ended",
-            error_};
+    return {Errc::kBusy, "closed in the handshake: it is busy, or has ended", error_};
   }
   return {Errc::kMismatch,
           "no handshake (" + Reason() +

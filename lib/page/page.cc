@@ -1,13 +1,14 @@
 #include "page/page.h"
 
 #include "page/parts_internal.h"
+#include "text/text.h"
 
 namespace shardwright::page {
 
 std::string Escape(std::string_view text) {
   std::string safe;
   safe.reserve(text.size());
-  for (const char c : text) {
+  for (const char c : text::VisibleText(text)) {
     switch (c) {
       case '&':
         safe += "&amp;";

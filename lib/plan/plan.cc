@@ -208,10 +208,11 @@ Status Plan::CountReads() {
   for (std::size_t m = 0; m < primary_bytes_.size(); ++m) {
     const std::uint64_t bytes = source_->members[m].bytes;
     if (primary_bytes_[m] > bytes) {
-      return Fail(Errc::kBadInput, source_->files[source_->members[m].file] + ": " +
-                                       source_->members[m].name + ": tensors hold " +
-                                       std::to_string(primary_bytes_[m]) + " bytes of " +
-                                       std::to_string(bytes));
+      return Fail(Errc::kUnsupported,
+                  source_->files[source_->members[m].file] + ": " + source_->members[m].name +
+                      ": several tensors are views of the same elements (" +
+                      std::to_string(primary_bytes_[m]) + " bytes of tensors in a storage of " +
+                      std::to_string(bytes) + " bytes): clone them before the checkpoint is saved");
     }
     if (primary_bytes_[m] == 0) {
       (copied[m] ? totals_.members_read : totals_.members_unread) += bytes > 0 ? 1 : 0;

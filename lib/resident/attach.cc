@@ -13,6 +13,7 @@
 #include <tbb/enumerable_thread_specific.h>
 
 #include "device/device.h"
+#include "format/json/json.h"
 #include "os/net/answer.h"
 #include "resident/map_json.h"
 #include "resident/server.h"
@@ -117,8 +118,9 @@ Result<Description> Receive(os::Connection& connection) {
   std::vector<std::byte> packed(bytes);
   SW_TRY(connection.Receive(packed));
   try {
-    const auto* first = reinterpret_cast<const std::uint8_t*>(packed.data());
-    Result<Description> out = Understand(json::from_msgpack(first, first + packed.size()));
+    SW_TRY_ASSIGN(const json parsed,
+                  shardwright::json::ParseMessagePack(packed, connection.name() + ": description"));
+    Result<Description> out = Understand(parsed);
     if (!out) return Within(connection.name() + ": description", std::move(out).error());
     return out;
   } catch (const json::exception& error) {

@@ -15,6 +15,7 @@
 #include "base/system.h"
 #include "base/text.h"
 #include "comm/nodes.h"
+#include "format/json/json.h"
 #include "live/tell.h"
 #include "os/net/answer.h"
 #include "resident/attach.h"
@@ -35,6 +36,9 @@ constexpr std::chrono::seconds kMeet(60);
 /// launchers follow up with a harder one, mpirun in a second.
 constexpr milliseconds kGrace(10'000);
 constexpr milliseconds kSignalGrace(300);
+/// How long a load answers at least: trainers that wait for one try every 100 ms to reach it, and
+/// hear why it failed also where it fails at once.
+constexpr milliseconds kHeard(2'000);
 
 /// How long who stops a load waits: it may be loading, which is not broken off.
 constexpr std::chrono::hours kStopPatience(24);
@@ -79,8 +83,8 @@ Result<std::string> Describe(comm::Comm& comm, const ServeOptions& options, cons
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> all, comm.AllGather(std::as_bytes(std::span(mine))));
   json buffers = json::array();
   for (const comm::Bytes& bytes : all) {
-    const auto* first = reinterpret_cast<const std::uint8_t*>(bytes.data());
-    buffers.push_back(json::from_msgpack(first, first + bytes.size()));
+    SW_TRY_ASSIGN(json buffer, shardwright::json::ParseMessagePack(bytes, "a rank"));
+    buffers.push_back(std::move(buffer));
   }
   json files = json::array();
   for (std::size_t p = 0; p < loaded.where.parts.size(); ++p) {
@@ -117,6 +121,7 @@ class Run {
     }
     SW_TRY(CheckOneNode(comm_));
     SW_TRY_ASSIGN(secret_, comm_.OnRootText([] { return RandomHex(16); }));
+    const auto heard = Clock::now() + kHeard;
     SW_TRY(comm_.OnRoot([&]() -> Status {
       SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(options_.address));
       server_ = std::make_unique<Server>(std::move(listener), secret_, sink_);
@@ -126,7 +131,12 @@ class Run {
       return {};
     }));
     if (Status ready = Load(); !ready) {
-      if (server_ != nullptr) server_->Refuse(ready.error());
+      if (server_ != nullptr) {
+        server_->Refuse(ready.error());
+        while (!sink_.stop_requested() && Clock::now() < heard) {
+          std::this_thread::sleep_for(kServeTick);
+        }
+      }
       return tl::unexpected<Error>(std::move(ready).error());
     }
     sink_.Pass("serve");
@@ -261,7 +271,7 @@ Result<json> ReceiveStatus(os::Connection& connection) {
                 os::ParseNumber(rest, std::uint64_t{1} << 24, connection.name() + ": length"));
   std::string text(bytes, '\0');
   SW_TRY(connection.Receive(std::as_writable_bytes(std::span(text))));
-  json status = json::parse(text, nullptr, false);
+  SW_TRY_ASSIGN(json status, shardwright::json::Parse(text, connection.name()));
   if (status.is_object() && status.contains("state") && status["state"].is_string()) return status;
   return Fail(Errc::kBadInput, connection.name() + ": no status of a resident load");
 }

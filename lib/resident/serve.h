@@ -39,7 +39,8 @@ struct Served {
 
 /// Loads a source into memory and serves it until it is told to stop: by a request, by a stop of
 /// the sink, or by its deadline. It listens from the beginning on, so that trainers may come while
-/// it loads. Trainers that are attached get a few seconds to let go. All ranks are on one node,
+/// it loads, and answers for two seconds at least, so that they hear why it failed. Trainers that
+/// are attached get a few seconds to let go. All ranks are on one node,
 /// where rank 0 answers for all.
 /// \error kUsage  an address that is no socket file; kBusy  somebody listens there; kUnsupported
 ///        ranks on several nodes; kStopped  asked to stop while it loads; kIo  another rank is

@@ -16,6 +16,8 @@ Result<ucp::InputOptions> InputOf(const Source& source) {
   options.roots = source.paths;
   options.pattern_files = source.pattern_files;
   options.node_local = source.node_local;
+  options.allow_mixed = source.allow_mixed;
+  options.weights_of = source.weights_of;
   options.maps = {source.maps, source.map_sizes, {}, nullptr};
   options.proof.reset();
   return options;

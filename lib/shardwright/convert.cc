@@ -66,6 +66,7 @@ Result<ConvertReport> ConvertOpened(comm::Comm& comm, const Source& source,
   how.output = options.output;
   how.force = options.force;
   how.resume = options.resume;
+  how.take_over = options.take_over;
   how.dry_run = options.dry_run;
   how.link = options.link;
   how.strict = options.strict;

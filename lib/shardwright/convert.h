@@ -28,6 +28,7 @@ struct ConvertOptions {
   std::string target;
   bool force = false;      ///< replace an output that is there, once the new one is complete
   bool resume = false;     ///< go on from what a stopped run has left
+  bool take_over = false;  ///< remove the lock of another machine whose heartbeat has expired
   bool dry_run = false;    ///< plan only: no payload is read, nothing is written
   bool link = false;       ///< equal layouts only: hard links to the files of the source
   bool strict = false;     ///< refuse what cannot be carried over whole

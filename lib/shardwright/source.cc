@@ -17,7 +17,7 @@ Result<Contents> DescribeOpened(comm::Comm& comm, const Source& source, Sink& si
   options.bound = true;
   SW_TRY_ASSIGN(const auto input, ucp::OpenInput(comm, options, sink));
   const dialect::Checkpoint& checkpoint = input->checkpoint;
-  for (const std::string& bound : checkpoint.bound) sink.Warn(bound);
+  for (const std::string& one : dialect::OptimizerLeftOut(checkpoint)) sink.Warn(one);
   Contents out;
   out.format = checkpoint.origin;
   out.tag = checkpoint.tag;
@@ -28,7 +28,7 @@ Result<Contents> DescribeOpened(comm::Comm& comm, const Source& source, Sink& si
     out.parameters.push_back(
         {rows[i].name, rows[i].kind, checkpoint.params[i].shape, rows[i].bytes});
   }
-  nlohmann::ordered_json json = ucp::ListJson(checkpoint);
+  nlohmann::json json = ucp::ListJson(checkpoint);
   json["fingerprint"] = ucp::FingerprintText(*input);
   if (!input->mapped.empty()) json["maps"] = ucp::MapsJson(input->mapped);
   out.json = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

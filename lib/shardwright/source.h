@@ -16,19 +16,25 @@ struct Source {
   /// Its save or tag folder, or a file that is a source by itself; more paths hold further parts of
   /// the same checkpoint.
   std::vector<std::string> paths;
-  /// Rules that say how tensor parallelism cuts parameters (--patterns).
+  /// Rules: how parameters are cut and which are frozen (--patterns).
   std::vector<std::string> pattern_files = {};
   /// Maps to other names and shapes, gone through in turn: "NAME[:FROM][:TO]", or "auto" (--map).
   std::vector<std::string> maps = {};
   std::string map_sizes = {};  ///< "kv_heads=8,head_dim=64", or empty (--map-sizes)
+  /// The set of weights to read if there are several (--weights-of); empty: the model's.
+  std::string weights_of = {};
   /// Every node has a part only. `{rank}` and `{node}` in paths are replaced (--node-local).
   bool node_local = false;
+  /// Read the source even if its files come from two saves (--allow-mixed).
+  bool allow_mixed = false;
 };
 
 /// A parameter, or a buffer, of a source.
 struct Parameter {
   std::string name;
-  std::string kind;                  ///< "trainable", "frozen", "buffer" or "tied to NAME"
+  /// "trainable", "frozen", "buffer", "state entry", "buffer or frozen", "state entry or frozen",
+  /// or "tied to NAME"
+  std::string kind;
   std::vector<std::uint64_t> shape;  ///< extents, outermost first; empty: a scalar
   std::uint64_t bytes = 0;           ///< of all its states, each element counted once
 };

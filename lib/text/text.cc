@@ -1,6 +1,7 @@
 #include "text/text.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 
@@ -36,11 +37,44 @@ std::size_t SequenceLength(std::string_view text) {
   return length;
 }
 
-/// True for C0, DEL and the C1 controls (which UTF-8 writes as C2 80 to C2 9F).
-bool IsControl(std::string_view sequence) {
+/// Decodes a well-formed UTF-8 sequence.
+char32_t CodePoint(std::string_view sequence) {
   const auto first = static_cast<unsigned char>(sequence[0]);
-  if (sequence.size() == 1) return first < 0x20 || first == 0x7F;
-  return first == 0xC2 && static_cast<unsigned char>(sequence[1]) < 0xA0;
+  if (sequence.size() == 1) return first;
+  char32_t code = first & (0x7FU >> sequence.size());
+  for (const char c : sequence.substr(1))
+    code = code << 6 | (static_cast<unsigned char>(c) & 0x3FU);
+  return code;
+}
+
+/// True for characters that steer a terminal or the text around them and show nothing themselves:
+/// Unicode's categories Cc and Cf, and its two line separators.
+bool IsControl(char32_t code) {
+  if (code < 0x7F) return code < 0x20;
+  struct Range {
+    char32_t first;
+    char32_t last;
+  };
+  constexpr std::array<Range, 19> kRanges = {{
+      {0x7F, 0x9F},       {0xAD, 0xAD},       {0x600, 0x605},     {0x61C, 0x61C},
+      {0x6DD, 0x6DD},     {0x70F, 0x70F},     {0x890, 0x891},     {0x8E2, 0x8E2},
+      {0x180E, 0x180E},   {0x200B, 0x200F},   {0x2028, 0x202E},   {0x2060, 0x206F},
+      {0xFEFF, 0xFEFF},   {0xFFF9, 0xFFFB},   {0x110BD, 0x110BD}, {0x110CD, 0x110CD},
+      {0x13430, 0x1343F}, {0x1BCA0, 0x1BCA3}, {0xE0001, 0xE007F},
+  }};
+  return std::any_of(kRanges.begin(), kRanges.end(), [code](const Range& range) {
+    return code >= range.first && code <= range.last;
+  });
+}
+
+/// Appends each byte as \xNN.
+void AppendEscaped(std::string* out, std::string_view bytes) {
+  for (const char c : bytes) {
+    std::array<char, 8> escaped{};
+    std::snprintf(escaped.data(), escaped.size(), "\\x%02x",
+                  static_cast<unsigned>(static_cast<unsigned char>(c)));
+    *out += escaped.data();
+  }
 }
 
 std::size_t EditDistance(std::string_view a, std::string_view b) {
@@ -81,17 +115,28 @@ std::string Printable(std::string_view text) {
   while (!text.empty()) {
     const std::size_t length = SequenceLength(text);
     const std::string_view sequence = text.substr(0, std::max<std::size_t>(length, 1));
-    if (length != 0 && !IsControl(sequence)) {
+    if (length != 0 && !IsControl(CodePoint(sequence))) {
       out.append(sequence);
     } else {
-      for (const char c : sequence) {
-        char escaped[8];
-        std::snprintf(escaped, sizeof escaped, "\\x%02x",
-                      static_cast<unsigned>(static_cast<unsigned char>(c)));
-        out += escaped;
-      }
+      AppendEscaped(&out, sequence);
     }
     text.remove_prefix(sequence.size());
+  }
+  return out;
+}
+
+std::string VisibleText(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const std::size_t length = std::max<std::size_t>(SequenceLength(text), 1);
+    const std::string_view sequence = text.substr(0, length);
+    if (length > 1 && IsControl(CodePoint(sequence))) {
+      AppendEscaped(&out, sequence);
+    } else {
+      out.append(sequence);
+    }
+    text.remove_prefix(length);
   }
   return out;
 }

@@ -21,10 +21,17 @@ std::size_t DisplayWidth(std::string_view text);
 /// Local.
 std::string Truncate(std::string_view text, std::size_t width);
 
-/// `text` with control characters and bytes that are not UTF-8 written as \xNN, so that names out
-/// of a file cannot steer a terminal. Tabs and line ends are control characters too.
+/// `text` with control characters, invisible formatting characters (some of which turn the
+/// direction of the text around them) and bytes that are not UTF-8 written as \xNN, so that names
+/// out of a file cannot steer a terminal or show as other names. Tabs and line ends are control
+/// characters too.
 /// Local.
 std::string Printable(std::string_view text);
+
+/// `text` with only the control and formatting characters beyond ASCII written as \xNN: for pages,
+/// where line ends are white space.
+/// Local.
+std::string VisibleText(std::string_view text);
 
 /// Lines of at most `width` columns broken at spaces; a longer word keeps a line of its own.
 /// Local.

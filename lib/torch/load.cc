@@ -32,8 +32,11 @@ live::LoadOptions OptionsOf(const json& request) {
   options.input.pattern_files = request.at("patterns").get<std::vector<std::string>>();
   options.input.maps.maps = request.at("maps").get<std::vector<std::string>>();
   options.input.maps.sizes = request.at("map_sizes").get<std::string>();
+  options.input.allow_mixed = request.at("allow_mixed").get<bool>();
+  options.input.weights_of = request.at("weights_of").get<std::string>();
   options.strict = request.at("strict").get<bool>();
   options.verify = request.at("verify").get<bool>();
+  options.optimizer = !request.at("store").at("weights_only").get<bool>();
   options.threads = request.at("threads").get<unsigned>();
   options.memory_bytes = request.at("memory").get<std::uint64_t>();
   options.input.proof = ucp::CompareOptions{options.threads, options.memory_bytes};
@@ -100,13 +103,20 @@ Result<pec::RestoreOptions> RestoreOptionsOf(const json& request) {
   if (!request.at("maps").empty()) {
     return Fail(Errc::kUnsupported, roots.front() + ": maps=: a store holds what was saved");
   }
+  if (!request.at("weights_of").get<std::string>().empty()) {
+    return Fail(Errc::kUnsupported, roots.front() + ": weights_of=: a store holds what was saved");
+  }
   options.store = roots.front();
   options.pattern_files = request.at("patterns").get<std::vector<std::string>>();
   options.agents = asked.at("agents").get<std::vector<std::string>>();
   options.lost_unreachable = asked.at("lost_unreachable").get<bool>();
-  options.read_only = asked.at("read_only").get<bool>();
+  // Weights alone are for a look at the model; training restarts with its optimizer.
+  options.read_only = asked.at("read_only").get<bool>() || asked.at("weights_only").get<bool>();
   options.begin = asked.at("begin").get<bool>();
   options.allow_empty = options.begin;
+  if (!asked.at("trust_user").is_null()) {
+    options.trusted_user = asked.at("trust_user").get<std::uint32_t>();
+  }
   if (!asked.at("at").is_null()) options.at = asked.at("at").get<std::uint64_t>();
   for (const std::string& text : options.agents) {
     SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
@@ -175,7 +185,15 @@ Result<std::optional<os::Address>> ResidentOf(const json& request) {
                                   ": maps= and patterns= are said when the resident "
                                   "load is made: ucp-load serve --map, --patterns");
   }
+  if (!request.at("weights_of").get<std::string>().empty()) {
+    return Fail(Errc::kUsage, roots.front() +
+                                  ": weights_of= is chosen when the resident load is "
+                                  "made: ucp-load serve --weights-of");
+  }
   SW_TRY_ASSIGN(os::Address address, os::ParseAddress(roots.front()));
+  if (!asked.at("trust_user").is_null()) {
+    address.trusted_user = asked.at("trust_user").get<std::uint32_t>();
+  }
   return std::optional(std::move(address));
 }
 

@@ -7,6 +7,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/bytes.h"
+#include "pec/store/store.h"
+#include "torch/answer.h"
 #include "torch/experts.h"
 #include "torch/far.h"
 #include "torch/lossless.h"
@@ -85,6 +88,22 @@ std::string LoadOperator(std::string request, std::vector<Tensor> tensors) {
   return LoadRequest(request, Take(tensors));
 }
 
+/// torch.ops.shardwright.parse_size: {"size": "1.5GB"} as {"bytes": 1500000000}.
+std::string ParseSizeOperator(std::string request) {
+  return Answer(request, [](const nlohmann::json& of) -> Result<nlohmann::json> {
+    SW_TRY_ASSIGN(const std::uint64_t bytes, ParseBytes(of.at("size").get<std::string>()));
+    return nlohmann::json{{"bytes", bytes}};
+  });
+}
+
+/// torch.ops.shardwright.prepare_store: pec::Store::Prepare of {"store": PATH}, as {}.
+std::string PrepareStoreOperator(std::string request) {
+  return Answer(request, [](const nlohmann::json& of) -> Result<nlohmann::json> {
+    SW_TRY(pec::Store::Prepare(of.at("store").get<std::string>()));
+    return nlohmann::json::object();
+  });
+}
+
 std::string ReadPlanOperator(std::string request) { return ReadPlanRequest(request); }
 std::string PlanMovesOperator(std::string request) { return PlanMovesRequest(request); }
 std::string CalibrateOperator(std::string request) { return CalibrateRequest(request); }
@@ -97,6 +116,8 @@ std::string CheckStepOperator(std::string request) { return CheckStepRequest(req
 
 STABLE_TORCH_LIBRARY(shardwright, library) {
   library.def("load(str request, Tensor[] tensors) -> str");
+  library.def("parse_size(str request) -> str");
+  library.def("prepare_store(str request) -> str");
   library.def("read_plan(str request) -> str");
   library.def("plan_moves(str request) -> str");
   library.def("calibrate(str request) -> str");
@@ -106,6 +127,8 @@ STABLE_TORCH_LIBRARY(shardwright, library) {
 STABLE_TORCH_LIBRARY_IMPL(shardwright, CompositeExplicitAutograd, library) {
   using namespace shardwright::live_torch;
   library.impl("load", TORCH_BOX(&LoadOperator));
+  library.impl("parse_size", TORCH_BOX(&ParseSizeOperator));
+  library.impl("prepare_store", TORCH_BOX(&PrepareStoreOperator));
   library.impl("read_plan", TORCH_BOX(&ReadPlanOperator));
   library.impl("plan_moves", TORCH_BOX(&PlanMovesOperator));
   library.impl("calibrate", TORCH_BOX(&CalibrateOperator));

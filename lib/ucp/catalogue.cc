@@ -9,8 +9,10 @@
 #include "base/checked.h"
 #include "base/limits.h"
 #include "exec/manifest.h"
+#include "format/json/json.h"
 #include "os/dir.h"
 #include "os/file.h"
+#include "os/io_threads.h"
 #include "plan/target_builder.h"
 #include "ucp/pack_compressed.h"
 
@@ -42,12 +44,11 @@ const char* PackWord(Pack pack) {
 }
 
 Result<nlohmann::json> ReadManifest(const std::string& folder) {
-  SW_TRY_ASSIGN(const std::string manifest,
-                os::ReadWholeText(folder + "/" + exec::kManifestName, limits::kJsonBytes));
-  nlohmann::json json = nlohmann::json::parse(manifest, nullptr, false);
+  const std::string path = folder + "/" + exec::kManifestName;
+  SW_TRY_ASSIGN(const std::string manifest, os::ReadWholeText(path, limits::kJsonBytes));
+  SW_TRY_ASSIGN(json::Json json, json::Parse(manifest, path));
   if (!json.is_object() || !json.contains("kind") || json["kind"] != "catalogue") {
-    return Fail(Errc::kBadInput,
-                folder + "/" + exec::kManifestName + ": not the manifest of a fragment catalogue");
+    return Fail(Errc::kBadInput, path + ": not the manifest of a fragment catalogue");
   }
   return json;
 }
@@ -135,9 +136,9 @@ Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& man
     return Fail(Errc::kBadInput,
                 folder + "/" + exec::kManifestName + ": lists no files, or not as a manifest does");
   }
-  std::size_t count = 0;
-  const auto find = [&](std::string* path, os::Identity* identity, bool neighbour) -> Status {
-    const std::string name = PackName(count++, pack);
+  const auto find = [&](std::size_t number, std::string* path, os::Identity* identity,
+                        bool neighbour) -> Status {
+    const std::string name = PackName(number, pack);
     *path = folder + "/" + name;
     SW_TRY_ASSIGN(const os::File stored, os::File::OpenRead(*path));
     SW_TRY_ASSIGN(const os::Identity found, stored.Stat());
@@ -150,9 +151,13 @@ Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& man
     *identity = {pack == Pack::kCopy ? found.bytes : identity->bytes, found.mtime_ns, found.inode};
     return neighbour ? CheckPack(stored, name, pack, *files) : Status();
   };
-  for (dialect::SourceFile& file : set->files) SW_TRY(find(&file.path, &file.identity, false));
+  SW_TRY(os::ForEachFile(set->files.size(), os::kIoThreads, [&](std::uint64_t i) {
+    dialect::SourceFile& file = set->files[i];
+    return find(i, &file.path, &file.identity, false);
+  }));
+  std::size_t number = set->files.size();
   for (dialect::Neighbour& neighbour : set->neighbours) {
-    if (!neighbour.content) SW_TRY(find(&neighbour.path, &neighbour.identity, true));
+    if (!neighbour.content) SW_TRY(find(number++, &neighbour.path, &neighbour.identity, true));
   }
   return {};
 }
@@ -190,6 +195,13 @@ Result<std::string> MapsOfCatalogue(const std::string& folder) {
   return maps == json.end() ? std::string() : maps->dump();
 }
 
+Result<std::string> WeightsOfCatalogue(const std::string& folder) {
+  SW_TRY_ASSIGN(const nlohmann::json json, ReadManifest(folder));
+  const auto weights = json.find("weights_of");
+  return weights != json.end() && weights->is_string() ? weights->get<std::string>()
+                                                       : std::string();
+}
+
 bool IsCompressed(const dialect::SourceSet& set) {
   return !set.files.empty() && set.files.front().path.ends_with(kCompressedSuffix);
 }
@@ -205,6 +217,7 @@ Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack
   exec::FileBytes bytes(map, PathsOf(input.set));
   nlohmann::ordered_json head = ManifestHead("ucp-extract", "catalogue", input);
   head["packed"] = PackWord(pack);
+  if (!input.set.weights_of.empty()) head["weights_of"] = input.set.weights_of;
   for (const MapUsed& used : input.mapped) head["maps"].push_back(used.Recipe());
   ConvertReport report;
   if (pack != Pack::kZstd) builder.AddText(kCatalogueFile, *text);

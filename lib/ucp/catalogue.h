@@ -28,6 +28,11 @@ Result<dialect::SourceSet> ReadCatalogue(const std::string& folder, bool neighbo
 /// Local.
 Result<std::string> MapsOfCatalogue(const std::string& folder);
 
+/// Returns the set of weights of a catalogue, as in SourceSet::weights_of; empty: the model's.
+/// \error as ReadCatalogue
+/// Local.
+Result<std::string> WeightsOfCatalogue(const std::string& folder);
+
 /// True if the payloads of a set read by ReadCatalogue are compressed, so that ZpackBytes must read
 /// them.
 bool IsCompressed(const dialect::SourceSet& set);

@@ -7,8 +7,6 @@
 #include <mutex>
 #include <numeric>
 #include <string>
-#include <string_view>
-#include <unordered_set>
 
 #include <tbb/enumerable_thread_specific.h>
 #include <tbb/task_arena.h>
@@ -81,8 +79,12 @@ Result<std::uint64_t> CompareSources(comm::Comm& comm, const Compared& a, const 
                                      const plan::Target& target, const CompareOptions& options,
                                      const OnUnit& on_unit, Sink& sink) {
   tbb::task_arena arena(static_cast<int>(options.threads));
-  SW_TRY_ASSIGN(const plan::Plan plan_a, plan::Plan::Make(a.map, target));
-  SW_TRY_ASSIGN(const plan::Plan plan_b, plan::Plan::Make(b.map, target));
+  const auto plan_of = [&](const Compared& one) -> Result<plan::Plan> {
+    const Interruptible planning(sink);
+    return plan::Plan::Make(one.map, target);
+  };
+  SW_TRY_ASSIGN(const plan::Plan plan_a, plan_of(a));
+  SW_TRY_ASSIGN(const plan::Plan plan_b, plan_of(b));
   Side side_a(comm, plan_a, a);
   Side side_b(comm, plan_b, b);
   const std::uint64_t units = plan_a.unit_count();
@@ -115,13 +117,30 @@ bool IsNan(DType dtype, std::span<const std::byte> element) {
   return std::isnan(value);
 }
 
-/// Elements of two units that differ. A NaN equals any other.
-struct Differing {
-  std::uint64_t first = 0;
-  std::uint64_t count = 0;
-};
+/// The place of a floating number among all of its type, in ascending order.
+std::int64_t Ordered(std::span<const std::byte> element) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, element.data(), element.size());
+  const std::uint64_t sign = std::uint64_t{1} << (8 * element.size() - 1);
+  const auto magnitude = static_cast<std::int64_t>(bits & (sign - 1));
+  return (bits & sign) != 0 ? -magnitude : magnitude;
+}
 
-Differing Compare(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
+/// True for two numbers with no other between them.
+bool AreNeighbours(std::span<const std::byte> a, std::span<const std::byte> b) {
+  const std::int64_t x = Ordered(a);
+  const std::int64_t y = Ordered(b);
+  return x < y ? y == x + 1 : x == y || x == y + 1;
+}
+
+bool HasOwners(const LogicalTensor& tensor) {
+  return std::all_of(tensor.fragments.begin(), tensor.fragments.end(),
+                     [](const auto& fragment) { return fragment.role != layout::Role::kPartial; });
+}
+
+}  // namespace
+
+Differing CompareElements(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
   Differing out;
   if (std::memcmp(a.data(), b.data(), a.size()) == 0) return out;
   const std::uint64_t item = ItemSize(dtype);
@@ -130,11 +149,11 @@ Differing Compare(DType dtype, std::span<const std::byte> a, std::span<const std
     const auto y = b.subspan(i * item, item);
     if (std::equal(x.begin(), x.end(), y.begin()) || (IsNan(dtype, x) && IsNan(dtype, y))) continue;
     if (out.count++ == 0) out.first = i;
+    if (!AreNeighbours(x, y)) ++out.apart;
   }
   return out;
 }
 
-/// The file that holds an element of a tensor.
 const std::string& FileOf(const ShardMap& map, const LogicalTensor& tensor, std::uint64_t element) {
   static const std::string kNone;
   const std::string* file = &kNone;
@@ -150,22 +169,43 @@ const std::string& FileOf(const ShardMap& map, const LogicalTensor& tensor, std:
   return *file;
 }
 
-bool HasOwners(const LogicalTensor& tensor) {
-  return std::all_of(tensor.fragments.begin(), tensor.fragments.end(),
-                     [](const auto& fragment) { return fragment.role != layout::Role::kPartial; });
+std::optional<Weighed> WeighedOf(const ShardMap& map, const layout::TensorIndex& index,
+                                 const std::string& name) {
+  const auto master = index.Find(name, layout::kMaster);
+  const auto weight = index.Find(name, layout::kWeight);
+  if (!master || !weight) return std::nullopt;
+  const LogicalTensor& of_master = map.tensors[*master];
+  const LogicalTensor& of_weight = map.tensors[*weight];
+  if (!HasOwners(of_master) || !HasOwners(of_weight) || of_master.shape != of_weight.shape ||
+      !CanConvert(of_master.dtype, of_weight.dtype)) {
+    return std::nullopt;
+  }
+  return Weighed{*weight, *master};
 }
 
-/// The inferred parameters of a checkpoint as two sources, one of weights and one of masters, so
-/// that the weights of both are compared: those that are there and those that the masters make.
+WeightsAndMasters::WeightsAndMasters(const ShardMap& map) : map_(map) {
+  for (ShardMap* side : {&weights_, &masters_}) {
+    side->files = map.files;
+    side->members = map.members;
+    side->arrays = map.arrays;
+  }
+}
+
+void WeightsAndMasters::Add(const Weighed& param) {
+  const LogicalTensor& wanted = map_.tensors[param.weight];
+  weights_.tensors.push_back(wanted);
+  masters_.tensors.push_back(map_.tensors[param.master]);
+  target_.AddWhole(target_.AddFile(wanted.name), 0, wanted.name, wanted.state, wanted.dtype,
+                   wanted.shape, wanted.state);
+}
+
+namespace {
+
+/// Compares the weights of the inferred parameters with those that the masters make.
 class Proof {
  public:
-  explicit Proof(const dialect::Checkpoint& checkpoint) : checkpoint_(checkpoint) {
-    for (ShardMap* map : {&weights_, &masters_}) {
-      map->files = checkpoint.map.files;
-      map->members = checkpoint.map.members;
-      map->arrays = checkpoint.map.arrays;
-    }
-  }
+  explicit Proof(const dialect::Checkpoint& checkpoint)
+      : checkpoint_(checkpoint), sides_(checkpoint.map) {}
 
   /// \error kUnsupported  masters that cannot be compared
   Status Prepare();
@@ -177,9 +217,7 @@ class Proof {
             std::span<const std::byte> rounded);
 
   const dialect::Checkpoint& checkpoint_;
-  ShardMap weights_;
-  ShardMap masters_;  // its tensors are of the same parameters in the same order
-  plan::TargetBuilder target_;
+  WeightsAndMasters sides_;
   std::mutex mutex_;
   std::uint64_t failed_ = std::numeric_limits<std::uint64_t>::max();  // the first unit that differs
   Status status_;
@@ -190,35 +228,26 @@ Status Proof::Prepare() {
   const layout::TensorIndex index(checkpoint_.map);
   for (const std::uint32_t param : inferred.params) {
     const std::string& name = checkpoint_.params[param].name;
-    const auto master = index.Find(name, layout::kMaster);
-    const auto weight = index.Find(name, layout::kWeight);
-    const std::vector<LogicalTensor>& tensors = checkpoint_.map.tensors;
-    const bool can = master && weight && HasOwners(tensors[*master]) &&
-                     HasOwners(tensors[*weight]) &&
-                     CanConvert(tensors[*master].dtype, tensors[*weight].dtype);
-    if (!can) {
-      return Fail(Errc::kUnsupported, "\"" + name +
-                                          "\": its master weights cannot be compared with its "
-                                          "weight: " +
-                                          inferred.why);
+    if (const auto found = WeighedOf(checkpoint_.map, index, name)) {
+      sides_.Add(*found);
+      continue;
     }
-    weights_.tensors.push_back(tensors[*weight]);
-    masters_.tensors.push_back(tensors[*master]);
-    const LogicalTensor& wanted = tensors[*weight];
-    target_.AddWhole(target_.AddFile(name), 0, name, wanted.state, wanted.dtype, wanted.shape,
-                     wanted.state);
+    return Fail(Errc::kUnsupported, "\"" + name +
+                                        "\": its master weights cannot be compared with its "
+                                        "weight: " +
+                                        inferred.why);
   }
   return {};
 }
 
 void Proof::Look(std::uint64_t index, const plan::Unit& unit, std::span<const std::byte> weight,
                  std::span<const std::byte> rounded) {
-  const LogicalTensor& tensor = weights_.tensors[unit.file];
-  const LogicalTensor& master = masters_.tensors[unit.file];
+  const LogicalTensor& tensor = sides_.weights().tensors[unit.file];
+  const LogicalTensor& master = sides_.masters().tensors[unit.file];
   const std::uint64_t item = ItemSize(tensor.dtype);
   weight = weight.first(unit.bytes);
   rounded = rounded.first(unit.bytes);
-  const Differing differing = Compare(tensor.dtype, weight, rounded);
+  const Differing differing = CompareElements(tensor.dtype, weight, rounded);
   if (differing.count == 0) return;
   const std::lock_guard lock(mutex_);
   if (index >= failed_) return;
@@ -232,8 +261,8 @@ void Proof::Look(std::uint64_t index, const plan::Unit& unit, std::span<const st
   // Masters that lie elsewhere agree with the weight by chance only.
   const bool elsewhere = differing.count > unit.bytes / item / 2;
   const std::string both = "element " + std::to_string(element) + ": " +
-                           side(masters_, master, rounded) + ", rounded, and " +
-                           side(weights_, tensor, weight);
+                           side(sides_.masters(), master, rounded) + ", rounded, and " +
+                           side(sides_.weights(), tensor, weight);
   status_ = Fail(elsewhere ? Errc::kUnsupported : Errc::kBadInput,
                  "\"" + tensor.name + "\": its master weights " +
                      (elsewhere ? "are not where they should be: "
@@ -247,8 +276,9 @@ Status Proof::Run(comm::Comm& comm, exec::ByteSource& bytes, const std::vector<i
       [this](std::uint64_t index, const plan::Unit& unit, std::span<const std::byte> weight,
              std::span<const std::byte> rounded) { Look(index, unit, weight, rounded); };
   // Checksums first: of damage all ranks say that it is damage, not that places are wrong.
-  SW_TRY(CompareSources(comm, {weights_, bytes, file_owner}, {masters_, bytes, file_owner},
-                        target_.target(), options, look, sink));
+  SW_TRY(CompareSources(comm, {sides_.weights(), bytes, file_owner},
+                        {sides_.masters(), bytes, file_owner}, sides_.target(), options, look,
+                        sink));
   return comm.Agree(std::move(status_));
 }
 

@@ -28,6 +28,7 @@ struct ConvertOptions {
   std::string output;
   bool force = false;
   bool resume = false;
+  bool take_over = false;  ///< as os::StageOptions
   bool dry_run = false;
   bool link = false;    ///< equal layouts: hard links to the source's files instead of copies
   bool strict = false;  ///< refuse what cannot be carried over whole
@@ -47,6 +48,8 @@ struct ConvertReport {
   plan::Totals totals;
   exec::RunReport run;
   std::uint64_t buffer_bytes = 0;  ///< of each rank
+  std::uint64_t needed_bytes = 0;  ///< with dry_run: of disk, without files that can be clones
+  std::uint64_t free_bytes = 0;    ///< with dry_run: on the output's file system
   dialect::Layout source;
   dialect::Layout target;
   /// What of the source's state, and of what lies beside it, has no place in the target; one
@@ -54,6 +57,17 @@ struct ConvertReport {
   std::vector<std::string> not_carried;
   std::vector<MapUsed> maps;  ///< that the source went through
 };
+
+/// Finds the format that a conversion writes without --format: that of the source, of atoms that of
+/// the checkpoint which they were made from. DeepSpeed where it is not known or cannot be written.
+/// Collective.
+Result<const dialect::Dialect*> DefaultFormat(comm::Comm& comm, const Input& input);
+
+/// Adds the command that exports only the weights to the error of a target that needs the
+/// optimizer.
+/// \param output  the output path of that target; empty: not known
+/// Pure.
+tl::unexpected<Error> WithExport(Error error, const Input& input, const std::string& output);
 
 /// With `strict`: nothing is left behind.
 /// \error kMismatch  names each thing that is
@@ -89,6 +103,12 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
                               const plan::Target& target, exec::ByteSource& bytes,
                               const std::string& manifest_head, const std::string& parameters,
                               const ConvertOptions& options, Sink& sink);
+
+/// Free bytes of the file system that an output will be on, as rank 0 sees it; the largest number
+/// where the file system does not say.
+/// \error kNotFound  its parent folder
+/// Collective.
+Result<std::uint64_t> FreeBytesFor(comm::Comm& comm, const std::string& output);
 
 /// Whether --resume has nothing to do because the stopped run had committed: OUTPUT is there and
 /// its manifest says what this run would write.

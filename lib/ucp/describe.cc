@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dialect/zero/engine_state.h"
 #include "ucp/convert.h"
 
 namespace shardwright::ucp {
@@ -18,6 +19,8 @@ constexpr std::size_t kShownRegions = 8;
 
 std::string KindText(const Param& param) {
   if (!param.alias_of.empty()) return "tied to " + param.alias_of;
+  if (param.undecided) return param.entry ? "state entry or frozen" : "buffer or frozen";
+  if (param.entry) return "state entry";
   switch (param.kind) {
     case dialect::ParamKind::kTrainable:
       return "trainable";
@@ -27,6 +30,19 @@ std::string KindText(const Param& param) {
       return "buffer";
   }
   return "";
+}
+
+const std::vector<dialect::OpaqueEntry>& OpaqueEntries(const Checkpoint& checkpoint) {
+  static const std::vector<dialect::OpaqueEntry> kNone;
+  const dialect::EngineState* state = dialect::EngineStateOf(checkpoint);
+  return state == nullptr ? kNone : state->entries;
+}
+
+/// "state entry, dict".
+std::string TypeText(const dialect::OpaqueEntry& entry) {
+  const pickle::Node* value = nullptr;
+  for (const auto& one : entry.by_tp) value = value == nullptr ? one.node : value;
+  return "state entry, " + pickle::Describe(value);
 }
 
 const char* RoleText(layout::Role role) {
@@ -126,23 +142,30 @@ std::vector<ListRow> List(const Checkpoint& checkpoint) {
     }
     rows.push_back(std::move(row));
   }
+  for (const dialect::OpaqueEntry& entry : OpaqueEntries(checkpoint)) {
+    rows.push_back({entry.name, TypeText(entry), "", "", "", 0});
+  }
   return rows;
 }
 
-nlohmann::ordered_json ListJson(const Checkpoint& checkpoint) {
-  nlohmann::ordered_json json = {{"kind", checkpoint.origin},
-                                 {"tag", checkpoint.tag},
-                                 {"layout", ToJson(checkpoint.layout)},
-                                 {"files", checkpoint.map.files.size()}};
+nlohmann::json ListJson(const Checkpoint& checkpoint) {
+  nlohmann::json json = {{"kind", checkpoint.origin},
+                         {"tag", checkpoint.tag},
+                         {"layout", ToJson(checkpoint.layout)},
+                         {"files", checkpoint.map.files.size()}};
   const auto tensors = ByName(checkpoint);
-  json["parameters"] = nlohmann::ordered_json::array();
+  for (const dialect::WeightSet& set : checkpoint.weight_sets) {
+    json["weight_sets"].push_back(
+        {{"name", set.name}, {"tensors", set.tensors}, {"bytes", set.bytes}, {"taken", set.taken}});
+  }
+  json["parameters"] = nlohmann::json::array();
   for (const Param& param : checkpoint.params) {
-    nlohmann::ordered_json entry = {{"name", param.name},
-                                    {"kind", KindText(param)},
-                                    {"shape", param.shape},
-                                    {"split", layout::Explain(param.rule)},
-                                    {"group", param.group}};
-    entry["tensors"] = nlohmann::ordered_json::array();
+    nlohmann::json entry = {{"name", param.name},
+                            {"kind", KindText(param)},
+                            {"shape", param.shape},
+                            {"split", layout::Explain(param.rule)},
+                            {"group", param.group}};
+    entry["tensors"] = nlohmann::json::array();
     if (const auto found = tensors.find(param.name); found != tensors.end()) {
       for (const layout::LogicalTensor* tensor : found->second) {
         entry["tensors"].push_back({{"state", tensor->state},
@@ -151,6 +174,9 @@ nlohmann::ordered_json ListJson(const Checkpoint& checkpoint) {
       }
     }
     json["parameters"].push_back(std::move(entry));
+  }
+  for (const dialect::OpaqueEntry& entry : OpaqueEntries(checkpoint)) {
+    json["entries"].push_back({{"name", entry.name}, {"kind", TypeText(entry)}});
   }
   return json;
 }
@@ -230,6 +256,9 @@ nlohmann::json ConversionJson(const ConvertReport& report) {
                            {"source", ToJson(report.source)},
                            {"target", ToJson(report.target)}};
   if (!report.maps.empty()) result["maps"] = MapsJson(report.maps);
+  if (report.dry_run) {
+    result["disk"] = {{"needed_bytes", report.needed_bytes}, {"free_bytes", report.free_bytes}};
+  }
   if (!report.dry_run && !report.found_done) {
     result["run"] = {{"payload_bytes_read", report.run.bytes_read},
                      {"bytes_written", report.run.bytes_written},
@@ -246,11 +275,10 @@ nlohmann::json ConversionJson(const ConvertReport& report) {
 }
 
 nlohmann::json CheckJson(const CheckReport& report) {
-  return {{"tensors_equal", report.tensors_equal},
-          {"tensors_different", report.tensors_different},
-          {"bytes_compared", report.bytes_compared},
-          {"difference_count", report.difference_count},
-          {"differences", report.differences}};
+  return {
+      {"tensors_equal", report.tensors_equal},   {"tensors_different", report.tensors_different},
+      {"bytes_compared", report.bytes_compared}, {"difference_count", report.difference_count},
+      {"differences", report.differences},       {"notes", report.notes}};
 }
 
 }  // namespace shardwright::ucp

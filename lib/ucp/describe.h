@@ -16,7 +16,7 @@ namespace shardwright::ucp {
 /// One parameter as --list shows it.
 struct ListRow {
   std::string name;
-  std::string kind;  ///< "trainable", "frozen", "buffer", "tied to NAME"
+  std::string kind;  ///< "trainable", "frozen", "buffer", "tied to NAME", "state entry"
   std::string shape;
   std::string states;       ///< "fp32 exp_avg exp_avg_sq weight"
   std::string split;        ///< how tensor parallelism cuts it
@@ -26,7 +26,7 @@ struct ListRow {
 std::vector<ListRow> List(const dialect::Checkpoint& checkpoint);
 
 /// What --list --json holds: the layout, parameters, states, groups.
-nlohmann::ordered_json ListJson(const dialect::Checkpoint& checkpoint);
+nlohmann::json ListJson(const dialect::Checkpoint& checkpoint);
 
 /// Which shards and bytes form one parameter's tensors: a few lines for each state.
 /// \error kNotFound  no such parameter; names near ones

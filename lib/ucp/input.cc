@@ -4,23 +4,26 @@
 #include <cerrno>
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include <tbb/task_arena.h>
 
 #include "base/crc32.h"
 #include "base/limits.h"
 #include "base/system.h"
 #include "base/version.h"
+#include "dialect/build/wrappers.h"
+#include "dialect/core/links.h"
 #include "dialect/dialects.h"
 #include "dialect/zero/scan.h"
 #include "exec/for_each.h"
 #include "exec/integrity.h"
 #include "exec/manifest.h"
 #include "exec/zpack.h"
+#include "format/json/json.h"
 #include "os/dir.h"
 #include "os/sha256.h"
 #include "ucp/catalogue.h"
+#include "ucp/convert.h"
+#include "ucp/scan/scan_ranks.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -78,7 +81,8 @@ Status CompareWithManifest(const dialect::SourceSet& set, const std::string& fol
   const auto text = os::ReadWholeText(manifest, limits::kJsonBytes);
   if (!text && text.error().sys == ENOENT) return {};
   if (!text) return tl::unexpected<Error>(text.error());
-  const auto listed = exec::ListedFiles(nlohmann::json::parse(*text, nullptr, false));
+  SW_TRY_ASSIGN(const json::Json parsed, json::Parse(*text, manifest));
+  const auto listed = exec::ListedFiles(parsed);
   if (!listed) {
     return Fail(Errc::kBadInput,
                 manifest + ": no manifest; without it the folder is read as it is");
@@ -123,21 +127,22 @@ Status CheckListed(const dialect::SourceSet& set) {
   return {};
 }
 
-Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots, bool neighbours) {
+Result<dialect::SourceSet> ScanAny(const std::vector<std::string>& roots, bool neighbours,
+                                   const dialect::ScanOptions& scan) {
   if (roots.size() == 1) {
     SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
     if (catalogue) {
       return ReadCatalogue(roots.front(), neighbours);
     }
   }
-  SW_TRY_ASSIGN(dialect::SourceSet set, dialect::ScanSource(roots));
+  SW_TRY_ASSIGN(dialect::SourceSet set, dialect::ScanSource(roots, scan));
   SW_TRY(CheckListed(set));
   if (neighbours) SW_TRY(dialect::FindNeighbours(&set));
   return set;
 }
 
 exec::SourcePath PathOf(const dialect::SourceFile& file) {
-  exec::SourcePath path{file.path, file.identity};
+  exec::SourcePath path{file.path, file.identity, false, {}, file.real};
   for (const dialect::Container& one : file.containers) {
     path.stretches.insert(path.stretches.end(), one.stretches.begin(), one.stretches.end());
   }
@@ -145,36 +150,34 @@ exec::SourcePath PathOf(const dialect::SourceFile& file) {
 }
 
 exec::SourcePath PathOf(const dialect::Neighbour& neighbour) {
-  return {neighbour.path, neighbour.identity, dialect::IsAppendedTo(neighbour.path)};
+  const std::string& path = neighbour.path;
+  std::string real = neighbour.real;  // empty: found by another rank
+  if (real.empty()) real = dialect::RealPathInFolder(path).value_or(path);
+  return {path, neighbour.identity, dialect::IsAppendedTo(path), {}, std::move(real)};
 }
 
 /// True if this rank sees a catalogued file as it was then.
-Result<bool> IsVisible(const exec::SourcePath& source) {
-  SW_TRY_ASSIGN(const bool there, os::Exists(source.path));
-  if (!there) return false;
-  SW_TRY_ASSIGN(const os::File open, os::File::OpenRead(source.path));
-  SW_TRY_ASSIGN(const os::Identity now, open.Stat());
-  return exec::IsUnchanged(source, now);
-}
+bool IsVisible(const exec::SourcePath& source) { return exec::OpenUnchanged(source).has_value(); }
 
 /// Leaves the files of a catalogue that this rank sees as they were when it was made.
-Status KeepVisible(dialect::SourceSet* set) {
+void KeepVisible(unsigned io_threads, dialect::SourceSet* set) {
+  std::vector<std::uint8_t> visible_files(set->files.size());
+  // It never fails: a file that cannot be opened is not visible.
+  (void)os::ForEachFile(set->files.size(), io_threads, [&](std::uint64_t i) -> Status {
+    visible_files[i] = IsVisible(PathOf(set->files[i])) ? 1 : 0;
+    return {};
+  });
   std::vector<dialect::SourceFile> files;
-  for (dialect::SourceFile& file : set->files) {
-    SW_TRY_ASSIGN(const bool visible, IsVisible(PathOf(file)));
-    if (visible) files.push_back(std::move(file));
+  for (std::size_t i = 0; i < set->files.size(); ++i) {
+    if (visible_files[i] != 0) files.push_back(std::move(set->files[i]));
   }
   set->files = std::move(files);
   std::vector<dialect::Neighbour> neighbours;
   for (dialect::Neighbour& neighbour : set->neighbours) {
-    bool visible = neighbour.content.has_value();
-    if (!visible) {
-      SW_TRY_ASSIGN(visible, IsVisible(PathOf(neighbour)));
-    }
+    const bool visible = neighbour.content.has_value() || IsVisible(PathOf(neighbour));
     if (visible) neighbours.push_back(std::move(neighbour));
   }
   set->neighbours = std::move(neighbours);
-  return {};
 }
 
 /// Every catalogued file is in what the ranks see together.
@@ -196,15 +199,16 @@ struct Part {
   std::set<std::string> catalogued;  // names of all files, if it is a catalogue
 };
 
-Result<Part> ScanPart(const std::vector<std::string>& roots, bool neighbours) {
+Result<Part> ScanPart(const std::vector<std::string>& roots, bool neighbours,
+                      const dialect::ScanOptions& scan) {
   Part part;
-  SW_TRY_ASSIGN(part.set, ScanAny(roots, neighbours));
+  SW_TRY_ASSIGN(part.set, ScanAny(roots, neighbours, scan));
   SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
   // Compressed files are in the catalogue itself, and have been looked for when it was read.
   if (!catalogue || IsCompressed(part.set)) return part;
   for (const dialect::SourceFile& file : part.set.files) part.catalogued.insert(file.name);
   for (const dialect::Neighbour& one : part.set.neighbours) part.catalogued.insert(one.name);
-  SW_TRY(KeepVisible(&part.set));
+  KeepVisible(scan.io_threads, &part.set);
   return part;
 }
 
@@ -228,7 +232,7 @@ bool HasPointer(const std::string& dialect) {
 /// \param mine  what this rank has found by itself
 /// Collective.
 Result<Part> LookAgain(comm::Comm& comm, const std::vector<std::string>& roots, bool neighbours,
-                       Result<Part> mine) {
+                       const dialect::ScanOptions& scan, Result<Part> mine) {
   const std::string my_dialect = mine ? mine->set.dialect : "";
   SW_TRY_ASSIGN(const std::vector<std::string> dialects, GatherTexts(comm, my_dialect));
   SW_TRY_ASSIGN(const std::vector<std::string> tags, GatherTexts(comm, mine ? mine->set.tag : ""));
@@ -242,7 +246,7 @@ Result<Part> LookAgain(comm::Comm& comm, const std::vector<std::string>& roots, 
   if (!lacks || known == dialects.end()) return mine;
   const auto rank = static_cast<std::size_t>(known - dialects.begin());
   Part part;
-  SW_TRY_ASSIGN(part.set, dialect::ScanPart(roots, tags[rank]));
+  SW_TRY_ASSIGN(part.set, dialect::ScanPart(roots, tags[rank], scan));
   SW_TRY(CheckListed(part.set));
   if (neighbours) SW_TRY(dialect::FindNeighbours(&part.set));
   return part;
@@ -301,8 +305,10 @@ Status DigestCopies(comm::Comm& comm, std::vector<dialect::SourceSet>* parts) {
 Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner) {
   const std::vector<std::string> roots = Expand(options.roots, comm.rank());
-  SW_TRY_ASSIGN(const Part mine, comm.Agree(LookAgain(comm, roots, options.neighbours,
-                                                      ScanPart(roots, options.neighbours))));
+  dialect::ScanOptions scan;
+  scan.io_threads = options.io_threads;
+  SW_TRY_ASSIGN(const Part mine, comm.Agree(LookAgain(comm, roots, options.neighbours, scan,
+                                                      ScanPart(roots, options.neighbours, scan))));
   SW_TRY_ASSIGN(const std::vector<std::string> texts,
                 GatherTexts(comm, dialect::Serialize(mine.set)));
   std::vector<dialect::SourceSet> parts;
@@ -319,27 +325,42 @@ Result<dialect::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& optio
   return all;
 }
 
-/// The maps that a catalogue was made with: whoever reads it sees the names that they lead to.
+/// A text of the source's manifest, if the source is a catalogue; else empty.
 /// Collective.
-Result<std::vector<MapChoice>> CataloguedMaps(comm::Comm& comm, const InputOptions& options) {
+Result<std::string> FromCatalogue(comm::Comm& comm, const InputOptions& options,
+                                  Result<std::string> (*text_of)(const std::string& folder)) {
   const std::vector<std::string> roots = Expand(options.roots, comm.rank());
   const auto read = [&]() -> Result<std::string> {
     if (roots.size() > 1 && !options.node_local) return std::string();
     // What cannot be asked is told by the scan.
     if (!IsCatalogue(roots.front()).value_or(false)) return std::string();
-    return MapsOfCatalogue(roots.front());
+    return text_of(roots.front());
   };
-  std::string recipes;
-  if (options.node_local) {
-    SW_TRY_ASSIGN(const std::string mine, comm.Agree(read()));
-    SW_TRY_ASSIGN(const std::vector<std::string> texts, GatherTexts(comm, mine));
-    for (const std::string& text : texts) {
-      if (recipes.empty()) recipes = text;
-    }
-  } else {
-    SW_TRY_ASSIGN(recipes, comm.OnRootText(read));
+  if (!options.node_local) return comm.OnRootText(read);
+  SW_TRY_ASSIGN(const std::string mine, comm.Agree(read()));
+  SW_TRY_ASSIGN(const std::vector<std::string> texts, GatherTexts(comm, mine));
+  for (const std::string& text : texts) {
+    if (!text.empty()) return text;
   }
-  return MapsOfRecipes(recipes, roots.front());
+  return std::string();
+}
+
+/// The maps that a catalogue was made with: whoever reads it sees the names that they lead to.
+/// Collective.
+Result<std::vector<MapChoice>> CataloguedMaps(comm::Comm& comm, const InputOptions& options) {
+  SW_TRY_ASSIGN(const std::string recipes, FromCatalogue(comm, options, MapsOfCatalogue));
+  return MapsOfRecipes(recipes, Expand(options.roots, comm.rank()).front());
+}
+
+/// Understands a source. What is asked for by name may be missing in it, if the options say so.
+Result<dialect::Checkpoint> ReadAsked(const InputOptions& options,
+                                      const dialect::Patterns& patterns, dialect::SourceSet* set) {
+  Result<dialect::Checkpoint> read = dialect::ReadCheckpointOrWeights(*set, patterns);
+  const bool without = !read && read.error().code == Errc::kUsage && options.weights_if_present &&
+                       !set->weights_of.empty();
+  if (!without) return read;
+  set->weights_of.clear();
+  return dialect::ReadCheckpointOrWeights(*set, patterns);
 }
 
 Result<std::string> ReadPatternFile(const std::string& path) {
@@ -378,6 +399,18 @@ os::Fingerprint FingerprintOf(const std::vector<dialect::Neighbour>& neighbours)
   return Finish(digest);
 }
 
+/// Reads the payloads of an input's map.
+std::unique_ptr<exec::ByteSource> PayloadsOf(const Input& input) {
+  std::vector<exec::SourcePath> paths = PathsOf(input.set);
+  if (!IsCompressed(input.set)) {
+    return std::make_unique<exec::FileBytes>(input.checkpoint.map, std::move(paths));
+  }
+  std::vector<std::string> packs;
+  packs.reserve(paths.size());
+  for (exec::SourcePath& path : paths) packs.push_back(std::move(path.path));
+  return std::make_unique<exec::ZpackBytes>(input.checkpoint.map, std::move(packs));
+}
+
 /// The error of a scan that found no checkpoint; it says so if the checkpoint lies at the output.
 /// Collective.
 tl::unexpected<Error> WithOrder(comm::Comm& comm, const InputOptions& options, Error error) {
@@ -393,25 +426,51 @@ tl::unexpected<Error> WithOrder(comm::Comm& comm, const InputOptions& options, E
   return tl::unexpected<Error>(std::move(error));
 }
 
+/// Adds names, identities and object graphs of files to the fingerprint of a source.
+void AddFiles(const std::vector<dialect::SourceFile>& files, exec::DigestStream* digest) {
+  for (const dialect::SourceFile& file : files) {
+    digest->Add(BytesOf(file.name));
+    digest->Add(std::as_bytes(std::span(&file.identity.bytes, 1)));
+    digest->Add(std::as_bytes(std::span(&file.identity.mtime_ns, 1)));
+    for (const dialect::Container& one : file.containers) {
+      digest->Add(BytesOf(one.skeleton->header));
+    }
+  }
+}
+
+Status CheckNew(const std::string& output) {
+  SW_TRY_ASSIGN(const bool exists, os::Exists(output));
+  if (exists) return Fail(Errc::kBusy, output + ": exists (--force replaces it)");
+  return {};
+}
+
+/// Proves what a reader inferred, or warns that nothing has proved it.
+/// Collective.
+Status ProvePlaces(comm::Comm& comm, const InputOptions& options, const Input& input, Sink& sink) {
+  const dialect::Inferred& inferred = input.checkpoint.inferred;
+  if (options.proof) {
+    return ProveInferred(comm, input.checkpoint, *input.bytes, input.file_owner, *options.proof,
+                         sink);
+  }
+  if (!inferred.params.empty()) {
+    sink.Warn(input.checkpoint.tag + ": " + inferred.why + ": the places of " +
+              std::to_string(inferred.params.size()) +
+              " parameters were worked out, and are proved by their weights when they are read");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<dialect::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
                                      std::vector<int>* file_owner) {
   file_owner->clear();
   if (options.node_local) return ScanParts(comm, options, file_owner);
-  if (comm.size() == 1) return ScanAny(options.roots, options.neighbours);
-  dialect::SourceSet set;
-  comm::Bytes bytes;
-  SW_TRY(comm.OnRoot([&]() -> Status {
-    SW_TRY_ASSIGN(set, ScanAny(options.roots, options.neighbours));
-    const std::string text = dialect::Serialize(set);
-    bytes.resize(text.size());
-    std::memcpy(bytes.data(), text.data(), text.size());
-    return {};
-  }));
-  SW_TRY(comm.Bcast(bytes));
-  if (comm.rank() == 0) return set;
-  return dialect::DeserializeSource(TextOf(bytes));
+  dialect::ScanOptions scan;
+  scan.io_threads = options.io_threads;
+  return ScanByRanks(comm, scan, [&](const dialect::ScanOptions& how) {
+    return ScanAny(options.roots, options.neighbours, how);
+  });
 }
 
 Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files) {
@@ -422,7 +481,9 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
                                          Sink& sink) {
   sink.Pass("scan");
   auto input = std::make_unique<Input>();
+  input->roots = options.roots;
   input->neighbours = options.neighbours;
+  input->io_threads = options.io_threads;
   exec::DigestStream digest;
   // Read once and by one rank: all go by the same rules, and the fingerprint is theirs.
   const auto read_pattern_file = [&](const std::string& path) -> Result<std::string> {
@@ -438,39 +499,35 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   if (!scanned) return WithOrder(comm, options, std::move(scanned).error());
   input->set = *std::move(scanned);
   sink.Pass("map");
-  SW_TRY_ASSIGN(input->checkpoint,
-                comm.Agree(dialect::ReadCheckpoint(input->set, input->patterns)));
-  if (!options.bound) SW_TRY(dialect::CheckUnbound(input->checkpoint));
+  SW_TRY_ASSIGN(input->set.weights_of, FromCatalogue(comm, options, WeightsOfCatalogue));
+  if (!options.weights_of.empty()) input->set.weights_of = options.weights_of;
+  SW_TRY_ASSIGN(input->checkpoint, comm.Agree(ReadAsked(options, input->patterns, &input->set)));
+  digest.Add(BytesOf(input->set.weights_of));
+  if (Status whole = dialect::CheckUnbound(input->checkpoint); !whole && !options.bound) {
+    return WithExport(std::move(whole).error(), *input, options.output);
+  }
   for (const std::string& warning : input->checkpoint.warnings) sink.Warn(warning);
-  std::vector<exec::SourcePath> paths = PathsOf(input->set);
-  for (const dialect::SourceFile& file : input->set.files) {
-    digest.Add(BytesOf(file.name));
-    digest.Add(std::as_bytes(std::span(&file.identity.bytes, 1)));
-    digest.Add(std::as_bytes(std::span(&file.identity.mtime_ns, 1)));
-    for (const dialect::Container& one : file.containers) {
-      digest.Add(BytesOf(one.skeleton->header));
-    }
-  }
+  if (options.new_output) SW_TRY(comm.OnRoot([&] { return CheckNew(options.output); }));
+  AddFiles(input->set.files, &digest);
   input->neighbours_fingerprint = FingerprintOf(input->set.neighbours);
-  if (IsCompressed(input->set)) {
-    std::vector<std::string> packs;
-    packs.reserve(paths.size());
-    for (exec::SourcePath& path : paths) packs.push_back(std::move(path.path));
-    input->bytes = std::make_unique<exec::ZpackBytes>(input->checkpoint.map, std::move(packs));
-  } else {
-    input->bytes = std::make_unique<exec::FileBytes>(input->checkpoint.map, std::move(paths));
-  }
-  const dialect::Inferred& inferred = input->checkpoint.inferred;
-  if (options.proof) {
-    SW_TRY(ProveInferred(comm, input->checkpoint, *input->bytes, input->file_owner, *options.proof,
-                         sink));
-  } else if (!inferred.params.empty()) {
-    sink.Warn(input->checkpoint.tag + ": " + inferred.why + ": the places of " +
-              std::to_string(inferred.params.size()) +
-              " parameters were worked out, and are proved by their weights when they are read");
+  input->bytes = PayloadsOf(*input);
+  SW_TRY(ProvePlaces(comm, options, *input, sink));
+  // By a reader of its own: what the command reads is counted without it.
+  const std::unique_ptr<exec::ByteSource> checked = PayloadsOf(*input);
+  SW_TRY_ASSIGN(input->one_save, CheckOneSave(comm, input->checkpoint, *checked, input->file_owner,
+                                              options.has_payloads ? options.proof : std::nullopt,
+                                              options.allow_mixed, sink));
+  sink.AddRead(checked->bytes_read(), checked->files_read());
+  if (std::ranges::any_of(input->checkpoint.params, dialect::IsAdapterName,
+                          &dialect::Param::name)) {
+    SW_TRY_ASSIGN(input->checkpoint.adapter_config, comm.OnRootText([&] {
+      return FindAdapterConfig(Expand(options.roots, comm.rank()));
+    }));
+    digest.Add(BytesOf(input->checkpoint.adapter_config));
   }
   if (!maps.empty()) {
-    const std::vector<std::string> roots = Expand(options.roots, comm.rank());
+    std::vector<std::string> roots = Expand(options.roots, comm.rank());
+    roots.insert(roots.end(), input->set.save_folders.begin(), input->set.save_folders.end());
     SW_TRY_ASSIGN(const std::string config, comm.OnRootText([&] { return FindConfig(roots); }));
     SW_TRY_ASSIGN(input->mapped, comm.Agree(UseMaps(maps, options.maps, config, input->patterns,
                                                     &input->checkpoint, sink)));
@@ -508,7 +565,8 @@ os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters
 namespace {
 
 Status VerifyFile(const dialect::SourceFile& file, const std::string& expected) {
-  SW_TRY_ASSIGN(const std::string found, os::Sha256OfFile(file.path));
+  SW_TRY_ASSIGN(const os::File opened, os::File::OpenRead(file.path));
+  SW_TRY_ASSIGN(const std::string found, os::Sha256Of(opened));
   if (found == expected) return {};
   return Fail(Errc::kBadInput, file.path + ": damaged: SHA-256 " + expected +
                                    " expected by the checkpoint, found " + found);

@@ -27,28 +27,45 @@ struct InputOptions {
   std::vector<std::string> roots;
   std::vector<std::string> pattern_files;
   bool node_local = false;
-  bool neighbours = false;  ///< look for the files beside the tag folder too
-  /// Accept a checkpoint with optimizer state that cannot be cut again (Checkpoint::bound), which
-  /// only a description or a copy of its files does not lose.
+  bool neighbours = false;               ///< look for the files beside the tag folder too
+  unsigned io_threads = os::kIoThreads;  ///< files whose headers a rank reads at the same time
+  /// Accept a checkpoint whose optimizer state cannot be written in another layout: rank-specific
+  /// state (Checkpoint::bound), or an optimizer that is missing or of an unsupported form
+  /// (Checkpoint::only_weights). For commands that only describe INPUT or export weights, or
+  /// that copy files with rank-specific state.
   bool bound = false;
+  /// Accept a checkpoint whose files seem to be of two saves; see CheckOneSave.
+  bool allow_mixed = false;
+  /// False: payloads are written later, so CheckOneSave compares steps only.
+  bool has_payloads = true;
   MapsAsked maps = {};
+  /// The set of weights to read if the checkpoint has several (dialect::WeightSet::name); empty:
+  /// the model's, or the set of the catalogue.
+  std::string weights_of = {};
+  /// Ignore `weights_of` if the source has one set of weights, or none of that name.
+  bool weights_if_present = false;
   /// How places that had to be inferred are proved, which reads weights and master weights whole.
   /// Nothing: they are not, and a warning says so, for what reads no payload.
   std::optional<CompareOptions> proof = CompareOptions{};
   /// What the command is to write, if it is a path: where no checkpoint is at `roots` but one is
   /// there, the error says that the two may have changed places.
   std::string output = {};
+  /// Fail if something is at `output`, before payloads are read.
+  bool new_output = false;
 };
 
 /// An opened source: its skeletons, what they mean, and how to read its payloads.
 struct Input {
+  std::vector<std::string> roots;  ///< InputOptions::roots
   dialect::SourceSet set;
   dialect::Patterns patterns;
   dialect::Checkpoint checkpoint;
   /// node_local: the rank that reads each of PathsOf(set); else empty.
   std::vector<int> file_owner;
   std::unique_ptr<exec::ByteSource> bytes;
-  bool neighbours = false;      ///< whether they were looked for
+  bool neighbours = false;               ///< InputOptions::neighbours
+  unsigned io_threads = os::kIoThreads;  ///< InputOptions::io_threads
+  OneSave one_save;
   std::vector<MapUsed> mapped;  ///< not empty: `checkpoint` has other names than its files
   /// Of the source: names, identities and object graphs of all its files, the pattern files and
   /// the maps.
@@ -66,8 +83,9 @@ Result<dialect::Patterns> ReadPatterns(const std::vector<std::string>& files);
 /// maps that are asked for. Rank 0 looks and tells the others; with node_local every rank looks at
 /// its own files and the parts are united (dialect::UniteParts); a rank may see none. Only rank 0
 /// needs to see the pattern files.
-/// \error kNotFound, kBadInput, kUnsupported as dialect::ScanSource, dialect::ReadCheckpoint and,
-///        without `bound`, dialect::CheckUnbound; with maps as ReadMaps and UseMaps
+/// \error kNotFound, kBadInput, kUnsupported as dialect::ScanSource,
+///        dialect::ReadCheckpointOrWeights and, without `bound`, dialect::CheckUnbound; as
+///        CheckOneSave; with maps as ReadMaps and UseMaps
 /// Collective.
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options, Sink& sink);
 

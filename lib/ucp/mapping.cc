@@ -9,6 +9,7 @@
 
 #include "base/limits.h"
 #include "base/text.h"
+#include "dialect/core/links.h"
 #include "dialect/fused.h"
 #include "format/json/json.h"
 #include "os/dir.h"
@@ -84,14 +85,30 @@ std::string SizesText(const dialect::ModelSizes& sizes) {
 
 Result<std::string> FindConfig(const std::vector<std::string>& roots) {
   for (const std::string& root : roots) {
-    for (const std::string& folder : {root, ParentOf(root)}) {
+    // verl keeps it in a folder of its own.
+    const std::string parent = ParentOf(root);
+    for (const std::string& folder :
+         {root, root + "/huggingface", parent, parent + "/huggingface"}) {
       const std::string path = folder + "/config.json";
       const Result<bool> there = os::Exists(path);
       if (!there || !*there) continue;
-      SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
+      SW_TRY_ASSIGN(const std::string text, dialect::ReadTextInFolder(path, limits::kJsonBytes));
       std::string found = path;
       found.append("\n").append(text);
       return found;
+    }
+  }
+  return std::string();
+}
+
+Result<std::string> FindAdapterConfig(const std::vector<std::string>& roots) {
+  for (const std::string& root : roots) {
+    for (const std::string& folder :
+         {root, root + "/lora_adapter", root + "/adapter", ParentOf(root),
+          ParentOf(root) + "/lora_adapter", ParentOf(root) + "/adapter"}) {
+      const std::string path = folder + "/adapter_config.json";
+      const Result<bool> there = os::Exists(path);
+      if (there && *there) return os::ReadWholeText(path, limits::kJsonBytes);
     }
   }
   return std::string();
@@ -217,9 +234,9 @@ Result<std::vector<Found>> FindFamily(const Facts& facts, const std::string& tag
   }
   if (!found.empty()) return found;
   if (facts.origin.empty()) {
-    return Fail(Errc::kUsage, "--map auto: neither a config.json beside " + tag +
-                                  " nor the checkpoint itself tells the model's family: name the "
-                                  "map, --map MAP:TO");
+    return Fail(Errc::kUsage, "--map auto: neither a config.json next to " + tag +
+                                  " or in a folder huggingface nor the checkpoint itself tells "
+                                  "the model's family: name the map, --map MAP:TO");
   }
   const auto type = facts.values.find("model_type");
   const std::string what = type == facts.values.end() ? "what it tells of the model"
@@ -299,7 +316,13 @@ Result<std::optional<Found>> FindMap(const dialect::MapUse& use, const MapsAsked
 
 nlohmann::ordered_json MapUsed::Recipe() const {
   nlohmann::ordered_json json = Json();
-  json["map"] = map == name ? nlohmann::ordered_json(map) : nlohmann::ordered_json::parse(map);
+  if (map == name) {
+    json["map"] = map;
+    return json;
+  }
+  const Result<json::Json> parsed = json::Parse(map, name);
+  SW_CHECK(parsed);  // it was parsed before
+  json["map"] = *parsed;
   return json;
 }
 
@@ -317,6 +340,7 @@ Result<std::vector<MapChoice>> MapsOfRecipes(const std::string& recipes, const s
 
 Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked) {
   std::vector<MapChoice> choices;
+  if (asked.maps == std::vector<std::string>{"none"}) return choices;
   for (const std::string& map : asked.maps) {
     SW_TRY_ASSIGN(MapChoice choice, ReadMap(comm, map));
     choices.push_back(std::move(choice));

@@ -68,6 +68,12 @@ Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked
 /// Local.
 Result<std::string> FindConfig(const std::vector<std::string>& roots);
 
+/// Returns the text of an adapter_config.json in one of the folders, in its parent, or in a
+/// subfolder of either where trainers store adapters; empty if there is none.
+/// \error as FindConfig
+/// Local.
+Result<std::string> FindAdapterConfig(const std::vector<std::string>& roots);
+
 /// Takes a checkpoint through maps, one after the other, and says so. Sizes are those of `asked`,
 /// else of the facts: the config and what the checkpoint tells of itself. Facts choose a map that
 /// is to be found; that it fits is proved by its rules.

@@ -1,11 +1,16 @@
 #include "ucp/neighbours.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <set>
+#include <string_view>
 
 #include "base/bytes.h"
 #include "base/text.h"
 #include "dialect/scan.h"
+#include "layout/states.h"
+#include "tensor/dtype.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -17,6 +22,16 @@ std::set<std::string> NamesOf(const plan::Target& target) {
     names.insert(file.path.substr(0, file.path.find('/')));
   }
   return names;
+}
+
+/// Whether a target has the same of its own: the adapter that the checkpoint holds, and the
+/// configuration, which its writer has taken over.
+bool IsWritten(const dialect::Neighbour& neighbour, const plan::Target& target) {
+  if (neighbour.name != "adapter_config.json" && neighbour.name != "adapter_model.safetensors") {
+    return false;
+  }
+  return std::any_of(target.files.begin(), target.files.end(),
+                     [&](const plan::OutputFile& file) { return file.path == neighbour.name; });
 }
 
 void WarnAboutRanks(const std::vector<std::string>& gone, std::uint64_t ranks,
@@ -38,6 +53,83 @@ void Say(const NeighbourReport& report, Sink& sink) {
                      " carried over (" + FormatBytes(report.bytes) + ")";
   if (!report.left_out.empty()) note += ", " + std::to_string(report.left_out.size()) + " left out";
   sink.Note(note, 0);
+}
+
+/// The name of a neighbour in the output. Programs look for a model's configuration and tokenizer
+/// next to its weights, not in the folder where trainers keep them.
+std::string NameIn(const dialect::Dialect& format, const dialect::Neighbour& neighbour) {
+  constexpr std::string_view kFolder = "huggingface/";
+  if (format.name != "safetensors" || !neighbour.name.starts_with(kFolder)) return neighbour.name;
+  return neighbour.name.substr(kFolder.size());
+}
+
+/// True for files that programs expect next to a model's weights: configuration, tokenizer, chat
+/// template, code and licence of the model. State and scripts of a trainer are not among them.
+bool IsOfModelFolder(std::string_view name) {
+  constexpr std::array<std::string_view, 7> kEnds = {".json", ".txt",   ".model",   ".jinja",
+                                                     ".md",   ".vocab", ".tiktoken"};
+  constexpr std::array<std::string_view, 4> kTexts = {"LICENSE", "LICENCE", "NOTICE", "USE_POLICY"};
+  constexpr std::array<std::string_view, 6> kCode = {"configuration_",    "feature_extraction_",
+                                                     "image_processing_", "modeling_",
+                                                     "processing_",       "tokenization_"};
+  name.remove_prefix(name.rfind('/') + 1);
+  if (name == "trainer_state.json") return false;
+  const auto ends = [&](std::string_view end) { return name.ends_with(end); };
+  const auto begins = [&](std::string_view begin) { return name.starts_with(begin); };
+  return std::ranges::any_of(kEnds, ends) || std::ranges::any_of(kTexts, begins) ||
+         (name.ends_with(".py") && std::ranges::any_of(kCode, begins));
+}
+
+/// Type that most bytes of a target's weights have; nothing without floating weights.
+std::optional<DType> WeightType(const plan::Target& target) {
+  std::map<DType, std::uint64_t> bytes;
+  for (const layout::LogicalTensor& tensor : target.map.tensors) {
+    const bool weight = tensor.state == layout::kWeight || tensor.state == layout::kMaster;
+    if (!weight || !IsFloating(tensor.dtype) || ItemSize(tensor.dtype) == 1) continue;
+    for (const layout::Fragment& fragment : tensor.fragments) {
+      bytes[tensor.dtype] += fragment.cut->shard_elems() * ItemSize(tensor.dtype);
+    }
+  }
+  const auto most = std::ranges::max_element(bytes, {}, [](const auto& one) { return one.second; });
+  return most == bytes.end() ? std::nullopt : std::optional(most->first);
+}
+
+/// A config.json with the element type of the weights in every "dtype" and "torch_dtype" that has a
+/// floating type; all other bytes stay.
+std::string WithWeightType(std::string_view config, std::string_view type) {
+  constexpr std::array<std::string_view, 4> kTypes = {"bfloat16", "float16", "float32", "float64"};
+  std::string out;
+  std::size_t done = 0;
+  for (std::size_t at = config.find("dtype\""); at != std::string_view::npos;
+       at = config.find("dtype\"", at + 1)) {
+    const bool key =
+        at > 0 && (config[at - 1] == '"' || (at >= 7 && config.substr(at - 7, 7) == "\"torch_"));
+    std::size_t begin = config.find_first_not_of(" \t\r\n", at + 6);
+    if (!key || begin == std::string_view::npos || config[begin] != ':') continue;
+    begin = config.find_first_not_of(" \t\r\n", begin + 1);
+    if (begin == std::string_view::npos || config[begin] != '"') continue;
+    const std::size_t end = config.find('"', ++begin);
+    if (end == std::string_view::npos) break;
+    if (std::ranges::find(kTypes, config.substr(begin, end - begin)) == kTypes.end()) continue;
+    out.append(config.substr(done, begin - done)).append(type);
+    done = end;
+  }
+  return out.append(config.substr(done));
+}
+
+/// The bytes of a small neighbour in the output.
+std::string ContentIn(const dialect::Dialect& format, const std::string& name,
+                      const std::string& content, const plan::Target& target, Sink& sink) {
+  if (!format.only_weights || name != "config.json") return content;
+  const std::optional<DType> type = WeightType(target);
+  if (!type) return content;
+  std::string changed = WithWeightType(content, Name(*type));
+  if (changed != content) {
+    sink.Note("config.json: the element type is set to " + std::string(Name(*type)) +
+                  ", that of the weights written",
+              0);
+  }
+  return changed;
 }
 
 }  // namespace
@@ -79,23 +171,32 @@ NeighbourReport AddNeighbours(const dialect::SourceSet& set, const dialect::Dial
       leave_out(neighbour, "of a rank that the target does not have");
       continue;
     }
-    if (format.pointer.empty() && format.belongs(neighbour.name) != dialect::Belongs::kNo) {
+    if (IsWritten(neighbour, *target)) {
+      leave_out(neighbour, "the output has its own");
+      continue;
+    }
+    const std::string name = NameIn(format, neighbour);
+    if (format.pointer.empty() && format.belongs(name) != dialect::Belongs::kNo) {
       leave_out(neighbour, "a file of the format that is written");
       surprise(neighbour.name + ": it would be taken for a part of the output");
       continue;
     }
-    if (!taken.insert(neighbour.name).second) {
+    if (format.only_weights && !IsOfModelFolder(neighbour.name)) {
+      leave_out(neighbour, "no file of a folder of weights");
+      continue;
+    }
+    if (!taken.insert(name).second) {
       leave_out(neighbour, "a name that the output itself has");
       surprise(neighbour.name + ": the output has a file or folder of that name");
       continue;
     }
     plan::OutputFile file =
         neighbour.content
-            ? plan::WholeFile(neighbour.name, *neighbour.content)
-            : plan::WholeFile(neighbour.name, neighbour.path, neighbour.identity.bytes, twin, map);
+            ? plan::WholeFile(name, ContentIn(format, name, *neighbour.content, *target, sink))
+            : plan::WholeFile(name, neighbour.path, neighbour.identity.bytes, twin, map);
     file.executable = neighbour.executable;
     report.bytes += file.bytes;
-    report.copied.emplace_back(neighbour.name, file.bytes);
+    report.copied.emplace_back(name, file.bytes);
     target->files.push_back(std::move(file));
   }
   if (ranks) WarnAboutRanks(gone, *ranks, last, &report, sink);

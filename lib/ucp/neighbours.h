@@ -30,7 +30,9 @@ NeighbourReport ListNeighbours(const dialect::SourceSet& set);
 /// Adds the neighbours that a source was searched for to a target in save-folder form, and their
 /// files to the source map, in the set's order. Says what is left out: files of ranks that
 /// the target does not have, names that the target needs itself, and files that a reader of the
-/// target's format would take for its own.
+/// target's format would take for its own. Into a folder of weights alone (Dialect::only_weights)
+/// go only files that programs expect next to a model's weights, and config.json gets the element
+/// type of the weights.
 /// \param format of the target
 /// \param map    files of the set, in its order; neighbours are added after them
 /// \param ranks  of the target; none for atoms, which are for any number of ranks

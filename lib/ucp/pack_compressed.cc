@@ -12,7 +12,7 @@
 #include "exec/verify.h"
 #include "exec/zpack.h"
 #include "os/commit.h"
-#include "os/dir.h"
+#include "os/directory.h"
 
 namespace shardwright::ucp {
 namespace {
@@ -35,8 +35,7 @@ int OwnerOf(const comm::Comm& comm, const Input& input, const CompressedPack& pa
 }
 
 /// The line of a pack file that a stopped run has completed.
-Result<Line> LineOfKept(std::uint64_t file, const std::string& path) {
-  SW_TRY_ASSIGN(const os::File kept, os::File::OpenRead(path));
+Result<Line> LineOfKept(std::uint64_t file, const os::File& kept) {
   SW_TRY_ASSIGN(const os::Identity identity, kept.Stat());
   exec::DigestStream digest;
   std::vector<std::byte> buffer;
@@ -50,7 +49,7 @@ Result<Line> LineOfKept(std::uint64_t file, const std::string& path) {
 
 /// Writes this rank's pack files.
 Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPack& pack,
-                 const std::string& stage, const ConvertOptions& options, Sink& sink,
+                 const os::Directory& stage, const ConvertOptions& options, Sink& sink,
                  std::vector<Line>* lines) {
   SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(pack.map, pack.target));
   std::vector<std::uint32_t> mine;
@@ -69,15 +68,18 @@ Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPac
   for (const std::uint32_t f : mine) {
     if (sink.stop_requested()) return Fail(Errc::kStopped, loop_options.stopped);
     const plan::OutputFile& file = pack.target.files[f];
-    const std::string path = stage + "/" + file.path;
-    SW_TRY_ASSIGN(const bool there, os::Exists(path));
-    if (there && exec::IsZpack(path, file.bytes)) {
-      SW_TRY_ASSIGN(const Line line, LineOfKept(f, path));
-      lines->push_back(line);
-      continue;
+    SW_TRY_ASSIGN(const std::optional<os::NameStatus> there, stage.Look(file.path));
+    if (there && stage.IsOwnFile(*there)) {
+      SW_TRY_ASSIGN(const os::File kept, stage.OpenRead(file.path));
+      if (exec::IsZpack(kept, file.bytes)) {
+        SW_TRY_ASSIGN(const Line line, LineOfKept(f, kept));
+        lines->push_back(line);
+        continue;
+      }
     }
-    if (there) SW_TRY(os::RemoveFile(path));
-    SW_TRY_ASSIGN(exec::ZpackWriter writer, exec::ZpackWriter::Create(path, contexts));
+    if (there) SW_TRY(stage.RemoveFile(file.path));
+    SW_TRY_ASSIGN(os::File created, stage.Create(file.path));
+    exec::ZpackWriter writer(std::move(created), contexts);
     std::vector<exec::UnitSum> sums;
     SW_TRY_ASSIGN(const exec::ZpackResult result,
                   exec::PackFile(plan, f, loop, std::move(writer), arena, &sums));
@@ -101,7 +103,11 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   report.totals.output_files = pack.target.files.size() + 1;
   report.totals.output_bytes =
       pack.catalogue.size() + report.totals.read_bytes + report.totals.read_bytes / 256;
-  if (options.dry_run) return report;
+  if (options.dry_run) {
+    report.needed_bytes = report.totals.output_bytes;
+    SW_TRY_ASSIGN(report.free_bytes, FreeBytesFor(comm, options.output));
+    return report;
+  }
   sink.Pass("pack");
   std::optional<os::Stage> stage;
   const auto open_stage = [&]() -> Result<std::string> {
@@ -109,23 +115,23 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
       SW_TRY(exec::CheckReplaceable(options.output, input.checkpoint.map.files));
     }
     SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
-    SW_TRY_ASSIGN(os::Stage opened,
-                  os::Stage::Begin(options.output, {options.force, options.resume, run_id}));
+    SW_TRY_ASSIGN(os::Stage opened, os::Stage::Begin(options.output, {options.force, options.resume,
+                                                                      run_id, options.take_over}));
     stage.emplace(std::move(opened));
-    for (const std::string& note : stage->notes()) sink.Note(note, 0);
-    SW_TRY(os::MakeDirs(stage->path() + "/pack"));
+    stage->Print(sink);
+    SW_TRY(stage->directory().MakeDirs("pack"));
     return stage->path();
   };
   const Result<std::string> path = comm.OnRootText(open_stage);
   SW_TRY(path);
   std::vector<Line> mine;
   const auto work = [&]() -> Status {
-    SW_TRY(exec::CheckShared(comm, *path, options.output));
+    SW_TRY_ASSIGN(const os::Directory directory, exec::OpenShared(comm, *path, options.output));
+    SW_TRY_ASSIGN(const os::Directory journals, directory.OpenDir(os::kJournalDir));
     // The journal holds no records: it ties the stage to the inputs, so that only the same run
     // resumes in it.
-    SW_TRY(os::Journal::Open(*path + "/" + os::kJournalDir + "/" + std::to_string(comm.rank()),
-                             RunFingerprint(input, "zstd")));
-    return WriteMine(comm, input, pack, *path, options, sink, &mine);
+    SW_TRY(os::Journal::Open(journals, std::to_string(comm.rank()), RunFingerprint(input, "zstd")));
+    return WriteMine(comm, input, pack, directory, options, sink, &mine);
   };
   Status written = comm.Agree(work());
   if (!written) {
@@ -148,14 +154,16 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
     const std::string& text = pack.catalogue;
     files.push_back({pack.catalogue_path, text.size(),
                      exec::FileDigest({}, exec::DigestOf(std::as_bytes(std::span(text))))});
-    SW_TRY(os::ReplaceFile(stage->path() + "/" + pack.catalogue_path, text));
+    SW_TRY(stage->directory().ReplaceFile(pack.catalogue_path, text));
     os::CommitSteps steps;
     steps.files_synced = true;
-    steps.write_manifest = [&](const std::string& folder) -> Status {
+    steps.write_manifest = [&](const os::Directory& folder) -> Status {
       SW_TRY_ASSIGN(const std::string manifest, exec::MakeManifest(pack.manifest_head, files));
-      return os::ReplaceFile(folder + "/" + exec::kManifestName, manifest);
+      return folder.ReplaceFile(exec::kManifestName, manifest);
     };
-    return stage->Commit(steps);
+    Status committed = stage->Commit(steps);
+    stage->Print(sink);
+    return committed;
   }));
   report.run.bytes_read = pack.bytes.bytes_read();
   report.run.bytes_written = bytes;

@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "base/text.h"
+#include "dialect/build/hyper.h"
+#include "layout/states.h"
 #include "tensor/convert.h"
 
 namespace shardwright::ucp {
@@ -181,7 +185,11 @@ class Comparison {
 
 bool SameValue(const pickle::Node* a, const pickle::Node* b) { return Comparison().Same(a, b); }
 
+/// By value: optimizers keep the same number as a plain one, or as a tensor of some type.
 bool SameScalar(const dialect::Scalar& a, const dialect::Scalar& b) {
+  const std::optional<double> x = dialect::NumberOf(a);
+  const std::optional<double> y = dialect::NumberOf(b);
+  if (x && y && (*x == *y || (std::isnan(*x) && std::isnan(*y)))) return true;
   if (a.is_tensor != b.is_tensor) return false;
   if (!a.is_tensor) return SameValue(a.value, b.value);
   return a.dtype == b.dtype && a.bytes == b.bytes;
@@ -248,8 +256,12 @@ std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect
   const bool trainers = a.options != nullptr && b.options != nullptr;
   const bool both = one_format && trainers;
   pickle::Arena arena;
-  const pickle::Node* of_a = a.options != nullptr ? a.options : OptionsOf(a.hyper, &arena);
-  const pickle::Node* of_b = b.options != nullptr ? b.options : OptionsOf(b.hyper, &arena);
+  const auto options_of = [&](const dialect::Group& group) -> const pickle::Node* {
+    if (group.options == nullptr) return OptionsOf(group.hyper, &arena);
+    return dialect::PlainOptions(group.options, group.tensors, &arena);
+  };
+  const pickle::Node* of_a = options_of(a);
+  const pickle::Node* of_b = options_of(b);
   std::set<std::string> keys;
   for (const pickle::Node* side : {of_a, of_b}) {
     for (std::size_t i = 0; i < side->entry_count(); ++i) {
@@ -265,7 +277,10 @@ std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect
     const pickle::Node* right = of_b->Find(key);
     // A name is a label, and not every format that a group has been in keeps it.
     const bool needed = trainers && IsNeeded(key);
-    const bool may_lack = (!both && !needed) || key == "name";
+    // A step that an optimizer keeps in the group is compared by parameter.
+    const pickle::Node* one = left != nullptr ? left : right;
+    const bool step = key == "step" && one != nullptr && IsNumber(*one);
+    const bool may_lack = (!both && !needed) || key == "name" || step;
     if (left == nullptr || right == nullptr) {
       if (may_lack ||
           (left == nullptr ? IsAssumed(key, right, of_b) : IsAssumed(key, left, of_a))) {
@@ -277,6 +292,163 @@ std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect
     line.append(": ").append(ValueText(left)).append(" and ").append(ValueText(right));
   }
   return lines;
+}
+
+namespace {
+
+using dialect::Checkpoint;
+using dialect::Param;
+using dialect::ParamKind;
+using layout::LogicalTensor;
+using layout::ShardMap;
+
+/// Everything of a map but its tensors.
+ShardMap WithoutTensors(const ShardMap& map) {
+  ShardMap out;
+  out.files = map.files;
+  out.members = map.members;
+  out.arrays = map.arrays;
+  return out;
+}
+
+class AlikeMaker {
+ public:
+  AlikeMaker(const Checkpoint& a, const Checkpoint& b)
+      : a_(a), b_(b), index_a_(a.map), index_b_(b.map) {}
+
+  Alike Make();
+
+ private:
+  using Names = std::map<std::string_view, const Param*>;
+  static Names NamesOf(const Checkpoint& checkpoint) {
+    Names names;
+    for (const Param& param : checkpoint.params) names.emplace(param.name, &param);
+    return names;
+  }
+  void UniteKinds(const Param& of_a, const Param& of_b);
+  void UniteTie(bool first_ties, const Param& tied, const Param* other);
+  MapPair& Maps() {
+    if (!out_.maps) out_.maps = MapPair{a_.map, b_.map};
+    return *out_.maps;
+  }
+  void Note(const std::vector<std::string>& names, const std::string& what);
+
+  const Checkpoint& a_;
+  const Checkpoint& b_;
+  layout::TensorIndex index_a_;
+  layout::TensorIndex index_b_;
+  std::map<std::string, std::size_t> passes_;  // by holder: tied names that have been added
+  std::vector<std::string> kinds_;
+  std::vector<std::string> tied_;
+  std::vector<std::string> untold_;
+  Alike out_;
+};
+
+/// The tensor that a parameter is without its optimizer: the first of these states that is there.
+std::optional<std::uint32_t> ValueOf(const layout::TensorIndex& index, const std::string& name) {
+  for (const std::string_view state :
+       {layout::kFrozen, layout::kBuffer, layout::kWeight, layout::kMaster}) {
+    if (const auto found = index.Find(name, state)) return found;
+  }
+  return std::nullopt;
+}
+
+/// Gives a tensor of two kinds one state on both sides.
+void AlikeMaker::UniteKinds(const Param& of_a, const Param& of_b) {
+  const bool untrained = of_a.kind != ParamKind::kTrainable && of_b.kind != ParamKind::kTrainable;
+  const bool unknown = !a_.order_unknown.empty() || !b_.order_unknown.empty();
+  if (!untrained && !unknown) return;
+  const auto x = ValueOf(index_a_, of_a.name);
+  const auto y = ValueOf(index_b_, of_b.name);
+  if (!x || !y) return;
+  Maps().b.tensors[*y].state = a_.map.tensors[*x].state;
+  out_.kinds.insert(of_a.name);
+  kinds_.push_back(Quoted(of_a.name));
+}
+
+/// Compares a name that one side ties to another with the tensor of its own that the other side
+/// has.
+/// \param other  the parameter of that name on the other side, or null
+void AlikeMaker::UniteTie(bool first_ties, const Param& tied, const Param* other) {
+  if (other == nullptr) {
+    out_.ties.insert(tied.name);
+    untold_.push_back(Quoted(tied.name));
+    return;
+  }
+  const ShardMap& of_holder = first_ties ? a_.map : b_.map;
+  const ShardMap& of_other = first_ties ? b_.map : a_.map;
+  const layout::TensorIndex& holders = first_ties ? index_a_ : index_b_;
+  const auto own = ValueOf(first_ties ? index_b_ : index_a_, tied.name);
+  if (!own) return;
+  const LogicalTensor& stored = of_other.tensors[*own];
+  std::optional<std::uint32_t> holder;
+  for (const std::string_view state :
+       {layout::kWeight, layout::kMaster, layout::kFrozen, layout::kBuffer}) {
+    const auto found = holders.Find(tied.alias_of, state);
+    if (found && of_holder.tensors[*found].dtype == stored.dtype) holder = found;
+  }
+  if (!holder || of_holder.tensors[*holder].shape != stored.shape) return;
+  const std::size_t pass = passes_[tied.alias_of]++;
+  while (out_.tied.size() <= pass) {
+    out_.tied.push_back({WithoutTensors(a_.map), WithoutTensors(b_.map)});
+  }
+  LogicalTensor left = of_holder.tensors[*holder];
+  LogicalTensor right = stored;
+  left.name = right.name;
+  left.state = right.state;
+  if (!first_ties) std::swap(left, right);
+  out_.tied[pass].a.tensors.push_back(std::move(left));
+  out_.tied[pass].b.tensors.push_back(std::move(right));
+  out_.ties.insert(tied.name);
+  tied_.push_back(Quoted(tied.name));
+}
+
+void AlikeMaker::Note(const std::vector<std::string>& names, const std::string& what) {
+  if (names.empty()) return;
+  out_.notes.push_back(what + ": " + FirstFew(names));
+}
+
+Alike AlikeMaker::Make() {
+  const bool alike = a_.origin == b_.origin;  // both record what their format does
+  const Names of_a = NamesOf(a_);
+  const Names of_b = NamesOf(b_);
+  for (const auto& [name, param] : of_a) {
+    const auto found = of_b.find(name);
+    const Param* other = found == of_b.end() ? nullptr : found->second;
+    const bool other_tied = other != nullptr && !other->alias_of.empty();
+    if (!alike && !param->alias_of.empty() && !other_tied) {
+      UniteTie(true, *param, other);
+    } else if (!alike && param->alias_of.empty() && other_tied) {
+      UniteTie(false, *other, param);
+    } else if (other != nullptr && param->alias_of.empty() && param->kind != other->kind &&
+               (!alike || param->undecided || other->undecided)) {
+      UniteKinds(*param, *other);
+    }
+  }
+  for (const auto& [name, param] : of_b) {
+    if (!alike && !param->alias_of.empty() && !of_a.contains(name)) {
+      UniteTie(false, *param, nullptr);
+    }
+  }
+  if (!out_.ties.empty()) {
+    for (ShardMap* map : {&Maps().a, &Maps().b}) {
+      std::erase_if(map->tensors,
+                    [&](const LogicalTensor& one) { return out_.ties.contains(one.name); });
+    }
+  }
+  Note(kinds_, "only one of " + (alike ? "the two" : a_.origin + " and " + b_.origin) +
+                   " records whether these are trained, frozen or buffers, so only their elements "
+                   "are compared");
+  Note(tied_,
+       "tied on one side and stored twice on the other, so only their elements are compared");
+  Note(untold_, "tied on one side and not recorded on the other");
+  return std::move(out_);
+}
+
+}  // namespace
+
+Alike MakeAlike(const dialect::Checkpoint& a, const dialect::Checkpoint& b) {
+  return AlikeMaker(a, b).Make();
 }
 
 }  // namespace shardwright::ucp

@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "dialect/core/checkpoint.h"
+#include "layout/shard_map.h"
 #include "tensor/dtype.h"
 
 namespace shardwright::ucp {
@@ -33,5 +36,28 @@ std::vector<std::string> ScalarDifferences(const std::vector<dialect::Scalar>& a
 /// Pure.
 std::vector<std::string> GroupDifferences(const dialect::Group& a, const dialect::Group& b,
                                           bool one_format = true);
+
+/// Tensors of two checkpoints under the same names and states.
+struct MapPair {
+  layout::ShardMap a;
+  layout::ShardMap b;
+};
+
+/// Two checkpoints, reduced to the properties that both formats record. Some formats do not record
+/// whether a tensor is frozen or a buffer, or that two names are tied. Such properties are noted
+/// and not compared between two formats; the elements are compared.
+struct Alike {
+  /// All tensors except those in `tied`; nothing: the unchanged maps.
+  std::optional<MapPair> maps;
+  std::set<std::string> kinds;  ///< parameters whose kind only one side records
+  std::set<std::string> ties;   ///< names that only one side records as tied
+  /// Tensors that one side stores separately and the other as a second name of a tied parameter.
+  /// There are several pairs, because a parameter can have many names and a map holds it once.
+  std::vector<MapPair> tied;
+  std::vector<std::string> notes;  ///< one sentence each
+};
+
+/// Reduces two checkpoints to the properties that both formats record. Pure.
+Alike MakeAlike(const dialect::Checkpoint& a, const dialect::Checkpoint& b);
 
 }  // namespace shardwright::ucp

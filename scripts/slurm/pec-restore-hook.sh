@@ -14,11 +14,13 @@
 # be there. From then on a STORE that is missing, empty or unreadable is an error, and nothing is
 # changed.
 # PEC_TOKENS  file of tokens per expert, one JSON line for each iteration: lines after the iteration
-#             that training goes on from are removed, and so is a last line that a kill has torn
+#             that training resumes from are removed, and so is a truncated last line of a killed run. A file or link
+#             of another user is refused
 # PEC_REPORT  where to write the report of the restore; default OUT.report.json
-# Exit codes: those of pec-restore; 3 and 4 also for a PEC_TOKENS that cannot be read or is torn
-# elsewhere.
+# Exit codes: those of pec-restore; 6 also for a PEC_TOKENS of another user.
 set -euo pipefail
+# No command here waits for other processes, whatever launcher has started this one.
+export SHARDWRIGHT_MPI=none
 
 if [[ $# -lt 2 ]]; then
   echo "usage: pec-restore-hook.sh STORE OUT [FLAG...]" >&2
@@ -27,57 +29,27 @@ fi
 store=$1 out=${2%/}
 report=${PEC_REPORT:-$out.report.json}
 
-# tokens check: can the log be read? tokens keep ITERATION: removes what the run that ended has
-# counted after it.
-tokens() {
-  [[ -n ${PEC_TOKENS:-} ]] || return 0
-  python3 - "$PEC_TOKENS" "$@" <<'EOF'
-import json
-import os
-import shutil
-import sys
-
-path, what = sys.argv[1:3]
-last = int(sys.argv[3]) if what == "keep" else 0
-
-
-def fail(code, message):
-    print(f"pec-restore-hook: error: {path}: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
-def changes():
-    """Each line, and what is kept of it; a log of weeks does not fit memory."""
-    with open(path, "rb") as log:
-        for number, line in enumerate(log, 1):
-            try:
-                kept = int(json.loads(line)["iteration"]) <= last
-            except (ValueError, KeyError, TypeError):
-                if line.endswith(b"\n") and line.strip():
-                    fail(4, f"line {number} is no JSON object with an iteration: {line[:60]!r}")
-                kept = False
-            yield line, line.rstrip(b"\n") + b"\n" if kept else b""
-
-
-try:
-    changed = sum(line != kept for line, kept in changes())
-except OSError as error:
-    if isinstance(error, FileNotFoundError) and not os.path.islink(path):
-        sys.exit(0)  # nothing has been counted yet
-    fail(3, error.strerror)
-if what == "keep" and changed:
-    path = os.path.realpath(path)
-    with open(path + ".new", "wb") as new:
-        new.writelines(kept for _, kept in changes())
-        new.flush()
-        os.fsync(new.fileno())
-    shutil.copymode(path, path + ".new")
-    os.replace(path + ".new", path)
-EOF
+# A name that another user has made, or put a link in place of, could be of any file of this user.
+# own FILE: whether it belongs to this user, whom a file system may report as another one for all files.
+own() {
+  local owner probe
+  owner=$(stat -c %u -- "$1")
+  [[ $owner != "$(id -u)" ]] || return 0
+  probe=$(mktemp "$(dirname -- "$1")/.user.XXXXXXXX") || return 1
+  [[ $owner == "$(stat -c %u -- "$probe")" ]]
+  local code=$?
+  rm -f -- "$probe"
+  return "$code"
 }
-
-# Known before the store notes where training goes on.
-tokens check
+log=()
+if [[ -n ${PEC_TOKENS:-} ]]; then
+  if [[ -e $PEC_TOKENS || -L $PEC_TOKENS ]] && ! own "$PEC_TOKENS"; then
+    echo "pec-restore-hook: $PEC_TOKENS belongs to user $(stat -c '%U (%u)' -- "$PEC_TOKENS"), not to you: remove it, or keep the" \
+      "log in a folder of your own" >&2
+    exit 6
+  fi
+  log=(--trim-tokens "$PEC_TOKENS")
+fi
 flags=(--allow-empty)
 if [[ ! -e $out && ! -L $out && ! -s ${PEC_TOKENS:-} && ${SLURM_RESTART_COUNT:-0} == 0 ]]; then
   flags+=(--begin)
@@ -89,11 +61,13 @@ if [[ " ${*:3}" == *" --agents"* && " ${*:3}" != *" --lost-nodes"* ]]; then
   flags+=(--lost-nodes unreachable)
 fi
 rm -f "$report"
-pec-restore "$store" "$out" --force -q --json="$report" "${flags[@]}" "${@:3}" >/dev/null
-resume=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["iteration"])' "$report")
-if [[ $resume == None ]]; then
-  tokens keep 0
-  exit 0
-fi
-tokens keep "$resume"
-echo "$out"
+pec-restore "$store" "$out" --restart --force --take-over -q --json="$report" "${flags[@]}" "${log[@]}" "${@:3}" >/dev/null
+resume=$(sed -n 's/^  "iteration": \([0-9]\{1,\}\|null\),$/\1/p' "$report")
+case $resume in
+  null) ;;
+  [0-9]*) echo "$out" ;;
+  *)
+    echo "pec-restore-hook: $report does not say which iteration was restored" >&2
+    exit 4
+    ;;
+esac

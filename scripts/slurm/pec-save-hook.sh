@@ -7,6 +7,8 @@
 # SOCKET is a socket file, which needs no key.
 # Exit codes: those of pec-save.
 set -euo pipefail
+# One rank of a training calls this: no command here waits for the others.
+export SHARDWRIGHT_MPI=none
 
 if [[ $# -lt 3 ]]; then
   echo "usage: pec-save-hook.sh SOCKET CHECKPOINT STORE [FLAG...]" >&2
@@ -17,4 +19,4 @@ if pec-save status "unix:$socket" -q >/dev/null 2>&1; then
   exec pec-save tell "unix:$socket" snapshot -q >/dev/null
 fi
 echo "pec-save-hook: no agent at $socket: saving into $store" >&2
-exec pec-save "$checkpoint" "$store" -q "${@:4}" >/dev/null
+exec pec-save "$checkpoint" "$store" --take-over -q "${@:4}" >/dev/null

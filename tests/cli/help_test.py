@@ -13,7 +13,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHORT_LINES, ALL_LINES, COLUMNS = 50, 110, 100
+SHORT_LINES, ALL_LINES, COLUMNS = 50, 120, 100
 BIN = pathlib.Path()
 
 # What was a flag, and what is typed now.
@@ -30,7 +30,7 @@ REPLACED = {
 }
 
 # Subcommands that were never flags.
-NEW = {"pec-save": {"keygen"}, "ucp-load": {"status", "stop"}}
+NEW = {"pec-save": {"agents", "keygen", "undo"}, "ucp-load": {"status", "stop"}}
 
 
 def run(*words, code=0, cwd=None):

@@ -24,7 +24,7 @@ VARYING = [
     (re.compile(r'("(?:seconds|peak_memory_bytes|bytes_per_second|seconds_left)": ?)[0-9.e+-]+'), r"\1<n>"),
     (re.compile(r'("version": )"[0-9.]+"'), r'\1"<version>"'),
 ]
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 600
 
 
 def normal(text, scratch):

@@ -318,7 +318,7 @@ def main():
     parser.add_argument("--limit", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--several", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--seconds", type=int, default=1200)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("SHARDWRIGHT_JOBS", os.cpu_count() or 1)))
     parser.add_argument("--case", action="append")
     parser.add_argument("--shard", type=shard, default=(0, 1))

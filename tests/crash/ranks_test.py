@@ -229,7 +229,7 @@ def main():
     parser.add_argument("--ranks", type=int, action="append")
     parser.add_argument("--calls", type=int, default=6)
     parser.add_argument("--case", action="append")
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     log = Log()

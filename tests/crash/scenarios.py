@@ -33,8 +33,9 @@ def grow(folder, factor):
     for key in ("shared_params", "frozen_param_shapes", "frozen_param_fragments"):
         model[key].clear()
     model["buffer_names"].clear()
-    weight = ptfile.tensor("BFloat16Storage", random.Random(1).randbytes(2 * elements),
-                           (rows * factor, columns), 2)
+    halves = bytearray(random.Random(1).randbytes(2 * elements))
+    halves[1::2] = halves[1::2].translate(bytes(byte & 0xbf for byte in range(256)))  # no infinities, no NaNs
+    weight = ptfile.tensor("BFloat16Storage", bytes(halves), (rows * factor, columns), 2)
     model["module"].clear()
     model["module"]["embedding.weight"] = weight
     ptfile.save(models, model)
@@ -48,7 +49,10 @@ def grow(folder, factor):
         for key in ("single_partition_of_fp32_groups", "group_paddings", "partition_count",
                     "param_alignment_paddings", "param_slice_mappings"):
             del state[key][1:]
-        state["single_partition_of_fp32_groups"][0] = flat(rank)
+        masters = bytearray(4 * each)  # that round to the weights
+        masters[2::4] = halves[2 * each * rank:2 * each * (rank + 1):2]
+        masters[3::4] = halves[2 * each * rank + 1:2 * each * (rank + 1):2]
+        state["single_partition_of_fp32_groups"][0] = ptfile.tensor("FloatStorage", bytes(masters), (each,), 4)
         state["group_paddings"][0] = 0
         state["param_alignment_paddings"][0] = [0]
         base = state["base_optimizer_state"]
@@ -142,7 +146,7 @@ class Scenarios:
         """Starts a run and freezes it while its output is being written.
         \\returns the process, or None when it was too fast"""
         process = start([*argv, output])
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 600
         while time.monotonic() < ends and process.poll() is None:
             for name in os.listdir(output.parent):
                 if name.startswith(output.name + ".partial-"):

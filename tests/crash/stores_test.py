@@ -197,7 +197,7 @@ def cases(stores):
         return [stores.save, "gc", where / "store", "--keep-last", "1"]
 
     def restore(where):
-        return [stores.restore, where / "store", where / "out", "--at", "2", "--threads", "1",
+        return [stores.restore, where / "store", where / "out", "--at", "2", "--restart", "--threads", "1",
                 "--target", "ep=1"]
 
     logs = [Case("gc-log", (1, 2, 3, 4), collect, {4}, 4, logs=True)] if gradient_log.LIBRARY else []

@@ -71,7 +71,7 @@ class Place:
     def outcome(self, judge):
         """\\returns exit code, what it gave, its message"""
         report = self.folder / "report.json"
-        done = run([*judge.argv, f"--json={report}"], cwd=self.folder, deadline=60)
+        done = run([*judge.argv, f"--json={report}"], cwd=self.folder, deadline=600)
         expect(done.code in REFUSALS | {0}, f"no documented exit code: {done}")
         said = json.loads(report.read_text()) if done.code == 0 else {}
         given = json.dumps(timeless(said.get("result")), sort_keys=True)

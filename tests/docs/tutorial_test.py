@@ -28,7 +28,7 @@ BLOCK = re.compile(r"^```console\n(.*?)^```$", re.S | re.M)
 COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n", re.M)
 COMMANDS_MIN = 20
 LINES_MAX = 30
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 600
 
 
 def steps(block):

@@ -14,7 +14,7 @@ from harness import DEMO, Broken, expect, run, tree  # pylint: disable=wrong-imp
 from traced import run_traced  # pylint: disable=wrong-import-position
 
 REFUSALS = {3, 4, 8, 9}  # not found, corrupt or unsafe, over a limit, unsupported
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 600
 MEMORY_BYTES = 3 << 30  # address space, thread stacks and libraries included
 TARGET = ("--target", "zero=3,dp=3", "--threads", "2")
 

@@ -46,7 +46,7 @@ class Nodes(unittest.TestCase):
         launcher = [MPIRUN, "--oversubscribe", "-n", str(ranks), str(HERE / "own_mounts.sh"), *mounts, "--"]
         environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
         done = subprocess.run([*(launcher if ranks > 1 else []), str(BIN / words[0]), *words[1:]],
-                              cwd=self.work, text=True, capture_output=True, check=False, timeout=120,
+                              cwd=self.work, text=True, capture_output=True, check=False, timeout=1200,
                               stdin=subprocess.DEVNULL, env=environment)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done
@@ -96,7 +96,8 @@ class Nodes(unittest.TestCase):
         for rank in (0, 1):
             for path in (self.work / f"b.{rank}").rglob("mp_rank_00_model_states.pt"):
                 self.change(path, "norm_out.weight")
-        done = self.run_in(*check, seen=["a", "b"], code=5)
+        # The changed weight no longer equals its rounded master, as in files of two saves.
+        done = self.run_in(*check, "--allow-mixed", seen=["a", "b"], code=5)
         self.assertIn('"norm_out.weight" weight [18]: element 17: ', done.stdout)
 
     def test_a_check_reads_checkpoints_that_one_rank_each_sees(self):

@@ -19,7 +19,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DATA = ROOT / "tests/data/deepspeed"
-SECONDS = 120
+SECONDS = 1200
 BIN = MPIEXEC = None
 
 

@@ -454,7 +454,7 @@ class Bench:
             peaks.append(timed([*words, "--memory", "256MiB"])[1])
         clear(out)
         subprocess.run([*load[:2], files, *load[3:]], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        back = [self.command("ucp-load"), files, out, "--target", "zero=2,dp=3", *quiet]
+        back = [self.command("ucp-load"), files, out, "--format", "deepspeed", "--target", "zero=2,dp=3", *quiet]
         peaks.append(timed([*back, "--memory", "256MiB"])[1])
         self.row("peak resident memory with `--memory 256MiB`: to 16-bit weights, to masters, from safetensors",
                  ", ".join(f"{peak:.0f} MiB" for peak in peaks), "≤ 320 MiB")

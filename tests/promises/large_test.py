@@ -42,7 +42,7 @@ def storage(arguments, folder):
     small = torch.arange(10)
     torch.save({"large": wanted, "after": small}, folder / "theirs.pt")
     expect((folder / "theirs.pt").stat().st_size > 2**32 or arguments.gigabytes < 4, "the file is small")
-    succeed([arguments.probe, "rewrite", folder / "theirs.pt", folder / "ours.pt"], deadline=900)
+    succeed([arguments.probe, "rewrite", folder / "theirs.pt", folder / "ours.pt"], deadline=3600)
     (folder / "theirs.pt").unlink()
     found = torch.load(folder / "ours.pt", weights_only=True, mmap=True)
     same(found["large"], wanted, "the large storage, written by us")
@@ -54,8 +54,8 @@ def storage(arguments, folder):
     safetensors.torch.save_file({"a": small, "large": wanted}, source / "model.safetensors")
     one_file = f"shard-size={arguments.gigabytes + 2}GB"
     succeed([arguments.bin / "ucp-load", source, folder / "out", "--format", "safetensors", "--target", one_file,
-             "--verify=readback"], deadline=900)
-    succeed([arguments.bin / "ucp-load", "--check", source, folder / "out"], deadline=900)
+             "--verify=readback"], deadline=3600)
+    succeed([arguments.bin / "ucp-load", "--check", source, folder / "out"], deadline=3600)
     (source / "model.safetensors").unlink()
     with safetensors.safe_open(folder / "out" / "model.safetensors", "pt") as opened:
         same(opened.get_tensor("large"), wanted, "the large tensor of safetensors")
@@ -76,13 +76,13 @@ def files(arguments, folder):
     text = ",".join(f'"{name}":"{file}"' for name, file in names.items())
     (source / "model.safetensors.index.json").write_text('{"metadata":{},"weight_map":{' + text + "}}")
     began = time.monotonic()
-    succeed([arguments.bin / "ucp-load", source, folder / "one", "--format", "safetensors"], deadline=900)
+    succeed([arguments.bin / "ucp-load", source, folder / "one", "--format", "safetensors"], deadline=3600)
     seconds = time.monotonic() - began
     found = safetensors.torch.load_file(folder / "one" / "model.safetensors")
     expect(found.keys() == names.keys(), f"{len(found)} names of {len(names)}")
     for i, name in enumerate(names):
         same(found[name], torch.full((3,), i, dtype=torch.int32), name[:20])
-    succeed([arguments.bin / "ucp-load", "--check", source, folder / "one"], deadline=900)
+    succeed([arguments.bin / "ucp-load", "--check", source, folder / "one"], deadline=3600)
     return seconds
 
 

@@ -194,6 +194,47 @@ TEST(LayoutProperty, ThereAndBackIsTheIdentity) {
   EXPECT_GT(with_stacks, kCases / 12);
 }
 
+TEST(LayoutProperty, ShardsOfAViewHaveTheTensorsOwnDimensions) {
+  int joined = 0;
+  int ambiguous = 0;
+  for (int seed = 0; seed < kCases; ++seed) {
+    Random random(static_cast<std::uint64_t>(seed));
+    const Viewed viewed = RandomViewed(random);
+    const std::uint64_t ranks = viewed.shapes.size();
+    std::vector<std::uint64_t> back(Elems(viewed.shape), ~std::uint64_t{0});
+    for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+      const auto what = testing::Message()
+                        << "seed " << seed << ": " << ToString(viewed.shape) << ", "
+                        << layout::Explain(viewed.rule) << ", rank " << rank << " of " << ranks;
+      const auto shape = layout::ShardShape(viewed.rule, viewed.shape, ranks, rank);
+      ASSERT_TRUE(shape.has_value()) << what << ": " << shape.error().message;
+      ASSERT_EQ(*shape, viewed.shapes[rank]) << what;
+      const auto cut = layout::MakeCut(viewed.rule, viewed.shape, ranks, rank);
+      ASSERT_TRUE(cut.has_value()) << what << ": " << cut.error().message;
+      std::vector<std::uint64_t> elements(cut->shard_elems());
+      cut->ForShardRange(0, cut->shard_elems(), [&](const layout::Run& run) {
+        for (std::uint64_t i = 0; i < run.elems; ++i) elements[run.shard + i] = run.logical + i;
+      });
+      ASSERT_EQ(elements, viewed.elements[rank]) << what;
+      for (const std::uint64_t element : elements) back[element] = element;
+    }
+    for (std::uint64_t e = 0; e < back.size(); ++e) ASSERT_EQ(back[e], e) << "seed " << seed;
+    // The shards of a reader: one shape fits them, or the rule does not decide between several.
+    const auto whole = layout::WholeShape(viewed.rule, viewed.shapes);
+    ambiguous += whole ? 0 : 1;
+    joined += whole ? 1 : 0;
+    if (whole) {
+      ASSERT_EQ(*whole, viewed.shape) << "seed " << seed << ": " << layout::Explain(viewed.rule);
+    } else {
+      ASSERT_EQ(whole.error().code, Errc::kUnsupported) << "seed " << seed << whole.error().message;
+      ASSERT_NE(whole.error().message.find("fit a tensor of shape"), std::string::npos)
+          << "seed " << seed << ": " << whole.error().message;
+    }
+  }
+  EXPECT_GT(joined, kCases / 2);
+  EXPECT_LT(ambiguous, kCases / 4);
+}
+
 TEST(LayoutProperty, AMissingElementIsAlwaysNoticed) {
   int noticed = 0;
   for (int seed = 0; seed < 2'000; ++seed) {

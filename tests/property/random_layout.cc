@@ -138,7 +138,83 @@ void PlaceFlat(const std::vector<Truth>& truth, const std::vector<Pending>& pend
   }
 }
 
+/// Widths of the sub-tensors on every rank, [sub-tensor][rank]: the first ranks have one more.
+std::vector<std::vector<std::uint64_t>> WidthsOf(const std::vector<std::uint64_t>& sizes,
+                                                 std::uint64_t ranks) {
+  std::vector<std::vector<std::uint64_t>> widths;
+  for (const std::uint64_t size : sizes) {
+    widths.emplace_back();
+    for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+      widths.back().push_back(size / ranks + (rank < size % ranks ? 1 : 0));
+    }
+  }
+  return widths;
+}
+
+/// Which indices along the dimension that is cut a rank has, in its order.
+std::vector<std::uint64_t> IndicesOf(const std::vector<std::vector<std::uint64_t>>& widths,
+                                     std::uint64_t rank) {
+  std::vector<std::uint64_t> mine;
+  std::uint64_t at = 0;
+  for (const auto& of_ranks : widths) {
+    for (std::uint64_t r = 0; r < of_ranks.size(); ++r) {
+      for (std::uint64_t i = 0; i < of_ranks[r]; ++i, ++at) {
+        if (r == rank) mine.push_back(at);
+      }
+    }
+  }
+  return mine;
+}
+
 }  // namespace
+
+Viewed RandomViewed(Random& random) {
+  Viewed out;
+  std::vector<std::size_t> group;  // by dimension of the view: that of the tensor
+  layout::SplitRule& rule = out.rule;
+  Shape& view = rule.view;
+  out.shape.assign(Pick(random, 1, 3), 1);
+  for (std::size_t dim = 0; dim < out.shape.size(); ++dim) {
+    for (std::uint64_t parts = Pick(random, 1, 3); parts > 0; --parts) {
+      view.push_back(Pick(random, 1, 4));
+      group.push_back(dim);
+      out.shape[dim] *= view.back();
+    }
+  }
+  rule.split = layout::Split::kSub;
+  rule.uneven = true;
+  rule.dim = static_cast<std::uint32_t>(Pick(random, 0, view.size() - 1));
+  if (view[rule.dim] == 1) {
+    view[rule.dim] = 2;
+    out.shape[group[rule.dim]] *= 2;
+  }
+  for (std::uint64_t left = view[rule.dim]; left > 0; left -= rule.sub_sizes.back()) {
+    rule.sub_sizes.push_back(Pick(random, 0, 1) == 0 ? left : Pick(random, 1, left));
+  }
+  const std::uint64_t ranks = Pick(random, 2, 4);
+  const auto widths = WidthsOf(rule.sub_sizes, ranks);
+  for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+    const std::vector<std::uint64_t> mine = IndicesOf(widths, rank);
+    Shape shape(out.shape.size(), 1);
+    for (std::size_t d = 0; d < view.size(); ++d) {
+      shape[group[d]] *= d == rule.dim ? mine.size() : view[d];
+    }
+    std::uint64_t inner = 1;
+    for (std::size_t d = rule.dim + 1; d < view.size(); ++d) inner *= view[d];
+    const std::uint64_t outer = Elems(view) / view[rule.dim] / inner;
+    std::vector<std::uint64_t> elements;
+    for (std::uint64_t o = 0; o < outer; ++o) {
+      for (const std::uint64_t index : mine) {
+        for (std::uint64_t i = 0; i < inner; ++i) {
+          elements.push_back((o * view[rule.dim] + index) * inner + i);
+        }
+      }
+    }
+    out.shapes.push_back(std::move(shape));
+    out.elements.push_back(std::move(elements));
+  }
+  return out;
+}
 
 std::vector<Truth> RandomTruth(Random& random) {
   std::vector<Truth> all(Pick(random, 1, 5));

@@ -27,6 +27,19 @@ struct Truth {
 /// sub-tensors with unequal and zero widths, uneven, padded vocabulary, scalars, empty tensors).
 std::vector<Truth> RandomTruth(Random& random);
 
+/// A tensor that is cut along one dimension of a view of it, and its shards. A program makes such a
+/// shard by slicing the view and reshaping the slice to the tensor's number of dimensions.
+struct Viewed {
+  Shape shape;
+  layout::SplitRule rule;
+  std::vector<Shape> shapes;                         ///< of the shards, by rank
+  std::vector<std::vector<std::uint64_t>> elements;  ///< of the tensor, by rank and shard element
+};
+
+/// Makes such a tensor, whose view splits every dimension into one to three. Computes the shards
+/// element by element without the engine.
+Viewed RandomViewed(Random& random);
+
 /// A layout of the truth: a map, and the bytes of its members, worked out element by element
 /// without the engine.
 struct Stored {

@@ -12,6 +12,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 export LOG=$work/log
+# shellcheck disable=SC2016  # The text must reach the scripts as it is.
+code_in_text='a[$(touch ran)]'
 failures=0
 
 mkdir bin
@@ -21,11 +23,16 @@ cat >bin/srun <<'EOF'
 #!/usr/bin/env bash
 [[ $1 == --mpi=pmix ]] || exit 99
 shift
+while [[ $1 == --* ]]; do
+  echo "srun $1" >>"$LOG"
+  shift
+done
 "$@" || exit "${LAUNCHER_CODE:-$?}"
 EOF
 cat >bin/scontrol <<'EOF'
 #!/usr/bin/env bash
 echo "scontrol $*" >>"$LOG"
+[[ -z ${NO_REQUEUE:-} ]]
 EOF
 # ucp-load SRC OUT ...: ends with LOAD_CODE, and leaves what the real one does.
 cat >bin/ucp-load <<'EOF'
@@ -33,14 +40,18 @@ cat >bin/ucp-load <<'EOF'
 echo "ucp-load $*" >>"$LOG"
 out=$2
 for word; do
-  [[ $word == --json=* && -z ${NO_REPORT:-} ]] && echo "{\"exit_code\": $LOAD_CODE}" >"${word#--json=}"
+  [[ $word == --json=* && -z ${NO_REPORT:-} ]] &&
+    printf '{\n  "dry_run": false,\n  "exit_code": %s,\n  "status": ""\n}\n' "${SAID:-$LOAD_CODE}" >"${word#--json=}"
 done
 case $LOAD_CODE in
   0)
     rm -rf "$out".partial-* && mkdir -p "$out"
-    echo "{\"source\": {\"fingerprint\": \"${FINGERPRINT:-f0}\"}}" >"$out/shardwright.json"
+    printf '{\n "source": {\n  "fingerprint": "%s"\n }\n}\n' "${FINGERPRINT:-f0}" >"$out/shardwright.json"
     ;;
-  75) mkdir -p "$out.partial-a" ;;
+  75)
+    mkdir -p "$out.partial-a/.journal"
+    [[ -n ${NO_PROGRESS:-} ]] || echo unit >>"$out.partial-a/.journal/0"
+    ;;
 esac
 exit "$LOAD_CODE"
 EOF
@@ -48,8 +59,28 @@ cat >bin/ucp-extract <<'EOF'
 #!/usr/bin/env bash
 [[ $2 == --list && $3 == --json ]] || exit 99
 [[ -d $1 ]] || exit 3
-layout='{"zero": 1, "dp": 4, "tp": 2, "pp": 2, "ep": 1, "dtype": "bfloat16"}'
-echo "{\"exit_code\": 0, \"result\": {\"kind\": \"${KIND:-deepspeed}\", \"layout\": $layout, \"fingerprint\": \"${FINGERPRINT:-f0}\"}}"
+cat <<JSON
+{
+  "exit_code": 0,
+  "result": {
+    "files": [
+      {
+        "kind": "model",
+        "tp": 7
+      }
+    ],
+    "fingerprint": "${FINGERPRINT:-f0}",
+    "kind": "${KIND:-deepspeed}",
+    "layout": {
+      "dp": 4,
+      "dtype": "bfloat16",
+      "pp": 2,
+      "tp": 2,
+      "zero": 1
+    }
+  }
+}
+JSON
 EOF
 chmod +x bin/*
 
@@ -72,46 +103,105 @@ run() {
 export SLURM_JOB_ID=12 SLURM_NTASKS=16 SLURM_CPUS_PER_TASK=8 LOAD_CODE=0
 convert() { run bash "$scripts/convert.sbatch" src out 'dp=48,zero=3'; }
 hook() { run "$scripts/restore-hook.sh" ckpt/; }
-asked="ucp-load src out --target dp=48,zero=3 --format deepspeed --threads 8 --json=out.report.json"
+asked="srun --cpus-per-task=8"$'\n'"ucp-load src out --target dp=48,zero=3 --format deepspeed --threads 8 --json=out.report-12.json --take-over"
 
 convert
-expect "a conversion ends well" 0 "*out is complete" "$asked"
+expect "a conversion ends well" 0 "*out is complete" "$asked --resume"
 rm -rf out
 LOAD_CODE=75 convert
-expect "a stopped conversion is requeued" 75 "*back into the queue" "$asked"$'\n'"scontrol requeue 12"
-LOAD_CODE=75 LAUNCHER_CODE=1 convert
-expect "the report outranks the launcher; it resumes" 75 "*" "$asked --resume"$'\n'"scontrol requeue 12"
+expect "a stopped conversion is requeued" 75 "*back into the queue" "$asked --resume"$'\n'"scontrol requeue 12"
+LOAD_CODE=75 LAUNCHER_CODE=1 SLURM_RESTART_COUNT=1 convert
+expect "the report outranks the launcher" 75 "*" "$asked --resume"$'\n'"scontrol requeue 12"
+LOAD_CODE=75 SLURM_ARRAY_JOB_ID=40 SLURM_ARRAY_TASK_ID=3 convert
+expect "a task of a job array is requeued alone" 75 "*job 40_3 goes back*" "*--json=out.report-40_3.json*scontrol requeue 40_3"
+LOAD_CODE=75 NO_REQUEUE=1 convert
+expect "a job that may not be requeued" 75 "" "*scontrol requeue 12"
+LOAD_CODE=75 SLURM_RESTART_COUNT=20 convert
+expect "restarts have a limit" 75 "" "$asked --resume"
+LOAD_CODE=75 SLURM_RESTART_COUNT=2 MAX_RESTARTS=2 convert
+expect "another limit" 75 "" "$asked --resume"
+LOAD_CODE=75 SLURM_RESTART_COUNT=1 NO_PROGRESS=1 convert
+expect "a restart that copies nothing is the last" 75 "" "$asked --resume"
+LOAD_CODE=75 SLURM_RESTART_COUNT=$code_in_text MAX_RESTARTS=$code_in_text convert
+expect "variables are numbers" 75 "*back into the queue" "*scontrol requeue 12"
 convert
 expect "the resumed conversion ends well" 0 "*out is complete" "$asked --resume"
+convert
+expect "a requeued complete conversion ends well" 0 "*out is complete" "$asked --resume"
 LOAD_CODE=6 LAUNCHER_CODE=1 convert
-expect "another failure is final" 6 "" "$asked"
+expect "another failure is final" 6 "" "$asked --resume"
+grep -q "exit code 6, report in out.report-12.json" err || { echo "FAILED: the report is not named" && failures=$((failures + 1)); }
+LOAD_CODE=1 LAUNCHER_CODE=1 SAID="\"$code_in_text\"" convert
+expect "text in a report is no number" 1 "" "$asked --resume"
 LOAD_CODE=0 NO_REPORT=1 convert
-expect "without a report the launcher's word counts" 0 "*complete" "$asked"
+expect "without a report the launcher's word counts" 0 "*complete" "$asked --resume"
 LOAD_CODE=137 NO_REPORT=1 convert
-expect "killed ranks leave no report" 137 "" "$asked"
-mkdir -p out.partial-a
+expect "killed ranks leave no report" 137 "" "$asked --resume"
+if grep -q "report in" err; then
+  echo "FAILED: a report is named that does not exist" && failures=$((failures + 1))
+fi
+rm -rf out
+LOAD_CODE=75 convert
 LOAD_CODE=5 LAUNCHER_CODE=1 convert
-expect "what a stopped run left is of other files: once more, anew" 5 "" "$asked --resume"$'\n'"$asked"
-rmdir out.partial-a
+expect "a stopped run of other files: it starts again" 5 "" "$asked --resume"$'\n'"$asked"
+rm -rf out.partial-a
 LOAD_CODE=5 LAUNCHER_CODE=1 convert
-expect "a mismatch of a run that is not resumed is final" 5 "" "$asked"
+expect "a mismatch without a stopped run is final" 5 "" "$asked --resume"
 rm -rf out
 run bash "$scripts/convert.sbatch" src out/ 'dp_shard=48' dcp
-expect "a name with a slash, another format" 0 "*complete" "${asked/dp=48,zero=3 --format deepspeed/dp_shard=48 --format dcp}"
+expect "a name with a slash, another format" 0 "*complete" "${asked/dp=48,zero=3 --format deepspeed/dp_shard=48 --format dcp} --resume"
 run bash "$scripts/convert.sbatch" src out
 expect "arguments are counted" 2 "" ""
+if [[ -e ran ]]; then
+  echo "FAILED: text was evaluated" && failures=$((failures + 1))
+fi
 
 mkdir ckpt
 hook
 expect "as many ranks as before: nothing to do" 0 "ckpt" ""
 SLURM_NTASKS=10 hook
 expect "ranks that do not divide" 10 "" ""
-KIND=dcp hook
+KIND=safetensors hook
 expect "a checkpoint of another format" 9 "" ""
+KIND=dcp hook
+expect "a folder that loads on any number of ranks" 0 "ckpt" ""
+asked="ucp-load ckpt ckpt.dp6 --target dp=6 --format deepspeed --json=ckpt.dp6.report-12.json --take-over"
+from() {
+  grep -q "^restore-hook: $1\$" err || { echo "FAILED: ranks from $1: $(<err)" && failures=$((failures + 1)); }
+}
+SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2 SLURM_GPUS_ON_NODE=8 hook
+expect "one task on each node, eight GPUs" 0 "ckpt" ""
+from "16 ranks, from 2 nodes with 8 GPUs each"
+SLURM_JOB_NUM_NODES=2 hook
+expect "nodes without GPUs" 0 "ckpt" ""
+from "16 ranks, from SLURM_NTASKS"
+RANKS=8 SLURM_JOB_NUM_NODES=2 SLURM_GPUS_ON_NODE=8 hook
+expect "ranks by a variable" 0 "ckpt.dp2" "ucp-load ckpt ckpt.dp2 --target dp=2 --format deepspeed*"
+from "8 ranks, from RANKS"
+rm -rf ckpt.dp2
+RANKS=8 run "$scripts/restore-hook.sh" --ranks 16 ckpt
+expect "ranks by an option" 0 "ckpt" ""
+from "16 ranks, from --ranks"
+run "$scripts/restore-hook.sh" --ranks 16 --target tp=4,zero=3 ckpt
+expect "other parallel degrees" 0 "ckpt.dp2-tp4zero3" \
+  "ucp-load ckpt ckpt.dp2-tp4zero3 --target dp=2,tp=4,zero=3 --format deepspeed --json=ckpt.dp2-tp4zero3.report-12.json --take-over --resume"
+rm -rf ckpt.dp2*
+for wrong in "$code_in_text" 0 -3 1e3; do
+  run "$scripts/restore-hook.sh" --ranks "$wrong" ckpt
+  expect "ranks that are no number: $wrong" 2 "" ""
+  SLURM_NTASKS=$wrong hook
+  expect "tasks that are no number: $wrong" 2 "" ""
+done
+SLURM_NTASKS='' hook
+expect "outside of a job" 2 "" ""
+run "$scripts/restore-hook.sh" --target dp=3 ckpt
+expect "dp follows from the ranks" 2 "" ""
+if [[ -e ran ]]; then
+  echo "FAILED: text was evaluated" && failures=$((failures + 1))
+fi
 export SLURM_NTASKS=24
-asked="ucp-load ckpt ckpt.dp6 --target dp=6 --format deepspeed --json=ckpt.dp6.report.json"
 LOAD_CODE=75 LAUNCHER_CODE=1 hook
-expect "stopped" 75 "" "$asked"
+expect "stopped" 75 "" "$asked --resume"
 hook
 expect "resumed and converted" 0 "ckpt.dp6" "$asked --resume"
 hook
@@ -121,11 +211,11 @@ expect "the conversion that is there is of another checkpoint" 6 "" ""
 rm -rf ckpt.dp6
 mkdir ckpt.dp6.partial-a
 LOAD_CODE=5 LAUNCHER_CODE=1 hook
-expect "what a stopped conversion left is of other files" 5 "" "$asked --resume"$'\n'"$asked"
+expect "a stopped conversion of other files" 5 "" "$asked --resume"$'\n'"$asked"
 rmdir ckpt.dp6.partial-a
 echo step8 >ckpt/latest
 hook
-expect "a later step is converted again" 0 "ckpt.step8.dp6" "${asked//ckpt.dp6/ckpt.step8.dp6}"
+expect "a later step is converted again" 0 "ckpt.step8.dp6" "${asked//ckpt.dp6/ckpt.step8.dp6} --resume"
 rm -rf ckpt
 hook
 expect "a missing checkpoint" 3 "" ""
@@ -153,7 +243,7 @@ if [[ -n $built ]]; then
   expect "a real listing, as many ranks as before" 0 "ckpt" ""
   SLURM_NTASKS=6 hook
   expect "a real listing, other ranks" 0 "ckpt.global_step5.dp6" \
-    "ucp-load ckpt ckpt.global_step5.dp6 --target dp=6 --format deepspeed --json=ckpt.global_step5.dp6.report.json"
+    "ucp-load ckpt ckpt.global_step5.dp6 --target dp=6 --format deepspeed --json=ckpt.global_step5.dp6.report-12.json --take-over --resume"
 
   # A real resident load under a stand-in for srun, and a trainer that fails once: it asks the load in place of mapping it.
   cat >bin/srun <<'EOF'

@@ -15,7 +15,7 @@ ARROWS = {
     "base": [],
     "os": ["base"],
     "comm": ["base"],
-    "page": ["base"],
+    "page": ["text"],
     "text": ["base"],
     "tensor": ["base"],
     "format": ["os", "tensor"],
@@ -80,6 +80,7 @@ ROOMS = {
         "recovery": ["core"],
         "migration": ["core"],
         "strategy": ["migration", "recovery"],
+        "best": ["strategy"],
         "judge": ["strategy"],
         "io": ["judge", "io/page"],
         "io/page": [],
@@ -104,6 +105,10 @@ ROOMS = {
         "restore": ["agent", "replay"],
         "report": ["restore"],
     },
+    "ucp": {
+        "": ["scan"],
+        "scan": [],
+    },
 }
 
 # Headers of others that are kept behind one module; None means nowhere.
@@ -116,8 +121,41 @@ FENCED = [
     (re.compile(r"(cuda|cu(blas|rand)|nccl|nvToolsExt)[^/]*(/.*)?"), "device"),
 ]
 
+# nlohmann's parsers: their trees have no limit of memory, MessagePack none of depth, and ordered
+# objects take quadratic time. Texts from outside go through format/json (and format/safetensors,
+# which keeps no tree).
+PARSE = re.compile(r"::(?:sax_)?parse\(|::accept\(|\bfrom_(?:msgpack|cbor|ubjson|bjdata|bson)\(")
+PARSERS = {
+    "lib/format/json/parse.cc",
+    "lib/format/safetensors/header_sax.cc",
+    # Texts that this run, or the process that it is loaded into, has made itself.
+    "apps/ucp-load/serve.cc",
+    "lib/cli/report.cc",
+    "lib/exec/manifest.cc",
+    "lib/pec/planning/plan_json.cc",
+    "lib/resident/serve.cc",
+    "lib/torch/answer.h",
+    "lib/ucp/convert.cc",
+}
+
 # Tests that stand in for what such headers declare.
 STAND_INS = {"device": ("tests/device/", "tests/unit/device/"), None: ("tests/interop/live/far_device.cc",)}
+
+# Calls that take a path. They are made in lib/os, which opens names relative to their directory and follows no link.
+PATH_CALL = re.compile(
+    r"(?<![\w.>])(?:(?:std::)?[io]?fstream\b|std::filesystem\b|::open\(|open\([^()]*(?:\(\))?[^()]*\bO_(?:RD|WR|CREAT|PATH)|"
+    r"(?:::)?(?:openat2?|creat|fopen|freopen|renameat2?|rename|unlinkat|unlink|mkdirat|mkdir|rmdir|linkat|link|symlinkat|"
+    r"symlink|fchmodat|chmod|fchownat|chown|truncate|mkfifo|mknod|mkd?o?stemp|mkdtemp|opendir|utimensat)\()"
+)
+# Files outside lib/os that make such calls, with what they open.
+PATH_CALLERS = {
+    "lib/base/system.cc": "/proc",
+    "lib/cli/console.cc": "--log-file",
+    "lib/cli/report.cc": "--json",
+    "lib/cli/resources.cc": "/sys/fs/cgroup",
+    "lib/device/host_memory.cc": "/proc",
+    "lib/device/windows.cc": "/proc",
+}
 
 TOP_LEVEL = {
     "CMakeLists.txt",
@@ -305,6 +343,18 @@ def check_comments(path, text):
             yield f"{path}:{number}: {glued.group(1)} does not begin its line of the comment"
 
 
+def check_path_calls(path, text):
+    """Calls that open, make, rename or remove what a path names, outside lib/os."""
+    name = path.replace(os.sep, "/")
+    if name.startswith("lib/os/") or not name.startswith(("lib/", "apps/")) or name in PATH_CALLERS:
+        return
+    for number, line in enumerate(without_comments(text).splitlines(), 1):
+        found = PATH_CALL.search(re.sub(r'"(?:\\.|[^"\\])*"', '""', line))
+        if found:
+            call = found.group().split("(")[0].removeprefix("::")
+            yield f"{path}:{number}: {call}: paths are opened in lib/os only (os/directory.h)"
+
+
 def check_top_level(root):
     for name in sorted(os.listdir(root)):
         if not name.startswith(".") and name not in TOP_LEVEL | OUTPUTS:
@@ -326,6 +376,11 @@ def check_file(root, path):
     if module_of(path) is not None and module_of(path) not in ARROWS:
         yield f"{path}: {module_of(path)} is no module that this check knows"
     yield from check_comments(path, text)
+    yield from check_path_calls(path, text)
+    if parts[0] in ("apps", "lib") and path.replace(os.sep, "/") not in PARSERS:
+        for number, line in enumerate(without_comments(text).splitlines(), 1):
+            if PARSE.search(line):
+                yield f"{path}:{number}: texts from outside are parsed by format/json/json.h only"
     for line, included, quoted in includes_of(text):
         wrong = check_include(root, path, included, quoted)
         if wrong:

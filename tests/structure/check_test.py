@@ -133,6 +133,16 @@ class CheckTest(unittest.TestCase):
                 f"{path}:1: format/zip/x_internal.h is private to lib/format/zip",
             )
 
+    def test_texts_from_outside_have_one_parser(self):
+        wrong = "texts from outside are parsed by format/json/json.h only"
+        for call in ("json::parse(text)", "Json::sax_parse(a, b, &c)", "json::from_msgpack(a)"):
+            text = f"// json::parse(text) in a comment\nx = nlohmann::{call};\n"
+            self.assert_found({"lib/os/a.cc": text}, f"lib/os/a.cc:2: {wrong}")
+            self.assertEqual(self.check({"lib/format/json/parse.cc": text,
+                                         "tests/mpi/a.cc": text}), (0, ""))
+        self.assertEqual(self.check({"lib/os/a.cc": "cli_.parse(words); json::Parse(text, x);\n"}),
+                         (0, ""))
+
     def test_unknown_module(self):
         self.assert_found(
             {"lib/util/a.h": "// lib/util: words\n"},
@@ -180,6 +190,24 @@ class CheckTest(unittest.TestCase):
             {"lib/os/dir.h": "// lib/os: words\n"},
             'lib/os: one header begins with "// lib/os: ", to be read first; found dir.h, file.h',
         )
+
+    def test_paths_are_opened_in_os_only(self):
+        for line, call in [
+            ("  const int fd = ::open(path.c_str(), O_RDONLY);", "open"),
+            ("  const int fd = open(path.c_str(), O_RDONLY);", "open"),
+            ("  if (::renameat2(a, b, c, d, 0) != 0) return;", "renameat2"),
+            ("  unlink(path);", "unlink"),
+            ("  std::ofstream out(path);", "std::ofstream"),
+            ("  std::filesystem::remove(path);", "std::filesystem"),
+        ]:
+            self.assert_found(
+                {"lib/exec/run.cc": line + "\n"},
+                f"lib/exec/run.cc:1: {call}: paths are opened in lib/os only (os/directory.h)",
+            )
+            self.assertEqual(self.check({"lib/os/dir.cc": line + "\n"}), (0, ""))
+            self.assertEqual(self.check({"tests/mpi/main.cc": line + "\n"}), (0, ""))
+        text = "// ::open(a)\nf(\"unlink(x)\"); directory.open(); Rename(a); return comm.Agree(open());\n"
+        self.assertEqual(self.check({"lib/exec/run.cc": text}), (0, ""))
 
     def test_top_level(self):
         self.assert_found(

@@ -1,9 +1,23 @@
 #include "dialect/build/map_builder.h"
 
+#include <algorithm>
+
 #include "base/checked.h"
 #include "tensor/shape.h"
 
 namespace shardwright::dialect {
+namespace {
+
+/// Boxes that one tensor may take.
+constexpr std::uint64_t kMostBoxes = std::uint64_t{1} << 16;
+
+/// Returns the tensor that a node is. \error kBadInput  not a tensor; begins with `where`
+Result<const pickle::Tensor*> TensorOf(const pickle::Node* node, const std::string& where) {
+  if (node != nullptr && node->is_tensor()) return node->tensor.get();
+  return Fail(Errc::kBadInput, where + ": tensor expected, found " + pickle::Describe(node));
+}
+
+}  // namespace
 
 MapBuilder::MapBuilder(const SourceSet& source, layout::ShardMap* map)
     : source_(source), map_(map), members_(source.files.size()) {
@@ -53,27 +67,44 @@ std::uint32_t MapBuilder::MemberOf(std::uint32_t file, const torch_pt::Document&
 Result<Place> MapBuilder::PlaceOf(std::uint32_t file, std::uint32_t container,
                                   const torch_pt::Document& document, const pickle::Node* node,
                                   const std::string& what) {
-  const std::string& name = source_.files[file].name;
-  if (node == nullptr || !node->is_tensor()) {
-    return Fail(Errc::kBadInput,
-                name + ": " + what + ": tensor expected, found " + pickle::Describe(node));
-  }
-  const pickle::Tensor& tensor = *node->tensor;
+  const std::string where = source_.files[file].name + ": " + what;
+  SW_TRY_ASSIGN(const pickle::Tensor* const stored, TensorOf(node, where));
+  const pickle::Tensor& tensor = *stored;
   Place out;
   SW_TRY_ASSIGN(out.elems, CountElems(tensor.shape));
   out.dtype = tensor.dtype;
   if (out.elems > 0) {
-    const std::vector<std::uint64_t> dense = ContiguousStrides(tensor.shape);
-    for (std::size_t dim = 0; dim < dense.size(); ++dim) {
-      if (tensor.shape[dim] > 1 && tensor.strides[dim] != dense[dim]) {
-        return Fail(Errc::kUnsupported, std::string(name).append(": ").append(what).append(
-                                            ": its elements are not stored in row-major order"));
-      }
+    if (!IsRowMajor(tensor)) {
+      return Fail(Errc::kUnsupported, where + ": its elements are not stored in row-major order");
     }
     SW_TRY_ASSIGN(out.offset, CheckedMul(tensor.offset, ItemSize(tensor.dtype)));
   }
   out.member = MemberOf(file, container, document, tensor.storage);
   return out;
+}
+
+Result<std::vector<PlacedPart>> MapBuilder::PartsOf(std::uint32_t file,
+                                                    const torch_pt::Document& document,
+                                                    const pickle::Node* node,
+                                                    const std::string& what) {
+  const std::string where = source_.files[file].name + ": " + what;
+  SW_TRY_ASSIGN(const pickle::Tensor* const found, TensorOf(node, where));
+  const pickle::Tensor& tensor = *found;
+  const std::uint64_t item = ItemSize(tensor.dtype);
+  auto stored = StoredParts(tensor, document.storages[tensor.storage].bytes / item,
+                            std::min(boxes_left_, kMostBoxes));
+  if (!stored) return Within(where, stored.error());
+  std::vector<PlacedPart> parts;
+  for (StoredPart& part : *stored) {
+    Place place;
+    place.member = MemberOf(file, document, tensor.storage);
+    SW_TRY_ASSIGN(place.offset, CheckedMul(part.first, item));
+    place.elems = part.elems;
+    place.dtype = tensor.dtype;
+    if (part.order != nullptr) boxes_left_ -= part.order->boxes().size();
+    parts.push_back({place, std::move(part.order)});
+  }
+  return parts;
 }
 
 Result<std::string> MapBuilder::Payload(std::uint32_t file, const torch_pt::Document& document,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "dialect/build/strided.h"
 #include "dialect/core/source.h"
 #include "format/pickle/node.h"
 #include "format/torch_pt/reader.h"
@@ -25,6 +26,12 @@ struct Place {
   std::uint64_t offset = 0;  ///< bytes, in the member
   std::uint64_t elems = 0;
   DType dtype = DType::kF32;
+};
+
+/// A stored tensor with any strides, or a part of one.
+struct PlacedPart {
+  Place place;           ///< the range of its storage
+  layout::CutPtr order;  ///< as StoredPart::order
 };
 
 /// Adds to a shard map what the source files hold.
@@ -55,6 +62,10 @@ class MapBuilder {
                         const pickle::Node* node, const std::string& what) {
     return PlaceOf(file, 0, document, node, what);
   }
+  /// Returns the places of a tensor with any strides; exactly one if it is in row-major order.
+  /// \error kBadInput not a tensor; kUnsupported as StoredParts
+  Result<std::vector<PlacedPart>> PartsOf(std::uint32_t file, const torch_pt::Document& document,
+                                          const pickle::Node* node, const std::string& what);
   /// Bytes of a small tensor, from the payloads that the scan has inlined.
   /// \error kUnsupported if it is larger than kInlineBytes
   Result<std::string> Payload(std::uint32_t file, const torch_pt::Document& document,
@@ -76,6 +87,7 @@ class MapBuilder {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> stored_;
   std::uint32_t keyed_file_ = kNone;  // the file whose keys are in keys_
   std::unordered_map<std::string, std::uint32_t> keys_;
+  std::uint64_t boxes_left_ = std::uint64_t{1} << 18;  // for tensors that are not row-major
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 };
 

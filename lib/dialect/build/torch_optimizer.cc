@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/text.h"
+#include "dialect/build/hyper.h"
+#include "dialect/build/wrappers.h"
 #include "layout/states.h"
 
 namespace shardwright::dialect {
@@ -38,6 +40,75 @@ bool CorrectsBias(const Node& key, const Node& value) {
 
 }  // namespace
 
+bool AreFrozen(std::span<const std::string> with, std::span<const std::string> without) {
+  return !with.empty() && std::all_of(with.begin(), with.end(), IsAdapterName) &&
+         std::none_of(without.begin(), without.end(), IsAdapterName);
+}
+
+std::string StatelessWarning(const std::vector<std::string>& names) {
+  return Plural(names.size(), "parameter") +
+         " of the optimizer's groups have no state while others have, as before the first gradient "
+         "reaches them: they count as trained (if the job has frozen them, its files cannot "
+         "tell): " +
+         FirstFew(names);
+}
+
+std::vector<std::string> StatelessNames(const Checkpoint& source) {
+  std::set<std::string_view> stepped;
+  for (const layout::LogicalTensor& tensor : source.map.tensors) {
+    if (!layout::IsModelState(tensor.state)) stepped.insert(tensor.name);
+  }
+  std::set<std::int32_t> groups;  // that have states
+  for (const Param& param : source.params) {
+    if (stepped.contains(param.name)) groups.insert(param.group);
+  }
+  std::vector<std::string> names;
+  for (const Param& param : source.params) {
+    const bool trained = param.kind == ParamKind::kTrainable && param.alias_of.empty();
+    if (trained && groups.contains(param.group) && !stepped.contains(param.name)) {
+      names.push_back(param.name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> StatelessLosses(const Checkpoint& source) {
+  const std::vector<std::string> names = StatelessNames(source);
+  if (names.empty()) return {};
+  return {"that " + Plural(names.size(), "parameter") +
+          " have no optimizer state yet: they get moments of zero and the number of steps of their "
+          "group, so their first updates are not corrected as those of new parameters: " +
+          FirstFew(names)};
+}
+
+std::vector<std::string> StepLosses(const Checkpoint& source) {
+  const auto step_of = [](const Param& param) {
+    const auto found = std::find_if(param.scalars.begin(), param.scalars.end(),
+                                    [](const Scalar& one) { return one.state == layout::kStep; });
+    return found == param.scalars.end() ? std::nullopt : NumberOf(*found);
+  };
+  const Param* first = nullptr;
+  std::optional<double> common;
+  std::vector<std::string> others;
+  for (const Param& param : source.params) {
+    const auto step = step_of(param);
+    if (!step) continue;
+    if (first == nullptr) {
+      first = &param;
+      common = step;
+    } else if (*step != *common) {
+      others.push_back(param.name);
+    }
+  }
+  if (first == nullptr || others.empty()) return {};
+  return {"that " + Plural(others.size(), "parameter") + " have stepped differently from " +
+          Quoted(first->name) +
+          ": at stage 3 DeepSpeed's universal loader gives all parameters the step of that one, at "
+          "stages 1 and 2 it refuses groups with different steps, and only ucp-load reads the step "
+          "of each: " +
+          FirstFew(others)};
+}
+
 Result<float> TorchStep(const Checkpoint& source, const Param& param) {
   const auto found = std::find_if(param.scalars.begin(), param.scalars.end(),
                                   [](const Scalar& one) { return one.state == layout::kStep; });
@@ -58,6 +129,7 @@ const Node* TorchOptions(const Checkpoint& source, const Group& group, pickle::A
                          std::set<std::string>* left) {
   pickle::Arena& arena = *made;
   Node* options = arena.Dict();
+  const Node* given = PlainOptions(group.options, group.tensors, made);
   const HyperParams& hyper = group.hyper;
   const Node* lr = arena.Float(hyper.lr.value_or(1e-3));
   Set(arena, options, "lr", lr);
@@ -80,7 +152,6 @@ const Node* TorchOptions(const Checkpoint& source, const Group& group, pickle::A
   Set(arena, options, "fused", arena.None());
   // A job with a scheduler asks for it.
   Set(arena, options, "initial_lr", lr);
-  const Node* given = group.options;
   if (given == nullptr || !given->is_dict()) return options;
   for (std::size_t i = 0; i < given->entry_count(); ++i) {
     const Node* key = given->key(i);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "base/text.h"
 #include "tensor/convert.h"
 
 namespace shardwright::dialect {
@@ -45,12 +46,40 @@ std::optional<double> NumberOf(const Scalar& scalar) {
 }
 
 Status CheckUnbound(const Checkpoint& checkpoint) {
+  if (checkpoint.only_weights) return tl::unexpected<Error>(checkpoint.only_weights->why);
   if (checkpoint.bound.empty()) return {};
   std::string text = checkpoint.bound.front();
   if (checkpoint.bound.size() > 1) {
     text += "; so it is with " + std::to_string(checkpoint.bound.size() - 1) + " more";
   }
   return Fail(Errc::kUnsupported, std::move(text));
+}
+
+Status CheckDecided(const Checkpoint& checkpoint, std::string_view why) {
+  std::vector<std::string> names;
+  for (const Param& param : checkpoint.params) {
+    if (param.undecided) names.push_back(Quoted(param.name));
+  }
+  if (names.empty()) return {};
+  std::string text = checkpoint.tag;
+  text.append(": no file records whether ")
+      .append(names.size() == 1 ? "this tensor is a" : "these");
+  text.append(names.size() == 1 ? " frozen parameter: " : " tensors are frozen parameters: ");
+  text.append(FirstFew(names)).append("; ").append(why);
+  text.append(
+      ". List each in a --patterns file, by an expression for its name: {\"family\": \"NAME\", "
+      "\"frozen_parameters\": [\"EXPRESSION\"], \"not_parameters\": [\"EXPRESSION\"]}");
+  return Fail(Errc::kUnsupported, std::move(text));
+}
+
+std::vector<std::string> OptimizerLeftOut(const Checkpoint& checkpoint) {
+  std::vector<std::string> all;
+  if (checkpoint.only_weights) {
+    all.push_back("the optimizer and other state, which was not read: " +
+                  checkpoint.only_weights->why.message);
+  }
+  for (const std::string& bound : checkpoint.bound) all.push_back(bound);
+  return all;
 }
 
 }  // namespace shardwright::dialect

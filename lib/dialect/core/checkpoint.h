@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,10 @@ struct Param {
   std::string left_out_holder;  ///< frozen and tied: the name that held the data, where it was left
                                 ///< out of the files (exclude_frozen_parameters) and this was not
   std::int32_t group = -1;      ///< trainable: index into Checkpoint::groups
+  bool entry = false;  ///< kBuffer: an entry of the state dict that is neither a parameter nor a
+                       ///< buffer of the module (quantization state, a tensor of _extra_state)
+  bool undecided = false;     ///< kBuffer: no file records whether it is a frozen parameter instead
+  bool frozen_later = false;  ///< trainable: frozen after the optimizer was made
   std::optional<std::uint32_t> layer;  ///< pipeline module: layer index; tied: its first layer
   std::vector<std::uint32_t>
       tied_layers;  ///< pipeline module: every layer that shares this tied parameter
@@ -77,6 +82,10 @@ struct Group {
   HyperParams hyper = {};
   const pickle::Node* options = nullptr;  ///< as the source has them, without "params": also what
                                           ///< `hyper` does not know; null: the source has none
+  /// Options that are tensors of one element in the source. The state name is the place in
+  /// `options`: "lr", "betas.1". If the reader made the nodes of `options`, they hold the values as
+  /// numbers.
+  std::vector<Scalar> tensors = {};
   std::vector<std::uint32_t>
       params;        ///< into Checkpoint::params, in the order of the flat buffer at zero = 1
                      ///< without round robin, over all stages and experts
@@ -95,6 +104,11 @@ struct OwnState {
   /// Whether it can be carried on when parameters get other names: its writers make anew all that
   /// names them.
   virtual bool OutlivesNames() const { return false; }
+  /// Returns the state without the parts that cannot outlive a change of names, and describes these
+  /// parts in `lost`. Null: there are no such parts.
+  virtual std::shared_ptr<const OwnState> WithoutNames(std::vector<std::string>* /*lost*/) const {
+    return nullptr;
+  }
 };
 
 /// What a source says of its model as a whole, by the keys of Hugging Face's `config.json`:
@@ -108,6 +122,37 @@ using ModelFacts = std::map<std::string, std::string>;
 struct Inferred {
   std::vector<std::uint32_t> params;  ///< into Checkpoint::params, ascending
   std::string why;                    ///< what the files do not tell; empty without params
+};
+
+/// Describes a checkpoint of which only the model's tensors were read, without the optimizer.
+struct OnlyWeights {
+  Error why;             ///< the error of reading the whole checkpoint
+  bool masters = false;  ///< the unread files may hold master weights
+};
+
+/// Evidence for or against all files being of one save. ucp::CheckOneSave evaluates it.
+struct SaveEvidence {
+  enum class Steps : std::uint8_t {
+    kUnknown,  ///< no step of the optimizer, or no count of iterations, is known
+    kAgree,
+    kDiffer,  ///< two saves, or an optimizer whose state was reset: only the weights can decide
+  };
+  Steps steps = Steps::kUnknown;
+  std::string difference = {};  ///< kDiffer: both numbers and the files that hold them
+  /// The trainer rounds the compute weights from the master weights at every step, so in one save
+  /// the two are equal but for rounding.
+  bool weights_are_rounded = false;
+  /// The reason why compute weights may be ahead of the master weights in one save; empty: they are
+  /// not.
+  std::string weights_lead = {};
+};
+
+/// A named set of weights in a checkpoint: a model, its average, a copy.
+struct WeightSet {
+  std::string name;  ///< as --weights-of takes it
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
+  bool taken = false;  ///< Checkpoint::params are these weights
 };
 
 /// What a checkpoint tells of one of its own files.
@@ -134,8 +179,9 @@ struct Checkpoint {
   bool frozen_unknown = false;
   std::vector<Group> groups;
   std::vector<std::string>
-      states;             ///< tensor states of the optimizer, sorted: "exp_avg", "exp_avg_sq"
-  ModelFacts facts;       ///< as far as the checkpoint itself tells
+      states;        ///< tensor states of the optimizer, sorted: "exp_avg", "exp_avg_sq"
+  ModelFacts facts;  ///< as far as the checkpoint itself tells
+  std::string adapter_config = {};  ///< text of the adapter_config.json beside the source, or empty
   std::string optimizer;  ///< its kind in lower case, "adamw"; empty where no file says it
   /// Of training, or why it is not known.
   Result<std::uint64_t> iteration = Fail(Errc::kBadInput, "no file tells the iteration");
@@ -145,10 +191,16 @@ struct Checkpoint {
   /// it is known. Layouts whose buffers have no names cannot be written then.
   std::string order_unknown;
   Inferred inferred;
+  SaveEvidence save;
+  std::vector<WeightSet>
+      weight_sets;  ///< for formats that name them; the set that is read is first
   std::shared_ptr<pickle::Arena> arena;  ///< owns nodes made by the reader
   /// Optimizer state that only the ranks that saved it can use (scales of 8-bit blocks, factored
   /// moments): `map` has nothing of it. One message for each; see CheckUnbound.
   std::vector<std::string> bound;
+  /// Set by Dialect::read_weights: `map` has no tensors of the optimizer, `states` is empty, and
+  /// groups have no options.
+  std::optional<OnlyWeights> only_weights;
   /// What of the source's files is nowhere in this checkpoint, so that no conversion carries it
   /// over; one sentence each. A copy of the files has it.
   std::vector<std::string> left_out;
@@ -156,7 +208,19 @@ struct Checkpoint {
   std::vector<std::string> warnings;
 };
 
-/// A checkpoint whose optimizer state can be cut again whole: `bound` is empty. \error kUnsupported
+/// Checks that the whole optimizer state can be written in another layout: `bound` is empty and
+/// `only_weights` is not set.
+/// \error kUnsupported  rank-specific state; kNotFound, kUnsupported  as only_weights->why
 Status CheckUnbound(const Checkpoint& checkpoint);
+
+/// Checks that the kind of every tensor is known (Param::undecided), for targets that store frozen
+/// parameters unlike other tensors.
+/// \param why  "ZeRO stage 3 shares out frozen parameters alone"
+/// \error kUnsupported  names the tensors and shows the pattern file that decides
+Status CheckDecided(const Checkpoint& checkpoint, std::string_view why);
+
+/// Describes the optimizer state of the source that a format with only weights cannot hold. Returns
+/// one sentence for each reason of CheckUnbound.
+std::vector<std::string> OptimizerLeftOut(const Checkpoint& checkpoint);
 
 }  // namespace shardwright::dialect

@@ -36,6 +36,8 @@ struct TargetKey {
   /// accepts, which --help calls `value_kind`.
   std::span<const std::string_view> words = {};
   std::string_view value_kind = "VALUE";
+  /// The flag takes no value and stands for "yes".
+  bool is_switch = false;
   /// It may list ranges, which hold commas: then it comes last.
   bool lists = false;
 };
@@ -79,6 +81,8 @@ struct Written {
   /// What of the source's state has no place in the target, one sentence each: for the report and
   /// for a warning.
   std::vector<std::string> not_carried;
+  /// Other messages for the user; one sentence each.
+  std::vector<std::string> notes = {};
 };
 
 /// Which ranks of a layout read which of its files when their job starts.
@@ -88,7 +92,7 @@ struct FileReaders {
 };
 
 /// One format of checkpoints. lib/dialect/dialects.cc has the table of all of them; nothing else
-/// names one. Every function is pure but `scan`, which reads files on the calling thread.
+/// names one. Every function is pure but `scan` and `read_file`, which read files.
 struct Dialect {
   std::string_view name;     ///< the word of --format, of manifests and of catalogues
   std::string_view summary;  ///< what its files are, for --help
@@ -111,11 +115,22 @@ struct Dialect {
   /// Reads the skeletons of the checkpoint's files; fills all of the set but its dialect, tag and
   /// save folders.
   /// \error kBadInput, kNotFound, kUnsupported  as ScanSource
-  Result<SourceSet> (*scan)(const Listing& listing);
+  Result<SourceSet> (*scan)(const Listing& listing, const ScanOptions& options);
+  /// Reads the containers of one file that `scan` has found, on any rank and thread.
+  /// \error kBadInput, kNotFound, kUnsupported  names the file
+  ReadContainers read_file;
   /// Understands a scanned source: logical tensors, where they lie, groups, order, and what is
   /// passed through.
   /// \error kBadInput, kNotFound (missing files, named), kUnsupported
   Result<Checkpoint> (*read)(const SourceSet& source, const Patterns& patterns);
+  /// Reads only the tensors of the model. Files, entries and state of the optimizer may be missing
+  /// or of any form. Sets Checkpoint::only_weights except `why`, which ReadCheckpointOrWeights
+  /// sets. Null: the format has no weights outside of the optimizer.
+  /// \error as `read`, for the model only
+  Result<Checkpoint> (*read_weights)(const SourceSet& source, const Patterns& patterns) = nullptr;
+  /// Files of this format hold weights and no optimizer state, so a source without a readable
+  /// optimizer can be written.
+  bool only_weights = false;
   /// The full layout that --target asks for, checked against the checkpoint, which may be of any
   /// dialect. Null: the format is read only.
   /// \error kUnsupported, kInfeasible  names both sides: "ep=3: 8 experts do not divide"

@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
 #include <utility>
 
 #include "base/crc32.h"
 #include "base/text.h"
+#include "dialect/core/found_files.h"
 #include "format/torch_pt/reader.h"
+#include "os/io_threads.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -26,25 +30,70 @@ Status CheckSum(const std::string& path, const format::Storage& storage, std::st
   return Fail(Errc::kBadInput, path + ": data/" + storage.key + ": " + text);
 }
 
-/// Refuses a second copy of a file that is another file.
-Status CheckCopy(const SourceFile& have, const Found& other, const ReadContainers& read) {
-  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(other.path));
-  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
-  if (identity == have.identity) return {};
-  bool same = identity.bytes == have.identity.bytes;
-  if (same) {
-    SW_TRY_ASSIGN(const std::vector<Container> twin, read(other, file, identity));
-    same = SameSums(have.containers, twin);
-    if (!same) {
-      SW_TRY_ASSIGN(same, SameBytes(have.path, other.path, identity.bytes));
-    }
+/// Reads files, their names in order, for many threads.
+class HeaderReader {
+ public:
+  explicit HeaderReader(ReadContainers read) : read_(read) {}
+
+  /// Reads the one file of a name; other files of that name must be copies of it.
+  Result<SourceFile> Read(std::span<Found> copies) {
+    SW_TRY_ASSIGN(SourceFile first, ReadOne(copies.front()));
+    for (const Found& other : copies.subspan(1)) SW_TRY(CheckCopy(first, other));
+    return first;
   }
-  if (!same) {
+
+ private:
+  Result<SourceFile> ReadOne(Found& found) {
+    SW_TRY_ASSIGN(FoundFiles::Opened opened, files_.Open(found));
+    SourceFile out;
+    out.real = std::move(opened.real);
+    out.identity = opened.identity;
+    SW_TRY(CheckNotEmpty(found.path, out.identity.bytes));
+    Result<std::vector<Container>> containers = ContainersOf(found, opened);
+    if (!containers) {
+      return tl::unexpected<Error>(
+          WithBlank(opened.file, out.identity, std::move(containers).error()));
+    }
+    out.containers = *std::move(containers);
+    for (Container& container : out.containers) {
+      const std::lock_guard lock(mutex_);
+      container.skeleton = skeletons_.Share(std::move(container.skeleton)).first;
+    }
+    out.path = std::move(found.path);
+    out.name = std::move(found.name);
+    return out;
+  }
+
+  Result<std::vector<Container>> ContainersOf(const Found& found,
+                                              const FoundFiles::Opened& opened) const {
+    if (found.known == nullptr) return read_(found, opened.file, opened.identity);
+    Container container;
+    container.skeleton = found.known;
+    return std::vector<Container>{std::move(container)};
+  }
+
+  /// Refuses a second copy of a file that is another file.
+  Status CheckCopy(const SourceFile& have, const Found& other) {
+    SW_TRY_ASSIGN(const FoundFiles::Opened opened, files_.Open(other));
+    if (opened.identity == have.identity) return {};
+    bool same = opened.identity.bytes == have.identity.bytes;
+    if (same) {
+      SW_TRY_ASSIGN(const std::vector<Container> twin, ContainersOf(other, opened));
+      same = SameSums(have.containers, twin);
+      if (!same) {
+        SW_TRY_ASSIGN(same, SameBytes(have.path, other.path, opened.identity.bytes));
+      }
+    }
+    if (same) return {};
     return Fail(Errc::kBadInput, other.path + " and " + have.path +
                                      ": two different files with the name " + have.name);
   }
-  return {};
-}
+
+  const ReadContainers read_;
+  FoundFiles files_;
+  std::mutex mutex_;
+  Skeletons skeletons_;
+};
 
 bool SameContainer(const Container& one, const Container& other) {
   const format::Skeleton& a = *one.skeleton;
@@ -79,32 +128,69 @@ std::pair<std::shared_ptr<const format::Skeleton>, std::size_t> Skeletons::Share
   return {std::move(skeleton), index};
 }
 
-Status ReadFiles(std::vector<Found> found, const ReadContainers& read, SourceSet* set) {
+Status CheckNotEmpty(const std::string& path, std::uint64_t bytes) {
+  if (bytes > 0) return {};
+  return Fail(Errc::kBadInput, path +
+                                   ": the file is empty (0 bytes): its save was interrupted, or "
+                                   "the file system was full; take another checkpoint");
+}
+
+Error WithBlank(const os::File& file, const os::Identity& identity, Error error) {
+  if (error.code != Errc::kBadInput) return error;
+  std::string block(static_cast<std::size_t>(std::min<std::uint64_t>(identity.bytes, 4096)), '\0');
+  const auto is_blank = [&](std::uint64_t at) {
+    const Status read = file.ReadAt(at, std::as_writable_bytes(std::span(block)));
+    return read && block.find_first_not_of('\0') == std::string::npos;
+  };
+  // A zip file ends in its directory; others may end in a tensor of zeros.
+  const bool tail = is_blank(identity.bytes - block.size());
+  const bool head = is_blank(0);
+  if (tail && !head && !block.starts_with("PK")) return error;
+  if (!head && !tail) return error;
+  const std::string part = head && tail ? "is filled with zeros"
+                           : head       ? "begins with a block of zeros"
+                                        : "ends in a block of zeros";
+  error.message += ": the file " + part +
+                   ": its data never reached the disk, as after a crash of the machine; take "
+                   "another checkpoint";
+  return error;
+}
+
+Result<std::vector<SourceFile>> ReadInOrder(std::vector<Found> found, ReadContainers read,
+                                            unsigned io_threads, std::uint64_t* failed) {
+  std::vector<std::span<Found>> names;
+  for (std::size_t first = 0; first < found.size();) {
+    std::size_t last = first + 1;
+    while (last < found.size() && found[last].name == found[first].name) ++last;
+    names.push_back(std::span(found).subspan(first, last - first));
+    first = last;
+  }
+  std::vector<SourceFile> files(names.size());
+  HeaderReader reader(read);
+  SW_TRY(os::ForEachFile(
+      names.size(), io_threads,
+      [&](std::uint64_t i) -> Status {
+        SW_TRY_ASSIGN(files[i], reader.Read(names[i]));
+        return {};
+      },
+      failed));
+  return files;
+}
+
+Status ReadFiles(std::vector<Found> found, ReadContainers read, const ScanOptions& options,
+                 SourceSet* set) {
   std::stable_sort(found.begin(), found.end(),
                    [](const Found& a, const Found& b) { return NaturalLess(a.name, b.name); });
-  Skeletons skeletons;
-  for (Found& one : found) {
-    if (!set->files.empty() && set->files.back().name == one.name) {
-      SW_TRY(CheckCopy(set->files.back(), one, read));
-      continue;
-    }
-    SourceFile out;
-    SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(one.path));
-    SW_TRY_ASSIGN(out.identity, file.Stat());
-    SW_TRY_ASSIGN(out.containers, read(one, file, out.identity));
-    for (Container& container : out.containers) {
-      container.skeleton = skeletons.Share(std::move(container.skeleton)).first;
-    }
-    out.path = std::move(one.path);
-    out.name = std::move(one.name);
-    set->files.push_back(std::move(out));
-  }
+  std::uint64_t failed = 0;
+  SW_TRY_ASSIGN(std::vector<SourceFile> files,
+                options.ranks != nullptr
+                    ? options.ranks->Read(std::move(found), read)
+                    : ReadInOrder(std::move(found), read, options.io_threads, &failed));
+  std::move(files.begin(), files.end(), std::back_inserter(set->files));
   return {};
 }
 
-namespace {
-
-Result<Container> ReadPickled(const Found& found, const os::File& file, const format::Part& part) {
+Result<Container> ReadPickled(const Found& found, const format::Part& part) {
   Container container;
   SW_TRY_ASSIGN(format::Skeleton skeleton, torch_pt::ReadSkeleton(part));
   container.skeleton = std::make_shared<const format::Skeleton>(std::move(skeleton));
@@ -113,22 +199,17 @@ Result<Container> ReadPickled(const Found& found, const os::File& file, const fo
     const format::Storage& storage = storages[i];
     if (storage.bytes == 0 || storage.bytes > kInlineBytes) continue;
     std::string bytes(static_cast<std::size_t>(storage.bytes), '\0');
-    SW_TRY(file.ReadAt(storage.offset, std::as_writable_bytes(std::span(bytes))));
+    SW_TRY(part.ReadAt(storage.offset - part.first(), std::as_writable_bytes(std::span(bytes))));
     SW_TRY(CheckSum(found.path, storage, bytes));
     container.inlined.emplace(static_cast<std::uint32_t>(i), std::move(bytes));
   }
   return container;
 }
 
-}  // namespace
-
-Result<Container> ReadPickled(const Found& found, const os::File& file) {
-  return ReadPickled(found, file, format::Part(file));
-}
-
-Result<Container> ReadPickled(const Found& found, const os::File& file, std::uint64_t first,
-                              std::uint64_t bytes) {
-  return ReadPickled(found, file, format::Part(file, first, bytes));
+Result<Container> ReadPickled(const Found& found, const os::File& file,
+                              const os::Identity& identity) {
+  format::ReadAhead ahead(file, 0, identity.bytes, format::ReadAhead::kFile);
+  return ReadPickled(found, format::Part(file, 0, identity.bytes, ahead));
 }
 
 bool SameSums(const std::vector<Container>& a, const std::vector<Container>& b) {

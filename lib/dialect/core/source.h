@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,9 +12,11 @@
 #include <vector>
 
 #include "base/result.h"
+#include "format/part.h"
 #include "format/skeleton.h"
 #include "format/stretch.h"
 #include "os/file.h"
+#include "os/io_threads.h"
 
 namespace shardwright::dialect {
 
@@ -57,6 +58,7 @@ struct SourceFile {
   os::Identity identity;
   std::vector<Container> containers;  ///< ascending, disjoint; at least one, mostly no more
   std::string digest;  ///< of all its bytes, where CopiesToCompare asks for it; not in a catalogue
+  std::string real = {};  ///< the path without links; not in a catalogue
 };
 
 inline constexpr std::uint64_t kInlineBytes = 16;
@@ -71,6 +73,7 @@ struct Neighbour {
   /// The bytes of a small one, as they were when it was found: trainers write some of these anew
   /// with every checkpoint, so they may change while others are converted.
   std::optional<std::string> content;
+  std::string real = {};  ///< the path without links; not in a catalogue
 };
 
 /// What lies beside the tag folder and is not carried along.
@@ -89,31 +92,76 @@ struct SourceSet {
   std::vector<std::string> save_folders;  ///< that hold the tag folder; not in a catalogue
   std::vector<Neighbour> neighbours;      ///< by name; empty unless they were looked for
   std::vector<LeftOut> left_out;          ///< likewise
+  /// The set of weights to read if the checkpoint has several (WeightSet::name); empty: the
+  /// model's. A catalogue stores it in its manifest, not in its text.
+  std::string weights_of = {};
 };
 
 /// A file that belongs to a checkpoint, before it is opened.
 struct Found {
   std::string path;
   std::string name;
+  bool stays = false;  ///< a link must stay in its folder (IsLinkAllowed)
+  /// What Dialect::read_file has to know of the file, in the dialect's own form; mostly empty.
+  std::string how = {};
+  /// Its one container, if the scan has read it already: the file is not read again. Else null.
+  std::shared_ptr<const format::Skeleton> known = {};
 };
 
-/// Reads the skeletons of the containers of one file, which is open.
-using ReadContainers = std::function<Result<std::vector<Container>>(
-    const Found& found, const os::File& file, const os::Identity& identity)>;
+/// Reads the containers of one file, which is open. Called from many threads.
+using ReadContainers = Result<std::vector<Container>> (*)(const Found& found, const os::File& file,
+                                                          const os::Identity& identity);
 
-/// Reads files in the order of their names and adds them to the set; a name that two folders hold
-/// must be the same file.
-/// \error as `read`; kBadInput  two different files of one name
-/// Local; reads files on the calling thread.
-Status ReadFiles(std::vector<Found> found, const ReadContainers& read, SourceSet* set);
+/// Ranks that share the files of a scan.
+class ScanRanks {
+ public:
+  ScanRanks() = default;
+  ScanRanks(const ScanRanks&) = delete;
+  ScanRanks& operator=(const ScanRanks&) = delete;
+  virtual ~ScanRanks() = default;
+
+  /// As ReadInOrder, each name by one of the ranks.
+  /// \pre `read` is Dialect::read_file of a row
+  /// Collective, with the other ranks in a call that waits for this one.
+  virtual Result<std::vector<SourceFile>> Read(std::vector<Found> found, ReadContainers read) = 0;
+};
+
+/// How a scan reads the headers of files.
+struct ScanOptions {
+  unsigned io_threads = os::kIoThreads;  ///< files that are read at the same time
+  ScanRanks* ranks = nullptr;            ///< others that read a share of them; null: none
+};
+
+/// Checks that a file has content. \error kBadInput  it is empty
+Status CheckNotEmpty(const std::string& path, std::uint64_t bytes);
+
+/// The error of reading a file, which says so where the file is filled with zeros.
+/// Local; reads both ends of the file.
+Error WithBlank(const os::File& file, const os::Identity& identity, Error error);
+
+/// Reads files, many at the same time, and adds them to the set in the order of their names; a name
+/// that two folders hold must be the same file.
+/// \param read  Dialect::read_file of a row
+/// \error of the first name in order that has one: as `read`; kBadInput  two different files of one
+///        name
+/// Local.
+Status ReadFiles(std::vector<Found> found, ReadContainers read, const ScanOptions& options,
+                 SourceSet* set);
+
+/// Reads files whose names are in order, many at the same time: one SourceFile for each name.
+/// \param failed  gets, with an error, the number of its name
+/// \error as ReadFiles
+/// Local.
+Result<std::vector<SourceFile>> ReadInOrder(std::vector<Found> found, ReadContainers read,
+                                            unsigned io_threads, std::uint64_t* failed);
 
 /// The one container of a file of torch.save, small storages inlined and checked.
 /// \error as torch_pt::ReadSkeleton
-Result<Container> ReadPickled(const Found& found, const os::File& file);
+Result<Container> ReadPickled(const Found& found, const os::File& file,
+                              const os::Identity& identity);
 
-/// The same for the stretch [first, first + bytes) of a file that holds many.
-Result<Container> ReadPickled(const Found& found, const os::File& file, std::uint64_t first,
-                              std::uint64_t bytes);
+/// The same for a part of a file that holds many.
+Result<Container> ReadPickled(const Found& found, const format::Part& part);
 
 /// True if the headers of the containers of two files and the checksums of all their storages are
 /// equal; false where one carries no checksums. Pure.
@@ -123,6 +171,10 @@ bool SameSums(const std::vector<Container>& a, const std::vector<Container>& b);
 /// \error kNotFound, kBadInput  as os::File
 /// Local; reads both.
 Result<bool> SameBytes(const std::string& a, const std::string& b, std::uint64_t bytes);
+
+/// Ends a message about missing files of a checkpoint.
+inline constexpr std::string_view kAddFolder =
+    "; if they are in another folder, add it with --also DIR";
 
 /// A tag without the "_universal" that converters add to the tag of their source.
 std::string_view PlainTag(std::string_view tag);

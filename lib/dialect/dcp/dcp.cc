@@ -8,6 +8,7 @@
 
 #include "base/limits.h"
 #include "base/text.h"
+#include "dialect/build/weight_sets.h"
 
 namespace shardwright::dialect::dcp {
 namespace {
@@ -62,12 +63,19 @@ std::vector<std::uint32_t> DcpState::Members() const {
 std::vector<std::string> DcpState::Contents() const {
   std::vector<std::string> contents;
   for (const Extra& extra : extras) {
-    std::string name = "item " + Quoted(extra.entry.name);
+    const bool listed = extra.set && *extra.set < sets.size();
+    std::string name =
+        listed ? WeightSetText(sets[*extra.set]) : "item " + Quoted(extra.entry.name);
     if (std::find(contents.begin(), contents.end(), name) == contents.end()) {
       contents.push_back(std::move(name));
     }
   }
   return contents;
+}
+
+const std::string& DcpState::OptimizerName(const std::string& name) const {
+  const auto found = optimizer_names.find(name);
+  return found == optimizer_names.end() ? name : found->second;
 }
 
 std::string FolderLayout::Json() const {

@@ -9,9 +9,11 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,9 @@ inline constexpr std::string_view kName = "dcp";
 
 /// Whose names and files.
 enum class Flavour : std::uint8_t { kPlain, kTorchtitan, kAccelerate, kTransformers };
+
+/// slime keeps its scheduler in a separate DCP folder, which any number of ranks can load.
+inline constexpr std::array<std::string_view, 1> kFoldersBeside = {"lr_scheduler"};
 
 inline constexpr std::array<std::string_view, 5> kFlavourWords = {"source", "plain", "torchtitan",
                                                                   "accelerate", "transformers"};
@@ -57,7 +62,8 @@ struct Extra {
   shardwright::dcp::Entry entry;  ///< without places
   std::vector<Value> values;      ///< by chunk; of an object one
   bool raw = false;  ///< an object that is not understood: one storage, the bytes of its item
-  bool with_optimizer = false;  ///< of a pair: in the optimizer's folder
+  bool with_optimizer = false;            ///< in the optimizer's folder, if there are two folders
+  std::optional<std::uint32_t> set = {};  ///< a tensor of other weights: index into DcpState::sets
 };
 
 /// What only this dialect understands.
@@ -67,8 +73,14 @@ struct DcpState : OwnState {
   /// Hold the values of options and of what the optimizer has of parameters.
   std::vector<std::shared_ptr<pickle::Arena>> arenas;
   std::vector<Extra> extras;
-  std::vector<std::vector<std::string>> groups;  ///< names in each group, all of them
+  /// By group: all parameter names that the optimizer lists.
+  std::vector<std::vector<std::string>> groups;
+  /// The optimizer's names by the model's names, if wrappers make them differ.
+  std::unordered_map<std::string, std::string> optimizer_names;
+  std::vector<WeightSet> sets;  ///< as Checkpoint::weight_sets
 
+  /// Returns the optimizer's name of a parameter of the model.
+  const std::string& OptimizerName(const std::string& name) const;
   std::vector<std::uint32_t> Members() const override;
   std::vector<std::string> Contents() const override;
 };
@@ -91,12 +103,19 @@ Belongs BelongsTo(std::string_view name);
 /// \error kNotFound  files that it names are missing, or it is itself: an incomplete save;
 ///        kBadInput, kUnsupported  as ReadIndex and ReadItems
 /// Local; reads files.
-Result<SourceSet> Scan(const Listing& listing);
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
+
+/// Reads the containers of one file that Scan has found, as Dialect::read_file.
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& identity);
 
 /// Parameters, their optimizer's state and groups. What is in float32 and has states is a master.
 /// \error kBadInput  chunks that overlap or leave a part of a tensor out; kUnsupported  several
 ///        optimizers
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
+
+/// Implements Dialect::read_weights: reads the entries of the model and ignores the optimizer's.
+Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 

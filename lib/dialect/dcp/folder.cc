@@ -110,8 +110,13 @@ Status FolderBuilder::AddDocument(std::uint64_t number, Shape offsets, Shape siz
   SW_TRY_ASSIGN(const ItemLayouts::Ptr layout, layouts_->OfDocument(document));
   for (const std::uint32_t i : layout->order()) {
     if (layout->payload_bytes(i) == 0) continue;
-    builder_->AddMember(file.target, file.end + layout->payload_offset(i), document.fills[i].member,
-                        layout->payload_bytes(i));
+    const Fill& fill = document.fills[i];
+    const std::uint64_t offset = file.end + layout->payload_offset(i);
+    if (fill.kind == Fill::Kind::kInline) {
+      builder_->AddInline(file.target, offset, fill.bytes);
+    } else {
+      builder_->AddMember(file.target, offset, fill.member, layout->payload_bytes(i));
+    }
   }
   file.items->all.push_back({file.end, layout});
   Place(file, std::move(offsets), std::move(sizes), layout->file_bytes());

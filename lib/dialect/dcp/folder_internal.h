@@ -56,7 +56,8 @@ class FolderBuilder {
   Status AddInline(std::uint64_t number, Shape offsets, Shape sizes, std::string bytes);
   /// A value without tensors.
   Status AddValue(std::uint64_t number, const pickle::Node* value);
-  /// A value with tensors, which are members of the source; a chunk if the entry is a tensor.
+  /// Adds a value with tensors, which are members of the source or have known elements. If the
+  /// entry is a tensor, the value is one chunk of it.
   Status AddDocument(std::uint64_t number, Shape offsets, Shape sizes, const Document& document);
   /// A whole item of the source.
   void AddRaw(std::uint64_t number, std::uint32_t member, std::uint64_t bytes);

@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "base/text.h"
+#include "dialect/build/wrappers.h"
 #include "dialect/dcp/parts_internal.h"
 #include "dialect/dcp/reader_internal.h"
+#include "dialect/rules/quantized.h"
 #include "dialect/rules/rule_source.h"
 #include "layout/states.h"
 
@@ -32,6 +34,12 @@ Status CheckItem(const files::Index& index, const ItemRef& ref, const Node* node
                                    std::string(Name(entry.dtype)) + " " +
                                    ToString(entry.chunks[ref.chunk].sizes) + " expected, found " +
                                    (node == nullptr ? "bytes" : Describe(node)));
+}
+
+/// Returns true for the buffers of PyTorch's BatchNorm, which no module has as parameters.
+bool IsStatistic(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  return last == "running_mean" || last == "running_var" || last == "num_batches_tracked";
 }
 
 }  // namespace
@@ -117,7 +125,7 @@ Status FolderReader::ReadFolders() {
     SW_TRY(ReadFolder(std::string(folder), all));
   }
   if (folders_.empty()) return Fail(Errc::kNotFound, source_.tag + ": no .metadata");
-  return {};
+  return ChooseFolders();
 }
 
 HeldItem FolderReader::ItemOf(EntryRef ref, std::uint32_t chunk) const {
@@ -176,7 +184,11 @@ Extra::Value FolderReader::ValueOf(const HeldItem& held) {
 Status FolderReader::SortEntries() {
   std::vector<const files::Index*> indexes;
   for (const Folder& folder : folders_) indexes.push_back(&folder.index);
-  SW_TRY_ASSIGN(own_->naming, Sort(indexes, &sorted_));
+  const Optimizers optimizers = only_weights_ ? Optimizers::kAny : Optimizers::kOne;
+  const std::string_view asked =
+      folders_chosen_ ? std::string_view() : std::string_view(source_.weights_of);
+  SW_TRY_ASSIGN(Sorting sorting, Sort(indexes, optimizers, asked, &sorted_));
+  own_->naming = std::move(sorting.naming);
   Naming& naming = own_->naming;
   for (const Folder& folder : folders_) {
     if (folder.name.empty()) continue;
@@ -184,7 +196,8 @@ Status FolderReader::SortEntries() {
     naming.pair = true;
     (IsModelFolder(name) ? naming.model_folder : naming.optimizer_folder) = name;
   }
-  if (naming.pair) {
+  const bool accelerate = naming.model_folder != "model" && naming.optimizer_folder != "optimizer";
+  if (naming.pair && accelerate) {
     own_->flavour = Flavour::kAccelerate;
   } else if (naming.model.empty() && naming.flat) {
     own_->flavour = Flavour::kTorchtitan;
@@ -201,33 +214,65 @@ Status FolderReader::SortEntries() {
         continue;
       }
       if (sorted.kind == Sorted::Kind::kExtra) continue;
+      if (only_weights_) {
+        const auto other = sorting.model_names.find(sorted.name);
+        const bool same = other == sorting.model_names.end();
+        if (!sorted.name.empty()) trained_.insert(same ? sorted.name : other->second);
+        continue;
+      }
       if (sorted.kind == Sorted::Kind::kOption && !naming.flat) {
         group_options_[sorted.group].emplace_back(sorted.key, ref);
         continue;
       }
-      const auto [at, fresh] = kept_.try_emplace(sorted.name);
-      if (fresh) kept_order_.push_back(sorted.name);
+      const auto other = sorting.model_names.find(sorted.name);
+      const std::string_view name =
+          other == sorting.model_names.end() ? sorted.name : other->second;
+      if (name != sorted.name) {
+        own_->optimizer_names.emplace(name, sorted.name);
+        model_names_.emplace(sorted.name, name);
+      }
+      const auto [at, fresh] = kept_.try_emplace(name);
+      if (fresh) kept_order_.push_back(name);
       (sorted.kind == Sorted::Kind::kSlot ? at->second.slots : at->second.options)
           .emplace_back(sorted.key, ref);
     }
   }
+  // Only PyTorch Lightning numbers optimizers within one folder.
+  const bool numbered = naming.optimizer.size() == 1 &&
+                        naming.optimizer.front().starts_with("optimizer_") &&
+                        IsOptimizerFolder(naming.optimizer.front());
+  const bool lightning = !naming.pair && numbered;
+  if (lightning) out_.facts.emplace(kLightningFact, "");
+  TakeSets(std::move(sorting.sets), sorting.chosen_by_name);
   return {};
 }
 
 void FolderReader::MakeParams() {
-  const bool trained = !kept_.empty() || !group_options_.empty();
+  const bool trained = !kept_.empty() || !group_options_.empty() ||
+                       std::any_of(trained_.begin(), trained_.end(),
+                                   [&](std::string_view name) { return by_name_.contains(name); });
   bool parts = false;  // the optimizer has modules that the model saves in parts
   for (const std::string_view name : kept_order_) {
     parts = parts || (!by_name_.contains(name) && !kept_.at(name).slots.empty());
   }
+  std::vector<NamedTensor> all;
+  all.reserve(model_.size());
+  for (const EntryRef ref : model_) {
+    const Entry& entry = At(ref);
+    all.push_back({sorted_[ref.folder][ref.entry].name, entry.dtype, entry.shape});
+  }
+  const auto scales = QuantizationTensors(all);
+  if (!scales.empty() && (!trained || parts))
+    out_.warnings.push_back(KeptWithWeights(scales.size()));
   for (const EntryRef ref : model_) {
     const Sorted& sorted = sorted_[ref.folder][ref.entry];
     Param param;
     param.name = sorted.name;
     param.shape = At(ref).shape;
     param.dtype = At(ref).dtype;
-    const bool kept = kept_.contains(sorted.name);
-    const bool guess = (!trained || parts) && CanBeTrained(param.dtype);
+    const bool kept = kept_.contains(sorted.name) || trained_.contains(sorted.name);
+    const bool guess =
+        (!trained || parts) && CanBeTrained(param.dtype) && !scales.contains(param.name);
     param.kind = kept || guess ? ParamKind::kTrainable : ParamKind::kBuffer;
     out_.params.push_back(std::move(param));
   }
@@ -237,13 +282,7 @@ void FolderReader::MakeParams() {
     param.name = name;
     out_.fused.push_back(std::move(param));
   }
-  if (!parts) return;
-  std::vector<std::string> names;
-  for (const Param& param : out_.fused) names.push_back(param.name);
-  out_.warnings.push_back(
-      "the optimizer has parameters that the model saves in parts under other "
-      "names, such as fused projections; their states are only of use to " +
-      std::string(kName) + ", unless a --map takes them apart: " + FirstFew(names));
+  if (parts) WarnOfUnmatched();
 }
 
 Status FolderReader::DecideRules() {
@@ -271,6 +310,9 @@ Status FolderReader::AddTensor(const std::string& name, std::string_view state, 
   logical.fragments.reserve(entry.chunks.size());
   const auto add = [&](std::uint32_t c, const HeldItem& held, layout::Role role) -> Status {
     if (entry.chunks[c].is_empty()) return {};
+    if (held.node == nullptr || held.node->tensor == nullptr) {
+      return Fail(Errc::kInternal, Where(ref) + ": an item without a tensor");
+    }
     const pickle::Tensor& tensor = *held.node->tensor;
     auto stored = cuts_.Stored(entry.shape, entry.chunks[c].offsets, tensor,
                                StorageOf(held, tensor.storage).bytes / ItemSize(tensor.dtype));
@@ -302,7 +344,7 @@ Status FolderReader::AddModel() {
   for (std::uint32_t i = 0; i < out_.params.size(); ++i) {
     const Param& param = out_.params[i];
     const bool stepped = param.kind == ParamKind::kTrainable && param.dtype == DType::kF32 &&
-                         kept_.contains(param.name);
+                         (kept_.contains(param.name) || (param.group >= 0 && !kept_.empty()));
     const std::string_view state = param.kind == ParamKind::kBuffer   ? layout::kBuffer
                                    : param.kind == ParamKind::kFrozen ? layout::kFrozen
                                    : stepped                          ? layout::kMaster
@@ -317,7 +359,8 @@ Status FolderReader::AddSlot(Param* param, std::string_view slot, EntryRef ref, 
   if (!entry.is_tensor) {
     const Node* value = ObjectOf(ref);
     if (value == nullptr) {
-      return Fail(Errc::kUnsupported, Where(ref) + ": a value of a class that is not known");
+      out_.bound.push_back(Where(ref) + ": a value of a class that is not known");
+      return {};
     }
     Scalar scalar;
     scalar.state = slot;
@@ -372,8 +415,11 @@ void FolderReader::AddExtras() {
     for (std::uint32_t e = 0; e < sorted_[f].size(); ++e) {
       if (sorted_[f][e].kind != Sorted::Kind::kExtra) continue;
       const EntryRef ref{f, e};
+      // Weights that were not asked for do not take the place of those that were.
+      if (others_left_out_ && sorted_[f][e].set) continue;
       Extra extra;
       extra.entry = At(ref);
+      extra.set = sorted_[f][e].set;
       extra.with_optimizer =
           !folder.empty() && IsOptimizerFolder(folder.substr(0, folder.size() - 1));
       const std::size_t count = extra.entry.is_tensor ? extra.entry.chunks.size() : 1;
@@ -410,11 +456,36 @@ void FolderReader::FindIteration() {
   if (steps && *steps >= 0 && *steps < 1e15F) out_.iteration = static_cast<std::uint64_t>(*steps);
 }
 
+/// Whether FSDP has sharded every trained parameter that it can. It shards frozen ones too, but no
+/// buffers.
+bool FolderReader::ShardsParameters() const {
+  bool any = false;
+  for (std::size_t i = 0; i < out_.params.size(); ++i) {
+    const Param& param = out_.params[i];
+    if (param.kind != ParamKind::kTrainable || param.shape.empty() || param.shape[0] < 2) continue;
+    if (At(model_[i]).chunks.size() < 2) return false;
+    any = true;
+  }
+  return any;
+}
+
 void FolderReader::Finish() {
   FindIteration();
   std::map<DType, std::uint64_t> elems;
-  for (const Param& param : out_.params) {
+  const bool shards = ShardsParameters();
+  for (std::size_t i = 0; i < out_.params.size(); ++i) {
+    Param& param = out_.params[i];
     if (param.kind == ParamKind::kTrainable) elems[param.dtype] += Elems(param.shape);
+    // A folder does not tell frozen parameters from buffers, and DeepSpeed's loader looks each of
+    // them up in the list of frozen ones, but none where there is no list.
+    out_.frozen_unknown = out_.frozen_unknown || param.kind == ParamKind::kBuffer;
+    // Tensor parallelism replicates some parameters, which have these names.
+    const bool whole = shards && !param.shape.empty() && param.shape[0] > 1 &&
+                       At(model_[i]).chunks.size() == 1 && !param.name.ends_with("weight") &&
+                       !param.name.ends_with("bias");
+    const bool counts = param.dtype == DType::kI64 || param.dtype == DType::kBool;
+    param.undecided =
+        param.kind == ParamKind::kBuffer && !IsStatistic(param.name) && !whole && !counts;
   }
   const auto most = std::max_element(
       elems.begin(), elems.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
@@ -438,7 +509,13 @@ void FolderReader::Finish() {
 }
 
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
-  return FolderReader(source, patterns).Go();
+  return FolderReader(source, patterns, false).Go();
+}
+
+Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns) {
+  SW_TRY_ASSIGN(Checkpoint read, FolderReader(source, patterns, true).Go());
+  read.only_weights = OnlyWeights{};  // the model's tensors are all the weights there are
+  return read;
 }
 
 }  // namespace shardwright::dialect::dcp

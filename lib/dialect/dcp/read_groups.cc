@@ -1,25 +1,91 @@
 #include <algorithm>
+#include <charconv>
+#include <map>
 #include <utility>
 
 #include "base/text.h"
 #include "dialect/build/hyper.h"
+#include "dialect/build/torch_optimizer.h"
+#include "dialect/build/wrappers.h"
 #include "dialect/dcp/reader_internal.h"
 
 namespace shardwright::dialect::dcp {
 
 using pickle::Node;
 
-const Node* FolderReader::NewOptions(
-    const std::vector<std::pair<std::string_view, EntryRef>>& options) {
-  Node* dict = out_.arena->Dict();
-  for (const auto& [key, ref] : options) {
-    if (key == "params" || At(ref).is_tensor) continue;
-    const Node* value = ObjectOf(ref);
-    if (value == nullptr) continue;
-    dict->items.push_back(out_.arena->String(key));
-    dict->items.push_back(value);
+/// The value of an option, of which a tensor is entered into `tensors` and stands as its number.
+/// \returns null for what is not understood
+Result<const Node*> FolderReader::OptionValue(std::string_view key, EntryRef ref,
+                                              std::vector<Scalar>* tensors) {
+  const shardwright::dcp::Entry& entry = At(ref);
+  if (!entry.is_tensor) return PlainOption(key, ref, tensors);
+  Scalar scalar;
+  scalar.state = key;
+  scalar.is_tensor = true;
+  scalar.dtype = entry.dtype;
+  scalar.shape = entry.shape;
+  if (Elems(entry.shape) != 1 || entry.chunks.size() != 1) {
+    return Fail(Errc::kUnsupported,
+                Where(ref) + ": an option with a tensor of more than one element");
   }
-  return dict;
+  auto bytes = BytesOf(ItemOf(ref, 0));
+  if (!bytes) return Within(Where(ref), bytes.error());
+  scalar.bytes = *std::move(bytes);
+  tensors->push_back(std::move(scalar));
+  return NumberNode(tensors->back(), out_.arena.get());
+}
+
+/// The value of an option that was pickled as a whole, tensors included.
+Result<const Node*> FolderReader::PlainOption(std::string_view key, EntryRef ref,
+                                              std::vector<Scalar>* tensors) {
+  const HeldItem held = ItemOf(ref, 0);
+  if (held.node == nullptr) return nullptr;
+  Node* dict = out_.arena->Dict();
+  Set(*out_.arena, dict, key, held.node);
+  std::vector<Scalar> found = TensorOptions(dict, [&](const Node* tensor) {
+    HeldItem one = held;
+    one.node = tensor;
+    return BytesOf(one);
+  });
+  if (!UnreadTensor(dict, found).empty()) {
+    return Fail(Errc::kUnsupported,
+                Where(ref) + ": an option with a tensor of more than one element");
+  }
+  const Node* plain = PlainOptions(dict, found, out_.arena.get())->Find(key);
+  for (Scalar& one : found) tensors->push_back(std::move(one));
+  return plain;
+}
+
+/// The options of a group. Lists that hold tensors were saved item by item: "betas.0", "betas.1".
+Status FolderReader::SetOptions(const std::vector<std::pair<std::string_view, EntryRef>>& options,
+                                Group* group) {
+  Node* dict = out_.arena->Dict();
+  std::map<std::string_view, std::map<std::uint64_t, const Node*>> lists;
+  for (const auto& [key, ref] : options) {
+    if (key == "params") continue;
+    SW_TRY_ASSIGN(const Node* value, OptionValue(key, ref, &group->tensors));
+    if (value == nullptr) continue;
+    const std::size_t dot = key.rfind('.');
+    std::uint64_t number = 0;
+    const bool item =
+        dot != std::string_view::npos && At(ref).part_count() > 1 && At(ref).path.back().is_index &&
+        std::from_chars(key.data() + dot + 1, key.data() + key.size(), number).ec == std::errc();
+    if (!item) {
+      Set(*out_.arena, dict, key, value);
+      continue;
+    }
+    const std::string_view list = key.substr(0, dot);
+    if (lists[list].empty()) Set(*out_.arena, dict, list, out_.arena->None());
+    lists[list].emplace(number, value);
+  }
+  for (const auto& [key, items] : lists) {
+    std::vector<const Node*> all;
+    all.reserve(items.size());
+    for (const auto& [number, value] : items) all.push_back(value);
+    Set(*out_.arena, dict, key, out_.arena->List(std::move(all)));
+  }
+  group->options = dict;
+  return {};
 }
 
 /// Groups with their parameters by name.
@@ -30,7 +96,7 @@ Status FolderReader::MakeNestedGroups() {
                                        std::to_string(out_.groups.size()) + " is missing");
     }
     Group group;
-    group.options = NewOptions(options);
+    SW_TRY(SetOptions(options, &group));
     std::vector<std::string> names;
     for (const auto& [key, ref] : options) {
       if (key != "params") continue;
@@ -55,7 +121,7 @@ Status FolderReader::MakeNestedGroups() {
 }
 
 /// Parameters with the same options are a group; groups come in the order of the model.
-void FolderReader::MakeFlatGroups() {
+Status FolderReader::MakeFlatGroups() {
   std::vector<std::string_view> names;
   for (const Param& param : out_.params) {
     const auto kept = kept_.find(param.name);
@@ -66,36 +132,65 @@ void FolderReader::MakeFlatGroups() {
     const Kept& kept = kept_.at(name);
     // Equal values of different files are different nodes.
     std::size_t at = 0;
-    const Node* options = NewOptions(kept.options);
+    Group group;
+    SW_TRY(SetOptions(kept.options, &group));
     for (; at < out_.groups.size(); ++at) {
-      if (SameOptions(out_.groups[at].options, options)) break;
+      if (SameOptions(out_.groups[at].options, group.options)) break;
     }
     if (at == out_.groups.size()) {
-      Group group;
-      group.options = options;
       out_.groups.push_back(std::move(group));
       own_->groups.emplace_back();
     }
-    own_->groups[at].emplace_back(name);
+    own_->groups[at].push_back(own_->OptimizerName(std::string(name)));
+  }
+  if (out_.groups.size() > 1) {
+    out_.warnings.push_back(
+        source_.tag + ": a flat optimizer does not record the order of its " +
+        std::to_string(out_.groups.size()) +
+        " parameter groups, so they are in the order of the model; trainers that number their "
+        "groups, such as DeepSpeed, must make them in this order");
+  }
+  return {};
+}
+
+/// Matches the names in groups that no state has made known: of parameters without state.
+void FolderReader::MatchGroupNames() {
+  std::vector<std::string_view> listed;
+  bool all = true;
+  for (const std::vector<std::string>& group : own_->groups) {
+    for (const std::string& name : group) {
+      listed.push_back(name);
+      all = all && by_name_.contains(ModelName(name));
+    }
+  }
+  if (all) return;
+  std::vector<std::string_view> model;
+  model.reserve(by_name_.size());
+  for (const auto& [name, index] : by_name_) model.push_back(name);
+  for (const auto& [name, same] : MatchNames(model, listed)) {
+    if (by_name_.contains(ModelName(name))) continue;
+    model_names_.emplace(name, same);
+    own_->optimizer_names.emplace(same, name);
   }
 }
 
 Status FolderReader::MakeGroups() {
   if (own_->naming.flat) {
-    MakeFlatGroups();
+    SW_TRY(MakeFlatGroups());
   } else {
     SW_TRY(MakeNestedGroups());
   }
+  MatchGroupNames();
   std::unordered_map<std::string_view, std::uint32_t> only;
   for (std::uint32_t i = 0; i < out_.fused.size(); ++i) {
     only.emplace(out_.fused[i].name, i);
   }
   for (std::size_t g = 0; g < out_.groups.size(); ++g) {
-    out_.groups[g].hyper = HyperOf(out_.groups[g].options);
+    out_.groups[g].hyper = HyperOf(out_.groups[g].options, out_.groups[g].tensors);
     for (const std::string& name : own_->groups[g]) {
-      const auto found = by_name_.find(name);
+      const auto found = by_name_.find(ModelName(name));
       if (found == by_name_.end()) {
-        const auto alone = only.find(name);
+        const auto alone = only.find(ModelName(name));
         if (alone != only.end()) {
           out_.fused[alone->second].group = static_cast<std::int32_t>(g);
         }
@@ -106,13 +201,30 @@ Status FolderReader::MakeGroups() {
         return Fail(Errc::kBadInput, Quoted(name) + " is in two groups of the optimizer");
       }
       param.group = static_cast<std::int32_t>(g);
-      // In a group, and never stepped: it was frozen.
-      const bool kept = kept_.contains(name);
-      param.kind = kept || !CanBeTrained(param.dtype) ? ParamKind::kTrainable : ParamKind::kFrozen;
-      if (!kept && kept_.empty()) param.kind = ParamKind::kTrainable;
+      param.kind = ParamKind::kTrainable;
     }
   }
+  DecideStateless();
   return {};
+}
+
+/// Parameters of groups that the optimizer has no state of.
+void FolderReader::DecideStateless() {
+  std::vector<std::string> with;
+  std::vector<std::string> without;
+  for (const Param& param : out_.params) {
+    if (param.group < 0 || !CanBeTrained(param.dtype)) continue;
+    const auto kept = kept_.find(param.name);
+    (kept != kept_.end() && !kept->second.slots.empty() ? with : without).push_back(param.name);
+  }
+  if (with.empty() || without.empty()) return;
+  if (!AreFrozen(with, without)) {
+    out_.warnings.push_back(StatelessWarning(without));
+    return;
+  }
+  for (const std::string& name : without) {
+    out_.params[by_name_.at(name)].kind = ParamKind::kFrozen;
+  }
 }
 
 /// Trained parameters in the order of their groups' lists, where there are such; what the index
@@ -126,7 +238,7 @@ void FolderReader::OrderParams() {
   std::vector<std::vector<std::uint32_t>> lists(out_.groups.size());
   for (std::size_t g = 0; g < out_.groups.size(); ++g) {
     for (const std::string& name : own_->groups[g]) {
-      const auto found = by_name_.find(name);
+      const auto found = by_name_.find(ModelName(name));
       if (found != by_name_.end()) lists[g].push_back(found->second);
     }
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -30,6 +31,10 @@ struct Folder {
   std::vector<std::uint32_t> numbers;
   std::vector<std::uint32_t> first;  // by entry, then that of copies: into numbers
 
+  /// Returns `name` without its slash.
+  std::string_view StemName() const {
+    return std::string_view(name).substr(0, name.empty() ? 0 : name.size() - 1);
+  }
   /// Those of an entry: [first, last) of index.copies.
   std::pair<std::uint32_t, std::uint32_t> CopiesOf(std::uint32_t entry) const;
 };
@@ -47,7 +52,7 @@ struct EntryRef {
   std::uint32_t entry = 0;
 };
 
-/// What the optimizer has of a parameter.
+/// Entries of the optimizer for one parameter, by the model's name.
 struct Kept {
   std::vector<std::pair<std::string_view, EntryRef>> slots;
   std::vector<std::pair<std::string_view, EntryRef>> options;  // flat
@@ -59,8 +64,12 @@ inline bool CanBeTrained(DType dtype) { return IsFloating(dtype) && ItemSize(dty
 /// Makes a checkpoint of the folders of a source.
 class FolderReader {
  public:
-  FolderReader(const SourceSet& source, const Patterns& patterns)
-      : source_(source), patterns_(patterns), map_(source, &out_.map) {}
+  /// \param only_weights  read only the parameter names of an optimizer's entries
+  FolderReader(const SourceSet& source, const Patterns& patterns, bool only_weights)
+      : source_(source),
+        patterns_(patterns),
+        only_weights_(only_weights),
+        map_(source, &out_.map) {}
 
   Result<Checkpoint> Go() {
     out_.origin = kName;
@@ -83,6 +92,8 @@ class FolderReader {
 
  private:
   Status ReadFolders();
+  Status ChooseFolders();
+  void TakeSets(std::vector<WeightSet> sets, bool chosen_by_name);
   Status ReadFolder(std::string folder_name, const std::vector<std::uint32_t>& indexes);
   Status CompareCopies();
   Status CompareCopy(std::uint32_t folder, std::uint32_t number);
@@ -90,9 +101,12 @@ class FolderReader {
   bool AreDifferent(const HeldItem& a, const HeldItem& b) const;
   Status SortEntries();
   void MakeParams();
+  void WarnOfUnmatched();
+  void MatchGroupNames();
   Status MakeGroups();
   Status MakeNestedGroups();
-  void MakeFlatGroups();
+  Status MakeFlatGroups();
+  void DecideStateless();
   void OrderParams();
   Status DecideRules();
   Status AddModel();
@@ -101,6 +115,7 @@ class FolderReader {
   Status AddTensor(const std::string& name, std::string_view state, EntryRef ref);
   void AddExtras();
   void FindIteration();
+  bool ShardsParameters() const;
   void Finish();
 
   const shardwright::dcp::Entry& At(EntryRef ref) const {
@@ -119,10 +134,21 @@ class FolderReader {
     return folders_[ref.folder].name + folders_[ref.folder].index_name + ": " +
            Quoted(At(ref).name);
   }
-  const pickle::Node* NewOptions(const std::vector<std::pair<std::string_view, EntryRef>>& options);
+  /// Returns the model's name of the parameter that has this name in the optimizer.
+  std::string_view ModelName(std::string_view name) const {
+    const auto found = model_names_.find(name);
+    return found == model_names_.end() ? name : found->second;
+  }
+  Result<const pickle::Node*> OptionValue(std::string_view key, EntryRef ref,
+                                          std::vector<Scalar>* tensors);
+  Result<const pickle::Node*> PlainOption(std::string_view key, EntryRef ref,
+                                          std::vector<Scalar>* tensors);
+  Status SetOptions(const std::vector<std::pair<std::string_view, EntryRef>>& options,
+                    Group* group);
 
   const SourceSet& source_;
   const Patterns& patterns_;
+  const bool only_weights_;
   Checkpoint out_;
   MapBuilder map_;
   std::shared_ptr<DcpState> own_ = std::make_shared<DcpState>();
@@ -134,6 +160,11 @@ class FolderReader {
       by_name_;  // of model_, before they are ordered
   std::unordered_map<std::string_view, Kept> kept_;
   std::vector<std::string_view> kept_order_;
+  std::set<std::string_view> trained_;  // only_weights: names in the optimizers
+  std::unordered_map<std::string_view, std::string_view>
+      model_names_;               // by the optimizer's name of a parameter, if the model's differs
+  bool folders_chosen_ = false;   // SourceSet::weights_of names the folder of one of several models
+  bool others_left_out_ = false;  // weights were chosen by name
   std::map<std::uint64_t, std::vector<std::pair<std::string_view, EntryRef>>> group_options_;
   std::vector<std::string> differing_;  // items that ranks have each for themselves
   PieceCuts cuts_;

@@ -8,6 +8,7 @@
 
 #include "base/limits.h"
 #include "base/text.h"
+#include "dialect/core/fields.h"
 #include "dialect/core/links.h"
 #include "dialect/dcp/dcp.h"
 #include "dialect/dcp/parts_internal.h"
@@ -20,8 +21,11 @@ namespace files = shardwright::dcp;
 namespace {
 
 constexpr std::string_view kDataSuffix = ".distcp";
+// Folders of Accelerate, whose names end in a number, and of slime.
 constexpr std::string_view kModelFolder = "pytorch_model_fsdp_";
 constexpr std::string_view kOptimizerFolder = "optimizer_";
+constexpr std::string_view kPlainModel = "model";
+constexpr std::string_view kPlainOptimizer = "optimizer";
 
 bool IsNumber(std::string_view text) {
   return !text.empty() && text.size() < 10 &&
@@ -58,8 +62,37 @@ void AddNames(const std::string& path, const std::vector<os::Entry>& entries, Pa
   }
 }
 
+/// The folders of a model and of an optimizer that are listed themselves, by name; none unless
+/// there are both, and nothing else.
+std::map<std::string, Part> NamedParts(const Listing& listing) {
+  std::map<std::string, Part> parts;
+  bool has_model = false;
+  bool has_optimizer = false;
+  for (const Listing::Folder& folder : listing.folders) {
+    const std::string real = os::RealPath(folder.path);
+    const std::string name = real.substr(real.rfind('/') + 1);
+    if (!IsModelFolder(name) && !IsOptimizerFolder(name)) return {};
+    has_model = has_model || IsModelFolder(name);
+    has_optimizer = has_optimizer || IsOptimizerFolder(name);
+    Part& part = parts[name];
+    part.prefix = name + "/";
+    AddNames(folder.path, folder.entries, &part);
+  }
+  return has_model && has_optimizer ? parts : std::map<std::string, Part>();
+}
+
+/// Returns true if there is a model's folder of Accelerate.
+bool HasNumbered(const Listing& listing) {
+  return std::any_of(listing.folders.begin(), listing.folders.end(), [](const auto& folder) {
+    return std::any_of(folder.entries.begin(), folder.entries.end(), [](const os::Entry& entry) {
+      return entry.type == os::EntryType::kDir && IsNumbered(entry.name, kModelFolder);
+    });
+  });
+}
+
 /// The parts of what is listed: the folder itself, or a model's and an optimizer's.
 Result<std::vector<Part>> PartsOf(const Listing& listing) {
+  std::map<std::string, Part> below = NamedParts(listing);
   Part whole;
   for (const Listing::Folder& folder : listing.folders) {
     AddNames(folder.path, folder.entries, &whole);
@@ -67,10 +100,12 @@ Result<std::vector<Part>> PartsOf(const Listing& listing) {
   const bool has_data = std::any_of(whole.paths.begin(), whole.paths.end(), [](const auto& one) {
     return one.first == files::kIndexName || IsDataFile(one.first) || IsRankIndex(one.first);
   });
-  if (has_data) return std::vector<Part>{std::move(whole)};
-  std::map<std::string, Part> below;
+  if (has_data && below.empty()) return std::vector<Part>{std::move(whole)};
+  const bool numbered = HasNumbered(listing);
   for (const Listing::Folder& folder : listing.folders) {
     for (const os::Entry& entry : folder.entries) {
+      if (has_data || entry.type == os::EntryType::kFile) continue;
+      if (numbered && (entry.name == kPlainModel || entry.name == kPlainOptimizer)) continue;
       if (!IsModelFolder(entry.name) && !IsOptimizerFolder(entry.name)) continue;
       Part& part = below[entry.name];
       part.prefix = entry.name + "/";
@@ -80,14 +115,6 @@ Result<std::vector<Part>> PartsOf(const Listing& listing) {
       SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
       AddNames(path, entries, &part);
     }
-  }
-  const auto count = [&](bool (*is)(std::string_view)) {
-    return std::count_if(below.begin(), below.end(),
-                         [&](const auto& one) { return is(one.first); });
-  };
-  if (count(IsModelFolder) > 1 || count(IsOptimizerFolder) > 1) {
-    return Fail(Errc::kUnsupported, listing.folders.front().path +
-                                        ": several models or optimizers: give the folder of one");
   }
   std::vector<Part> parts;
   parts.reserve(below.size());
@@ -109,9 +136,19 @@ Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& p
     if (rank && (index || !by_rank.empty())) ranks = std::max(ranks, *rank + 1);
   }
   const std::string where = listing.folders.front().path + "/" + part.prefix;
+  const bool has_data = std::any_of(part.paths.begin(), part.paths.end(),
+                                    [](const auto& one) { return IsDataFile(one.first); });
+  if (by_rank.empty() && !has_data && !part.prefix.empty()) {
+    return Fail(Errc::kNotFound, where + ": no files of torch.distributed.checkpoint");
+  }
   if (by_rank.empty()) {
+    std::string next;
+    if (IsOptimizerFolder(part.prefix.substr(0, part.prefix.find('/')))) {
+      next = "; the weights can be read alone: give the folder of the model as INPUT";
+    }
     return Fail(Errc::kNotFound, where + ": no " + std::string(files::kIndexName) +
-                                     ": an incomplete save, which PyTorch does not load either");
+                                     ": an incomplete save, which PyTorch does not load either" +
+                                     next);
   }
   std::vector<std::string> names;
   for (const auto& [rank, name] : by_rank) {
@@ -119,11 +156,11 @@ Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& p
     names.push_back(name);
   }
   if (names.size() == ranks) return names;
-  return Fail(Errc::kBadInput, where + ": no __" + std::to_string(names.size()) +
-                                   ".metadata: each rank has an index of its own, that of rank " +
-                                   std::to_string(names.size()) +
-                                   " is missing and something of rank " +
-                                   std::to_string(ranks - 1) + " is there");
+  return Fail(Errc::kNotFound,
+              where + ": no __" + std::to_string(names.size()) +
+                  ".metadata: each rank has an index of its own, that of rank " +
+                  std::to_string(names.size()) + " is missing and something of rank " +
+                  std::to_string(ranks - 1) + " is there" + std::string(kAddFolder));
 }
 
 /// What the index of a part says, proved as far as it goes by itself.
@@ -140,27 +177,69 @@ Result<files::Index> IndexOf(const std::vector<IndexText>& texts) {
   return index;
 }
 
-Status ScanPart(const Listing& listing, const Part& part, SourceSet* set) {
+/// Found::how of a data file: the index's transforms, and its items as the index has them.
+std::string HowToRead(const files::Index& index, const std::vector<ItemRef>& items) {
+  FieldWriter how;
+  how.Number(index.transforms.size());
+  for (const std::vector<std::string>& list : index.transforms) {
+    how.Number(list.size());
+    for (const std::string& name : list) how.Text(name);
+  }
+  how.Number(items.size());
+  for (const ItemRef& ref : items) {
+    const files::Wanted one = WantedOf(index, ref);
+    how.Number(one.at.offset);
+    how.Number(one.at.bytes);
+    how.Number(one.at.transforms);
+    how.Text(one.name);
+    how.Number(one.is_tensor ? 1 : 0);
+    if (!one.is_tensor) continue;
+    how.Number(static_cast<std::uint64_t>(one.dtype));
+    how.Number(one.sizes.size());
+    for (const std::uint64_t size : one.sizes) how.Number(size);
+  }
+  return std::move(how).Take();
+}
+
+Result<files::Wanted> TakeWanted(FieldReader* how) {
+  files::Wanted one;
+  SW_TRY_ASSIGN(one.at.offset, how->Number());
+  SW_TRY_ASSIGN(one.at.bytes, how->Number());
+  SW_TRY_ASSIGN(const std::uint64_t transforms, how->Number());
+  one.at.transforms = static_cast<std::uint32_t>(transforms);
+  SW_TRY_ASSIGN(one.name, how->Text());
+  SW_TRY_ASSIGN(const std::uint64_t is_tensor, how->Number());
+  one.is_tensor = is_tensor != 0;
+  if (!one.is_tensor) return one;
+  SW_TRY_ASSIGN(const std::uint64_t dtype, how->Number());
+  one.dtype = static_cast<DType>(dtype);
+  SW_TRY_ASSIGN(const std::uint64_t axes, how->Number());
+  one.sizes.resize(static_cast<std::size_t>(axes));
+  for (std::uint64_t& size : one.sizes) {
+    SW_TRY_ASSIGN(size, how->Number());
+  }
+  return one;
+}
+
+Status ScanPart(const Listing& listing, const Part& part, const ScanOptions& options,
+                SourceSet* set) {
   SW_TRY_ASSIGN(const std::vector<std::string> names, IndexesOf(listing, part));
-  std::map<std::string, std::shared_ptr<const format::Skeleton>, std::less<>> described;  // by path
   std::vector<Found> found;
   std::vector<IndexText> texts;
   std::set<std::string, std::less<>> used(names.begin(), names.end());
   for (const std::string& name : names) {
     const std::vector<std::string>& copies = part.paths.at(name);
-    for (const std::string& copy : copies) SW_TRY(StaysInFolder(copy));
     auto skeleton = std::make_shared<format::Skeleton>();
-    SW_TRY_ASSIGN(skeleton->header, os::ReadWholeText(copies.front(), limits::kPickleBytes));
+    SW_TRY_ASSIGN(skeleton->header, ReadTextInFolder(copies.front(), limits::kPickleBytes));
+    SW_TRY(CheckNotEmpty(copies.front(), skeleton->header.size()));
     skeleton->last = skeleton->header.size();
     texts.push_back({name, skeleton->header, copies.front()});
     for (const std::string& copy : copies) {
-      described.emplace(copy, skeleton);
-      found.push_back({copy, part.prefix + name});
+      found.push_back({copy, part.prefix + name, true, {}, skeleton});
     }
   }
   SW_TRY_ASSIGN(const files::Index index, IndexOf(texts));
   const std::vector<std::vector<ItemRef>> items = ItemsByFile(index);
-  std::map<std::string, std::uint32_t> numbers;  // by path
   std::vector<std::string> missing;
   for (std::uint32_t i = 0; i < index.files.size(); ++i) {
     const auto there = part.paths.find(index.files[i]);
@@ -169,15 +248,14 @@ Status ScanPart(const Listing& listing, const Part& part, SourceSet* set) {
       continue;
     }
     used.insert(index.files[i]);
+    const std::string how = HowToRead(index, items[i]);
     for (const std::string& copy : there->second) {
-      SW_TRY(StaysInFolder(copy));
-      numbers.emplace(copy, i);
-      found.push_back({copy, part.prefix + index.files[i]});
+      found.push_back({copy, part.prefix + index.files[i], true, how});
     }
   }
   if (!missing.empty()) {
-    return Fail(Errc::kNotFound, texts.front().where +
-                                     ": names data files that are not there: " + FirstFew(missing));
+    return Fail(Errc::kNotFound, texts.front().where + ": names data files that are not there: " +
+                                     FirstFew(missing) + std::string(kAddFolder));
   }
   std::vector<std::string> skipped;
   std::vector<std::string> of_ranks;
@@ -199,33 +277,45 @@ Status ScanPart(const Listing& listing, const Part& part, SourceSet* set) {
                             std::string(files::kIndexName) +
                             ", is taken; those of single ranks are ignored: " + FirstFew(of_ranks));
   }
-  return ReadFiles(
-      std::move(found),
-      [&](const Found& one, const os::File& file,
-          const os::Identity& /*identity*/) -> Result<std::vector<Container>> {
-        Container container;
-        if (const auto index_of = described.find(one.path); index_of != described.end()) {
-          container.skeleton = index_of->second;
-          return std::vector<Container>{std::move(container)};
-        }
-        const auto number = numbers.find(one.path);
-        std::vector<files::Wanted> wanted;
-        wanted.reserve(items[number->second].size());
-        for (const ItemRef& ref : items[number->second]) wanted.push_back(WantedOf(index, ref));
-        SW_TRY_ASSIGN(files::FileItems read,
-                      files::ReadItems(file, wanted, index.transforms, kInlineBytes));
-        container.skeleton = std::make_shared<const format::Skeleton>(std::move(read.skeleton));
-        container.inlined = std::move(read.inlined);
-        container.stretches = std::move(read.stretches);
-        return std::vector<Container>{std::move(container)};
-      },
-      set);
+  return ReadFiles(std::move(found), ReadFile, options, set);
 }
 
 }  // namespace
 
-bool IsModelFolder(std::string_view name) { return IsNumbered(name, kModelFolder); }
-bool IsOptimizerFolder(std::string_view name) { return IsNumbered(name, kOptimizerFolder); }
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& /*identity*/) {
+  FieldReader how(found.how);
+  SW_TRY_ASSIGN(const std::uint64_t lists, how.Number());
+  std::vector<std::vector<std::string>> transforms(static_cast<std::size_t>(lists));
+  for (std::vector<std::string>& list : transforms) {
+    SW_TRY_ASSIGN(const std::uint64_t names, how.Number());
+    list.resize(static_cast<std::size_t>(names));
+    for (std::string& name : list) {
+      SW_TRY_ASSIGN(name, how.Text());
+    }
+  }
+  SW_TRY_ASSIGN(const std::uint64_t count, how.Number());
+  std::vector<files::Wanted> wanted;
+  wanted.reserve(static_cast<std::size_t>(count));
+  for (std::uint64_t i = 0; i < count; ++i) {
+    SW_TRY_ASSIGN(files::Wanted one, TakeWanted(&how));
+    wanted.push_back(std::move(one));
+  }
+  SW_TRY_ASSIGN(files::FileItems read, files::ReadItems(file, wanted, transforms, kInlineBytes));
+  Container container;
+  container.skeleton = std::make_shared<const format::Skeleton>(std::move(read.skeleton));
+  container.inlined = std::move(read.inlined);
+  container.stretches = std::move(read.stretches);
+  return std::vector<Container>{std::move(container)};
+}
+
+bool IsModelFolder(std::string_view name) {
+  return name == kPlainModel || IsNumbered(name, kModelFolder);
+}
+
+bool IsOptimizerFolder(std::string_view name) {
+  return name == kPlainOptimizer || IsNumbered(name, kOptimizerFolder);
+}
 
 Result<files::Index> UnderstandIndexes(const std::vector<IndexText>& texts) {
   files::IndexUnion all;
@@ -292,10 +382,11 @@ bool Claims(const Listing& listing) {
       if (entry.name == "metadata.json" || entry.name == "common.pt") return false;
       ours = ours || (IsFile(entry) && (entry.name == files::kIndexName || IsDataFile(entry.name) ||
                                         IsRankIndex(entry.name)));
-      ours = ours || (entry.type == os::EntryType::kDir && IsModelFolder(entry.name));
+      ours = ours || (entry.type == os::EntryType::kDir && IsNumbered(entry.name, kModelFolder));
     }
   }
-  return ours;
+  // Folders of these names may be anybody's, both of them are slime's.
+  return ours || (listing.HasFolder(kPlainModel) && listing.HasFolder(kPlainOptimizer));
 }
 
 Belongs BelongsTo(std::string_view name) {
@@ -309,10 +400,17 @@ Belongs BelongsTo(std::string_view name) {
   return known && ours ? Belongs::kOneVersion : Belongs::kNo;
 }
 
-Result<SourceSet> Scan(const Listing& listing) {
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
   SourceSet set;
   SW_TRY_ASSIGN(const std::vector<Part> parts, PartsOf(listing));
-  for (const Part& part : parts) SW_TRY(ScanPart(listing, part, &set));
+  for (const Part& part : parts) {
+    const std::string_view name = std::string_view(part.prefix).substr(0, part.prefix.size() - 1);
+    if (part.paths.empty() && !part.prefix.empty() && IsOptimizerFolder(name)) {
+      set.warnings.push_back(part.prefix + " is empty: the checkpoint has weights only");
+      continue;
+    }
+    SW_TRY(ScanPart(listing, part, options, &set));
+  }
   return set;
 }
 

@@ -7,6 +7,8 @@
 #include <unordered_set>
 
 #include "base/text.h"
+#include "dialect/build/weight_sets.h"
+#include "dialect/build/wrappers.h"
 
 namespace shardwright::dialect::dcp {
 namespace {
@@ -80,8 +82,17 @@ std::optional<Optimizer> WithPath(const Entry& entry) {
       return found;
     }
   }
-  const std::size_t root = count == 1 ? 0 : entry.path[count - 2].end + 1;
-  return FlatAt(entry.part(count - 1), root);
+  // Lists of options that are tensors have parts of their own: "param_groups.w.betas", "0".
+  std::size_t last = count - 1;
+  while (last > 0 && entry.path[last].is_index) --last;
+  const std::size_t root = last == 0 ? 0 : entry.path[last - 1].end + 1;
+  auto found = FlatAt(entry.part(last), root);
+  if (found && last + 1 < count) {
+    const std::string_view name = entry.name;
+    found->sorted.key =
+        name.substr(static_cast<std::size_t>(found->sorted.key.data() - name.data()));
+  }
+  return found;
 }
 
 /// Without paths only the dots tell.
@@ -118,26 +129,41 @@ std::vector<std::string> PathOf(const Entry& entry, std::size_t bytes) {
   return path;
 }
 
+/// Tensors below one root: the model, or other weights.
+struct Root {
+  std::vector<const Entry*> entries;
+  std::vector<std::string_view> names;  // by entry: after the root
+  std::uint64_t bytes = 0;
+  bool weights = false;  // some of it can be a parameter
+};
+
 class Sorter {
  public:
-  Sorter(const std::vector<const files::Index*>& indexes, std::vector<std::vector<Sorted>>* sorted)
-      : indexes_(indexes), sorted_(*sorted) {}
+  Sorter(const std::vector<const files::Index*>& indexes, Optimizers optimizers,
+         std::string_view weights_of, std::vector<std::vector<Sorted>>* sorted)
+      : indexes_(indexes), optimizers_(optimizers), weights_of_(weights_of), sorted_(*sorted) {}
 
-  Result<Naming> Go() {
+  Result<Sorting> Go() {
     sorted_.resize(indexes_.size());
     for (std::size_t i = 0; i < indexes_.size(); ++i) {
       sorted_[i].resize(indexes_[i]->entries.size());
     }
-    naming_.pair = indexes_.size() > 1;
+    out_.naming.pair = indexes_.size() > 1;
     SW_TRY(FindOptimizer());
-    FindModel();
-    return std::move(naming_);
+    FindRoots();
+    if (!roots_.empty()) SW_TRY(ChooseModel());
+    return std::move(out_);
   }
 
  private:
   Status FindOptimizer();
-  void FindModel();
   std::size_t ModelRootOf(const Entry& entry, bool has_paths) const;
+  void FindRoots();
+  std::vector<WeightCandidate> CandidatesOf(const std::vector<std::string_view>& roots,
+                                            bool* by_optimizer) const;
+  Status ChooseModel();
+  void MarkModel(std::string_view root);
+  void MarkSets();
 
   std::optional<Optimizer> Ask(const files::Index& index, const Entry& entry) const {
     return index.has_paths ? WithPath(entry) : WithoutPath(entry);
@@ -152,9 +178,14 @@ class Sorter {
   }
 
   const std::vector<const files::Index*>& indexes_;
+  const Optimizers optimizers_;
+  std::string_view weights_of_;
   std::vector<std::vector<Sorted>>& sorted_;
-  Naming naming_;
+  Sorting out_;
   std::unordered_set<std::string_view> names_;  // of parameters that the optimizer has
+  std::vector<std::string_view> ordered_names_;
+  std::map<std::string_view, Root> roots_;
+  std::map<std::string_view, std::uint32_t> numbers_;  // of Sorting::sets, by root
 };
 
 /// Only where options are is an optimizer: a module may be called "state".
@@ -165,24 +196,24 @@ Status Sorter::FindOptimizer() {
     if (!found || !found->option) return;
     const auto [at, fresh] =
         roots.emplace(std::string_view(entry.name).substr(0, found->root), found->flat);
-    if (fresh) naming_.optimizer = PathOf(entry, found->root);
+    if (fresh) out_.naming.optimizer = PathOf(entry, found->root);
     at->second = at->second && found->flat;
   });
-  if (roots.size() > 1) {
+  if (roots.size() > 1 && optimizers_ == Optimizers::kOne) {
     std::vector<std::string> names;
     names.reserve(roots.size());
     for (const auto& [root, flat] : roots) names.push_back(Quoted(root));
     return Fail(Errc::kUnsupported, "several optimizers: " + Joined(names, ", "));
   }
   if (roots.empty()) return {};
-  const auto& root = roots.begin()->first;
-  naming_.flat = roots.begin()->second;
+  out_.naming.flat = roots.begin()->second;
   ForEntries([&](const files::Index& index, const Entry& entry, Sorted& sorted) {
     const auto found = Ask(index, entry);
-    if (!found || std::string_view(entry.name).substr(0, found->root) != root) return;
+    if (!found || !roots.contains(std::string_view(entry.name).substr(0, found->root))) return;
     sorted = found->sorted;
     sorted.kind = found->option ? Sorted::Kind::kOption : Sorted::Kind::kSlot;
-    if (!sorted.name.empty() && entry.is_tensor) names_.insert(sorted.name);
+    const bool of_param = !sorted.name.empty() && (entry.is_tensor || found->option);
+    if (of_param && names_.insert(sorted.name).second) ordered_names_.push_back(sorted.name);
   });
   return {};
 }
@@ -202,29 +233,104 @@ std::size_t Sorter::ModelRootOf(const Entry& entry, bool has_paths) const {
   return names_.empty() && name.starts_with(kUsual) ? kUsual.size() : 0;
 }
 
-/// The model is where the optimizer's parameters are; without an optimizer, where most tensors are.
-void Sorter::FindModel() {
-  struct Count {
-    std::size_t known = 0;
-    std::size_t all = 0;
-    const Entry* entry = nullptr;
-  };
-  std::map<std::string_view, Count> roots;
+void Sorter::FindRoots() {
   ForEntries([&](const files::Index& index, const Entry& entry, Sorted& sorted) {
     if (!entry.is_tensor || sorted.kind != Sorted::Kind::kExtra) return;
-    const std::size_t root = ModelRootOf(entry, index.has_paths);
+    const std::size_t at = ModelRootOf(entry, index.has_paths);
     const std::string_view name = entry.name;
-    Count& count = roots[name.substr(0, root)];
-    count.known += names_.contains(name.substr(root)) ? 1 : 0;
-    ++count.all;
-    if (count.entry == nullptr) count.entry = &entry;
+    Root& root = roots_[name.substr(0, at)];
+    root.entries.push_back(&entry);
+    root.names.push_back(name.substr(at));
+    root.bytes += Elems(entry.shape) * ItemSize(entry.dtype);
+    // Vectors alone may be anything: losses, random states.
+    const bool matrix = IsFloating(entry.dtype) && entry.shape.size() > 1;
+    root.weights = root.weights || matrix || names_.contains(name.substr(at));
   });
-  const auto most = std::max_element(roots.begin(), roots.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.second.known, a.second.all) < std::pair(b.second.known, b.second.all);
+  const bool any =
+      std::any_of(roots_.begin(), roots_.end(), [](const auto& one) { return one.second.weights; });
+  if (any) std::erase_if(roots_, [](const auto& one) { return !one.second.weights; });
+}
+
+/// \param by_optimizer  gets whether the optimizer's parameters were counted: it has some, and they
+///        are found below a root
+std::vector<WeightCandidate> Sorter::CandidatesOf(const std::vector<std::string_view>& roots,
+                                                  bool* by_optimizer) const {
+  std::vector<WeightCandidate> candidates;
+  *by_optimizer = false;
+  for (const std::string_view at : roots) {
+    const Root& root = roots_.at(at);
+    WeightCandidate one;
+    one.name = at.empty() ? kTopLevel : at.substr(0, at.size() - 1);
+    one.tensors = root.entries.size();
+    one.bytes = root.bytes;
+    one.matches = names_.empty() ? 0 : MatchNames(root.names, ordered_names_).size();
+    *by_optimizer = *by_optimizer || one.matches > 0;
+    candidates.push_back(std::move(one));
+  }
+  if (*by_optimizer) return candidates;
+  // The largest that is no copy, and what has the same tensors.
+  std::size_t largest = 0;
+  for (std::size_t i = 1; i < candidates.size(); ++i) {
+    const auto rank = [](const WeightCandidate& one) {
+      return std::pair(!NamesCopy(one.name), one.tensors);
+    };
+    if (rank(candidates[i]) > rank(candidates[largest])) largest = i;
+  }
+  std::unordered_map<std::string_view, const Shape*> shapes;
+  const Root& most = roots_.at(roots[largest]);
+  for (std::size_t i = 0; i < most.names.size(); ++i) {
+    shapes.emplace(most.names[i], &most.entries[i]->shape);
+  }
+  for (std::size_t c = 0; c < roots.size(); ++c) {
+    const Root& root = roots_.at(roots[c]);
+    for (std::size_t i = 0; i < root.names.size(); ++i) {
+      const auto found = shapes.find(root.names[i]);
+      const bool same = found != shapes.end() && *found->second == root.entries[i]->shape;
+      candidates[c].matches += same ? 1 : 0;
+    }
+  }
+  return candidates;
+}
+
+/// The model is where the optimizer's parameters are; without an optimizer, where most tensors are.
+Status Sorter::ChooseModel() {
+  std::vector<std::string_view> roots;
+  roots.reserve(roots_.size());
+  for (const auto& [at, root] : roots_) roots.push_back(at);
+  bool by_optimizer = false;
+  const std::vector<WeightCandidate> candidates = CandidatesOf(roots, &by_optimizer);
+  const Result<std::size_t> model = ChooseWeights(candidates, by_optimizer);
+  if (!model && weights_of_.empty()) return tl::unexpected<Error>(model.error());
+  std::size_t taken = model.value_or(0);
+  if (!weights_of_.empty()) {
+    SW_TRY_ASSIGN(taken, FindWeights(candidates, weights_of_));
+  }
+  out_.chosen_by_name = !model || taken != *model;
+  out_.sets = WeightSetsOf(candidates, taken);
+  std::uint32_t number = 1;
+  for (std::size_t i = 0; i < roots.size(); ++i) numbers_[roots[i]] = i == taken ? 0 : number++;
+  // Weights that are asked for take the model's place.
+  const std::size_t place = model.value_or(taken);
+  out_.naming.model = PathOf(*roots_.at(roots[place]).entries.front(), roots[place].size());
+  MarkSets();
+  MarkModel(roots[taken]);
+  const Root& root = roots_.at(roots[taken]);
+  for (const auto& [name, same] : MatchNames(root.names, ordered_names_)) {
+    if (name != same) out_.model_names.emplace(name, same);
+  }
+  return {};
+}
+
+void Sorter::MarkSets() {
+  ForEntries([&](const files::Index& index, const Entry& entry, Sorted& sorted) {
+    if (!entry.is_tensor || sorted.kind != Sorted::Kind::kExtra) return;
+    const std::string_view name = entry.name;
+    const auto found = numbers_.find(name.substr(0, ModelRootOf(entry, index.has_paths)));
+    if (found != numbers_.end()) sorted.set = found->second;
   });
-  if (most == roots.end()) return;
-  const std::string root(most->first);
-  naming_.model = PathOf(*most->second.entry, root.size());
+}
+
+void Sorter::MarkModel(std::string_view root) {
   ForEntries([&](const files::Index& index, const Entry& entry, Sorted& sorted) {
     if (!entry.is_tensor || sorted.kind != Sorted::Kind::kExtra) return;
     const std::string_view name = entry.name;
@@ -237,9 +343,9 @@ void Sorter::FindModel() {
 
 }  // namespace
 
-Result<Naming> Sort(const std::vector<const files::Index*>& indexes,
-                    std::vector<std::vector<Sorted>>* sorted) {
-  return Sorter(indexes, sorted).Go();
+Result<Sorting> Sort(const std::vector<const files::Index*>& indexes, Optimizers optimizers,
+                     std::string_view weights_of, std::vector<std::vector<Sorted>>* sorted) {
+  return Sorter(indexes, optimizers, weights_of, sorted).Go();
 }
 
 }  // namespace shardwright::dialect::dcp

@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "dialect/build/document.h"
+#include "dialect/build/hyper.h"
 #include "dialect/build/torch_optimizer.h"
 #include "dialect/dcp/dcp.h"
 #include "dialect/dcp/folder_internal.h"
@@ -75,6 +76,11 @@ class FolderWriter {
   Status AddStates(const Param& param);
   Status AddScalars(const Param& param);
   Status AddScalar(const Param& param, const Scalar& scalar);
+  Status AddTensorValue(files::Entry entry, const Scalar& scalar);
+  Status AddTuple(files::Entry entry, const Group& group, const std::string& key,
+                  const Node* value);
+  Status AddOption(const Group& group, const std::string& key, const Node* value,
+                   std::vector<PathStep> steps);
   Status AddGroups();
   Status AddExtras();
   Status AddExtra(const Extra& extra);
@@ -84,7 +90,7 @@ class FolderWriter {
                                   std::optional<std::uint32_t> known);
   Status AddObject(FolderBuilder* folder, files::Entry entry, const Node* value);
 
-  files::Entry SlotEntry(const std::string& name, const std::string& key) const;
+  files::Entry SlotEntry(const std::string& param, const std::string& key) const;
   bool IsDropped(const Extra& extra) const;
   bool HasOptimizer() const { return !source_.groups.empty(); }
   Splits SplitsOf(const Param& param) const;
@@ -265,8 +271,9 @@ Status FolderWriter::AddModel() {
   return {};
 }
 
-files::Entry FolderWriter::SlotEntry(const std::string& name, const std::string& key) const {
+files::Entry FolderWriter::SlotEntry(const std::string& param, const std::string& key) const {
   const Naming& naming = layout_.naming;
+  const std::string& name = own_ == nullptr ? param : own_->OptimizerName(param);
   if (naming.flat) return EntryOf(naming.optimizer, {{"state." + name + "." + key}});
   return EntryOf(naming.optimizer, {{"state"}, {name}, {key}});
 }
@@ -277,6 +284,11 @@ Status FolderWriter::AddScalar(const Param& param, const Scalar& scalar) {
     return AddObject(optimizer(), std::move(entry),
                      scalar.value != nullptr ? scalar.value : arena_.None());
   }
+  return AddTensorValue(std::move(entry), scalar);
+}
+
+/// A tensor of the optimizer whose element is known.
+Status FolderWriter::AddTensorValue(files::Entry entry, const Scalar& scalar) {
   entry.is_tensor = true;
   entry.dtype = scalar.dtype;
   entry.shape = scalar.shape;
@@ -312,6 +324,53 @@ Status FolderWriter::AddStates(const Param& param) {
   return AddScalars(param);
 }
 
+/// Writes a tuple that holds tensors: one item, as PyTorch does it.
+Status FolderWriter::AddTuple(files::Entry entry, const Group& group, const std::string& key,
+                              const Node* value) {
+  Document document;
+  std::vector<const Node*> items = value->items;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const Scalar* tensor =
+        FindTensor(group.tensors, Joined(std::vector<std::string>{key, std::to_string(i)}, "."));
+    if (tensor == nullptr) continue;
+    items[i] = document.AddInline(tensor->bytes, tensor->dtype, tensor->shape);
+  }
+  document.root = document.arena.Tuple(std::move(items));
+  SW_TRY(optimizer()->Begin(std::move(entry)));
+  return optimizer()->AddDocument(Next(), {}, {}, document);
+}
+
+/// Writes an option of a group. Like PyTorch it writes a list that holds tensors item by item.
+/// \param steps  the option's path below the optimizer
+Status FolderWriter::AddOption(const Group& group, const std::string& key, const Node* value,
+                               std::vector<PathStep> steps) {
+  const auto add = [&](const Scalar* tensor, const Node* plain) -> Status {
+    files::Entry entry = EntryOf(layout_.naming.optimizer, steps);
+    if (tensor == nullptr) return AddObject(optimizer(), std::move(entry), plain);
+    return AddTensorValue(std::move(entry), *tensor);
+  };
+  const Scalar* tensor = FindTensor(group.tensors, key);
+  // A scheduler begins at the rate of the time, in the form that the rate has.
+  const bool begins = key == "initial_lr" && FindIn(group.options, key) == nullptr;
+  if (begins) tensor = FindTensor(group.tensors, "lr");
+  const bool list = value->kind == pickle::Kind::kTuple || value->kind == pickle::Kind::kList;
+  const bool parted =
+      list && std::any_of(group.tensors.begin(), group.tensors.end(),
+                          [&](const Scalar& one) { return one.state.starts_with(key + "."); });
+  if (!parted) return add(tensor, value);
+  if (value->kind == pickle::Kind::kTuple) {
+    return AddTuple(EntryOf(layout_.naming.optimizer, steps), group, key, value);
+  }
+  for (std::size_t i = 0; i < value->items.size(); ++i) {
+    const std::string number = std::to_string(i);
+    steps.push_back({number, true});
+    SW_TRY(add(FindTensor(group.tensors, Joined(std::vector<std::string>{key, number}, ".")),
+               value->items[i]));
+    steps.pop_back();
+  }
+  return {};
+}
+
 Status FolderWriter::AddGroups() {
   const Naming& naming = layout_.naming;
   for (std::size_t g = 0; g < source_.groups.size(); ++g) {
@@ -331,19 +390,14 @@ Status FolderWriter::AddGroups() {
     for (std::size_t k = 0; k < options->entry_count(); ++k) {
       const std::string& key = options->key(k)->text;
       if (!naming.flat) {
-        SW_TRY(AddObject(
-            optimizer(),
-            EntryOf(naming.optimizer, {{"param_groups"}, {std::to_string(g), true}, {key}}),
-            options->value(k)));
+        SW_TRY(AddOption(group, key, options->value(k),
+                         {{"param_groups"}, {std::to_string(g), true}, {key}}));
         continue;
       }
       for (const std::string& name : names) {
-        SW_TRY(AddObject(
-            optimizer(),
-            EntryOf(
-                naming.optimizer,
-                {{Joined(std::vector<std::string>{"param_groups", name, std::string(key)}, ".")}}),
-            options->value(k)));
+        SW_TRY(AddOption(
+            group, key, options->value(k),
+            {{Joined(std::vector<std::string>{"param_groups", name, std::string(key)}, ".")}}));
       }
     }
     if (naming.flat) continue;

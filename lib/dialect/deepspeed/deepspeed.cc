@@ -21,7 +21,9 @@ Belongs BelongsTo(std::string_view name) {
   return parsed->role == FileRole::kShard ? Belongs::kOneVersion : Belongs::kYes;
 }
 
-Result<SourceSet> Scan(const Listing& listing) { return ScanEngineFiles(listing, false); }
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
+  return ScanEngineFiles(listing, false, options);
+}
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   SW_TRY_ASSIGN(const ZeroSpec wanted, ReadZeroSpec(spec));

@@ -217,6 +217,7 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
     to->blocks = from->blocks;
     to->splits = from->splits;
     to->listed = from->listed;
+    to->optimizer_names = from->optimizer_names;
   }
   if (const std::string* trainer = spec.Find("trainer");
       trainer != nullptr && *trainer != "source") {

@@ -25,13 +25,20 @@ Belongs BelongsTo(std::string_view name);
 /// Finds the files of all ranks; the set's `manifest` is fsdp_config.json or metadata.pkl.
 /// \error as ReadFiles
 /// Local; reads pickles.
-Result<SourceSet> Scan(const Listing& listing);
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
+
+/// Reads the containers of one file that Scan has found, as Dialect::read_file.
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& identity);
 
 /// Tensors, and the optimizer's groups and states. What is in float32 and has states is a master.
 /// \error kNotFound  ranks are missing, named; kBadInput  files that contradict each other;
 ///        kUnsupported  an optimizer that does not tell which parameter is which
 /// Source: docs/formats/dtensor.md.
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
+
+/// Implements Dialect::read_weights: reads only the files of the model.
+Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 

@@ -45,6 +45,14 @@ struct FilesLayout : OwnLayout {
   std::vector<std::vector<std::string>> groups;  ///< by rank, of a source: of all dimensions
   /// Of a source: what each parameter group lists, in its order, frozen parameters too.
   std::vector<std::vector<std::string>> listed;
+  /// Of a source: the optimizer's names by the model's names, if wrappers make them differ.
+  std::map<std::string, std::string> optimizer_names;
+
+  /// Returns the optimizer's name of a parameter in the files.
+  const std::string& OptimizerName(const std::string& name) const {
+    const auto found = optimizer_names.find(name);
+    return found == optimizer_names.end() ? name : found->second;
+  }
 
   std::uint64_t ranks() const;
   std::string Json() const override;

@@ -4,6 +4,7 @@
 
 #include "base/limits.h"
 #include "base/text.h"
+#include "dialect/build/weight_sets.h"
 #include "dialect/dtensor/item_table_internal.h"
 #include "dialect/dtensor/names_internal.h"
 #include "format/json/json.h"
@@ -136,9 +137,10 @@ Result<World> WorldOf(const SourceSet& source, const std::vector<RankFile>& file
       return Fail(Errc::kLimit, who + ": " + std::to_string(ranks) + " ranks");
     }
     if (world.ranks != 0 && world.ranks != ranks) {
-      return BadInput("files of several worlds: " + world.who + " is of " +
-                      std::to_string(world.ranks) + " ranks, " + who + " of " +
-                      std::to_string(ranks));
+      return Fail(Errc::kUnsupported, "files of several worlds: " + world.who + " is of " +
+                                          std::to_string(world.ranks) + " ranks, " + who + " of " +
+                                          std::to_string(ranks) +
+                                          ": move the files of one save to a folder of its own");
     }
     if (world.ranks == 0) world = {ranks, who};
     return {};
@@ -164,6 +166,73 @@ Result<World> WorldOf(const SourceSet& source, const std::vector<RankFile>& file
     SW_TRY(says(last + 1, who));
   }
   return world;
+}
+
+using ByItem = std::map<std::pair<Item, std::string>, std::map<std::uint64_t, std::uint32_t>>;
+
+std::string_view NumberAtEnd(std::string_view name) {
+  std::string_view stem = name;
+  return TakeNumber(&stem) ? name.substr(stem.size()) : std::string_view();
+}
+
+/// torch_checkpointing: takes another item for the model, such as an average of its weights.
+Status TakeItem(const std::string& asked, ByItem* by_item, Family* family) {
+  std::vector<WeightCandidate> candidates;
+  for (const auto& [key, ranks] : *by_item) {
+    if (key.first != Item::kOptimizer) candidates.push_back({.name = key.second});
+  }
+  SW_TRY_ASSIGN(const std::size_t taken, FindWeights(candidates, asked));
+  const std::string& name = candidates[taken].name;
+  const auto other = by_item->find({Item::kOther, name});
+  if (other == by_item->end()) return {};
+  std::erase_if(*by_item, [&](const auto& one) {
+    if (one.first.first != Item::kModel) return false;
+    family->left_out.push_back("the weights in " + one.first.second);
+    return true;
+  });
+  auto node = by_item->extract(other);
+  node.key() = {Item::kModel, name};
+  by_item->insert(std::move(node));
+  return {};
+}
+
+/// Leaves one model, and the optimizer of its number.
+Status ChooseModel(const SourceSet& source, ByItem* by_item, Family* family) {
+  if (family->trainer == Trainer::kTorchCheckpointing && !source.weights_of.empty()) {
+    return TakeItem(source.weights_of, by_item, family);
+  }
+  std::vector<WeightCandidate> candidates;
+  std::vector<std::string> optimizers;
+  for (const auto& [key, ranks] : *by_item) {
+    if (key.first == Item::kModel) candidates.push_back({.name = key.second});
+    if (key.first == Item::kOptimizer) optimizers.push_back(key.second);
+  }
+  if (candidates.size() < 2 && optimizers.size() < 2 && source.weights_of.empty()) return {};
+  for (WeightCandidate& one : candidates) {
+    const bool trained = std::any_of(optimizers.begin(), optimizers.end(), [&](const auto& name) {
+      return NumberAtEnd(name) == NumberAtEnd(one.name);
+    });
+    one.matches = trained || optimizers.empty() ? 1 : 0;
+  }
+  if (candidates.empty()) return {};  // a message of its own
+  std::size_t taken = 0;
+  if (source.weights_of.empty()) {
+    SW_TRY_ASSIGN(taken, ChooseWeights(candidates, !optimizers.empty()));
+  } else {
+    SW_TRY_ASSIGN(taken, FindWeights(candidates, source.weights_of));
+  }
+  family->sets = WeightSetsOf(candidates, taken);
+  const std::string name = candidates[taken].name;
+  const bool alone = optimizers.size() == 1 && candidates.size() == 1;
+  std::erase_if(*by_item, [&](const auto& one) {
+    const auto& [item, other] = one.first;
+    const bool model = item == Item::kModel;
+    if (item == Item::kOther || alone) return false;
+    if (model ? other == name : NumberAtEnd(other) == NumberAtEnd(name)) return false;
+    family->left_out.push_back((model ? "the weights in " : "the optimizer in ") + other);
+    return true;
+  });
+  return {};
 }
 
 }  // namespace
@@ -195,15 +264,17 @@ const ItemFiles* Family::Find(Item item) const {
   return found == items.end() ? nullptr : &*found;
 }
 
-Result<Family> FamilyOf(const SourceSet& source) {
+Result<Family> FamilyOf(const SourceSet& source, bool only_weights) {
   Family family;
   std::vector<RankFile> files;
   for (const SourceFile& file : source.files) {
     const auto parsed = ParseRankFile(file.name);
     if (!parsed) return BadInput(file.name + ": the file of no rank");
     if (!files.empty() && parsed->trainer != files.front().trainer) {
-      return BadInput(source.files.front().name + " and " + file.name +
-                      ": files of two trainers in one folder");
+      return Fail(Errc::kUnsupported,
+                  source.files.front().name + " and " + file.name +
+                      ": files of two trainers in one folder: move those of one to a folder of its "
+                      "own");
     }
     files.push_back(*parsed);
   }
@@ -211,7 +282,7 @@ Result<Family> FamilyOf(const SourceSet& source) {
   family.trainer = files.front().trainer;
   SW_TRY_ASSIGN(const World world, WorldOf(source, files, &family));
   family.world = world.ranks;
-  std::map<std::pair<Item, std::string>, std::map<std::uint64_t, std::uint32_t>> by_item;
+  ByItem by_item;
   for (std::uint32_t i = 0; i < files.size(); ++i) {
     if (files[i].rank >= world.ranks) {
       return BadInput(source.files[i].name + ": the checkpoint is of " +
@@ -219,9 +290,11 @@ Result<Family> FamilyOf(const SourceSet& source) {
     }
     by_item[{files[i].item, files[i].name}].emplace(files[i].rank, i);
   }
+  SW_TRY(ChooseModel(source, &by_item, &family));
   std::vector<std::string> missing;
   for (const auto& [key, ranks] : by_item) {
     const auto& [item, name] = key;
+    if (only_weights && item != Item::kModel) continue;
     if (item != Item::kOther && family.Find(item) != nullptr) {
       return Fail(Errc::kUnsupported, "files of " + family.Find(item)->name + " and of " + name +
                                           ": one model and one optimizer are read");

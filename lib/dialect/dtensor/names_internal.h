@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "dialect/core/checkpoint.h"
 #include "dialect/core/source.h"
 
 namespace shardwright::dialect::dtensor {
@@ -55,14 +56,21 @@ struct Family {
   std::uint64_t world = 0;
   std::vector<ItemFiles> items;     ///< the model, the optimizer, then others by name
   std::optional<int> fsdp_version;  ///< kVerl, where its configuration says it
+  /// If there are several models: all of them, the one that is read first. Otherwise empty.
+  std::vector<WeightSet> sets;
+  std::vector<std::string> left_out;  ///< models and optimizers that are not read; a phrase each
 
   /// Null if there is no such item.
   const ItemFiles* Find(Item item) const;
 };
 
 /// Sorts files by item and rank and proves that every rank is there.
-/// \error kNotFound  ranks that are missing, named; kBadInput  files of several worlds or trainers,
-///        ranks that the world does not have; kUnsupported  several models or optimizers
-Result<Family> FamilyOf(const SourceSet& source);
+/// If there are several models, takes the one that `source.weights_of` names, otherwise the only
+/// one with an optimizer of the same number.
+/// \param only_weights  leaves out all items except the model; their files may be missing
+/// \error kNotFound  ranks that are missing, named; kBadInput  ranks that the world does not have;
+///        kUnsupported  files of several worlds or trainers, several models if the trained one
+///        is not known; kUsage  no model of that name
+Result<Family> FamilyOf(const SourceSet& source, bool only_weights);
 
 }  // namespace shardwright::dialect::dtensor

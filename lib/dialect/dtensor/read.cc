@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "dialect/build/weight_sets.h"
 #include "dialect/dtensor/dtensor.h"
 #include "dialect/dtensor/item_table_internal.h"
 #include "dialect/dtensor/read_internal.h"
@@ -40,7 +41,8 @@ Status AddModelTensors(Reading* reading) {
     std::string_view state = layout::kBuffer;
     if (param.kind == ParamKind::kFrozen) state = layout::kFrozen;
     if (param.kind == ParamKind::kTrainable) {
-      const bool master = param.dtype == DType::kF32 && stepped.contains(param.name);
+      const bool trained = stepped.contains(param.name) || (param.group >= 0 && !stepped.empty());
+      const bool master = param.dtype == DType::kF32 && trained;
       state = master ? layout::kMaster : layout::kWeight;
     }
     SW_TRY(AddTensor(reading, entry.spread, entry.name, state, files));
@@ -211,12 +213,38 @@ std::string KindOfOptimizer(const std::vector<Group>& groups) {
   return momentum && options->Find("dampening") != nullptr ? "sgd" : "";
 }
 
+/// Records the model's tensors as a set of weights.
+void AddOwnSet(Reading* reading) {
+  WeightSet own{reading->own.model_item, reading->entries.size(), 0, true};
+  for (const Entry& entry : reading->entries) {
+    const RankTensor& tensor = entry.spread.first;
+    own.bytes += Elems(tensor.shape) * ItemSize(tensor.dtype);
+  }
+  reading->out.weight_sets.push_back(std::move(own));
+}
+
+/// Records an item that has the model's tensors as another set of weights.
+Status AddOtherSet(const ItemFiles& item, Reading* reading) {
+  SW_TRY_ASSIGN(const torch_pt::Document document, Open(*reading, item.files.front()));
+  const pickle::Node* root = document.root;
+  if (root == nullptr || !root->is_dict()) return {};
+  std::uint64_t same = 0;
+  for (std::size_t i = 0; i < root->entry_count(); ++i) {
+    const bool named = root->key(i)->is_string() && IsTensor(root->value(i));
+    same += named && reading->by_name.contains(root->key(i)->text) ? 1 : 0;
+  }
+  if (same == 0 || same * 2 < reading->entries.size()) return {};
+  reading->out.weight_sets.push_back({item.name, root->entry_count(), 0, false});
+  return {};
+}
+
 /// Files of other items: parsed, so that their tensors are known, and kept.
 Status ReadOthers(Reading* reading) {
   auto own = std::make_shared<OwnFiles>();
   own->trainer = reading->family.trainer;
   for (const ItemFiles& item : reading->family.items) {
     if (item.item != Item::kOther) continue;
+    SW_TRY(AddOtherSet(item, reading));
     OwnFiles::One one{item.name, {}, true};
     for (const std::uint32_t file : item.files) {
       const std::vector<Container>& first = reading->source.files[item.files.front()].containers;
@@ -232,6 +260,17 @@ Status ReadOthers(Reading* reading) {
   }
   if (!own->items.empty()) reading->out.own = std::move(own);
   return {};
+}
+
+/// Which weights the checkpoint has, as far as the names of its files tell.
+void TakeSets(Reading* reading) {
+  Checkpoint& out = reading->out;
+  AddOwnSet(reading);
+  for (const WeightSet& set : reading->family.sets) {
+    if (!set.taken) out.weight_sets.push_back(set);
+  }
+  out.left_out.insert(out.left_out.end(), reading->family.left_out.begin(),
+                      reading->family.left_out.end());
 }
 
 void SetStates(Checkpoint* out) {
@@ -302,14 +341,16 @@ Status CheckItemTable(const Reading& reading) {
   return {};
 }
 
-Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
+namespace {
+
+Result<Checkpoint> ReadItems(const SourceSet& source, const Patterns& patterns, bool only_weights) {
   Reading reading(source, patterns);
   Checkpoint& out = reading.out;
   out.origin = kName;
   out.tag = source.tag;
   out.warnings = source.warnings;
   out.arena = std::make_shared<pickle::Arena>();
-  SW_TRY_ASSIGN(reading.family, FamilyOf(source));
+  SW_TRY_ASSIGN(reading.family, FamilyOf(source, only_weights));
   FilesLayout& own = reading.own;
   own.trainer = reading.family.trainer;
   own.fsdp_version = reading.family.fsdp_version.value_or(2);
@@ -327,7 +368,11 @@ Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
   DescribeSplits(&reading);
   SW_TRY(ReadGroupNames(&reading));
   SW_TRY(DecideRules(&reading));
+  TakeSets(&reading);
   SW_TRY(ReadOthers(&reading));
+  if (std::string text = WeightSetsMessage(out.weight_sets); !text.empty()) {
+    out.warnings.push_back(std::move(text));
+  }
   SetStates(&out);
   SetDType(&out);
   SetIteration(&out);
@@ -336,7 +381,19 @@ Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
   out.layout.own = std::make_shared<const FilesLayout>(std::move(own));
   SW_TRY(layout::Validate(out.map));
   out.proved = true;
+  // The files of the model are all the weights there are.
+  if (only_weights) out.only_weights = OnlyWeights{};
   return std::move(out);
+}
+
+}  // namespace
+
+Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
+  return ReadItems(source, patterns, false);
+}
+
+Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns) {
+  return ReadItems(source, patterns, true);
 }
 
 }  // namespace shardwright::dialect::dtensor

@@ -26,6 +26,8 @@ struct Spread {
     layout::CutPtr cut;
     Place place;
     std::vector<std::uint64_t> offset;  ///< of the piece
+    layout::CutPtr order;               ///< of the piece in its storage, as PlacedPart::order
+    std::size_t part = 0;               ///< number of this part, if several store the piece
   };
   bool known = false;
   RankTensor first;  ///< as the first rank has it, without pieces; if known
@@ -42,6 +44,7 @@ struct Entry {
 
 /// One state of the optimizer of one id, as all ranks have it.
 struct Slot {
+  bool is_nested = false;  ///< a dict or list, which cannot be interpreted
   bool is_scalar = false;
   Scalar scalar;
   Spread spread;

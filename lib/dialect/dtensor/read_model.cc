@@ -77,6 +77,13 @@ Status ReadRank(Reading* reading, std::uint64_t rank, std::uint32_t file,
     const std::string& name = root->key(i)->text;
     const std::string what = "tensor " + Quoted(name);
     auto tensor = tensors.Read(root->value(i));
+    if (!tensor && name.ends_with("_extra_state")) {
+      if (rank == 0) {
+        reading->out.left_out.push_back("an entry of the state dict that is not a tensor: " + name +
+                                        " (" + pickle::Describe(root->value(i)) + ")");
+      }
+      continue;
+    }
     if (!tensor)
       return Within(Joined(std::vector<std::string>{file_name, what}, ": "),
                     std::move(tensor).error());
@@ -105,15 +112,6 @@ Status ReadRank(Reading* reading, std::uint64_t rank, std::uint32_t file,
                     " is not there, and other ranks have it");
   }
   return {};
-}
-
-Status CheckNotOnlyLora(const Reading& reading) {
-  const bool all =
-      std::all_of(reading.entries.begin(), reading.entries.end(),
-                  [](const Entry& entry) { return entry.name.find("lora_") != std::string::npos; });
-  if (!all || reading.entries.empty()) return {};
-  return Fail(Errc::kUnsupported,
-              "all tensors are LoRA's: adapters without their model are no checkpoint of it");
 }
 
 }  // namespace
@@ -148,15 +146,29 @@ Status AddPieces(Reading* reading, std::uint64_t rank, std::uint32_t file,
   }
   for (const HeldPiece& held : tensor.pieces) {
     SW_TRY_ASSIGN(const layout::Cut cut, layout::CutOf(tensor.shape, held.piece));
-    Spread::Held one;
-    one.rank = rank;
-    one.cut = KnownCut(reading, tensor.shape, held.piece, cut);
-    SW_TRY_ASSIGN(one.place, reading->map.PlaceOf(file, document, held.local, what));
-    one.offset = held.piece.offset;
-    spread->held.push_back(std::move(one));
+    SW_TRY_ASSIGN(std::vector<PlacedPart> parts,
+                  reading->map.PartsOf(file, document, held.local, what));
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      Spread::Held one;
+      one.rank = rank;
+      one.cut = KnownCut(reading, tensor.shape, held.piece, cut);
+      one.place = parts[i].place;
+      one.offset = held.piece.offset;
+      one.order = std::move(parts[i].order);
+      one.part = i;
+      spread->held.push_back(std::move(one));
+    }
   }
   return {};
 }
+
+namespace {
+
+bool SameOrder(const layout::CutPtr& a, const layout::CutPtr& b) {
+  return a == b || (a != nullptr && b != nullptr && *a == *b);
+}
+
+}  // namespace
 
 Status AddTensor(Reading* reading, const Spread& spread, const std::string& name,
                  std::string_view state, const std::vector<std::uint32_t>& files) {
@@ -165,13 +177,16 @@ Status AddTensor(Reading* reading, const Spread& spread, const std::string& name
   tensor.state = state;
   tensor.dtype = spread.first.dtype;
   tensor.shape = spread.first.shape;
-  std::map<std::pair<std::vector<std::uint64_t>, Shape>, const Spread::Held*> owners;
+  std::map<std::tuple<std::vector<std::uint64_t>, Shape, std::size_t>, const Spread::Held*> owners;
   for (const Spread::Held& held : spread.held) {
     layout::Fragment fragment;
-    fragment.cut = held.cut;
+    fragment.cut = held.order == nullptr ? held.cut : layout::Cut::Compose(held.cut, held.order);
     fragment.at.array = reading->map.AddWhole(held.place);
-    const auto [owner, fresh] = owners.emplace(std::pair(held.offset, held.cut->shard()), &held);
+    const auto [owner, fresh] =
+        owners.emplace(std::tuple(held.offset, held.cut->shard(), held.part), &held);
     if (!fresh) {
+      // A copy that is stored in another order can be compared with nothing.
+      if (!SameOrder(owner->second->order, held.order)) continue;
       fragment.role = layout::Role::kReplica;
       const std::vector<layout::Member>& members = reading->map.map().members;
       const layout::Member& first = members[owner->second->place.member];
@@ -199,7 +214,6 @@ Status ReadModel(Reading* reading) {
   if (reading->entries.empty()) {
     return BadInput(reading->file_name(model.files.front()) + ": no tensors");
   }
-  SW_TRY(CheckNotOnlyLora(*reading));
   for (std::size_t i = 0; i < reading->entries.size(); ++i) {
     Entry& entry = reading->entries[i];
     // Tied on every rank that has some of it, to the same.

@@ -3,7 +3,10 @@
 
 #include "base/text.h"
 #include "dialect/build/hyper.h"
+#include "dialect/build/torch_optimizer.h"
+#include "dialect/build/wrappers.h"
 #include "dialect/dtensor/read_internal.h"
+#include "dialect/rules/quantized.h"
 #include "format/pickle/writer.h"
 #include "layout/states.h"
 
@@ -23,27 +26,37 @@ class Optimizer {
   Status Read();
 
  private:
-  Status ReadGroups(std::uint32_t file, const Node* root);
+  Result<std::string> TakeGroups(std::uint32_t file, const torch_pt::Document& document,
+                                 const Node* groups, std::vector<std::vector<Scalar>>* tensors);
+  Status ReadGroups(std::uint32_t file, const torch_pt::Document& document);
   Status ReadIds(std::uint32_t file, const Node* group, std::vector<std::uint32_t>* members);
   Result<std::string> IdOf(std::uint32_t file, const Node* node);
-  Status CheckGroups(std::uint32_t file, const Node* root);
+  Status CheckGroups(std::uint32_t file, const torch_pt::Document& document);
   Status ReadRank(std::uint64_t rank);
   Status ReadSlots(std::uint64_t rank, std::uint32_t file, const torch_pt::Document& document,
                    const Node* slots, TensorReader* tensors, Kept* kept);
   Status ReadSlot(std::uint64_t rank, std::uint32_t file, const torch_pt::Document& document,
                   const std::string& state, const Node* value, TensorReader* tensors, Kept* kept);
   std::vector<std::uint32_t> Candidates() const;
+  /// Leaves out candidates that the optimizer does not have (persistent buffers), if the shapes of
+  /// its states fit exactly one selection; otherwise returns all.
+  std::vector<std::uint32_t> ByShapes(std::vector<std::uint32_t> candidates) const;
   Status MatchNames();
   Status MatchNumbers();
   bool IsFlat() const;
   Status AddStates();
   Status AddState(const Kept& kept, std::uint32_t index);
   Status MatchFlat();
+  bool StatelessAreFrozen();
   Status AddGroups();
   void MarkTrained(std::uint32_t entry, std::int32_t group);
 
-  Error At(std::uint32_t file, const std::string& what) const {
-    return {Errc::kBadInput, reading_.file_name(file) + ": " + what};
+  Error At(std::uint32_t file, const std::string& what, Errc code = Errc::kBadInput) const {
+    return {code, reading_.file_name(file) + ": " + what};
+  }
+  /// The error of an optimizer in a form that torch's own do not have.
+  Error OtherForm(std::uint32_t file, const std::string& what) const {
+    return At(file, what, Errc::kUnsupported);
   }
 
   Reading& reading_;
@@ -53,6 +66,7 @@ class Optimizer {
   std::unordered_map<std::string, std::uint32_t> by_id_;  // into kept_
   std::vector<std::vector<std::uint32_t>> members_;       // by group: into kept_
   std::vector<const Node*> options_;                      // by group
+  std::vector<std::vector<Scalar>> tensors_;              // by group: options that are tensors
   std::string groups_text_;                               // of the first rank, to compare
   std::vector<std::vector<std::uint32_t>> entries_;       // by kept: the entries that it is of
 };
@@ -60,7 +74,7 @@ class Optimizer {
 Result<std::string> Optimizer::IdOf(std::uint32_t file, const Node* node) {
   if (node->is_string()) return node->text;
   if (node->kind == Kind::kInt) return std::to_string(node->integer);
-  return tl::unexpected<Error>(At(file, "a parameter's id is " + pickle::Describe(node)));
+  return tl::unexpected<Error>(OtherForm(file, "a parameter's id is " + pickle::Describe(node)));
 }
 
 Status Optimizer::ReadIds(std::uint32_t file, const Node* group,
@@ -68,17 +82,19 @@ Status Optimizer::ReadIds(std::uint32_t file, const Node* group,
   const Node* ids = group->Find(kNames);
   if (ids == nullptr) ids = group->Find("params");
   if (ids == nullptr || !ids->is_list()) {
-    return tl::unexpected<Error>(At(file, "a group without a list of its parameters"));
+    return tl::unexpected<Error>(OtherForm(file, "a group without a list of its parameters"));
   }
   for (const Node* id : ids->items) {
     const bool named = id->is_string();
     if (kept_.empty()) named_ = named;
-    if (named != named_) return tl::unexpected<Error>(At(file, "ids that are names and numbers"));
+    if (named != named_)
+      return tl::unexpected<Error>(OtherForm(file, "ids that are names and numbers"));
     Kept kept;
     SW_TRY_ASSIGN(kept.id, IdOf(file, id));
     if (!named && kept.id != std::to_string(kept_.size())) {
-      return tl::unexpected<Error>(At(file, "ids of parameters are not 0, 1, 2, ...: " + kept.id +
-                                                " in place of " + std::to_string(kept_.size())));
+      return tl::unexpected<Error>(
+          OtherForm(file, "ids of parameters are not 0, 1, 2, ...: " + kept.id + " in place of " +
+                              std::to_string(kept_.size())));
     }
     const auto at = static_cast<std::uint32_t>(kept_.size());
     if (!by_id_.emplace(kept.id, at).second) {
@@ -90,39 +106,62 @@ Status Optimizer::ReadIds(std::uint32_t file, const Node* group,
   return {};
 }
 
-Result<std::string> TextOf(const Node* groups) {
-  auto text = pickle::Dump(groups, {});
-  if (!text) return Fail(Errc::kUnsupported, "hyper-parameters that are tensors");
-  return std::move(text->bytes);
+/// All groups as one text, for comparing those of ranks.
+/// \param tensors  gets by group the options that are tensors
+Result<std::string> Optimizer::TakeGroups(std::uint32_t file, const torch_pt::Document& document,
+                                          const Node* groups,
+                                          std::vector<std::vector<Scalar>>* tensors) {
+  pickle::Arena made;
+  std::vector<const Node*> plain;
+  std::string text;
+  for (const Node* group : groups->items) {
+    std::vector<Scalar> found = TensorOptions(group, [&](const Node* tensor) {
+      return reading_.map.Payload(file, document, tensor, "an option of a parameter group");
+    });
+    plain.push_back(PlainOptions(group, found, &made));
+    for (const Scalar& one : found) text += one.state + std::string(Name(one.dtype)) + one.bytes;
+    tensors->push_back(std::move(found));
+  }
+  const auto dumped = pickle::Dump(made.List(std::move(plain)), {});
+  if (!dumped) {
+    return Fail(Errc::kUnsupported,
+                reading_.file_name(file) +
+                    ": hyper-parameters that are no plain values: " + dumped.error().message);
+  }
+  return text + dumped->bytes;
 }
 
-Status Optimizer::ReadGroups(std::uint32_t file, const Node* root) {
-  const Node* groups = root->Find("param_groups");
+Status Optimizer::ReadGroups(std::uint32_t file, const torch_pt::Document& document) {
+  const Node* groups = document.root->Find("param_groups");
   if (groups == nullptr || !groups->is_list()) {
-    return tl::unexpected<Error>(At(file, "no parameter groups"));
+    return tl::unexpected<Error>(OtherForm(file, "no parameter groups"));
   }
   for (const Node* group : groups->items) {
-    if (!group->is_dict()) return tl::unexpected<Error>(At(file, "a group that is no dict"));
+    if (!group->is_dict()) return tl::unexpected<Error>(OtherForm(file, "a group that is no dict"));
+  }
+  SW_TRY_ASSIGN(groups_text_, TakeGroups(file, document, groups, &tensors_));
+  for (std::size_t g = 0; g < groups->items.size(); ++g) {
+    const Node* group = groups->items[g];
     std::vector<std::uint32_t> members;
     SW_TRY(ReadIds(file, group, &members));
     members_.push_back(std::move(members));
-    pickle::Node* options = pickle::CopyDict(*reading_.out.arena, group);
+    pickle::Arena& arena = *reading_.out.arena;
+    pickle::Node* options = pickle::CopyDict(arena, PlainOptions(group, tensors_[g], &arena));
     pickle::Remove(options, "params");
     pickle::Remove(options, kNames);
     options_.push_back(options);
   }
-  auto text = TextOf(groups);
-  if (!text) return Within(reading_.file_name(file), std::move(text).error());
-  groups_text_ = *std::move(text);
   return {};
 }
 
-Status Optimizer::CheckGroups(std::uint32_t file, const Node* root) {
-  const Node* groups = root->Find("param_groups");
-  if (groups == nullptr) return tl::unexpected<Error>(At(file, "no parameter groups"));
-  auto text = TextOf(groups);
-  if (!text) return Within(reading_.file_name(file), std::move(text).error());
-  if (*text == groups_text_) return {};
+Status Optimizer::CheckGroups(std::uint32_t file, const torch_pt::Document& document) {
+  const Node* groups = document.root->Find("param_groups");
+  if (groups == nullptr || !groups->is_list()) {
+    return tl::unexpected<Error>(OtherForm(file, "no parameter groups"));
+  }
+  std::vector<std::vector<Scalar>> tensors;
+  SW_TRY_ASSIGN(const std::string text, TakeGroups(file, document, groups, &tensors));
+  if (text == groups_text_) return {};
   return tl::unexpected<Error>(
       At(file, "its hyper-parameters or parameter groups are not those of " +
                    reading_.file_name(files_.front())));
@@ -143,6 +182,10 @@ Status Optimizer::ReadSlot(std::uint64_t rank, std::uint32_t file,
     auto tensor = tensors->Read(value);
     if (!tensor) return Within(reading_.file_name(file) + ": " + what, std::move(tensor).error());
     return AddPieces(&reading_, rank, file, document, *tensor, what, &slot.spread);
+  }
+  if (value->is_dict() || value->is_list()) {
+    slot.is_nested = true;
+    return {};
   }
   Scalar scalar;
   scalar.state = state;
@@ -200,13 +243,13 @@ Status Optimizer::ReadRank(std::uint64_t rank) {
   const Node* root = document.root;
   const Node* states = root->Find("state");
   if (states == nullptr || !states->is_dict()) {
-    return tl::unexpected<Error>(At(file, "no state of an optimizer"));
+    return tl::unexpected<Error>(OtherForm(file, "no state of an optimizer"));
   }
   if (rank == 0) {
     reading_.out.arena = document.arena;  // options and plain values stay
-    SW_TRY(ReadGroups(file, root));
+    SW_TRY(ReadGroups(file, document));
   } else {
-    SW_TRY(CheckGroups(file, root));
+    SW_TRY(CheckGroups(file, document));
   }
   TensorReader tensors(rank);
   std::size_t with_state = 0;
@@ -245,11 +288,21 @@ std::vector<std::uint32_t> Optimizer::Candidates() const {
 }
 
 Status Optimizer::MatchNames() {
+  std::vector<std::string_view> model;
+  std::vector<std::string_view> optimizer;
+  for (const Entry& entry : reading_.entries) model.push_back(entry.name);
+  for (const Kept& kept : kept_) optimizer.push_back(kept.id);
+  const auto matched = dialect::MatchNames(model, optimizer);
   for (const Kept& kept : kept_) {
-    const auto found = reading_.by_name.find(kept.id);
+    const auto same = matched.find(kept.id);
+    const auto found = same == matched.end() ? reading_.by_name.end()
+                                             : reading_.by_name.find(std::string(same->second));
+    if (found != reading_.by_name.end() && same->second != kept.id) {
+      reading_.own.optimizer_names.emplace(same->second, kept.id);
+    }
     if (found == reading_.by_name.end()) {
-      return tl::unexpected<Error>(
-          At(files_.front(), "parameter " + Quoted(kept.id) + " is not in the model's files"));
+      return tl::unexpected<Error>(OtherForm(
+          files_.front(), "parameter " + Quoted(kept.id) + " is not in the model's files"));
     }
     std::uint32_t entry = found->second;
     if (const std::string& holder = reading_.entries[entry].alias_of; !holder.empty()) {
@@ -260,6 +313,29 @@ Status Optimizer::MatchNames() {
   return {};
 }
 
+std::vector<std::uint32_t> Optimizer::ByShapes(std::vector<std::uint32_t> candidates) const {
+  const auto fits = [&](const Kept& kept, std::uint32_t entry) {
+    const Shape& shape = reading_.entries[entry].spread.first.shape;
+    return std::ranges::all_of(kept.slots, [&](const auto& slot) {
+      return slot.second.is_scalar || slot.second.is_nested ||
+             slot.second.spread.first.shape == shape;
+    });
+  };
+  // There is one selection if the earliest and the latest are the same.
+  std::vector<std::uint32_t> earliest;
+  for (std::size_t at = 0; at < candidates.size() && earliest.size() < kept_.size(); ++at) {
+    if (fits(kept_[earliest.size()], candidates[at])) earliest.push_back(candidates[at]);
+  }
+  std::vector<std::uint32_t> latest;
+  for (std::size_t at = candidates.size(); at > 0 && latest.size() < kept_.size(); --at) {
+    const Kept& kept = kept_[kept_.size() - 1 - latest.size()];
+    if (fits(kept, candidates[at - 1])) latest.push_back(candidates[at - 1]);
+  }
+  std::reverse(latest.begin(), latest.end());
+  const bool one = earliest.size() == kept_.size() && earliest == latest;
+  return one ? earliest : candidates;
+}
+
 Status Optimizer::MatchNumbers() {
   if (members_.size() > 1) {
     return Fail(Errc::kUnsupported,
@@ -267,7 +343,8 @@ Status Optimizer::MatchNumbers() {
                     Plural(members_.size(), "parameter group") +
                     " without names: which parameter is in which group is not in the files");
   }
-  const std::vector<std::uint32_t> candidates = Candidates();
+  std::vector<std::uint32_t> candidates = Candidates();
+  if (candidates.size() > kept_.size()) candidates = ByShapes(std::move(candidates));
   if (candidates.size() != kept_.size()) {
     return Fail(Errc::kUnsupported,
                 reading_.file_name(files_.front()) + ": the optimizer has " +
@@ -288,7 +365,8 @@ bool Optimizer::IsFlat() const {
   if (!spread) return false;
   for (const Kept& kept : kept_) {
     for (const auto& [state, slot] : kept.slots) {
-      if (!slot.is_scalar) return slot.spread.first.kind == RankTensor::Kind::kPlain;
+      if (slot.is_scalar || slot.is_nested) continue;
+      return slot.spread.first.kind == RankTensor::Kind::kPlain;
     }
   }
   return reading_.family.fsdp_version == 1;
@@ -298,15 +376,30 @@ Status Optimizer::AddState(const Kept& kept, std::uint32_t index) {
   const Entry& entry = reading_.entries[index];
   Param& param = reading_.out.params[index];
   for (const auto& [state, slot] : kept.slots) {
+    if (slot.is_nested) {
+      reading_.out.bound.push_back(reading_.file_name(files_.front()) + ": optimizer state " +
+                                   Quoted(state) + " of " + Quoted(entry.name) +
+                                   " cannot be written in another layout: tensor or number "
+                                   "expected, found a dict or list");
+      continue;
+    }
     if (slot.is_scalar) {
       param.scalars.push_back(slot.scalar);
       continue;
     }
     if (slot.spread.first.shape != entry.spread.first.shape) {
-      return tl::unexpected<Error>(
-          At(files_.front(), Quoted(kept.id) + " " + state + " is " +
-                                 ToString(slot.spread.first.shape) + ", parameter " +
-                                 Quoted(entry.name) + " is " + ToString(entry.spread.first.shape)));
+      if (state == layout::kFirstMoment || state == layout::kSecondMoment) {
+        return tl::unexpected<Error>(At(
+            files_.front(), Quoted(kept.id) + " " + state + " is " +
+                                ToString(slot.spread.first.shape) + ", parameter " +
+                                Quoted(entry.name) + " is " + ToString(entry.spread.first.shape)));
+      }
+      reading_.out.bound.push_back(
+          reading_.file_name(files_.front()) + ": optimizer state " + Quoted(state) +
+          " cannot be written in another layout: its shape is " +
+          ToString(slot.spread.first.shape) + ", that of parameter " + Quoted(entry.name) + " is " +
+          ToString(entry.spread.first.shape));
+      continue;
     }
     SW_TRY(AddTensor(&reading_, slot.spread, entry.name, state, files_));
   }
@@ -332,19 +425,34 @@ Status Optimizer::AddStates() {
   return {};
 }
 
+/// Parameters that have no state while others have: warns of those that count as trained.
+bool Optimizer::StatelessAreFrozen() {
+  std::vector<std::string> with;
+  std::vector<std::string> without;
+  for (std::size_t at = 0; at < kept_.size(); ++at) {
+    for (const std::uint32_t entry : entries_[at]) {
+      (kept_[at].has_state ? with : without).push_back(reading_.entries[entry].name);
+    }
+  }
+  if (with.empty() || without.empty()) return false;
+  if (AreFrozen(with, without)) return true;
+  reading_.out.warnings.push_back(StatelessWarning(without));
+  return false;
+}
+
 Status Optimizer::AddGroups() {
-  const bool stepped =
-      std::any_of(kept_.begin(), kept_.end(), [](const Kept& kept) { return kept.has_state; });
+  const bool frozen = StatelessAreFrozen();
   for (std::size_t g = 0; g < members_.size(); ++g) {
     Group group;
     group.options = options_[g];
-    group.hyper = HyperOf(group.options);
+    group.tensors = tensors_[g];
+    group.hyper = HyperOf(group.options, group.tensors);
     std::vector<std::string>& listed = reading_.own.listed.emplace_back();
     for (const std::uint32_t at : members_[g]) {
       for (const std::uint32_t entry : entries_[at]) {
         listed.push_back(reading_.entries[entry].name);
-        // What others have been stepped without is frozen; the group lists it all the same.
-        if (stepped && !kept_[at].has_state) {
+        // The group lists it all the same.
+        if (frozen && !kept_[at].has_state) {
           reading_.out.params[entry].kind = ParamKind::kFrozen;
           continue;
         }
@@ -361,6 +469,13 @@ Status Optimizer::MatchFlat() {
   if (members_.size() > 1) {
     return Fail(Errc::kUnsupported,
                 reading_.file_name(files_.front()) + ": flat vectors in several parameter groups");
+  }
+  for (const Kept& kept : kept_) {
+    const bool nested = std::any_of(kept.slots.begin(), kept.slots.end(),
+                                    [](const auto& slot) { return slot.second.is_nested; });
+    if (!nested) continue;
+    return Fail(Errc::kUnsupported, reading_.file_name(files_.front()) +
+                                        ": flat vectors with states that are dicts or lists");
   }
   auto entries = AddFlatStates(&reading_, Candidates(), kept_);
   if (!entries) return Within(reading_.file_name(files_.front()), std::move(entries).error());
@@ -391,11 +506,15 @@ Status ReadOptimizer(Reading* reading) {
     const bool spread = std::any_of(entries.begin(), entries.end(), [](const Entry& entry) {
       return entry.spread.first.kind != RankTensor::Kind::kPlain;
     });
+    const auto scales = QuantizationTensors(reading->out);
+    if (!scales.empty()) reading->out.warnings.push_back(KeptWithWeights(scales.size()));
     for (std::size_t i = 0; i < entries.size(); ++i) {
       const RankTensor& tensor = entries[i].spread.first;
+      Param& param = reading->out.params[i];
       const bool plain = tensor.kind == RankTensor::Kind::kPlain;
-      const bool trained = IsFloating(tensor.dtype) && !(plain && spread);
-      reading->out.params[i].kind = trained ? ParamKind::kTrainable : ParamKind::kBuffer;
+      const bool trained = IsFloating(tensor.dtype) && ItemSize(tensor.dtype) > 1 &&
+                           !(plain && spread) && !scales.contains(param.name);
+      param.kind = trained ? ParamKind::kTrainable : ParamKind::kBuffer;
     }
     return {};
   }

@@ -14,15 +14,6 @@ bool HasItemTable(const Listing::Folder& folder) {
   });
 }
 
-Result<std::vector<Container>> ReadRankFile(const Found& found, const os::File& file,
-                                            const os::Identity& /*identity*/) {
-  auto container = ReadPickled(found, file);
-  if (!container) return Within(found.path, std::move(container).error());
-  std::vector<Container> all;
-  all.push_back(*std::move(container));
-  return all;
-}
-
 /// A file of the folder that counts: names of torch_checkpointing's files are general, so its table
 /// has to be there.
 bool Counts(const RankFile& file, bool has_table) {
@@ -30,6 +21,15 @@ bool Counts(const RankFile& file, bool has_table) {
 }
 
 }  // namespace
+
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& identity) {
+  auto container = ReadPickled(found, file, identity);
+  if (!container) return Within(found.path, std::move(container).error());
+  std::vector<Container> all;
+  all.push_back(*std::move(container));
+  return all;
+}
 
 bool Claims(const Listing& listing) {
   return std::any_of(listing.folders.begin(), listing.folders.end(), [](const auto& folder) {
@@ -47,7 +47,7 @@ Belongs BelongsTo(std::string_view name) {
   return ours ? Belongs::kOneVersion : Belongs::kNo;
 }
 
-Result<SourceSet> Scan(const Listing& listing) {
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
   SourceSet set;
   std::vector<Found> found;
   std::vector<std::string> skipped;
@@ -74,7 +74,7 @@ Result<SourceSet> Scan(const Listing& listing) {
     }
   }
   WarnAboutSkipped(skipped, &set);
-  SW_TRY(ReadFiles(std::move(found), ReadRankFile, &set));
+  SW_TRY(ReadFiles(std::move(found), ReadFile, options, &set));
   return set;
 }
 

@@ -148,6 +148,8 @@ Status Writer::AddTable() {
 Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   const auto* own = dynamic_cast<const FilesLayout*>(layout.own.get());
   SW_CHECK(own != nullptr);
+  SW_TRY(
+      CheckDecided(source, "parameters are sharded and every other tensor is whole on each rank"));
   SW_TRY_ASSIGN(FilesPlan plan, MakePlan(source, *own));
   return Writer(std::make_shared<const FilesPlan>(std::move(plan))).Go();
 }

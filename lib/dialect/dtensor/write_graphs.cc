@@ -81,6 +81,32 @@ const Node* IdNode(const FilesPlan& plan, Document* document, std::size_t id,
   return document->arena.String(name);
 }
 
+/// The options of a group with tensors where the source has tensors.
+const Node* WithTensors(const PlannedGroup& group, Document* document) {
+  pickle::Arena& arena = document->arena;
+  Node* options = CopyDict(arena, group.options);
+  for (const Scalar& tensor : group.tensors) {
+    if (options->Find(tensor.state) != nullptr) {
+      Set(arena, options, tensor.state,
+          document->AddInline(tensor.bytes, tensor.dtype, tensor.shape));
+      continue;
+    }
+    const std::size_t dot = std::min(tensor.state.rfind('.'), tensor.state.size());
+    const std::string key = tensor.state.substr(0, dot);
+    const Node* list = options->Find(key);
+    if (list == nullptr) continue;
+    std::vector<const Node*> items = list->items;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (tensor.state != Joined(std::vector<std::string>{key, std::to_string(i)}, ".")) continue;
+      items[i] = document->AddInline(tensor.bytes, tensor.dtype, tensor.shape);
+    }
+    Set(arena, options, key,
+        list->kind == pickle::Kind::kList ? arena.List(std::move(items))
+                                          : arena.Tuple(std::move(items)));
+  }
+  return options;
+}
+
 /// States of flat vectors, one for each unit.
 void AddFlatStates(const FilesPlan& plan, Document* document, Node* state) {
   pickle::Arena& arena = document->arena;
@@ -148,13 +174,13 @@ Result<std::unique_ptr<Document>> OptimizerDocument(const FilesPlan& plan, std::
         continue;
       }
       const PlannedParam& param = plan.params[group.params[i]];
-      ids.push_back(IdNode(plan, document.get(), id, param.param.name));
+      ids.push_back(IdNode(plan, document.get(), id, plan.layout.OptimizerName(param.param.name)));
       SW_TRY_ASSIGN(Node * slots, SlotsOf(param, plan, &tensors, document.get()));
       if (slots->items.empty()) continue;
       state->items.push_back(ids.back());
       state->items.push_back(slots);
     }
-    Node* options = CopyDict(arena, group.options);
+    Node* options = CopyDict(arena, WithTensors(group, document.get()));
     Set(arena, options, named_groups ? "param_names" : "params", arena.List(std::move(ids)));
     groups.push_back(options);
   }
@@ -313,7 +339,7 @@ Result<std::string> TableMaker::Make() {
   if (plan_.has_optimizer) {
     Node* optimizer = arena_.Dict();
     for (const PlannedParam& param : plan_.params) {
-      const std::string& name = param.param.name;
+      const std::string& name = plan_.layout.OptimizerName(param.param.name);
       for (const Scalar& scalar : param.scalars) {
         if (!scalar.is_tensor) continue;
         Add(optimizer, PathText({"state", name, scalar.state}), scalar.shape, scalar.dtype,

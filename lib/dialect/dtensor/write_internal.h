@@ -36,6 +36,7 @@ struct PlannedParam {
 /// A parameter group to be written.
 struct PlannedGroup {
   const pickle::Node* options = nullptr;  ///< without the list of parameters
+  std::vector<Scalar> tensors;            ///< as Group::tensors: options to write as tensors
   std::vector<std::uint32_t> params;      ///< into Plan::params, as the group lists them
 };
 

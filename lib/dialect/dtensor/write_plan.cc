@@ -206,6 +206,7 @@ Status Planner::AddGroups() {
     planned.options = own_format_ && group.options != nullptr
                           ? group.options
                           : TorchOptions(source_, group, plan_.made.get(), &left_options_);
+    planned.tensors = group.tensors;
     planned.params = group.params;
     if (own_format_ && g < listed.size()) {
       planned.params.clear();

@@ -351,6 +351,8 @@ Result<Checkpoint> Assembler::Go() {
     auto own = std::make_shared<UnderOldNames>();
     own->before = std::move(old_.own);
     old_.own = std::move(own);
+  } else if (old_.own) {
+    if (auto kept = old_.own->WithoutNames(&old_.left_out)) old_.own = std::move(kept);
   }
   return std::move(old_);
 }

@@ -23,6 +23,9 @@ class Attributes {
     return node == nullptr || node->is_none() ? nullptr : node;
   }
 
+  /// True where the run's release knows the attribute, whatever its value.
+  bool Has(std::string_view name) const { return dict_->Find(name) != nullptr; }
+
   std::optional<std::uint64_t> Count(std::string_view name) {
     const Node* node = Find(name);
     if (node == nullptr) return std::nullopt;
@@ -127,13 +130,16 @@ void ReadModel(Attributes& from, Args* out) {
   out->channels = from.Count("kv_channels", 0);
   out->attention_gate = from.Flag("attention_output_gate");
   out->experts = from.Count("num_experts", 0);
+  out->mtp = from.Count("mtp_num_layers", 0);
+  out->old_mtp_names = out->mtp > 0 && !from.Has("mtp_use_repeated_layer");
   out->vocab_multiple = std::max<std::uint64_t>(from.Count("make_vocab_size_divisible_by", 128), 1);
   out->vocab = from.Count("vocab_size");
   out->untied = from.Flag("untie_embeddings_and_output_weights");
   out->transformer_engine = from.Text("transformer_impl") == "transformer_engine";
   out->layers_differ = LayersDiffer(from, out->experts);
   out->hybrid = from.Find("hybrid_layer_pattern") != nullptr ||
-                from.Find("hybrid_override_pattern") != nullptr;
+                from.Find("hybrid_override_pattern") != nullptr || from.Flag("is_hybrid_model");
+  out->latent = from.Flag("multi_latent_attention");
   if (from.Find("swiglu") != nullptr) out->swiglu = from.Flag("swiglu");
   out->qk_layernorm = from.Flag("qk_layernorm");
   const auto word = [&](std::string_view name) {
@@ -143,6 +149,9 @@ void ReadModel(Attributes& from, Args* out) {
   out->normalization = word("normalization");
   out->positions = word("position_embedding_type");
   out->fp16 = from.Flag("fp16");
+  for (const char* name : {"fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather"}) {
+    out->quantized_weights = out->quantized_weights || from.Flag(name);
+  }
   out->dtype = WeightsOf(from);
 }
 

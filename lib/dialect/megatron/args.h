@@ -37,17 +37,21 @@ struct Args {  // NOLINT(clang-analyzer-optin.performance.Padding): in the order
   std::uint64_t channels = 0;   ///< of a head
   bool attention_gate = false;  ///< a group of queries has as many gate heads
   std::uint64_t experts = 0;
+  std::uint64_t mtp = 0;       ///< layers of multi-token prediction
+  bool old_mtp_names = false;  ///< module names of releases before 0.17: see ParamName::OldStack
   std::uint64_t vocab_multiple = 128;  ///< of the padded vocabulary, times tp
   std::optional<std::uint64_t> vocab;  ///< without padding
   bool untied = false;
   bool transformer_engine = false;  ///< its norms are parts of the linear layers after them
   bool layers_differ = false;       ///< so keys of torch_dist have layer numbers
   bool hybrid = false;
+  bool latent = false;         ///< attention keeps keys and values in a latent space
   std::optional<bool> swiglu;  ///< only those of a real run tell
   bool qk_layernorm = false;
   std::string normalization;  ///< "RMSNorm"; empty: not told, as of the next
   std::string positions;      ///< "rope"
   bool fp16 = false;
+  bool quantized_weights = false;  ///< weights of 8 bits or fewer, saved as `dtype`
   DType dtype = DType::kF32;
 
   // Optimizer.

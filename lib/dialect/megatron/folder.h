@@ -12,6 +12,7 @@ namespace shardwright::dialect::megatron {
 
 inline constexpr std::string_view kModelFile = "model_optim_rng.pt";
 inline constexpr std::string_view kOptimizerFile = "distrib_optim.pt";
+inline constexpr std::string_view kLayerWisePrefix = "layer_wise_optimizer_";
 inline constexpr std::string_view kCommonFile = "common.pt";
 
 /// A folder mp_rank_TT[_NNN[_NNN]]: whether a number is of a stage or of an expert rank the

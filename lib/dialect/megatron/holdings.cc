@@ -8,13 +8,36 @@
 
 namespace shardwright::dialect::megatron {
 
+bool HasCopy(const Args& args) { return args.pp > 1 && (!args.untied || args.mtp > 0); }
+
+bool StageHas(const ParamName& name, std::span<const Stage> stages, std::uint64_t index) {
+  const Stage& stage = stages[index];
+  if (name.layer) return *name.layer >= stage.begin && *name.layer < stage.begin + stage.count;
+  const bool first = name.stack.empty() && name.rest.starts_with("embedding.");
+  return first ? index == 0 : index + 1 == stages.size();
+}
+
+std::string_view CopyName(const Args& args) { return args.mtp > 0 ? kEmbedding : kOutput; }
+
+Status CheckMtpStages(const Args& args) {
+  if (args.mtp == 0 || args.pp < 2) return {};
+  const bool learned = args.positions == "learned_absolute";
+  if (args.untied && !learned) return {};
+  return Fail(Errc::kUnsupported,
+              "multi-token prediction with " +
+                  std::string(learned ? "learned position" : "tied word") + " embeddings in " +
+                  std::to_string(args.pp) + " pipeline stages: the last stage of Megatron-Core " +
+                  (learned ? "trains position embeddings of its own"
+                           : "has an output layer that nothing uses") +
+                  ": use pp=1, or files=torch_dist with optimizer=none or fully_reshardable");
+}
+
 std::vector<Holding> HoldingsOf(const Args& args, std::span<const Stage> stages,
                                 std::span<const Param> params, std::span<const std::uint32_t> order,
                                 const Rank& rank, std::uint64_t chunk) {
   const std::uint64_t index = chunk * args.pp + rank.p;
-  const Stage& stage = stages[index];
   const bool last = index + 1 == stages.size();
-  const bool tied = !args.untied && args.pp > 1;
+  const bool shared = HasCopy(args);
   const std::uint64_t each = args.experts / std::max<std::uint64_t>(args.ep, 1);
   std::vector<Holding> all;
   std::optional<std::uint32_t> embedding;
@@ -23,16 +46,13 @@ std::vector<Holding> HoldingsOf(const Args& args, std::span<const Stage> stages,
     if (!param.alias_of.empty()) continue;
     if (param.name == kEmbedding) embedding = i;
     const ParamName name = ParseName(param.name);
-    bool mine = last;
-    if (name.layer) {
-      mine = *name.layer >= stage.begin && *name.layer < stage.begin + stage.count;
-      if (name.expert) mine = mine && *name.expert / std::max<std::uint64_t>(each, 1) == rank.e;
-    } else if (name.rest.starts_with("embedding.")) {
-      mine = index == 0;
-    }
-    if (mine) all.push_back({i, tied && param.name == kEmbedding, false});
+    bool mine = StageHas(name, stages, index);
+    if (name.expert) mine = mine && *name.expert / std::max<std::uint64_t>(each, 1) == rank.e;
+    if (mine) all.push_back({i, shared && param.name == kEmbedding, false});
   }
-  if (tied && last && embedding) all.push_back({*embedding, true, true});
+  if (!shared || !last || !embedding) return all;
+  // An embedding is the first module, an output layer the last one.
+  all.insert(CopyName(args) == kEmbedding ? all.begin() : all.end(), {*embedding, true, true});
   return all;
 }
 

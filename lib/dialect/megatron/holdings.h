@@ -2,10 +2,13 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "base/result.h"
 #include "dialect/core/checkpoint.h"
 #include "dialect/megatron/args.h"
+#include "dialect/megatron/names.h"
 #include "dialect/megatron/stages.h"
 
 namespace shardwright::dialect::megatron {
@@ -21,8 +24,24 @@ struct Rank {
 struct Holding {
   std::uint32_t param = 0;  ///< index into the parameters
   bool shared = false;      ///< an embedding that another stage has as well
-  bool copy = false;        ///< the last stage's copy of it
+  bool copy = false;        ///< the last stage's copy of it, see CopyName
 };
+
+/// Returns true if the last stage has a copy of the first stage's embedding, for a tied output
+/// layer or for layers of multi-token prediction.
+bool HasCopy(const Args& args);
+
+/// Returns true if a chunk has a parameter or module of the model on any expert rank.
+/// \param index  index of the chunk in `stages`
+bool StageHas(const ParamName& name, std::span<const Stage> stages, std::uint64_t index);
+
+/// Returns the name of the last stage's copy of the embedding.
+std::string_view CopyName(const Args& args);
+
+/// Checks that Megatron-Core can save multi-token prediction in this number of pipeline stages.
+/// \error kUnsupported  tied embeddings or learned positions in several stages
+/// Pure.
+Status CheckMtpStages(const Args& args);
 
 /// What a rank has of a virtual chunk of its stage, whatever its tensor rank, as `order` has it;
 /// buffers as well, names of tied parameters not.

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "dialect/megatron/run_config.h"
 #include "format/json/json.h"
 #include "os/sha256.h"
 
@@ -70,8 +71,10 @@ Result<std::vector<FileDigest>> DigestsOf(const SourceSet& source) {
                   ParseIntegrity(list.containers.front().skeleton->header, list.name));
     for (std::uint32_t i = 0; i < source.files.size(); ++i) {
       const std::string& name = source.files[i].name;
-      if (name == kIntegrity) continue;
       const auto listed = sums.find(name);
+      // Programs add their own files after Megatron-Core has written the list.
+      const bool own = name == kRunConfig || name == kTrainState || name == kNemoConfig;
+      if (name == kIntegrity || (own && listed == sums.end())) continue;
       if (listed == sums.end()) {
         return Fail(Errc::kBadInput, name + ": " + std::string(kIntegrity) + " does not list it");
       }

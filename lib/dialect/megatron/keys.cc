@@ -84,7 +84,7 @@ Key ParseKey(std::string_view key, const Args& args) {
     out.name.module = "mlp.experts.";
     rest = rest.substr(stacked.size());
   }
-  const bool in_layer = out.layers || out.name.layer;
+  const bool in_layer = out.layers || out.name.layer || out.name.depth;
   for (const Alias& alias : kAliases) {
     if (args.transformer_engine || !in_layer || !rest.starts_with(alias.key)) continue;
     rest = std::string(alias.module) + rest.substr(alias.key.size());
@@ -92,18 +92,19 @@ Key ParseKey(std::string_view key, const Args& args) {
   return out;
 }
 
-Key KeyOf(std::string_view name, const Args& args, bool moe) {
+Key KeyOf(std::string_view name, const Args& args) {
   Key out;
   out.name = ParseName(name);
-  if (!out.name.layer) return out;
-  out.layers = !args.layers_differ;
+  if (!out.name.layer && !out.name.depth) return out;
+  out.layers = out.name.layer && !args.layers_differ;
   out.experts = out.name.expert.has_value();
+  if (!args.hybrid) out.name.stack = out.name.OldStack();
   std::string& rest = out.name.rest;
-  if (rest.ends_with(kExtraState)) return out;  // only tensors are called otherwise
+  // Only tensors have other names, and only where keys are those of another build: local modules
+  // use the keys of Transformer Engine's, but not for latent attention.
+  if (rest.ends_with(kExtraState) || args.transformer_engine || args.latent) return out;
   for (const Alias& alias : kAliases) {
-    // The norm before experts is a module of its own in builds of Transformer Engine.
-    const bool own = args.transformer_engine && moe && alias.module == kAliases[1].module;
-    if (own || !rest.starts_with(alias.module)) continue;
+    if (!rest.starts_with(alias.module)) continue;
     rest = std::string(alias.key) + rest.substr(alias.module.size());
   }
   return out;

@@ -28,8 +28,7 @@ struct Key {
 Key ParseKey(std::string_view key, const Args& args);
 
 /// The key of a parameter, and whether it is one of a stack.
-/// \param moe  its layer has experts
-Key KeyOf(std::string_view name, const Args& args, bool moe);
+Key KeyOf(std::string_view name, const Args& args);
 
 /// As it stands in the checkpoint.
 std::string KeyText(const Key& key);

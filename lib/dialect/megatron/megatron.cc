@@ -41,9 +41,10 @@ std::vector<std::string> RunState::Contents() const {
   const bool scaled = std::any_of(scalers.begin(), scalers.end(),
                                   [](const Value& one) { return one.root != nullptr; });
   if (scaled) contents.emplace_back("loss scaler");
-  if (!modules.empty()) {
-    contents.push_back("extra state of " + std::to_string(modules.size()) + " modules");
-  }
+  const auto filled = std::count_if(modules.begin(), modules.end(), [](const auto& one) {
+    return one.second.root != nullptr && !one.second.root->is_none();
+  });
+  if (filled > 0) contents.push_back("extra state of " + std::to_string(filled) + " modules");
   if (!extra.empty()) {
     contents.push_back(std::to_string(extra.size()) + " other objects");
   }

@@ -45,9 +45,9 @@ struct RunState : OwnState {
   /// By optimizer (dense, experts): state of a loss scaler, a value without root where there is
   /// none.
   std::vector<Value> scalers;
-  /// What modules keep beside tensors, such as scales of 8-bit types, by its name in the whole
-  /// model: "decoder.layers.3.self_attention.linear_qkv._extra_state". None of linear layers is not
-  /// listed.
+  /// Extra state of modules, such as scales of 8-bit types, by its name in the whole model:
+  /// "decoder.layers.3.self_attention.linear_qkv._extra_state". For linear layers in layers of the
+  /// model it is listed only if it is not None.
   std::map<std::string, Value> modules;
   std::vector<std::shared_ptr<const torch_pt::Document>> kept;  ///< own nodes of groups
   bool noted = false;              ///< names and places do not tell all: our notes do
@@ -96,13 +96,20 @@ Belongs BelongsTo(std::string_view name);
 Result<std::string> TagOf(std::string_view pointed);
 
 /// Finds the files of an iteration.
-/// \error kBadInput  legacy folders beside a torch_dist checkpoint, a metadata.json that says
-///        something else; kUnsupported  zarr, layer-wise optimizers
+/// \error kUnsupported  legacy folders next to a torch_dist checkpoint, a metadata.json of another
+///        backend, such as zarr
 /// Local; reads headers.
-Result<SourceSet> Scan(const Listing& listing);
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
+
+/// Reads the containers of one file that Scan has found, as Dialect::read_file.
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& identity);
 
 /// Source: docs/formats/megatron.md.
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
+
+/// Implements Dialect::read_weights.
+Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
 /// \error kUnsupported  ranks that layers, heads or experts do not divide by
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);

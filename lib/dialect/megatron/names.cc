@@ -8,7 +8,10 @@
 namespace shardwright::dialect::megatron {
 namespace {
 
-constexpr std::array<std::string_view, 2> kStacks = {"decoder.layers.", "encoder.layers."};
+constexpr std::array<std::string_view, 2> kStacks = {kDecoderLayers, kEncoderLayers};
+constexpr std::string_view kMtp = "mtp.layers.";
+constexpr std::string_view kInner = "mtp_model_layer.";
+constexpr std::string_view kOldInner = "transformer_layer.";
 constexpr std::string_view kExperts = "mlp.experts.";
 constexpr std::string_view kLocal = "local_experts.";
 constexpr std::array<std::string_view, 4> kNumbered = {"linear_fc1.weight", "linear_fc2.weight",
@@ -53,10 +56,29 @@ bool TakeExpert(std::string_view text, ParamName* out) {
   return false;
 }
 
-constexpr std::array<std::string_view, 40> kOrder = {
+/// Takes "mtp.layers.0.mtp_model_layer." from the front.
+void TakeMtp(std::string_view* text, ParamName* out) {
+  if (!text->starts_with(kMtp)) return;
+  std::string_view below = text->substr(kMtp.size());
+  out->depth = TakeComponent(&below);
+  if (!out->depth) return;
+  out->stack = std::string(kMtp) + std::to_string(*out->depth) + ".";
+  for (const std::string_view inner : {kInner, kOldInner}) {
+    if (!below.starts_with(inner)) continue;
+    below.remove_prefix(inner.size());
+    out->stack += kInner;
+    break;
+  }
+  *text = below;
+}
+
+constexpr std::array<std::string_view, 43> kOrder = {
     "embedding.word_embeddings.",
     "embedding.position_embeddings.",
     "embedding.tokentype_embeddings.",
+    "enorm.",  // of multi-token prediction, as the two that follow
+    "hnorm.",
+    "eh_proj.",
     "input_layernorm.",
     "self_attention.core_attention.",
     "self_attention.linear_proj.",
@@ -103,10 +125,19 @@ std::size_t PlaceOf(std::string_view rest) {
       kOrder.begin());
 }
 
-/// Before, in, and after the layers.
+/// Before, in, and after the layers: the last norm of the decoder, layers of multi-token
+/// prediction, the output layer and all else.
 int BlockOf(const ParamName& name) {
   if (name.layer) return 1;
-  return name.rest.starts_with("embedding.") ? 0 : 2;
+  if (name.depth) return 3;
+  if (name.rest.starts_with("embedding.")) return 0;
+  const bool norm = name.rest.starts_with("decoder.") || name.rest.starts_with("encoder.");
+  return norm ? 2 : 4;
+}
+
+/// The norm behind the inner layer of multi-token prediction, whatever that has in it.
+bool IsAfterInner(const ParamName& name) {
+  return name.depth && name.rest.starts_with("final_layernorm.");
 }
 
 }  // namespace
@@ -117,6 +148,11 @@ std::string ParamName::Text() const {
   text += module;
   if (expert) text += std::string(kLocal) + std::to_string(*expert) + ".";
   return text + rest;
+}
+
+std::string ParamName::OldStack() const {
+  if (!depth || !stack.ends_with(kInner)) return stack;
+  return stack.substr(0, stack.size() - kInner.size()) + std::string(kOldInner);
 }
 
 ParamName ParseName(std::string_view name) {
@@ -130,6 +166,7 @@ ParamName ParseName(std::string_view name) {
     out.stack = stack;
     rest = below;
   }
+  TakeMtp(&rest, &out);
   const std::size_t at = rest.find(kExperts);
   const bool component = at == 0 || (at != std::string_view::npos && rest[at - 1] == '.');
   if (component && TakeExpert(rest.substr(at + kExperts.size()), &out)) {
@@ -150,7 +187,21 @@ bool IsBuffer(std::string_view name) {
 }
 
 bool IsOfLinear(const ParamName& name) {
-  return name.layer && name.rest.find("linear_") != std::string::npos;
+  if (!name.layer && !name.depth) return false;
+  return name.rest.find("linear_") != std::string::npos || name.rest.starts_with("eh_proj.");
+}
+
+std::string_view OtherListOf(std::string_view name) {
+  constexpr std::string_view kList = "layers.";
+  for (std::size_t at = name.find(kList); at != std::string_view::npos;
+       at = name.find(kList, at + 1)) {
+    if (at > 0 && name[at - 1] != '.') continue;
+    const std::string_view list = name.substr(0, at + kList.size());
+    const bool known =
+        list == kMtp || std::find(kStacks.begin(), kStacks.end(), list) != kStacks.end();
+    return known ? std::string_view() : list;
+  }
+  return {};
 }
 
 bool ModelOrderLess(std::string_view a, std::string_view b) {
@@ -158,7 +209,8 @@ bool ModelOrderLess(std::string_view a, std::string_view b) {
   const ParamName y = ParseName(b);
   // A name that ends in ".weight" comes before its ".bias".
   const auto key = [](const ParamName& name, std::string_view text) {
-    return std::tuple(BlockOf(name), std::string_view(name.stack), name.layer.value_or(0),
+    return std::tuple(BlockOf(name), name.layer ? std::string_view(name.stack) : "",
+                      name.layer.value_or(name.depth.value_or(0)), IsAfterInner(name),
                       PlaceOf(name.expert ? std::string_view(name.module) : name.rest),
                       name.expert.value_or(0), PlaceOf(name.rest), text.ends_with(".bias"), text);
   };

@@ -56,8 +56,8 @@ std::string_view ModuleOf(std::string_view name) {
 bool IsNorm(std::string_view name) {
   return name.find("layernorm") != std::string_view::npos ||
          name.find("layer_norm") != std::string_view::npos ||
-         EndsInComponent(name, "norm.weight") || EndsInComponent(name, "enorm.weight") ||
-         EndsInComponent(name, "hnorm.weight");
+         EndsInComponent(name, "norm.weight") || ModuleOf(name) == "enorm." ||
+         ModuleOf(name) == "hnorm.";
 }
 
 SplitRule RuleOf(Split split, std::uint32_t dim = 0) {

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -8,10 +7,12 @@
 #include "base/checked.h"
 #include "base/limits.h"
 #include "base/text.h"
+#include "dialect/core/fields.h"
 #include "dialect/core/links.h"
 #include "dialect/megatron/folder.h"
 #include "dialect/megatron/integrity.h"
 #include "dialect/megatron/megatron.h"
+#include "dialect/megatron/run_config.h"
 #include "format/dcp/index.h"
 #include "format/json/json.h"
 #include "os/dir.h"
@@ -33,6 +34,11 @@ bool IsRankFolder(const os::Entry& entry) {
   return entry.type == os::EntryType::kDir && ParseFolder(entry.name).has_value();
 }
 
+/// Whether a file of a rank's folder is one of the checkpoint's, by its name.
+bool IsOfRank(std::string_view name) {
+  return name == kModelFile || name == kOptimizerFile || name.starts_with(kLayerWisePrefix);
+}
+
 bool IsMetadata(const os::Entry& entry) { return IsFile(entry) && entry.name == kMetadata; }
 
 bool IsPart(const os::Entry& entry) {
@@ -41,8 +47,8 @@ bool IsPart(const os::Entry& entry) {
 }
 
 Result<std::vector<Container>> ReadOne(const Found& found, const os::File& file,
-                                       const os::Identity& /*identity*/) {
-  auto container = ReadPickled(found, file);
+                                       const os::Identity& identity) {
+  auto container = ReadPickled(found, file, identity);
   if (!container) return Within(found.path, container.error());
   return std::vector<Container>{*std::move(container)};
 }
@@ -53,12 +59,7 @@ Status ListRank(const std::string& folder, const std::string& rank, std::vector<
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
   for (const os::Entry& entry : entries) {
     const std::string name = rank + "/" + entry.name;
-    if (IsFile(entry) && entry.name.starts_with("layer_wise_optimizer_")) {
-      return Fail(Errc::kUnsupported,
-                  path + "/" + entry.name + ": state of a layer-wise optimizer");
-    }
-    const bool known = entry.name == kModelFile || entry.name == kOptimizerFile;
-    if (IsFile(entry) && known) {
+    if (IsFile(entry) && IsOfRank(entry.name)) {
       found->push_back({path + "/" + entry.name, name});
     } else {
       skipped->push_back(name);
@@ -67,7 +68,7 @@ Status ListRank(const std::string& folder, const std::string& rank, std::vector<
   return {};
 }
 
-Result<SourceSet> ScanLegacy(const Listing& listing) {
+Result<SourceSet> ScanLegacy(const Listing& listing, const ScanOptions& options) {
   SourceSet set;
   std::vector<Found> found;
   std::vector<std::string> skipped;
@@ -81,7 +82,7 @@ Result<SourceSet> ScanLegacy(const Listing& listing) {
     }
   }
   WarnAboutSkipped(skipped, &set);
-  SW_TRY(ReadFiles(std::move(found), ReadOne, &set));
+  SW_TRY(ReadFiles(std::move(found), ReadFile, options, &set));
   return set;
 }
 
@@ -118,18 +119,68 @@ Result<Stretches> StretchesOf(const std::string& manifest, const std::string& pa
   return all;
 }
 
-/// The file that tells the sums of the others is understood with them.
-Result<std::vector<Container>> ReadIntegrity(const std::string& path) {
+/// Found::how of a data file: where its items lie.
+std::string HowToRead(const std::map<std::uint64_t, std::uint64_t>& items) {
+  FieldWriter how;
+  how.Number(items.size());
+  for (const auto& [offset, bytes] : items) {
+    how.Number(offset);
+    how.Number(bytes);
+  }
+  return std::move(how).Take();
+}
+
+/// Text files that are understood with the others: checksums, the configuration of a run.
+bool IsText(std::string_view name) {
+  return name == kIntegrity || name == kRunConfig || name == kNemoConfig;
+}
+
+Result<std::vector<Container>> ReadText(const os::File& file) {
   auto skeleton = std::make_shared<format::Skeleton>();
   skeleton->head = format::Head::kJson;
-  SW_TRY_ASSIGN(skeleton->header, os::ReadWholeText(path, limits::kJsonBytes));
+  SW_TRY_ASSIGN(skeleton->header, os::ReadWholeText(file, limits::kJsonBytes));
   skeleton->last = skeleton->header.size();
   Container container;
   container.skeleton = std::move(skeleton);
   return std::vector<Container>{std::move(container)};
 }
 
-Result<SourceSet> ScanDist(const Listing& listing) {
+/// Reads the containers of a data file, one for each item.
+/// \param places  ascending, inside the file
+Result<std::vector<Container>> ReadItems(const Found& found, const os::File& file,
+                                         std::vector<format::SmallParts::Range> places) {
+  std::vector<Container> containers;
+  containers.reserve(places.size());
+  const std::vector<format::SmallParts::Range> all = places;
+  format::SmallParts small(file, std::move(places));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto& [offset, bytes] = all[i];
+    Result<Container> container = tl::unexpected<Error>(Error());
+    if (format::SmallParts::IsSmall(all[i])) {
+      SW_TRY_ASSIGN(const auto loaded, small.At(i));
+      container = ReadPickled(found, format::Part(file, offset, loaded));
+    } else {
+      format::ReadAhead ahead(file, offset, bytes, format::ReadAhead::kItem);
+      container = ReadPickled(found, format::Part(file, offset, bytes, ahead));
+    }
+    if (!container) return Within(found.path, std::move(container).error());
+    containers.push_back(*std::move(container));
+  }
+  return containers;
+}
+
+/// NeMo describes its model next to the folder of the weights.
+Status AddNemoConfig(const std::string& folder, std::vector<Found>* found) {
+  const std::string real = os::RealPath(folder);
+  const std::size_t slash = real.rfind('/');
+  if (slash == std::string::npos || real.substr(slash + 1) != kNemoFolder) return {};
+  const std::string path = real.substr(0, slash + 1) + std::string(kNemoConfig);
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (there) found->push_back({path, std::string(kNemoConfig)});
+  return {};
+}
+
+Result<SourceSet> ScanDist(const Listing& listing, const ScanOptions& options) {
   SourceSet set;
   const auto path_of = [&](std::string_view name) -> std::string {
     for (const Listing::Folder& folder : listing.folders) {
@@ -147,60 +198,66 @@ Result<SourceSet> ScanDist(const Listing& listing) {
     return Fail(Errc::kNotFound, listing.folders.front().path + "/" + std::string(kIndex) +
                                      " is missing: an incomplete copy or save");
   }
-  SW_TRY(StaysInFolder(index));
-  SW_TRY_ASSIGN(set.manifest, os::ReadWholeText(index, limits::kPickleBytes));
+  SW_TRY_ASSIGN(set.manifest, ReadTextInFolder(index, limits::kPickleBytes));
+  SW_TRY(CheckNotEmpty(index, set.manifest.size()));
   SW_TRY_ASSIGN(const Stretches stretches, StretchesOf(set.manifest, index));
   std::vector<Found> found;
   std::vector<std::string> skipped;
   for (const Listing::Folder& folder : listing.folders) {
     for (const os::Entry& entry : folder.entries) {
-      const bool data = stretches.contains(entry.name) || entry.name == kCommon;
+      const bool data = stretches.contains(entry.name) || entry.name == kCommon ||
+                        entry.name == kRunConfig || entry.name == kTrainState;
       if (IsFile(entry) && data) {
-        SW_TRY(StaysInFolder(folder.path + "/" + entry.name));
-        found.push_back({folder.path + "/" + entry.name, entry.name});
+        found.push_back({folder.path + "/" + entry.name, entry.name, true});
+        const auto items = stretches.find(entry.name);
+        if (items != stretches.end()) found.back().how = HowToRead(items->second);
       } else if (entry.name != kMetadata && entry.name != kIndex && entry.name != kIntegrity) {
         skipped.push_back(entry.name);
       }
     }
   }
+  SW_TRY(AddNemoConfig(listing.folders.front().path, &found));
   const std::string integrity = path_of(kIntegrity);
   if (!integrity.empty()) {
-    SW_TRY(StaysInFolder(integrity));
-    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(integrity, limits::kJsonBytes));
+    SW_TRY_ASSIGN(const std::string text, ReadTextInFolder(integrity, limits::kJsonBytes));
     SW_TRY_ASSIGN(const FileSums sums, ParseIntegrity(text, integrity));
     SW_TRY(CheckListed(sums, kMetadata, said, metadata));
     SW_TRY(CheckListed(sums, kIndex, set.manifest, index));
-    found.push_back({integrity, std::string(kIntegrity)});
+    found.push_back({integrity, std::string(kIntegrity), true});
   }
   WarnAboutSkipped(skipped, &set);
-  const auto read = [&](const Found& one, const os::File& file,
-                        const os::Identity& identity) -> Result<std::vector<Container>> {
-    if (one.name == kIntegrity) return ReadIntegrity(one.path);
-    const auto items = stretches.find(one.name);
-    if (items == stretches.end()) return ReadOne(one, file, identity);
-    std::vector<Container> containers;
-    for (const auto& [offset, bytes] : items->second) {
-      if (offset > identity.bytes || bytes > identity.bytes - offset) {
-        return Fail(Errc::kBadInput, one.path + ": " + std::to_string(identity.bytes) +
-                                         " bytes, an item reaches to byte " +
-                                         std::to_string(offset + bytes));
-      }
-      auto container = ReadPickled(one, file, offset, bytes);
-      if (!container) return Within(one.path, container.error());
-      containers.push_back(*std::move(container));
-    }
-    const auto& [last, bytes] = *items->second.rbegin();
-    if (last + bytes < identity.bytes) {
-      return Fail(Errc::kBadInput, one.path + ": " + std::to_string(identity.bytes - last - bytes) +
-                                       " bytes behind the last item: of another save");
-    }
-    return containers;
-  };
-  SW_TRY(ReadFiles(std::move(found), read, &set));
+  SW_TRY(ReadFiles(std::move(found), ReadFile, options, &set));
   return set;
 }
 
 }  // namespace
+
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& identity) {
+  if (IsText(found.name)) return ReadText(file);
+  if (found.how.empty()) return ReadOne(found, file, identity);
+  FieldReader how(found.how);
+  SW_TRY_ASSIGN(const std::uint64_t count, how.Number());
+  std::vector<format::SmallParts::Range> places;
+  places.reserve(static_cast<std::size_t>(count));
+  std::uint64_t end = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    SW_TRY_ASSIGN(const std::uint64_t offset, how.Number());
+    SW_TRY_ASSIGN(const std::uint64_t bytes, how.Number());
+    end = offset + bytes;
+    if (offset > identity.bytes || bytes > identity.bytes - offset) {
+      return Fail(Errc::kBadInput, found.path + ": " + std::to_string(identity.bytes) +
+                                       " bytes, an item reaches to byte " + std::to_string(end));
+    }
+    places.push_back({offset, bytes});
+  }
+  SW_TRY_ASSIGN(std::vector<Container> containers, ReadItems(found, file, std::move(places)));
+  if (end < identity.bytes) {
+    return Fail(Errc::kBadInput, found.path + ": " + std::to_string(identity.bytes - end) +
+                                     " bytes behind the last item: of another save");
+  }
+  return containers;
+}
 
 Status CheckMetadata(std::string_view text, const std::string& path) {
   const auto parsed = json::Parse(text, path);
@@ -220,16 +277,17 @@ Status CheckMetadata(std::string_view text, const std::string& path) {
                                         "has stopped to write");
   }
   if (backend != "torch_dist" || !is_first("sharded_backend_version")) {
-    return Fail(Errc::kBadInput, path +
-                                     ": sharded_backend \"torch_dist\" of version 1 expected, "
-                                     "found \"" +
-                                     backend + "\"");
+    return Fail(backend.empty() ? Errc::kBadInput : Errc::kUnsupported,
+                path +
+                    ": sharded_backend \"torch_dist\" of version 1 expected, "
+                    "found \"" +
+                    backend + "\"");
   }
   const bool common = json::Find(*parsed, "common_backend") != nullptr;
   if (common && (word("common_backend") != "torch" || !is_first("common_backend_version"))) {
-    return Fail(Errc::kBadInput, path +
-                                     ": common_backend \"torch\" of version 1 expected, found \"" +
-                                     word("common_backend") + "\"");
+    return Fail(Errc::kUnsupported,
+                path + ": common_backend \"torch\" of version 1 expected, found \"" +
+                    word("common_backend") + "\"");
   }
   return {};
 }
@@ -239,27 +297,27 @@ bool Claims(const Listing& listing) {
 }
 
 Belongs BelongsTo(std::string_view name) {
+  if (name == kNemoConfig) return Belongs::kOneVersion;
   const std::size_t slash = name.find('/');
   if (slash != std::string_view::npos) {
     const std::string_view file = name.substr(slash + 1);
     const bool rank = ParseFolder(name.substr(0, slash)).has_value();
-    return rank && (file == kModelFile || file == kOptimizerFile) ? Belongs::kOneVersion
-                                                                  : Belongs::kNo;
+    return rank && IsOfRank(file) ? Belongs::kOneVersion : Belongs::kNo;
   }
   const bool known = name == kMetadata || name == kIndex || name == kCommon || name == kIntegrity ||
-                     name.ends_with(".distcp");
+                     name == kRunConfig || name == kTrainState || name.ends_with(".distcp");
   return known ? Belongs::kOneVersion : Belongs::kNo;
 }
 
-Result<SourceSet> Scan(const Listing& listing) {
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
   const bool legacy = Any(listing, IsRankFolder);
   if (legacy && Any(listing, IsMetadata)) {
-    return Fail(Errc::kBadInput, listing.folders.front().path +
-                                     ": folders mp_rank_* beside metadata.json: two checkpoints "
-                                     "in one folder");
+    return Fail(Errc::kUnsupported, listing.folders.front().path +
+                                        ": folders mp_rank_* beside metadata.json: two checkpoints "
+                                        "in one folder: move one of them to a folder of its own");
   }
-  if (legacy) return ScanLegacy(listing);
-  return ScanDist(listing);
+  if (legacy) return ScanLegacy(listing, options);
+  return ScanDist(listing, options);
 }
 
 }  // namespace shardwright::dialect::megatron

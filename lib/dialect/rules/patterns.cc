@@ -110,6 +110,14 @@ Result<Ruled> ApplySub(const PatternRule& pattern, std::span<const Shape> shards
     return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " should hold a shard " +
                                      ToString(shard) + ", but holds " + ToString(shards[rank]));
   }
+  // Of a parameter that has the view's shape itself the rule is an ordinary one.
+  if (rule.view == ruled.whole) {
+    rule.view.clear();
+    if (rule.sub_sizes.size() == 1) {
+      rule.split = Split::kDim;
+      rule.sub_sizes.clear();
+    }
+  }
   return ruled;
 }
 
@@ -206,6 +214,18 @@ Result<std::optional<Ruled>> Patterns::RuleFor(const std::string& name,
       if (!ruled) return Within("\"" + name + "\": " + pattern.rule.origin, ruled.error());
       return *std::move(ruled);
     }
+  }
+  return std::nullopt;
+}
+
+std::optional<bool> Patterns::IsFrozenParameter(const std::string& name) const {
+  const auto matches = [&](const std::unique_ptr<re2::RE2>& expression) {
+    return MatchExpression(*expression, name);
+  };
+  for (const Impl::Entry& entry : impl_->files) {
+    if (!entry.user) continue;
+    if (std::ranges::any_of(entry.file->frozen_parameters, matches)) return true;
+    if (std::ranges::any_of(entry.file->not_parameters, matches)) return false;
   }
   return std::nullopt;
 }

@@ -55,6 +55,10 @@ class Patterns {
   Result<std::optional<Ruled>> RuleFor(const std::string& name, std::span<const Shape> shards,
                                        From from = From::kAny) const;
 
+  /// Returns whether the user's files list a tensor as a frozen parameter (true) or as neither a
+  /// parameter nor part of one (false); nothing if no file lists it.
+  std::optional<bool> IsFrozenParameter(const std::string& name) const;
+
   /// The rule for a parameter of a whole shape; nothing also where a rule does not fit it.
   std::optional<layout::SplitRule> Find(const std::string& name, const Shape& shape) const;
 

@@ -35,6 +35,8 @@ struct PatternFile {
   std::vector<std::unique_ptr<re2::RE2>> required;
   std::vector<ShapeCondition> conditions;
   std::vector<PatternRule> rules;
+  std::vector<std::unique_ptr<re2::RE2>> frozen_parameters;
+  std::vector<std::unique_ptr<re2::RE2>> not_parameters;
 };
 
 /// Parses one pattern file's text (docs/patterns.schema.json).

@@ -5,6 +5,7 @@
 #include "base/limits.h"
 #include "dialect/rules/expression.h"
 #include "dialect/rules/patterns_internal.h"
+#include "format/json/json.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -181,12 +182,14 @@ Result<ShapeCondition> ParseCondition(const Json& object) {
   return condition;
 }
 
+using Expressions = std::vector<std::unique_ptr<re2::RE2>>;
+
 Result<PatternFile> ParseFile(const Json& root, const std::string& origin) {
   PatternFile file;
   file.origin = origin;
   if (!root.is_object()) return BadInput("object expected");
-  SW_TRY(CheckKeys(
-      root, {"$schema", "version", "family", "requires", "requires_shapes", "rules", "note"}));
+  SW_TRY(CheckKeys(root, {"$schema", "version", "family", "requires", "requires_shapes", "rules",
+                          "frozen_parameters", "not_parameters", "note"}));
   SW_TRY_ASSIGN(const std::uint64_t version, CountOr(root, "version", 1, 1));
   if (version != 1) return BadInput("key \"version\": 1 expected");
   SW_TRY(Text(root, "$schema", false));
@@ -198,19 +201,29 @@ Result<PatternFile> ParseFile(const Json& root, const std::string& origin) {
     if (!it->is_array()) return BadInput(std::string("key \"") + key + "\": list expected");
     return *it;
   };
-  SW_TRY_ASSIGN(const Json required, list("requires"));
-  for (const Json& item : required) {
-    if (!item.is_string()) return BadInput("key \"requires\": list of strings expected");
-    SW_TRY_ASSIGN(auto expression, Expression(item.get<std::string>(), "requires"));
-    file.required.push_back(std::move(expression));
-  }
+  const auto expressions = [&](const std::string& key) -> Result<Expressions> {
+    SW_TRY_ASSIGN(const Json items, list(key.c_str()));
+    Expressions out;
+    out.reserve(items.size());
+    for (const Json& item : items) {
+      if (!item.is_string()) return BadInput("key \"" + key + "\": list of strings expected");
+      SW_TRY_ASSIGN(auto expression, Expression(item.get<std::string>(), key));
+      out.push_back(std::move(expression));
+    }
+    return out;
+  };
+  SW_TRY_ASSIGN(file.required, expressions("requires"));
+  SW_TRY_ASSIGN(file.frozen_parameters, expressions("frozen_parameters"));
+  SW_TRY_ASSIGN(file.not_parameters, expressions("not_parameters"));
   SW_TRY_ASSIGN(const Json conditions, list("requires_shapes"));
   for (const Json& item : conditions) {
     Result<ShapeCondition> condition = ParseCondition(item);
     if (!condition) return Within("requires_shapes", condition.error());
     file.conditions.push_back(*std::move(condition));
   }
-  if (!root.contains("rules")) return BadInput("key \"rules\" is missing");
+  if (!root.contains("rules") && file.frozen_parameters.empty() && file.not_parameters.empty()) {
+    return BadInput("key \"rules\" is missing");
+  }
   SW_TRY_ASSIGN(const Json rules, list("rules"));
   for (const Json& item : rules) {
     const std::string number = "rule " + std::to_string(file.rules.size() + 1);
@@ -229,12 +242,7 @@ Result<PatternFile> ParsePatternFile(std::string_view text, const std::string& o
     return Fail(Errc::kLimit, origin + ": " + std::to_string(text.size()) + " bytes, at most " +
                                   std::to_string(limits::kJsonBytes) + " are read");
   }
-  Json root;
-  try {
-    root = Json::parse(text);
-  } catch (const Json::exception& error) {
-    return Fail(Errc::kBadInput, origin + ": not JSON: " + error.what());
-  }
+  SW_TRY_ASSIGN(const Json root, json::Parse(text, origin));
   Result<PatternFile> file = ParseFile(root, origin);
   if (!file) return Within(origin, file.error());
   return file;

@@ -1,15 +1,18 @@
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/text.h"
 #include "dialect/build/map_builder.h"
+#include "dialect/rules/quantized.h"
 #include "dialect/rules/rule_source.h"
 #include "dialect/safetensors/notes_internal.h"
 #include "dialect/safetensors/safetensors.h"
@@ -18,6 +21,7 @@
 #include "format/safetensors/index.h"
 #include "layout/mesh_cut.h"
 #include "layout/states.h"
+#include "layout/whole_cuts.h"
 
 namespace shardwright::dialect::safetensors {
 namespace {
@@ -27,6 +31,10 @@ namespace files = shardwright::safetensors;
 /// Says which piece of a tensor a file has.
 constexpr const char* kPiecesKey = "DCP_SHARDING_INFO";
 constexpr std::string_view kPieceStem = "shard-";
+
+/// Ends a message about an index that is not of the files next to it.
+constexpr const char* kStale =
+    ": the index is of other files: move it away to read the files as they are named";
 
 /// A tensor of the set.
 struct Tensor {
@@ -38,6 +46,14 @@ struct Tensor {
   std::vector<std::uint32_t> more;  // of the first piece: the others
   bool is_more = false;             // of the others
 };
+
+/// Whether two files are numbered parts of one set. Without an index every other file of a folder
+/// may be a model of its own.
+bool OfOneSet(std::string_view a, std::string_view b) {
+  const auto one = ParseNumbered(a);
+  const auto other = ParseNumbered(b);
+  return one && other && one->stem == other->stem && one->count == other->count;
+}
 
 /// Without an index numbered files must be one whole set and all that there is of it.
 Status CheckNumbers(const SourceSet& source) {
@@ -51,10 +67,12 @@ Status CheckNumbers(const SourceSet& source) {
     // Ranks that have nothing for a file do not write it.
     if (stem.starts_with(kPieceStem)) continue;
     if (counts.size() > 1) {
-      return Fail(Errc::kBadInput, stem + "-*" + std::string(files::kSuffix) + ": of " +
-                                       std::to_string(counts.begin()->first) + " and of " +
-                                       std::to_string(counts.rbegin()->first) +
-                                       " files, and no index says which of them count");
+      return Fail(Errc::kUnsupported,
+                  stem + "-*" + std::string(files::kSuffix) + ": of " +
+                      std::to_string(counts.begin()->first) + " and of " +
+                      std::to_string(counts.rbegin()->first) +
+                      " files, and no index says which of them count: move one of the sets to a "
+                      "folder of its own");
     }
     const auto& [count, numbers] = *counts.begin();
     for (std::uint64_t i = 0; i < count; ++i) {
@@ -109,7 +127,7 @@ class Reader {
   void Order();
   Result<Shape> WholeShape(const Tensor& first) const;
   Status DecideRules();
-  Status AddFragment(const Tensor& tensor, MapBuilder* map, layout::LogicalTensor* logical) const;
+  Status AddFragment(const Tensor& tensor, MapBuilder* map, layout::LogicalTensor* logical);
   Status AddTensors();
   void MakeGroups();
   void Finish();
@@ -126,6 +144,7 @@ class Reader {
   std::unordered_map<std::string, std::uint32_t> by_name_;  // into tensors_
   std::optional<Notes> notes_;                              // of all files together
   std::vector<std::uint64_t> places_;                       // by parameter
+  layout::WholeCuts cuts_;
 };
 
 Status Reader::ReadIndex() {
@@ -140,7 +159,8 @@ Status Reader::ReadIndex() {
   if (missing.empty()) return {};
   return Fail(Errc::kNotFound, source_.tag + ": the index names files that are not there: " +
                                    FirstFew({missing.begin(), missing.end()}) +
-                                   ": an incomplete download or save");
+                                   ": an incomplete download or save, or a stale index: without it "
+                                   "the files are read as they are named");
 }
 
 Status Reader::ReadHeader(std::uint32_t file) {
@@ -184,8 +204,10 @@ Status Reader::ReadHeader(std::uint32_t file) {
 /// \param text  JSON: by name, where it begins in the whole
 Status Reader::SetPieces(std::uint32_t file, const std::string& text) {
   SW_TRY_ASSIGN(const json::Json root, json::Parse(text, kPiecesKey));
-  for (Tensor& tensor : tensors_) {
-    if (tensor.file != file) continue;
+  // Those of the file are the last ones so far.
+  std::size_t first = tensors_.size();
+  while (first > 0 && tensors_[first - 1].file == file) --first;
+  for (Tensor& tensor : std::span(tensors_).subspan(first)) {
     const json::Json* info = json::Find(root, tensor.entry.name.c_str());
     const json::Json* offsets = info == nullptr ? nullptr : json::Find(*info, "saved_offsets");
     const std::string where = "tensor " + Quoted(tensor.entry.name) + ": where it begins";
@@ -250,9 +272,14 @@ Status Reader::CheckNames() {
       continue;
     }
     if (!fresh) {
-      return Fail(Errc::kBadInput, "tensor \"" + name + "\": in " +
-                                       NameOf(tensors_[at->second].file) + " and in " +
-                                       NameOf(tensor.file));
+      const bool several = source_.manifest.empty() &&
+                           !OfOneSet(NameOf(tensors_[at->second].file), NameOf(tensor.file));
+      return Fail(several ? Errc::kUnsupported : Errc::kBadInput,
+                  "tensor \"" + name + "\": in " + NameOf(tensors_[at->second].file) + " and in " +
+                      NameOf(tensor.file) +
+                      (several ? ": several sets of weights in one folder: give one file as INPUT, "
+                                 "or move one of the sets to a folder of its own"
+                               : ""));
     }
     if (source_.manifest.empty()) continue;
     const auto listed = index_.files.find(name);
@@ -260,13 +287,13 @@ Status Reader::CheckNames() {
       unlisted.push_back(name);
     } else if (listed->second != NameOf(tensor.file)) {
       return Fail(Errc::kBadInput, "tensor \"" + name + "\": in " + NameOf(tensor.file) +
-                                       ", the index says " + listed->second);
+                                       ", the index says " + listed->second + kStale);
     }
   }
   for (const auto& [name, file] : index_.files) {
     if (by_name_.contains(name)) continue;
     return Fail(Errc::kBadInput, "tensor " + Quoted(name) + ": the index says it is in " + file +
-                                     ", which lacks it");
+                                     ", which lacks it" + kStale);
   }
   if (!unlisted.empty()) Warn("tensors that the index does not list: " + FirstFew(unlisted));
   if (index_.total_bytes && *index_.total_bytes != total) {
@@ -333,12 +360,23 @@ bool Reader::NotesAgree() {
 }
 
 void Reader::MakeParams() {
+  std::set<std::string, std::less<>> kept;
+  if (!notes_) {  // notes say what a trainer trained
+    std::vector<NamedTensor> all;
+    all.reserve(tensors_.size());
+    for (const Tensor& one : tensors_) {
+      all.push_back({one.entry.name, one.entry.dtype, one.entry.shape});
+    }
+    kept = QuantizationTensors(all);
+    if (!kept.empty()) Warn(KeptWithWeights(kept.size()));
+  }
   for (const Tensor& tensor : tensors_) {
     if (tensor.is_more) continue;
     Param param;
     param.name = tensor.entry.name;
     param.dtype = tensor.entry.dtype;
-    const bool trained = notes_ ? tensor.note.group >= 0 : IsTrained(param.dtype);
+    const bool trained =
+        notes_ ? tensor.note.group >= 0 : IsTrained(param.dtype) && !kept.contains(param.name);
     param.kind = trained ? ParamKind::kTrainable : ParamKind::kBuffer;
     if (notes_ && tensor.note.group == TensorNote::kFrozen) param.kind = ParamKind::kFrozen;
     if (trained && notes_) param.group = static_cast<std::int32_t>(tensor.note.group);
@@ -446,8 +484,7 @@ Status Reader::DecideRules() {
   return {};
 }
 
-Status Reader::AddFragment(const Tensor& tensor, MapBuilder* map,
-                           layout::LogicalTensor* logical) const {
+Status Reader::AddFragment(const Tensor& tensor, MapBuilder* map, layout::LogicalTensor* logical) {
   SW_TRY_ASSIGN(const Shape sizes, files::ElemShape(tensor.entry));
   layout::Fragment fragment;
   if (tensor.offsets) {
@@ -455,7 +492,7 @@ Status Reader::AddFragment(const Tensor& tensor, MapBuilder* map,
     SW_TRY_ASSIGN(layout::Cut cut, layout::CutOf(logical->shape, {*tensor.offsets, sizes}));
     fragment.cut = std::make_shared<const layout::Cut>(std::move(cut));
   } else {
-    fragment.cut = std::make_shared<const layout::Cut>(layout::Cut::Whole(sizes));
+    fragment.cut = cuts_.Of(sizes);
   }
   fragment.at.array = map->AddWhole({.member = map->MemberOf(tensor.file, 0, tensor.storage),
                                      .offset = 0,

@@ -26,10 +26,19 @@ Result<DType> DTypeOf(std::string_view key, std::string_view value) {
 }
 
 Result<std::uint64_t> ShardBytesOf(std::string_view key, std::string_view value) {
+  const std::string where = "target " + std::string(key) + "=" + std::string(value);
   const auto bytes = ParseBytes(value);
-  if (bytes && *bytes > 0) return *bytes;
+  if (!bytes) return Fail(Errc::kUsage, where + ": " + bytes.error().message);
+  if (*bytes > 0) return *bytes;
+  return Fail(Errc::kUsage, where + ": a size above 0 expected, such as 5GB or 512MiB");
+}
+
+Result<std::uint64_t> AlphaOf(std::string_view key, std::string_view value) {
+  std::uint64_t alpha = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), alpha);
+  if (error == std::errc() && end == value.data() + value.size() && alpha > 0) return alpha;
   return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
-                                ": a size above 0 expected, such as 5GB or 512MiB");
+                                ": a whole number above 0 expected");
 }
 
 }  // namespace
@@ -47,6 +56,9 @@ std::string FilesLayout::Json() const {
                                  {"only", kOnlyWords[static_cast<std::size_t>(only)]},
                                  {"shard_size", shard_bytes}};
   if (convert) json["convert"] = true;
+  if (keep_prefixes) json["keep_prefixes"] = true;
+  if (!adapter.empty()) json["adapter"] = adapter;
+  if (lora_alpha > 0) json["lora_alpha"] = lora_alpha;
   return json.dump();
 }
 
@@ -100,6 +112,12 @@ Status CheckKey(std::string_view key, std::string_view value) {
     SW_TRY(ShardBytesOf(key, value));
   } else if (key == "dtype") {
     SW_TRY(DTypeOf(key, value));
+  } else if (key == "lora-alpha") {
+    SW_TRY(AlphaOf(key, value));
+  } else if (key == "adapter") {
+    if (value.empty()) return Fail(Errc::kUsage, "target adapter=: a name expected");
+  } else if (key == "keep-prefixes") {
+    if (value != "yes") return Fail(Errc::kUsage, "target keep-prefixes: yes expected");
   } else if (std::find(kOnlyWords.begin(), kOnlyWords.end(), value) == kOnlyWords.end()) {
     return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
                                   ": weight or master expected");
@@ -120,6 +138,11 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   if (const std::string* dtype = spec.Find("dtype")) {
     SW_TRY_ASSIGN(own->dtype, DTypeOf("dtype", *dtype));
     own->convert = true;
+  }
+  own->keep_prefixes = spec.Find("keep-prefixes") != nullptr;
+  if (const std::string* adapter = spec.Find("adapter")) own->adapter = *adapter;
+  if (const std::string* alpha = spec.Find("lora-alpha")) {
+    SW_TRY_ASSIGN(own->lora_alpha, AlphaOf("lora-alpha", *alpha));
   }
   Layout layout;
   layout.dtype = own->dtype;

@@ -30,6 +30,9 @@ struct FileMetadata : OwnState {
   std::vector<std::string> Contents() const override;
 };
 
+/// Value of --adapter that writes every tensor under its own name.
+inline constexpr std::string_view kAllTensors = "all";
+
 /// Which state of a trained parameter its tensor is.
 enum class Only : std::uint8_t { kWeight, kMaster };
 
@@ -39,6 +42,10 @@ struct FilesLayout : OwnLayout {
   Only only = Only::kWeight;
   bool convert = false;  ///< --target dtype: all trained and frozen floating tensors become `dtype`
   DType dtype = DType::kF32;
+  bool keep_prefixes = false;  ///< keep the source's names, including parts that wrappers add
+  std::string
+      adapter;  ///< name of the LoRA adapter to write; kAllTensors: write none as an adapter
+  std::uint64_t lora_alpha = 0;  ///< lora_alpha of the adapter; 0: not known
 
   std::string Json() const override;
 };
@@ -68,7 +75,11 @@ bool StandsAlone(std::string_view name);
 /// every file; the set's `manifest` is the index.
 /// \error kBadInput  several sets, a broken file; kNotFound  numbered files that are missing
 /// Local; reads headers.
-Result<SourceSet> Scan(const Listing& listing);
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
+
+/// Reads the containers of one file that Scan has found, as Dialect::read_file.
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& identity);
 
 /// Tensors by name. Files that we wrote tell in their notes in which order the model has them, and
 /// what is frozen or a buffer; of other files that is not known.
@@ -92,7 +103,7 @@ inline constexpr std::array<std::string_view, 2> kOnlyWords = {"weight", "master
 
 namespace shardwright::dialect {
 
-inline constexpr std::array<TargetKey, 3> kSafetensorsKeys = {{
+inline constexpr std::array<TargetKey, 6> kSafetensorsKeys = {{
     {.name = "shard-size",
      .help = "bytes of tensors in a file, 5GB unless told otherwise; a larger tensor has its own",
      .check = safetensors::CheckKey,
@@ -108,6 +119,22 @@ inline constexpr std::array<TargetKey, 3> kSafetensorsKeys = {{
      .check = safetensors::CheckKey,
      .is_flag = true,
      .words = safetensors::kOnlyWords},
+    {.name = "keep-prefixes",
+     .help = "keep parts that wrappers add to names, such as _orig_mod., in model files",
+     .check = safetensors::CheckKey,
+     .is_flag = true,
+     .is_switch = true},
+    {.name = "adapter",
+     .help = "LoRA adapter to write for PEFT if the checkpoint has several; all: write every "
+             "tensor under its own name",
+     .check = safetensors::CheckKey,
+     .is_flag = true,
+     .value_kind = "NAME|all"},
+    {.name = "lora-alpha",
+     .help = "lora_alpha of the adapter, used if no adapter_config.json is found next to INPUT",
+     .check = safetensors::CheckKey,
+     .is_flag = true,
+     .value_kind = "N"},
 }};
 
 }  // namespace shardwright::dialect

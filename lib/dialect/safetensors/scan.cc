@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "base/limits.h"
+#include "base/text.h"
 #include "dialect/safetensors/safetensors.h"
 #include "format/safetensors/header.h"
 #include "format/safetensors/index.h"
@@ -38,24 +41,6 @@ Names NamesIn(const Listing& listing) {
   return names;
 }
 
-Result<std::vector<Container>> ReadOne(const Found& found, const os::File& file,
-                                       const os::Identity& /*identity*/) {
-  auto text = files::ReadHeaderText(file);
-  if (!text) return Within(found.path, text.error());
-  const auto header = files::ParseHeader(*text);
-  if (!header) return Within(found.path, header.error());
-  shardwright::format::Skeleton skeleton;
-  skeleton.head = shardwright::format::Head::kJson;
-  skeleton.last = text->file_bytes;
-  for (const files::Entry& entry : header->entries) {
-    skeleton.storages.push_back({entry.name, entry.offset, entry.bytes, std::nullopt});
-  }
-  skeleton.header = std::move(text->text);
-  Container container;
-  container.skeleton = std::make_shared<const shardwright::format::Skeleton>(std::move(skeleton));
-  return std::vector<Container>{std::move(container)};
-}
-
 bool HasName(const std::vector<Found>& files, std::string_view name) {
   return std::any_of(files.begin(), files.end(),
                      [&](const Found& file) { return file.name == name; });
@@ -82,18 +67,88 @@ Result<const Found*> ChooseIndex(const Names& names, std::vector<std::string>* w
                                       ": several sets of files in one folder");
 }
 
+/// An index that names no file of the folder although there are others: they were renamed, or saved
+/// again in other sizes.
+Status CheckStale(const Found& index, const std::set<std::string, std::less<>>& wanted,
+                  const std::vector<Found>& files) {
+  const bool stale =
+      !files.empty() && std::none_of(files.begin(), files.end(),
+                                     [&](const Found& file) { return wanted.contains(file.name); });
+  if (!stale) return {};
+  std::vector<std::string> others;
+  others.reserve(files.size());
+  for (const Found& file : files) others.push_back(file.name);
+  return Fail(Errc::kNotFound, index.path + ": a stale index: it names " +
+                                   FirstFew({wanted.begin(), wanted.end()}) +
+                                   ", none of which is here; here are " + FirstFew(others) +
+                                   ": move the index away to read the files as they are named");
+}
+
+/// The rank in "model-rank-3-part-0.safetensors", as vLLM names the files of its sharded_state.
+std::optional<std::string> RankOfVllm(std::string_view name) {
+  constexpr std::string_view kRank = "model-rank-";
+  constexpr std::string_view kPart = "-part-";
+  if (!name.starts_with(kRank)) return std::nullopt;
+  name.remove_prefix(kRank.size());
+  const std::size_t end = name.find(kPart);
+  if (end == std::string_view::npos || end == 0) return std::nullopt;
+  const std::string_view rank = name.substr(0, end);
+  if (rank.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
+  return std::string(rank);
+}
+
+/// vLLM saves what each tensor-parallel rank holds, its projections fused, and nothing of how. A
+/// single rank holds whole tensors.
+Status CheckVllm(const std::vector<Found>& files, std::vector<std::string>* warnings) {
+  std::set<std::string> ranks;
+  for (const Found& file : files) {
+    if (auto rank = RankOfVllm(file.name)) ranks.insert(*std::move(rank));
+  }
+  if (ranks.empty()) return {};
+  if (ranks.size() == 1) {
+    warnings->push_back(files.front().name +
+                        ": sharded_state of vLLM: names and fused tensors are those of vLLM");
+    return {};
+  }
+  return Fail(Errc::kUnsupported,
+              files.front().path + ": sharded_state of vLLM, of " +
+                  Plural(ranks.size(), "tensor-parallel rank") +
+                  ": its files do not tell how tensors were fused and cut; convert the model that "
+                  "it was made of");
+}
+
 }  // namespace
 
-Result<SourceSet> Scan(const Listing& listing) {
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& /*identity*/) {
+  auto text = files::ReadHeaderText(file);
+  if (!text) return Within(found.path, text.error());
+  const auto header = files::ParseHeader(*text);
+  if (!header) return Within(found.path, header.error());
+  shardwright::format::Skeleton skeleton;
+  skeleton.head = shardwright::format::Head::kJson;
+  skeleton.last = text->file_bytes;
+  for (const files::Entry& entry : header->entries) {
+    skeleton.storages.push_back({entry.name, entry.offset, entry.bytes, std::nullopt});
+  }
+  skeleton.header = std::move(text->text);
+  Container container;
+  container.skeleton = std::make_shared<const shardwright::format::Skeleton>(std::move(skeleton));
+  return std::vector<Container>{std::move(container)};
+}
+
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
   SourceSet set;
   Names names = NamesIn(listing);
   std::vector<std::string> skipped;
+  SW_TRY(CheckVllm(names.files, &set.warnings));
   SW_TRY_ASSIGN(const Found* index, ChooseIndex(names, &set.warnings));
   std::set<std::string, std::less<>> wanted;
   if (index != nullptr) {
     SW_TRY_ASSIGN(set.manifest, os::ReadWholeText(index->path, limits::kSafetensorsIndexBytes));
     SW_TRY_ASSIGN(const files::Index parsed, files::ParseIndex(set.manifest, index->path));
     for (const auto& [name, file] : parsed.files) wanted.insert(file);
+    SW_TRY(CheckStale(*index, wanted, names.files));
   } else if (HasName(names.files, kSingleName)) {
     wanted.emplace(kSingleName);
   } else {
@@ -108,7 +163,7 @@ Result<SourceSet> Scan(const Listing& listing) {
     }
   }
   WarnAboutSkipped(skipped, &set);
-  SW_TRY(ReadFiles(std::move(chosen), ReadOne, &set));
+  SW_TRY(ReadFiles(std::move(chosen), ReadFile, options, &set));
   return set;
 }
 

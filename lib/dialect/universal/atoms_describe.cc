@@ -97,6 +97,9 @@ Result<OrderedJson> ParamJson(const Param& param) {
                      {"dtype", Name(param.dtype)}};
   if (!param.alias_of.empty()) out["alias_of"] = param.alias_of;
   if (!param.left_out_holder.empty()) out["left_out_holder"] = param.left_out_holder;
+  if (param.entry) out["entry"] = true;
+  if (param.undecided) out["undecided"] = true;
+  if (param.frozen_later) out["frozen_later"] = true;
   out["rule"] = RuleJson(param.rule);
   if (param.group >= 0) out["group"] = param.group;
   if (param.layer) out["layer"] = *param.layer;

@@ -42,6 +42,12 @@ std::string AtomName(std::string_view param, std::string_view state);
 /// Pure.
 std::optional<AtomFile> ParseAtomName(std::string_view path);
 
+/// Checks that every parameter's name is a path below `zero` that contains only its own states.
+/// DeepSpeed's loaders append names to paths without escaping, so slashes make nested folders.
+/// \error kUnsupported  names the parameter and the reason
+/// Pure.
+Status CheckAtomFolders(std::span<const Param> params);
+
 /// The state that a parameter has an atom of in any case: its values.
 /// Pure.
 std::string_view NeededState(ParamKind kind);

@@ -4,6 +4,7 @@
 
 #include "base/limits.h"
 #include "dialect/universal/atoms_internal.h"
+#include "format/json/json.h"
 #include "tensor/shape.h"
 
 namespace shardwright::dialect {
@@ -223,6 +224,9 @@ Result<Param> ParseParam(const Json& object, pickle::Arena& arena) {
   SW_TRY_ASSIGN(param.dtype, NeedDType(object, "dtype"));
   SW_TRY_ASSIGN(param.alias_of, TextOr(object, "alias_of"));
   SW_TRY_ASSIGN(param.left_out_holder, TextOr(object, "left_out_holder"));
+  SW_TRY_ASSIGN(param.entry, FlagOr(object, "entry"));
+  SW_TRY_ASSIGN(param.undecided, FlagOr(object, "undecided"));
+  SW_TRY_ASSIGN(param.frozen_later, FlagOr(object, "frozen_later"));
   SW_TRY_ASSIGN(const Json* rule, Need(object, "rule"));
   SW_TRY_ASSIGN(param.rule, ParseSplitRule(*rule));
   if (object.contains("group")) {
@@ -351,8 +355,7 @@ Status ParseAtoms(std::string_view text, Checkpoint* checkpoint, Topology* topol
                                   " bytes, at most " + std::to_string(limits::kJsonBytes) +
                                   " are read");
   }
-  const Json root = Json::parse(text, nullptr, false);
-  if (root.is_discarded()) return Fail(Errc::kBadInput, std::string(kAtomsFile) + ": not JSON");
+  SW_TRY_ASSIGN(const Json root, json::Parse(text, std::string(kAtomsFile)));
   const Status parsed = ParseRoot(root, checkpoint, topology, atoms);
   if (!parsed) return Within(kAtomsFile, parsed.error());
   return {};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -32,11 +33,13 @@ struct Foreign {
   std::vector<Model> models;  // by mp
   UniversalInfo info;
   Patterns chosen;
+  bool only_weights = false;
   bool stage3 = false;
   const Node* optimizer = nullptr;                    // root of zero/optimizer_state.pt
   std::vector<std::uint32_t> sub_groups;              // stage 3: optimizer group of each sub-group
   std::map<std::string, std::uint32_t> sub_group_of;  // stage 3: by parameter
   std::unordered_map<std::string, std::uint32_t> by_name;
+  std::map<std::uint64_t, std::shared_ptr<const Passed>> kept;  // by mp: for opaque entries
 
   Checkpoint& out() { return reading.out; }
   std::uint64_t tp() const { return reading.topology.tp; }

@@ -2,6 +2,7 @@
 
 #include "dialect/universal/atoms_internal.h"
 #include "dialect/universal/read_internal.h"
+#include "dialect/zero/entries.h"
 #include "dialect/zero/file_name.h"
 #include "layout/states.h"
 
@@ -99,6 +100,23 @@ void AddTensor(layout::ShardMap* map, const std::string& name, const std::string
   map->tensors.push_back(std::move(tensor));
 }
 
+namespace {
+
+/// Whether every dimension of a tensor is the product of consecutive ones of `atom`: DeepSpeed's
+/// converter stores a parameter with sub-parameters in the shape of the view that it is cut in.
+bool IsViewOf(const Shape& atom, const Shape& tensor) {
+  std::size_t at = 0;
+  for (const std::uint64_t extent : tensor) {
+    std::uint64_t product = 1;
+    while (at < atom.size() && product < extent) product *= atom[at++];
+    if (product != extent) return false;
+  }
+  return std::all_of(atom.begin() + static_cast<std::ptrdiff_t>(at), atom.end(),
+                     [](std::uint64_t extent) { return extent == 1; });
+}
+
+}  // namespace
+
 Status AddAtom(Reading* reading, const Param& param, const std::string& state, const Atom& atom) {
   const std::string where = reading->source.tag + "/" + AtomName(param.name, state);
   const auto wrong = [&] {
@@ -108,7 +126,8 @@ Status AddAtom(Reading* reading, const Param& param, const std::string& state, c
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(param.shape));
   layout::Cut cut = layout::Cut::Whole(param.shape);
   const bool bare = atom.keys == nullptr && atom.shape.size() == 1;
-  if (atom.shape != param.shape && !(bare && atom.place.elems == elems)) {
+  const bool reshaped = bare || (atom.keys != nullptr && IsViewOf(atom.shape, param.shape));
+  if (atom.shape != param.shape && !(reshaped && atom.place.elems == elems)) {
     // Rows that pad a vocabulary, at the end.
     const std::uint64_t row =
         param.shape.empty() || param.shape[0] == 0 ? 0 : elems / param.shape[0];
@@ -128,7 +147,7 @@ Status AddAtom(Reading* reading, const Param& param, const std::string& state, c
   return {};
 }
 
-Status ReadPassed(Reading* reading, const Folder& folder, std::uint64_t mp) {
+Status ReadModelStates(Reading* reading, const Folder& folder, std::uint64_t mp) {
   std::vector<std::string> missing;
   for (std::uint64_t rank = 0; rank < mp; ++rank) {
     const auto file = folder.models().find(rank);
@@ -141,6 +160,11 @@ Status ReadPassed(Reading* reading, const Folder& folder, std::uint64_t mp) {
     reading->state.model_states.push_back(std::move(passed));
   }
   if (!missing.empty()) return reader::Missing(*reading, missing);
+  return {};
+}
+
+Status ReadPassed(Reading* reading, const Folder& folder, std::uint64_t mp) {
+  SW_TRY(ReadModelStates(reading, folder, mp));
   SW_TRY_ASSIGN(const std::uint32_t file, folder.Need(OptimizerName()));
   SW_TRY_ASSIGN(const Passed passed, Pass(reading, file));
   reading->state.optimizer.assign(mp, passed);
@@ -150,6 +174,7 @@ Status ReadPassed(Reading* reading, const Folder& folder, std::uint64_t mp) {
 void Finish(Reading* reading) {
   reading->out.origin = "universal";
   reading->out.tag = PlainTag(reading->source.tag);
+  reading->state.entries = std::move(reading->opaque.entries);
   TakeEngineState(reading->topology, std::move(reading->state), &reading->out);
 }
 
@@ -179,18 +204,39 @@ Status SetOptions(Reading* reading) {
 
 namespace {
 
-// A folder with our description: everything that the source had.
-Result<Checkpoint> ReadOwn(const SourceSet& source, const Patterns& patterns) {
+// Opaque entries of all tensor-parallel ranks.
+Status ReadEntries(Reading* reading) {
+  EngineState& state = reading->state;
+  const std::uint64_t tp = reading->topology.tp;
+  for (std::uint64_t mp = 0; mp < state.model_states.size(); ++mp) {
+    if (state.model_states[mp].document.root->Find(kOpaqueEntries) == nullptr) continue;
+    const auto from = std::make_shared<const Passed>(state.model_states[mp]);
+    if (Status parsed = ParseEntries(from, mp % tp, tp, &reading->opaque); !parsed) {
+      return Within(ModelName(mp), std::move(parsed).error());
+    }
+  }
+  return {};
+}
+
+// A folder with our description: everything that the source had, or its model alone.
+Result<Checkpoint> ReadOwn(const SourceSet& source, const Patterns& patterns, bool only_weights) {
   Reading reading(source, patterns);
   Checkpoint& out = reading.out;
   out.arena = std::make_shared<pickle::Arena>();
   std::vector<std::vector<std::string>> atoms;
   SW_TRY(ParseAtoms(source.manifest, &out, &reading.topology, &atoms));
   const Folder folder(source);
-  SW_TRY(ReadPassed(&reading, folder, reading.topology.mp()));
-  SW_TRY(SetOptions(&reading));
+  if (only_weights) {
+    out.states.clear();
+    out.only_weights = OnlyWeights{};  // masters are atoms, which are read
+  } else {
+    SW_TRY(ReadPassed(&reading, folder, reading.topology.mp()));
+    SW_TRY(SetOptions(&reading));
+    SW_TRY(ReadEntries(&reading));
+  }
   for (std::size_t i = 0; i < out.params.size(); ++i) {
     for (const std::string& state : atoms[i]) {
+      if (only_weights && !layout::IsModelState(state)) continue;
       SW_TRY_ASSIGN(const Atom atom, OpenAtom(&reading, folder, out.params[i].name, state));
       SW_TRY(AddAtom(&reading, out.params[i], state, atom));
     }
@@ -209,8 +255,13 @@ Result<Checkpoint> ReadOwn(const SourceSet& source, const Patterns& patterns) {
 }  // namespace atoms
 
 Result<Checkpoint> ReadUniversal(const SourceSet& source, const Patterns& patterns) {
-  return source.manifest.empty() ? atoms::ReadForeign(source, patterns)
-                                 : atoms::ReadOwn(source, patterns);
+  return source.manifest.empty() ? atoms::ReadForeign(source, patterns, false)
+                                 : atoms::ReadOwn(source, patterns, false);
+}
+
+Result<Checkpoint> ReadUniversalWeights(const SourceSet& source, const Patterns& patterns) {
+  return source.manifest.empty() ? atoms::ReadForeign(source, patterns, true)
+                                 : atoms::ReadOwn(source, patterns, true);
 }
 
 }  // namespace shardwright::dialect

@@ -198,26 +198,38 @@ Result<std::vector<Shape>> ShardsOf(const Foreign& foreign, const std::string& n
   return shards;
 }
 
+// The rule of a `sub_param_shape`: in the shape of the atom, which may be a view of a parameter
+// whose shards have fewer dimensions. Nothing for any other shape.
+Result<std::optional<layout::SplitRule>> RuleOfSubShape(const Node* sub, const Atom& atom,
+                                                        const Shape& shard) {
+  const Node* fields = sub->kind == Kind::kObject && sub->state != nullptr ? sub->state : sub;
+  SW_TRY_ASSIGN(const std::uint64_t dim, pickle::AsCount(fields->Find("partition_dim")));
+  const Node* shape = fields->Find("shape");
+  if (shape == nullptr || dim >= shape->items.size() || shape->items.size() != atom.shape.size()) {
+    return std::nullopt;
+  }
+  layout::SplitRule rule;
+  rule.split = Split::kSub;
+  rule.dim = static_cast<std::uint32_t>(dim);
+  const auto sizes = pickle::AsShape(shape->items[dim]);
+  if (!sizes) return std::nullopt;
+  rule.sub_sizes = *sizes;
+  if (atom.shape.size() != shard.size()) rule.view = atom.shape;
+  return rule;
+}
+
 // A rule from what an atom's own file says about how it was merged. With one rank DeepSpeed writes
 // `cat_dim` 0 for everything, so that says nothing.
-Result<std::optional<layout::SplitRule>> RuleOfKeys(const Atom& atom, std::uint64_t tp) {
-  layout::SplitRule rule;
-  rule.origin = "keys of its atom";
+Result<std::optional<layout::SplitRule>> RuleOfKeys(const Atom& atom,
+                                                    const std::vector<Shape>& shards) {
+  const std::size_t tp = shards.size();
   if (const Node* sub = atom.keys->Find("sub_param_shape")) {
-    const Node* fields = sub->kind == Kind::kObject && sub->state != nullptr ? sub->state : sub;
-    SW_TRY_ASSIGN(const std::uint64_t dim, pickle::AsCount(fields->Find("partition_dim")));
-    const Node* shape = fields->Find("shape");
-    if (shape == nullptr || dim >= shape->items.size() || dim >= atom.shape.size() ||
-        shape->items.size() != atom.shape.size()) {
-      return std::nullopt;  // another view of the tensor
-    }
-    rule.split = Split::kSub;
-    rule.dim = static_cast<std::uint32_t>(dim);
-    const auto sizes = pickle::AsShape(shape->items[dim]);
-    if (!sizes) return std::nullopt;
-    rule.sub_sizes = *sizes;
+    SW_TRY_ASSIGN(auto rule, RuleOfSubShape(sub, atom, shards.front()));
+    if (rule) rule->origin = "keys of its atom";
     return rule;
   }
+  layout::SplitRule rule;
+  rule.origin = "keys of its atom";
   const Node* cat = atom.keys->Find("cat_dim");
   if (cat == nullptr) {
     if (tp == 1) return std::nullopt;
@@ -250,7 +262,7 @@ Result<Ruled> RuleOf(const Foreign& foreign, const std::string& name,
   const bool dict = atom != nullptr && atom->keys != nullptr;
   if (dict && !foreign.info.says_anything()) {
     SW_TRY_ASSIGN(auto user, foreign.chosen.RuleFor(name, shards, Patterns::From::kUser));
-    SW_TRY_ASSIGN(auto keys, RuleOfKeys(*atom, shards.size()));
+    SW_TRY_ASSIGN(auto keys, RuleOfKeys(*atom, shards));
     if (!user && keys) {
       Ruled ruled{*std::move(keys), {}};
       SW_TRY_ASSIGN(ruled.whole, layout::WholeShape(ruled.rule, shards));
@@ -325,10 +337,11 @@ Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t gro
   param.rule = std::move(ruled.rule);
   param.shape = std::move(ruled.whole);
   for (const std::string& state : states) {
+    if (foreign->only_weights && !layout::IsModelState(state)) continue;
     SW_TRY_ASSIGN(const Atom atom, OpenAtom(&foreign->reading, foreign->folder, name, state));
     SW_TRY(AddAtom(&foreign->reading, param, state, atom));
   }
-  SW_TRY(AddStep(foreign, &param));
+  if (!foreign->only_weights) SW_TRY(AddStep(foreign, &param));
   if (foreign->reading.topology.pipeline) {
     param.layer = LayerOf(name);
     if (!param.layer) {
@@ -364,7 +377,7 @@ Status AddAllTrainable(Foreign* foreign) {
   std::unordered_set<std::string> seen;
   std::size_t groups = 0;
   for (const Model& model : foreign->models) groups = std::max(groups, model.groups.size());
-  if (foreign->stage3) {
+  if (foreign->stage3 && !foreign->only_weights) {
     groups = std::max(groups, foreign->optimizer->Find("param_groups")->items.size());
   }
   std::vector<std::string> names;
@@ -391,7 +404,7 @@ Status AddAllTrainable(Foreign* foreign) {
   for (const auto& [name, states] : foreign->folder.params()) {
     if (!seen.contains(name)) continue;
     for (const std::string& state : states) {
-      if (state != layout::kMaster &&
+      if (state != layout::kMaster && !foreign->only_weights &&
           std::find(out.states.begin(), out.states.end(), state) == out.states.end()) {
         out.states.push_back(state);
       }
@@ -403,18 +416,39 @@ Status AddAllTrainable(Foreign* foreign) {
 
 }  // namespace
 
-Result<Checkpoint> ReadForeign(const SourceSet& source, const Patterns& patterns) {
+namespace {
+
+/// Model files, and the optimizer unless only weights are read: then a stage 3 shows by the names
+/// of the files, and its sub-groups are of one group.
+Status ReadStates(Foreign* foreign, std::uint64_t mp) {
+  if (!foreign->only_weights) {
+    SW_TRY(ReadPassed(&foreign->reading, foreign->folder, mp));
+    foreign->optimizer = foreign->reading.state.optimizer.front().document.root;
+    foreign->stage3 = foreign->optimizer->Find("optimizer_state_dict") != nullptr;
+    return foreign->stage3 ? ReadSubGroups(foreign) : Status();
+  }
+  SW_TRY(ReadModelStates(&foreign->reading, foreign->folder, mp));
+  foreign->optimizer = foreign->out().arena->Dict();
+  foreign->stage3 = !foreign->folder.stage3_models().empty();
+  const Node* shapes =
+      foreign->reading.state.model_states.front().document.root->Find("param_shapes");
+  if (foreign->stage3 && shapes != nullptr && shapes->is_list()) {
+    foreign->sub_groups.assign(shapes->items.size(), 0);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Checkpoint> ReadForeign(const SourceSet& source, const Patterns& patterns,
+                               bool only_weights) {
   Foreign foreign(source, patterns);
+  foreign.only_weights = only_weights;
   Checkpoint& out = foreign.out();
   out.arena = std::make_shared<pickle::Arena>();
   const auto& models = foreign.folder.models();
   const std::uint64_t mp = models.empty() ? 1 : models.rbegin()->first + 1;
-  SW_TRY(ReadPassed(&foreign.reading, foreign.folder, mp));
-  foreign.optimizer = foreign.reading.state.optimizer.front().document.root;
-  foreign.stage3 = foreign.optimizer->Find("optimizer_state_dict") != nullptr;
-  if (foreign.stage3) {
-    SW_TRY(ReadSubGroups(&foreign));
-  }
+  SW_TRY(ReadStates(&foreign, mp));
   for (std::uint64_t rank = 0; rank < mp; ++rank) {
     Model model;
     model.file = models.at(rank);
@@ -428,10 +462,11 @@ Result<Checkpoint> ReadForeign(const SourceSet& source, const Patterns& patterns
   foreign.info = *std::move(info);
   ReadStages(&foreign);
   SW_TRY(AddAllTrainable(&foreign));
-  SW_TRY(SetOptions(&foreign.reading));
+  if (!only_weights) SW_TRY(SetOptions(&foreign.reading));
   SW_TRY(AddRest(&foreign));
   // Rank 0's whole shard, as stage 3 leaves it in optimizer_state.pt, is not passed on.
   Finish(&foreign.reading);
+  if (only_weights) out.only_weights = OnlyWeights{};  // masters are atoms, which are read
   return std::move(foreign.reading.out);
 }
 

@@ -62,6 +62,10 @@ Status AddAtom(Reading* reading, const Param& param, const std::string& state, c
 void AddTensor(layout::ShardMap* map, const std::string& name, const std::string& state,
                const Shape& shape, std::uint32_t array, layout::CutPtr cut);
 
+/// Parses the model files into the state that is passed through.
+/// \error kNotFound if one of `mp` ranks has no file
+Status ReadModelStates(Reading* reading, const Folder& folder, std::uint64_t mp);
+
 /// Parses model files and zero/optimizer_state.pt into what is passed through.
 /// \error kNotFound if one of `mp` ranks has no file
 Status ReadPassed(Reading* reading, const Folder& folder, std::uint64_t mp);
@@ -74,6 +78,8 @@ Status SetOptions(Reading* reading);
 void Finish(Reading* reading);
 
 /// A folder that DeepSpeed's own converter wrote, of any version.
-Result<Checkpoint> ReadForeign(const SourceSet& source, const Patterns& patterns);
+/// \param only_weights  leave out the optimizer's state, as Dialect::read_weights does
+Result<Checkpoint> ReadForeign(const SourceSet& source, const Patterns& patterns,
+                               bool only_weights);
 
 }  // namespace shardwright::dialect::atoms

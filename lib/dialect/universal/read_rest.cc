@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "dialect/universal/foreign_internal.h"
+#include "dialect/zero/entries.h"
 #include "layout/states.h"
 
 namespace shardwright::dialect::atoms {
@@ -13,11 +14,18 @@ using layout::Split;
 
 namespace {
 
+// A part of a tensor in a model file.
+struct Stored {
+  layout::Placement at;
+  layout::CutPtr order;  // as PlacedPart::order
+};
+
 // True if whole tensors on all ranks are proven to be the same bytes, by checksums.
-bool SameBytes(const layout::ShardMap& map, const std::vector<layout::Placement>& places) {
+bool SameBytes(const layout::ShardMap& map, const std::vector<std::vector<Stored>>& ranks) {
   const layout::Member* first = nullptr;
-  for (const layout::Placement& place : places) {
-    const layout::Array& array = map.arrays[place.array];
+  for (const std::vector<Stored>& parts : ranks) {
+    if (parts.size() != 1 || parts.front().order != nullptr) return false;
+    const layout::Array& array = map.arrays[parts.front().at.array];
     const layout::Region& region = array.regions.front();
     const layout::Member& member = map.members[region.member];
     if (region.offset != 0 || region.elems * ItemSize(array.dtype) != member.bytes ||
@@ -30,10 +38,10 @@ bool SameBytes(const layout::ShardMap& map, const std::vector<layout::Placement>
   return true;
 }
 
-// Shards of a tensor that lies in the model files, and the fragments it makes.
+// Shards of a tensor that lies in the model files, by rank in parts, and the fragments it makes.
 Status AddFromModels(Foreign* foreign, Param param, std::string_view state,
                      const std::vector<Shape>& shards,
-                     const std::vector<layout::Placement>& places) {
+                     const std::vector<std::vector<Stored>>& places) {
   const std::uint64_t tp = foreign->tp();
   if (tp > 1 && param.kind == ParamKind::kBuffer && SameBytes(foreign->out().map, places)) {
     // No list of universal_checkpoint_info speaks of buffers; its default would cut them.
@@ -53,15 +61,18 @@ Status AddFromModels(Foreign* foreign, Param param, std::string_view state,
   for (std::uint64_t rank = 0; rank < tp; ++rank) {
     auto cut = layout::MakeCut(param.rule, param.shape, tp, rank);
     if (!cut) return Within("\"" + param.name + "\"", std::move(cut).error());
-    layout::Fragment fragment;
-    fragment.cut = std::make_shared<const layout::Cut>(*std::move(cut));
-    fragment.at = places[rank];
-    const bool copies = param.rule.split == Split::kReplicated && rank > 0;
-    const bool partial = param.rule.split == Split::kAverage && tp > 1;
-    fragment.role = partial  ? layout::Role::kPartial
-                    : copies ? layout::Role::kReplica
-                             : layout::Role::kOwner;
-    tensor.fragments.push_back(std::move(fragment));
+    const auto whole = std::make_shared<const layout::Cut>(*std::move(cut));
+    for (const Stored& part : places[rank]) {
+      layout::Fragment fragment;
+      fragment.cut = part.order == nullptr ? whole : layout::Cut::Compose(whole, part.order);
+      fragment.at = part.at;
+      const bool copies = param.rule.split == Split::kReplicated && rank > 0;
+      const bool partial = param.rule.split == Split::kAverage && tp > 1;
+      fragment.role = partial  ? layout::Role::kPartial
+                      : copies ? layout::Role::kReplica
+                               : layout::Role::kOwner;
+      tensor.fragments.push_back(std::move(fragment));
+    }
   }
   Checkpoint& out = foreign->out();
   out.map.tensors.push_back(std::move(tensor));
@@ -73,22 +84,30 @@ Status AddFromModels(Foreign* foreign, Param param, std::string_view state,
 // A weight or buffer in `module` of every tensor-parallel rank.
 Status AddWhole(Foreign* foreign, Param param, std::string_view state) {
   std::vector<Shape> shards;
-  std::vector<layout::Placement> places;
+  std::vector<std::vector<PlacedPart>> ranks;
   for (std::uint64_t rank = 0; rank < foreign->tp(); ++rank) {
     const Model& model = foreign->models[rank];
     const Node* node = model.root->Find("module")->Find(param.name);
     SW_TRY_ASSIGN(
-        const Place place,
-        foreign->reading.map.PlaceOf(model.file, foreign->reading.state.model_states[rank].document,
+        std::vector<PlacedPart> parts,
+        foreign->reading.map.PartsOf(model.file, foreign->reading.state.model_states[rank].document,
                                      node, "\"" + param.name + "\""));
-    param.dtype = place.dtype;
+    param.dtype = node->tensor->dtype;
     shards.push_back(node->tensor->shape);
-    places.push_back({.array = foreign->reading.map.AddWhole(place),
-                      .vector_offset = 0,
-                      .chunk = layout::kOneHolder,
-                      .region_offset = 0});
+    ranks.push_back(std::move(parts));
   }
-  return AddFromModels(foreign, std::move(param), state, shards, places);
+  std::vector<std::vector<Stored>> stored;
+  for (const std::vector<PlacedPart>& parts : ranks) {
+    stored.emplace_back();
+    for (const PlacedPart& part : parts) {
+      stored.back().push_back({{.array = foreign->reading.map.AddWhole(part.place),
+                                .vector_offset = 0,
+                                .chunk = layout::kOneHolder,
+                                .region_offset = 0},
+                               part.order});
+    }
+  }
+  return AddFromModels(foreign, std::move(param), state, shards, stored);
 }
 
 // Shares of frozen parameters at stage 3, by tensor-parallel rank and name: every ZeRO rank's model
@@ -122,7 +141,7 @@ Result<Shares> ReadShares(Foreign* foreign) {
 
 Status AddFrozenShares(Foreign* foreign, const Shares& shares, Param param) {
   std::vector<Shape> shards;
-  std::vector<layout::Placement> places;
+  std::vector<std::vector<Stored>> places;
   for (std::uint64_t rank = 0; rank < foreign->tp(); ++rank) {
     const Model& model = foreign->models[rank];
     const Node* shapes = model.root->Find("frozen_param_shapes");
@@ -137,10 +156,12 @@ Status AddFrozenShares(Foreign* foreign, const Shares& shares, Param param) {
     regions.reserve(parts.size());
     for (const Place& part : parts) regions.push_back(foreign->reading.map.RegionOf(part));
     param.dtype = parts.front().dtype;
-    places.push_back({.array = foreign->reading.map.AddArray(param.dtype, std::move(regions)),
-                      .vector_offset = 0,
-                      .chunk = CeilDiv(std::max<std::uint64_t>(elems, 1), parts.size()),
-                      .region_offset = 0});
+    const std::uint64_t share = CeilDiv(std::max<std::uint64_t>(elems, 1), parts.size());
+    places.push_back({{{.array = foreign->reading.map.AddArray(param.dtype, std::move(regions)),
+                        .vector_offset = 0,
+                        .chunk = share,
+                        .region_offset = 0},
+                       nullptr}});
     shards.push_back(*std::move(shape));
   }
   return AddFromModels(foreign, std::move(param), layout::kFrozen, shards, places);
@@ -148,12 +169,15 @@ Status AddFrozenShares(Foreign* foreign, const Shares& shares, Param param) {
 
 // The name that holds the data of a tied one: as shared_params says, else the name before it in
 // `module` whose tensor is the same view of the same storage.
-std::string HolderOf(const Model& model, const Ties& ties, const Node* module, std::size_t at) {
+std::string HolderOf(const Model& model, const Ties& ties,
+                     const std::unordered_map<std::string, std::string>& placeholders,
+                     const Node* module, std::size_t at) {
   const std::string& name = module->key(at)->text;
   for (const auto& [alias, holder] : ties.aliases) {
     if (alias == name) return holder;
   }
   const Node* node = module->value(at);
+  if (const auto tied = placeholders.find(name); tied != placeholders.end()) return tied->second;
   if (model.shapes.contains(name) || !node->is_tensor() || node->tensor->shape == Shape{0}) {
     return "";
   }
@@ -192,6 +216,56 @@ void SortLike(const std::vector<std::string>& order, Checkpoint* out) {
   }
 }
 
+// Names of tensors in `module` that are neither parameters nor buffers.
+std::unordered_set<std::string> EntriesOf(const Foreign& foreign, const Ties& ties,
+                                          const std::unordered_set<std::string>& buffers) {
+  const Node* root = foreign.models.front().root;
+  std::unordered_set<std::string> tied;
+  for (const auto& [alias, holder] : ties.aliases) tied.insert({alias, holder});
+  const auto known = [&](const std::string& name) {
+    return foreign.by_name.contains(name) || buffers.contains(name) || tied.contains(name) ||
+           ties.left_out.contains(name);
+  };
+  return EntryNames(root->Find("module"), "", FrozenLists::Of(root, foreign.reading.topology.zero),
+                    known);
+}
+
+// An entry of `module` that is not a tensor, on every rank that has it.
+void AddOpaqueOf(Foreign* foreign, const std::string& name, const std::string& after) {
+  EngineState& state = foreign->reading.state;
+  for (std::uint64_t rank = 0; rank < foreign->tp(); ++rank) {
+    const Node* module = foreign->models[rank].root->Find("module");
+    const Node* value = FindIn(module, name);
+    if (value == nullptr) continue;
+    std::shared_ptr<const Passed>& from = foreign->kept[rank];
+    if (from == nullptr) from = std::make_shared<const Passed>(state.model_states[rank]);
+    AddOpaque(&foreign->reading.opaque, name, after, rank, foreign->tp(), {from, value});
+  }
+}
+
+// Second names of tensors, and the names that hold their data.
+Status AddAliases(Foreign* foreign,
+                  const std::vector<std::pair<std::string, std::string>>& aliases) {
+  Checkpoint& out = foreign->out();
+  const Model& model = foreign->models.front();
+  for (const auto& [name, holder] : aliases) {
+    const auto at = foreign->by_name.find(holder);
+    if (at == foreign->by_name.end()) {
+      std::string text = foreign->name_of(model);
+      text.append(": \"").append(name).append("\" is tied to \"").append(holder);
+      return Fail(Errc::kBadInput, text.append("\", which is not there"));
+    }
+    Param param = out.params[at->second];
+    param.name = name;
+    param.alias_of = holder;
+    param.group = -1;
+    param.scalars.clear();
+    foreign->by_name.emplace(name, static_cast<std::uint32_t>(out.params.size()));
+    out.params.push_back(std::move(param));
+  }
+  return {};
+}
+
 }  // namespace
 
 Status AddRest(Foreign* foreign) {
@@ -210,6 +284,27 @@ Status AddRest(Foreign* foreign) {
   if (!ties) return Within(foreign->name_of(model) + ": shared_params", std::move(ties).error());
   Checkpoint& out = foreign->out();
   out.frozen_unknown = !lists_frozen;
+  const std::unordered_set<std::string> entries = EntriesOf(*foreign, *ties, buffers);
+  std::unordered_map<std::string, std::string> placeholders;
+  if (foreign->stage3) {
+    placeholders = reader::TiedPlaceholders(module, [&](const std::string& name) {
+      return trained(name) || (lists_frozen && listed->Find(name) != nullptr);
+    });
+  }
+  const FrozenLists lists = FrozenLists::Of(model.root, foreign->reading.topology.zero);
+  UnlistedParameters unlisted;
+  std::unordered_set<std::string> tied;
+  for (const auto& [name, shape] : model.shapes) unlisted.AddTrained(name);
+  for (const auto& [alias, holder] : ties->aliases) tied.insert(holder);
+  const auto is_undecided = [&](const std::string& name) {
+    if (const std::string_view kind = lists.KindOf(name); !kind.empty()) {
+      return kind == "undecided";
+    }
+    const bool told = lists.listed || lists.left_out || buffers.contains(name) ||
+                      entries.contains(name) || tied.contains(name) ||
+                      ties->left_out.contains(name);
+    return !told && !unlisted.Contains(name);
+  };
   std::vector<std::string> order;
   std::vector<std::pair<std::string, std::string>> aliases;
   for (std::size_t i = 0; i < module->entry_count(); ++i) {
@@ -217,15 +312,23 @@ Status AddRest(Foreign* foreign) {
     if (!key) return Within(foreign->name_of(model) + ": module", std::move(key).error());
     Param param;
     param.name = *key;
+    if (!module->value(i)->is_tensor()) {
+      AddOpaqueOf(foreign, param.name, order.empty() ? std::string() : order.back());
+      continue;
+    }
     order.push_back(param.name);
     if (foreign->by_name.contains(param.name)) continue;
     const auto holder = ties->left_out.find(param.name);
     if (holder != ties->left_out.end() && foreign->stage3) {
       out.warnings.push_back(reader::LeftOutToo(foreign->name_of(model), param.name));
-    } else if (std::string other = HolderOf(model, *ties, module, i); !other.empty()) {
+    } else if (std::string other = HolderOf(model, *ties, placeholders, module, i);
+               !other.empty()) {
       aliases.emplace_back(param.name, std::move(other));
-    } else if (buffers.contains(param.name)) {
+    } else if (const bool undecided = is_undecided(param.name);
+               undecided || buffers.contains(param.name) || entries.contains(param.name)) {
       param.kind = ParamKind::kBuffer;
+      param.entry = undecided || !buffers.contains(param.name);
+      param.undecided = undecided;
       SW_TRY(AddWhole(foreign, std::move(param), layout::kBuffer));
     } else {
       param.kind = ParamKind::kFrozen;
@@ -238,20 +341,10 @@ Status AddRest(Foreign* foreign) {
                              : AddWhole(foreign, std::move(param), layout::kFrozen));
     }
   }
-  for (auto& [name, holder] : aliases) {
-    const auto at = foreign->by_name.find(holder);
-    if (at == foreign->by_name.end()) {
-      std::string text = foreign->name_of(model);
-      text.append(": \"").append(name).append("\" is tied to \"").append(holder);
-      return Fail(Errc::kBadInput, text.append("\", which is not there"));
-    }
-    Param param = out.params[at->second];
-    param.name = name;
-    param.alias_of = holder;
-    param.group = -1;
-    param.scalars.clear();
-    foreign->by_name.emplace(name, static_cast<std::uint32_t>(out.params.size()));
-    out.params.push_back(std::move(param));
+  SW_TRY(AddAliases(foreign, aliases));
+  for (Param& param : out.params) {
+    const bool trainable = param.kind == ParamKind::kTrainable && param.alias_of.empty();
+    param.frozen_later = trainable && lists_frozen && listed->Find(param.name) != nullptr;
   }
   SortLike(order, &out);
   return {};

@@ -15,7 +15,9 @@ Belongs BelongsTo(std::string_view name) {
   return parsed && parsed->role != FileRole::kShard ? Belongs::kYes : Belongs::kNo;
 }
 
-Result<SourceSet> Scan(const Listing& listing) { return ScanEngineFiles(listing, true); }
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
+  return ScanEngineFiles(listing, true, options);
+}
 
 Status CheckLoader(std::string_view key, std::string_view value) {
   if (std::find(kLoaderWords.begin(), kLoaderWords.end(), value) != kLoaderWords.end()) return {};

@@ -16,6 +16,9 @@ namespace shardwright::dialect {
 /// with its manifest.
 Result<Checkpoint> ReadUniversal(const SourceSet& source, const Patterns& patterns);
 
+/// Implements Dialect::read_weights: reads the master weights and the model files.
+Result<Checkpoint> ReadUniversalWeights(const SourceSet& source, const Patterns& patterns);
+
 /// Which of DeepSpeed's universal loaders shall open the state files of trained parameters: no form
 /// suits all of them. Our own reader opens every form.
 enum class Loader : std::uint8_t {
@@ -35,7 +38,7 @@ namespace universal {
 // The row of the table; see Dialect.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
-Result<SourceSet> Scan(const Listing& listing);
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
 

@@ -6,11 +6,15 @@
 #include <utility>
 
 #include "dialect/build/document.h"
+#include "dialect/build/hyper.h"
 #include "dialect/build/pickled_file.h"
+#include "dialect/build/torch_optimizer.h"
+#include "dialect/rules/quantized.h"
 #include "dialect/universal/atoms_internal.h"
 #include "dialect/universal/universal.h"
 #include "dialect/zero/adopt.h"
 #include "dialect/zero/engine_state.h"
+#include "dialect/zero/entries.h"
 #include "dialect/zero/universal_info.h"
 #include "layout/states.h"
 #include "os/dir.h"
@@ -34,9 +38,11 @@ struct Context {
   std::string tag;                                                // of the output folder
   std::vector<Param> params;                                      // with the dtypes of the target
   std::vector<std::vector<std::pair<std::string, DType>>> atoms;  // by parameter: state, type
-  std::vector<Cut> cuts;                                          // by parameter: of its atoms
+  std::vector<std::size_t> first_zero;  // by parameter: atoms from this one on are zeros
+  std::vector<Cut> cuts;                // by parameter: of its atoms
   std::vector<Group> groups;
   std::vector<Passed> model_states, optimizer;
+  std::vector<OpaqueEntry> entries;
   std::shared_ptr<pickle::Arena> arena;
   const Node* release = nullptr;  // that saved the source, or null
   bool bare = false;              // states are bare tensors
@@ -207,6 +213,10 @@ Status BuildModel(Document& document, const Context& context, const FileId& id) 
   SW_TRY_ASSIGN(const Node* info,
                 Info(document, context, graft, source->Find("universal_checkpoint_info")));
   if (info != nullptr) Set(arena, root, "universal_checkpoint_info", info);
+  const bool same_tp = context.to.tp == context.from.tp;
+  SW_TRY_ASSIGN(const Node* entries,
+                EntriesNode(document, context.entries, same_tp ? id.mp % context.to.tp : 0));
+  if (entries != nullptr) Set(arena, root, kOpaqueEntries, entries);
   document.root = root;
   return {};
 }
@@ -228,7 +238,8 @@ Status BuildOptimizer(Document& document, const Context& context) {
   }
   std::vector<const Node*> groups;
   for (const Group& group : context.groups) {
-    Node* options = group.options != nullptr ? CopyDict(arena, group.options) : arena.Dict();
+    const Node* given = PlainOptions(group.options, group.tensors, &arena);
+    Node* options = given != nullptr ? CopyDict(arena, given) : arena.Dict();
     Set(arena, options, "params", arena.List({Number(arena, groups.size())}));
     groups.push_back(options);
   }
@@ -306,8 +317,6 @@ Result<Cut> AtomCut(const Param& param, const Topology& to) {
 }
 
 Status CheckNames(const Param& param, const std::vector<std::pair<std::string, DType>>& atoms) {
-  const Status name = os::SafeName(param.name);
-  if (!name) return Within("a parameter cannot become a folder", name.error());
   for (const auto& [state, dtype] : atoms) {
     const Status file = os::SafeName(StateFile(state));
     if (!file) return Within("\"" + param.name + "\": a state cannot become a file", file.error());
@@ -341,6 +350,25 @@ Result<std::vector<std::pair<std::string, DType>>> AtomsOf(const Checkpoint& sou
   return atoms;
 }
 
+// DeepSpeed's loader for stage 3 wants every state of every trained parameter: one that has none
+// yet gets zeros, and the step of another one of its group.
+void AddZeroAtoms(const Checkpoint& source, const layout::TensorIndex& index, Param* param,
+                  std::vector<std::pair<std::string, DType>>* atoms, std::size_t* first_zero) {
+  *first_zero = atoms->size();
+  const bool trained = param->kind == ParamKind::kTrainable && param->alias_of.empty();
+  if (!trained || atoms->size() > 1 || !param->scalars.empty()) return;
+  for (const Param& other : source.params) {
+    if (other.group != param->group || other.kind != ParamKind::kTrainable) continue;
+    for (const std::string& state : source.states) {
+      const auto found = index.Find(other.name, state);
+      if (found) atoms->emplace_back(state, source.map.tensors[*found].dtype);
+    }
+    if (atoms->size() == 1) continue;
+    param->scalars = other.scalars;
+    return;
+  }
+}
+
 Result<std::shared_ptr<Context>> MakeContext(const Checkpoint& source, const Topology& topology,
                                              Loader loader) {
   auto context = std::make_shared<Context>();
@@ -353,18 +381,22 @@ Result<std::shared_ptr<Context>> MakeContext(const Checkpoint& source, const Top
   if (const EngineState* state = EngineStateOf(source)) {
     context->model_states = state->model_states;
     context->optimizer = state->optimizer;
+    context->entries = state->entries;
   }
   context->arena = source.arena;
   context->release = ReleaseOf(source);
   SW_TRY_ASSIGN(context->bare, WantsBareStates(source, topology, loader));
   const layout::TensorIndex index(source.map);
+  const auto scales = QuantizationTensors(source);
   for (Param& param : context->params) {
     const bool floating =
         param.dtype == DType::kF32 || param.dtype == DType::kF16 || param.dtype == DType::kBF16;
-    const bool converted =
-        topology.dtype != source.layout.dtype && floating && param.kind != ParamKind::kBuffer;
+    const bool converted = topology.dtype != source.layout.dtype && floating &&
+                           param.kind != ParamKind::kBuffer &&
+                           !(param.kind == ParamKind::kFrozen && scales.contains(param.name));
     if (converted) param.dtype = topology.dtype;
     SW_TRY_ASSIGN(auto atoms, AtomsOf(source, index, param, converted));
+    AddZeroAtoms(source, index, &param, &atoms, &context->first_zero.emplace_back());
     if (!atoms.empty()) {
       SW_TRY(CheckNames(param, atoms));
     }
@@ -373,6 +405,7 @@ Result<std::shared_ptr<Context>> MakeContext(const Checkpoint& source, const Top
     context->atoms.push_back(std::move(atoms));
     context->cuts.push_back(*std::move(cut));
   }
+  SW_TRY(CheckAtomFolders(context->params));
   return context;
 }
 
@@ -425,6 +458,7 @@ void Planner::AddAtom(const FileId& id, std::uint32_t file, std::uint64_t offset
   fragment.cut = std::make_shared<const Cut>(context_->cuts[id.param]);
   fragment.at.array = builder_.AddArray(spec.dtype, 1);
   builder_.AddElements(file, offset, fragment.at.array, 0, spec.elems, "data/0");
+  if (id.atom >= context_->first_zero[id.param]) return;  // no elements of the source: zeros
   const std::string& state = context_->atoms[id.param][id.atom].first;
   builder_.AddFragment(builder_.AddTensor(param.name, state, spec.dtype, param.shape),
                        std::move(fragment));
@@ -444,7 +478,8 @@ Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topolog
   if (EngineStateOf(source) == nullptr) {
     SW_TRY_ASSIGN(Adopted adopted, Adopt(source));
     SW_TRY_ASSIGN(Written written, WriteUniversal(adopted.checkpoint, topology, loader));
-    written.not_carried = std::move(adopted.not_carried);
+    written.not_carried.insert(written.not_carried.end(), adopted.not_carried.begin(),
+                               adopted.not_carried.end());
     return written;
   }
   SW_TRY_ASSIGN(const auto context, MakeContext(source, topology, loader));
@@ -466,8 +501,11 @@ Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topolog
   }
   planner.AddText(context->tag + "/" + kAtomsFile, std::move(text));
   planner.AddText("latest_universal", context->tag);
-  return Written{std::move(planner).Take(),
-                 LostClientState(*EngineStateOf(source), context->from, topology)};
+  Written written{std::move(planner).Take(),
+                  LostClientState(*EngineStateOf(source), context->from, topology)};
+  for (std::string& one : StatelessLosses(source)) written.not_carried.push_back(std::move(one));
+  for (std::string& one : StepLosses(source)) written.not_carried.push_back(std::move(one));
+  return written;
 }
 
 }  // namespace shardwright::dialect

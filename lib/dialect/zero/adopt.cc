@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "dialect/build/hyper.h"
 #include "dialect/zero/engine_state.h"
 #include "dialect/zero/flat.h"
 #include "dialect/zero/topology.h"
@@ -31,8 +32,9 @@ void SetDefault(Arena& arena, Node* options, std::string_view key, const Node* v
 /// its default where the source is silent: what the saved group lacks, the loaded one lacks too.
 const Node* OptionsOf(Arena& arena, const Group& group) {
   const HyperParams& hyper = group.hyper;
-  const bool known = group.options != nullptr && group.options->is_dict();
-  Node* options = known ? CopyDict(arena, group.options) : arena.Dict();
+  const Node* given = PlainOptions(group.options, group.tensors, &arena);
+  const bool known = given != nullptr && given->is_dict();
+  Node* options = known ? CopyDict(arena, given) : arena.Dict();
   Set(arena, options, "lr", arena.Float(hyper.lr.value_or(1e-3)));
   Set(arena, options, "weight_decay", arena.Float(hyper.weight_decay.value_or(0.0)));
   if (hyper.momentum) {
@@ -157,7 +159,13 @@ std::vector<std::string> Losses(const Checkpoint& source) {
   const bool masters = std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
     return tensor.state == layout::kMaster;
   });
-  if (!masters) lost.emplace_back("the source has no master weights: they are made of its weights");
+  // Weights of float32 are their own master weights.
+  const bool rounded = std::any_of(source.params.begin(), source.params.end(), [](const auto& one) {
+    return one.kind == ParamKind::kTrainable && one.dtype != DType::kF32;
+  });
+  if (!masters && rounded) {
+    lost.emplace_back("the source has no master weights: they are made of its weights");
+  }
   if (source.states.empty()) {
     lost.emplace_back("the source has no state of an optimizer: moments and steps begin anew");
   }

@@ -104,13 +104,21 @@ Result<Piece> ReadPiece(const pickle::Node* node, const Shape& whole, const Shap
   return piece;
 }
 
-Result<std::vector<Piece>> ReadRank(const pickle::Node* entry, const Shape& whole,
-                                    const Shape& shard, std::uint64_t rank) {
-  SW_TRY_ASSIGN(const Shape described, pickle::AsShape(entry->Find("shard_shape")));
-  if (described != shard) {
+// The shape that the map gives a shard. It may be that of a view: AutoTP stores shards in the
+// parameter's own number of dimensions, and describes those of a layer with a `shape` in that
+// shape's.
+Result<Shape> DescribedShape(const pickle::Node* entry, const Shape& shard, std::uint64_t rank) {
+  SW_TRY_ASSIGN(Shape described, pickle::AsShape(entry->Find("shard_shape")));
+  SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(described));
+  if (described != shard && (elems != Elems(shard) || described.size() <= shard.size())) {
     return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " holds a shard of shape " +
                                      ToString(shard) + ", the map says " + ToString(described));
   }
+  return described;
+}
+
+Result<std::vector<Piece>> ReadRank(const pickle::Node* entry, const Shape& whole,
+                                    const Shape& shard, std::uint64_t rank) {
   const pickle::Node* list = entry->Find("pieces");
   if (list == nullptr || !list->is_list()) {
     return Fail(Errc::kBadInput, "pieces: list expected, found " + pickle::Describe(list));
@@ -174,6 +182,61 @@ std::optional<SplitRule> AsStack(const std::vector<std::vector<Piece>>& ranks, c
   return rule;
 }
 
+// A rule for the parameter as it is stored, of one that is for a view of it.
+Status SeeThroughView(std::span<const Shape> shards, Ruled* ruled) {
+  SplitRule& rule = ruled->rule;
+  if (rule.split == Split::kListed) {
+    return Fail(Errc::kUnsupported,
+                "blocks of a tensor seen as " + ToString(ruled->whole) +
+                    ", whose shards are stored in another shape: " + ToString(shards.front()));
+  }
+  if (rule.split == Split::kDim) {
+    rule.split = Split::kSub;
+    rule.sub_sizes = {ruled->whole[rule.dim]};
+  }
+  if (rule.split == Split::kSub) rule.view = ruled->whole;
+  SW_TRY_ASSIGN(ruled->whole, layout::WholeShape(rule, {shards.begin(), shards.end()}));
+  for (std::uint64_t rank = 0; rank < shards.size(); ++rank) {
+    SW_TRY_ASSIGN(const Shape shard, layout::ShardShape(rule, ruled->whole, shards.size(), rank));
+    if (shard == shards[rank]) continue;
+    return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " holds a shard of shape " +
+                                     ToString(shards[rank]) + ", by the map it is " +
+                                     ToString(shard));
+  }
+  return {};
+}
+
+// The rule that the pieces of all ranks follow, each of whose shards has the shape given for it.
+Result<SplitRule> RuleOfPieces(std::vector<std::vector<Piece>>* ranks, const Shape& whole,
+                               const std::vector<Shape>& shards) {
+  SplitRule rule;
+  const bool all = std::all_of(ranks->begin(), ranks->end(), [&](const auto& pieces) {
+    return pieces.size() == 1 && pieces.front().box.sizes == whole;
+  });
+  if (all) {
+    rule.split = Split::kReplicated;
+    return rule;
+  }
+  const bool shared = std::any_of(ranks->begin(), ranks->end(), [](const auto& pieces) {
+    return std::any_of(pieces.begin(), pieces.end(),
+                       [](const Piece& piece) { return piece.shared; });
+  });
+  if (shared) {
+    return Fail(Errc::kUnsupported, "a part of the tensor is held by several ranks, the rest cut");
+  }
+  if (const auto dim = CutDimension(*ranks, whole)) {
+    if (auto stack = AsStack(*ranks, whole, *dim)) return *std::move(stack);
+  }
+  rule.split = Split::kListed;
+  for (std::size_t rank = 0; rank < ranks->size(); ++rank) {
+    std::vector<Box> boxes;
+    for (Piece& piece : (*ranks)[rank]) boxes.push_back(std::move(piece.box));
+    SW_TRY_ASSIGN(Cut cut, Cut::Make(whole, shards[rank], std::move(boxes)));
+    rule.cuts.push_back(std::move(cut));
+  }
+  return rule;
+}
+
 const pickle::Node* Ints(pickle::Arena& arena, std::span<const std::uint64_t> values) {
   std::vector<const pickle::Node*> items;
   for (std::uint64_t value : values) items.push_back(arena.Int(static_cast<std::int64_t>(value)));
@@ -203,44 +266,26 @@ Result<Ruled> RuleFromAffine(const pickle::Node* entry, std::span<const Shape> s
                                      " ranks, the checkpoint has " + std::to_string(shards.size()));
   }
   std::vector<std::vector<Piece>> ranks;
-  bool whole = true;
-  bool shared = false;
+  std::vector<Shape> described;
   for (std::uint64_t rank = 0; rank < shards.size(); ++rank) {
     const pickle::Node* mine = RankEntry(by_rank, rank);
     if (mine == nullptr) {
       return Fail(Errc::kBadInput, "the map lacks rank " + std::to_string(rank));
     }
-    SW_TRY_ASSIGN(std::vector<Piece> pieces, ReadRank(mine, ruled.whole, shards[rank], rank));
-    whole = whole && pieces.size() == 1 && pieces.front().box.sizes == ruled.whole;
-    shared = shared || std::any_of(pieces.begin(), pieces.end(),
-                                   [](const Piece& piece) { return piece.shared; });
+    SW_TRY_ASSIGN(Shape shape, DescribedShape(mine, shards[rank], rank));
+    SW_TRY_ASSIGN(std::vector<Piece> pieces, ReadRank(mine, ruled.whole, shape, rank));
+    described.push_back(std::move(shape));
     ranks.push_back(std::move(pieces));
   }
-  if (whole) {
-    ruled.rule.split = Split::kReplicated;
-    return ruled;
-  }
-  if (shared) {
-    return Fail(Errc::kUnsupported, "a part of the tensor is held by several ranks, the rest cut");
-  }
-  if (const auto dim = CutDimension(ranks, ruled.whole)) {
-    if (auto rule = AsStack(ranks, ruled.whole, *dim)) {
-      ruled.rule = *std::move(rule);
-      return ruled;
-    }
-  }
-  ruled.rule.split = Split::kListed;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    std::vector<Box> boxes;
-    for (Piece& piece : ranks[rank]) boxes.push_back(std::move(piece.box));
-    SW_TRY_ASSIGN(Cut cut, Cut::Make(ruled.whole, shards[rank], std::move(boxes)));
-    ruled.rule.cuts.push_back(std::move(cut));
+  SW_TRY_ASSIGN(ruled.rule, RuleOfPieces(&ranks, ruled.whole, described));
+  if (!std::equal(described.begin(), described.end(), shards.begin())) {
+    SW_TRY(SeeThroughView(shards, &ruled));
   }
   return ruled;
 }
 
-const pickle::Node* AffineFromCuts(pickle::Arena& arena, const Shape& shape,
-                                   std::span<const Cut> cuts, bool replicated) {
+const pickle::Node* AffineFromCuts(pickle::Arena& arena, std::span<const Cut> cuts,
+                                   bool replicated) {
   std::vector<std::uint64_t> everyone(cuts.size());
   for (std::size_t rank = 0; rank < cuts.size(); ++rank) everyone[rank] = rank;
   pickle::Node* ranks = arena.Dict();
@@ -253,7 +298,7 @@ const pickle::Node* AffineFromCuts(pickle::Arena& arena, const Shape& shape,
     for (const Box& box : cut.boxes()) {
       pickle::Node* piece = arena.Dict();
       Set(arena, piece, "shape", Ints(arena, box.sizes));
-      Set(arena, piece, "source", Side(arena, box.at_view, shape));
+      Set(arena, piece, "source", Side(arena, box.at_view, cut.view()));
       Set(arena, piece, "dest", Side(arena, box.at_shard, cut.shard()));
       Set(arena, piece, "locations", Ints(arena, locations));
       pieces.push_back(piece);
@@ -265,7 +310,7 @@ const pickle::Node* AffineFromCuts(pickle::Arena& arena, const Shape& shape,
     ranks->items.push_back(mine);
   }
   pickle::Node* entry = arena.Dict();
-  Set(arena, entry, "logical_shape", Ints(arena, shape));
+  Set(arena, entry, "logical_shape", Ints(arena, cuts.front().view()));
   Set(arena, entry, "ranks", ranks);
   return entry;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -59,15 +60,17 @@ void ForClientState(const Node* root, const Act& act) {
   }
 }
 
-/// True if two graphs hold the same plain values, and no tensors.
-bool IsSame(const Node* a, const Node* b) {
+}  // namespace
+
+bool SameValues(const Node* a, const Node* b, const SameTensor& same) {
   std::vector<std::pair<const Node*, const Node*>> open = {{a, b}};
   std::set<std::pair<const Node*, const Node*>> seen;
   while (!open.empty()) {
     const auto [x, y] = open.back();
     open.pop_back();
     if (x == nullptr && y == nullptr) continue;
-    if (x == nullptr || y == nullptr || x->kind != y->kind || x->is_tensor()) return false;
+    if (x == nullptr || y == nullptr || x->kind != y->kind) return false;
+    if (x->is_tensor() && (!same || !same(*x->tensor, *y->tensor))) return false;
     const bool equal = x->integer == y->integer && x->text == y->text &&
                        (x->real == y->real || (std::isnan(x->real) && std::isnan(y->real)));
     if (!equal) return false;
@@ -83,6 +86,53 @@ bool IsSame(const Node* a, const Node* b) {
   return true;
 }
 
+namespace {
+
+/// Adds the members of all tensors of a graph.
+void AddMembers(const Passed& from, const Node* value, std::vector<std::uint32_t>* members) {
+  std::vector<const Node*> open = {value};
+  std::set<const Node*> seen;
+  while (!open.empty()) {
+    const Node* node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    if (node->is_tensor()) {
+      members->push_back(from.members[node->tensor->storage]);
+      open.push_back(node->tensor->attributes);
+    }
+    open.insert(open.end(), {node->callable, node->args, node->state});
+    for (const auto list : {&Node::items, &Node::list_items, &Node::dict_items}) {
+      open.insert(open.end(), (node->*list).begin(), (node->*list).end());
+    }
+  }
+}
+
+/// Names of opaque entries of tensor-parallel ranks for which another rank's stand.
+std::vector<std::string> LostEntries(const EngineState& state, const Topology& from,
+                                     const Topology& to) {
+  std::vector<std::string> lost;
+  if (from.tp == to.tp) return lost;
+  for (const OpaqueEntry& entry : state.entries) {
+    const bool alike = std::all_of(entry.by_tp.begin(), entry.by_tp.end(), [&](const auto& value) {
+      return value.node == entry.by_tp[0].node || SameValues(value.node, entry.by_tp[0].node);
+    });
+    if (!alike) lost.push_back(entry.name);
+  }
+  return lost;
+}
+
+/// Compares tensors of opaque entries of two checkpoints by the checksums of their storages.
+SameTensor BySums(const Checkpoint& a, const Passed& from_a, const Checkpoint& b,
+                  const Passed& from_b) {
+  return [&](const pickle::Tensor& x, const pickle::Tensor& y) {
+    if (x.dtype != y.dtype || x.shape != y.shape || x.strides != y.strides) return false;
+    const layout::Member& of_a = a.map.members[from_a.members[x.storage]];
+    const layout::Member& of_b = b.map.members[from_b.members[y.storage]];
+    if (x.offset != y.offset || of_a.bytes != of_b.bytes) return false;
+    return !of_a.crc32 || !of_b.crc32 || *of_a.crc32 == *of_b.crc32;
+  };
+}
+
 std::string Lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(), [](char c) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -92,12 +142,65 @@ std::string Lower(std::string text) {
 
 }  // namespace
 
+std::string DescribeEntries(const std::vector<OpaqueEntry>& entries) {
+  std::vector<std::string> names;
+  for (const OpaqueEntry& entry : entries) {
+    const Node* value = nullptr;
+    for (const OpaqueEntry::Value& one : entry.by_tp) value = value == nullptr ? one.node : value;
+    names.push_back(entry.name + " (" + pickle::Describe(value) + ")");
+  }
+  return "entries of the state dict that are not tensors: " + FirstFew(names);
+}
+
+std::vector<std::string> EntryDifferences(const Checkpoint& a, const Checkpoint& b) {
+  std::vector<std::string> lines;
+  const EngineState* first = EngineStateOf(a);
+  const EngineState* second = EngineStateOf(b);
+  if (first == nullptr || second == nullptr) return lines;
+  std::map<std::string, const OpaqueEntry*> of_b;
+  for (const OpaqueEntry& entry : second->entries) of_b[entry.name] = &entry;
+  for (const OpaqueEntry& entry : first->entries) {
+    const auto found = of_b.find(entry.name);
+    if (found == of_b.end()) {
+      lines.push_back(Quoted(entry.name) + ": only in the first");
+      continue;
+    }
+    const std::vector<OpaqueEntry::Value>& others = found->second->by_tp;
+    const std::size_t ranks = entry.by_tp.size() == others.size() ? others.size() : 1;
+    for (std::size_t tp = 0; tp < ranks; ++tp) {
+      const OpaqueEntry::Value& x = entry.by_tp[tp];
+      const OpaqueEntry::Value& y = others[tp];
+      if (x.from == nullptr || y.from == nullptr) continue;
+      if (SameValues(x.node, y.node, BySums(a, *x.from, b, *y.from))) continue;
+      lines.push_back(Quoted(entry.name) + ": " + pickle::Describe(x.node) + " and " +
+                      pickle::Describe(y.node) + " with other contents");
+      break;
+    }
+    of_b.erase(found);
+  }
+  for (const auto& [name, entry] : of_b) lines.push_back(Quoted(name) + ": only in the second");
+  return lines;
+}
+
 std::vector<std::uint32_t> EngineState::Members() const {
   std::vector<std::uint32_t> all;
   for (const auto* list : {&model_states, &optimizer}) {
     for (const Passed& one : *list) all.insert(all.end(), one.members.begin(), one.members.end());
   }
+  for (const OpaqueEntry& entry : entries) {
+    for (const OpaqueEntry::Value& value : entry.by_tp) {
+      if (value.from != nullptr) AddMembers(*value.from, value.node, &all);
+    }
+  }
   return all;
+}
+
+std::shared_ptr<const OwnState> EngineState::WithoutNames(std::vector<std::string>* lost) const {
+  if (entries.empty()) return nullptr;
+  lost->push_back(DescribeEntries(entries));
+  auto kept = std::make_shared<EngineState>(*this);
+  kept->entries.clear();
+  return kept;
 }
 
 std::vector<std::string> EngineState::Contents() const {
@@ -106,6 +209,7 @@ std::vector<std::string> EngineState::Contents() const {
   ForClientState(root,
                  [&](const Node* key, const Node*) { contents.push_back(Quoted(key->text)); });
   if (!optimizer.empty()) contents.push_back("the loss scaler");
+  if (!entries.empty()) contents.push_back(DescribeEntries(entries));
   return contents;
 }
 
@@ -117,7 +221,7 @@ std::vector<std::string> OwnClientState(const Node* a, const Node* b) {
   std::vector<std::string> own;
   ForClientState(a, [&](const Node* key, const Node* value) {
     const Node* other = FindIn(b, key->text);
-    if (other == nullptr || !IsSame(value, other)) own.push_back(Quoted(key->text));
+    if (other == nullptr || !SameValues(value, other)) own.push_back(Quoted(key->text));
   });
   ForClientState(b, [&](const Node* key, const Node*) {
     if (FindIn(a, key->text) == nullptr) own.push_back(Quoted(key->text));
@@ -143,9 +247,18 @@ std::vector<std::string> LostClientState(const EngineState& state, const Topolog
       lost.insert(std::move(key));
     }
   }
-  if (lost.empty()) return {};
-  return {"client state of model-parallel ranks for which others stand: " +
-          Joined(std::vector<std::string>(lost.begin(), lost.end()), ", ")};
+  std::vector<std::string> out;
+  if (!lost.empty()) {
+    out.push_back("client state of model-parallel ranks for which others stand: " +
+                  Joined(std::vector<std::string>(lost.begin(), lost.end()), ", "));
+  }
+  if (const std::vector<std::string> entries = LostEntries(state, from, to); !entries.empty()) {
+    out.push_back(
+        "entries of the state dict that tensor-parallel ranks have of their own, except those of "
+        "rank 0: " +
+        FirstFew(entries));
+  }
+  return out;
 }
 
 void TakeEngineState(const Topology& topology, EngineState state, Checkpoint* checkpoint) {
@@ -159,7 +272,7 @@ void TakeEngineState(const Topology& topology, EngineState state, Checkpoint* ch
   for (Param& param : checkpoint->params) {
     if (param.expert) param.expert->module = ExpertModuleOf(param.name);
   }
-  for (Group& group : checkpoint->groups) group.hyper = HyperOf(group.options);
+  for (Group& group : checkpoint->groups) group.hyper = HyperOf(group.options, group.tensors);
   checkpoint->own = std::make_shared<const EngineState>(std::move(state));
 }
 

@@ -16,6 +16,7 @@
 #include "dialect/core/source.h"
 #include "dialect/rules/patterns.h"
 #include "dialect/zero/engine_state.h"
+#include "dialect/zero/entries.h"
 #include "dialect/zero/topology.h"
 #include "format/pickle/node.h"
 #include "format/torch_pt/reader.h"
@@ -40,6 +41,7 @@ struct EngineReading {
   MapBuilder map;
   Topology topology;
   EngineState state;
+  EntryList opaque;  ///< for state.entries
 
   const std::string& file_name(std::uint32_t file) const { return source.files[file].name; }
 };
@@ -71,6 +73,11 @@ Result<std::vector<NamedShape>> ShapesOf(const Node* dict);
 /// \error kBadInput not a dict of names
 Result<Ties> TiesOf(const Node* root, const Node* module,
                     const std::function<bool(const std::string&)>& trainable, bool lists_frozen);
+/// Stage 3: maps names to the parameters to which they are tied. The placeholder of such a name
+/// shares its storage with the placeholder of exactly one partitioned parameter. shared_params does
+/// not list a module's second names below the same parent.
+std::unordered_map<std::string, std::string> TiedPlaceholders(
+    const Node* module, const std::function<bool(const std::string&)>& partitioned);
 /// The warning for a name of Ties::left_out at stage 3.
 std::string LeftOutToo(const std::string& file, const std::string& name);
 /// The first of a path of nested string keys that is there, or null.
@@ -83,6 +90,8 @@ tl::unexpected<Error> Missing(const EngineReading& reading, const std::vector<st
 Result<Document> Open(const EngineReading& reading, std::uint32_t file);
 /// A tensor of one number: of no dimension, or of one with one element.
 bool IsNumber(const Shape& shape);
+/// True for None, a number, a truth value or a text: what may be in the place of a scalar. Pure.
+bool IsPlainValue(const pickle::Node& node);
 /// A one-number state of the optimizer, if `node` is one and not a tensor over the parameter.
 /// \param state  its name of layout/states.h, or the optimizer's for others
 /// \param elems  of the parameter or partition that a tensor state would have

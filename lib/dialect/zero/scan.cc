@@ -1,6 +1,7 @@
 #include "dialect/zero/scan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "dialect/zero/file_name.h"
 #include "format/torch_pt/reader.h"
 #include "os/dir.h"
+#include "os/io_threads.h"
 
 namespace shardwright::dialect {
 namespace {
@@ -36,37 +38,53 @@ bool HasAtoms(const Listing& listing) {
   });
 }
 
-/// Atoms below `zero`: one folder per parameter with one file per state, and optimizer_state.pt.
-Status ListAtoms(const std::string& folder, std::vector<Found>* found,
-                 std::vector<std::string>* skipped) {
-  const auto under = [&](std::string_view name) {
-    return std::string(folder).append("/").append(name);
-  };
-  const std::string top = under(kAtomsFolder);
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(top));
+/// Folders below `zero`, as deep as a parameter's name has slashes.
+constexpr int kAtomDepth = 32;
+
+/// What lies below a folder of atoms: files, and names that are none.
+struct Atoms {
+  std::vector<Found> found;
+  std::vector<std::string> skipped;
+};
+
+/// Lists the files of a folder of atoms, and of those in it.
+/// \param name  of the folder, relative to the tag folder
+/// \param io_threads  folders in it that are listed at the same time
+Status ListAtomsIn(const std::string& tag_folder, const std::string& name, int depth,
+                   unsigned io_threads, Atoms* out) {
+  const std::string top = tag_folder + "/";
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(top + name));
+  std::vector<std::string> folders;
   for (const os::Entry& entry : entries) {
-    const std::string name = std::string(kAtomsFolder) + "/" + entry.name;
+    std::string path = name;
+    path.append("/").append(entry.name);
     if (IsFile(entry) && entry.name.ends_with(".pt")) {
-      found->push_back({under(name), name});
-      continue;
-    }
-    if (entry.type != os::EntryType::kDir) {
-      skipped->push_back(name);
-      continue;
-    }
-    SW_TRY_ASSIGN(const std::vector<os::Entry> states, os::ListDir(top + "/" + entry.name));
-    for (const os::Entry& state : states) {
-      std::string state_name = name;
-      state_name += '/';
-      state_name += state.name;
-      if (IsFile(state) && state.name.ends_with(".pt")) {
-        found->push_back({under(state_name), state_name});
-      } else {
-        skipped->push_back(state_name);
-      }
+      std::string whole = top;
+      whole.append(path);
+      out->found.push_back({std::move(whole), std::move(path)});
+    } else if (entry.type == os::EntryType::kDir && depth > 0) {
+      folders.push_back(std::move(path));
+    } else {
+      out->skipped.push_back(std::move(path));
     }
   }
+  std::vector<Atoms> below(folders.size());
+  SW_TRY(os::ForEachFile(folders.size(), io_threads, [&](std::uint64_t i) {
+    return ListAtomsIn(tag_folder, folders[i], depth - 1, 1, &below[i]);
+  }));
+  for (Atoms& one : below) {
+    std::move(one.found.begin(), one.found.end(), std::back_inserter(out->found));
+    std::move(one.skipped.begin(), one.skipped.end(), std::back_inserter(out->skipped));
+  }
   return {};
+}
+
+/// Atoms below `zero`: one folder per parameter with one file per state, and optimizer_state.pt. A
+/// parameter's name is a path: DeepSpeed does not escape the slashes in it.
+Result<Atoms> ListAtoms(const std::string& folder, unsigned io_threads) {
+  Atoms atoms;
+  SW_TRY(ListAtomsIn(folder, kAtomsFolder, kAtomDepth, io_threads, &atoms));
+  return atoms;
 }
 
 /// Everything of a checkpoint in one tag folder.
@@ -76,14 +94,13 @@ struct Contents {
   std::string manifest_path;
 };
 
-Status ListFolder(const Listing::Folder& folder, bool atoms, Contents* out) {
+Status ListFolder(const Listing::Folder& folder, bool atoms, unsigned io_threads, Contents* out) {
   for (const os::Entry& entry : folder.entries) {
     const std::string path = folder.path + "/" + entry.name;
     if (entry.type == os::EntryType::kDir) {
       if (entry.name == kAtomsFolder) {
-        std::vector<Found> found;
-        std::vector<std::string> skipped;
-        SW_TRY(ListAtoms(folder.path, &found, &skipped));
+        SW_TRY_ASSIGN(auto listed, ListAtoms(folder.path, io_threads));
+        auto& [found, skipped] = listed;
         out->skipped.insert(out->skipped.end(), skipped.begin(), skipped.end());
         if (!atoms && !found.empty()) out->skipped.push_back(std::string(kAtomsFolder) + "/");
         if (atoms) std::move(found.begin(), found.end(), std::back_inserter(out->files));
@@ -139,6 +156,8 @@ bool IsDataStates(const os::File& file, const os::Identity& identity) {
   return tail.find("\"datastates_metadata\"") != std::string::npos;
 }
 
+}  // namespace
+
 Result<std::vector<Container>> ReadEngineFile(const Found& found, const os::File& file,
                                               const os::Identity& identity) {
   if (IsNebulaStub(file, identity)) {
@@ -146,7 +165,7 @@ Result<std::vector<Container>> ReadEngineFile(const Found& found, const os::File
                                         ": a Nebula placeholder, its data is elsewhere: "
                                         "load and save the checkpoint without Nebula");
   }
-  Result<Container> read = ReadPickled(found, file);
+  Result<Container> read = ReadPickled(found, file, identity);
   if (!read && IsDataStates(file, identity)) {
     return Fail(Errc::kUnsupported, found.path +
                                         ": a DataStates container: load and save the "
@@ -156,8 +175,6 @@ Result<std::vector<Container>> ReadEngineFile(const Found& found, const os::File
   return std::vector<Container>{*std::move(read)};
 }
 
-}  // namespace
-
 bool HoldsNative(const Listing& listing) {
   return HasShards(listing) ||
          (!HasAtoms(listing) && AnyFile(listing, [](const FileName&) { return true; }));
@@ -165,16 +182,16 @@ bool HoldsNative(const Listing& listing) {
 
 bool HoldsAtoms(const Listing& listing) { return HasAtoms(listing) && !HasShards(listing); }
 
-Result<SourceSet> ScanEngineFiles(const Listing& listing, bool atoms) {
+Result<SourceSet> ScanEngineFiles(const Listing& listing, bool atoms, const ScanOptions& options) {
   Contents contents;
   for (const Listing::Folder& folder : listing.folders) {
-    SW_TRY(ListFolder(folder, atoms, &contents));
+    SW_TRY(ListFolder(folder, atoms, options.io_threads, &contents));
   }
   SourceSet out;
   if (atoms && !contents.manifest_path.empty()) {
     SW_TRY_ASSIGN(out.manifest, os::ReadWholeText(contents.manifest_path, limits::kJsonBytes));
   }
-  SW_TRY(ReadFiles(std::move(contents.files), ReadEngineFile, &out));
+  SW_TRY(ReadFiles(std::move(contents.files), ReadEngineFile, options, &out));
   WarnAboutSkipped(contents.skipped, &out);
   return out;
 }

@@ -18,6 +18,10 @@ bool HoldsAtoms(const Listing& listing);
 
 /// Reads the files of DeepSpeed's engine in the folders, and with `atoms` those below `zero`.
 /// \error kBadInput  a broken file; kUnsupported  NVMe offload, Nebula, DataStates; named
-Result<SourceSet> ScanEngineFiles(const Listing& listing, bool atoms);
+Result<SourceSet> ScanEngineFiles(const Listing& listing, bool atoms, const ScanOptions& options);
+
+/// Reads the container of one file that ScanEngineFiles has found, as Dialect::read_file.
+Result<std::vector<Container>> ReadEngineFile(const Found& found, const os::File& file,
+                                              const os::Identity& identity);
 
 }  // namespace shardwright::dialect

@@ -142,7 +142,11 @@ Status Builder::Add(const Param& param) {
   const layout::SplitRule& rule = param.rule;
   const bool replicated = rule.split == Split::kReplicated;
   if (param.kind == ParamKind::kBuffer && (replicated || rule.split == Split::kUnknown)) return {};
-  const bool mappable = rule.split != Split::kAverage && !rule.padded && rule.view.empty();
+  const bool trained = param.kind == ParamKind::kTrainable;
+  // With a map DeepSpeed's converter does not store in which view a tensor is cut, and a loader
+  // that is not AutoTP's would cut its atom along dimension 0.
+  const bool mappable =
+      rule.split != Split::kAverage && !rule.padded && (rule.view.empty() || !trained);
   if (tp_ > 1) {
     std::vector<Cut> cuts;
     for (std::uint64_t rank = 0; rank < tp_; ++rank) {
@@ -152,12 +156,12 @@ Status Builder::Add(const Param& param) {
     if (mappable) {
       if (maps_ == nullptr) maps_ = arena_.Dict();
       maps_->items.push_back(arena_.String(pattern));
-      maps_->items.push_back(AffineFromCuts(arena_, param.shape, cuts, replicated));
+      maps_->items.push_back(AffineFromCuts(arena_, cuts, replicated));
     }
   }
   // DeepSpeed's converter insists that every expression of a list is used, and it knows trainable
   // parameters only; expressions of the map it does not check.
-  if (param.kind == ParamKind::kTrainable || !mappable) return AddCategory(param, pattern);
+  if (trained || !mappable) return AddCategory(param, pattern);
   return {};
 }
 

@@ -63,15 +63,30 @@ std::uint64_t BufferBytes(const RunOptions& options) {
   return options.file_owner.empty() ? workspaces : std::max(workspaces, options.memory_bytes);
 }
 
-Status CheckShared(comm::Comm& comm, const std::string& stage, const std::string& output) {
-  const auto look = [&]() -> Status {
+Status CheckSpace(const std::string& output, const std::string& folder, std::uint64_t bytes,
+                  std::uint64_t files) {
+  SW_TRY_ASSIGN(const os::FreeSpace free, os::FreeSpaceAt(folder));
+  if (free.bytes && *free.bytes < bytes) {
+    return Fail(Errc::kIo, output + ": " + FormatBytes(bytes) + " needed, " +
+                               FormatBytes(*free.bytes) + " free");
+  }
+  if (free.files && *free.files < files) {
+    return Fail(Errc::kIo, output + ": " + std::to_string(files) + " inodes needed, " +
+                               std::to_string(*free.files) + " free");
+  }
+  return {};
+}
+
+Result<os::Directory> OpenShared(comm::Comm& comm, const std::string& stage,
+                                 const std::string& output) {
+  const auto open = [&]() -> Result<os::Directory> {
     SW_TRY_ASSIGN(const bool seen, os::IsDir(stage));
-    if (seen) return {};
+    if (seen) return os::OpenStage(stage);
     return Fail(Errc::kIo, output + ": " + stage +
                                ", which rank 0 has made, is not there: OUTPUT must lie where all "
                                "ranks see it");
   };
-  return comm.Agree(look());
+  return comm.Agree(open());
 }
 
 Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
@@ -82,7 +97,7 @@ Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
       options_(options),
       sink_(sink),
       arena_(static_cast<int>(options.threads)),
-      output_([this](std::uint32_t file) { return os::File::OpenWrite(StagePath(file)); }),
+      output_([this](std::uint32_t file) { return OfOutput(directory_.OpenWrite(PathOf(file))); }),
       source_sums_(plan.source().members.size()) {}
 
 Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
@@ -93,16 +108,29 @@ Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& sour
 
 Result<RunReport> Runner::Go() {
   Status status = Passes();
-  if (!status && stage_ && !stage_->committed()) {
-    // What was written is worth keeping when the user may go on, never when the input is wrong. A
-    // resume with other inputs or flags is refused and takes nothing from the run that it meant.
-    const Errc code = status.error().code;
-    const bool keep = code == Errc::kStopped || code == Errc::kIo || code == Errc::kNotFound ||
-                      (code == Errc::kMismatch && resumed_);
-    if (Status gone = stage_->Abandon(keep); !gone) sink_.Warn(gone.error().message);
+  if (!status) {
+    if (Status left = LeaveStage(status.error().code); !left) sink_.Warn(left.error().message);
   }
   SW_TRY(std::move(status));
   return Report();
+}
+
+Status Runner::LeaveStage(Errc code) {
+  // After a failed write or sync the kernel may show pages that never reached the device, so no
+  // later run can find out what of the files is there: all is written again.
+  Status left;
+  if (code == Errc::kIo && journal_) left = journal_->Clear();
+  // A file that is removed while it is open leaves a hidden file on NFS and FUSE.
+  journal_.reset();
+  (void)output_.CloseAll();
+  if (comm_.size() > 1) SW_TRY(comm_.Barrier());
+  if (!stage_ || stage_->committed()) return left;
+  // What was written is worth keeping when the user may go on, never when the input is wrong. A
+  // resume with other inputs or flags is refused and takes nothing from the run that it meant.
+  const bool keep = code == Errc::kStopped || (code == Errc::kIo && left) ||
+                    code == Errc::kNotFound || (code == Errc::kMismatch && resumed_);
+  SW_TRY(stage_->Abandon(keep));
+  return left;
 }
 
 Status Runner::Passes() {
@@ -130,16 +158,17 @@ Status Runner::Begin() {
     if (options_.force) SW_TRY(CheckReplaceable(options_.output, plan_.source().files));
     SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
     SW_TRY_ASSIGN(os::Stage stage,
-                  os::Stage::Begin(options_.output, {options_.force, options_.resume, run_id}));
+                  os::Stage::Begin(options_.output,
+                                   {options_.force, options_.resume, run_id, options_.take_over}));
     stage_.emplace(std::move(stage));
-    for (const std::string& note : stage_->notes()) sink_.Note(note, 0);
+    stage_->Print(sink_);
     return (stage_->resumed() ? "r" : "n") + stage_->path();
   };
   const Result<std::string> opened = comm_.OnRootText(open_stage);
   SW_TRY(opened);
   resumed_ = opened->starts_with('r');
-  stage_path_ = opened->substr(1);
-  SW_TRY(CheckShared(comm_, stage_path_, options_.output));
+  SW_TRY_ASSIGN(directory_, OpenShared(comm_, opened->substr(1), options_.output));
+  SW_TRY_ASSIGN(journals_, comm_.Agree(directory_.OpenDir(os::kJournalDir)));
   const std::uint64_t total = plan_.totals().payload_bytes;
   const auto rank = static_cast<std::uint64_t>(comm_.rank());
   const auto size = static_cast<std::uint64_t>(comm_.size());
@@ -156,12 +185,14 @@ Status Runner::Begin() {
 
 Status Runner::ReadJournals() {
   if (!resumed_) return {};
-  const std::string journals = stage_path_ + "/" + os::kJournalDir;
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(journals));
-  std::vector<std::string> paths;
-  paths.reserve(entries.size());
-  for (const os::Entry& entry : entries) paths.push_back(journals + "/" + entry.name);
-  SW_TRY_ASSIGN(const os::JournalRecords found, os::ReadJournals(paths, options_.fingerprint));
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, journals_.List());
+  std::vector<std::string> names;
+  names.reserve(entries.size());
+  for (const os::Entry& entry : entries) {
+    if (entry.name != kCreatedName) names.push_back(entry.name);
+  }
+  SW_TRY_ASSIGN(const os::JournalRecords found,
+                os::ReadJournals(journals_, names, options_.fingerprint));
   for (const std::vector<std::byte>& bytes : found.records) {
     std::uint64_t unit = 0;
     UnitRecord record;
@@ -169,7 +200,8 @@ Status Runner::ReadJournals() {
     for (const Share& share : record.shares) {
       ours = ours && share.member < plan_.source().members.size();
     }
-    if (!ours) return Fail(Errc::kBadInput, journals + ": a record that is not of this run");
+    if (!ours)
+      return Fail(Errc::kBadInput, journals_.path() + ": a record that is not of this run");
     // A run that compared no checksums of the source noted no shares of them.
     if (options_.verify != Verify::kNone && record.shares.empty()) continue;
     record.sum.bytes = static_cast<std::uint32_t>(plan_.unit(unit).bytes);
@@ -179,15 +211,13 @@ Status Runner::ReadJournals() {
 }
 
 Status Runner::OpenJournal() {
-  const std::string journals = stage_path_ + "/" + os::kJournalDir;
-  SW_TRY_ASSIGN(
-      os::Journal journal,
-      os::Journal::Open(journals + "/" + std::to_string(comm_.rank()), options_.fingerprint));
+  SW_TRY_ASSIGN(os::Journal journal,
+                os::Journal::Open(journals_, std::to_string(comm_.rank()), options_.fingerprint));
   journal_.emplace(std::move(journal));
   // Durable before the first output file: files must never lie in a stage that does not say whose
   // they are.
   SW_TRY(journal_->Sync());
-  return os::SyncDir(journals);
+  return journals_.Sync();
 }
 
 Status Runner::Recover() {
@@ -296,7 +326,6 @@ Result<RunReport> Runner::Report() {
     total.bytes_written += file.bytes;
     ++total.files_written;
   }
-  if (stage_) total.notes = stage_->notes();
   return total;
 }
 

@@ -13,6 +13,8 @@
 #include "base/work.h"
 #include "comm/comm.h"
 #include "exec/byte_source.h"
+#include "os/directory.h"
+#include "os/io_threads.h"
 #include "os/journal.h"
 #include "plan/plan.h"
 
@@ -24,8 +26,11 @@ struct RunOptions {
   std::string output;
   bool force = false;
   bool resume = false;
+  bool take_over = false;  ///< as os::StageOptions
   Verify verify = Verify::kSums;
   unsigned threads = 1;  ///< of this rank
+  /// Files that this rank creates, completes and syncs at the same time, whatever `threads` is.
+  unsigned io_threads = os::kIoThreads;
   /// Bytes of buffers that this rank may use; at least one workspace per thread is needed.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
   os::Fingerprint
@@ -47,16 +52,25 @@ struct RunReport {
   std::uint64_t units_resumed = 0;
   std::uint64_t members_verified = 0;
   std::uint64_t members_without_sum = 0;
-  std::vector<std::string> notes;  ///< root only
 };
 
 /// Bytes of buffers that Run uses on each rank, for --dry-run.
 std::uint64_t BufferBytes(const RunOptions& options);
 
-/// Refuses a stage, made by rank 0, that another rank does not see.
-/// \error kIo  names the output
+/// Compares what an output needs with what is free where it is made.
+/// \param output  for the message
+/// \param folder  an existing one
+/// \param files   files and directories
+/// \error kIo; kNotFound
+/// Local.
+Status CheckSpace(const std::string& output, const std::string& folder, std::uint64_t bytes,
+                  std::uint64_t files);
+
+/// Opens the stage that rank 0 has made, on every rank.
+/// \error kIo  a rank does not see it, names the output; as os::OpenStage
 /// Collective.
-Status CheckShared(comm::Comm& comm, const std::string& stage, const std::string& output);
+Result<os::Directory> OpenShared(comm::Comm& comm, const std::string& stage,
+                                 const std::string& output);
 
 /// Carries out a plan: writes every output file beside `output` and gives it its name when all of
 /// it is complete, synced and described by a manifest (os/commit.h). Units are cut over ranks by

@@ -20,6 +20,13 @@ namespace {
 /// syncs on a disk that takes their 4 GB in 2 s.
 constexpr std::size_t kFilesSyncedOneByOne = 64;
 
+tl::unexpected<Error> TwoOutputs(const std::string& path) {
+  return Fail(Errc::kUnsupported,
+              path +
+                  ": two outputs have one name on this file system, which may ignore case or dots "
+                  "at the end of a name; write to another file system");
+}
+
 Status NotAsWritten(const std::string& path) {
   return Fail(Errc::kIo, path + ": what was read back is not what was written");
 }
@@ -79,10 +86,26 @@ class FrameWriter {
 }  // namespace
 
 template <class Visit>
-Status Runner::ForMyFiles(Visit&& visit) {
-  return ForEach(arena_, plan_.target().files.size(), [&](std::uint64_t file) {
+Status Runner::ForMyFiles(unsigned threads, Visit&& visit) {
+  return os::ForEachFile(plan_.target().files.size(), threads, [&](std::uint64_t file) {
     return Mine(file) ? visit(static_cast<std::uint32_t>(file)) : Status();
   });
+}
+
+/// How many frames are made at the same time: many small ones, whose writes and syncs take longer
+/// than they do, and few large ones, for which there is no memory.
+unsigned Runner::FrameThreads() const {
+  constexpr std::uint64_t kMemory = std::uint64_t{32} << 20;
+  constexpr std::uint64_t kTimesFrame = 16;  // an object graph against its bytes
+  std::uint64_t largest = 1;
+  for (const plan::OutputFile& file : plan_.target().files) {
+    std::uint64_t frame = file.bytes;
+    for (const plan::Payload& payload : file.payloads) frame -= payload.bytes;
+    largest = std::max(largest, frame);
+  }
+  const std::uint64_t fit = kMemory / (kTimesFrame * largest);
+  return static_cast<unsigned>(std::clamp<std::uint64_t>(
+      fit, options_.threads, std::max(options_.threads, options_.io_threads)));
 }
 
 Status Runner::CreateFiles() {
@@ -93,22 +116,46 @@ Status Runner::CreateFiles() {
       folders.insert(file.path.substr(0, slash));
     }
   }
+  SW_TRY_ASSIGN(const std::string created, comm_.OnRootText([&]() -> Result<std::string> {
+    if (resumed_) SW_TRY(BeginCreating());
+    return created_ ? "yes" : "";
+  }));
+  created_ = !created.empty();
+  if (!created_) noted_.clear();
   SW_TRY(comm_.OnRoot([&]() -> Status {
-    for (const std::string& folder : folders) SW_TRY(os::MakeDirs(stage_path_ + "/" + folder));
+    for (const std::string& folder : folders) SW_TRY(OfOutput(directory_.MakeDirs(folder)));
     return {};
   }));
-  const auto open_file_system = [&]() -> Status {
-    if (plan_.target().files.size() <= kFilesSyncedOneByOne || !os::FileSystem::TellsErrors()) {
-      return {};
-    }
-    SW_TRY_ASSIGN(os::FileSystem system, os::FileSystem::Of(stage_path_));
-    file_system_.emplace(std::move(system));
-    return {};
-  };
-  SW_TRY(comm_.Agree(open_file_system()));
+  SW_TRY(ChooseSync());
   SW_TRY(MakeTwins());
   SW_TRY(comm_.OnRoot([&] { return CheckSpace(); }));
-  return ForMyFiles([&](std::uint32_t file) { return IsTwin(file) ? Status() : CreateFile(file); });
+  SW_TRY(comm_.Agree(ForMyFiles(options_.io_threads, [&](std::uint32_t file) {
+    return IsTwin(file) ? Status() : CreateFile(file);
+  })));
+  return comm_.OnRoot(
+      [&] { return created_ ? Status() : journals_.WriteWholeFile(kCreatedName, ""); });
+}
+
+/// A run that was stopped while it created its files has written nothing yet. What it left is
+/// removed, because only a file that is created here proves that no other output has its name.
+Status Runner::BeginCreating() {
+  SW_TRY_ASSIGN(created_, journals_.Exists(kCreatedName));
+  if (created_) return {};
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, directory_.List());
+  for (const os::Entry& entry : entries) {
+    if (entry.name != os::kJournalDir) SW_TRY(directory_.RemoveTree(entry.name));
+  }
+  return {};
+}
+
+/// One sync for all files, where there are many and the file system of every rank supports it.
+Status Runner::ChooseSync() {
+  if (plan_.target().files.size() <= kFilesSyncedOneByOne) return {};
+  // The descriptor is older than every write: a sync of the file system reports their errors.
+  SW_TRY_ASSIGN(const std::uint64_t without,
+                comm_.AllReduceSum(directory_.CanSyncFileSystem() ? 0 : 1));
+  sync_at_once_ = without == 0;
+  return {};
 }
 
 /// A clone or link takes no place and no time, so the root makes them all, before it is asked
@@ -137,51 +184,61 @@ Status Runner::MakeTwins() {
 Result<bool> Runner::MakeTwin(std::uint32_t index) {
   const plan::OutputFile& file = plan_.target().files[index];
   const std::string& source = plan_.source().files[file.twin_of];
-  const std::string path = StagePath(index);
+  const std::string& path = PathOf(index);
+  SW_TRY_ASSIGN(const os::File from, source_.Open(file.twin_of));
   if (file.twin == plan::Twin::kLink) {
     // What a stopped run left under this name may be anything; a name is made anew for nothing.
-    SW_TRY_ASSIGN(const bool there, os::Exists(path));
-    if (there) SW_TRY(os::RemoveFile(path));
-    SW_TRY(os::HardLink(source, path));
+    SW_TRY_ASSIGN(const bool there, directory_.Exists(path));
+    if (there && !created_) return TwoOutputs(directory_.PathOf(path));
+    if (there) SW_TRY(directory_.RemoveFile(path));
+    SW_TRY(directory_.HardLink(source, from, path));
   } else {
-    SW_TRY_ASSIGN(const os::File from, os::File::OpenRead(source));
     SW_TRY_ASSIGN(const os::File to, OpenOutput(index));
     SW_TRY_ASSIGN(const bool cloned, os::CloneInto(from, to));
-    if (!cloned) return false;
+    if (!cloned) {
+      SW_TRY(directory_.RemoveFile(path));  // CreateFile makes it
+      return false;
+    }
   }
   SW_TRY_ASSIGN(const bool grown, source_.LookAgain(file.twin_of));
-  if (grown) return false;
-  if (!file_system_) SW_TRY(os::SyncFiles({&path, 1}));
+  if (grown) {
+    SW_TRY(directory_.RemoveFile(path));
+    return false;
+  }
+  if (!sync_at_once_) SW_TRY(directory_.SyncFile(path));
   return true;
 }
 
 Status Runner::CheckSpace() {
   if (resumed_) return {};
-  std::uint64_t needed = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t files = 0;
   for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
-    if (!IsTwin(index)) needed += plan_.target().files[index].bytes;
+    if (IsTwin(index)) continue;
+    bytes += plan_.target().files[index].bytes;
+    ++files;
   }
-  SW_TRY_ASSIGN(const std::uint64_t free_bytes, os::FreeBytes(stage_path_));
-  if (free_bytes >= needed) return {};
-  return Fail(Errc::kIo, options_.output + ": " + FormatBytes(needed) + " needed, " +
-                             FormatBytes(free_bytes) + " free");
+  return OfOutput(exec::CheckSpace(options_.output, directory_.path(), bytes, files));
 }
 
 Result<os::File> Runner::OpenOutput(std::uint32_t index) const {
-  const std::string path = StagePath(index);
-  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  const std::string& path = PathOf(index);
+  SW_TRY_ASSIGN(const std::optional<os::NameStatus> there, directory_.Look(path));
+  if (there && !created_) return TwoOutputs(directory_.PathOf(path));
   if (there) {
-    SW_TRY_ASSIGN(const std::uint64_t names, os::LinkCount(path));
-    if (names == 1) return os::File::OpenWrite(path);
-    // Bytes that have another name somewhere are not ours to write into.
-    SW_TRY(os::RemoveFile(path));
+    if (directory_.IsOwnFile(*there)) return directory_.OpenWrite(path);
+    // Bytes of somebody else, or with another name somewhere, are not ours to write into.
+    SW_TRY(directory_.RemoveFile(path));
   }
-  return os::File::Create(path, plan_.target().files[index].executable);
+  Result<os::File> made = directory_.Create(path, plan_.target().files[index].executable);
+  if (!made && made.error().code == Errc::kBusy) return TwoOutputs(directory_.PathOf(path));
+  return made;
 }
 
 Status Runner::CreateFile(std::uint32_t index) {
-  SW_TRY_ASSIGN(const os::File out, OpenOutput(index));
-  return out.Allocate(plan_.target().files[index].bytes);
+  SW_TRY_ASSIGN(os::File out, OfOutput(OpenOutput(index)));
+  SW_TRY(out.Allocate(plan_.target().files[index].bytes));
+  return out.Close();
 }
 
 Status Runner::WriteFrame(std::uint32_t index) {
@@ -201,7 +258,7 @@ Status Runner::WriteFrame(std::uint32_t index) {
   }));
   SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
   file_sums_[index] = {FileDigest(digests, digest), CombinedCrc32(sums)};
-  return file_system_ ? Status() : out->Sync();
+  return sync_at_once_ ? Status() : out->Sync();
 }
 
 Status Runner::WriteText(std::uint32_t index, const std::string& text) {
@@ -211,7 +268,7 @@ Status Runner::WriteText(std::uint32_t index, const std::string& text) {
   SW_TRY(frame.Put(0, std::as_bytes(std::span(text))));
   SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
   file_sums_[index] = {FileDigest({}, digest), 0};
-  return file_system_ ? Status() : out->Sync();
+  return sync_at_once_ ? Status() : out->Sync();
 }
 
 /// Whoever completed a file reads it again; then all ranks know all digests.
@@ -225,9 +282,10 @@ Status Runner::WriteDigestLists() {
     any = any || !file.digests.files.empty();
   }
   if (!any) return {};
-  SW_TRY(comm_.Agree(ForMyFiles([&](std::uint32_t file) -> Status {
+  SW_TRY(comm_.Agree(ForMyFiles(options_.threads, [&](std::uint32_t file) -> Status {
     if (listed[file] == std::byte{0}) return {};
-    SW_TRY_ASSIGN(sums[file], os::Sha256OfFile(StagePath(file)));
+    SW_TRY_ASSIGN(const os::File read, OfOutput(directory_.OpenRead(PathOf(file))));
+    SW_TRY_ASSIGN(sums[file], os::Sha256Of(read));
     return {};
   })));
   std::string mine;
@@ -241,7 +299,7 @@ Status Runner::WriteDigestLists() {
     std::size_t file = 0;
     for (std::string sum; lines >> file >> sum;) sums[file] = sum;
   }
-  return comm_.Agree(ForMyFiles([&](std::uint32_t file) -> Status {
+  return comm_.Agree(ForMyFiles(options_.threads, [&](std::uint32_t file) -> Status {
     const plan::DigestList& list = files[file].digests;
     if (list.files.empty()) return {};
     std::vector<std::string> of_list;
@@ -258,25 +316,47 @@ Status Runner::SyncWritten() {
     const std::uint32_t file = plan_.unit(index).file;
     if (!IsTwin(file) && (files.empty() || files.back() != file)) files.push_back(file);
   }
-  return comm_.Agree(ForEach(arena_, files.size(), [&](std::uint64_t i) -> Status {
-    SW_TRY_ASSIGN(const auto file, output_.Get(files[i]));
-    return file->Sync();
-  }));
+  return comm_.Agree(
+      os::ForEachFile(files.size(), options_.io_threads, [&](std::uint64_t i) -> Status {
+        SW_TRY_ASSIGN(const auto file, output_.Get(files[i]));
+        return file->Sync();
+      }));
 }
 
 Status Runner::WriteFrames() {
   sink_.Pass("finish");
-  if (comm_.size() > 1 && !file_system_) SW_TRY(SyncWritten());
+  if (comm_.size() > 1 && !sync_at_once_) SW_TRY(SyncWritten());
   file_sums_.resize(plan_.target().files.size());
-  SW_TRY(comm_.Agree(ForMyFiles([&](std::uint32_t file) { return WriteFrame(file); })));
+  SW_TRY(comm_.Agree(
+      ForMyFiles(FrameThreads(), [&](std::uint32_t file) { return WriteFrame(file); })));
   SW_TRY(WriteDigestLists());
-  return file_system_ ? comm_.Agree(file_system_->Sync()) : Status();
+  if (sync_at_once_) SW_TRY(comm_.Agree(SyncFileSystem()));
+  return CloseFiles();
 }
 
-Status Runner::ReadBack(std::uint32_t index) const {
+/// Where it fails, syncs this rank's files one by one to find the file and the reason: a sync of a
+/// whole file system reports a full quota as an input/output error.
+Status Runner::SyncFileSystem() {
+  Status all = directory_.SyncFileSystem();
+  if (all) return all;
+  const auto sync = [&](std::uint32_t file) -> Status {
+    if (IsTwin(file)) return {};
+    SW_TRY_ASSIGN(const auto out, output_.Get(file));
+    return out->Sync();
+  };
+  SW_TRY(ForMyFiles(options_.io_threads, sync));
+  return all;
+}
+
+/// Before the output gets its name: some file systems report only at the close that they could not
+/// store a file.
+Status Runner::CloseFiles() { return comm_.Agree(output_.CloseAll()); }
+
+Status Runner::ReadBack(std::uint32_t index) {
   if (IsTwin(index)) return {};
   const plan::OutputFile& file = plan_.target().files[index];
-  SW_TRY_ASSIGN(const os::File in, os::File::OpenRead(StagePath(index)));
+  SW_TRY_ASSIGN(const os::File in, OfOutput(directory_.OpenRead(PathOf(index))));
+  if (!in.DropCache()) ++read_from_memory_;
   std::vector<std::byte> buffer;
   std::vector<Digest> digests;
   DigestStream frame;
@@ -297,18 +377,29 @@ Status Runner::ReadBack(std::uint32_t index) const {
   }
   SW_TRY(read(end, file.bytes, [&] { frame.Add(buffer); }));
   if (FileDigest(digests, frame.Finish()) != file_sums_[index].digest) {
-    return NotAsWritten(StagePath(index));
+    return NotAsWritten(in.path());
   }
   return {};
 }
 
 Status Runner::ReadBackAll() {
   sink_.Pass("readback");
-  return comm_.Agree(ForMyFiles([&](std::uint32_t file) { return ReadBack(file); }));
+  SW_TRY(comm_.Agree(
+      ForMyFiles(options_.threads, [&](std::uint32_t file) { return ReadBack(file); })));
+  SW_TRY_ASSIGN(const std::uint64_t from_memory, comm_.AllReduceSum(read_from_memory_.load()));
+  if (from_memory > 0 && comm_.rank() == 0) {
+    sink_.Note("readback: " + std::to_string(from_memory) + " of " +
+                   std::to_string(plan_.target().files.size()) +
+                   " files were read from memory, not from the device: this file system keeps "
+                   "them there",
+               0);
+  }
+  return {};
 }
 
 Status Runner::Commit() {
   sink_.Pass("commit");
+  SW_TRY(comm_.Agree(journal_->Close()));
   journal_.reset();
   std::vector<FileSum> mine;
   for (std::size_t file = 0; file < file_sums_.size(); ++file) {
@@ -331,16 +422,17 @@ Status Runner::Commit() {
     }
     os::CommitSteps steps;
     steps.files_synced = true;
-    steps.write_manifest = [&](const std::string& stage) -> Status {
+    steps.write_manifest = [&](const os::Directory& stage) -> Status {
       SW_TRY_ASSIGN(const std::string text, MakeManifest(options_.manifest, files));
-      const std::string path = stage + "/" + kManifestName;
-      SW_TRY(os::ReplaceFile(path, text));
+      SW_TRY(stage.ReplaceFile(kManifestName, text));
       if (options_.verify != Verify::kReadback) return {};
       // One byte more than it should have is enough to see that it is another.
-      SW_TRY_ASSIGN(const std::string found, os::ReadWholeText(path, text.size() + 1));
-      return found == text ? Status() : NotAsWritten(path);
+      SW_TRY_ASSIGN(const std::string found, stage.ReadWholeText(kManifestName, text.size() + 1));
+      return found == text ? Status() : NotAsWritten(stage.PathOf(kManifestName));
     };
-    return stage_->Commit(steps);
+    Status committed = stage_->Commit(steps);
+    stage_->Print(sink_);
+    return OfOutput(std::move(committed));
   });
 }
 

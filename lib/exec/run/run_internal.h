@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -18,9 +19,19 @@
 #include "exec/units.h"
 #include "exec/verify.h"
 #include "os/commit.h"
-#include "os/file_system.h"
+#include "os/directory.h"
 
 namespace shardwright::exec {
+
+/// Empty file next to the journals: CreateFiles has created all files of the run.
+inline constexpr const char* kCreatedName = "created";
+
+/// A file of the output that is not there any more is a failed write: kNotFound is for inputs.
+template <class T>
+T OfOutput(T result) {
+  if (!result && result.error().code == Errc::kNotFound) result.error().code = Errc::kIo;
+  return result;
+}
 
 /// What a manifest tells of a file's bytes, as ranks send it to each other.
 struct FileSum {
@@ -38,17 +49,22 @@ class Runner final : private UnitSink {
 
  private:
   Status Passes();
-  Status Begin();         // collective
-  Status ReadJournals();  // what a stopped run noted about this rank's units; local
-  Status OpenJournal();   // local
-  Status CreateFiles();   // collective
-  Status MakeTwins();     // clones and links, by the root; collective
+  Status LeaveStage(Errc code);  // after a pass has failed; collective
+  Status Begin();                // collective
+  Status ReadJournals();         // what a stopped run noted about this rank's units; local
+  Status OpenJournal();          // local
+  Status CreateFiles();          // collective
+  Status MakeTwins();            // clones and links, by the root; collective
   Result<bool> MakeTwin(std::uint32_t index);
   Status CheckSpace();                                     // root
   Result<os::File> OpenOutput(std::uint32_t index) const;  // new, or what a stopped run left of it
   Status CreateFile(std::uint32_t index);
-  Status Recover();     // units that a stopped run has written; local
-  Status WriteUnits();  // collective
+  Status BeginCreating();   // root
+  Status ChooseSync();      // collective
+  Status SyncFileSystem();  // local
+  Status CloseFiles();      // collective
+  Status Recover();         // units that a stopped run has written; local
+  Status WriteUnits();      // collective
   Status Put(const UnitInHand& unit) override;
   Status ShareSums();    // collective
   Status VerifyRead();   // collective
@@ -58,7 +74,7 @@ class Runner final : private UnitSink {
   Status WriteFrame(std::uint32_t index);
   Status WriteDigestLists();  // collective
   Status WriteText(std::uint32_t index, const std::string& text);
-  Status ReadBack(std::uint32_t index) const;
+  Status ReadBack(std::uint32_t index);
   Status ReadBackAll();  // collective
   Status Commit();       // collective
   Result<RunReport> Report();
@@ -68,11 +84,12 @@ class Runner final : private UnitSink {
            static_cast<std::uint64_t>(comm_.rank());
   }
   bool IsTwin(std::uint32_t file) const { return is_twin_[file] != std::byte{0}; }
-  std::string StagePath(std::uint32_t file) const {
-    return stage_path_ + "/" + plan_.target().files[file].path;
+  const std::string& PathOf(std::uint32_t file) const {  // in the stage
+    return plan_.target().files[file].path;
   }
   template <class Visit>
-  Status ForMyFiles(Visit&& visit);  // in parallel; local
+  Status ForMyFiles(unsigned threads, Visit&& visit);  // in parallel; local
+  unsigned FrameThreads() const;
 
   comm::Comm& comm_;
   const plan::Plan& plan_;
@@ -82,12 +99,14 @@ class Runner final : private UnitSink {
 
   tbb::task_arena arena_;
   std::optional<os::Stage> stage_;  // root only
-  std::string stage_path_;
+  os::Directory directory_;         // the stage
+  os::Directory journals_;          // in it
   bool resumed_ = false;
+  bool created_ = false;                       // the run that is resumed had created all its files
   std::map<std::uint64_t, UnitRecord> noted_;  // by unit
   std::optional<os::Journal> journal_;
   FilePool output_;
-  std::optional<os::FileSystem> file_system_;  // set when all files are synced at once
+  bool sync_at_once_ = false;       // all files, by their file system
   std::vector<std::byte> is_twin_;  // by output file: a clone or link, there is nothing to write
   std::set<std::uint32_t> twin_sources_;  // source files that were cloned or linked
 
@@ -98,6 +117,7 @@ class Runner final : private UnitSink {
   std::vector<UnitSum> sums_;
   SourceSums source_sums_;
   std::vector<FileSum> file_sums_;
+  std::atomic<std::uint64_t> read_from_memory_ = 0;  // files that were to be read back
   RunReport report_;
 };
 

@@ -185,6 +185,7 @@ class IndexReader final : public pickle::Folder {
   Status AddEntries(Table table);
   Status AddPlaces(const Table& table);
   Status AddPaths(Table table);
+  void OrderAsSaved(const std::vector<std::uint32_t>& order);
   std::optional<std::uint32_t> EntryOf(std::string_view name);
 
   Index index_;
@@ -408,7 +409,7 @@ Status IndexReader::AddPlaces(const Table& table) {
 
 Status IndexReader::AddPaths(Table table) {
   if (table.paths.empty()) return {};
-  std::size_t added = 0;
+  std::vector<std::uint32_t> order;
   for (Path& path : table.paths) {
     const auto found = EntryOf(path.name);
     // What a saver had and left out in the end is nothing to us.
@@ -418,10 +419,10 @@ Status IndexReader::AddPaths(Table table) {
       return Fail(Errc::kBadInput, "planner_data has \"" + entry.name + "\" twice");
     }
     entry.path = std::move(path.parts);
-    ++added;
+    order.push_back(*found);
   }
   for (const Entry& entry : index_.entries) {
-    if (added == index_.entries.size()) break;
+    if (order.size() == index_.entries.size()) break;
     if (!entry.path.empty()) continue;
     return Fail(Errc::kBadInput, "planner_data does not have \"" + entry.name + "\"");
   }
@@ -430,7 +431,20 @@ Status IndexReader::AddPaths(Table table) {
     if (entry.path.size() == 1) std::vector<PathPart>().swap(entry.path);
   }
   index_.has_paths = true;
+  OrderAsSaved(order);
   return {};
+}
+
+/// Puts the entries into the order of the planner data, which is that of the state dict. Ranks that
+/// hold replicas share the items out, and the index lists them rank after rank. The first item of a
+/// state dict is always saved by rank 0. Where the index begins with another item, the ranks had
+/// different state dicts (pipeline stages), and planner data lists the last rank first.
+void IndexReader::OrderAsSaved(const std::vector<std::uint32_t>& order) {
+  if (order.empty() || order.front() != 0) return;
+  std::vector<Entry> entries;
+  entries.reserve(order.size());
+  for (const std::uint32_t at : order) entries.push_back(std::move(index_.entries[at]));
+  index_.entries = std::move(entries);
 }
 
 Status IndexReader::Root(const Cell& root) {

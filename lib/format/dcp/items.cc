@@ -18,47 +18,11 @@ namespace {
 
 using pickle::Node;
 
-/// Items up to this size are read whole, many of them at a time.
-constexpr std::uint64_t kSmallItem = std::uint64_t{64} << 10;
-constexpr std::uint64_t kWindow = std::uint64_t{1} << 20;
 constexpr std::size_t kNumberBytes = 4;  // of an item's value, in a header
 /// What is kept of a compressed tensor's beginning, and of its end: its headers lie there.
 constexpr std::uint64_t kEndBytes = std::uint64_t{512} << 10;
 
 tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
-
-bool IsSmall(const Wanted& wanted) { return wanted.at.bytes > 0 && wanted.at.bytes <= kSmallItem; }
-
-/// Bytes of small items, as many read at once as follow one another.
-class Window {
- public:
-  /// \param wanted  ascending, inside the file
-  Window(const os::File& file, std::span<const Wanted> wanted) : file_(file), wanted_(wanted) {}
-
-  /// Those of item `index`. \pre IsSmall
-  Result<std::span<const std::byte>> At(std::size_t index) {
-    const std::uint64_t offset = wanted_[index].at.offset;
-    const std::uint64_t bytes = wanted_[index].at.bytes;
-    if (offset < first_ || offset + bytes > first_ + loaded_.size()) {
-      std::uint64_t end = offset + bytes;
-      for (std::size_t next = index + 1; next < wanted_.size() && IsSmall(wanted_[next]); ++next) {
-        const std::uint64_t reaches = wanted_[next].at.offset + wanted_[next].at.bytes;
-        if (reaches - offset > kWindow) break;
-        end = reaches;
-      }
-      loaded_.resize(end - offset);
-      first_ = offset;
-      SW_TRY(file_.ReadAt(offset, loaded_));
-    }
-    return std::span<const std::byte>(loaded_).subspan(offset - first_, bytes);
-  }
-
- private:
-  const os::File& file_;
-  std::span<const Wanted> wanted_;
-  std::uint64_t first_ = 0;
-  std::vector<std::byte> loaded_;
-};
 
 /// The bytes of a compressed item, without the middle.
 struct Ends {
@@ -120,7 +84,7 @@ class ItemReader {
 
   Status CheckPlaces(std::uint64_t file_bytes) const;
   Result<bool> IsCompressed(const Wanted& wanted) const;
-  Status Take(std::size_t index, Window& window);
+  Status Take(std::size_t index, format::SmallParts& small);
   Status TakeFrom(const Wanted& wanted, const format::Part& part);
   Status TakeTensor(const Wanted& wanted, const format::Skeleton& skeleton,
                     const format::Part& part);
@@ -270,7 +234,7 @@ Status ItemReader::TakeFrom(const Wanted& wanted, const format::Part& part) {
   return understood ? Status() : TakeRaw(part);
 }
 
-Status ItemReader::Take(std::size_t index, Window& window) {
+Status ItemReader::Take(std::size_t index, format::SmallParts& small) {
   const Wanted& wanted = wanted_[index];
   const std::uint64_t offset = wanted.at.offset;
   SW_TRY_ASSIGN(const bool compressed, IsCompressed(wanted));
@@ -287,11 +251,12 @@ Status ItemReader::Take(std::size_t index, Window& window) {
     if (ends.bytes == 0) return Bad("nothing comes out of what it is compressed to");
     stretch.bytes = ends.bytes;
     SW_TRY(TakeFrom(wanted, {file_, plain_end_, ends.bytes, ends.head, ends.tail}));
-  } else if (IsSmall(wanted)) {
-    SW_TRY_ASSIGN(const auto bytes, window.At(index));
+  } else if (format::SmallParts::IsSmall({offset, wanted.at.bytes})) {
+    SW_TRY_ASSIGN(const auto bytes, small.At(index));
     SW_TRY(TakeFrom(wanted, {file_, offset, bytes}));
   } else {
-    SW_TRY(TakeFrom(wanted, {file_, offset, wanted.at.bytes}));
+    format::ReadAhead ahead(file_, offset, wanted.at.bytes, format::ReadAhead::kItem);
+    SW_TRY(TakeFrom(wanted, {file_, offset, wanted.at.bytes, ahead}));
   }
   if (!stretched_) return {};
   for (std::size_t i = compressed ? items_.skeleton.storages.size() : storages;
@@ -336,7 +301,10 @@ Result<FileItems> ItemReader::Go() {
   stretched_ = std::any_of(wanted_.begin(), wanted_.end(), [&](const Wanted& one) {
     return !transforms_[one.at.transforms].empty();
   });
-  Window window(file_, wanted_);
+  std::vector<format::SmallParts::Range> places;
+  places.reserve(wanted_.size());
+  for (const Wanted& one : wanted_) places.push_back({one.at.offset, one.at.bytes});
+  format::SmallParts small(file_, std::move(places));
   for (std::size_t i = 0; i < wanted_.size(); ++i) {
     const Wanted& wanted = wanted_[i];
     if (i > 0 && wanted.at.offset == wanted_[i - 1].at.offset && wanted.at.bytes > 0) {
@@ -349,7 +317,7 @@ Result<FileItems> ItemReader::Go() {
       numbers_.push_back(ItemValues::kAsBefore);
       continue;
     }
-    if (Status taken = Take(i, window); !taken) {
+    if (Status taken = Take(i, small); !taken) {
       Error error = std::move(taken).error();
       const std::string where = file_.path() + ": ";
       if (error.message.starts_with(where)) error.message.erase(0, where.size());

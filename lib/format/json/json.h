@@ -1,11 +1,14 @@
-// lib/format/json: JSON out of files that nobody vouches for.
-// Parse counts values and levels before memory is taken for them, and refuses a key that comes
+// lib/format/json: JSON and MessagePack from outside: out of files and sockets.
+// These are the only functions of the project that parse such a text. They count memory and levels
+// before they take them, need time in proportion to the text, and refuse a key that an object has
 // twice. The Append functions write texts and numbers that read back as the same ones.
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,11 +19,22 @@ namespace shardwright::json {
 
 using Json = nlohmann::json;
 
-/// Parses one JSON text out of an untrusted file.
-/// \param where  starts every message: the file, or the file and the line
-/// \error kLimit  more values or levels than limits allow, told before anything is allocated;
-///        kBadInput  not JSON (line and column named), or an object that has a key twice
+/// Parses one JSON text from outside.
+/// \param where  starts every message: the file or the peer, and the line where there are several
+/// \error kLimit  more than limits::kMoeJsonDepth levels, or a tree that takes more memory than
+///        TextMemory() (base/memory.h) and eight times the text; found before the memory is taken.
+///        kBadInput  not JSON (names line and column), a NUL byte, a number out of range, or an
+///        object that has a key twice
+/// Pure. Time in proportion to the text; object members are sorted by key.
 Result<Json> Parse(std::string_view text, const std::string& where);
+
+/// Levels that ParseMessagePack reads: Python values take three for each level of theirs.
+inline constexpr std::uint64_t kPackedDepth = 256;
+
+/// Parses one MessagePack value that fills `bytes`, of at most kPackedDepth levels.
+/// \error as Parse; the message names the byte
+/// Pure.
+Result<Json> ParseMessagePack(std::span<const std::byte> bytes, const std::string& where);
 
 /// The member `name` of an object, null if absent.
 const Json* Find(const Json& object, const char* name);

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <span>
 #include <tuple>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/limits.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "format/safetensors/dtypes_internal.h"
 #include "format/safetensors/header_sax_internal.h"
@@ -16,6 +18,12 @@ namespace shardwright::safetensors {
 namespace {
 
 constexpr std::string_view kSpaces = " \t\r\n";
+// Memory of a tensor in all that a command makes of it: entry, parameter, rule, logical tensor,
+// plan, listing, report.
+constexpr std::uint64_t kTensorBytes = 3584;
+// The same of a shape that no tensor before has: the cuts of source and target.
+constexpr std::uint64_t kShapeBytes = 1536;
+
 constexpr std::uint64_t kExtent = std::uint64_t{1} << 62;
 
 /// What a file is that is none of ours, by its first bytes; empty if that is not known.
@@ -208,15 +216,21 @@ Result<Header> ParseHeader(const HeaderText& source) {
       header.warnings.emplace_back("other bytes than spaces after the header's }");
     }
   }
-  SW_TRY_ASSIGN(RawHeader raw, ParseRaw(text));
+  TextBudget budget(text.size());
+  std::set<Shape> shapes;
+  const auto add = [&](RawEntry one) -> Status {
+    const std::uint64_t shape_bytes = shapes.insert(one.shape).second ? kShapeBytes : 0;
+    if (!budget.Take(kTensorBytes + shape_bytes + BlockBytes(one.name.size()))) {
+      return budget.Exceeded("header");
+    }
+    SW_TRY_ASSIGN(Entry entry, EntryOf(std::move(one)));
+    header.entries.push_back(std::move(entry));
+    return {};
+  };
+  SW_TRY_ASSIGN(RawHeader raw, ParseRaw(text, add, &budget));
   header.metadata = std::move(raw.metadata);
   if (!raw.unknown_field.empty()) {
     header.warnings.push_back("fields that the format does not have, such as " + raw.unknown_field);
-  }
-  header.entries.reserve(raw.entries.size());
-  for (RawEntry& one : raw.entries) {
-    SW_TRY_ASSIGN(Entry entry, EntryOf(std::move(one)));
-    header.entries.push_back(std::move(entry));
   }
   if (const std::string* name = Repeated(header.entries)) {
     return Fail(Errc::kBadInput, Named(*name) + ": twice in the header");

@@ -13,6 +13,7 @@ using Json = nlohmann::json;
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr std::uint64_t kMostNumber = (std::uint64_t{1} << 63) - 1;
 constexpr std::uint64_t kUnknownDepth = 64;
+constexpr std::uint64_t kMetadataBytes = 128;  // of a key with its value, but for their characters
 
 /// Where the parser is: what the next event belongs to.
 enum class Place : std::uint8_t {
@@ -30,6 +31,9 @@ enum class Field : std::uint8_t { kNone, kDtype, kShape, kOffsets, kUnknown };
 
 class Handler final : public nlohmann::json_sax<Json> {
  public:
+  Handler(const std::function<Status(RawEntry)>& each, TextBudget* budget)
+      : each_(each), budget_(*budget) {}
+
   Result<RawHeader> Take(bool complete) && {
     if (error_) return tl::unexpected<Error>(std::move(*error_));
     SW_CHECK(complete);
@@ -65,7 +69,11 @@ class Handler final : public nlohmann::json_sax<Json> {
   }
   bool string(string_t& value) override {
     if (place_ == Place::kMetadata) {
-      raw_.metadata[key_] = std::move(value);
+      if (!budget_.Take(kMetadataBytes + BlockBytes(key_.size()) + BlockBytes(value.size()))) {
+        error_ = budget_.Exceeded("header").value();
+        return false;
+      }
+      raw_.metadata[key_] = value;
       return true;
     }
     if (place_ == Place::kEntry && field_ == Field::kDtype) {
@@ -169,9 +177,11 @@ class Handler final : public nlohmann::json_sax<Json> {
         return Wrong(std::string("no ") + name);
       }
     }
-    raw_.entries.push_back(std::move(entry_));
     place_ = Place::kTop;
-    return true;
+    Status taken = each_(std::move(entry_));
+    if (taken) return true;
+    error_ = std::move(taken).error();
+    return false;
   }
   /// A value where none of its kind belongs.
   bool Other() {
@@ -219,6 +229,8 @@ class Handler final : public nlohmann::json_sax<Json> {
     return false;
   }
 
+  const std::function<Status(RawEntry)>& each_;
+  TextBudget& budget_;
   RawHeader raw_;
   std::optional<Error> error_;
   Place place_ = Place::kStart;
@@ -234,8 +246,9 @@ class Handler final : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-Result<RawHeader> ParseRaw(std::string_view text) {
-  Handler handler;
+Result<RawHeader> ParseRaw(std::string_view text, const std::function<Status(RawEntry)>& each,
+                           TextBudget* budget) {
+  Handler handler(each, budget);
   const bool complete = Json::sax_parse(text.begin(), text.end(), &handler);
   return std::move(handler).Take(complete);
 }

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "base/memory.h"
 #include "base/result.h"
 #include "tensor/shape.h"
 
@@ -21,15 +22,17 @@ struct RawEntry {
 };
 
 struct RawHeader {
-  std::vector<RawEntry> entries;  ///< in the order of the text; names may repeat
   std::map<std::string, std::string> metadata;
   std::string unknown_field;  ///< the first one that the format does not have
 };
 
 /// Parses a header's JSON event by event, so that memory stays in proportion to its entries.
+/// \param each  gets the entries in the order of the text; names may repeat. Its first error ends
+///        the parse and is returned
 /// \error kBadInput  not JSON, not of the format's form; names the byte or the tensor. kLimit names
-///        or shapes beyond limits
+///        or shapes beyond limits, metadata that takes too much memory
 /// Pure.
-Result<RawHeader> ParseRaw(std::string_view text);
+Result<RawHeader> ParseRaw(std::string_view text, const std::function<Status(RawEntry)>& each,
+                           TextBudget* budget);
 
 }  // namespace shardwright::safetensors

@@ -42,7 +42,9 @@ Result<Kind> Sniff(const format::Part& file, std::uint64_t file_bytes) {
   return BadInput(file.path() + ": not a file of torch.save");
 }
 
-// Names below the root folder that all members share.
+constexpr std::string_view kData = "data/";
+
+// Names below the root folder that all members share, but for payloads, of which there are many.
 using Records = std::unordered_map<std::string_view, const zip::Member*>;
 
 Result<Records> Root(const zip::Container& container) {
@@ -58,7 +60,7 @@ Result<Records> Root(const zip::Container& container) {
     }
     name.remove_prefix(root.size());
     if (!name.empty() && name.back() != '/') {
-      records.emplace(name, &member);
+      if (!name.starts_with(kData)) records.emplace(name, &member);
     } else if (member.bytes != 0) {
       return BadInput("folder " + member.name + " has content");
     }
@@ -112,7 +114,6 @@ Result<Skeleton> ReadZip(const format::Part& file) {
   Skeleton skeleton;
   skeleton.last = container.file_bytes;
   SW_TRY_ASSIGN(skeleton.header, zip::ReadMember(file, *pickle->second, limits::kPickleBytes));
-  constexpr std::string_view kData = "data/";
   const std::size_t root_bytes = container.members.front().name.find('/') + 1;
   for (const zip::Member& member : container.members) {
     const std::string_view name = std::string_view(member.name).substr(root_bytes);

@@ -1,8 +1,13 @@
 #include "format/zip/reader.h"
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 #include <span>
-#include <unordered_set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/checked.h"
 #include "base/crc32.h"
@@ -23,12 +28,34 @@ constexpr std::uint64_t kGuessBytes = 128;     // a local header with name and p
 constexpr std::uint64_t kGapBytes = 16 << 10;  // read over rather than read again
 constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 
-std::string LowerCase(std::string name) {
-  for (char& c : name) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+/// Names without regard to case, for a container with many members: no memory of its own for each.
+class NameSet {
+ public:
+  explicit NameSet(const std::vector<Entry>& entries) : slots_(std::bit_ceil(2 * entries.size())) {
+    std::size_t bytes = 0;
+    for (const Entry& entry : entries) bytes += entry.name.size();
+    text_.reserve(bytes);  // so that views of it stay
   }
-  return name;
-}
+
+  /// Adds a name; false if it is there. \pre it is of one of the entries, each added once
+  bool Insert(std::string_view name) {
+    const std::size_t first = text_.size();
+    for (const char c : name) {
+      text_ += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    }
+    const std::string_view lower = std::string_view(text_).substr(first);
+    std::size_t at = std::hash<std::string_view>()(lower) & (slots_.size() - 1);
+    for (; slots_[at].data() != nullptr; at = (at + 1) & (slots_.size() - 1)) {
+      if (slots_[at] == lower) return false;
+    }
+    slots_[at] = lower;
+    return true;
+  }
+
+ private:
+  std::string text_;
+  std::vector<std::string_view> slots_;
+};
 
 Status CheckEntry(const Entry& entry) {
   if ((entry.flags & kEncrypted) != 0) return BadInput("encrypted");
@@ -42,8 +69,7 @@ Status CheckEntry(const Entry& entry) {
 // Members must lie one after another before the directory. Exact once local headers are known; this
 // is what can be said before, so that nothing is read in vain.
 Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_offset) {
-  std::unordered_set<std::string> names;
-  names.reserve(entries.size());
+  NameSet names(entries);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const Entry& entry = entries[i];
     if (Status fine = CheckEntry(entry); !fine) {
@@ -59,7 +85,7 @@ Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_off
                       " bytes at " + std::to_string(entry.header_offset) +
                       " overlaps what follows at " + std::to_string(limit));
     }
-    if (!names.insert(LowerCase(entry.name)).second) {
+    if (!names.Insert(entry.name)) {
       return BadInput("member " + entry.name + " is there twice");
     }
   }
@@ -127,13 +153,13 @@ Status CheckLocal(Bytes header, const Entry& entry) {
   return {};
 }
 
-Result<Member> Locate(Bytes header, const Entry& entry, std::uint64_t limit) {
+/// Takes the name of the entry, if it returns no error.
+Result<Member> Locate(Bytes header, Entry& entry, std::uint64_t limit) {
   SW_TRY(CheckLocal(header, entry));
   const std::string_view name(reinterpret_cast<const char*>(header.data()) + kLocalBytes,
                               entry.name.size());
   if (name != entry.name) return BadInput("local header and directory disagree on the name");
   Member member;
-  member.name = entry.name;
   member.header_offset = entry.header_offset;
   member.payload_offset = entry.header_offset + header.size() + U16(header, 28);
   member.bytes = entry.bytes;
@@ -144,6 +170,7 @@ Result<Member> Locate(Bytes header, const Entry& entry, std::uint64_t limit) {
                     std::to_string(member.payload_offset) + " overlap what follows at " +
                     std::to_string(limit));
   }
+  member.name = std::move(entry.name);
   return member;
 }
 

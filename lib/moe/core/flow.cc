@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "moe/core/flow_internal.h"
 
@@ -13,11 +14,12 @@ constexpr std::uint32_t kFar = std::numeric_limits<std::uint32_t>::max();
 
 SpreadFlow::SpreadFlow(std::span<const std::uint64_t> tokens,
                        const std::vector<std::vector<std::uint32_t>>& holders,
-                       std::uint32_t device_count)
+                       std::vector<std::uint32_t> weights)
     : tokens_(tokens.begin(), tokens.end()),
-      reverse_begin_(device_count + std::size_t{1}, 0),
+      weight_(std::move(weights)),
+      reverse_begin_(weight_.size() + 1, 0),
       left_(tokens.size(), 0),
-      room_(device_count, 0) {
+      room_(weight_.size(), 0) {
   begin_.push_back(0);
   for (std::size_t e = 0; e < tokens.size(); ++e) {
     if (tokens[e] > 0) {
@@ -99,7 +101,7 @@ Wide SpreadFlow::Push(std::uint32_t expert, Wide wanted) {
 
 bool SpreadFlow::Fill(std::uint64_t p, std::uint64_t q) {
   for (std::size_t e = 0; e < tokens_.size(); ++e) left_[e] = Wide{tokens_[e]} * q;
-  std::fill(room_.begin(), room_.end(), Wide{p});
+  for (std::size_t d = 0; d < room_.size(); ++d) room_[d] = Wide{p} * weight_[d];
   for (Edge& edge : edges_) edge.flow = 0;
   while (Levels()) {
     next_edge_.assign(begin_.begin(), begin_.end() - 1);
@@ -113,13 +115,13 @@ bool SpreadFlow::Fill(std::uint64_t p, std::uint64_t q) {
 
 double SpreadFlow::Solve() {
   std::uint64_t p = std::accumulate(tokens_.begin(), tokens_.end(), std::uint64_t{0});
-  std::uint64_t q = room_.size();
+  std::uint64_t q = std::accumulate(weight_.begin(), weight_.end(), std::uint64_t{0});
   if (p == 0) return 0;
   while (!Fill(p, q)) {
     p = 0;
     q = 0;
     for (std::size_t e = 0; e < tokens_.size(); ++e) p += expert_level_[e] != kFar ? tokens_[e] : 0;
-    for (const std::uint32_t level : device_level_) q += level != kFar ? 1 : 0;
+    for (std::size_t d = 0; d < room_.size(); ++d) q += device_level_[d] != kFar ? weight_[d] : 0;
   }
   return static_cast<double>(p) / static_cast<double>(q);
 }

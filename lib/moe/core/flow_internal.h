@@ -14,7 +14,8 @@ class SpreadFlow {
  public:
   /// \pre as LeastMaxLoad
   SpreadFlow(std::span<const std::uint64_t> tokens,
-             const std::vector<std::vector<std::uint32_t>>& holders, std::uint32_t device_count);
+             const std::vector<std::vector<std::uint32_t>>& holders,
+             std::vector<std::uint32_t> weights);
 
   /// The least possible largest load. Starts from the mean; while the tokens do not fit, the cut
   /// shows experts that have fewer devices than they need, and their own mean is the next load:
@@ -35,7 +36,8 @@ class SpreadFlow {
   Wide Push(std::uint32_t expert, Wide wanted);
 
   std::vector<std::uint64_t> tokens_;
-  std::vector<std::size_t> begin_;  // edges of an expert
+  std::vector<std::uint32_t> weight_;  // of device
+  std::vector<std::size_t> begin_;     // edges of an expert
   std::vector<Edge> edges_;
   std::vector<std::size_t> reverse_begin_;     // by device
   std::vector<std::uint32_t> reverse_expert_;  // experts of a device

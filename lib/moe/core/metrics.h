@@ -8,8 +8,9 @@
 
 namespace shardwright::moe {
 
-/// Tokens that every device computes for a layer when an expert's tokens are split evenly over its
-/// replicas; dead devices get none. Experts without a live replica lose their tokens.
+/// Returns the load of every device for a layer: the tokens that it computes when an expert's
+/// tokens are split evenly over its replicas, over the device's relative speed. Dead devices have
+/// none. Experts without a live replica lose their tokens.
 /// \pre placement fits loads and cluster
 /// Local.
 std::vector<double> DeviceLoads(const Placement& placement, const Loads& loads,
@@ -21,7 +22,7 @@ struct LayerMetrics {
   std::uint64_t tokens = 0;
   std::uint64_t tokens_lost = 0;  ///< of experts without a live replica
   double mean_load = 0;           ///< tokens per live device
-  double max_load = 0;            ///< tokens of the busiest device, even split
+  double max_load = 0;            ///< of the busiest device, even split
   double imbalance = 1;           ///< max / mean over devices
   double node_imbalance = 1;      ///< max / mean over live nodes, load per device of the node
   /// No placement in as many slots has a lower imbalance with even split: the mean, or the hottest
@@ -38,12 +39,13 @@ struct LayerMetrics {
   std::uint32_t device_duplicates = 0;  ///< replicas on a device that has the expert already
 };
 
+/// Measures one layer; with several windows the one in which it is least balanced.
 /// \pre placement fits loads and cluster
 /// Local.
 LayerMetrics Measure(const Placement& placement, const Loads& loads, const Cluster& cluster,
                      std::uint32_t layer);
 
-/// Layers together: means, and the worst of the ratios.
+/// Layers together: means over the layers that have tokens, and the worst of the ratios.
 struct ModelMetrics {
   std::vector<LayerMetrics> layers;
   double imbalance_mean = 1;
@@ -56,15 +58,25 @@ struct ModelMetrics {
 };
 
 /// \pre placement fits loads and cluster
+/// \param stop  ends it early
 /// Local; layers in parallel on the caller's task arena.
-ModelMetrics Measure(const Placement& placement, const Loads& loads, const Cluster& cluster);
+ModelMetrics Measure(const Placement& placement, const Loads& loads, const Cluster& cluster,
+                     const StopCheck& stop = {});
 
-/// Least possible largest load of `device_count` devices when expert e's `tokens[e]` may be split
-/// in any way over the devices in `holders[e]` (ascending, distinct, not empty where tokens[e] >
-/// 0). Exact: the densest set of experts, found by flows.
+/// Returns the least possible tokens of the hottest replica when the experts have `slots` replicas
+/// in all and each is on a device at most once: a lower bound of the largest load.
+/// \pre slots >= tokens.size() > 0
+/// Local.
+double LeastHottest(std::span<const std::uint64_t> tokens, std::uint64_t slots,
+                    std::uint32_t devices);
+
+/// Returns the least possible largest load of devices when expert e's `tokens[e]` may be split in
+/// any way over the devices in `holders[e]` (ascending, distinct, not empty where tokens[e] > 0).
+/// Exact: the densest set of experts, found by flows.
+/// \param weights  by device, above 0: its tokens are divided by this
 /// Local.
 double LeastMaxLoad(std::span<const std::uint64_t> tokens,
                     const std::vector<std::vector<std::uint32_t>>& holders,
-                    std::uint32_t device_count);
+                    std::vector<std::uint32_t> weights);
 
 }  // namespace shardwright::moe

@@ -106,7 +106,19 @@ comm::Bytes Pack(const StrategyResult& result) {
   for (const LayerNotes& note : result.notes) {
     writer.Number(std::uint8_t{note.cut});
     writer.Number(note.copies_min);
+    writer.Number(static_cast<std::uint8_t>(note.search_end));
+    writer.Number(note.bound);
   }
+  writer.Number(std::uint64_t{result.choices.size()});
+  for (const auto& layer : result.choices) {
+    writer.Number(std::uint64_t{layer.size()});
+    for (const LayerChoice& choice : layer) {
+      writer.Number(choice.moves);
+      writer.Number(choice.imbalance);
+      writer.Numbers(choice.slots);
+    }
+  }
+  writer.Numbers(result.moves_curve);
   writer.Number(std::uint64_t{result.warnings.size()});
   for (const std::string& warning : result.warnings) writer.Text(warning);
   return writer.Take();
@@ -126,8 +138,27 @@ Result<StrategyResult> UnpackResult(std::span<const std::byte> bytes) {
     SW_TRY(reader.Number(&flag));
     SW_TRY(reader.Number(&note.copies_min));
     note.cut = flag != 0;
+    SW_TRY(reader.Number(&flag));
+    if (flag > static_cast<std::uint8_t>(SearchEnd::kNoGain)) {
+      return Fail(Errc::kInternal, "plan of another rank: has an unknown end of a search");
+    }
+    note.search_end = static_cast<SearchEnd>(flag);
+    SW_TRY(reader.Number(&note.bound));
     result.notes.push_back(note);
   }
+  SW_TRY(reader.Number(&count));
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::vector<LayerChoice>& layer = result.choices.emplace_back();
+    std::uint64_t choices = 0;
+    SW_TRY(reader.Number(&choices));
+    for (std::uint64_t c = 0; c < choices; ++c) {
+      LayerChoice& choice = layer.emplace_back();
+      SW_TRY(reader.Number(&choice.moves));
+      SW_TRY(reader.Number(&choice.imbalance));
+      SW_TRY(reader.Sequence(&choice.slots));
+    }
+  }
+  SW_TRY(reader.Sequence(&result.moves_curve));
   SW_TRY(reader.Number(&count));
   for (std::uint64_t i = 0; i < count; ++i) {
     SW_TRY(reader.Sequence(&result.warnings.emplace_back()));

@@ -1,6 +1,7 @@
 #include "moe/core/types.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/checked.h"
@@ -8,12 +9,6 @@
 
 namespace shardwright::moe {
 namespace {
-
-std::string DeviceName(const Cluster& cluster, std::uint32_t device) {
-  const std::uint32_t node = cluster.devices[device].node;
-  return "node \"" + cluster.nodes[node].name + "\" gpu " +
-         std::to_string(device - cluster.device_first(node));
-}
 
 std::string ExpertName(const Loads& loads, std::uint32_t layer, std::int64_t expert) {
   return "layer " + std::to_string(loads.layer_id[layer]) + " expert " + std::to_string(expert);
@@ -62,15 +57,15 @@ Status OnDevice(const Placement& placement, const Loads& loads, const Cluster& c
         std::find(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(i), expert) !=
             slots.begin() + static_cast<std::ptrdiff_t>(i)) {
       return Fail(Errc::kInfeasible,
-                  ExpertName(loads, layer, expert) + ": twice on " + DeviceName(cluster, device));
+                  ExpertName(loads, layer, expert) + ": twice on " + GpuName(cluster, device));
     }
   }
   if (used != 0 && rules.copies_min > 0 && !cluster.alive(device)) {
-    return Fail(Errc::kBadInput, DeviceName(cluster, device) + ": holds experts of layer " +
+    return Fail(Errc::kBadInput, GpuName(cluster, device) + ": holds experts of layer " +
                                      std::to_string(loads.layer_id[layer]) + " but is dead");
   }
   if (rules.cluster_slots && used > cluster.devices[device].slots) {
-    return Fail(Errc::kBadInput, DeviceName(cluster, device) + ": " + std::to_string(used) +
+    return Fail(Errc::kBadInput, GpuName(cluster, device) + ": " + std::to_string(used) +
                                      " experts of layer " + std::to_string(loads.layer_id[layer]) +
                                      ", room for " + std::to_string(cluster.devices[device].slots));
   }
@@ -84,7 +79,7 @@ Status Copies(const Placement& placement, const Loads& loads, const Cluster& clu
   std::vector<std::uint32_t> last(placement.experts, cluster.node_count());
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
     const std::uint32_t node = cluster.devices[d].node;
-    if (!cluster.nodes[node].alive) continue;
+    if (!cluster.alive(d)) continue;
     for (const std::int32_t expert : placement.slots(layer, d)) {
       if (expert == kNoExpert || last[static_cast<std::size_t>(expert)] == node) continue;
       last[static_cast<std::size_t>(expert)] = node;
@@ -103,6 +98,12 @@ Status Copies(const Placement& placement, const Loads& loads, const Cluster& clu
 }
 
 }  // namespace
+
+std::string GpuName(const Cluster& cluster, std::uint32_t device) {
+  const std::uint32_t node = cluster.devices[device].node;
+  return "node \"" + cluster.nodes[node].name + "\" gpu " +
+         std::to_string(device - cluster.device_first(node));
+}
 
 std::uint32_t Cluster::device_first(std::uint32_t node) const {
   const auto at = std::lower_bound(devices.begin(), devices.end(), node,
@@ -129,9 +130,25 @@ std::uint32_t Cluster::live_nodes() const {
       std::count_if(nodes.begin(), nodes.end(), [](const Node& n) { return n.alive; }));
 }
 
+std::vector<double> RelativeSpeeds(const Cluster& cluster) {
+  double sum = 0;
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    if (cluster.holds(d)) sum += cluster.devices[d].speed;
+  }
+  const double live = cluster.live_devices();
+  std::vector<double> speeds;
+  speeds.reserve(cluster.devices.size());
+  // Multiplied first, so that equal speeds give exactly 1.
+  for (const Device& device : cluster.devices) {
+    speeds.push_back(sum > 0 ? device.speed * live / sum : 1);
+  }
+  return speeds;
+}
+
 std::uint32_t Cluster::live_devices() const {
-  return static_cast<std::uint32_t>(std::count_if(
-      devices.begin(), devices.end(), [&](const Device& d) { return nodes[d.node].alive; }));
+  std::uint32_t count = 0;
+  for (std::uint32_t d = 0; d < device_count(); ++d) count += holds(d) ? 1 : 0;
+  return count;
 }
 
 Cluster UniformCluster(std::uint32_t nodes, std::uint32_t devices_per_node,
@@ -238,10 +255,19 @@ Loads LayersOf(const Loads& loads, std::uint32_t first, std::uint32_t last) {
   part.layers = last - first;
   part.experts = loads.experts;
   part.iteration = loads.iteration;
+  part.records = loads.records;
+  part.iterations = loads.iterations;
+  part.unit = loads.unit;
   part.layer_id.assign(loads.layer_id.begin() + first, loads.layer_id.begin() + last);
-  const auto begin = loads.tokens.begin();
-  part.tokens.assign(begin + static_cast<std::ptrdiff_t>(std::size_t{first} * loads.experts),
-                     begin + static_cast<std::ptrdiff_t>(std::size_t{last} * loads.experts));
+  const auto range = [&](const std::vector<std::uint64_t>& counts) {
+    const auto row = [&](std::uint32_t layer) {
+      return counts.begin() + static_cast<std::ptrdiff_t>(std::size_t{layer} * loads.experts);
+    };
+    return std::vector<std::uint64_t>(row(first), row(last));
+  };
+  part.tokens = range(loads.tokens);
+  part.windows.reserve(loads.windows.size());
+  for (const auto& window : loads.windows) part.windows.push_back(range(window));
   return part;
 }
 
@@ -295,6 +321,7 @@ StrategyResult Join(std::vector<StrategyResult> parts) {
     placements.push_back(&part.placement);
     if (part.owners) owners.push_back(&*part.owners);
     whole.notes.insert(whole.notes.end(), part.notes.begin(), part.notes.end());
+    std::move(part.choices.begin(), part.choices.end(), std::back_inserter(whole.choices));
     for (std::string& warning : part.warnings) {
       if (std::find(whole.warnings.begin(), whole.warnings.end(), warning) ==
           whole.warnings.end()) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/stop.h"
 #include "loads/loads.h"
 
 namespace shardwright::moe {
@@ -29,6 +30,8 @@ using loads::Loads;
 struct Device {
   std::uint32_t node = 0;
   std::uint32_t slots = 0;  ///< expert replicas of one layer that fit; the same for every layer
+  bool alive = true;        ///< a dead GPU has no slots, and nothing is fetched from it
+  double speed = 1;         ///< tokens per time, relative to other GPUs; 0.01 to 100
 };
 
 /// A machine: what fails at once.
@@ -53,7 +56,11 @@ struct Cluster {
 
   std::uint32_t node_count() const { return static_cast<std::uint32_t>(nodes.size()); }
   std::uint32_t device_count() const { return static_cast<std::uint32_t>(devices.size()); }
-  bool alive(std::uint32_t device) const { return nodes[devices[device].node].alive; }
+  bool alive(std::uint32_t device) const {
+    return devices[device].alive && nodes[devices[device].node].alive;
+  }
+  /// Whether a device can hold experts: alive and with slots.
+  bool holds(std::uint32_t device) const { return alive(device) && devices[device].slots > 0; }
   /// Devices of a node: [device_first(n), device_first(n + 1)). \pre node <= node_count()
   std::uint32_t device_first(std::uint32_t node) const;
   /// Slots of a node, dead or alive.
@@ -61,8 +68,17 @@ struct Cluster {
   /// Slots of all live nodes.
   std::uint64_t live_slots() const;
   std::uint32_t live_nodes() const;
+  /// Devices that can hold experts: what the mean load is taken over.
   std::uint32_t live_devices() const;
 };
+
+/// Returns the speed of each device over the mean speed of those that can hold experts. A load is
+/// the tokens of a device over this, so that the busiest device is the one that takes longest.
+/// Local.
+std::vector<double> RelativeSpeeds(const Cluster& cluster);
+
+/// Returns the name of a GPU for messages: node "a" gpu 3.
+std::string GpuName(const Cluster& cluster, std::uint32_t device);
 
 /// A cluster of `nodes` equal nodes in one rack, all alive.
 /// Local.
@@ -158,12 +174,23 @@ struct Options {
   bool distinct = false;  ///< lazarus: no more replicas of an expert than nodes
   std::uint64_t seed = 0;
 
-  EplbPolicy eplb_policy = EplbPolicy::kAuto;
-  std::uint32_t eplb_groups = 1;  ///< expert groups of the model's router
+  EplbPolicy eplb_policy = EplbPolicy::kAuto;  ///< best, eplb: whether groups stay on a node
+  std::uint32_t eplb_groups = 1;               ///< expert groups of the model's router
 
-  /// best: how many improving steps per layer are tried, in multiples of the slots. A count and not
-  /// a clock, so that the same input gives the same plan.
+  /// best: search effort for each layer as a number of steps, so the same input gives the same
+  /// plan.
   std::uint32_t best_effort = 4;
+  /// best: search time for each layer in seconds, used instead of best_effort; 0: use best_effort.
+  double best_seconds = 0;
+  /// Returns the time in seconds; required only with best_seconds. Strategies do not read a clock
+  /// themselves.
+  double (*clock)() = nullptr;
+
+  /// best, with a current placement: replicas that all layers together may move at most.
+  std::optional<std::uint64_t> moves_max;
+  /// best, with a current placement: imbalance that each layer reaches with the fewest moves; 0:
+  /// the least one found.
+  double target_imbalance = 0;
 
   struct Hecate {
     std::optional<std::uint32_t> overlap;  ///< t; absent: from nonmoe_seconds, else what fits
@@ -181,12 +208,38 @@ struct Options {
     double shadow_kappa = 2;      ///< transfers of a shadowed expert: parameters and gradients
     double flex_threshold = 1.1;  ///< FlexMoE acts above this max/mean
   } model;
+
+  StopCheck stop = {};  ///< ends planning with kStopped
+};
+
+/// Reason why the search for the best plan of a layer ended.
+enum class SearchEnd : std::uint8_t {
+  kNone,    ///< nothing was searched
+  kBound,   ///< the largest load is at, or within 0.1 % of, the lower bound
+  kBudget,  ///< the steps or the time were used up
+  kNoGain,  ///< most of the steps so far found nothing better
 };
 
 /// What a strategy says of one layer.
 struct LayerNotes {
   bool cut = false;              ///< lazarus: segments did not fit, no claim of optimality
   std::uint32_t copies_min = 0;  ///< the threshold that was kept
+  SearchEnd search_end = SearchEnd::kNone;  ///< best
+  double bound = 0;  ///< best: no placement in as many slots has a lower imbalance; 0: not known
+};
+
+/// A placement of one layer that a finish may choose, made from a current placement.
+struct LayerChoice {
+  std::uint64_t moves = 0;          ///< replicas that devices do not hold now
+  double imbalance = 1;             ///< of the worst window
+  std::vector<std::int32_t> slots;  ///< of the live devices, device after device
+};
+
+/// Balance that so many moves of all layers together buy.
+struct MovesPoint {
+  std::uint64_t moves = 0;
+  double imbalance_mean = 1;
+  double imbalance_max = 1;
 };
 
 /// What a strategy made.
@@ -196,15 +249,19 @@ struct StrategyResult {
   /// hecate, fastermoe: where state lives, once per expert. Other replicas in `placement` are made
   /// for an iteration and dropped; they may exceed the cluster's slots.
   std::optional<Placement> owners;
-  std::vector<LayerNotes> notes;      ///< by layer
-  std::vector<std::string> warnings;  ///< for the report; lower case
+  std::vector<LayerNotes> notes;  ///< by layer
+  /// best, of a draft with a current placement: by layer, ascending moves.
+  std::vector<std::vector<LayerChoice>> choices;
+  std::vector<MovesPoint> moves_curve;  ///< best, with a current placement: ascending moves
+  std::vector<std::string> warnings;    ///< for the report; lower case
 };
 
 /// A strategy: a pure function of its arguments; same input, same bytes.
 /// `current` is what lies on the devices now, nullptr if nothing; it has the shape of `loads` and
 /// the devices of `cluster`, some of which may be dead by now.
 /// \pre Validate(loads), Validate(cluster); current validated with Rules{false, false, 0, false}
-/// \error kInfeasible  no plan exists: says what would; kUsage  options that contradict each other
+/// \error kInfeasible  no plan exists: says what would; kUsage  options that contradict each other;
+///        kStopped
 using PlanFunction = Result<StrategyResult> (*)(const Loads& loads, const Cluster& cluster,
                                                 const Placement* current, const Options& options);
 

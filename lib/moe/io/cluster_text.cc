@@ -61,12 +61,9 @@ Result<double> RateOf(const Json& value, const std::string& where) {
     return Fail(Errc::kBadInput,
                 where + ": bytes per second expected, found " + json::KindOf(value));
   }
-  std::string_view text = value.get_ref<const std::string&>();
-  if (text.ends_with("/s")) text.remove_suffix(2);
-  const auto bytes = ParseBytes(text);
-  if (!bytes || *bytes == 0) {
-    return Fail(Errc::kBadInput, where + ": " + value.dump() + " is no bandwidth as \"12GB/s\"");
-  }
+  const auto bytes = ParseBandwidth(value.get_ref<const std::string&>());
+  if (!bytes) return Fail(Errc::kBadInput, where + ": " + bytes.error().message);
+  if (*bytes == 0) return Fail(Errc::kBadInput, where + ": bytes per second above 0 expected");
   return static_cast<double>(*bytes);
 }
 
@@ -77,10 +74,30 @@ Result<std::string> TextOf(const Json& value, const std::string& where) {
   return value.get<std::string>();
 }
 
+/// Whether a node or a GPU is alive: true unless it says otherwise.
+Result<bool> AliveOf(const Json& object, const std::string& where) {
+  const Json* alive = json::Find(object, "alive");
+  if (alive == nullptr) return true;
+  if (alive->is_boolean()) return alive->get<bool>();
+  return Fail(Errc::kBadInput,
+              where + ": alive: true or false expected, found " + json::KindOf(*alive));
+}
+
+/// The speed of a GPU relative to others.
+Result<double> SpeedOf(const Json& value, const std::string& where) {
+  constexpr double kSlowest = 0.01;
+  constexpr double kFastest = 100;
+  const double speed = value.is_number() ? value.get<double>() : 0;
+  if (speed >= kSlowest && speed <= kFastest) return speed;
+  return Fail(Errc::kBadInput, where + ": speed: a number from 0.01 to 100 expected, found " +
+                                   (value.is_number() ? value.dump() : json::KindOf(value)));
+}
+
 /// What a GPU has unless it says otherwise.
 struct GpuDefaults {
   std::optional<std::uint64_t> slots;
   std::optional<std::uint64_t> memory_bytes;
+  double speed = 1;
 };
 
 class Builder {
@@ -155,12 +172,15 @@ class Builder {
     if (slots != nullptr && memory != nullptr) {
       return Fail(Errc::kBadInput, where + ": slots and memory exclude each other");
     }
+    if (const Json* speed = json::Find(object, "speed")) {
+      SW_TRY_ASSIGN(outer.speed, SpeedOf(*speed, where));
+    }
     if (slots != nullptr) {
-      outer = {};
+      outer.memory_bytes.reset();
       SW_TRY_ASSIGN(outer.slots, json::WholeOf(*slots, 0, limits::kMoeSlots, where + ": slots"));
     }
     if (memory != nullptr) {
-      outer = {};
+      outer.slots.reset();
       SW_TRY_ASSIGN(outer.memory_bytes, SizeOf(*memory, where + ": memory"));
     }
     return outer;
@@ -169,7 +189,7 @@ class Builder {
   Status AddNode(const Json& json, const Json& root, const GpuDefaults& outer) {
     const auto index = static_cast<std::uint32_t>(cluster_.nodes.size());
     std::string place = where_ + ": node " + std::to_string(index);
-    SW_TRY(OnlyKnown(json, {"name", "rack", "alive", "gpus", "slots", "memory"}, place));
+    SW_TRY(OnlyKnown(json, {"name", "rack", "alive", "gpus", "slots", "memory", "speed"}, place));
     Node node;
     node.name = "node" + std::to_string(index);
     if (const Json* name = json::Find(json, "name")) {
@@ -179,12 +199,7 @@ class Builder {
       return Fail(Errc::kBadInput, place + ": the name \"" + node.name + "\" is taken");
     }
     place = where_ + ": node \"" + node.name + "\"";
-    if (const Json* alive = json::Find(json, "alive")) {
-      if (!alive->is_boolean()) {
-        return Fail(Errc::kBadInput, place + ": alive: true or false expected");
-      }
-      node.alive = alive->get<bool>();
-    }
+    SW_TRY_ASSIGN(node.alive, AliveOf(json, place));
     SW_TRY_ASSIGN(node.rack, RackOf(json, index, place));
     cluster_.nodes.push_back(std::move(node));
     SW_TRY_ASSIGN(const GpuDefaults defaults, Defaults(json, outer, place));
@@ -222,11 +237,12 @@ class Builder {
       // A bare number is the slots of a GPU.
       if (gpu.is_number()) {
         GpuDefaults own;
+        own.speed = defaults.speed;
         SW_TRY_ASSIGN(own.slots, json::WholeOf(gpu, 0, limits::kMoeSlots, at));
         SW_TRY(AddGpu(own, at));
         continue;
       }
-      SW_TRY(OnlyKnown(gpu, {"id", "slots", "memory"}, at));
+      SW_TRY(OnlyKnown(gpu, {"id", "slots", "memory", "alive", "speed"}, at));
       if (const Json* id = json::Find(gpu, "id")) {
         if (!id->is_string() && !id->is_number_unsigned()) {
           return Fail(Errc::kBadInput, at + ": id: a text or a number expected");
@@ -236,8 +252,11 @@ class Builder {
         if (!fresh) return Fail(Errc::kBadInput, at + ": id " + id->dump() + " is taken");
         at = place + ": gpu " + id->dump();
       }
-      SW_TRY_ASSIGN(const GpuDefaults own, Defaults(gpu, defaults, at));
+      SW_TRY_ASSIGN(GpuDefaults own, Defaults(gpu, defaults, at));
+      SW_TRY_ASSIGN(const bool alive, AliveOf(gpu, at));
+      if (!alive) own.slots = 0;
       SW_TRY(AddGpu(own, at));
+      cluster_.devices.back().alive = alive;
     }
     return {};
   }
@@ -262,8 +281,11 @@ class Builder {
       return Fail(Errc::kLimit, place + ": more than " + std::to_string(limits::kMoeSlots) +
                                     " slots in the cluster");
     }
-    cluster_.devices.push_back(
-        {static_cast<std::uint32_t>(cluster_.nodes.size() - 1), static_cast<std::uint32_t>(slots)});
+    Device device;
+    device.node = static_cast<std::uint32_t>(cluster_.nodes.size() - 1);
+    device.slots = static_cast<std::uint32_t>(slots);
+    device.speed = gpu.speed;
+    cluster_.devices.push_back(device);
     return {};
   }
 

@@ -220,6 +220,16 @@ Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& clust
   }
   const auto slot_count = static_cast<std::uint32_t>(plan.slots.front().size());
   const std::uint32_t live = cluster.live_devices();
+  const std::uint32_t all = cluster.device_count();
+  if (plan.device_slots.empty() && live < all && live > 0 && slot_count % live != 0 &&
+      slot_count % all == 0) {
+    // Ranks that hold nothing are counted too.
+    std::vector<Source> ranks(all);
+    for (std::uint32_t d = 0; d < all; ++d) {
+      if (cluster.holds(d)) ranks[d] = {d * (slot_count / all), slot_count / all};
+    }
+    return ranks;
+  }
   if (plan.device_slots.empty()) {
     // Ranks of other programs are the live GPUs in their order.
     if (live == 0 || slot_count % live != 0) {
@@ -236,7 +246,7 @@ Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& clust
   std::vector<Source> spread(cluster.device_count());
   std::size_t rank = 0;
   for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
-    if (cluster.alive(d)) spread[d] = sources[rank++];
+    if (cluster.holds(d)) spread[d] = sources[rank++];
   }
   return spread;
 }
@@ -336,7 +346,7 @@ Result<PlanFile> ParsePlan(std::string_view text, const std::string& where) {
 }
 
 Result<PlanFile> ReadPlan(const std::string& path) {
-  if (path.ends_with(".pt")) return ReadSglangTensorPlan(path);
+  if (path.ends_with(".pt") || path.ends_with(".pth")) return ReadTensorPlan(path);
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
   return ParsePlan(text, path);
 }

@@ -19,7 +19,8 @@ namespace shardwright::moe {
 
 /// A plan as it was found in a file, ours or another program's.
 struct PlanFile {
-  std::string format;  ///< "plan", "eplb", "sglang", "vllm", "tensorrt-llm", "vllm-ascend"
+  std::string format;  ///< "plan", "eplb", "sglang", "vllm", "tensorrt-llm", "vllm-ascend",
+                       ///< "slot-map", "expert-map"
   std::uint32_t experts = 0;
   /// By layer: its number in the model, or its position among the MoE layers (`positions`).
   std::vector<std::uint32_t> layer_id;

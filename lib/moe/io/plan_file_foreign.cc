@@ -1,16 +1,13 @@
 // Plans that other programs write and read (docs/formats/plan.md).
 
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "base/limits.h"
 #include "base/text.h"
-#include "format/torch_pt/reader.h"
 #include "moe/io/plan_file_internal.h"
 
 namespace shardwright::moe {
@@ -266,47 +263,6 @@ Result<PlanFile> ParseAscendPlan(const Json& root, const std::string& where) {
 
 Result<PlanFile> ParseTensorrtPlan(std::string_view text, const std::string& where) {
   return TensorrtReader(text, where).Read();
-}
-
-Result<PlanFile> ReadSglangTensorPlan(const std::string& path) {
-  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
-  auto skeleton = torch_pt::ReadSkeleton(file);
-  if (!skeleton) return Within(path, skeleton.error());
-  auto document = torch_pt::Parse(*skeleton);
-  if (!document) return Within(path, document.error());
-  const pickle::Node* map = document->root->Find("physical_to_logical_map");
-  const std::string where = path + ": physical_to_logical_map";
-  if (map == nullptr || !map->is_tensor() || map->tensor->shape.size() != 2 ||
-      (map->tensor->dtype != DType::kI64 && map->tensor->dtype != DType::kI32)) {
-    return Fail(Errc::kBadInput, where + ": whole numbers [layers, slots] expected");
-  }
-  const pickle::Tensor& tensor = *map->tensor;
-  if (tensor.shape[0] > limits::kMoeLayers || tensor.shape[1] > limits::kMoeSlots) {
-    return Fail(Errc::kLimit, where + ": " + ToString(tensor.shape));
-  }
-  PlanFile plan;
-  plan.format = "sglang";
-  const std::uint64_t base = document->storages[tensor.storage].offset;
-  const std::uint64_t item = ItemSize(tensor.dtype);
-  for (std::uint64_t l = 0; l < tensor.shape[0]; ++l) {
-    std::vector<std::int32_t> slots;
-    for (std::uint64_t s = 0; s < tensor.shape[1]; ++s) {
-      const std::uint64_t at = tensor.offset + l * tensor.strides[0] + s * tensor.strides[1];
-      std::array<std::byte, 8> bytes{};
-      SW_TRY(file.ReadAt(base + at * item, std::span(bytes).first(item)));
-      std::int64_t value = 0;
-      std::int32_t narrow = 0;
-      std::memcpy(&value, bytes.data(), sizeof value);
-      std::memcpy(&narrow, bytes.data(), sizeof narrow);
-      SW_TRY_ASSIGN(const std::int32_t slot,
-                    SlotOf(Json(item == 4 ? narrow : value),
-                           where + ": layer " + std::to_string(l) + " slot " + std::to_string(s)));
-      slots.push_back(slot);
-    }
-    SW_TRY(AddLayer(&plan, l, std::move(slots), where));
-  }
-  SW_TRY(Finish(&plan, path));
-  return plan;
 }
 
 }  // namespace shardwright::moe

@@ -33,7 +33,8 @@ Result<PlanFile> ParseAscendPlan(const Json& root, const std::string& where);
 Result<PlanFile> ParseMatrixPlan(const Json& root, const std::string& where);
 /// The YAML of TensorRT-LLM's load balancer.
 Result<PlanFile> ParseTensorrtPlan(std::string_view text, const std::string& where);
-/// A `.pt` file with SGLang's physical_to_logical_map.
-Result<PlanFile> ReadSglangTensorPlan(const std::string& path);
+/// A `.pt` file: a tensor [layers, slots] of experts, alone or under SGLang's
+/// physical_to_logical_map, or an expert map [layers, ranks, experts].
+Result<PlanFile> ReadTensorPlan(const std::string& path);
 
 }  // namespace shardwright::moe

@@ -135,6 +135,20 @@ std::uint64_t ThresholdOf(const JudgedPlan& plan) {
   return noted == 0 ? kept : noted;
 }
 
+void AppendGpu(std::string* out, const Device& gpu) {
+  if (gpu.alive && gpu.speed == 1) {
+    *out += std::to_string(gpu.slots);
+    return;
+  }
+  *out += "{\"slots\":" + std::to_string(gpu.slots);
+  if (!gpu.alive) *out += ",\"alive\":false";
+  if (gpu.speed != 1) {
+    *out += ",\"speed\":";
+    json::AppendReal(out, gpu.speed);
+  }
+  *out += '}';
+}
+
 }  // namespace
 
 std::string ClusterText(const Cluster& cluster) {
@@ -160,13 +174,14 @@ std::string ClusterText(const Cluster& cluster) {
     out += ",\"rack\":";
     json::AppendString(&out, cluster.racks[node.rack]);
     if (!node.alive) out += ",\"alive\":false";
-    std::vector<std::uint32_t> slots;
-    for (std::uint32_t d = cluster.device_first(n); d < cluster.device_first(n + 1); ++d) {
-      slots.push_back(cluster.devices[d].slots);
-    }
     AppendMember(&out, "gpus");
-    json::AppendNumbers(&out, slots);
-    out += '}';
+    out += '[';
+    for (std::uint32_t d = cluster.device_first(n); d < cluster.device_first(n + 1); ++d) {
+      const Device& gpu = cluster.devices[d];
+      if (d > cluster.device_first(n)) out += ',';
+      AppendGpu(&out, gpu);
+    }
+    out += "]}";
   }
   return out + "]}";
 }

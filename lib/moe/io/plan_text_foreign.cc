@@ -11,11 +11,13 @@
 namespace shardwright::moe {
 namespace {
 
-/// A placement as others know it: every rank has the same number of slots, none is empty.
+/// A placement as others know it: every rank has the same number of slots, none is empty. The slots
+/// of an idle rank all name expert 0.
 struct Flat {
   std::uint32_t ranks = 0;
   std::uint32_t per_rank = 0;
   std::vector<std::vector<std::int32_t>> slots;  ///< by layer, rank after rank
+  std::vector<std::uint32_t> idle;  ///< GPUs of live nodes that are dead or have no slots
 
   std::uint32_t slot_count() const { return ranks * per_rank; }
   std::span<const std::int32_t> of_rank(std::size_t layer, std::uint32_t rank) const {
@@ -23,27 +25,30 @@ struct Flat {
   }
 };
 
-std::string GpuName(const Cluster& cluster, std::uint32_t device) {
-  const std::uint32_t node = cluster.devices[device].node;
-  return "node \"" + cluster.nodes[node].name + "\" gpu " +
-         std::to_string(device - cluster.device_first(node));
-}
-
 Result<Flat> Flatten(const Placement& placement, const Loads& loads, const Cluster& cluster) {
   Flat flat;
   flat.slots.resize(placement.layers);
-  bool first = true;
+  for (std::uint32_t d = 0; d < placement.device_count() && flat.per_rank == 0; ++d) {
+    if (!cluster.holds(d)) continue;
+    for (const std::int32_t expert : placement.slots(0, d)) {
+      flat.per_rank += expert == kNoExpert ? 0 : 1;
+    }
+  }
   for (std::uint32_t l = 0; l < placement.layers; ++l) {
     for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
-      if (!cluster.alive(d)) continue;
+      if (!cluster.nodes[cluster.devices[d].node].alive) continue;
       if (l == 0) ++flat.ranks;
+      if (!cluster.holds(d)) {
+        if (l == 0) flat.idle.push_back(d);
+        flat.slots[l].insert(flat.slots[l].end(), flat.per_rank, 0);
+        continue;
+      }
       std::uint32_t held = 0;
       for (const std::int32_t expert : placement.slots(l, d)) {
         if (expert == kNoExpert) continue;
         flat.slots[l].push_back(expert);
         ++held;
       }
-      if (std::exchange(first, false)) flat.per_rank = held;
       if (held != flat.per_rank) {
         return Fail(Errc::kUnsupported,
                     "layer " + std::to_string(loads.layer_id[l]) + ": " + GpuName(cluster, d) +
@@ -57,9 +62,15 @@ Result<Flat> Flatten(const Placement& placement, const Loads& loads, const Clust
 }
 
 /// The first expert that a rank holds twice, as a text; empty if there is none.
-std::string FirstDuplicate(const Flat& flat, const Loads& loads) {
+std::string FirstDuplicate(const Flat& flat, const Loads& loads, const Cluster& cluster) {
+  std::vector<bool> idle(flat.ranks, false);
+  std::uint32_t next = 0;
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    if (cluster.nodes[cluster.devices[d].node].alive) idle[next++] = !cluster.holds(d);
+  }
   for (std::size_t l = 0; l < flat.slots.size(); ++l) {
     for (std::uint32_t rank = 0; rank < flat.ranks; ++rank) {
+      if (idle[rank]) continue;
       std::set<std::int32_t> seen;
       for (const std::int32_t expert : flat.of_rank(l, rank)) {
         if (seen.insert(expert).second) continue;
@@ -203,7 +214,16 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
     return Fail(Errc::kUnsupported, std::to_string(flat.slot_count()) + " slots for " +
                                         std::to_string(loads.experts) + " experts");
   }
-  const std::string duplicate = FirstDuplicate(flat, loads);
+  if (!flat.idle.empty() && format != PlanFormat::kSglang) {
+    return Fail(Errc::kUnsupported,
+                GpuName(cluster, flat.idle.front()) +
+                    " holds no experts: only --format sglang and plan can express a rank without "
+                    "experts");
+  }
+  for (const std::uint32_t gpu : flat.idle) {
+    notes->push_back(GpuName(cluster, gpu) + " holds no experts: its slots name expert 0");
+  }
+  const std::string duplicate = FirstDuplicate(flat, loads, cluster);
   if (!duplicate.empty() && format == PlanFormat::kAscend) {
     return Fail(Errc::kUnsupported, duplicate + ": vllm-ascend has an expert once per device");
   }

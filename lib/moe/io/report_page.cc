@@ -57,6 +57,25 @@ std::vector<std::uint32_t> ShownLayers(const ReportPage& page) {
   return shown;
 }
 
+Json Ageing(const std::vector<AgeingPoint>& points) {
+  Json rows = Json::array();
+  for (const AgeingPoint& point : points) {
+    rows.push_back({{"iteration", point.iteration},
+                    {"after", point.after},
+                    {"before", point.before ? Json(*point.before) : Json()}});
+  }
+  return rows;
+}
+
+Json MovesCurve(const std::vector<MovesPoint>& curve) {
+  Json rows = Json::array();
+  for (const MovesPoint& point : curve) {
+    rows.push_back(
+        {{"moves", point.moves}, {"mean", point.imbalance_mean}, {"worst", point.imbalance_max}});
+  }
+  return rows;
+}
+
 /// Transfers per round, by reach; neighbours in one where there are many rounds.
 Json Rounds(const Migration& migration, std::uint32_t step) {
   std::vector<std::vector<double>> rounds((migration.rounds + step - 1) / step,
@@ -91,13 +110,24 @@ Json Row(const PageRow& row, std::size_t failures) {
   return json;
 }
 
+/// By GPU of a node: whether it can hold experts.
+Json Holding(const Cluster& cluster, std::uint32_t node) {
+  Json holds = Json::array();
+  for (std::uint32_t d = cluster.device_first(node); d < cluster.device_first(node + 1); ++d) {
+    holds.push_back(cluster.holds(d));
+  }
+  return holds;
+}
+
 void AddCluster(const ReportPage& page, Json* data) {
   Json nodes = Json::array();
   const Cluster& cluster = *page.cluster;
+  (*data)["speeds"] = RelativeSpeeds(cluster);
   for (std::uint32_t n = 0; n < cluster.node_count(); ++n) {
     nodes.push_back({{"name", cluster.nodes[n].name},
                      {"alive", cluster.nodes[n].alive},
-                     {"gpus", cluster.device_first(n + 1) - cluster.device_first(n)}});
+                     {"gpus", cluster.device_first(n + 1) - cluster.device_first(n)},
+                     {"holds", Holding(cluster, n)}});
   }
   (*data)["nodes"] = std::move(nodes);
   (*data)["expert_bytes"] = cluster.expert_bytes;
@@ -176,6 +206,8 @@ std::string PageText(const ReportPage& report) {
   AddMetrics(report, &data);
   AddSurvival(report, &data);
   AddMigration(report, &data);
+  data["ageing"] = Ageing(report.ageing);
+  data["moves_curve"] = MovesCurve(report.plan->result.moves_curve);
   const std::vector<std::uint32_t> shown = ShownLayers(report);
   data["shown"] = shown;
   Json loads = Json::array();

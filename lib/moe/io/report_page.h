@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,13 @@ struct PageRow {
   std::string reason;  ///< why there is none
 };
 
+/// Mean balance of placements on the loads of one iteration.
+struct AgeingPoint {
+  std::uint64_t iteration = 0;
+  double after = 1;
+  std::optional<double> before;
+};
+
 /// What a page shows. Everything is borrowed.
 struct ReportPage {
   const Loads* loads = nullptr;
@@ -26,10 +35,12 @@ struct ReportPage {
   FailureUnit unit = FailureUnit::kNode;
   std::string loads_name;
   std::vector<PageRow> rows;
+  std::vector<AgeingPoint> ageing;  ///< ascending iteration; empty: not known
 };
 
 /// One self-contained HTML page: heat maps of experts and devices before and after, loads against
-/// the bound, survival by number of failures, migration rounds, comparison. It needs no network and
+/// the bound, the worst layers, balance on other iterations and for fewer moves, survival by number
+/// of failures, migration rounds, comparison. It needs no network and
 /// follows the reader's choice of light or dark.
 /// \pre loads, cluster and plan are set
 /// Pure.

@@ -48,6 +48,20 @@ SparseVolumes LayerVolumes(const StrategyResult& result, const Cluster& cluster,
   return VolumesOf(owner, holders, cluster.device_count(), cluster.param_bytes);
 }
 
+/// Takes over the bounds that a strategy has proved.
+void RaiseBounds(const std::vector<LayerNotes>& notes, ModelMetrics* metrics) {
+  double sum = 0;
+  double layers = 0;
+  for (std::size_t l = 0; l < metrics->layers.size(); ++l) {
+    LayerMetrics& layer = metrics->layers[l];
+    if (l < notes.size()) layer.bound = std::max(layer.bound, notes[l].bound);
+    if (layer.tokens == 0) continue;
+    sum += layer.bound;
+    layers += 1;
+  }
+  if (layers > 0) metrics->bound_mean = sum / layers;
+}
+
 }  // namespace
 
 Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const Loads& loads,
@@ -56,20 +70,28 @@ Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const
   SW_TRY(Prove(result, loads, cluster));
   JudgedPlan plan;
   plan.strategy = strategy;
-  plan.metrics = Measure(result.placement, loads, cluster);
+  plan.metrics = Measure(result.placement, loads, cluster, options.stop);
+  RaiseBounds(result.notes, &plan.metrics);
   // Copies that are made for an iteration hold no state: what survives is the owners'.
   const Placement& state = result.owners ? *result.owners : result.placement;
+  RecoveryOptions recovery = options.recovery;
+  recovery.stop = options.stop;
   plan.layer_recovery.resize(loads.layers);
   exec::ParallelFor(loads.layers, [&](std::uint32_t l) {
-    plan.layer_recovery[l] = LayerRecovery(state, cluster, l, options.unit, options.recovery);
+    if (Stopped(options.stop)) return;
+    plan.layer_recovery[l] = LayerRecovery(state, cluster, l, options.unit, recovery);
   });
+  SW_TRY(CheckStop(options.stop));
   for (std::uint32_t l = 0; result.owners && l < loads.layers; ++l) {
+    SW_TRY(CheckStop(options.stop));
     plan.volumes.push_back(LayerVolumes(result, cluster, l));
   }
-  plan.model_recovery = ModelRecovery(state, cluster, options.unit, options.recovery);
+  plan.model_recovery = ModelRecovery(state, cluster, options.unit, recovery);
+  SW_TRY(CheckStop(options.stop));
   if (current != nullptr) {
     MigrationOptions migration;
     migration.forward = options.forward;
+    migration.stop = options.stop;
     SW_TRY_ASSIGN(plan.migration, PlanMigration(*current, state, cluster, migration));
   }
   plan.result = std::move(result);

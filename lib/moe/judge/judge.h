@@ -37,11 +37,12 @@ struct JudgeOptions {
   FailureUnit unit = FailureUnit::kNode;
   RecoveryOptions recovery;
   bool forward = false;  ///< nodes may send on what they received
+  StopCheck stop = {};   ///< ends judging with kStopped
 };
 
 /// Proves that a plan can be written, and measures it.
 /// \param current  what lies on the devices now, or null
-/// \error kInternal  names the rule that the plan breaks: no such plan may be written
+/// \error kInternal  names the rule that the plan breaks: no such plan may be written; kStopped
 /// Local; layers in parallel on the caller's task arena.
 Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const Loads& loads,
                          const Cluster& cluster, const Placement* current,

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "moe/migration/migration.h"
 
@@ -20,9 +21,13 @@ class Assignment {
         column_of_(n, kNobody),
         row_of_(n, kNobody) {}
 
-  std::vector<std::uint32_t> Solve() {
+  std::vector<std::uint32_t> Solve(const StopCheck& stop) {
     Start();
     for (std::uint32_t r = 0; r < n_; ++r) {
+      if (Stopped(stop)) {
+        std::iota(column_of_.begin(), column_of_.end(), 0U);
+        break;
+      }
       if (column_of_[r] == kNobody) Augment(r);
     }
     return column_of_;
@@ -116,8 +121,9 @@ class Assignment {
 
 }  // namespace
 
-std::vector<std::uint32_t> Assign(const std::vector<std::int64_t>& cost, std::uint32_t n) {
-  return Assignment(cost, n).Solve();
+std::vector<std::uint32_t> Assign(const std::vector<std::int64_t>& cost, std::uint32_t n,
+                                  const StopCheck& stop) {
+  return Assignment(cost, n).Solve(stop);
 }
 
 }  // namespace shardwright::moe

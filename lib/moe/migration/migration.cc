@@ -49,9 +49,10 @@ class Planner {
         node_in_(cluster.node_count(), 0),
         device_out_(cluster.device_count(), 0) {}
 
-  void Run(Migration* migration) {
+  Status Run(const StopCheck& stop, Migration* migration) {
     holders_.reserve(current_.layers);
     for (std::uint32_t l = 0; l < current_.layers; ++l) {
+      SW_TRY(CheckStop(stop));
       holders_.push_back(HoldersOf(current_, cluster_, l));
       FindNeeds(l, migration);
     }
@@ -60,7 +61,11 @@ class Planner {
       return std::tie(a.owners, a.layer, a.expert, a.node) <
              std::tie(b.owners, b.layer, b.expert, b.node);
     });
-    for (const Need& need : needs_) Serve(need, migration);
+    for (const Need& need : needs_) {
+      SW_TRY(CheckStop(stop));
+      Serve(need, migration);
+    }
+    return {};
   }
 
  private:
@@ -222,12 +227,13 @@ Result<Migration> PlanMigration(const Placement& current, const Placement& next,
                                      std::to_string(current.device_count()));
   }
   Migration migration;
-  Planner(current, next, cluster).Run(&migration);
+  SW_TRY(Planner(current, next, cluster).Run(options.stop, &migration));
   if (options.forward) {
-    internal::ForwardInRounds(current, cluster, &migration);
+    internal::ForwardInRounds(current, cluster, options.stop, &migration);
   } else {
-    internal::ColorRounds(cluster, &migration);
+    internal::ColorRounds(cluster, options.stop, &migration);
   }
+  SW_TRY(CheckStop(options.stop));
   std::sort(migration.transfers.begin(), migration.transfers.end(),
             [](const Transfer& a, const Transfer& b) {
               return std::tie(a.round, a.from, a.to, a.layer, a.expert) <

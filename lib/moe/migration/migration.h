@@ -37,6 +37,7 @@ struct LostExpert {
 struct MigrationOptions {
   /// A node that has received an expert may send it on: fewer bytes out of one sender.
   bool forward = false;
+  StopCheck stop = {};  ///< ends planning with kStopped
 };
 
 /// What must move to get from one placement to another.
@@ -57,8 +58,8 @@ struct Migration {
 /// Transfers from `current` to `next`, balanced over senders and put in rounds.
 /// \param current  what lies on the devices; replicas on dead nodes cannot be read
 /// \pre both fit `cluster` and have the same layers and experts
-/// \error kMismatch  they do not
-/// Local, pure.
+/// \error kMismatch  they do not; kStopped
+/// Local, pure but for the stop.
 Result<Migration> PlanMigration(const Placement& current, const Placement& next,
                                 const Cluster& cluster, const MigrationOptions& options = {});
 
@@ -77,20 +78,25 @@ Status Prove(const Migration& migration, const Placement& current, const Placeme
 /// \pre map is kJoint or kGreedy; both placements have the same shape
 std::vector<std::uint32_t> MapNodes(const Placement& current, const Placement& plan,
                                     const Cluster& cluster, NodeMap map,
-                                    FailureUnit unit = FailureUnit::kNode);
+                                    FailureUnit unit = FailureUnit::kNode,
+                                    const StopCheck& stop = {});
 
 /// Renames the nodes, then the devices inside each node, then orders slots so that `plan` needs the
 /// fewest transfers from `current`: what a device keeps stays in its slot.
-/// Local, pure.
+/// \param stop  ends it early, as those of the functions below
+/// Local, pure but for the stop.
 Placement Relabel(const Placement& current, const Placement& plan, const Cluster& cluster,
-                  NodeMap map, FailureUnit unit = FailureUnit::kNode);
+                  NodeMap map, FailureUnit unit = FailureUnit::kNode, const StopCheck& stop = {});
 
 /// Renames devices of the whole cluster, layer by layer, for strategies that know no nodes.
-Placement RelabelDevices(const Placement& current, const Placement& plan, const Cluster& cluster);
+Placement RelabelDevices(const Placement& current, const Placement& plan, const Cluster& cluster,
+                         const StopCheck& stop = {});
 
 /// Least cost assignment of rows to columns: column of each row. cost is n x n, row-major.
 /// O(n^3). Ties: lower columns for lower rows as far as the method sees them; deterministic.
-std::vector<std::uint32_t> Assign(const std::vector<std::int64_t>& cost, std::uint32_t n);
+/// Returns the identity after a stop.
+std::vector<std::uint32_t> Assign(const std::vector<std::int64_t>& cost, std::uint32_t n,
+                                  const StopCheck& stop = {});
 
 /// The same migration as the record that every command of the toolkit executes: a source map and a
 /// target with devices for files, slots for payloads, and expert state as logical tensors named

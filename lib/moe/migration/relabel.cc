@@ -80,18 +80,19 @@ std::vector<std::uint32_t> AssignGreedily(const std::vector<std::int64_t>& cost,
 std::vector<std::uint32_t> MapLayers(const std::vector<Holdings>& now,
                                      const std::vector<Holdings>& next,
                                      const std::vector<std::vector<std::uint32_t>>& classes,
-                                     std::uint32_t first, std::uint32_t last, bool greedy) {
+                                     std::uint32_t first, std::uint32_t last, bool greedy,
+                                     const StopCheck& stop) {
   std::vector<std::uint32_t> physical_of(now.size());
   std::iota(physical_of.begin(), physical_of.end(), 0U);
   for (const auto& nodes : classes) {
     const auto n = static_cast<std::uint32_t>(nodes.size());
     std::vector<std::int64_t> cost(std::size_t{n} * n);
-    for (std::uint32_t r = 0; r < n; ++r) {
+    for (std::uint32_t r = 0; r < n && !Stopped(stop); ++r) {
       for (std::uint32_t c = 0; c < n; ++c) {
         cost[std::size_t{r} * n + c] = next[nodes[c]].Without(now[nodes[r]], first, last);
       }
     }
-    const auto column = greedy ? AssignGreedily(cost, n) : Assign(cost, n);
+    const auto column = greedy ? AssignGreedily(cost, n) : Assign(cost, n, stop);
     for (std::uint32_t r = 0; r < n; ++r) physical_of[nodes[column[r]]] = nodes[r];
   }
   return physical_of;
@@ -131,7 +132,7 @@ void KeepSlotsOf(const Placement& current, std::uint32_t layer, std::uint32_t de
 
 // Matches devices [first, last) of one layer, those of equal slots, for most kept experts.
 void MatchDevices(const Placement& current, const std::vector<std::uint32_t>& devices,
-                  std::uint32_t layer, Placement* plan) {
+                  std::uint32_t layer, const StopCheck& stop, Placement* plan) {
   const auto n = static_cast<std::uint32_t>(devices.size());
   std::vector<std::vector<std::uint32_t>> holders(plan->experts);  // now, by place in `devices`
   for (std::uint32_t r = 0; r < n; ++r) {
@@ -155,7 +156,7 @@ void MatchDevices(const Placement& current, const std::vector<std::uint32_t>& de
         }
       }
     }
-    column = Assign(cost, n);
+    column = Assign(cost, n, stop);
   } else {
     struct Overlap {
       std::uint32_t kept, row, column;
@@ -215,11 +216,11 @@ std::vector<std::vector<std::uint32_t>> DeviceClasses(const Placement& plan, con
 }
 
 void MatchAll(const Placement& current, const Cluster& cluster, bool across_nodes,
-              Placement* plan) {
+              const StopCheck& stop, Placement* plan) {
   const auto classes = DeviceClasses(*plan, cluster, across_nodes);
-  for (std::uint32_t l = 0; l < plan->layers; ++l) {
+  for (std::uint32_t l = 0; l < plan->layers && !Stopped(stop); ++l) {
     for (const auto& devices : classes) {
-      if (devices.size() > 1) MatchDevices(current, devices, l, plan);
+      if (devices.size() > 1) MatchDevices(current, devices, l, stop, plan);
     }
     for (std::uint32_t d = 0; d < plan->device_count(); ++d) KeepSlotsOf(current, l, d, plan);
   }
@@ -228,13 +229,14 @@ void MatchAll(const Placement& current, const Cluster& cluster, bool across_node
 }  // namespace
 
 std::vector<std::uint32_t> MapNodes(const Placement& current, const Placement& plan,
-                                    const Cluster& cluster, NodeMap map, FailureUnit unit) {
+                                    const Cluster& cluster, NodeMap map, FailureUnit unit,
+                                    const StopCheck& stop) {
   return MapLayers(HoldingsOfNodes(current, cluster), HoldingsOfNodes(plan, cluster),
-                   Classes(plan, cluster, unit), 0, plan.layers, map == NodeMap::kGreedy);
+                   Classes(plan, cluster, unit), 0, plan.layers, map == NodeMap::kGreedy, stop);
 }
 
 Placement Relabel(const Placement& current, const Placement& plan, const Cluster& cluster,
-                  NodeMap map, FailureUnit unit) {
+                  NodeMap map, FailureUnit unit, const StopCheck& stop) {
   Placement renamed = plan;
   if (map != NodeMap::kNone) {
     const auto now = HoldingsOfNodes(current, cluster);
@@ -242,10 +244,10 @@ Placement Relabel(const Placement& current, const Placement& plan, const Cluster
     const auto classes = Classes(plan, cluster, unit);
     const bool joint = map != NodeMap::kPerLayer;
     std::vector<std::uint32_t> physical_of;
-    for (std::uint32_t l = 0; l < plan.layers; ++l) {
+    for (std::uint32_t l = 0; l < plan.layers && !Stopped(stop); ++l) {
       if (!joint || l == 0) {
-        physical_of =
-            MapLayers(now, next, classes, l, joint ? plan.layers : l + 1, map == NodeMap::kGreedy);
+        physical_of = MapLayers(now, next, classes, l, joint ? plan.layers : l + 1,
+                                map == NodeMap::kGreedy, stop);
       }
       for (std::uint32_t n = 0; n < cluster.node_count(); ++n) {
         const std::uint32_t from = cluster.device_first(n);
@@ -255,7 +257,7 @@ Placement Relabel(const Placement& current, const Placement& plan, const Cluster
       }
     }
   }
-  MatchAll(current, cluster, false, &renamed);
+  MatchAll(current, cluster, false, stop, &renamed);
   return renamed;
 }
 
@@ -267,9 +269,10 @@ void KeepSlots(const Placement& current, const Cluster& cluster, Placement* plan
   }
 }
 
-Placement RelabelDevices(const Placement& current, const Placement& plan, const Cluster& cluster) {
+Placement RelabelDevices(const Placement& current, const Placement& plan, const Cluster& cluster,
+                         const StopCheck& stop) {
   Placement renamed = plan;
-  MatchAll(current, cluster, true, &renamed);
+  MatchAll(current, cluster, true, stop, &renamed);
   return renamed;
 }
 

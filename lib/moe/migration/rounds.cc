@@ -22,8 +22,8 @@ class Coloring {
         at_receiver_(std::size_t{nodes} * colors, kNone),
         color_(edges.size(), kNone) {}
 
-  std::vector<std::uint32_t> Run() {
-    for (std::uint32_t e = 0; e < edges_.size(); ++e) Insert(e);
+  std::vector<std::uint32_t> Run(const StopCheck& stop) {
+    for (std::uint32_t e = 0; e < edges_.size() && !Stopped(stop); ++e) Insert(e);
     return std::move(color_);
   }
 
@@ -108,15 +108,16 @@ void PlaceInside(const Cluster& cluster, const std::vector<std::size_t>& inside,
 }  // namespace
 
 std::vector<std::uint32_t> ColorEdges(
-    std::span<const std::pair<std::uint32_t, std::uint32_t>> edges, std::uint32_t nodes) {
+    std::span<const std::pair<std::uint32_t, std::uint32_t>> edges, std::uint32_t nodes,
+    const StopCheck& stop) {
   std::vector<std::uint32_t> out(nodes, 0);
   std::vector<std::uint32_t> in(nodes, 0);
   std::uint32_t colors = 0;
   for (const auto& [from, to] : edges) colors = std::max({colors, ++out[from], ++in[to]});
-  return Coloring(edges, nodes, colors).Run();
+  return Coloring(edges, nodes, colors).Run(stop);
 }
 
-void ColorRounds(const Cluster& cluster, Migration* migration) {
+void ColorRounds(const Cluster& cluster, const StopCheck& stop, Migration* migration) {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
   std::vector<std::size_t> outside;
   std::vector<std::size_t> inside;  // in the order in which they were decided: senders first
@@ -129,7 +130,8 @@ void ColorRounds(const Cluster& cluster, Migration* migration) {
     outside.push_back(i);
     edges.emplace_back(cluster.devices[transfer.from].node, cluster.devices[transfer.to].node);
   }
-  const std::vector<std::uint32_t> colors = ColorEdges(edges, cluster.node_count());
+  const std::vector<std::uint32_t> colors = ColorEdges(edges, cluster.node_count(), stop);
+  if (Stopped(stop)) return;
   Arrivals arrivals;
   for (std::size_t i = 0; i < outside.size(); ++i) {
     Transfer& transfer = migration->transfers[outside[i]];
@@ -140,7 +142,8 @@ void ColorRounds(const Cluster& cluster, Migration* migration) {
   PlaceInside(cluster, inside, &arrivals, migration);
 }
 
-void ForwardInRounds(const Placement& current, const Cluster& cluster, Migration* migration) {
+void ForwardInRounds(const Placement& current, const Cluster& cluster, const StopCheck& stop,
+                     Migration* migration) {
   std::vector<std::size_t> outside;
   std::vector<std::size_t> inside;
   for (std::size_t i = 0; i < migration->transfers.size(); ++i) {
@@ -150,6 +153,7 @@ void ForwardInRounds(const Placement& current, const Cluster& cluster, Migration
   std::map<Key, std::vector<std::uint32_t>> owners;  // devices that can send an expert now
   for (const std::size_t i : outside) {
     const Transfer& transfer = migration->transfers[i];
+    if (Stopped(stop)) return;
     auto [at, fresh] = owners.try_emplace(Key{transfer.layer, transfer.expert});
     if (!fresh) continue;
     for (std::uint32_t d = 0; d < current.device_count(); ++d) {
@@ -166,6 +170,7 @@ void ForwardInRounds(const Placement& current, const Cluster& cluster, Migration
   std::vector<std::uint32_t> receive_round(cluster.node_count(), kNone);
   Arrivals arrivals;
   for (std::uint32_t round = 0; !outside.empty(); ++round) {
+    if (Stopped(stop)) return;
     std::vector<std::size_t> waiting;
     std::vector<std::size_t> done;
     for (const std::size_t i : outside) {

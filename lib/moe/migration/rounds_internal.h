@@ -13,14 +13,16 @@ namespace shardwright::moe::internal {
 /// end, with as many colors as the largest degree (König).
 /// \returns the color of every edge
 std::vector<std::uint32_t> ColorEdges(
-    std::span<const std::pair<std::uint32_t, std::uint32_t>> edges, std::uint32_t nodes);
+    std::span<const std::pair<std::uint32_t, std::uint32_t>> edges, std::uint32_t nodes,
+    const StopCheck& stop = {});
 
 /// Rounds for transfers: those between nodes by coloring, those inside a node in the first round
 /// after their expert arrived in which both devices are free.
-void ColorRounds(const Cluster& cluster, Migration* migration);
+void ColorRounds(const Cluster& cluster, const StopCheck& stop, Migration* migration);
 
 /// Chooses senders again, round by round: whoever has an expert, also since an earlier round, may
 /// send it on.
-void ForwardInRounds(const Placement& current, const Cluster& cluster, Migration* migration);
+void ForwardInRounds(const Placement& current, const Cluster& cluster, const StopCheck& stop,
+                     Migration* migration);
 
 }  // namespace shardwright::moe::internal

@@ -4,21 +4,22 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/limits.h"
+#include "base/stop.h"
+#include "base/text.h"
 #include "moe/core/node_events.h"
 #include "moe/core/parallel.h"
 #include "moe/io/cluster_text.h"
 #include "moe/io/plan_file.h"
 #include "moe/io/report_page.h"
+#include "moe/planning/everywhere.h"
 
 namespace shardwright::moe {
 namespace {
-
-double ClockSeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 /// Runs `body` with so many threads.
 template <class Body>
@@ -27,24 +28,54 @@ auto InArena(unsigned threads, const Body& body) {
   return arena.execute(body);
 }
 
+/// Reads one recording without its idle records.
 /// \param counts  whether this rank's reading is reported
-Result<loads::LoadTrace> ReadTrace(const PlanRequest& request, bool counts, Sink& sink) {
+/// \param idle_records  is increased
+Result<loads::LoadTrace> ReadTrace(const std::string& path, bool counts,
+                                   std::uint64_t* idle_records, Sink& sink) {
   sink.Pass("read");
-  SW_TRY_ASSIGN(loads::LoadTrace trace, loads::ReadLoads(request.loads));
+  SW_TRY_ASSIGN(loads::LoadTrace trace, loads::ReadLoads(path));
+  const std::size_t records = trace.records.size();
+  const std::vector<std::uint64_t> idle = loads::RemoveIdle(&trace);
+  *idle_records += idle.size();
   if (!counts) return trace;
   sink.AddRead(trace.bytes_read, trace.files_read);
   for (const std::string& note : trace.notes) sink.Note(note, 0);
+  for (const std::string& warning : trace.warnings) sink.Warn(warning);
+  if (!idle.empty()) {
+    sink.Note(path + ": " + std::to_string(idle.size()) + " of " + Plural(records, "record") +
+                  " without a token left out: iteration " + loads::Ranges(idle),
+              0);
+  }
   return trace;
 }
 
-/// The loads that plans are made for, and those that they are measured on.
-Status PickLoads(const PlanRequest& request, PlanInput* input) {
-  SW_TRY_ASSIGN(input->loads, loads::Pick(input->trace, request.window));
+/// Reads the recordings of a request, and picks the loads that plans are made for and those that
+/// they are measured on.
+Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input, Sink& sink) {
+  SW_TRY_ASSIGN(loads::LoadTrace main,
+                ReadTrace(request.loads, counts, &input->idle_records, sink));
+  input->recordings.push_back({std::move(main), 1});
+  for (const JoinedLoads& joined : request.joined) {
+    SW_TRY_ASSIGN(loads::LoadTrace other,
+                  ReadTrace(joined.path, counts, &input->idle_records, sink));
+    input->recordings.push_back({std::move(other), joined.weight});
+  }
+  auto picked = loads::Pick(input->recordings, request.window);
+  if (!picked) return Within(request.loads, picked.error());
+  input->loads = *std::move(picked);
+  const std::vector<std::uint64_t> empty = input->EmptyLayers();
+  if (counts && !empty.empty()) {
+    sink.Note("layers without a token: " + loads::Ranges(empty) +
+                  "; all experts of such a layer count the same",
+              0);
+  }
   if (!request.measured_at) return {};
-  loads::LoadWindow later = request.window;
+  loads::LoadWindow later;
+  later.layers = request.window.layers;
   later.at = request.measured_at;
-  later.window = 1;
-  SW_TRY_ASSIGN(input->later, loads::Pick(input->trace, later));
+  later.windows = {1};
+  SW_TRY_ASSIGN(input->later, loads::Pick(input->recordings.front().trace, later));
   return {};
 }
 
@@ -56,10 +87,34 @@ Status CheckRates(const PlanRequest& request, const Cluster& cluster) {
   return Fail(Errc::kUsage, "--nonmoe-seconds needs a --cluster with bandwidth and expert_bytes");
 }
 
+/// The limit of moves as a number of replicas.
+/// \error kUsage  bytes without an expert's size, or a limit below one replica
+Result<std::optional<std::uint64_t>> MovesMax(const MovesLimit& limit, const Loads& loads,
+                                              const Cluster& cluster) {
+  if (!limit.given()) return std::optional<std::uint64_t>();
+  if (limit.replicas) return limit.replicas;
+  if (limit.share) {
+    const double slots = static_cast<double>(cluster.live_slots()) * loads.layers;
+    const auto replicas = static_cast<std::uint64_t>(*limit.share * slots);
+    if (replicas > 0) return std::optional(replicas);
+    return Fail(Errc::kUsage, "--max-moves " + Percent(*limit.share, 2) + " of " + Fixed(slots, 0) +
+                                  " slots is less than one replica");
+  }
+  if (cluster.expert_bytes == 0) {
+    return Fail(Errc::kUsage, "--max-moves " + FormatBytes(*limit.bytes) +
+                                  " needs the size of an expert: give --expert-bytes, or "
+                                  "expert_bytes in the file of --cluster");
+  }
+  if (*limit.bytes >= cluster.expert_bytes)
+    return std::optional(*limit.bytes / cluster.expert_bytes);
+  return Fail(Errc::kUsage, "--max-moves " + FormatBytes(*limit.bytes) +
+                                " is less than one expert, which has " +
+                                FormatBytes(cluster.expert_bytes));
+}
+
 Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink) {
   PlanInput input;
-  SW_TRY_ASSIGN(input.trace, ReadTrace(request, counts, sink));
-  SW_TRY(PickLoads(request, &input));
+  SW_TRY(ReadRecordings(request, counts, &input, sink));
   SW_TRY_ASSIGN(input.cluster, ClusterOf(request.cluster, input.loads.layers));
   SW_TRY(loads::Validate(input.loads));
   SW_TRY(Validate(input.cluster));
@@ -67,6 +122,7 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
   SW_TRY(CheckFaults(request.faults, input.loads, input.cluster, request.options.failure_unit));
   SW_TRY(CheckRates(request, input.cluster));
   if (request.old_plan.empty()) return input;
+  SW_TRY_ASSIGN(input.moves_max, MovesMax(request.max_moves, input.loads, input.cluster));
   SW_TRY_ASSIGN(PlanFile old, ReadPlan(request.old_plan));
   auto current = PlacedOn(StateOf(std::move(old)), input.loads, input.cluster);
   if (!current) return Within(request.old_plan, current.error());
@@ -110,7 +166,7 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
   }
   sink.Pass("measure");
   SW_TRY_ASSIGN(row.plan, Judge(plan.format, std::move(result), input.loads, input.cluster, nullptr,
-                                request.Judging()));
+                                request.Judging(sink)));
   if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
   row.strategy = plan.format;
   row.file = file;
@@ -118,6 +174,10 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
 }
 
 }  // namespace
+
+double ClockSeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers) {
   if (!request.file.empty()) return ReadCluster(request.file, layers);
@@ -136,8 +196,19 @@ Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers) {
   return made;
 }
 
-JudgeOptions PlanRequest::Judging() const {
+std::vector<std::uint64_t> PlanInput::EmptyLayers() const {
+  std::vector<std::uint64_t> empty;
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const auto tokens = loads.layer(l);
+    const bool any = std::any_of(tokens.begin(), tokens.end(), [](auto t) { return t > 0; });
+    if (!any) empty.push_back(loads.layer_id[l]);
+  }
+  return empty;
+}
+
+JudgeOptions PlanRequest::Judging(const Sink& sink) const {
   JudgeOptions judging;
+  judging.stop = StopOf(sink);
   judging.unit = options.failure_unit;
   judging.recovery.failures_max = static_cast<std::uint32_t>(failures);
   judging.recovery.seed = options.seed;
@@ -146,8 +217,38 @@ JudgeOptions PlanRequest::Judging() const {
 }
 
 Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Sink& sink) {
+  const Interruptible reading(sink);
   return comm.Agree(ReadLocal(request, comm.rank() == 0, sink));
 }
+
+namespace {
+
+/// Plans the experts that are not on every GPU.
+/// \param current  of all experts
+Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& request,
+                                       const PlanInput& input, const Strategy& strategy,
+                                       const Placement* current, Options options) {
+  SW_TRY_ASSIGN(const PlanRest rest,
+                WithoutEverywhere(input.loads, input.cluster, current, request.everywhere));
+  SW_TRY(Validate(rest.loads, rest.cluster));
+  if (options.moves_max) {
+    if (rest.moves > *options.moves_max) {
+      return Fail(Errc::kInfeasible, "at most " + std::to_string(*options.moves_max) +
+                                         " moves are allowed, but gpus lack " +
+                                         std::to_string(rest.moves) +
+                                         " replicas of the experts of --everywhere; raise "
+                                         "--max-moves");
+    }
+    *options.moves_max -= rest.moves;
+  }
+  SW_TRY_ASSIGN(StrategyResult result,
+                PlanOnRanks(comm, strategy, rest.loads, rest.cluster,
+                            rest.current ? &*rest.current : nullptr, options));
+  SW_TRY(AddEverywhere(rest, input.loads, input.cluster, current, request.everywhere, &result));
+  return result;
+}
+
+}  // namespace
 
 Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const PlanInput& input,
                             const Strategy& strategy, Sink& sink) {
@@ -156,8 +257,14 @@ Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const 
   const Placement* current = input.current ? &*input.current : nullptr;
   sink.Pass("plan");
   const double start = ClockSeconds();
+  const Interruptible planning(sink);
+  Options options = request.options;
+  options.stop = StopOf(sink);
+  options.moves_max = input.moves_max;
   auto planned = InArena(request.threads, [&]() {
-    return PlanOnRanks(comm, strategy, input.loads, input.cluster, current, request.options);
+    return request.everywhere.empty()
+               ? PlanOnRanks(comm, strategy, input.loads, input.cluster, current, options)
+               : PlanRestOnRanks(comm, request, input, strategy, current, options);
   });
   row.seconds = ClockSeconds() - start;
   if (!planned && planned.error().code == Errc::kInfeasible) {
@@ -169,7 +276,7 @@ Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const 
   SW_TRY(comm.OnRoot([&]() -> Status {
     return InArena(request.threads, [&]() -> Status {
       SW_TRY_ASSIGN(row.plan, Judge(strategy.name, *std::move(planned), input.loads, input.cluster,
-                                    current, request.Judging()));
+                                    current, request.Judging(sink)));
       if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
       return {};
     });
@@ -189,10 +296,10 @@ Result<std::vector<PlannedRow>> PlanWithAll(comm::Comm& comm, const PlanRequest&
 
 Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string& plan_file,
                                    Sink& sink) {
+  const Interruptible evaluating(sink);
   EvaluatedPlan answer;
   PlanInput& input = answer.input;
-  SW_TRY_ASSIGN(input.trace, ReadTrace(request, true, sink));
-  SW_TRY(PickLoads(request, &input));
+  SW_TRY(ReadRecordings(request, true, &input, sink));
   SW_TRY_ASSIGN(const PlanFile plan, ReadPlan(plan_file));
   if (request.cluster.told()) {
     SW_TRY_ASSIGN(input.cluster, ClusterOf(request.cluster, input.loads.layers));
@@ -215,19 +322,65 @@ Status CheckEvaluated(const PlanRequest& request, const PlannedRow& row) {
 
 Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, const PlanInput& input,
                               const JudgedPlan& plan, Sink& sink) {
+  const Interruptible making(sink);
   if (format == PlanFormat::kPlan) {
     return PlanText(plan, input.loads, input.cluster, request.options.failure_unit);
   }
   PlanNotes notes;
   SW_TRY_ASSIGN(std::string text,
                 ForeignPlanText(format, plan.result.placement, input.loads, input.cluster,
-                                request.options.eplb_groups, input.trace.layer_id.size(), &notes));
+                                request.options.eplb_groups,
+                                input.recordings.front().trace.layer_id.size(), &notes));
   for (std::string& note : notes) sink.Warn(std::move(note));
   return text;
 }
 
+namespace {
+
+/// Mean over the layers with tokens of the busiest GPU's load over the mean.
+double MeanImbalance(const Placement& placement, const Loads& loads, const Cluster& cluster) {
+  const std::vector<double> speeds = RelativeSpeeds(cluster);
+  double sum = 0;
+  double layers = 0;
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const std::vector<double> load = DeviceLoads(placement, loads, cluster, l);
+    const double all = std::inner_product(load.begin(), load.end(), speeds.begin(), 0.0);
+    if (all <= 0) continue;
+    sum += *std::max_element(load.begin(), load.end()) * cluster.live_devices() / all;
+    layers += 1;
+  }
+  return layers > 0 ? sum / layers : 1;
+}
+
+/// The balance of a page's placements on some iterations of the recording.
+std::vector<AgeingPoint> AgeingOf(const PlanRequest& request, const PlanInput& input,
+                                  const ReportPage& page) {
+  constexpr std::size_t kPoints = 24;
+  const loads::LoadTrace& trace = input.recordings.front().trace;
+  const std::size_t records = trace.records.size();
+  const std::size_t count = std::min(kPoints, records);
+  std::vector<AgeingPoint> points;
+  if (count < 2) return points;
+  for (std::size_t i = 0; i < count; ++i) {
+    loads::LoadWindow window;
+    window.layers = request.window.layers;
+    window.windows = {1};
+    window.at = trace.records[i * (records - 1) / (count - 1)].iteration;
+    const auto one = loads::Pick(trace, window);
+    if (!one) continue;  // it was added up while reading
+    AgeingPoint& point = points.emplace_back();
+    point.iteration = *window.at;
+    point.after = MeanImbalance(page.plan->result.placement, *one, input.cluster);
+    if (page.before != nullptr) point.before = MeanImbalance(*page.before, *one, input.cluster);
+  }
+  return points;
+}
+
+}  // namespace
+
 std::string PlanPage(const PlanRequest& request, const PlanInput& input, const PlannedRow& chosen,
-                     const std::vector<PlannedRow>& rows) {
+                     const std::vector<PlannedRow>& rows, Sink& sink) {
+  const Interruptible making(sink);
   ReportPage page;
   page.loads = &input.loads;
   page.cluster = &input.cluster;
@@ -245,6 +398,7 @@ std::string PlanPage(const PlanRequest& request, const PlanInput& input, const P
     }
     page.rows.push_back({row.strategy, row.plan ? &*row.plan : nullptr, row.seconds, row.reason});
   }
+  page.ageing = AgeingOf(request, input, page);
   return PageText(page);
 }
 
@@ -256,8 +410,10 @@ const PlannedRow* FirstPlan(const std::vector<PlannedRow>& rows) {
 
 Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
                              const EventsRequest& events, Sink& sink) {
+  const Interruptible replaying(sink);
   Replays replays;
-  Result<loads::LoadTrace> trace = ReadTrace(request, comm.rank() == 0, sink);
+  std::uint64_t idle_records = 0;
+  Result<loads::LoadTrace> trace = ReadTrace(request.loads, comm.rank() == 0, &idle_records, sink);
   std::vector<NodeEvent> moments;
   const auto read = [&]() -> Status {
     if (!trace) return tl::unexpected<Error>(trace.error());
@@ -270,6 +426,7 @@ Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
   SW_TRY(comm.Agree(read()));
   ReplayOptions options;
   options.plan = request.options;
+  options.plan.stop = StopOf(sink);
   options.window = request.window;
   options.iteration_ms = events.iteration_seconds * 1e3;
   options.rebalance_every = events.rebalance_every;

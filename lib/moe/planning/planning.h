@@ -13,7 +13,7 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
-#include "loads/load_trace.h"
+#include "loads/load_window.h"
 #include "moe/core/metrics.h"
 #include "moe/core/types.h"
 #include "moe/io/plan_text.h"
@@ -33,36 +33,62 @@ struct ClusterRequest {
   bool told() const { return !file.empty() || nodes != 0; }
 };
 
+/// Returns the time of a monotonic clock in seconds, for Options::clock.
+double ClockSeconds();
+
 /// The cluster of a request.
 /// \pre request.told()
 /// \error kLimit  more slots than are handled; as moe::ReadCluster
 /// Local.
 Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers);
 
+/// A limit of the replicas that move from the old plan; at most one of the members is set.
+struct MovesLimit {
+  std::optional<std::uint64_t> replicas;
+  std::optional<std::uint64_t> bytes;
+  std::optional<double> share;  ///< of all slots of all layers
+
+  bool given() const { return replicas || bytes || share; }
+};
+
+/// Another recording of the same model, whose counts are added.
+struct JoinedLoads {
+  std::string path;
+  double weight = 1;  ///< of its counts; those of the first recording have weight 1
+};
+
 /// What is planned from, and how plans are looked at; the fields are the flags of moe-replace.
 struct PlanRequest {
   std::string loads;
+  std::vector<JoinedLoads> joined;
   loads::LoadWindow window;
   std::optional<std::uint64_t> measured_at;  ///< iteration whose loads balance is measured on
   ClusterRequest cluster;
-  std::string old_plan;      ///< file of the plan that the GPUs hold now; empty: none
-  std::uint64_t faults = 0;  ///< failures that must be survived
+  std::string old_plan;                   ///< file of the plan that the GPUs hold now; empty: none
+  MovesLimit max_moves;                   ///< from the old plan
+  std::vector<std::uint32_t> everywhere;  ///< experts that every GPU holds; ascending
+  std::uint64_t faults = 0;               ///< failures that must be survived
   Options options;
   std::uint64_t failures = 16;  ///< up to which survival is worked out
   double node_failure = 0;      ///< probability that a node fails; 0: it is not told
   bool forward = false;         ///< nodes may send on what they received
   unsigned threads = 1;
 
-  JudgeOptions Judging() const;
+  JudgeOptions Judging(const Sink& sink) const;
 };
 
 /// What a plan is made from.
 struct PlanInput {
-  loads::LoadTrace trace;
+  std::vector<loads::Recording> recordings;  ///< of the request; at least one
+  std::uint64_t idle_records = 0;            ///< without a token: left out
   Loads loads;
   Cluster cluster;
-  std::optional<Placement> current;  ///< the old plan
-  std::optional<Loads> later;        ///< of `measured_at`
+  std::optional<Placement> current;        ///< the old plan
+  std::optional<std::uint64_t> moves_max;  ///< replicas that may move
+  std::optional<Loads> later;              ///< of `measured_at`
+
+  /// Numbers of the layers that have no token in `loads`.
+  std::vector<std::uint64_t> EmptyLayers() const;
 };
 
 /// A plan of one strategy, or why there is none.
@@ -125,7 +151,7 @@ Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, con
 /// \param rows  its table
 /// Pure.
 std::string PlanPage(const PlanRequest& request, const PlanInput& input, const PlannedRow& chosen,
-                     const std::vector<PlannedRow>& rows);
+                     const std::vector<PlannedRow>& rows, Sink& sink);
 
 /// The plan that a comparison's page is about, since strategies come in their order of merit; null
 /// if there is none.

@@ -82,6 +82,38 @@ Json VolumesJson(const JudgedPlan& plan, const Loads& loads) {
   return layers;
 }
 
+/// What ended the search of each layer; empty for strategies that do not search.
+Json SearchJson(const PlanRequest& request, const JudgedPlan& plan) {
+  Json ends = Json::array();
+  for (const LayerNotes& note : plan.result.notes) {
+    switch (note.search_end) {
+      case SearchEnd::kNone:
+        break;
+      case SearchEnd::kBound:
+        ends.push_back("bound");
+        break;
+      case SearchEnd::kBudget:
+        ends.push_back(request.options.best_seconds > 0 ? "time" : "steps");
+        break;
+      case SearchEnd::kNoGain:
+        ends.push_back("no_gain");
+    }
+  }
+  return ends;
+}
+
+/// Balance over moves.
+Json CurveJson(const JudgedPlan& plan, const PlanInput& input) {
+  Json points = Json::array();
+  for (const MovesPoint& point : plan.result.moves_curve) {
+    points.push_back({{"moves", point.moves},
+                      {"bytes", point.moves * input.cluster.expert_bytes},
+                      {"imbalance_mean", point.imbalance_mean},
+                      {"imbalance_max", point.imbalance_max}});
+  }
+  return points;
+}
+
 /// A plan with everything that is known of it, or why there is none.
 Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
   Json json = {{"strategy", row.strategy}, {"plan_seconds", row.seconds}};
@@ -105,18 +137,36 @@ Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRo
                         {"probability", SurvivalAt(plan.model_recovery, request.node_failure)}};
   }
   if (plan.migration) json["migration"] = MigrationJson(*plan.migration, input.loads);
+  if (!plan.result.moves_curve.empty()) json["moves_curve"] = CurveJson(plan, input);
   json["cut_layers"] = std::count_if(plan.result.notes.begin(), plan.result.notes.end(),
                                      [](const LayerNotes& note) { return note.cut; });
+  json["search"] = SearchJson(request, plan);
   json["warnings"] = plan.result.warnings;
   return json;
 }
 
 /// What was read.
 Json InputJson(const PlanInput& input) {
-  Json json = {{"format", input.trace.format},         {"layers", input.loads.layers},
-               {"experts", input.loads.experts},       {"records", input.trace.records.size()},
-               {"nodes", input.cluster.node_count()},  {"live_nodes", input.cluster.live_nodes()},
-               {"gpus", input.cluster.device_count()}, {"live_slots", input.cluster.live_slots()}};
+  const loads::LoadTrace& trace = input.recordings.front().trace;
+  Json json = {{"format", trace.format},
+               {"layers", input.loads.layers},
+               {"experts", input.loads.experts},
+               {"records", trace.records.size()},
+               {"nodes", input.cluster.node_count()},
+               {"live_nodes", input.cluster.live_nodes()},
+               {"gpus", input.cluster.device_count()},
+               {"live_slots", input.cluster.live_slots()}};
+  json["window_records"] = input.loads.records;
+  json["token_unit"] = input.loads.unit;
+  std::vector<double> speeds;
+  speeds.reserve(input.cluster.devices.size());
+  for (const Device& gpu : input.cluster.devices) speeds.push_back(gpu.speed);
+  if (std::any_of(speeds.begin(), speeds.end(), [](double speed) { return speed != 1; })) {
+    json["gpu_speeds"] = speeds;
+  }
+  if (input.idle_records > 0) json["idle_records"] = input.idle_records;
+  const std::vector<std::uint64_t> empty = input.EmptyLayers();
+  if (!empty.empty()) json["layers_without_tokens"] = empty;
   if (input.loads.iteration) json["iteration"] = *input.loads.iteration;
   if (input.later && input.later->iteration) json["measured_at"] = *input.later->iteration;
   return json;

@@ -1,6 +1,7 @@
 #include "moe/planning/planning_text.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/bytes.h"
@@ -36,13 +37,54 @@ std::string MovedBytes(std::uint64_t bytes, const Cluster& cluster) {
   return cluster.expert_bytes == 0 ? "-" : FormatBytes(bytes);
 }
 
+/// The part of the recordings that counts: ", sum of 10 iterations up to 100".
+std::string WindowText(const PlanRequest& request, const PlanInput& input) {
+  const loads::LoadWindow& window = request.window;
+  const Loads& loads = input.loads;
+  std::string text;
+  if (loads.records > 1) {
+    text.append(", sum of ").append(Plural(loads.records, "iteration"));
+    if (loads.iteration) text.append(" up to ").append(std::to_string(*loads.iteration));
+  } else if (loads.iteration) {
+    text.append(", iteration ").append(std::to_string(*loads.iteration));
+  }
+  if (!request.joined.empty()) {
+    text.append(" of ").append(Plural(request.joined.size() + 1, "recording"));
+  }
+  if (window.half_life > 0) text.append(", half-life ").append(Fixed(window.half_life, 1));
+  if (loads.windows.size() > 1) {
+    text.append("; balance is the worst of the windows ");
+    for (std::size_t w = 0; w < window.windows.size(); ++w) {
+      const std::uint64_t records = window.windows[w];
+      text.append(w == 0 ? "" : ", ");
+      text.append(records == loads::kAllRecords ? "all" : std::to_string(records));
+    }
+  }
+  if (window.windows.empty() && input.recordings.front().trace.serving) {
+    text.append(
+        "\n          the whole recording, as is the default for serving engines; "
+        "--window chooses a part");
+  }
+  return text;
+}
+
+/// The least and the greatest speed of the GPUs that can hold experts.
+std::pair<double, double> SpeedsOf(const Cluster& cluster) {
+  std::pair<double, double> speeds(std::numeric_limits<double>::infinity(), 0);
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    if (!cluster.holds(d)) continue;
+    speeds.first = std::min(speeds.first, cluster.devices[d].speed);
+    speeds.second = std::max(speeds.second, cluster.devices[d].speed);
+  }
+  return speeds;
+}
+
 /// What was read, in two lines.
 std::string InputText(const PlanRequest& request, const PlanInput& input) {
   const Cluster& cluster = input.cluster;
   std::string text = "loads     " + Plural(input.loads.layers, "layer") + " of " +
                      Plural(input.loads.experts, "expert");
-  if (input.loads.iteration) text += ", iteration " + std::to_string(*input.loads.iteration);
-  if (request.window.window > 1) text += ", mean of " + std::to_string(request.window.window);
+  text += WindowText(request, input);
   if (input.later) {
     text += "; balance measured at iteration " + std::to_string(*input.later->iteration);
   }
@@ -51,6 +93,13 @@ std::string InputText(const PlanRequest& request, const PlanInput& input) {
           " per layer";
   if (cluster.live_nodes() != cluster.node_count()) {
     text += ", " + std::to_string(cluster.node_count() - cluster.live_nodes()) + " dead";
+  }
+  std::uint32_t dead = 0;
+  for (const Device& gpu : cluster.devices) dead += gpu.alive ? 0 : 1;
+  if (dead > 0) text += ", " + Plural(dead, "gpu") + " dead";
+  const auto [slowest, fastest] = SpeedsOf(cluster);
+  if (slowest < fastest) {
+    text += ", speeds " + Fixed(slowest, 2) + " to " + Fixed(fastest, 2);
   }
   return text + "\n";
 }
@@ -130,6 +179,20 @@ std::string MovesText(const Migration& migration, const PlanInput& input) {
   return text + "\n";
 }
 
+/// Balance over moves, in a few points.
+std::string CurveText(const std::vector<MovesPoint>& curve) {
+  constexpr std::size_t kShown = 8;
+  std::string points;
+  const std::size_t last = curve.size() - 1;
+  const std::size_t shown = std::min(kShown, curve.size());
+  for (std::size_t i = 0; i < shown; ++i) {
+    const MovesPoint& point = curve[shown == 1 ? 0 : i * last / (shown - 1)];
+    points.append(i == 0 ? "" : ", ").append(Fixed(point.imbalance_mean, 3));
+    points.append(" with ").append(std::to_string(point.moves));
+  }
+  return "trade     " + Indented("balance " + points + " moves") + "\n";
+}
+
 /// The chance to survive so many failures, where it is known.
 std::string Chance(const RecoveryProbability& recovery, std::size_t failures) {
   return failures < recovery.survived.size() ? Share(recovery.survived[failures]) : "-";
@@ -185,6 +248,25 @@ std::string ComparisonLegend(const PlanRequest& request, const std::string& chan
   return Legend(legend);
 }
 
+/// What ended the searches; nothing for strategies that do not search.
+std::string SearchText(const JudgedPlan& plan) {
+  const auto count = [&](SearchEnd end) {
+    return static_cast<std::size_t>(
+        std::count_if(plan.result.notes.begin(), plan.result.notes.end(),
+                      [end](const LayerNotes& note) { return note.search_end == end; }));
+  };
+  const std::size_t bound = count(SearchEnd::kBound);
+  const std::size_t budget = count(SearchEnd::kBudget);
+  const std::size_t stale = count(SearchEnd::kNoGain);
+  if (bound + budget + stale == 0) return "";
+  std::string text = "\nsearch    ended within 0.1 % of the bound in " + Plural(bound, "layer");
+  if (budget > 0) {
+    text += ", with --effort used up in " + std::to_string(budget) + ": more may lower balance";
+  }
+  if (stale > 0) text += ", without further gain in " + std::to_string(stale);
+  return text;
+}
+
 /// The cells of a strategy in a comparison.
 std::vector<std::string> ComparisonCells(const PlanRequest& request, const PlanInput& input,
                                          const PlannedRow& row, std::size_t failures) {
@@ -225,8 +307,9 @@ std::string SummaryText(const PlanRequest& request, const PlanInput& input, cons
   text += "\nbalance   " + Fixed(balance.imbalance_mean, 3) + " mean, " +
           Fixed(balance.imbalance_max, 3) + " worst layer (busiest gpu / mean); bound " +
           Fixed(balance.bound_mean, 3) + ", with any split " + Fixed(balance.lp_bound_mean, 3) +
-          "\nlinks     " + Share(balance.inter_node_share) + " of the tokens leave their node, " +
-          Share(balance.inter_node_share_least) + " if near replicas come first\nsurvives  " +
+          SearchText(plan) + "\nlinks     " + Share(balance.inter_node_share) +
+          " of the tokens leave their node, " + Share(balance.inter_node_share_least) +
+          " if near replicas come first\nsurvives  " +
           Indented(Survival(plan.model_recovery, UnitName(request)) + " (" +
                    MethodText(plan.model_recovery) + ")") +
           "\n";
@@ -236,6 +319,7 @@ std::string SummaryText(const PlanRequest& request, const PlanInput& input, cons
   }
   if (!plan.volumes.empty()) text += VolumesText(plan);
   if (plan.migration) text += MovesText(*plan.migration, input);
+  if (plan.result.moves_curve.size() > 1) text += CurveText(plan.result.moves_curve);
   return text;
 }
 
@@ -244,14 +328,16 @@ std::string LayersText(const PlanInput& input, const PlannedRow& row) {
                      Column{"BOUND", kRight}, Column{"ANY SPLIT", kRight}, Column{"NODES", kRight},
                      Column{"LEAVE NODE", kRight}, Column{"REPLICAS", kRight},
                      Column{"SURVIVES", kRight}, Column{"THEN", kRight}});
+  const double unit = input.later ? input.later->unit : input.loads.unit;
   for (std::size_t l = 0; l < row.balance().layers.size(); ++l) {
     const LayerMetrics& layer = row.balance().layers[l];
     const RecoveryProbability& recovery = row.plan->layer_recovery[l];
     const double tokens = static_cast<double>(std::max<std::uint64_t>(layer.tokens, 1));
-    table.AddRow({std::to_string(input.loads.layer_id[l]), std::to_string(layer.tokens),
-                  Fixed(layer.imbalance, 3), Fixed(layer.bound, 3), Fixed(layer.lp_bound, 3),
-                  Fixed(layer.node_imbalance, 3), Share(layer.inter_node_tokens_least / tokens),
-                  std::to_string(layer.replicas), std::to_string(recovery.certain),
+    table.AddRow({std::to_string(input.loads.layer_id[l]),
+                  Fixed(static_cast<double>(layer.tokens) * unit, 0), Fixed(layer.imbalance, 3),
+                  Fixed(layer.bound, 3), Fixed(layer.lp_bound, 3), Fixed(layer.node_imbalance, 3),
+                  Share(layer.inter_node_tokens_least / tokens), std::to_string(layer.replicas),
+                  std::to_string(recovery.certain),
                   Chance(recovery, static_cast<std::size_t>(recovery.certain + 1))});
   }
   return table.Render(0);

@@ -32,7 +32,7 @@ std::vector<std::uint32_t> Members(const UnitSet& set) {
 
 // Drops every set that contains another one: saving the smaller saves the larger.
 std::vector<std::vector<std::uint32_t>> Minimal(const std::vector<UnitSet>& sets,
-                                                std::uint32_t units) {
+                                                std::uint32_t units, const StopCheck& stop) {
   struct Sized {
     std::uint32_t size;
     const UnitSet* set;
@@ -50,6 +50,7 @@ std::vector<std::vector<std::uint32_t>> Minimal(const std::vector<UnitSet>& sets
   std::vector<std::vector<std::uint32_t>> kept;
   std::vector<std::vector<const UnitSet*>> by_lowest(units);  // kept sets by their lowest unit
   for (const Sized& sized : order) {
+    if (Stopped(stop)) break;
     const UnitSet* const set = sized.set;
     std::vector<std::uint32_t> members = Members(*set);
     const bool covers = std::any_of(members.begin(), members.end(), [&](std::uint32_t unit) {
@@ -115,9 +116,10 @@ std::optional<Solved<T>> SolveForced(const Component& component, const RecoveryO
       if (component.sets.size() > kFewSets) return std::nullopt;
       return found(internal::SolveInclusionExclusion<T>(component, cap));
     case RecoveryMethod::kFrontier:
-      return found(internal::SolveFrontier<T>(component, options.frontier_max, cap));
+      return found(internal::SolveFrontier<T>(component, options.frontier_max, cap, options.stop));
     case RecoveryMethod::kEnumeration:
-      return found(internal::SolveEnumeration<T>(component, options.enumeration_max, cap));
+      return found(
+          internal::SolveEnumeration<T>(component, options.enumeration_max, cap, options.stop));
     default:
       return std::nullopt;
   }
@@ -139,14 +141,16 @@ std::optional<Solved<T>> SolveComponent(const Component& component, const Recove
     return Solved<T>{internal::SolveIntervals<T>(component, *order, cap),
                      RecoveryMethod::kIntervals};
   }
-  if (auto counts = internal::SolveFrontier<T>(component, options.frontier_max, cap)) {
+  if (auto counts =
+          internal::SolveFrontier<T>(component, options.frontier_max, cap, options.stop)) {
     return Solved<T>{*std::move(counts), RecoveryMethod::kFrontier};
   }
   if (component.sets.size() <= kFewSets) {
     return Solved<T>{internal::SolveInclusionExclusion<T>(component, cap),
                      RecoveryMethod::kInclusionExclusion};
   }
-  if (auto counts = internal::SolveEnumeration<T>(component, options.enumeration_max, cap)) {
+  if (auto counts =
+          internal::SolveEnumeration<T>(component, options.enumeration_max, cap, options.stop)) {
     return Solved<T>{*std::move(counts), RecoveryMethod::kEnumeration};
   }
   return std::nullopt;
@@ -163,6 +167,7 @@ bool SolveExactly(const std::vector<Component>& components, const RecoveryOption
   all.dead.assign(all.alive.size(), T{0});
   recovery->method = RecoveryMethod::kProduct;
   for (std::size_t i = 0; i < components.size(); ++i) {
+    if (Stopped(options.stop)) return true;
     auto solved = SolveComponent<T>(components[i], options, cap);
     if (!solved) return false;
     std::vector<T> total = solved->counts.alive;
@@ -262,7 +267,7 @@ RecoveryProbability SolveRecovery(const std::vector<UnitSet>& sets, std::uint32_
   recovery.units = units;
   Component all;
   all.units = units;
-  all.sets = Minimal(sets, units);
+  all.sets = Minimal(sets, units, options.stop);
   if (!all.sets.empty() && all.sets.front().empty()) {  // lost before anything fails
     const std::size_t sizes = std::min(units, options.failures_max) + std::size_t{1};
     recovery.certain = -1;

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/stop.h"
 #include "moe/core/types.h"
 
 namespace shardwright::moe {
@@ -72,6 +73,7 @@ struct RecoveryOptions {
   /// Force a method; for tests and for --recovery. kInclusionExclusion, kFrontier, kEnumeration and
   /// kMonteCarlo only; what does not fit their limits falls to the automatic choice.
   std::optional<RecoveryMethod> force;
+  StopCheck stop = {};  ///< ends the work early; the result is then undefined
 };
 
 /// Recovery of sets of which each must keep one live unit.

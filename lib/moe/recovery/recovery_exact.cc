@@ -109,7 +109,8 @@ bool Bit(const State& state, std::uint32_t place) {
 template <class T>
 std::optional<Counts<T>> WalkFrontier(const Component& component,
                                       const std::vector<std::uint32_t>& order,
-                                      std::uint64_t states_max, std::uint32_t cap) {
+                                      std::uint64_t states_max, std::uint32_t cap,
+                                      const StopCheck& stop) {
   std::uint32_t places = 0;
   const std::vector<Step> steps = StepsOf(component, order, &places);
   const std::size_t sizes = std::size_t{std::min(component.units, cap)} + 1;
@@ -119,6 +120,7 @@ std::optional<Counts<T>> WalkFrontier(const Component& component,
       .first->second[0] = 1;
   std::vector<T> dead(sizes, T{0});
   for (const Step& step : steps) {
+    if (Stopped(stop)) return std::nullopt;
     for (std::size_t k = sizes - 1; k > 0; --k) dead[k] += dead[k - 1];
     Table next;
     next.reserve(now.size() * 2);
@@ -156,11 +158,11 @@ std::uint64_t MaskOf(const std::vector<std::uint32_t>& set) {
 
 template <class T>
 std::optional<Counts<T>> SolveFrontier(const Component& component, std::uint64_t states_max,
-                                       std::uint32_t cap) {
+                                       std::uint32_t cap, const StopCheck& stop) {
   std::vector<std::uint32_t> natural(component.units);
   for (std::uint32_t i = 0; i < component.units; ++i) natural[i] = i;
-  if (auto counts = WalkFrontier<T>(component, natural, states_max, cap)) return counts;
-  return WalkFrontier<T>(component, GrownOrder(component), states_max, cap);
+  if (auto counts = WalkFrontier<T>(component, natural, states_max, cap, stop)) return counts;
+  return WalkFrontier<T>(component, GrownOrder(component), states_max, cap, stop);
 }
 
 template <class T>
@@ -199,7 +201,7 @@ Counts<T> SolveInclusionExclusion(const Component& component, std::uint32_t cap)
   return counts;
 }
 
-std::uint64_t CountLost(const Component& component, std::uint32_t k) {
+std::uint64_t CountLost(const Component& component, std::uint32_t k, const StopCheck& stop) {
   std::vector<std::uint64_t> masks;
   for (const auto& set : component.sets) masks.push_back(MaskOf(set));
   const std::uint32_t n = component.units;
@@ -212,7 +214,7 @@ std::uint64_t CountLost(const Component& component, std::uint32_t k) {
                         [&](std::uint64_t mask) { return (failed & mask) == mask; })
                 ? 1
                 : 0;
-    if (failed == last) return lost;
+    if (failed == last || Stopped(stop)) return lost;
     const std::uint64_t low = failed & (~failed + 1);  // on to the next mask with as many bits
     const std::uint64_t ripple = failed + low;
     failed = ripple | (((failed ^ ripple) >> 2) / low);
@@ -221,23 +223,25 @@ std::uint64_t CountLost(const Component& component, std::uint32_t k) {
 
 template <class T>
 std::optional<Counts<T>> SolveEnumeration(const Component& component, std::uint64_t sets_max,
-                                          std::uint32_t cap) {
+                                          std::uint32_t cap, const StopCheck& stop) {
   if (component.units > 64) return std::nullopt;
   const std::vector<T> all = Binomials<T>(component.units, cap);
   Counts<T> counts{std::vector<T>(all.size(), T{0}), all};
   for (std::uint32_t k = 0; k < all.size(); ++k) {
     if (static_cast<long double>(all[k]) > static_cast<long double>(sets_max)) return std::nullopt;
-    counts.dead[k] = static_cast<T>(CountLost(component, k));
+    counts.dead[k] = static_cast<T>(CountLost(component, k, stop));
     counts.alive[k] = all[k] - counts.dead[k];
     if (counts.alive[k] == T{0}) break;  // what k failures kill, more failures kill
   }
   return counts;
 }
 
-#define SW_MOE_COUNTS(T)                                                                           \
-  template std::optional<Counts<T>> SolveFrontier(const Component&, std::uint64_t, std::uint32_t); \
-  template Counts<T> SolveInclusionExclusion(const Component&, std::uint32_t);                     \
-  template std::optional<Counts<T>> SolveEnumeration(const Component&, std::uint64_t, std::uint32_t)
+#define SW_MOE_COUNTS(T)                                                                          \
+  template std::optional<Counts<T>> SolveFrontier(const Component&, std::uint64_t, std::uint32_t, \
+                                                  const StopCheck&);                              \
+  template Counts<T> SolveInclusionExclusion(const Component&, std::uint32_t);                    \
+  template std::optional<Counts<T>> SolveEnumeration(const Component&, std::uint64_t,             \
+                                                     std::uint32_t, const StopCheck&)
 SW_MOE_COUNTS(std::uint64_t);
 SW_MOE_COUNTS(double);
 SW_MOE_COUNTS(long double);

@@ -62,7 +62,7 @@ Counts<T> SolveIntervals(const Component& component, const std::vector<std::uint
 /// Nothing if more than `states_max` states would be needed.
 template <class T>
 std::optional<Counts<T>> SolveFrontier(const Component& component, std::uint64_t states_max,
-                                       std::uint32_t cap);
+                                       std::uint32_t cap, const StopCheck& stop);
 
 /// \pre at most 20 sets. T = std::uint64_t is exact by wrapping around.
 template <class T>
@@ -71,11 +71,11 @@ Counts<T> SolveInclusionExclusion(const Component& component, std::uint32_t cap)
 /// Nothing if a size has more than `sets_max` failure sets, or with more than 64 units.
 template <class T>
 std::optional<Counts<T>> SolveEnumeration(const Component& component, std::uint64_t sets_max,
-                                          std::uint32_t cap);
+                                          std::uint32_t cap, const StopCheck& stop);
 
 /// Failure sets of k units that contain one of the sets, by looking at all of them.
 /// \pre k <= units <= 64
-std::uint64_t CountLost(const Component& component, std::uint32_t k);
+std::uint64_t CountLost(const Component& component, std::uint32_t k, const StopCheck& stop);
 
 /// Estimates for all k of the whole problem; small k by enumeration.
 void SolveMonteCarlo(const Component& all, const RecoveryOptions& options,

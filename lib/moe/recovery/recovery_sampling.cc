@@ -104,9 +104,11 @@ struct Estimate {
 
 // For every k at once: each drawn order of failures says for all k whether they are survived.
 std::vector<Estimate> Plain(Sampler* sampler, Random* random, std::uint32_t most,
-                            std::uint64_t samples) {
+                            const RecoveryOptions& options) {
+  const std::uint64_t samples = options.samples;
   std::vector<std::uint64_t> first(most + std::size_t{2}, 0);
-  for (std::uint64_t i = 0; i < samples; ++i) ++first[sampler->FirstLoss(random, most)];
+  for (std::uint64_t i = 0; i < samples && !Stopped(options.stop); ++i)
+    ++first[sampler->FirstLoss(random, most)];
   std::vector<Estimate> estimates(most + std::size_t{1});
   const double n = static_cast<double>(samples);
   double hits = 0;
@@ -122,12 +124,14 @@ std::vector<Estimate> Plain(Sampler* sampler, Random* random, std::uint32_t most
 // Draws a set of the problem, weighted by the chance that it fails, and the other failures at
 // random; a failure set with j lost sets is drawn j times as often and so counts 1 / j.
 Estimate Conditioned(const Component& all, Sampler* sampler, Random* random, std::uint32_t k,
-                     std::uint64_t samples, const std::vector<double>& weight, double sum) {
+                     const RecoveryOptions& options, const std::vector<double>& weight,
+                     double sum) {
+  const std::uint64_t samples = options.samples;
   std::vector<double> up_to(weight.size());
   std::partial_sum(weight.begin(), weight.end(), up_to.begin());
   double total = 0;
   double squares = 0;
-  for (std::uint64_t i = 0; i < samples; ++i) {
+  for (std::uint64_t i = 0; i < samples && !Stopped(options.stop); ++i) {
     const auto at = std::upper_bound(up_to.begin(), up_to.end(), random->Unit() * up_to.back());
     auto s = static_cast<std::size_t>(std::min(at, up_to.end() - 1) - up_to.begin());
     while (weight[s] == 0 && s > 0) --s;  // rounding may run past the last one that counts
@@ -154,7 +158,7 @@ void SolveMonteCarlo(const Component& all, const RecoveryOptions& options,
   std::vector<Estimate> plain;  // made when it is needed
   const double fits =
       std::log(static_cast<double>(std::max<std::uint64_t>(options.enumeration_max, 1)));
-  for (std::uint32_t k = 0; k <= cap; ++k) {
+  for (std::uint32_t k = 0; k <= cap && !Stopped(options.stop); ++k) {
     std::vector<double> weight(all.sets.size(), 0);
     double sum = 0;
     for (std::size_t s = 0; s < weight.size(); ++s) {
@@ -168,15 +172,15 @@ void SolveMonteCarlo(const Component& all, const RecoveryOptions& options,
     if (k == all.units) {
       estimate.lost = 1;
     } else if (all.units <= 64 && choose(all.units, k) < fits) {
-      const auto one = CountLost(all, k);
+      const auto one = CountLost(all, k, options.stop);
       estimate.lost = static_cast<double>(one) / std::round(std::exp(choose(all.units, k)));
     } else if (sum < kRare) {
       Random random(options.seed * 0x9e3779b97f4a7c15 + k);
-      estimate = Conditioned(all, &sampler, &random, k, options.samples, weight, sum);
+      estimate = Conditioned(all, &sampler, &random, k, options, weight, sum);
     } else {
       if (plain.empty()) {
         Random random(options.seed * 0x9e3779b97f4a7c15);
-        plain = Plain(&sampler, &random, cap, options.samples);
+        plain = Plain(&sampler, &random, cap, options);
       }
       estimate = plain[k];
     }

@@ -201,7 +201,9 @@ class Run {
     loads::LoadWindow window = options_.window;
     window.at = step->iteration;
     SW_TRY_ASSIGN(const std::size_t record, loads::RecordAt(trace_, step->iteration));
-    window.window = std::min<std::uint64_t>(window.window, record + 1);
+    for (std::uint64_t& records : window.windows) {
+      records = std::min<std::uint64_t>(records, record + 1);
+    }
     return loads::Pick(trace_, window);
   }
 
@@ -213,7 +215,9 @@ class Run {
                      std::to_string(cluster.live_slots()) + " live slots";
       return {};
     }
-    if (current_) step->imbalance_before = Measure(*current_, loads, cluster).imbalance_mean;
+    if (current_)
+      step->imbalance_before =
+          Measure(*current_, loads, cluster, options_.plan.stop).imbalance_mean;
     const double start = options_.seconds();
     Result<StrategyResult> planned = PlanOnRanks(comm_, strategy_, loads, cluster,
                                                  current_ ? &*current_ : nullptr, options_.plan);
@@ -223,6 +227,7 @@ class Run {
       return {};
     }
     if (!planned) return tl::unexpected<Error>(std::move(planned).error());
+    if (Stopped(options_.plan.stop)) return {};
     Rules rules;
     rules.cluster_slots = !planned->owners.has_value();
     SW_TRY(Validate(planned->placement, loads, cluster, rules));
@@ -233,7 +238,10 @@ class Run {
     }
     // Copies that are made for an iteration hold no state: what survives is the owners'.
     Placement state = planned->owners ? *std::move(planned->owners) : std::move(planned->placement);
-    SW_TRY(Move(state, cluster, step));
+    const Status moved = Move(state, cluster, step);
+    // All ranks stop together, before the next moment.
+    if (!moved && moved.error().code == Errc::kStopped) return {};
+    SW_TRY(moved);
     current_ = std::move(state);
     return {};
   }
@@ -245,7 +253,9 @@ class Run {
       restore_ = false;
       return {};
     }
-    SW_TRY_ASSIGN(const Migration migration, PlanMigration(*current_, next, cluster));
+    MigrationOptions options;
+    options.stop = options_.plan.stop;
+    SW_TRY_ASSIGN(const Migration migration, PlanMigration(*current_, next, cluster, options));
     step->state = ReplayStep::State::kMigrated;
     step->transfers = migration.transfers.size();
     step->migrated = migration.inter_node_transfers;

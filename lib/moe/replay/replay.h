@@ -12,7 +12,7 @@
 #include "base/result.h"
 #include "base/sink.h"
 #include "comm/comm.h"
-#include "loads/load_trace.h"
+#include "loads/load_window.h"
 #include "moe/core/node_events.h"
 #include "moe/core/types.h"
 

@@ -15,8 +15,9 @@ __extension__ using Wide = unsigned __int128;
 // Slots for foreign experts while a layer is materialized.
 class Spare {
  public:
-  Spare(const LiveDevices& devices, std::vector<std::uint32_t> on_device)
+  Spare(const LiveDevices& devices, std::vector<std::uint32_t> on_device, const StopCheck& stop)
       : devices_(devices),
+        stop_(stop),
         on_device_(std::move(on_device)),
         on_node_(devices.nodes, 0),
         copies_(devices.nodes, 0) {
@@ -32,7 +33,7 @@ class Spare {
     std::fill(copies_.begin(), copies_.end(), 0U);
     for (const std::uint32_t d : *holders) ++copies_[devices_.node[d]];
     std::uint64_t done = 0;
-    while (done < count) {
+    while (done < count && !Stopped(stop_)) {
       const std::uint32_t best = Best(*holders);
       if (best == devices_.size()) break;
       holders->push_back(best);
@@ -63,6 +64,7 @@ class Spare {
   }
 
   const LiveDevices& devices_;
+  const StopCheck& stop_;
   std::vector<std::uint32_t> on_device_;
   std::vector<std::uint64_t> on_node_;
   std::vector<std::uint32_t> copies_;  // of the current expert, by node
@@ -151,14 +153,15 @@ std::vector<std::vector<std::uint32_t>> Materialize(std::span<const std::uint32_
                                                     std::span<const std::uint64_t> tokens,
                                                     const LiveDevices& devices,
                                                     std::uint32_t overlap,
-                                                    std::span<const std::uint32_t> spare) {
+                                                    std::span<const std::uint32_t> spare,
+                                                    const StopCheck& stop) {
   const auto experts = static_cast<std::uint32_t>(owner.size());
   const std::uint32_t t = std::min(overlap, experts);
   std::vector<std::vector<std::uint32_t>> holders(experts);
   for (std::uint32_t e = 0; e < experts; ++e) holders[e] = {owner[e]};
   std::vector<std::uint32_t> places(spare.begin(), spare.end());
   for (std::uint32_t& place : places) place = std::min(place, t);
-  CopyHottest(tokens, t, Spare(devices, std::move(places)), devices.size(), &holders);
+  CopyHottest(tokens, t, Spare(devices, std::move(places), stop), devices.size(), &holders);
   return holders;
 }
 
@@ -198,7 +201,7 @@ Calibrated Calibrate(std::span<const std::uint32_t> owner,
   }
   auto again = planned;
   const auto experts = static_cast<std::uint32_t>(planned.size());
-  CopyHottest(true_tokens, std::min(overlap, experts), Spare(devices, std::move(free)),
+  CopyHottest(true_tokens, std::min(overlap, experts), Spare(devices, std::move(free), {}),
               devices.size(), &again);
   std::vector<std::uint64_t> extra(devices.size(), 0);  // bytes that a device still has to receive
   for (std::size_t e = 0; e < again.size(); ++e) {

@@ -36,23 +36,28 @@ std::vector<std::uint32_t> HottestExperts(std::span<const std::uint64_t> tokens,
 /// layer are owned. A device owns at most ceil(layers * experts / devices) experts over all layers,
 /// and of no layer more than it has slots.
 /// \pre every device has ceil(experts / devices) slots or more
+/// \param stop  ends it early
 /// \returns [layer][expert]: index into `devices`
-/// Local, pure. Source: Hecate, algorithm 2; loads are those of the layer alone. The paper has one
-/// pool of memory for all layers; here the slots of a layer are a limit of their own.
+/// Local, pure but for the stop. Source: Hecate, algorithm 2; loads are those of the layer alone.
+/// The paper has one pool of memory for all layers; here the slots of a layer are a limit of their
+/// own.
 std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const LiveDevices& devices,
-                                                    std::uint32_t overlap);
+                                                    std::uint32_t overlap,
+                                                    const StopCheck& stop = {});
 
 /// Who holds which expert of a layer for one iteration: holders[e], ascending, the owner among
 /// them.
 /// \param owner    by expert: index into `devices`
 /// \param overlap  t: only so many experts, the hottest, are copied
 /// \param spare    m, by device: foreign experts that fit there, any number; capped by t
-/// Local, pure. Source: Hecate, algorithm 1; m is one number there.
+/// \param stop  ends it early
+/// Local, pure but for the stop. Source: Hecate, algorithm 1; m is one number there.
 std::vector<std::vector<std::uint32_t>> Materialize(std::span<const std::uint32_t> owner,
                                                     std::span<const std::uint64_t> tokens,
                                                     const LiveDevices& devices,
                                                     std::uint32_t overlap,
-                                                    std::span<const std::uint32_t> spare);
+                                                    std::span<const std::uint32_t> spare,
+                                                    const StopCheck& stop = {});
 
 /// Bytes of the sparse collectives of a layer: spAG copies each expert from its owner to its other
 /// holders, spRS sums back the other way.

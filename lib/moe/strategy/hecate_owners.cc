@@ -150,7 +150,7 @@ class Shelves {
 }  // namespace
 
 std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const LiveDevices& devices,
-                                                    std::uint32_t overlap) {
+                                                    std::uint32_t overlap, const StopCheck& stop) {
   SW_CHECK(*std::min_element(devices.slots.begin(), devices.slots.end()) >=
            CeilDiv(loads.experts, devices.size()));
   std::vector<std::vector<std::uint32_t>> ranked;  // by layer: hottest first
@@ -169,11 +169,12 @@ std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const Li
   Shelves shelves(loads, devices);
   for (const std::uint32_t l : layers) {
     shelves.Turn(l);
-    for (std::uint32_t i = hot; i < loads.experts; ++i) shelves.PutCold(ranked[l][i]);
+    for (std::uint32_t i = hot; i < loads.experts && !Stopped(stop); ++i)
+      shelves.PutCold(ranked[l][i]);
   }
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
     shelves.Turn(l);
-    for (std::uint32_t i = 0; i < hot; ++i) shelves.PutHot(ranked[l][i]);
+    for (std::uint32_t i = 0; i < hot && !Stopped(stop); ++i) shelves.PutHot(ranked[l][i]);
   }
   return shelves.TakeOwners();
 }

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "moe/strategy/units_internal.h"
+#include "moe/strategy/units.h"
 
 namespace shardwright::moe {
 namespace {
@@ -24,8 +24,9 @@ std::vector<std::uint32_t> AscendingCounts(std::span<const std::uint32_t> counts
 class Filling {
  public:
   Filling(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
-          std::span<const std::uint64_t> slots)
+          std::span<const std::uint64_t> slots, const StopCheck& stop)
       : counts_(counts),
+        stop_(stop),
         free_(slots.begin(), slots.end()),
         left_(counts.begin(), counts.end()),
         share_(counts.size(), 0),
@@ -43,6 +44,7 @@ class Filling {
   bool holds(std::uint32_t unit, std::uint32_t expert) const { return holds_[unit][expert]; }
   std::uint32_t left(std::uint32_t expert) const { return left_[expert]; }
   std::uint32_t units() const { return static_cast<std::uint32_t>(free_.size()); }
+  bool stopped() const { return Stopped(stop_); }
 
   void Put(std::uint32_t expert, std::uint32_t unit) {
     plan_.experts[unit].push_back(expert);
@@ -60,7 +62,7 @@ class Filling {
     std::stable_sort(order.begin(), order.end(),
                      [&](std::uint32_t a, std::uint32_t b) { return share_[a] > share_[b]; });
     for (const std::uint32_t expert : order) {
-      while (left_[expert] > 0) Put(expert, LeastLoaded(expert));
+      while (left_[expert] > 0 && !stopped()) Put(expert, LeastLoaded(expert));
     }
   }
 
@@ -80,6 +82,7 @@ class Filling {
   }
 
   std::span<const std::uint32_t> counts_;
+  const StopCheck& stop_;
   std::vector<std::uint64_t> free_;
   std::vector<std::uint32_t> left_;
   std::vector<double> share_;  // tokens per replica
@@ -90,8 +93,8 @@ class Filling {
 
 // All experts fit on every unit: the first count units each.
 UnitPlan NestedPlan(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
-                    std::span<const std::uint64_t> slots) {
-  Filling filling(tokens, counts, slots);
+                    std::span<const std::uint64_t> slots, const StopCheck& stop) {
+  Filling filling(tokens, counts, slots, stop);
   for (const std::uint32_t expert : AscendingCounts(counts)) {
     for (std::uint32_t u = 0; u < filling.units() && filling.left(expert) > 0; ++u) {
       filling.Put(expert, u);
@@ -119,6 +122,7 @@ bool DealRing(std::span<const std::uint32_t> counts, std::uint32_t most, std::ui
   for (const std::uint32_t expert : AscendingCounts(counts)) {
     const std::uint32_t wanted = std::min({counts[expert], most, filling->units()});
     for (std::uint32_t i = counts[expert] - filling->left(expert); i < wanted; ++i) {
+      if (filling->stopped()) return all;
       const std::uint32_t unit = Roomiest(*filling, expert, *pointer);
       if (unit == filling->units()) {
         all = false;
@@ -169,10 +173,10 @@ void CapCounts(std::span<const std::uint64_t> tokens, std::uint32_t most,
 }
 
 UnitPlan OverlapPlan(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
-                     std::span<const std::uint64_t> slots) {
+                     std::span<const std::uint64_t> slots, const StopCheck& stop) {
   const std::uint64_t group = *std::min_element(slots.begin(), slots.end());
-  if (counts.size() <= group) return NestedPlan(tokens, counts, slots);
-  Filling filling(tokens, counts, slots);
+  if (counts.size() <= group) return NestedPlan(tokens, counts, slots, stop);
+  Filling filling(tokens, counts, slots, stop);
   const std::vector<std::uint32_t> order = AscendingCounts(counts);
   std::uint32_t unit = 0;
   bool cut = false;
@@ -191,12 +195,12 @@ UnitPlan OverlapPlan(std::span<const std::uint64_t> tokens, std::span<const std:
 }
 
 UnitPlan RingPlan(std::span<const std::uint32_t> counts, std::span<const std::uint64_t> slots,
-                  std::uint32_t copies_min) {
+                  std::uint32_t copies_min, const StopCheck& stop) {
   const auto units = static_cast<std::uint32_t>(slots.size());
-  Filling at_once({}, counts, slots);
+  Filling at_once({}, counts, slots, stop);
   std::uint32_t pointer = 0;
   const bool distinct = DealRing(counts, units, &pointer, &at_once);
-  Filling in_steps({}, counts, slots);
+  Filling in_steps({}, counts, slots, stop);
   if (!distinct) {  // the guaranteed copies first, then what else fits
     pointer = 0;
     DealRing(counts, copies_min, &pointer, &in_steps);

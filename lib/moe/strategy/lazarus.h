@@ -35,28 +35,30 @@ struct UnitPlan {
 /// \pre counts sum to at most the sum of slots, all counts >= 1
 /// Local. Source: Lazarus, section 4.1.
 UnitPlan OverlapPlan(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
-                     std::span<const std::uint64_t> slots);
+                     std::span<const std::uint64_t> slots, const StopCheck& stop = {});
 
 /// Experts in ascending count dealt to the units in a ring, pointer running on: every expert on
 /// min(count, units) units if any plan of these counts can have that for all; else on at least
 /// min(copies_min, ...) of them.
+/// \param stop  ends it early, as those of the functions below
 UnitPlan RingPlan(std::span<const std::uint32_t> counts, std::span<const std::uint64_t> slots,
-                  std::uint32_t copies_min);
+                  std::uint32_t copies_min, const StopCheck& stop = {});
 
 /// OverlapPlan, and where segments are cut the better of it and RingPlan, both improved by swaps
 /// while more failure sets are survived (fewest failures first).
 UnitPlan RecoveryPlan(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
-                      std::span<const std::uint64_t> slots, std::uint32_t copies_min);
+                      std::span<const std::uint64_t> slots, std::uint32_t copies_min,
+                      const StopCheck& stop = {});
 
 /// Swaps replicas between units to lower the largest load per slot while every expert keeps
 /// `copies_min` units (as far as it had them) and the mean recovery probability over all numbers of
 /// failures falls by at most `loss` (absolute; 1 or more: no limit).
 void BalanceUnits(std::span<const std::uint64_t> tokens, std::uint32_t copies_min, double loss,
-                  UnitPlan* plan);
+                  UnitPlan* plan, const StopCheck& stop = {});
 
 /// Improves a plan by swaps of two replicas on different units, best first, while the vector of
 /// survived failure sets by size grows lexicographically. Above 16 units only sizes up to one more
 /// than the rarest expert's units are compared, and a fixed number of swaps is looked at.
-void RepairBySwaps(UnitPlan* plan, std::uint32_t expert_count);
+void RepairBySwaps(UnitPlan* plan, std::uint32_t expert_count, const StopCheck& stop = {});
 
 }  // namespace shardwright::moe

@@ -5,7 +5,7 @@
 
 #include "moe/recovery/recovery.h"
 #include "moe/strategy/lazarus.h"
-#include "moe/strategy/unit_holders_internal.h"
+#include "moe/strategy/units.h"
 
 namespace shardwright::moe {
 namespace {
@@ -15,12 +15,14 @@ using internal::Holders;
 constexpr std::size_t kTries = 64;  // candidates per step whose recovery is asked for
 
 // Mean over all numbers of failures; nothing if it cannot be had exactly at this price.
-std::optional<double> MeanSurvived(const std::vector<UnitSet>& sets, std::uint32_t units) {
+std::optional<double> MeanSurvived(const std::vector<UnitSet>& sets, std::uint32_t units,
+                                   const StopCheck& stop) {
   RecoveryOptions options;
   options.frontier_max = 1024;
   options.enumeration_max = 2000;
   options.samples = 1;
   options.failures_max = 32;
+  options.stop = stop;
   const RecoveryProbability recovery = SolveRecovery(sets, units, options);
   if (!recovery.exact()) return std::nullopt;
   const double sum = std::accumulate(recovery.survived.begin(), recovery.survived.end(), 0.0);
@@ -30,8 +32,9 @@ std::optional<double> MeanSurvived(const std::vector<UnitSet>& sets, std::uint32
 class Balancer {
  public:
   Balancer(std::span<const std::uint64_t> tokens, std::uint32_t copies_min, double loss,
-           UnitPlan* plan)
+           UnitPlan* plan, const StopCheck& stop)
       : plan_(plan),
+        stop_(stop),
         copies_min_(copies_min),
         holders_(*plan, static_cast<std::uint32_t>(tokens.size())),
         share_(tokens.size(), 0),
@@ -48,7 +51,7 @@ class Balancer {
       for (const std::uint32_t e : plan->experts[u]) load_[u] += share_[e];
     }
     if (watch_recovery_) {
-      const auto now = MeanSurvived(holders_.sets, units());
+      const auto now = MeanSurvived(holders_.sets, units(), stop_);
       possible_ = now.has_value();
       least_ = now.value_or(0) - loss;
     }
@@ -57,7 +60,7 @@ class Balancer {
   void Run() {
     std::size_t steps = 0;
     for (const auto& experts : plan_->experts) steps += experts.size();
-    for (; possible_ && steps > 0 && Step(); --steps) {
+    for (; possible_ && steps > 0 && !Stopped(stop_) && Step(); --steps) {
     }
   }
 
@@ -105,7 +108,7 @@ class Balancer {
   std::vector<Candidate> Candidates(std::uint32_t top) const {
     std::vector<Candidate> candidates;
     const double peak = Relative(top, load_[top]);
-    for (std::uint32_t u = 0; u < units(); ++u) {
+    for (std::uint32_t u = 0; u < units() && !Stopped(stop_); ++u) {
       if (u == top) continue;
       for (std::size_t i = 0; i < plan_->experts[top].size(); ++i) {
         for (std::size_t j = 0; j < plan_->experts[u].size(); ++j) {
@@ -125,7 +128,7 @@ class Balancer {
     std::swap(holders_.sets[x], *new_x);
     std::swap(holders_.sets[y], *new_y);
     if (!watch_recovery_) return true;
-    const auto now = MeanSurvived(holders_.sets, units());
+    const auto now = MeanSurvived(holders_.sets, units(), stop_);
     if (now && *now >= least_) return true;
     std::swap(holders_.sets[x], *new_x);
     std::swap(holders_.sets[y], *new_y);
@@ -144,6 +147,7 @@ class Balancer {
   }
 
   UnitPlan* plan_;
+  const StopCheck& stop_;
   std::uint32_t copies_min_;
   Holders holders_;
   std::vector<double> share_;  // tokens per replica
@@ -156,8 +160,8 @@ class Balancer {
 }  // namespace
 
 void BalanceUnits(std::span<const std::uint64_t> tokens, std::uint32_t copies_min, double loss,
-                  UnitPlan* plan) {
-  Balancer(tokens, copies_min, loss, plan).Run();
+                  UnitPlan* plan, const StopCheck& stop) {
+  Balancer(tokens, copies_min, loss, plan, stop).Run();
 }
 
 }  // namespace shardwright::moe

@@ -7,7 +7,7 @@
 
 #include "moe/recovery/recovery.h"
 #include "moe/strategy/lazarus.h"
-#include "moe/strategy/unit_holders_internal.h"
+#include "moe/strategy/units.h"
 
 namespace shardwright::moe {
 namespace {
@@ -79,8 +79,8 @@ class TableSearch {
         expert_count_(expert_count),
         table_(static_cast<std::uint32_t>(plan->experts.size())) {}
 
-  void Run() {
-    while (looked_ < kTableSwaps && Step()) {
+  void Run(const StopCheck& stop) {
+    while (looked_ < kTableSwaps && !Stopped(stop) && Step()) {
     }
   }
 
@@ -225,7 +225,7 @@ class SmallestSets {
 };
 
 // Tries to give each expert of a smallest set another unit, or the units of another smallest set.
-void ImproveSmallest(UnitPlan* plan, std::uint32_t expert_count) {
+void ImproveSmallest(UnitPlan* plan, std::uint32_t expert_count, const StopCheck& stop) {
   Holders holders(*plan, expert_count);
   SmallestSets sets(holders.sets);
   std::vector<std::int64_t> best = sets.Score();
@@ -236,6 +236,7 @@ void ImproveSmallest(UnitPlan* plan, std::uint32_t expert_count) {
     improved = false;
     for (std::uint32_t a = 0; a < units; ++a) {
       for (std::size_t i = 0; i < plan->experts[a].size(); ++i) {
+        if (Stopped(stop)) return;
         if (holders.sets[plan->experts[a][i]].size() != sets.smallest()) continue;
         for (std::uint32_t b = 0; b < units; ++b) {
           for (std::size_t j = 0; a != b && j < plan->experts[b].size(); ++j) {
@@ -274,7 +275,7 @@ void ImproveSmallest(UnitPlan* plan, std::uint32_t expert_count) {
 }
 
 // True if `a` survives more than `b`, fewest failures first.
-bool SurvivesMore(UnitPlan* a, UnitPlan* b, std::uint32_t expert_count) {
+bool SurvivesMore(UnitPlan* a, UnitPlan* b, std::uint32_t expert_count, const StopCheck& stop) {
   const auto units = static_cast<std::uint32_t>(a->experts.size());
   if (units <= kTableUnits) {
     return TableSearch(a, expert_count).LostBySize() < TableSearch(b, expert_count).LostBySize();
@@ -284,33 +285,38 @@ bool SurvivesMore(UnitPlan* a, UnitPlan* b, std::uint32_t expert_count) {
   const auto score_a = SmallestSets(of_a.sets).Score();
   const auto score_b = SmallestSets(of_b.sets).Score();
   if (score_a[0] != score_b[0] || score_a[1] != score_b[1]) return score_a > score_b;
-  const RecoveryProbability recovery_a = SolveRecovery(of_a.sets, units);
-  const RecoveryProbability recovery_b = SolveRecovery(of_b.sets, units);
+  RecoveryOptions options;
+  options.stop = stop;
+  const RecoveryProbability recovery_a = SolveRecovery(of_a.sets, units, options);
+  const RecoveryProbability recovery_b = SolveRecovery(of_b.sets, units, options);
   return recovery_a.exact() && recovery_b.exact() && recovery_a.lost < recovery_b.lost;
 }
 
 }  // namespace
 
-void RepairBySwaps(UnitPlan* plan, std::uint32_t expert_count) {
+void RepairBySwaps(UnitPlan* plan, std::uint32_t expert_count, const StopCheck& stop) {
   if (plan->experts.size() <= kTableUnits) {
-    TableSearch(plan, expert_count).Run();
+    TableSearch(plan, expert_count).Run(stop);
   } else {
-    ImproveSmallest(plan, expert_count);
+    ImproveSmallest(plan, expert_count, stop);
   }
 }
 
 UnitPlan RecoveryPlan(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
-                      std::span<const std::uint64_t> slots, std::uint32_t copies_min) {
-  UnitPlan plan = OverlapPlan(tokens, counts, slots);
-  if (!plan.cut) return plan;
+                      std::span<const std::uint64_t> slots, std::uint32_t copies_min,
+                      const StopCheck& stop) {
+  UnitPlan plan = OverlapPlan(tokens, counts, slots, stop);
+  if (!plan.cut || Stopped(stop)) return plan;
   const auto expert_count = static_cast<std::uint32_t>(counts.size());
-  UnitPlan ring = RingPlan(counts, slots, copies_min);
-  RepairBySwaps(&plan, expert_count);
-  RepairBySwaps(&ring, expert_count);
+  UnitPlan ring = RingPlan(counts, slots, copies_min, stop);
+  if (Stopped(stop)) return plan;
+  RepairBySwaps(&plan, expert_count, stop);
+  RepairBySwaps(&ring, expert_count, stop);
+  if (Stopped(stop)) return plan;
   const Holders holders(plan, expert_count);
   const bool keeps = std::all_of(holders.sets.begin(), holders.sets.end(),
                                  [&](const UnitSet& set) { return set.size() >= copies_min; });
-  return keeps && !SurvivesMore(&ring, &plan, expert_count) ? plan : ring;
+  return keeps && !SurvivesMore(&ring, &plan, expert_count, stop) ? plan : ring;
 }
 
 }  // namespace shardwright::moe

@@ -1,4 +1,4 @@
-#include "moe/strategy/pack_internal.h"
+#include "moe/strategy/pack.h"
 
 #include <algorithm>
 #include <vector>

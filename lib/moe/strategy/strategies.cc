@@ -1,4 +1,4 @@
-#include "moe/strategy/strategies_internal.h"
+#include "moe/strategy/strategies.h"
 
 namespace shardwright::moe {
 namespace {

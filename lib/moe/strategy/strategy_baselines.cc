@@ -4,8 +4,8 @@
 #include "moe/core/device_lists.h"
 #include "moe/strategy/hecate.h"
 #include "moe/strategy/lazarus.h"
-#include "moe/strategy/strategies_internal.h"
-#include "moe/strategy/units_internal.h"
+#include "moe/strategy/strategies.h"
+#include "moe/strategy/units.h"
 
 namespace shardwright::moe::internal {
 namespace {
@@ -51,6 +51,7 @@ Result<StrategyResult> DealByUnits(const Loads& loads, const Cluster& cluster,
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    SW_TRY(CheckStop(options.stop));
     const auto tokens = loads.layer(l);
     const auto counts = ReplicaCounts(tokens, units.slot_count(), copies);
     DealToDevices(Deal(counts, units.slots, next_for_each), units, tokens, l, &result.placement);
@@ -83,13 +84,14 @@ std::uint64_t Busiest(std::span<const std::uint32_t> owner, std::span<const std:
 
 // Experts by descending load, each to the least loaded device with room; stays where it is on ties.
 std::vector<std::uint32_t> Exchanged(std::span<const std::uint64_t> tokens,
-                                     const std::vector<std::uint32_t>& owner,
-                                     std::uint32_t devices) {
+                                     const std::vector<std::uint32_t>& owner, std::uint32_t devices,
+                                     const StopCheck& stop) {
   std::vector<std::uint32_t> room(devices, 0);
   for (const std::uint32_t d : owner) ++room[d];
   std::vector<std::uint64_t> load(devices, 0);
   std::vector<std::uint32_t> next(owner.size());
   for (const std::uint32_t e : HottestExperts(tokens, static_cast<std::uint32_t>(tokens.size()))) {
+    if (Stopped(stop)) return owner;
     std::uint32_t best = devices;
     for (std::uint32_t d = 0; d < devices; ++d) {
       if (room[d] == 0) continue;
@@ -131,6 +133,7 @@ Result<StrategyResult> DraftVanilla(const Loads& loads, const Cluster& cluster,
       slots >= (loads.experts + devices.size() - 1) / devices.size()) {
     const auto owner = ContiguousOwners(loads.experts, devices.size());
     for (std::uint32_t l = 0; l < loads.layers; ++l) {
+      SW_TRY(CheckStop(options.stop));
       std::vector<std::uint32_t> used(devices.size(), 0);
       for (std::uint32_t e = 0; e < loads.experts; ++e) {
         const std::uint32_t d = owner[e];
@@ -142,6 +145,7 @@ Result<StrategyResult> DraftVanilla(const Loads& loads, const Cluster& cluster,
     return tl::unexpected(TooNarrow("vanilla", loads.experts, devices.size(), slots));
   }
   for (std::uint32_t l = 0; l < loads.layers && size > 0; ++l) {
+    SW_TRY(CheckStop(options.stop));
     for (std::uint32_t i = 0; i < devices.size() / size * size; ++i) {
       const auto mine = result.placement.slots(l, devices.device[i]);
       for (std::uint32_t k = 0; k < run; ++k) {
@@ -154,17 +158,19 @@ Result<StrategyResult> DraftVanilla(const Loads& loads, const Cluster& cluster,
 }
 
 Result<StrategyResult> DraftSmartMoe(const Loads& loads, const Cluster& cluster,
-                                     const Placement* current, const Options& /*options*/) {
+                                     const Placement* current, const Options& options) {
   const LiveDevices devices(cluster);
   const auto contiguous = ContiguousOwners(loads.experts, devices.size());
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    SW_TRY(CheckStop(options.stop));
     const auto tokens = loads.layer(l);
     std::vector<std::uint32_t> owner =
         current != nullptr ? SingleOwners(*current, l, devices) : std::vector<std::uint32_t>{};
     if (owner.empty()) owner = contiguous;
-    std::vector<std::uint32_t> next = Exchanged(tokens, owner, devices.size());
+    std::vector<std::uint32_t> next = Exchanged(tokens, owner, devices.size(), options.stop);
+    SW_TRY(CheckStop(options.stop));
     if (Busiest(next, tokens, devices.size()) < Busiest(owner, tokens, devices.size())) {
       owner = std::move(next);
     }
@@ -194,12 +200,13 @@ Result<StrategyResult> DraftFasterMoe(const Loads& loads, const Cluster& cluster
   }
   DeviceLists owned(loads.layers, cluster.device_count());
   DeviceLists held(loads.layers, cluster.device_count());
-  const double per_token = FlopSeconds(options.model);
-  const double per_received =
-      4 * options.model.hidden * options.model.value_bytes / options.model.network_bytes_per_s;
+  const double per_token = loads.per_iteration() * FlopSeconds(options.model);
+  const double per_received = loads.per_iteration() * 4 * options.model.hidden *
+                              options.model.value_bytes / options.model.network_bytes_per_s;
   const double per_shadow =
       options.model.shadow_kappa * ExpertBytes(options.model) / options.model.network_bytes_per_s;
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    SW_TRY(CheckStop(options.stop));
     const auto tokens = loads.layer(l);
     std::vector<double> load(count, 0);  // of experts that are not shadowed
     for (std::uint32_t e = 0; e < loads.experts; ++e) {
@@ -210,6 +217,7 @@ Result<StrategyResult> DraftFasterMoe(const Loads& loads, const Cluster& cluster
     double best_seconds = 0;
     double everywhere = 0;  // tokens per device of shadowed experts
     for (std::uint32_t shadows = 0; shadows <= loads.experts; ++shadows) {
+      SW_TRY(CheckStop(options.stop));
       const double most = *std::max_element(load.begin(), load.end());
       const double seconds = per_token * (most + everywhere) +
                              per_received * most * (count - 1) / count + per_shadow * shadows;

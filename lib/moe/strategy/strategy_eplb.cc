@@ -3,8 +3,8 @@
 
 #include "moe/migration/migration.h"
 #include "moe/strategy/eplb.h"
-#include "moe/strategy/pack_internal.h"
-#include "moe/strategy/strategies_internal.h"
+#include "moe/strategy/pack.h"
+#include "moe/strategy/strategies.h"
 
 namespace shardwright::moe::internal {
 namespace {
@@ -129,6 +129,7 @@ Result<StrategyResult> DraftEplb(const Loads& loads, const Cluster& cluster,
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    SW_TRY(CheckStop(options.stop));
     CopyPublished(loads.layer(l), shape, hierarchical, cluster, l, &result.placement);
   }
   result.notes.assign(loads.layers, {false, 1});
@@ -146,6 +147,7 @@ Result<StrategyResult> DraftEplbPlus(const Loads& loads, const Cluster& cluster,
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    SW_TRY(CheckStop(options.stop));
     const Placement layer = PlusLayer(LayersOf(loads, l, l + 1), shape, grouped, cluster);
     std::copy(layer.slot_expert.begin(), layer.slot_expert.end(),
               result.placement.layer(l).begin());
@@ -161,8 +163,9 @@ Result<StrategyResult> FinishEplbPlus(StrategyResult draft, const Loads& loads,
   // Groups that share a node under the hierarchical policy stay together.
   const bool grouped = IsGrouped(ShapeOf(loads, cluster, options), options);
   draft.placement = grouped ? Relabel(*current, draft.placement, cluster, NodeMap::kPerLayer,
-                                      options.failure_unit)
-                            : RelabelDevices(*current, draft.placement, cluster);
+                                      options.failure_unit, options.stop)
+                            : RelabelDevices(*current, draft.placement, cluster, options.stop);
+  SW_TRY(CheckStop(options.stop));
   return draft;
 }
 

@@ -3,7 +3,7 @@
 
 #include "moe/core/device_lists.h"
 #include "moe/strategy/hecate.h"
-#include "moe/strategy/strategies_internal.h"
+#include "moe/strategy/strategies.h"
 
 namespace shardwright::moe::internal {
 namespace {
@@ -11,12 +11,15 @@ namespace {
 // One layer while replicas are added, dropped and moved.
 class Adjusting {
  public:
-  Adjusting(std::span<const std::uint64_t> tokens, const LiveDevices& devices,
-            std::vector<std::uint32_t> room, const Options::Model& model)
+  /// \param per_iteration  mean tokens of an iteration that one of `tokens` stands for
+  Adjusting(std::span<const std::uint64_t> tokens, double per_iteration, const LiveDevices& devices,
+            std::vector<std::uint32_t> room, const Options& options)
       : tokens_(tokens),
+        per_iteration_(per_iteration),
         devices_(devices),
         room_(std::move(room)),
-        model_(model),
+        model_(options.model),
+        stop_(options.stop),
         holders_(tokens.size()),
         load_(devices.size(), 0),
         reduce_(devices.size(), 0) {}
@@ -32,9 +35,10 @@ class Adjusting {
   void Run() {
     std::size_t steps = tokens_.size();
     for (const std::uint32_t room : room_) steps += room;
-    while (steps-- > 0 && Imbalance() > model_.flex_threshold && (Expand() || Shrink())) {
+    while (steps-- > 0 && !Stopped(stop_) && Imbalance() > model_.flex_threshold &&
+           (Expand() || Shrink())) {
     }
-    for (steps = tokens_.size(); steps > 0 && Gather(); --steps) {
+    for (steps = tokens_.size(); steps > 0 && !Stopped(stop_) && Gather(); --steps) {
     }
   }
 
@@ -87,7 +91,7 @@ class Adjusting {
 
   // Compute, dispatch from all devices, and the all-reduce of replicas on several nodes.
   double Seconds() const {
-    const double most = *std::max_element(load_.begin(), load_.end());
+    const double most = per_iteration_ * *std::max_element(load_.begin(), load_.end());
     const double reduce = *std::max_element(reduce_.begin(), reduce_.end());
     const double received = most * (devices_.size() - 1) / devices_.size();
     return FlopSeconds(model_) * most +
@@ -155,6 +159,7 @@ class Adjusting {
       if (NodesOf(e) < 2) continue;
       const std::vector<std::uint32_t> mine = holders_[e];
       for (const std::uint32_t from : mine) {
+        if (Stopped(stop_)) return false;
         for (std::uint32_t to = 0; to < devices_.size(); ++to) {
           if (!Near(mine, from, to) || Holds(e, to)) continue;
           if (TrySwaps(e, from, to)) return true;
@@ -176,6 +181,7 @@ class Adjusting {
     const double before = Seconds();
     for (std::uint32_t other = 0; other < tokens_.size(); ++other) {
       if (other == e || !Holds(other, to) || Holds(other, from)) continue;
+      if (Stopped(stop_)) return false;
       Drop(e, from);
       Drop(other, to);
       Put(e, to);
@@ -190,9 +196,11 @@ class Adjusting {
   }
 
   std::span<const std::uint64_t> tokens_;
+  double per_iteration_;
   const LiveDevices& devices_;
   std::vector<std::uint32_t> room_;
   const Options::Model& model_;
+  const StopCheck& stop_;
   std::vector<std::vector<std::uint32_t>> holders_;
   std::vector<double> load_;
   std::vector<double> reduce_;
@@ -229,7 +237,8 @@ Result<StrategyResult> DraftFlexMoe(const Loads& loads, const Cluster& cluster,
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
-    Adjusting layer(loads.layer(l), devices, room, options.model);
+    SW_TRY(CheckStop(options.stop));
+    Adjusting layer(loads.layer(l), loads.per_iteration(), devices, room, options);
     if (current != nullptr && Complete(*current, l, devices)) {
       for (std::uint32_t i = 0; i < devices.size(); ++i) {
         const auto slots = current->slots(l, devices.device[i]);
@@ -243,6 +252,7 @@ Result<StrategyResult> DraftFlexMoe(const Loads& loads, const Cluster& cluster,
       for (std::uint32_t e = 0; e < loads.experts; ++e) layer.Put(e, owner[e]);
     }
     layer.Run();
+    SW_TRY(CheckStop(options.stop));
     std::vector<std::uint32_t> used(devices.size(), 0);
     for (std::uint32_t e = 0; e < loads.experts; ++e) {
       for (const std::uint32_t d : layer.holders()[e]) {

@@ -5,7 +5,7 @@
 #include "base/checked.h"
 #include "moe/core/device_lists.h"
 #include "moe/strategy/hecate.h"
-#include "moe/strategy/strategies_internal.h"
+#include "moe/strategy/strategies.h"
 
 namespace shardwright::moe::internal {
 namespace {
@@ -80,18 +80,21 @@ Result<StrategyResult> FinishHecate(StrategyResult draft, const Loads& loads,
                             cluster.param_bytes);
   }
   auto owner = OwnersOf(loads, devices, current);
-  if (options.hecate.reshard) owner = ShardOwners(loads, devices, overlap);
+  if (options.hecate.reshard) owner = ShardOwners(loads, devices, overlap, options.stop);
   DeviceLists owned(loads.layers, cluster.device_count());
   DeviceLists held(loads.layers, cluster.device_count());
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    SW_TRY(CheckStop(options.stop));
     const auto spare = SpareOf(owner[l], devices, options.hecate.spare);
-    const auto holders = Materialize(owner[l], loads.layer(l), devices, overlap, spare);
+    const auto holders =
+        Materialize(owner[l], loads.layer(l), devices, overlap, spare, options.stop);
     for (std::uint32_t e = 0; e < loads.experts; ++e) {
       owned.Add(l, devices.device[owner[l][e]], e);
       for (const std::uint32_t d : holders[e]) held.Add(l, devices.device[d], e);
     }
     draft.notes[l].copies_min = 1;
   }
+  SW_TRY(CheckStop(options.stop));
   draft.placement = held.ToPlacement(loads.experts);
   draft.owners = owned.ToPlacement(loads.experts);
   return draft;

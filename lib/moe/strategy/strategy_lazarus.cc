@@ -2,8 +2,8 @@
 
 #include "exec/for_each.h"
 #include "moe/migration/migration.h"
-#include "moe/strategy/strategies_internal.h"
-#include "moe/strategy/units_internal.h"
+#include "moe/strategy/strategies.h"
+#include "moe/strategy/units.h"
 
 namespace shardwright::moe::internal {
 
@@ -17,17 +17,20 @@ Result<StrategyResult> DraftLazarus(const Loads& loads, const Cluster& cluster,
   const auto unit_count = static_cast<std::uint32_t>(units.slots.size());
   const Objective objective = options.objective.value_or(Objective::kRecovery);
   exec::ParallelFor(loads.layers, [&](std::uint32_t l) {
+    if (Stopped(options.stop)) return;
     const auto tokens = loads.layer(l);
     std::vector<std::uint32_t> counts = ReplicaCounts(tokens, units.slot_count(), copies);
     if (options.distinct) CapCounts(tokens, unit_count, &counts);
-    UnitPlan plan = RecoveryPlan(tokens, counts, units.slots, copies);
+    UnitPlan plan = RecoveryPlan(tokens, counts, units.slots, copies, options.stop);
     if (objective != Objective::kRecovery) {
       const double loss = objective == Objective::kMixed ? options.recovery_loss : 1;
-      BalanceUnits(tokens, copies, loss, &plan);
+      BalanceUnits(tokens, copies, loss, &plan, options.stop);
     }
+    if (Stopped(options.stop)) return;
     DealToDevices(plan, units, tokens, l, &result.placement);
     result.notes[l] = {plan.cut, copies};
   });
+  SW_TRY(CheckStop(options.stop));
   return result;
 }
 
@@ -35,8 +38,9 @@ Result<StrategyResult> FinishByNodes(StrategyResult draft, const Loads& /*loads*
                                      const Cluster& cluster, const Placement* current,
                                      const Options& options) {
   if (current != nullptr) {
-    draft.placement =
-        Relabel(*current, draft.placement, cluster, options.node_map, options.failure_unit);
+    draft.placement = Relabel(*current, draft.placement, cluster, options.node_map,
+                              options.failure_unit, options.stop);
+    SW_TRY(CheckStop(options.stop));
   }
   return draft;
 }

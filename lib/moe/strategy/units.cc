@@ -2,7 +2,7 @@
 #include <numeric>
 #include <string>
 
-#include "moe/strategy/units_internal.h"
+#include "moe/strategy/units.h"
 
 namespace shardwright::moe::internal {
 

@@ -112,7 +112,8 @@ Result<std::uint64_t> Agent::Snapshot(ucp::Input& input, std::uint64_t known, Si
     SW_TRY(CatchUp());
     auto record = std::make_shared<MemoryCheckpoint>();
     SW_TRY_ASSIGN(record->tokens, OpenTokens());
-    SaveRequest options = options_.save;
+    SaveRequest options = RequestOfSave();
+    options.existing_store = false;  // a snapshot can wait for the store
     options.tokens = record->tokens.get();
     record->recovery = known;
     std::optional<SelectionState> level;
@@ -288,14 +289,18 @@ Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Limiter::Job
   }
   Snapshotted snapshotted = SnapshottedOf(checkpoint.manifest);
   snapshotted.recovery = checkpoint.recovery;
-  SaveRequest options = options_.save;
+  SaveRequest options = RequestOfSave();
   options.iteration = checkpoint.manifest.iteration;
   options.snapshotted = &snapshotted;
   options.tokens = tokens.get();
   // Not stopped with the process: a stop waits for the newest snapshot to be durable.
   QuietSink own(sink, &stop_persist_);
   const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
-  return Save(*comm, *input, options, own);
+  SW_TRY_ASSIGN(SaveReport report, Save(*comm, *input, options, own));
+  SW_TRY_ASSIGN(const Store store, Store::Open(options.store));
+  const std::lock_guard lock(mutex_);
+  if (!store_id_) store_id_ = store.head().id;
+  return report;
 }
 
 Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
@@ -366,6 +371,7 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
 
 /// \error as GradientLogs::Persist: the checkpoint of that iteration is not to be written
 Status Agent::PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink) {
+  SW_TRY(ExpectStore(RequestOfSave()));
   const Result<std::string> lacks = logs_.Persist(iteration, saved);
   if (!lacks) return Within("log of gradients", lacks.error());
   if (!lacks->empty()) sink.Warn("log of gradients: " + *lacks);
@@ -394,6 +400,18 @@ Status Agent::CatchUp() {
   return LookForRestores();
 }
 
+/// Once the agent has seen its store, it saves into no other and makes no new one: the file system
+/// may have been unmounted since.
+SaveRequest Agent::RequestOfSave() const {
+  SaveRequest request = options_.save;
+  const std::lock_guard lock(mutex_);
+  request.continues = status_.persisted;
+  if (!store_id_) return request;
+  request.existing_store = true;
+  request.store_id = *store_id_;
+  return request;
+}
+
 /// \pre catch_up_mutex_ is held
 Status Agent::LookForRestores() {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
@@ -402,6 +420,8 @@ Status Agent::LookForRestores() {
   std::uint64_t known = 0;
   {
     const std::lock_guard lock(mutex_);
+    if (!store_id_) store_id_ = store.head().id;
+    if (*store_id_ != store.head().id) return {};  // persists are refused: RequestOfSave
     known = recovery_;
   }
   SW_TRY_ASSIGN(const std::vector<RecoveryRecord> news, store.RecoveriesAfter(known));

@@ -226,6 +226,7 @@ class Agent {
   void Publish(const Model& model, const std::vector<std::pair<OlderPart, Blob>>& made,
                ReplayJob* job);
   Status LookForRestores();
+  SaveRequest RequestOfSave() const;
   void Rollback(const std::vector<RecoveryRecord>& restores);
   Status CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
                     const Model& model) const;
@@ -254,6 +255,7 @@ class Agent {
   std::array<std::shared_ptr<const MemoryCheckpoint>, SnapshotBuffers::kBuffers> records_;
   std::map<std::string, std::shared_ptr<const MemoryCheckpoint>> copies_;
   std::uint64_t recovery_ = 0;                  // the last one of the store that is known here
+  std::optional<std::string> store_id_;         // of the store once it was seen
   std::optional<SelectionState> level_;         // of the snapshots; absent: as the store says
   std::optional<SelectionState> level_before_;  // the newest snapshot, for one in its place
   std::optional<NextPlan> next_;                // kReplay

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/crc32.h"
+#include "format/json/json.h"
 #include "pec/agent/agent_protocol.h"
 
 namespace shardwright::pec {
@@ -64,10 +65,19 @@ Result<os::Connection> AgentClient::Open() const {
     SW_TRY_ASSIGN(auto channel, key_->MakeChannel(false));
     SW_TRY(connection.Secure(std::move(channel), std::min(patience_, kHandshakeWait)));
   }
+  if (address_.is_local()) return connection;
+  const Result<Hello> agent = Greet(connection, self_);
+  if (!agent) {
+    // A crowded agent may close a connection before it knows that the handshake is done here.
+    const int error = agent.error().sys;
+    const bool crowded = key_ && (error == ECONNRESET || error == EPIPE);
+    return Fail(crowded ? Errc::kBusy : agent.error().code, agent.error().message, error);
+  }
+  if (accepts_) SW_TRY(accepts_(*agent));
   return connection;
 }
 
-/// An agent that is crowded, by others of this host too, sends away who has not shown the key yet.
+/// A crowded agent closes connections that have not proved the key yet.
 Result<os::Connection> AgentClient::OpenPatiently() const {
   for (int i = 1;; ++i) {
     auto connection = Open();
@@ -115,7 +125,7 @@ Result<std::string> AgentClient::AskText(const std::string& request) {
 
 Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
                                                         const std::string& where) {
-  const Json list = Json::parse(text, nullptr, false);
+  SW_TRY_ASSIGN(const Json list, json::Parse(text, where));
   if (!list.is_array()) return Fail(Errc::kBadInput, where + ": no list of checkpoints");
   std::vector<AgentClient::Listed> out;
   for (const Json& one : list) {
@@ -180,13 +190,12 @@ Status AgentClient::Read(const exec::Digest& digest, std::uint64_t offset,
   return {};
 }
 
-Result<std::uint64_t> AgentClient::Push(const std::string& name, const MemoryCheckpoint& checkpoint,
-                                        Limiter& limiter) {
+Result<std::uint64_t> AgentClient::Push(const MemoryCheckpoint& checkpoint, Limiter& limiter) {
   bool lay_idle = false;
   SW_TRY_ASSIGN(os::Connection connection, Borrow(&lay_idle));
   const std::string manifest = ToText(checkpoint.manifest);
   const auto send = [&]() -> Status {
-    SW_TRY(connection.Send("push " + name + " " + std::to_string(manifest.size()) + " " +
+    SW_TRY(connection.Send("push " + self_.name + " " + std::to_string(manifest.size()) + " " +
                            std::to_string(checkpoint.catalogue.size()) + " " +
                            std::to_string(checkpoint.recovery) + "\n"));
     SW_TRY(connection.Send(manifest));

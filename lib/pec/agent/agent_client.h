@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "base/result.h"
 #include "os/socket.h"
 #include "os/tls.h"
+#include "pec/agent/agent_hello.h"
 #include "pec/agent/memory.h"
 #include "pec/pace/limiter.h"
 #include "pec/store/manifest.h"
@@ -21,24 +23,33 @@ namespace shardwright::pec {
 /// How long a client waits for an answer: a flush may write for long before it answers.
 inline constexpr std::chrono::milliseconds kAgentPatience(600'000);
 
+/// Decides whether the agent at the other end of a port is one that is expected there.
+using AcceptsAgent = std::function<Status(const Hello& agent)>;
+
 /// Speaks to an agent. Thread-safe: threads that ask at once have connections of their own.
 class AgentClient {
  public:
   /// \param key  that both sides have, at a port; null: it is spoken to without TLS
   /// \param stop  true ends every call with kStopped, also one that waits
+  /// \param self  what this process states of itself at a port
+  /// \param accepts  asked once for each connection to a port; an error of it is that of the call
   explicit AgentClient(os::Address address, std::shared_ptr<const os::TlsKey> key = {},
-                       os::Stop stop = {}, std::chrono::milliseconds patience = kAgentPatience)
+                       os::Stop stop = {}, std::chrono::milliseconds patience = kAgentPatience,
+                       Hello self = Hello::OfClient(), AcceptsAgent accepts = {})
       : address_(std::move(address)),
         key_(address_.is_local() ? nullptr : std::move(key)),
         stop_(std::move(stop)),
-        patience_(patience) {}
+        patience_(patience),
+        self_(std::move(self)),
+        accepts_(std::move(accepts)) {}
 
   const os::Address& address() const { return address_; }
 
   /// Sends a request.
   /// \returns what follows "ok", and where that is a length, the text behind it
   /// \error what the agent answers; kNotFound  nobody listens; kMismatch  who listens has not the
-  ///        key; kBusy  it closes connections before they are of use; kIo; kStopped
+  ///        key, or is another agent than expected; kBusy  it closes connections before they are
+  ///        of use; kIo; kStopped; as Greet
   Result<std::string> Ask(const std::string& request);
   Result<std::string> AskText(const std::string& request);
 
@@ -57,11 +68,11 @@ class AgentClient {
   /// \error kBadInput  another length or checksum; as Ask
   Status Read(const exec::Digest& digest, std::uint64_t offset, std::span<std::byte> out);
 
-  /// Brings the agent a copy of a checkpoint: only what it has not yet.
+  /// Brings the agent a copy of a checkpoint of `self`: only what it has not yet.
+  /// \pre self is an agent
   /// \returns bytes of blobs sent
   /// \error as Ask
-  Result<std::uint64_t> Push(const std::string& name, const MemoryCheckpoint& checkpoint,
-                             Limiter& limiter);
+  Result<std::uint64_t> Push(const MemoryCheckpoint& checkpoint, Limiter& limiter);
 
  private:
   Result<os::Connection> Borrow(bool* lay_idle);
@@ -74,6 +85,8 @@ class AgentClient {
   const std::shared_ptr<const os::TlsKey> key_;
   const os::Stop stop_;
   const std::chrono::milliseconds patience_;
+  const Hello self_;
+  const AcceptsAgent accepts_;
   std::mutex mutex_;
   std::vector<os::Connection> idle_;
 };

@@ -5,11 +5,13 @@
 #include <functional>
 #include <future>
 #include <list>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
 
 #include "base/limits.h"
+#include "base/system.h"
 #include "comm/comm.h"
 #include "dialect/scan.h"
 #include "os/dir.h"
@@ -28,6 +30,8 @@ constexpr std::chrono::milliseconds kTick(50);
 constexpr std::chrono::milliseconds kRetry(1000);
 /// How long a checkpoint may take to be whole after its `latest`.
 constexpr std::chrono::seconds kSettle(30);
+/// Of the id of a process.
+constexpr std::size_t kIdBytes = 16;
 /// How long the last persist waits for a restore to let go of the store.
 constexpr std::chrono::seconds kPatience(120);
 
@@ -40,6 +44,7 @@ class Runner {
         agent_(options.agent),
         seen_(Latest()) {
     if (const auto last = LastRestore()) seen_restore_ = last->sequence;
+    commands_.self = {Hello::Role::kAgent, options.name, {}};
     commands_.checkpoints = os::RealPath(options.input.roots.front());
     commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied,
                                 const FillSource& fill) -> Result<std::uint64_t> {
@@ -68,10 +73,20 @@ class Runner {
 
  private:
   Status Work(std::list<AgentServer>* servers) {
+    if (!IsAgentName(options_.name)) {
+      return Fail(Errc::kUsage, "--name \"" + options_.name +
+                                    "\": 1 to 128 printable characters without spaces expected");
+    }
+    SW_TRY_ASSIGN(commands_.self.id, RandomHex(kIdBytes));
     if (options_.agent.replay) SW_TRY(CheckReplay());
+    if (const Status confirmed = ConfirmRestore(); !confirmed)
+      sink_.Warn(confirmed.error().message);
+    if (const Status seen = agent_.CatchUp(); !seen) sink_.Warn(seen.error().message);
     std::vector<os::Address> peers;
     for (const std::string& text : options_.peers) {
-      SW_TRY_ASSIGN(peers.emplace_back(), os::ParseAddress(text));
+      SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
+      address.trusted_user = options_.trusted_user;
+      peers.push_back(std::move(address));
     }
     for (const std::string& text : options_.listen) {
       SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
@@ -129,6 +144,25 @@ class Runner {
     SW_TRY_ASSIGN(const Store store, Store::Open(path));
     SW_TRY_ASSIGN(const std::optional<RecoveryFile> last, store.LastRecoveryFile());
     return last.value_or(RecoveryFile());
+  }
+
+  /// An agent that starts belongs to a training that starts, so a restore that is not confirmed yet
+  /// was its restart; unless the store has newer checkpoints, which nobody has given up.
+  Status ConfirmRestore() const {
+    const std::string& path = agent_.options().save.store;
+    SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+    if (!there) return {};
+    SW_TRY_ASSIGN(const Store store, Store::Open(path));
+    SW_TRY_ASSIGN(std::optional<RecoveryRecord> pending, store.Pending());
+    if (!pending) return {};
+    SW_TRY_ASSIGN(os::Lock lock,
+                  store.LockForWriting("pec-save agent", agent_.options().save.take_over));
+    SW_TRY_ASSIGN(pending, store.Pending());
+    SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+    if (pending && NewestIteration(checkpoints) <= pending->resume) {
+      SW_TRY(store.ConfirmPending());
+    }
+    return lock.Release();
   }
 
   /// Takes a snapshot of what `latest` names, unless a restore that is news came after it: then it
@@ -194,6 +228,7 @@ class Runner {
         SW_TRY_ASSIGN(root, os::JoinSafe(root, tag));
       }
     }
+    input.has_payloads = !fill;
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
     SW_TRY_ASSIGN(const std::unique_ptr<ucp::Input> opened, ucp::OpenInput(*comm, input, whole_));
     for (const dialect::SourceFile& file : opened->set.files) {
@@ -256,8 +291,21 @@ class Runner {
     }
   }
 
+  /// Two peers must be two agents: something in between could lead both connections to one.
+  Status ExpectOther(const os::Address& peer, const Hello& agent) {
+    const std::lock_guard lock(peers_mutex_);
+    std::erase_if(peers_, [&](const auto& one) { return one.second == os::ToText(peer); });
+    const auto [known, fresh] = peers_.try_emplace(agent.id, os::ToText(peer));
+    if (fresh) return {};
+    return Fail(Errc::kMismatch, os::ToText(peer) + ": the same agent, \"" + agent.name +
+                                     "\", as at " + known->second +
+                                     ", so it would not be a further copy");
+  }
+
   void PushLoop(const os::Address& peer) {
-    AgentClient client(peer, options_.key, [this] { return done_.load(); });
+    AgentClient client(
+        peer, options_.key, [this] { return done_.load(); }, kAgentPatience, commands_.self,
+        [this, &peer](const Hello& agent) { return ExpectOther(peer, agent); });
     std::shared_ptr<const MemoryCheckpoint> last;
     Clock::time_point next{};
     while (!done_.load()) {
@@ -269,7 +317,7 @@ class Runner {
         SW_TRY(agent_.CatchUp());
         newest = agent_.Newest();
         if (!newest) return std::uint64_t{0};
-        return client.Push(options_.name, *newest, agent_.limiter());
+        return client.Push(*newest, agent_.limiter());
       };
       const auto sent = push();
       if (sent && !newest) continue;
@@ -286,7 +334,8 @@ class Runner {
     }
   }
 
-  /// Nothing complete is lost: a store that somebody else writes to is waited for.
+  /// Nothing complete is lost: waits for a store that another process writes to, or whose file
+  /// system is gone.
   Status PersistLast() {
     const Clock::time_point end = Clock::now() + kPatience;
     agent_.WaitForSnapshot();
@@ -298,7 +347,8 @@ class Runner {
         SW_TRY(agent_.CatchUp());
         if (!agent_.wants_persist()) break;
       }
-      if (persisted.error().code != Errc::kBusy || Clock::now() >= end) {
+      const Errc code = persisted.error().code;
+      if ((code != Errc::kBusy && code != Errc::kNotFound) || Clock::now() >= end) {
         return tl::unexpected<Error>(persisted.error());
       }
       std::this_thread::sleep_for(kRetry);
@@ -319,6 +369,8 @@ class Runner {
   std::uint64_t seen_restore_ = 0;     // the last one when `latest` was looked at
   Clock::time_point next_try_{};
   Clock::time_point give_up_{};
+  std::mutex peers_mutex_;
+  std::map<std::string, std::string> peers_;  // addresses by the id of the agent there
   std::atomic<bool> asked_to_stop_ = false;
   std::atomic<bool> done_ = false;
   std::promise<Status> ended_;

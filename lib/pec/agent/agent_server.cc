@@ -18,6 +18,8 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::chrono::milliseconds kAcceptTick(100);
+/// How often a connection that waits for a place looks for one.
+constexpr std::chrono::milliseconds kRoomTick(10);
 
 /// What a snapshot reads of a source, a line each: the first byte, how many, and the file.
 Result<std::string> StretchesText(const std::vector<FileStretch>& stretches) {
@@ -97,11 +99,6 @@ Status SendText(os::Connection& connection, const std::string& text) {
   return connection.Send(text);
 }
 
-bool IsOrigin(std::string_view name) {
-  return !name.empty() && name.size() <= 128 &&
-         std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 0x7f; });
-}
-
 }  // namespace
 
 AgentServer::AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener,
@@ -111,8 +108,7 @@ AgentServer::AgentServer(Agent& agent, const AgentCommands& commands, os::Listen
       listener_(std::move(listener)),
       sink_(sink),
       key_(listener_.address().is_local() ? nullptr : std::move(key)),
-      limits_(limits),
-      failed_(limits.failed_handshakes) {
+      limits_(limits) {
   thread_ = std::thread([this] { Accept(); });
 }
 
@@ -135,11 +131,18 @@ void AgentServer::Reap(bool all) {
 void AgentServer::Accept() {
   while (!stop_.load()) {
     Reap(false);
-    if (sessions_.size() >= limits_.sessions) {
-      if (listener_.Pending(kAcceptTick)) {
+    if (waiting_.load() > 0) MakeRoom();
+    const std::size_t admitted = admitted_.load();
+    const bool full = key_ ? sessions_.size() >= admitted + limits_.handshakes
+                           : sessions_.size() >= limits_.sessions;
+    if (full) {
+      if (!listener_.Pending(kAcceptTick)) continue;
+      if (key_) {
+        EndHandshakes();
+      } else {
         MakeRoom();
-        std::this_thread::sleep_for(kAcceptTick);
       }
+      std::this_thread::sleep_for(kRoomTick);
       continue;
     }
     auto connection = listener_.Accept(kAcceptTick, limits_.idle, [this] { return stop_.load(); });
@@ -149,43 +152,66 @@ void AgentServer::Accept() {
       continue;
     }
     if (!*connection) continue;
-    if (key_ && !failed_.Admits((*connection)->peer())) continue;  // which closes it
     Session& session = sessions_.emplace_back();
     if (key_) {
       session.proven.store(false);
       session.state.store(State::kWaits);
+    } else {
+      session.admitted.store(true);
+      ++admitted_;
     }
     session.thread = std::thread([this, &session, one = std::move(**connection)]() mutable {
       Serve(session, std::move(one));
+      if (session.admitted.exchange(false)) --admitted_;
       session.over.store(true);
     });
   }
   Reap(true);
 }
 
-/// Sends away all connections that have not proved anything for a while, else the one that has been
-/// without a request for longest.
+/// Ends the session that has been without a request for longest, if none is about to end.
 void AgentServer::MakeRoom() {
-  const auto leave = [](Session& session) {
-    State waits = State::kWaits;
-    return session.state.compare_exchange_strong(waits, State::kLeaves);
-  };
   Session* longest = nullptr;
-  bool leaves = false;  // there is room in a moment
   const Clock::time_point now = Clock::now();
   for (Session& session : sessions_) {
+    if (!session.admitted.load()) continue;
     const State state = session.state.load();
     const Clock::time_point since = session.since.load();
-    if (state == State::kLeaves) leaves = true;
-    if (state != State::kWaits) continue;
-    if (!session.proven.load()) {
-      if (since <= now - limits_.unproven_grace) leaves = leave(session) || leaves;
-    } else if (since <= now - limits_.grace &&
-               (longest == nullptr || since < longest->since.load())) {
+    if (state == State::kLeaves) return;  // there is room in a moment
+    if (state == State::kWaits && since <= now - limits_.grace &&
+        (longest == nullptr || since < longest->since.load())) {
       longest = &session;
     }
   }
-  if (!leaves && longest != nullptr) leave(*longest);
+  State waits = State::kWaits;
+  if (longest != nullptr) longest->state.compare_exchange_strong(waits, State::kLeaves);
+}
+
+/// Ends all handshakes that have not proved anything for a while.
+void AgentServer::EndHandshakes() {
+  const Clock::time_point now = Clock::now();
+  for (Session& session : sessions_) {
+    if (session.proven.load() || session.since.load() > now - limits_.unproven_grace) continue;
+    State waits = State::kWaits;
+    session.state.compare_exchange_strong(waits, State::kLeaves);
+  }
+}
+
+/// Takes one of the places of sessions for a connection that has proved the key. Only such
+/// connections wait for these places, so that others cannot keep it out.
+/// \returns false: none became free in time
+bool AgentServer::Enter(Session& session) {
+  const Clock::time_point end = Clock::now() + limits_.idle;
+  ++waiting_;
+  bool entered = false;
+  while (!entered && !stop_.load() && Clock::now() < end) {
+    std::size_t taken = admitted_.load();
+    entered = taken < limits_.sessions && admitted_.compare_exchange_strong(taken, taken + 1);
+    if (!entered) std::this_thread::sleep_for(kRoomTick);
+  }
+  --waiting_;
+  session.admitted.store(entered);
+  return entered;
 }
 
 /// Has the other side prove that it has the key. \returns false: the connection ends
@@ -196,6 +222,7 @@ bool AgentServer::Prove(Session& session, os::Connection& connection) {
                         : tl::unexpected<Error>(channel.error());
   if (done) {
     session.proven.store(true);
+    session.state.store(State::kAsks);  // not to be ended any more, as a handshake that is late
     return true;
   }
   if (done.error().code == Errc::kStopped) return false;
@@ -211,15 +238,11 @@ bool AgentServer::Prove(Session& session, os::Connection& connection) {
 
 /// A handshake that has failed.
 void AgentServer::TellOf(const os::Connection& connection, const Error& error) {
-  const std::string what = error.message + ": a connection from " + connection.peer();
-  switch (failed_.Failed(connection.peer())) {
-    case FailedHandshakes::News::kNone:
-      return sink_.Note("agent: " + what, 1);
-    case FailedHandshakes::News::kFirst:
-      return sink_.Warn(what);
-    case FailedHandshakes::News::kLast:
-      return sink_.Warn(what + "; from now on it may try once a second");
-  }
+  std::string what = error.message + ": a connection from " + connection.peer();
+  const auto failures = failed_.Report(connection.peer());
+  if (!failures) return sink_.Note("agent: " + what, 1);
+  if (*failures > 1) what += ", " + std::to_string(*failures) + " since the last warning";
+  sink_.Warn(what);
 }
 
 /// Waits for a whole request. \returns false: the connection ends
@@ -237,7 +260,8 @@ bool AgentServer::Await(Session& session, os::Connection& connection) const {
 }
 
 void AgentServer::Serve(Session& session, os::Connection connection) {
-  if (key_ && !Prove(session, connection)) return;
+  if (key_ && !(Prove(session, connection) && Enter(session))) return;
+  std::optional<Hello> client;  // of a connection to a port
   while (Await(session, connection)) {
     const auto line = connection.ReceiveLine(os::kLineBytes);
     if (!line) {
@@ -246,17 +270,48 @@ void AgentServer::Serve(Session& session, os::Connection connection) {
       return;
     }
     if (!*line) return;
-    const Status status = Answer(connection, **line);
+    Status status;
+    const bool first = !connection.is_local() && !client;
+    if (first) {
+      Result<Hello> hello = Welcome(connection, **line);
+      if (hello) {
+        client = *std::move(hello);
+        status = SendAnswer(connection, {}, ToText(commands_.self));
+      } else {
+        status = tl::unexpected<Error>(std::move(hello).error());
+      }
+    } else {
+      status = Answer(connection, **line, client ? &*client : nullptr);
+    }
     if (status) continue;
     sink_.Note("agent: " + status.error().message, 1);
     (void)SendAnswer(connection, status);
+    if (first) return;
     // After a cut transfer nobody knows where the next request would begin.
     const Errc code = status.error().code;
     if (code == Errc::kIo || code == Errc::kBadInput || code == Errc::kLimit) return;
   }
 }
 
-Status AgentServer::Answer(os::Connection& connection, const std::string& line) {
+/// Reads the first message of a connection to a port.
+Result<Hello> AgentServer::Welcome(os::Connection& connection, const std::string& line) const {
+  constexpr std::string_view kHello = "hello ";
+  if (!line.starts_with(kHello)) {
+    return Fail(Errc::kUsage,
+                "a client of an older version: \"hello VERSION ROLE NAME ID\" is expected first; "
+                "use the same release of Shardwright on both sides");
+  }
+  SW_TRY_ASSIGN(Hello client,
+                ParseHello(std::string_view(line).substr(kHello.size()), connection.peer()));
+  if (client.id != commands_.self.id || client.role != Hello::Role::kAgent) return client;
+  return Fail(Errc::kMismatch,
+              "hello: the agent at the other end is this one itself: its own address is given as "
+              "that of a peer, or a relay stands in between");
+}
+
+/// \param client  at the other end of a connection to a port; null: of a socket file
+Status AgentServer::Answer(os::Connection& connection, const std::string& line,
+                           const Hello* client) {
   const std::vector<std::string_view> words = WordsOf(line);
   const std::string_view verb = words.empty() ? std::string_view() : words[0];
   const auto is = [&](std::string_view name, std::size_t count) {
@@ -288,7 +343,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
     return Fail(Errc::kNotFound, "catalogue " + exec::Hex(digest) + " is not in memory");
   }
   // Without the recovery it comes from a version that did not know of it.
-  if (is("push", 3) || is("push", 4)) return Push(connection, words);
+  if (is("push", 3) || is("push", 4)) return Push(connection, words, client);
   if (is("flush", 0)) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, commands_.flush());
     return SendAnswer(connection, {}, stored ? std::to_string(*stored) : "none");
@@ -310,7 +365,8 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line) 
     return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
   }
   return Fail(Errc::kUsage,
-              "no such request; there are status, list, get DIGEST, read DIGEST OFFSET BYTES, "
+              "no such request; at a port hello VERSION ROLE NAME ID comes first; there are "
+              "status, list, get DIGEST, read DIGEST OFFSET BYTES, "
               "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG, "
               "experts, roots LAST, gradients WRITER BYTES, marks RANK, sends and stop");
 }
@@ -363,8 +419,22 @@ Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
   return connection.Send(part);
 }
 
-Status AgentServer::Push(os::Connection& connection, const std::vector<std::string_view>& words) {
-  if (!IsOrigin(words[1])) return Fail(Errc::kBadInput, "push: no name of an agent");
+Status AgentServer::Push(os::Connection& connection, const std::vector<std::string_view>& words,
+                         const Hello* client) {
+  const std::string_view origin = words[1];
+  if (!IsAgentName(origin)) return Fail(Errc::kBadInput, "push: no name of an agent");
+  const bool bound =
+      client == nullptr || (client->role == Hello::Role::kAgent && client->name == origin);
+  if (!bound) {
+    std::string message = "push: a copy of agent \"" + std::string(origin);
+    message += "\" from a connection of \"" + client->name + "\"";
+    return Fail(Errc::kBadInput, std::move(message));
+  }
+  if (origin == commands_.self.name) {
+    return Fail(Errc::kMismatch, "push: a copy of agent \"" + std::string(origin) +
+                                     "\", which is this agent's own name; give agents different "
+                                     "names with --name");
+  }
   SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
   SW_TRY_ASSIGN(const std::uint64_t catalogue, ParseNumber(words[3], kAgentTextBytes, "catalogue"));
   std::uint64_t recovery = 0;

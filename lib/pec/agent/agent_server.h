@@ -16,6 +16,7 @@
 #include "os/socket.h"
 #include "os/tls.h"
 #include "pec/agent/agent.h"
+#include "pec/agent/agent_hello.h"
 #include "pec/agent/failed_handshakes.h"
 
 namespace shardwright::pec {
@@ -34,21 +35,24 @@ struct AgentCommands {
   std::function<Status()> stop;
   /// The folder that tags are in.
   std::string checkpoints;
+  /// What the agent states of itself at a port; its name is that of its own snapshots.
+  Hello self;
 };
 
 /// How many connections a server serves, and what it bears with.
 struct ServerLimits {
   /// At once: peers and the ranks of a restore.
   std::size_t sessions = 64;
+  /// Places of handshakes at a port with a key, apart from those of sessions. A connection gets a
+  /// session's place when it has proved that it has the key.
+  std::size_t handshakes = 64;
   /// How long a connection may be without a whole request, or a transfer stand still.
   std::chrono::milliseconds idle{30'000};
   /// Where all places are taken and somebody waits, the connection that has been without a request
   /// for longest, and for so long, makes room.
   std::chrono::milliseconds grace{1'000};
-  /// The same of all that have not proved yet that they have the key, who go first.
+  /// The same of handshakes that are not done yet.
   std::chrono::milliseconds unproven_grace{250};
-  /// Failed handshakes that a host may have at once; it has one more each second.
-  std::size_t failed_handshakes = 8;
 };
 
 /// Answers requests to an agent on one listener; every connection has its thread, so that a slow
@@ -81,11 +85,14 @@ class AgentServer {
     std::atomic<State> state = State::kAsks;
     std::atomic<Clock::time_point> since = Clock::now();  ///< of kWaits
     std::atomic<bool> proven = true;  ///< false until the other side has proved that it has the key
+    std::atomic<bool> admitted = false;  ///< has one of the places of ServerLimits::sessions
     std::atomic<bool> over = false;
   };
 
   void Accept();
   void MakeRoom();
+  void EndHandshakes();
+  bool Enter(Session& session);
   void Serve(Session& session, os::Connection connection);
   bool Prove(Session& session, os::Connection& connection);
   void TellOf(const os::Connection& connection, const Error& error);
@@ -99,8 +106,10 @@ class AgentServer {
   Status AwaitStore();
   Status TakeMarks(os::Connection& connection, std::string_view rank);
   Status SendSends(os::Connection& connection) const;
-  Status Answer(os::Connection& connection, const std::string& line);
-  Status Push(os::Connection& connection, const std::vector<std::string_view>& words);
+  Result<Hello> Welcome(os::Connection& connection, const std::string& line) const;
+  Status Answer(os::Connection& connection, const std::string& line, const Hello* client);
+  Status Push(os::Connection& connection, const std::vector<std::string_view>& words,
+              const Hello* client);
   Status Take(os::Connection& connection, const std::string& origin, std::uint64_t manifest_bytes,
               std::uint64_t catalogue_bytes, std::uint64_t recovery);
   Status List(os::Connection& connection) const;
@@ -116,7 +125,9 @@ class AgentServer {
   const ServerLimits limits_;
   FailedHandshakes failed_;
   std::atomic<bool> stop_ = false;
-  std::list<Session> sessions_;  // touched by the accepting thread only
+  std::atomic<std::size_t> admitted_ = 0;  // sessions that have a place
+  std::atomic<std::size_t> waiting_ = 0;   // that have proved the key and wait for a place
+  std::list<Session> sessions_;            // touched by the accepting thread only
   std::thread thread_;
 };
 

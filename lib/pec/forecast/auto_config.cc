@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -90,11 +91,12 @@ Result<std::uint64_t> ChooseInterval(const AutoInput& input, const CheckpointCos
 
 /// K_persist within the chosen interval: the least that keeps the PLT limit, else the one with the
 /// smallest PLT; then more for nothing.
-Status ChoosePersist(const AutoInput& input, AutoConfig* config) {
+Status ChoosePersist(const AutoInput& input, const StopCheck& stop, AutoConfig* config) {
   const double span_s = static_cast<double>(config->interval) * input.iteration_s;
   SW_TRY_ASSIGN(config->expected_plt, PltOf(input, *config, 1));
   for (std::uint32_t k = 2; k <= config->k_snapshot && config->expected_plt > input.plt_limit;
        ++k) {
+    SW_TRY(CheckStop(stop));
     if (PersistSeconds(input, k) > span_s) continue;
     config->k_persist = k;
     SW_TRY_ASSIGN(config->expected_plt, PltOf(input, *config, k));
@@ -154,10 +156,40 @@ Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double
   return out;
 }
 
+/// Whether all values of a layer are equal.
+template <class Rows, class Equal>
+bool AreEven(const Rows& rows, const Equal& equal) {
+  return std::all_of(rows.begin(), rows.end(), [&](const auto& row) {
+    return std::all_of(row.begin(), row.end(), [&](const auto& one) { return equal(one, row[0]); });
+  });
+}
+
+/// Returns whether each checkpoint of a K is the first one with other names for the
+/// expert-parallel ranks, so that the largest share is the same in all of them. This holds where
+/// the experts of a layer have equal bytes and go round the ranks in turn: the next checkpoint
+/// moves every layer by K ranks.
+bool OnlyRanksChange(const SavedModel& model) {
+  const ExpertMap& map = model.map;
+  for (std::size_t m = 0; m < map.ring.size(); ++m) {
+    const std::vector<std::uint32_t>& ring = map.ring[m];
+    if (ring.size() % map.ep != 0) return false;
+    for (std::size_t i = 0; i < ring.size(); ++i) {
+      if (map.rank[m][ring[i]] != i % map.ep) return false;
+    }
+  }
+  const auto same_bytes = [](const ExpertBytes& a, const ExpertBytes& b) {
+    return a.cut == b.cut && a.split == b.split;
+  };
+  const SaveOptions& options = model.options;
+  return AreEven(model.expert_bytes, same_bytes) && AreEven(model.kept_bytes, std::equal_to<>()) &&
+         model.ranks.excluded.empty() && options.adaptive && options.start.empty() &&
+         options.nonexpert_split % model.ranks.dp == 0;
+}
+
 }  // namespace
 
 Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t checkpoints,
-                                      std::uint32_t ranks_per_node) {
+                                      std::uint32_t ranks_per_node, const StopCheck& stop) {
   if (checkpoints == 0 || ranks_per_node == 0) {
     return Fail(Errc::kUsage, std::to_string(checkpoints) + " checkpoints and " +
                                   std::to_string(ranks_per_node) +
@@ -165,11 +197,14 @@ Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t che
   }
   const LayerExperts experts = model.map.experts();
   SW_TRY(ValidateExperts(experts));
+  SW_TRY(Validate(model.ranks, model.map.ep));
+  if (ranks_per_node == 1 && OnlyRanksChange(model)) checkpoints = 1;
   BottleneckTable table;
   for (std::uint32_t k = 1; k <= *std::max_element(experts.begin(), experts.end()); ++k) {
     LevelState state = MakeLevelState(experts, k);
     std::uint64_t largest = 0;
     for (std::uint32_t t = 0; t < checkpoints; ++t) {
+      SW_TRY(CheckStop(stop));
       const Selection selection = SelectSequential(model.map, state, k);
       SW_TRY_ASSIGN(const SavePlan plan, PlanSave(model, selection));
       SW_TRY_ASSIGN(const std::uint64_t bytes, LargestLink(plan.rank_bytes, ranks_per_node));
@@ -181,7 +216,7 @@ Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t che
   return table;
 }
 
-Result<AutoConfig> ChooseConfig(const AutoInput& input) {
+Result<AutoConfig> ChooseConfig(const AutoInput& input, const StopCheck& stop) {
   SW_TRY(Check(input));
   AutoConfig config;
   config.k_snapshot = ChooseSnapshot(input);
@@ -189,7 +224,7 @@ Result<AutoConfig> ChooseConfig(const AutoInput& input) {
   config.stall_s = SaveStall(config.snapshot_s, input.forward_backward_s);
   CheckpointCosts costs{config.stall_s, 1, input.iteration_s, input.fault_rate, input.restart_s};
   SW_TRY_ASSIGN(config.interval, ChooseInterval(input, costs));
-  SW_TRY(ChoosePersist(input, &config));
+  SW_TRY(ChoosePersist(input, stop, &config));
   config.persist_s = PersistSeconds(input, config.k_persist);
   costs.interval = static_cast<double>(config.interval);
   SW_TRY_ASSIGN(config.overhead_s, ExpectedOverhead(costs, input.iterations));
@@ -197,10 +232,11 @@ Result<AutoConfig> ChooseConfig(const AutoInput& input) {
   return config;
 }
 
-Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input) {
+Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input, const StopCheck& stop) {
   SW_TRY(Check(input));
   std::optional<ReplayConfig> best;
   for (std::uint32_t k = 1; k < input.persist.bytes.size(); ++k) {
+    SW_TRY(CheckStop(stop));
     const double log_bytes_per_s = LoggedBytes(input, k) / input.ranks / input.iteration_s;
     const double free_bytes_per_s = input.persist_bytes_per_s - log_bytes_per_s;
     if (free_bytes_per_s <= 0) continue;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/stop.h"
 #include "pec/forecast/overhead.h"
 #include "pec/forecast/replay_costs.h"
 #include "pec/select/types.h"
@@ -22,10 +23,10 @@ struct BottleneckTable {
 /// Bottlenecks from real shard plans of sequential selections: for each K the largest of the first
 /// `checkpoints` checkpoints (with equal experts PhaseCount(K, ep) of them show everything).
 /// \param ranks_per_node  consecutive data-parallel ranks that share a link; 1: a link for each
-/// \error kUsage  0 checkpoints or ranks per node; as PlanSave
-/// Pure. Source: docs/pec-planning.md section 8.1.
+/// \error kUsage  0 checkpoints or ranks per node; kStopped; as PlanSave
+/// Pure but for `stop`. Source: docs/pec-planning.md section 8.1.
 Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t checkpoints,
-                                      std::uint32_t ranks_per_node);
+                                      std::uint32_t ranks_per_node, const StopCheck& stop = {});
 
 /// What is measured, and what is wished.
 struct AutoInput {
@@ -65,9 +66,9 @@ struct AutoConfig {
 /// above the limit and the persist still ends within the interval; I is what the persist takes, or
 /// the best interval if that is longer. Then both K are raised while the bottleneck does not grow.
 /// \error kUsage  tables of no or different lengths, bandwidths or times that are not positive;
-///        as the functions of overhead.h and lost_tokens.h
-/// Pure. Source: docs/pec-planning.md section 8.1.
-Result<AutoConfig> ChooseConfig(const AutoInput& input);
+///        kStopped; as the functions of overhead.h and lost_tokens.h
+/// Pure but for `stop`. Source: docs/pec-planning.md section 8.1.
+Result<AutoConfig> ChooseConfig(const AutoInput& input, const StopCheck& stop = {});
 
 /// A run that logs the gradients of all experts, and loses nothing: both K of its configuration are
 /// equal, and its overhead has the log and the steps that restores make again.
@@ -82,8 +83,9 @@ struct ReplayConfig {
 /// smallest), each with the interval that is best for it, but not shorter than a persist takes with
 /// what the log leaves of the bandwidth.
 /// \returns nothing where the log alone takes all of the bandwidth, or there is one expert
-/// \error as ChooseConfig
-/// Pure. Source: docs/pec-planning.md sections 3 and 9.4.
-Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input);
+/// \error kStopped; as ChooseConfig
+/// Pure but for `stop`. Source: docs/pec-planning.md sections 3 and 9.4.
+Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input,
+                                                 const StopCheck& stop = {});
 
 }  // namespace shardwright::pec

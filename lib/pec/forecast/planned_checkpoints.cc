@@ -56,7 +56,8 @@ Result<PlannedLevel> PlanLevel(const CheckpointPlanInput& input, Selection selec
 
 }  // namespace
 
-Result<std::vector<PlannedCheckpoint>> PlanCheckpoints(const CheckpointPlanInput& input) {
+Result<std::vector<PlannedCheckpoint>> PlanCheckpoints(const CheckpointPlanInput& input,
+                                                       const StopCheck& stop) {
   SW_TRY(Check(input));
   LevelState snapshot = input.snapshot;
   LevelState persist = input.persist;
@@ -64,6 +65,7 @@ Result<std::vector<PlannedCheckpoint>> PlanCheckpoints(const CheckpointPlanInput
   options.replay.model = &input.model;
   std::vector<PlannedCheckpoint> list;
   for (std::uint64_t t = 0; t < input.checkpoints; ++t) {
+    SW_TRY(CheckStop(stop));
     if (t > 0 && !input.between.empty()) {
       SW_TRY(CountTokens(&snapshot, input.between));
       SW_TRY(CountTokens(&persist, input.between));

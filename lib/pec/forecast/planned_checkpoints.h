@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/stop.h"
 #include "pec/select/lost_tokens.h"
 #include "pec/select/selection.h"
 #include "pec/select/sizes.h"
@@ -60,8 +61,9 @@ struct PlannedCheckpoint {
 /// Plans of checkpoints that follow each other, each complete before the next: experts of both
 /// levels, bytes, and who saves what.
 /// \error kUsage  no checkpoints; kLimit  more numbers than kPlanCells; as SelectTwoLevels,
-///        SizeOfCheckpoint and PlanSave
-/// Pure. Source: docs/pec-planning.md sections 1, 4 to 7, 9.
-Result<std::vector<PlannedCheckpoint>> PlanCheckpoints(const CheckpointPlanInput& input);
+///        SizeOfCheckpoint and PlanSave; kStopped
+/// Pure but for `stop`. Source: docs/pec-planning.md sections 1, 4 to 7, 9.
+Result<std::vector<PlannedCheckpoint>> PlanCheckpoints(const CheckpointPlanInput& input,
+                                                       const StopCheck& stop = {});
 
 }  // namespace shardwright::pec

@@ -59,8 +59,9 @@ Status Check(const SimulationInput& input) {
 /// One run of one policy.
 class Run {
  public:
-  Run(const SimulationInput& input, const SimulatedPolicy& policy, TokenHistory history)
-      : input_(input), experts_(input.map.experts()), history_(std::move(history)) {
+  Run(const SimulationInput& input, const SimulatedPolicy& policy, TokenHistory history,
+      const StopCheck& stop)
+      : input_(input), stop_(stop), experts_(input.map.experts()), history_(std::move(history)) {
     row_.policy = policy;
     ledger_ = LossLedger::Make(experts_);
     k_snapshot_ = policy.k_snapshot;
@@ -82,6 +83,7 @@ class Run {
     std::size_t fault = 0;
     for (std::uint64_t i = 1; i <= input_.tokens.size(); ++i) {
       ++step_;
+      SW_TRY(CheckStop(stop_));
       SW_TRY(CountTokens(&levels_.memory, input_.tokens[i - 1]));
       SW_TRY(CountTokens(&levels_.storage, input_.tokens[i - 1]));
       // The log begins with the first checkpoint.
@@ -350,6 +352,7 @@ class Run {
   }
 
   const SimulationInput& input_;
+  const StopCheck& stop_;
   LayerExperts experts_;
   TokenHistory history_;
   LayerTokens whole_run_;
@@ -370,9 +373,10 @@ class Run {
   SimulationRow row_;
 };
 
-Result<TokenHistory> HistoryOf(const SimulationInput& input) {
+Result<TokenHistory> HistoryOf(const SimulationInput& input, const StopCheck& stop) {
   SW_TRY_ASSIGN(TokenHistory history, TokenHistory::Make(input.map.experts()));
   for (std::size_t i = 0; i < input.tokens.size(); ++i) {
+    SW_TRY(CheckStop(stop));
     SW_TRY(history.Add(i + 1, input.tokens[i]));
   }
   return history;
@@ -439,7 +443,8 @@ Result<std::vector<Counts>> CountsOfTrace(const loads::LoadTrace& trace) {
   return tokens;
 }
 
-Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPolicy& policy) {
+Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPolicy& policy,
+                               const StopCheck& stop) {
   SW_TRY(Check(input));
   const bool replays = policy.policy == Policy::kReplay;
   if (replays && !input.first_full) {
@@ -448,15 +453,19 @@ Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPoli
                 "checkpoint must have all experts");
   }
   if (policy.rule && !replays) return Fail(Errc::kUsage, "a rule for gradients needs kReplay");
-  SW_TRY_ASSIGN(TokenHistory history, HistoryOf(input));
-  return Run(input, policy, std::move(history)).Go();
+  SW_TRY_ASSIGN(TokenHistory history, HistoryOf(input, stop));
+  return Run(input, policy, std::move(history), stop).Go();
 }
 
 Result<std::vector<SimulationRow>> SimulateAll(const SimulationInput& input,
-                                               std::span<const SimulatedPolicy> policies) {
+                                               std::span<const SimulatedPolicy> policies,
+                                               const StopCheck& stop) {
   std::vector<SimulationRow> rows;
   for (const SimulatedPolicy& policy : policies) {
-    auto row = Simulate(input, policy);
+    auto row = Simulate(input, policy, stop);
+    if (!row && row.error().code == Errc::kStopped) {
+      return tl::unexpected<Error>(std::move(row).error());
+    }
     if (!row) return Within(Name(policy.policy), std::move(row).error());
     rows.push_back(*std::move(row));
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/stop.h"
 #include "loads/load_trace.h"
 #include "pec/forecast/replay_costs.h"
 #include "pec/select/dynamic_k.h"
@@ -168,14 +169,17 @@ struct SimulationRow {
 /// what they had held back.
 /// \error kUsage  no tokens, an interval of 0, faults that descend or lie outside the run, kReplay
 ///        without a full first checkpoint, a rule for another policy;
-///        kMismatch  a map or a model of other experts; as SelectTwoLevels, PlanSave, MakeDynamicK
-/// Pure. Source: docs/pec-planning.md sections 2 to 7 and 8.2.
-Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPolicy& policy);
+///        kMismatch  a map or a model of other experts; kStopped; as SelectTwoLevels, PlanSave,
+///        MakeDynamicK
+/// Pure but for `stop`. Source: docs/pec-planning.md sections 2 to 7 and 8.2.
+Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPolicy& policy,
+                               const StopCheck& stop = {});
 
 /// One row for each policy.
-/// \error as Simulate, with the policy's name
-/// Pure.
+/// \error as Simulate, with the policy's name unless it is kStopped
+/// Pure but for `stop`.
 Result<std::vector<SimulationRow>> SimulateAll(const SimulationInput& input,
-                                               std::span<const SimulatedPolicy> policies);
+                                               std::span<const SimulatedPolicy> policies,
+                                               const StopCheck& stop = {});
 
 }  // namespace shardwright::pec

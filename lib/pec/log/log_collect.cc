@@ -55,7 +55,7 @@ Result<bool> HasHead(const std::string& path, log::SegmentId id, const exec::Dig
 }  // namespace
 
 Result<OldSegments> FindOldSegments(const std::string& folder, const exec::Digest& fingerprint,
-                                    std::uint64_t through) {
+                                    std::uint64_t through, const StopCheck& stop) {
   SW_TRY_ASSIGN(const std::vector<log::SegmentId> ids, log::ListSegments(folder));
   OldSegments old;
   std::size_t round = 0;
@@ -67,6 +67,7 @@ Result<OldSegments> FindOldSegments(const std::string& folder, const exec::Diges
     }
     const bool last = i + 1 == ids.size() || ids[i + 1].writer != ids[i].writer;
     if (!going || last) continue;
+    SW_TRY(CheckStop(stop));
     const std::string path = log::SegmentPath(folder, ids[i]);
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
     SW_TRY_ASSIGN(const auto bytes, OldBytes(file, ids[i], fingerprint, through));
@@ -83,8 +84,9 @@ Result<OldSegments> FindOldSegments(const std::string& folder, const exec::Diges
   return old;
 }
 
-Status RemoveSegments(const std::string& folder, const OldSegments& old) {
+Status RemoveSegments(const std::string& folder, const OldSegments& old, const StopCheck& stop) {
   for (const std::vector<std::string>& round : old.rounds) {
+    SW_TRY(CheckStop(stop));
     SW_TRY(os::FaultPoint("log.collect"));
     for (const std::string& path : round) SW_TRY(os::RemoveFile(path));
     SW_TRY(os::SyncDir(folder));
@@ -92,7 +94,8 @@ Status RemoveSegments(const std::string& folder, const OldSegments& old) {
   return {};
 }
 
-Result<CollectedLog> CollectLog(const Store& store, std::uint64_t oldest, bool dry_run) {
+Result<CollectedLog> CollectLog(const Store& store, std::uint64_t oldest, bool dry_run,
+                                const StopCheck& stop) {
   CollectedLog out;
   const std::string folder = store.path() + "/logs";
   SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
@@ -101,7 +104,8 @@ Result<CollectedLog> CollectLog(const Store& store, std::uint64_t oldest, bool d
   if (!dry_run) {
     SW_TRY_ASSIGN(lock, store.LockForWriting("pec-save gc"));
   }
-  const auto old = FindOldSegments(folder, store.head().fingerprint, oldest);
+  const auto old = FindOldSegments(folder, store.head().fingerprint, oldest, stop);
+  SW_TRY(CheckStop(stop));
   if (!old) {
     out.wrong = old.error().message;
   } else {
@@ -110,7 +114,7 @@ Result<CollectedLog> CollectLog(const Store& store, std::uint64_t oldest, bool d
     out.bytes_removed = old->bytes;
   }
   if (dry_run) return out;
-  if (old) SW_TRY(RemoveSegments(folder, *old));
+  if (old) SW_TRY(RemoveSegments(folder, *old, stop));
   SW_TRY(lock.Release());
   return out;
 }

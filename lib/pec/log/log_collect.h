@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/stop.h"
 #include "exec/integrity.h"
 #include "pec/store/store.h"
 
@@ -24,17 +25,18 @@ struct OldSegments {
 /// with it the one before if its own head is not whole. Reads heads and texts of records, no
 /// gradients. Writers may append meanwhile.
 /// \error kBadInput  what it has read is damaged; kMismatch, kUnsupported  as GradientLog::Open;
-///        kNotFound
+///        kNotFound; kStopped
 /// Local. Source: docs/formats/log.md.
 Result<OldSegments> FindOldSegments(const std::string& folder, const exec::Digest& fingerprint,
-                                    std::uint64_t through);
+                                    std::uint64_t through, const StopCheck& stop = {});
 
 /// Removes them, oldest first. Whenever it is interrupted, what is left is a log: the names of a
 /// round are off the device before those of the next one go.
 /// \pre one at a time
-/// \error kIo
+/// \error kIo; kStopped  after a round
 /// Local.
-Status RemoveSegments(const std::string& folder, const OldSegments& old);
+Status RemoveSegments(const std::string& folder, const OldSegments& old,
+                      const StopCheck& stop = {});
 
 /// What of a store's log was removed, or would be.
 struct CollectedLog {
@@ -48,8 +50,10 @@ struct CollectedLog {
 /// damaged, or that cannot be read, stays as it is. No log is an empty one.
 /// \param oldest  Collected::oldest_version, after CollectGarbage: a checkpoint that is still there
 ///                may need more
-/// \error kBusy  another process writes into the store; kIo
+/// \error kBusy  another process writes into the store; kIo; kStopped  the next call removes the
+///        rest
 /// Local.
-Result<CollectedLog> CollectLog(const Store& store, std::uint64_t oldest, bool dry_run);
+Result<CollectedLog> CollectLog(const Store& store, std::uint64_t oldest, bool dry_run,
+                                const StopCheck& stop = {});
 
 }  // namespace shardwright::pec

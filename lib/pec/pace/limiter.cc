@@ -13,6 +13,8 @@ using Time = Limiter::Time;
 
 /// How often who waits looks whether ranks idle: a bubble is some milliseconds at least.
 constexpr std::chrono::milliseconds kLook(1);
+/// How often who is held back by the rate looks whether somebody waits for all bytes.
+constexpr std::chrono::milliseconds kLookForHurry(100);
 /// Whoever receives takes a sender for dead that moves nothing for thirty seconds.
 constexpr std::chrono::seconds kLongest(10);
 /// When a first snapshot is due, after which nobody knows yet when the next one comes.
@@ -172,17 +174,28 @@ void Limiter::Spend(Job& job, std::uint64_t bytes) {
       } else {
         moves = true;
         wait = now;
-        if (rate_ > 0) {
+        if (rate_ > 0 && hurries_ == 0) {
           free_at_ = std::max(free_at_, now) +
                      TimeOf(static_cast<double>(bytes) / static_cast<double>(rate_));
           wait = free_at_;
         }
         Note(job, bytes, Sent::kAnyTime, wait);
       }
-      if (moves && rate_ == 0) return;
+      if (moves && wait == now) return;
     }
-    SleepUntil(wait);
+    if (!moves) {
+      SleepUntil(wait);
+      continue;
+    }
+    for (Time now = clock_.now(); now < wait && !hurried(); now = clock_.now()) {
+      SleepUntil(std::min(wait, now + kLookForHurry));
+    }
   }
+}
+
+bool Limiter::hurried() const {
+  const std::lock_guard lock(mutex_);
+  return hurries_ > 0;
 }
 
 void Limiter::SleepUntil(Time time) const {

@@ -86,7 +86,8 @@ class Limiter {
     std::array<std::uint64_t, kSentKinds> sent_{};
   };
 
-  /// As long as it is there all bytes are waited for: nothing waits for ranks to idle.
+  /// As long as it is there somebody waits for all bytes: nothing waits for ranks to idle, or is
+  /// held back by the rate.
   class Hurry {
    public:
     explicit Hurry(Limiter& limiter);
@@ -126,6 +127,7 @@ class Limiter {
   void Note(Job& job, std::uint64_t bytes, Sent kind, Time now);
   void Measure(std::uint64_t bytes, Time now);
   void SleepUntil(Time time) const;
+  bool hurried() const;
 
   const std::uint64_t rate_;
   const PaceClock clock_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/stop.h"
 #include "loads/load_trace.h"
 #include "pec/forecast/extra_capacity.h"
 #include "pec/forecast/overhead.h"
@@ -118,7 +119,7 @@ Result<BudgetAnswer> BudgetFor(const PlanAnswer& answer, const CheckpointPlanInp
   return budget;
 }
 
-Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer) {
+Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer, const StopCheck& stop) {
   const Job& job = answer.job;
   const PlanRequest& request = answer.request;
   const std::uint64_t stages = request.pipeline_stages;
@@ -132,7 +133,7 @@ Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer) {
   SW_TRY_ASSIGN(copies.grid, StageMajorGrid(job.ranks.dp, static_cast<std::uint32_t>(stages),
                                             job.ranks_per_node));
   SW_TRY_ASSIGN(copies.plan,
-                PlaceReplicas(copies.grid, static_cast<std::uint32_t>(*request.copies)));
+                PlaceReplicas(copies.grid, static_cast<std::uint32_t>(*request.copies), stop));
   SW_TRY_ASSIGN(
       const std::vector<std::uint64_t> bytes,
       CopyBytes(copies.grid, job.map, job.model, answer.checkpoints.front().snapshot.selection,
@@ -191,7 +192,7 @@ Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
 }
 
 /// The snapshots of the plan as consecutive transfers; a receiver has all that was sent before.
-Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer) {
+Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer, const StopCheck& stop) {
   std::vector<GradientAnswer> list;
   const std::uint64_t interval = answer.request.interval;
   GradientOptions options;
@@ -201,6 +202,7 @@ Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer) {
   if (options.budget_bytes > 0) options.rule = GradientRule::kLeast;
   GradientChains chains = GradientChains::Make(answer.job.experts());
   for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
+    SW_TRY(CheckStop(stop));
     const Selection& selection = answer.checkpoints[t].snapshot.selection;
     SW_TRY_ASSIGN(const std::uint64_t iteration, CheckedMul(t + 1, interval));
     GradientAnswer& one = list.emplace_back();
@@ -311,16 +313,16 @@ Result<DynamicKAnswer> PlanDynamicK(const PlanAnswer& answer) {
   return dynamic;
 }
 
-Status AnswerSections(const SavedModel& saved, PlanAnswer* answer) {
+Status AnswerSections(const SavedModel& saved, const StopCheck& stop, PlanAnswer* answer) {
   const PlanRequest& request = answer->request;
   if (request.copies) {
-    SW_TRY_ASSIGN(answer->copies, PlanCopies(*answer));
+    SW_TRY_ASSIGN(answer->copies, PlanCopies(*answer, stop));
   }
   if (request.policy == Policy::kReplay) {
     SW_TRY_ASSIGN(answer->log, PlanLog(*answer));
   }
   if (request.gradients) {
-    SW_TRY_ASSIGN(answer->gradients, PlanGradients(*answer));
+    SW_TRY_ASSIGN(answer->gradients, PlanGradients(*answer, stop));
   }
   if (request.micro_batches) {
     SW_TRY_ASSIGN(answer->bubbles, PlanBubbles(*answer, saved));
@@ -352,10 +354,13 @@ void TellEvenness(PlanAnswer* answer) {
 }  // namespace
 
 Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
+  const Interruptible planning(sink);
+  const StopCheck stop = StopOf(sink);
   std::optional<loads::LoadTrace> trace;
   std::optional<TraceShape> shape;
   if (!request.tokens.empty()) {
     SW_TRY_ASSIGN(trace, loads::ReadLoads(request.tokens));
+    for (const std::string& warning : trace->warnings) sink.Warn(warning);
     shape = TraceShape{trace->experts, trace->layer_id};
   }
   PlanAnswer answer;
@@ -382,13 +387,13 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
                                   "counts them");
   }
   SW_TRY_ASSIGN(answer.full, SizeOfCheckpoint(job.model, SelectAll(job.experts()), job.keep));
-  SW_TRY_ASSIGN(answer.checkpoints, PlanCheckpoints(input));
+  SW_TRY_ASSIGN(answer.checkpoints, PlanCheckpoints(input, stop));
   SW_TRY_ASSIGN(answer.selection_record, SelectionRecord(answer));
   if (IsBudget(request.policy)) {
     SW_TRY_ASSIGN(answer.budget, BudgetFor(answer, input, stall_bytes));
   }
   TellEvenness(&answer);
-  SW_TRY(AnswerSections(input.saved, &answer));
+  SW_TRY(AnswerSections(input.saved, stop, &answer));
   return answer;
 }
 

@@ -140,8 +140,8 @@ struct PlanAnswer {
 
 /// Plans the next checkpoints of a store or of told sizes, and answers what else is asked.
 /// \error kUsage  a policy that needs tokens which are not known, tokens that end before the store;
-///        kLimit  more workers than copies are placed for; as ReadJob, PlanCheckpoints and the
-///        functions that the request asks for
+///        kLimit  more workers than copies are placed for; kStopped; as ReadJob, PlanCheckpoints
+///        and the functions that the request asks for
 /// Local. Source: docs/pec-planning.md sections 1 to 12.
 Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink);
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/stop.h"
 #include "base/text.h"
 #include "loads/load_trace.h"
 #include "pec/forecast/fault_list.h"
@@ -130,8 +131,11 @@ std::optional<std::size_t> BestRow(const std::vector<SimulationRow>& rows, doubl
   return best;
 }
 
-Result<Simulation> SimulateTrace(const SimulateRequest& request) {
+Result<Simulation> SimulateTrace(const SimulateRequest& request, Sink& sink) {
+  const Interruptible playing(sink);
+  const StopCheck stop = StopOf(sink);
   SW_TRY_ASSIGN(const loads::LoadTrace trace, loads::ReadLoads(request.tokens));
+  for (const std::string& warning : trace.warnings) sink.Warn(warning);
   Simulation simulation;
   simulation.plt_limit = request.plt_limit;
   simulation.seed = request.seed;
@@ -161,7 +165,7 @@ Result<Simulation> SimulateTrace(const SimulateRequest& request) {
     SW_TRY_ASSIGN(input.faults, ReadFaults(request.fault_file));
   }
   SW_TRY_ASSIGN(const auto policies, PoliciesOf(request, trace.experts, job.no_replay));
-  SW_TRY_ASSIGN(simulation.rows, SimulateAll(input, policies));
+  SW_TRY_ASSIGN(simulation.rows, SimulateAll(input, policies, stop));
   SW_TRY_ASSIGN(simulation.full_bytes, FullBytes(job.model));
   simulation.best = BestRow(simulation.rows, request.plt_limit);
   return simulation;

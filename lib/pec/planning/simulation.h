@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/sink.h"
 #include "pec/forecast/simulate.h"
 #include "pec/forecast/simulate_page.h"
 #include "pec/planning/job.h"
@@ -61,9 +62,9 @@ Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
 std::optional<std::size_t> BestRow(const std::vector<SimulationRow>& rows, double plt_limit);
 
 /// Plays a trace.
-/// \error kBadInput  the trace, the faults; as ReadJob, PoliciesOf and SimulateAll
+/// \error kBadInput  the trace, the faults; kStopped; as ReadJob, PoliciesOf and SimulateAll
 /// Local.
-Result<Simulation> SimulateTrace(const SimulateRequest& request);
+Result<Simulation> SimulateTrace(const SimulateRequest& request, Sink& sink);
 
 /// The report's `result` of pec-save simulate.
 /// Pure.

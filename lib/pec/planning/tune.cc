@@ -30,22 +30,22 @@ Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input, const Aut
 }
 
 /// The same job with full checkpoints: every K but N is taken away.
-Result<TunedNumbers> FullNumbers(const Job& job, AutoInput input) {
+Result<TunedNumbers> FullNumbers(const Job& job, AutoInput input, const StopCheck& stop) {
   const std::size_t experts = input.snapshot.bytes.size();
   for (BottleneckTable* table : {&input.snapshot, &input.persist}) {
     // Equal costs for all K: the choice is then K = N.
     std::fill(table->bytes.begin(), table->bytes.end(), table->bytes[experts - 1]);
   }
-  SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input));
+  SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input, stop));
   return NumbersOf(job, input, config);
 }
 
 /// A lossless run, or why there is none.
-Status TuneReplay(const Job& job, Tuning* tuning) {
+Status TuneReplay(const Job& job, const StopCheck& stop, Tuning* tuning) {
   const AutoInput& input = tuning->input;
   tuning->no_replay = job.no_replay;
   if (!tuning->no_replay.empty()) return {};
-  SW_TRY_ASSIGN(const std::optional<ReplayConfig> chosen, ChooseReplay(input));
+  SW_TRY_ASSIGN(const std::optional<ReplayConfig> chosen, ChooseReplay(input, stop));
   if (!chosen) {
     const auto share = static_cast<std::uint64_t>(static_cast<double>(input.log_bytes) /
                                                   input.ranks / input.iteration_s);
@@ -133,13 +133,13 @@ Json MeasuredJson(const Bandwidths& measured) {
 }  // namespace
 
 Result<Tuning> Tune(const TuneRequest& request, const Job& job,
-                    const std::optional<Bandwidths>& measured) {
+                    const std::optional<Bandwidths>& measured, const StopCheck& stop) {
   SW_TRY_ASSIGN(const SavedModel model, SavedModelOf(job.model, job.keep, job.map, job.ranks, 0));
   Tuning tuning;
   tuning.measured = measured;
   AutoInput& input = tuning.input;
   // The loads of ranks repeat after ep checkpoints at most.
-  SW_TRY_ASSIGN(input.snapshot, BottleneckByK(model, job.map.ep, 1));
+  SW_TRY_ASSIGN(input.snapshot, BottleneckByK(model, job.map.ep, 1, stop));
   input.persist = input.snapshot;
   input.snapshot_bytes_per_s = measured ? measured->snapshot_bytes_per_s
                                         : static_cast<double>(request.job.snapshot_bandwidth);
@@ -156,17 +156,20 @@ Result<Tuning> Tune(const TuneRequest& request, const Job& job,
   SW_TRY_ASSIGN(input.log_bytes, LogBytes(job.model.expert));
   input.ranks = job.ranks.dp;
   input.replay_elems_per_s = static_cast<double>(request.job.replay_speed);
-  SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input));
+  SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input, stop));
   SW_TRY_ASSIGN(tuning.chosen, NumbersOf(job, input, config));
-  SW_TRY_ASSIGN(tuning.full, FullNumbers(job, input));
-  SW_TRY(TuneReplay(job, &tuning));
+  SW_TRY_ASSIGN(tuning.full, FullNumbers(job, input, stop));
+  SW_TRY(TuneReplay(job, stop, &tuning));
   tuning.best = BestOf(tuning);
   return tuning;
 }
 
 Json TuningJson(const Tuning& tuning) {
   const AutoInput& input = tuning.input;
-  return {{"chosen", NumbersJson(tuning.chosen)},
+  const bool in_limit = tuning.chosen.config.plt_in_limit;
+  const Json partial = NumbersJson(tuning.chosen);
+  return {{"chosen", in_limit ? partial : Json(nullptr)},
+          {"closest", in_limit ? Json(nullptr) : partial},
           {"full", NumbersJson(tuning.full)},
           {"replay", ReplayJson(tuning)},
           {"no_replay", tuning.no_replay.empty() ? Json(nullptr) : Json(tuning.no_replay)},

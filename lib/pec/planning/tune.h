@@ -52,7 +52,7 @@ enum class TunedBest : std::uint8_t { kChosen, kFull, kReplay };
 /// What is chosen of partial checkpoints, beside the same job with full ones and a lossless run.
 struct Tuning {
   AutoInput input;
-  TunedNumbers chosen;
+  TunedNumbers chosen;  ///< or the closest to the limit, if none is within it
   TunedNumbers full;
   std::optional<TunedReplay> replay;
   std::string no_replay;  ///< why there is none
@@ -62,10 +62,10 @@ struct Tuning {
 
 /// Chooses K of both levels and the interval for a job, with and without a log of gradients.
 /// \param measured  bandwidths that stand for those of the request
-/// \error as SavedModelOf, BottleneckByK, ChooseConfig, ChooseReplay and OverheadRate
-/// Pure. Source: docs/pec-planning.md sections 3 and 8.1.
+/// \error kStopped; as SavedModelOf, BottleneckByK, ChooseConfig, ChooseReplay and OverheadRate
+/// Pure but for `stop`. Source: docs/pec-planning.md sections 3 and 8.1.
 Result<Tuning> Tune(const TuneRequest& request, const Job& job,
-                    const std::optional<Bandwidths>& measured);
+                    const std::optional<Bandwidths>& measured, const StopCheck& stop = {});
 
 /// The report's `result` of pec-save tune.
 /// Pure.

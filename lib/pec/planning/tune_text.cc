@@ -13,9 +13,14 @@ using Column = text::Table::Column;
 using text::kRight;
 
 std::string NumbersTable(const Tuning& tuning) {
-  std::vector<Column> columns = {Column{"NUMBER"}, Column{"EQ"}, Column{"CHOSEN", kRight},
-                                 Column{"FULL", kRight}};
-  std::vector<const TunedNumbers*> all = {&tuning.chosen, &tuning.full};
+  std::vector<Column> columns = {Column{"NUMBER"}, Column{"EQ"}};
+  std::vector<const TunedNumbers*> all;
+  if (tuning.chosen.config.plt_in_limit) {
+    columns.push_back(Column{"CHOSEN", kRight});
+    all.push_back(&tuning.chosen);
+  }
+  columns.push_back(Column{"FULL", kRight});
+  all.push_back(&tuning.full);
   if (tuning.replay) {
     columns.push_back(Column{"REPLAY", kRight});
     all.push_back(&tuning.replay->numbers);
@@ -30,7 +35,11 @@ std::string NumbersTable(const Tuning& tuning) {
   const auto percent = [](double value) { return Fixed(100 * value, 3) + " %"; };
   // What only a lossless run has.
   const auto add_replay = [&](const char* what, const std::string& text) {
-    if (tuning.replay) table.AddRow({what, "", "-", "-", text});
+    if (!tuning.replay) return;
+    std::vector<std::string> row = {what, ""};
+    row.resize(columns.size() - 1, "-");
+    row.push_back(text);
+    table.AddRow(row);
   };
   add("K of a snapshot", "",
       [](const TunedNumbers& n) { return std::to_string(n.config.k_snapshot); });
@@ -66,12 +75,25 @@ std::string NumbersTable(const Tuning& tuning) {
   return table.Render(0);
 }
 
+std::string Every(std::uint64_t interval) {
+  return interval == 1 ? " every iteration" : " every " + std::to_string(interval) + " iterations";
+}
+
+std::string FlagsOf(const AutoConfig& config) {
+  return "--k " + std::to_string(config.k_snapshot) + " --k-persist " +
+         std::to_string(config.k_persist) + Every(config.interval);
+}
+
+/// Returns why there is no column CHOSEN.
+std::string NoneChosenText(const Tuning& tuning) {
+  const AutoConfig& closest = tuning.chosen.config;
+  return "no column CHOSEN: none within the limit of " + Fixed(100 * tuning.input.plt_limit, 3) +
+         " % lost tokens; the closest, " + FlagsOf(closest) + ", loses " +
+         Fixed(100 * closest.expected_plt, 3) + " %\n";
+}
+
 /// The flags of what is best.
 std::string UseText(const Tuning& tuning) {
-  const auto every = [](std::uint64_t interval) {
-    return interval == 1 ? std::string(" every iteration\n")
-                         : " every " + std::to_string(interval) + " iterations\n";
-  };
   if (tuning.best == TunedBest::kReplay && tuning.replay) {
     const AutoConfig& config = tuning.replay->numbers.config;
     return "use shardwright.PartialCheckpoints(k=" + std::to_string(config.k_snapshot) +
@@ -79,17 +101,16 @@ std::string UseText(const Tuning& tuning) {
            ", lossless=True, flags=[\"--policy\", \"replay\"])\n";
   }
   if (tuning.best == TunedBest::kFull) {
-    return "use --policy full" + every(tuning.full.config.interval);
+    return "use --policy full" + Every(tuning.full.config.interval) + "\n";
   }
-  const AutoConfig& config = tuning.chosen.config;
-  return "use --k " + std::to_string(config.k_snapshot) + " --k-persist " +
-         std::to_string(config.k_persist) + every(config.interval);
+  return "use " + FlagsOf(tuning.chosen.config) + "\n";
 }
 
 }  // namespace
 
 std::string TuningText(const Tuning& tuning) {
   std::string text = NumbersTable(tuning) + "\n";
+  if (!tuning.chosen.config.plt_in_limit) text += NoneChosenText(tuning);
   if (!tuning.no_replay.empty()) text += "no column REPLAY: " + tuning.no_replay + "\n";
   return text + UseText(tuning);
 }

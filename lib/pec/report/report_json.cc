@@ -83,6 +83,7 @@ Json SaveJson(const SaveReport& report, bool dry_run) {
                  {"blobs", report.blobs},
                  {"blobs_written", report.blobs_written},
                  {"blobs_unchanged", report.blobs_unchanged},
+                 {"blobs_restored", report.blobs_restored},
                  {"rank_bytes", report.rank_bytes},
                  {"bottleneck_bytes", report.bottleneck_bytes},
                  {"bound_bytes", report.bound_bytes},
@@ -124,6 +125,7 @@ Json RestoreJson(const RestoreReport& report) {
           {"lost_nodes", report.lost_nodes},
           {"lost_agents", report.lost_agents},
           {"abandoned", report.abandoned},
+          {"recorded", report.recorded},
           {"damaged", report.damaged},
           {"replay", ReplayJson(report.replay)},
           {"loss", report.loss ? LossJson(*report.loss) : Json(nullptr)},
@@ -160,6 +162,14 @@ Json CollectedJson(const Collected& collected, const CollectedLog& log, bool dry
             {"segments_removed", log.segments_removed},
             {"bytes_removed", log.bytes_removed},
             {"wrong", log.wrong.empty() ? Json(nullptr) : Json(log.wrong)}}}};
+}
+
+Json UndoneJson(const Undone& undone, bool confirmed) {
+  return {{"confirmed", confirmed},
+          {"was_pending", undone.was_pending},
+          {"resume", undone.resume},
+          {"newest", undone.newest},
+          {"reinstated", undone.reinstated}};
 }
 
 Json AgentJson(const AgentStatus& status) {

@@ -15,6 +15,7 @@
 #include "pec/store/check_store.h"
 #include "pec/store/collect.h"
 #include "pec/store/dynamic_run.h"
+#include "pec/store/undo.h"
 
 // What the reports of pec-save and pec-restore say as their `result`.
 
@@ -31,6 +32,10 @@ nlohmann::json RestoreJson(const RestoreReport& report);
 /// Of pec-save check.
 /// Pure.
 nlohmann::json CheckJson(const StoreCheck& check);
+
+/// Of pec-save undo.
+/// Pure.
+nlohmann::json UndoneJson(const Undone& undone, bool confirmed);
 
 /// Of pec-save gc, or with `dry_run` of what it would do.
 /// Pure.

@@ -42,7 +42,8 @@ Result<bool> IsEmptyStore(const Job& job, const Agents& agents) {
     os::Lock lock;
     if (job.notes()) {
       // A save may be about to complete the first checkpoint.
-      SW_TRY_ASSIGN(lock, os::Lock::Take(path + "/lock", "pec-restore"));
+      SW_TRY_ASSIGN(lock,
+                    os::Lock::Take(path + "/lock", "pec-restore", job.options.write.take_over));
     }
     SW_TRY_ASSIGN(const bool empty, Store::HasNoCheckpoint(path));
     SW_TRY(lock.Release());
@@ -63,7 +64,7 @@ Result<os::Lock> LockStore(const Job& job) {
   if (!job.notes()) return lock;
   SW_TRY(job.comm.OnRoot([&]() -> Status {
     SW_TRY_ASSIGN(const Store store, Store::Open(job.options.store));
-    SW_TRY_ASSIGN(lock, store.LockForWriting("pec-restore"));
+    SW_TRY_ASSIGN(lock, store.LockForWriting("pec-restore", job.options.write.take_over));
     return {};
   }));
   return lock;
@@ -259,14 +260,42 @@ Result<ucp::ConvertReport> Write(const Job& job, const RestoreReport& report, uc
   return done;
 }
 
-/// Tells the store where training goes on from, and unlocks it.
+/// Lists iterations in words.
+std::string Iterations(const std::vector<std::uint64_t>& iterations) {
+  std::vector<std::string> words;
+  words.reserve(iterations.size());
+  for (const std::uint64_t one : iterations) words.push_back(std::to_string(one));
+  return FirstFew(words);
+}
+
+/// Says what a restart at the report's iteration means for newer checkpoints.
+void ExplainRestart(const Job& job, const RestoreReport& report) {
+  const std::string& store = job.options.store;
+  const std::string at = "iteration " + std::to_string(report.iteration);
+  const bool newer = !report.abandoned.empty();
+  if (job.recorded()) {
+    if (!newer) return;
+    job.sink.Warn(store + ": training restarts from " + at + "; the newer checkpoints " +
+                  Iterations(report.abandoned) + " are abandoned (pec-save undo takes it back)");
+    return;
+  }
+  job.sink.Note(
+      store +
+          ": no restart is recorded until a save confirms it; --restart records it "
+          "at once, --read-only never" +
+          (newer ? "; it would abandon the newer checkpoints " + Iterations(report.abandoned) : ""),
+      newer ? 0 : 1);
+}
+
+/// Records the restart, or notes that there may have been one, and unlocks the store.
 /// Collective.
-Status Note(const Job& job, const Store& store, RecoveryRecord record, os::Lock* lock) {
+Status Note(const Job& job, const Store& store, RecoveryRecord record, const RestoreReport& report,
+            os::Lock* lock) {
   if (!job.notes()) return {};
   return job.comm.OnRoot([&]() -> Status {
-    SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
-    record.sequence = last ? last->sequence + 1 : 1;
-    SW_TRY(store.AddRecovery(record));
+    SW_TRY(lock->Check());
+    SW_TRY(job.recorded() ? store.AddRestart(std::move(record)) : store.PutPending(record));
+    ExplainRestart(job, report);
     return lock->Release();
   });
 }
@@ -299,8 +328,11 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
   if (!report.empty) {
     SW_TRY_ASSIGN(os::Lock lock, restore::LockStore(job));
     SW_TRY_ASSIGN(const std::optional<restore::Restart> restart, restore::OpenRestart(job));
-    SW_TRY_ASSIGN(restore::Prepared prepared,
-                  comm.Agree(restore::Prepare(job, restart, std::move(agents.copies))));
+    const auto prepare = [&] {
+      const Interruptible planning(sink);
+      return restore::Prepare(job, restart, std::move(agents.copies));
+    };
+    SW_TRY_ASSIGN(restore::Prepared prepared, comm.Agree(prepare()));
     // Each has looked for itself at what may have grown meanwhile.
     const std::string seen = ucp::FingerprintText(*prepared.source);
     SW_TRY_ASSIGN(const std::string of_root,
@@ -311,13 +343,14 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
                                                       ": ranks see other versions or gradients "
                                                       "than rank 0, try again")));
     report = std::move(prepared.report);
+    report.recorded = job.notes() && job.recorded();
     restore::Warn(job, report);
     if (options.format != nullptr) {
       SW_TRY_ASSIGN(report.convert, restore::Write(job, report, *prepared.source));
       report.wrote = !options.write.dry_run;
     }
     if (use) SW_TRY(use(std::move(prepared.source), report));
-    SW_TRY(restore::Note(job, prepared.base.store, std::move(prepared.record), &lock));
+    SW_TRY(restore::Note(job, prepared.base.store, std::move(prepared.record), report, &lock));
   }
   report.lost_nodes = std::move(agents.lost_nodes);
   report.lost_agents = std::move(agents.lost_agents);

@@ -46,6 +46,9 @@ struct RestoreOptions {
   ReplayMode replay = ReplayMode::kAuto;
   bool allow_older = false;  ///< go back to older versions where blobs are damaged
   bool read_only = false;    ///< leave the store as it is: a look at an old checkpoint
+  /// Record at once that training restarts from here. Otherwise a restore that writes a checkpoint
+  /// is noted as pending, and the next save decides (Store::PutPending).
+  bool restart = false;
   bool allow_empty = false;  ///< a store that provably has no checkpoint yet is no error
   /// With allow_empty, a store that is not there: the run begins, and its folder is made with a
   /// mark that says so. Its parent must be there.
@@ -59,6 +62,8 @@ struct RestoreOptions {
   /// Addresses of agents whose memory is read too; those over a socket file are this node's.
   std::vector<std::string> agents;
   std::shared_ptr<const os::TlsKey> key;  ///< of agents at ports; null: none
+  /// Whose agents are accepted at socket files too (os::Address::trusted_user).
+  std::optional<std::uint32_t> trusted_user;
   /// Agents that are gone, by position in `agents`: their memory is lost, and they are not asked.
   std::set<std::size_t> lost_nodes;
   bool lost_unreachable = false;  ///< so are those that cannot be reached; else they are an error
@@ -125,7 +130,8 @@ struct RestoreReport {
   std::vector<std::size_t> lost_nodes;   ///< by position in RestoreOptions::agents, ascending
   std::vector<std::string> lost_agents;  ///< their addresses
   std::uint64_t restarted_modules = 0;
-  std::vector<std::uint64_t> abandoned;  ///< iterations that are given up now
+  std::vector<std::uint64_t> abandoned;  ///< newer iterations, which a restart abandons
+  bool recorded = false;                 ///< the restart is recorded
   std::vector<std::string> damaged;      ///< blobs that were passed over
   ReplayReport replay;
   std::optional<RestoreLoss> loss;          ///< absent where tokens were not counted
@@ -142,8 +148,8 @@ struct RestoreReport {
 using UseRestored =
     std::function<Status(std::unique_ptr<ucp::Input> source, const RestoreReport& report)>;
 
-/// Restores the newest usable state of a store, or the newest up to `at`, into any layout, and
-/// marks newer checkpoints abandoned.
+/// Restores the newest usable state of a store, or the newest up to `at`, into any layout. A
+/// restart marks newer checkpoints abandoned.
 /// \param use  empty: nobody takes it but `format`
 /// \error kNotFound  no store, nothing in it up to `at`, with allow_empty a store of which nothing
 ///        is proved, with begin an agent that holds something without a store; an agent that is

@@ -6,7 +6,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/stop.h"
 #include "dialect/dialects.h"
+#include "format/json/json.h"
 #include "os/socket.h"
 #include "pec/restore/restore_internal.h"
 
@@ -19,8 +21,11 @@ using Json = nlohmann::json;
 constexpr int kFlushTries = 60;
 constexpr std::chrono::milliseconds kFlushWait(500);
 
-os::Stop StopOf(const Sink& sink) {
-  return [&sink] { return sink.stop_requested(); };
+/// The address of a node's agent.
+Result<os::Address> AddressOf(const Job& job, const std::string& text) {
+  SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
+  address.trusted_user = job.options.trusted_user;
+  return address;
 }
 
 Status Flush(AgentClient& client, const Sink& sink) {
@@ -35,15 +40,47 @@ Status Flush(AgentClient& client, const Sink& sink) {
   }
 }
 
+/// The agents that were met at ports, by position in the options. A position leads to one agent all
+/// the time, and two positions lead to two: what another agent has in memory would be missed.
+class Met {
+ public:
+  explicit Met(const RestoreOptions& options) : options_(options), ids_(options.agents.size()) {}
+
+  AcceptsAgent At(std::size_t node) {
+    return [this, node](const Hello& agent) { return Meet(node, agent); };
+  }
+
+ private:
+  Status Meet(std::size_t node, const Hello& agent) {
+    const std::string& address = options_.agents[node];
+    if (!ids_[node].empty() && ids_[node] != agent.id) {
+      return Fail(Errc::kMismatch, address + ": another agent than before, \"" + agent.name +
+                                       "\"; try again when it has started");
+    }
+    ids_[node] = agent.id;
+    for (std::size_t other = 0; other < ids_.size(); ++other) {
+      if (other == node || ids_[other] != agent.id) continue;
+      return Fail(Errc::kMismatch, address + ": the same agent, \"" + agent.name + "\", as at " +
+                                       options_.agents[other] +
+                                       "; each node's agent is expected once");
+    }
+    return {};
+  }
+
+  const RestoreOptions& options_;
+  std::vector<std::string> ids_;  // empty: not met
+};
+
 /// Which agents live, by position in the options. All are looked for before one is told to write
 /// anything. Root.
-Result<std::vector<bool>> FindAgents(const Job& job) {
+Result<std::vector<bool>> FindAgents(const Job& job, Met* met) {
   const RestoreOptions& options = job.options;
   std::vector<bool> lives(options.agents.size(), false);
   for (std::size_t node = 0; node < lives.size(); ++node) {
     if (options.lost_nodes.contains(node)) continue;
-    SW_TRY_ASSIGN(os::Address address, os::ParseAddress(options.agents[node]));
-    AgentClient client(std::move(address), job.options.key, StopOf(job.sink));
+    SW_TRY_ASSIGN(os::Address address, AddressOf(job, options.agents[node]));
+    AgentClient client(std::move(address), job.options.key, StopOf(job.sink), kAgentPatience,
+                       Hello::OfClient(), met->At(node));
     const Result<std::string> answer = client.AskText("status");
     lives[node] = answer.has_value();
     if (answer) continue;
@@ -61,12 +98,14 @@ Result<std::vector<bool>> FindAgents(const Job& job) {
 /// Makes durable what agents hold, and asks what that is: a text for all ranks. Root.
 Result<std::string> FlushAndList(const Job& job) {
   Json answers = Json::array();
-  SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents(job));
+  Met met(job.options);
+  SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents(job, &met));
   for (std::size_t node = 0; node < lives.size(); ++node) {
     Json answer = {{"address", job.options.agents[node]}, {"list", nullptr}};
     if (lives[node]) {
-      SW_TRY_ASSIGN(os::Address address, os::ParseAddress(job.options.agents[node]));
-      AgentClient client(std::move(address), job.options.key, StopOf(job.sink));
+      SW_TRY_ASSIGN(os::Address address, AddressOf(job, job.options.agents[node]));
+      AgentClient client(std::move(address), job.options.key, StopOf(job.sink), kAgentPatience,
+                         Hello::OfClient(), met.At(node));
       if (job.notes()) SW_TRY(Flush(client, job.sink));
       SW_TRY_ASSIGN(answer["list"], client.AskText("list"));
     }
@@ -77,7 +116,7 @@ Result<std::string> FlushAndList(const Job& job) {
 
 /// Reads the text of FlushAndList.
 Result<Agents> ReadLists(const Job& job, const std::string& text) {
-  const Json answers = Json::parse(text, nullptr, false);
+  SW_TRY_ASSIGN(const Json answers, json::Parse(text, "agents"));
   SW_CHECK(answers.is_array());  // rank 0 has made it
   Agents agents;
   std::uint32_t remote = 0;
@@ -89,7 +128,7 @@ Result<Agents> ReadLists(const Job& job, const std::string& text) {
       agents.lost_agents.push_back(name);
       continue;
     }
-    SW_TRY_ASSIGN(os::Address address, os::ParseAddress(name));
+    SW_TRY_ASSIGN(os::Address address, AddressOf(job, name));
     const std::uint32_t node = address.is_local() ? 0 : ++remote;
     SW_TRY_ASSIGN(std::vector<AgentClient::Listed> list,
                   ParseAgentList(answer["list"].get<std::string>(), name));
@@ -106,10 +145,11 @@ Result<Agents> ReadLists(const Job& job, const std::string& text) {
 }  // namespace
 
 Status ExpectNoCopies(const Job& job) {
-  SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents(job));
+  Met met(job.options);
+  SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents(job, &met));
   for (std::size_t node = 0; node < lives.size(); ++node) {
     if (!lives[node]) continue;
-    SW_TRY_ASSIGN(os::Address address, os::ParseAddress(job.options.agents[node]));
+    SW_TRY_ASSIGN(os::Address address, AddressOf(job, job.options.agents[node]));
     AgentClient client(std::move(address), job.options.key, StopOf(job.sink));
     SW_TRY_ASSIGN(const std::vector<AgentClient::Listed> list, client.List());
     if (list.empty()) continue;

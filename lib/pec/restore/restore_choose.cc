@@ -43,6 +43,11 @@ Result<std::vector<Manifest>> ReadManifests(const Job& job, const Base& base, Ch
                          : "no checkpoint up to iteration " + std::to_string(*options.at) +
                                ", the first is of iteration " + std::to_string(first)));
   }
+  if (options.at && usable.back().iteration != *options.at) {
+    job.sink.Warn(options.store + ": --at " + std::to_string(*options.at) +
+                  ": the store has no such iteration; the newest one below it is " +
+                  std::to_string(usable.back().iteration));
+  }
   if (!options.allow_older) usable.erase(usable.begin(), usable.end() - 1);
   std::vector<Manifest> manifests;
   for (const StoredCheckpoint& one : usable) {

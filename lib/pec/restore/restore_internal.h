@@ -31,8 +31,11 @@ struct Job {
   const RestoreOptions& options;
   Sink& sink;
 
-  /// Whether the store is told of the restore; else it is a look at it, and nobody may notice.
+  /// Whether the store learns of the restore. Otherwise it stays as it is, and agents are not asked
+  /// to save what they hold.
   bool notes() const { return !options.write.dry_run && !options.read_only; }
+  /// Whether a restart is recorded at once. Without an output that is all a restore does.
+  bool recorded() const { return options.restart || options.format == nullptr; }
 };
 
 /// A checkpoint in the memory of an agent.

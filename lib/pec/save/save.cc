@@ -4,6 +4,7 @@
 
 #include "base/bytes.h"
 #include "exec/gather.h"
+#include "os/dir.h"
 #include "pec/save/save_internal.h"
 
 namespace shardwright::pec {
@@ -58,6 +59,12 @@ Result<Subject> Understand(const Job& job) {
                     ": a catalogue that was made with --map: a store holds what "
                     "training saved; give the checkpoint itself");
   }
+  if (!job.input.set.weights_of.empty()) {
+    return Fail(Errc::kUnsupported,
+                job.input.checkpoint.tag + ": a catalogue that was made with --weights-of " +
+                    job.input.set.weights_of +
+                    ": a store holds what training saved; give the checkpoint itself");
+  }
   const SaveRequest& options = job.options;
   if (options.memory_bytes < options.threads * exec::kWorkspaceBytes) {
     return Fail(Errc::kLimit, "--memory " + FormatBytes(options.memory_bytes) + ": " +
@@ -101,6 +108,26 @@ SaveReport ReportOf(const Subject& subject, const Base& base, const Chosen& chos
 }  // namespace
 }  // namespace save
 
+Status ExpectStore(const SaveRequest& request) {
+  if (!request.existing_store) return {};
+  const std::string& path = request.store;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (!there) {
+    SW_TRY_ASSIGN(const bool begun, os::Exists(path + "/" + Store::kBegunName));
+    if (begun) return {};
+    return Fail(Errc::kNotFound, path +
+                                     (request.store_id.empty()
+                                          ? ": there is no store, and --existing-store makes none"
+                                          : ": the store that was here before is gone") +
+                                     "; is its file system mounted?");
+  }
+  if (request.store_id.empty()) return {};
+  SW_TRY_ASSIGN(const Store store, Store::Open(path));
+  if (store.head().id == request.store_id) return {};
+  return Fail(Errc::kMismatch, path + ": store " + store.head().id + ", before it was store " +
+                                   request.store_id + "; is another file system mounted?");
+}
+
 std::string KeepText(const KeptComponents& keep) {
   std::string text;
   for (const Component component : kAllComponents) {
@@ -123,6 +150,7 @@ Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& 
   report.written_bytes = written.bytes;
   report.blobs_written = written.blobs;
   report.blobs_unchanged = written.blobs_unchanged;
+  report.blobs_restored = written.blobs_restored;
   report.text_bytes = written.text_bytes;
   report.members_verified = written.members_verified;
   report.members_in_part = written.members_in_part;

@@ -69,8 +69,14 @@ struct SaveRequest {
   std::optional<std::uint64_t> resumed_from;
   std::optional<std::uint64_t> iteration;  ///< absent: the checkpoint's own
   const Snapshotted* snapshotted = nullptr;
-  ReplayRun replay;  ///< kReplay, whose `budget_bytes` are those of an iteration
+  /// Iteration that this run saved last: it tells a restart from a restore that was a look at the
+  /// store. Absent: not known.
+  std::optional<std::uint64_t> continues;
+  bool existing_store = false;  ///< fail where there is no store, rather than make one
+  std::string store_id;         ///< with existing_store: its StoreHead::id; empty: any
+  ReplayRun replay;             ///< kReplay, whose `budget_bytes` are those of an iteration
   bool dry_run = false;
+  bool take_over = false;  ///< as os::Lock::Take, of the store's lock
   exec::Verify verify = exec::Verify::kSums;
   unsigned threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
@@ -92,6 +98,7 @@ struct SaveReport {
   std::uint64_t blobs = 0;
   std::uint64_t blobs_written = 0;
   std::uint64_t blobs_unchanged = 0;
+  std::uint64_t blobs_restored = 0;       ///< named by the newest manifest, but lost: written again
   std::uint64_t text_bytes = 0;           ///< manifest and catalogue
   std::vector<std::uint64_t> rank_bytes;  ///< [rank]: of `bytes`, what it hashes and writes
   std::uint64_t bottleneck_bytes = 0;     ///< largest of rank_bytes
@@ -103,6 +110,11 @@ struct SaveReport {
   std::uint64_t members_verified = 0;
   std::uint64_t members_in_part = 0;  ///< read in part, so that their checksum tells nothing
 };
+
+/// Checks that the store is the one that a request expects: an empty mount point is not a new
+/// store.
+/// \error kNotFound  there is none; kMismatch  another one. Local.
+Status ExpectStore(const SaveRequest& request);
 
 /// Saves a checkpoint into a store: the non-expert modules, the selected experts, and of the others
 /// what the store keeps of all. The first checkpoint of a store holds every expert unless

@@ -1,6 +1,9 @@
 // What a save finds in the store.
 
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <set>
 #include <utility>
 
 #include "dialect/dialects.h"
@@ -50,8 +53,45 @@ Status CheckModel(const Job& job, const Model& model, const Base& base) {
   return {};
 }
 
-bool Dropped(const SaveRequest& options, const StoredCheckpoint& checkpoint) {
-  return options.resumed_from && checkpoint.iteration > *options.resumed_from;
+/// Whether a restart at an iteration abandons a checkpoint.
+bool Dropped(std::optional<std::uint64_t> resume, const StoredCheckpoint& checkpoint) {
+  return resume && checkpoint.iteration > *resume;
+}
+
+/// Whether the save continues from a restore that no save has confirmed yet (Store::Pending).
+/// \error kBusy  it may continue from the restore or from the newest checkpoint
+Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Store& store,
+                              const RecoveryRecord& pending) {
+  const SaveRequest& options = job.options;
+  if (options.resumed_from) return *options.resumed_from == pending.resume;
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+  const std::uint64_t newest = NewestIteration(checkpoints);
+  if (options.continues && *options.continues == newest) return false;
+  if (subject.iteration <= pending.resume) return false;
+  // The record of an agent's snapshot is older than a restart that is recorded now.
+  const bool can_confirm = options.snapshotted == nullptr;
+  if (newest <= pending.resume) return can_confirm;
+  if (subject.iteration <= newest && can_confirm) return true;
+  return Fail(Errc::kBusy,
+              options.store + ": iteration " + std::to_string(subject.iteration) +
+                  " may continue iteration " + std::to_string(pending.resume) +
+                  ", which pec-restore wrote last, or iteration " + std::to_string(newest) +
+                  ", the newest checkpoint; if training restarted from the former, run pec-save "
+                  "undo --confirm " +
+                  options.store + ", otherwise pec-save undo " + options.store +
+                  "; pec-restore --restart or --read-only decides this in advance");
+}
+
+/// Decides about a restore that no save has confirmed yet.
+/// \returns the iteration that training went back to, where the save is the first one after that
+/// \error as ContinuesPending
+Result<std::optional<std::uint64_t>> DecidePending(const Job& job, const Subject& subject,
+                                                   const Store& store) {
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
+  if (!pending) return std::optional<std::uint64_t>();
+  SW_TRY_ASSIGN(const bool continues, ContinuesPending(job, subject, store, *pending));
+  if (!job.options.dry_run) SW_TRY(continues ? store.ConfirmPending() : store.DropPending());
+  return continues ? std::optional(pending->resume) : std::nullopt;
 }
 
 Status AbandonNewer(const SaveRequest& options, const Store& store) {
@@ -61,7 +101,7 @@ Status AbandonNewer(const SaveRequest& options, const Store& store) {
   std::optional<StoredCheckpoint> base;
   bool news = false;
   for (const StoredCheckpoint& one : checkpoints) {
-    if (Dropped(options, one)) {
+    if (Dropped(options.resumed_from, one)) {
       recovery.abandoned.push_back(one.sequence);
       news = news || !one.abandoned;
     } else if (!one.abandoned) {
@@ -87,27 +127,56 @@ Status AbandonNewer(const SaveRequest& options, const Store& store) {
   return store.AddRecovery(recovery);
 }
 
+/// Root. The modules of the newest checkpoint that have a blob which is not in the store.
+Result<std::vector<std::uint32_t>> FindLost(const Subject& subject, Base* base) {
+  std::vector<std::uint32_t> lost;
+  if (!base->newest) return lost;
+  std::vector<std::string> others;
+  SW_TRY_ASSIGN(const std::vector<BlobFile> blobs, base->store->ListBlobs(&others));
+  const std::set<BlobFile> there(blobs.begin(), blobs.end());
+  for (std::uint32_t i = 0; i < subject.model.modules.size(); ++i) {
+    SW_TRY_ASSIGN(const HeldModule module, NewestOf(base, subject.model, i));
+    const bool whole = std::ranges::all_of(module, [&](const std::optional<Held>& part) {
+      return !part || there.contains({part->blob.digest, part->blob.zstd}) ||
+             there.contains({part->blob.digest, !part->blob.zstd});
+    });
+    if (!whole) lost.push_back(i);
+  }
+  return lost;
+}
+
 /// Rank 0's part: opens or makes the store and locks it.
 Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
   const SaveRequest& options = job.options;
   const Model& model = subject.model;
   Numbers numbers;
   SW_TRY_ASSIGN(const bool there, Store::IsStore(options.store));
+  SW_TRY(ExpectStore(options));
   if (!there && options.dry_run) return numbers;
-  StoreHead head{model.fingerprint, model.modules.size(), model.experts, model.layer_id,
-                 options.keep.value_or(KeptComponents{})};
+  StoreHead head{model.fingerprint,
+                 model.modules.size(),
+                 model.experts,
+                 model.layer_id,
+                 options.keep.value_or(KeptComponents{}),
+                 ""};
   SW_TRY_ASSIGN(Store store, Store::OpenOrCreate(options.store, head));
   if (!options.dry_run) {
-    SW_TRY_ASSIGN(*lock, store.LockForWriting("pec-save"));
+    SW_TRY_ASSIGN(*lock, store.LockForWriting("pec-save", options.take_over));
   }
   SW_TRY(CheckPast(job, subject, store));
   // Another model's store is refused by ReadBase, and must not be touched before.
-  if (options.resumed_from && store.head().fingerprint == model.fingerprint) {
-    SW_TRY(AbandonNewer(options, store));
+  std::optional<std::uint64_t> resume = options.resumed_from;
+  if (store.head().fingerprint == model.fingerprint) {
+    SW_TRY_ASSIGN(const std::optional<std::uint64_t> confirmed, DecidePending(job, subject, store));
+    if (confirmed) {
+      resume = confirmed;
+    } else if (options.resumed_from) {
+      SW_TRY(AbandonNewer(options, store));
+    }
   }
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   for (const StoredCheckpoint& one : checkpoints) {
-    if (one.abandoned || Dropped(options, one)) continue;
+    if (one.abandoned || Dropped(resume, one)) continue;
     numbers.sequence = one.sequence;
     numbers.iteration = one.iteration;
   }
@@ -172,6 +241,14 @@ Result<Base> FindBase(const Job& job, const Subject& subject) {
   const Numbers numbers = Unpack(text);
   base.sequence = numbers.next;
   SW_TRY(job.comm.Agree(ReadBase(job, subject, numbers, &base)));
+  const auto find = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const std::vector<std::uint32_t> lost, FindLost(subject, &base));
+    const auto* const bytes = reinterpret_cast<const char*>(lost.data());
+    return std::string(bytes, lost.size() * sizeof(std::uint32_t));
+  };
+  SW_TRY_ASSIGN(const std::string lost, job.comm.OnRootText(find));
+  base.lost.resize(lost.size() / sizeof(std::uint32_t));
+  if (!lost.empty()) std::memcpy(base.lost.data(), lost.data(), lost.size());
   return base;
 }
 

@@ -42,6 +42,7 @@ struct Base {
   std::optional<ManifestLines> earlier;  ///< its parent, read where `newest` is of this iteration
   bool continues_newest = false;
   std::vector<std::optional<HeldModule>> modules;  ///< of `newest`: those read from their lines
+  std::vector<std::uint32_t> lost;  ///< modules of `newest` with a blob that the store has lost
   KeptComponents keep{};
 
   /// The checkpoint whose selection the new one continues: `newest`, or `earlier`; null: there is
@@ -89,6 +90,7 @@ struct Written {
   std::uint64_t bytes = 0;
   std::uint64_t blobs = 0;
   std::uint64_t blobs_unchanged = 0;
+  std::uint64_t blobs_restored = 0;
   std::uint64_t text_bytes = 0;
   std::uint64_t members_verified = 0;
   std::uint64_t members_in_part = 0;

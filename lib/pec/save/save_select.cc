@@ -116,6 +116,7 @@ Result<Chosen> TakeState(const Job& job, const Subject& subject, const Base& bas
   }
   const bool chained = state.counted_to.has_value();
   SW_TRY_ASSIGN(const auto trace, options.tokens->After(state.counted_to.value_or(0)));
+  for (const std::string& warning : trace->warnings) job.sink.Warn(warning);
   SW_TRY_ASSIGN(TokenRecord record, CountUpTo(*trace, options.tokens->path(), subject.iteration,
                                               experts, &state, MemoryVersions(options)));
   record.parent = chained && parent != nullptr ? parent->sequence : 0;
@@ -130,6 +131,7 @@ Result<LevelState> OwnLevel(const Job& job, const Subject& subject, SelectionSta
   } else {
     TokenLog& log = *job.options.tokens;
     SW_TRY_ASSIGN(const auto trace, log.After(level.counted_to.value_or(0)));
+    for (const std::string& warning : trace->warnings) job.sink.Warn(warning);
     SW_TRY(CountUpTo(*trace, log.path(), subject.iteration, subject.model.experts, &level));
   }
   SW_TRY(Validate(level.snapshot, subject.model.experts));
@@ -271,6 +273,42 @@ Result<TwoLevelSelection> WithSavedAlready(const Job& job, const Subject& subjec
   return selection;
 }
 
+/// Selects also the experts that the store has lost a blob of: no later restore could give them.
+TwoLevelSelection WithLost(const Job& job, const Subject& subject, TwoLevelSelection selection,
+                           const Base& base) {
+  const Model& model = subject.model;
+  std::uint64_t added = 0;
+  std::uint64_t absent = 0;
+  for (std::size_t m = 0; m < selection.persist.size(); ++m) {
+    std::vector<std::uint32_t>& persist = selection.persist[m];
+    std::vector<std::uint32_t>& snapshot = selection.snapshot[m];
+    for (std::uint32_t e = 0; e < model.experts[m]; ++e) {
+      const std::uint32_t module = model.expert_module(m, e);
+      if (!std::ranges::binary_search(base.lost, module) || Has(persist, e)) continue;
+      if (!Has(snapshot, e)) {
+        if (job.options.snapshotted != nullptr) {
+          ++absent;
+          continue;
+        }
+        snapshot.push_back(e);
+      }
+      persist.push_back(e);
+      ++added;
+    }
+  }
+  if (added + absent == 0 || job.comm.rank() != 0) return selection;
+  std::string text = job.options.store + ": blobs of " + std::to_string(added + absent) +
+                     " experts that this save does not select are missing; something other than "
+                     "pec-save removes files from the store (a purge of old files?)";
+  if (added > 0) text += "; " + std::to_string(added) + " of them are saved as well";
+  if (absent > 0) {
+    text += "; " + std::to_string(absent) +
+            " are not in this snapshot: checkpoints cannot be restored until the next one has them";
+  }
+  job.sink.Warn(text);
+  return selection;
+}
+
 }  // namespace
 
 Result<Chosen> Choose(const Job& job, const Subject& subject, const SelectionState* level,
@@ -282,7 +320,8 @@ Result<Chosen> Choose(const Job& job, const Subject& subject, const SelectionSta
   }
   SW_TRY_ASSIGN(TwoLevelSelection selection, Select(job, subject, *base, chosen));
   if (job.options.snapshotted != nullptr) chosen.state.snapshot = job.options.snapshotted->level;
-  SW_TRY_ASSIGN(chosen.selection, WithSavedAlready(job, subject, std::move(selection), base));
+  SW_TRY_ASSIGN(selection, WithSavedAlready(job, subject, std::move(selection), base));
+  chosen.selection = WithLost(job, subject, std::move(selection), *base);
   if (job.options.tokens != nullptr) {
     SW_TRY_ASSIGN(chosen.at_risk, RiskOf(Unsaved(chosen.state.persist), chosen.selection.persist));
   }

@@ -134,6 +134,7 @@ Result<Written> Commit(const Job& job, const Subject& subject, const Chosen& cho
     written.bytes += result.written_bytes;
     written.blobs += result.written_bytes > 0 ? 1 : 0;
     written.blobs_unchanged += result.unchanged ? 1 : 0;
+    written.blobs_restored += result.restored ? 1 : 0;
   }
   Manifest manifest;
   manifest.sequence = base->sequence;
@@ -150,10 +151,17 @@ Result<Written> Commit(const Job& job, const Subject& subject, const Chosen& cho
   SW_TRY_ASSIGN(const ManifestText made, TextOf(manifest, subject.model, blobs, results, base));
   written.text_bytes = catalogue.size() + made.text.size();
   // Again, for file systems whose locks are each node's own: a save writes for minutes.
+  SW_TRY(base->lock.Check());
   SW_TRY(CheckPast(job, subject, *base->store));
   SW_TRY(base->store->Commit({manifest.sequence, manifest.iteration, false}, made.text, catalogue,
                              chosen.tokens));
   job.sink.AddWritten(written.bytes + written.text_bytes, written.blobs + 2);
+  if (written.blobs_restored > 0) {
+    job.sink.Warn(job.options.store + ": " + std::to_string(written.blobs_restored) +
+                  " blobs that earlier checkpoints name were missing or had another size, and "
+                  "were written again; something other than pec-save removes files from the "
+                  "store (a purge of old files?): pec-save check lists what else is missing");
+  }
   if (made.differs) {
     job.sink.Warn(
         job.options.store + ": iteration " + std::to_string(subject.iteration) +
@@ -213,7 +221,6 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
   how.incoming = incoming + "/" + std::to_string(job.comm.rank());
   how.zstd = options.zstd;
   how.note_sums = options.verify != exec::Verify::kNone;
-  how.look_for_known = options.verify == exec::Verify::kReadback;
   how.threads = options.threads;
   exec::SourceSums sums(source.members.size());
   SW_TRY_ASSIGN(const std::vector<BlobResult> mine,

@@ -68,14 +68,14 @@ void Place(const WorkerGrid& grid, std::uint32_t worker, std::uint32_t holder, R
 
 /// The rotation, if no copy lies on its own node.
 bool PlaceByRotation(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
-                     ReplicaPlan* plan) {
+                     const StopCheck& stop, ReplicaPlan* plan) {
   const std::uint32_t workers = Workers(grid);
-  for (std::uint32_t i = 0; i < workers; ++i) {
+  for (std::uint32_t i = 0; i < workers && !Stopped(stop); ++i) {
     for (std::uint32_t n = 0; n < plan->replicas; ++n) {
       if (grid.node[Rotated(grid, worker_at, i, n)] == grid.node[i]) return false;
     }
   }
-  for (std::uint32_t i = 0; i < workers; ++i) {
+  for (std::uint32_t i = 0; i < workers && !Stopped(stop); ++i) {
     for (std::uint32_t n = 0; n < plan->replicas; ++n) {
       Place(grid, i, Rotated(grid, worker_at, i, n), plan);
     }
@@ -84,10 +84,10 @@ bool PlaceByRotation(const WorkerGrid& grid, const std::vector<std::uint32_t>& w
 }
 
 void PlaceByLoad(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
-                 ReplicaPlan* plan) {
+                 const StopCheck& stop, ReplicaPlan* plan) {
   const std::uint32_t workers = Workers(grid);
   std::vector<std::tuple<bool, std::uint32_t, std::uint32_t>> candidates;  // costly, load, n
-  for (std::uint32_t i = 0; i < workers; ++i) {
+  for (std::uint32_t i = 0; i < workers && !Stopped(stop); ++i) {
     candidates.clear();
     for (std::uint32_t n = 0; n + 1 < workers; ++n) {
       const std::uint32_t holder = Rotated(grid, worker_at, i, n);
@@ -166,7 +166,8 @@ Result<WorkerGrid> StageMajorGrid(std::uint32_t dp, std::uint32_t pp,
   return grid;
 }
 
-Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas) {
+Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas,
+                                  const StopCheck& stop) {
   SW_TRY_ASSIGN(const std::vector<std::uint32_t> worker_at, WorkersByPlace(grid));
   const std::uint32_t workers = Workers(grid);
   ReplicaPlan plan;
@@ -174,7 +175,8 @@ Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas
   plan.load.assign(workers, 0);
   plan.replicas = std::min(replicas, workers - 1);
   plan.clamped = plan.replicas < replicas;
-  if (!PlaceByRotation(grid, worker_at, &plan)) PlaceByLoad(grid, worker_at, &plan);
+  if (!PlaceByRotation(grid, worker_at, stop, &plan)) PlaceByLoad(grid, worker_at, stop, &plan);
+  SW_TRY(CheckStop(stop));
   return plan;
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/stop.h"
 #include "pec/select/selection.h"
 #include "pec/select/sizes.h"
 
@@ -42,9 +43,11 @@ struct ReplicaPlan {
 /// for shift = 0, 1, ..., b = 1 .. pp-1; every worker then keeps exactly r copies. Otherwise,
 /// worker after worker takes the least loaded candidate of another node, within its group first;
 /// ties: the order of the rotation.
-/// \error kUsage  a grid that is no full dp x pp grid: names the worker
-/// Pure. Source: MoEtion Algorithm 2 as corrected in docs/pec-planning.md section 9.3.
-Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas);
+/// \error kUsage  a grid that is no full dp x pp grid: names the worker; kStopped
+/// Pure but for `stop`. Source: MoEtion Algorithm 2 as corrected in docs/pec-planning.md section
+/// 9.3.
+Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas,
+                                  const StopCheck& stop = {});
 
 /// Bytes of a worker that its group does not hold anyway, so that copies of them must be sent.
 /// Stage 0: nothing but the experts; 1, 2: the optimizer's shards, not the weights; 3: everything.

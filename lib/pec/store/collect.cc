@@ -21,14 +21,17 @@ void ForBlobs(const Manifest& manifest, Visit&& visit) {
   if (manifest.passed) visit(*manifest.passed, "client state");
 }
 
-/// Splits the checkpoints by the rules. \returns the newest one that is not abandoned, if any
+/// Splits the checkpoints by the rules.
+/// \param restored  checkpoint of a restore that is not confirmed yet: it stays
+/// \returns the newest one that is not abandoned, if any
 std::optional<StoredCheckpoint> Sort(const std::vector<StoredCheckpoint>& checkpoints,
-                                     const Retention& retention, Collected* out) {
+                                     const Retention& retention,
+                                     std::optional<std::uint64_t> restored, Collected* out) {
   std::optional<StoredCheckpoint> newest;
   std::uint64_t kept = 0;
   for (auto one = checkpoints.rbegin(); one != checkpoints.rend(); ++one) {
     const bool stays =
-        !one->abandoned && (!newest || kept < retention.keep_last ||
+        !one->abandoned && (!newest || kept < retention.keep_last || one->sequence == restored ||
                             (retention.keep_every && one->iteration % *retention.keep_every == 0));
     if (stays && !newest) newest = *one;
     kept += one->abandoned ? 0 : 1;
@@ -68,20 +71,23 @@ std::uint64_t OldestVersion(const Manifest& manifest) {
 
 }  // namespace
 
-Result<Collected> CollectGarbage(const std::string& path, const Retention& retention,
-                                 bool dry_run) {
+Result<Collected> CollectGarbage(const std::string& path, const Retention& retention, bool dry_run,
+                                 const StopCheck& stop, bool take_over) {
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   os::Lock lock;
   if (!dry_run) {
-    SW_TRY_ASSIGN(lock, store.LockForWriting("pec-save gc"));
+    SW_TRY_ASSIGN(lock, store.LockForWriting("pec-save gc", take_over));
   }
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   Collected out;
-  const std::optional<StoredCheckpoint> newest = Sort(checkpoints, retention, &out);
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
+  const auto restored = pending ? std::optional(pending->manifest) : std::nullopt;
+  const std::optional<StoredCheckpoint> newest = Sort(checkpoints, retention, restored, &out);
   if (!newest) return Fail(Errc::kNotFound, path + ": no checkpoint, nothing is removed");
   std::set<BlobFile> used;
   out.oldest_version = newest->iteration;
   for (const StoredCheckpoint& one : out.kept) {
+    SW_TRY(CheckStop(stop));
     SW_TRY_ASSIGN(const Manifest manifest, store.ReadManifest(one));
     out.oldest_version = std::min(out.oldest_version, OldestVersion(manifest));
     if (one == *newest) SW_TRY(CheckWhole(store, manifest));
@@ -93,6 +99,7 @@ Result<Collected> CollectGarbage(const std::string& path, const Retention& reten
   std::vector<BlobFile> garbage;
   for (const BlobFile& blob : there) {
     if (used.contains(blob)) continue;
+    SW_TRY(CheckStop(stop));
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(store.BlobPath(blob)));
     SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
     out.bytes_removed += identity.bytes;
@@ -101,7 +108,8 @@ Result<Collected> CollectGarbage(const std::string& path, const Retention& reten
   out.blobs_removed = garbage.size();
   out.blobs_kept = there.size() - garbage.size();
   if (dry_run) return out;
-  SW_TRY(store.Remove(out.removed, garbage));
+  SW_TRY(lock.Check());
+  SW_TRY(store.Remove(out.removed, garbage, stop));
   SW_TRY(lock.Release());
   return out;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/stop.h"
 #include "pec/store/store.h"
 
 namespace shardwright::pec {
@@ -33,9 +34,12 @@ struct Collected {
 /// Removes the checkpoints that no rule keeps, and every blob that none of the others refers to. A
 /// store whose newest checkpoint is not whole loses nothing: an older version may be the last
 /// usable one.
+/// \param take_over  as os::Lock::Take
 /// \error kMismatch  blobs of the newest checkpoint are missing or have another size: the first is
-///        named, nothing was removed; kBusy  another process writes; kNotFound, kBadInput, kIo
+///        named, nothing was removed; kBusy  another process writes; kNotFound, kBadInput, kIo;
+///        kStopped  the next collection removes the rest
 /// Local.
-Result<Collected> CollectGarbage(const std::string& path, const Retention& retention, bool dry_run);
+Result<Collected> CollectGarbage(const std::string& path, const Retention& retention, bool dry_run,
+                                 const StopCheck& stop = {}, bool take_over = false);
 
 }  // namespace shardwright::pec

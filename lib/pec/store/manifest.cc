@@ -8,11 +8,13 @@
 #include "base/limits.h"
 #include "base/version.h"
 #include "exec/manifest.h"
+#include "format/json/json.h"
 
 namespace shardwright::pec {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;  // of texts that are written
+using json::Json;                            // of texts that are read
 
 constexpr std::string_view kStoreKind = "pec-store";
 constexpr std::string_view kBegunKind = "pec-begun";
@@ -82,13 +84,13 @@ class Fields {
   Fields(std::string_view text, std::string where, std::string_view kind)
       : where_(std::move(where)) {
     sum_ = exec::CheckTextSum(text, where_);
-    root_ = OrderedJson::parse(text, nullptr, false);
+    Parse(text);
     CheckHead(kind);
   }
 
   /// A part of a text, whose digest is not looked at.
   Fields(std::string_view text, std::string where) : where_(std::move(where)) {
-    root_ = OrderedJson::parse(text, nullptr, false);
+    Parse(text);
     if (!root_.is_object()) Wrong("not a JSON object");
   }
 
@@ -104,7 +106,7 @@ class Fields {
     }
   }
 
-  const OrderedJson& root() const { return root_; }
+  const Json& root() const { return root_; }
   bool ok() const { return error_.message.empty(); }
 
   template <class T>
@@ -118,8 +120,8 @@ class Fields {
     if (ok()) error_ = {Errc::kBadInput, where_ + ": " + what, 0, -1};
   }
 
-  const OrderedJson& At(const OrderedJson& object, const char* key) {
-    static const OrderedJson kNothing;
+  const Json& At(const Json& object, const char* key) {
+    static const Json kNothing;
     if (object.is_object()) {
       if (const auto at = object.find(key); at != object.end()) return *at;
     }
@@ -127,43 +129,43 @@ class Fields {
     return kNothing;
   }
 
-  std::uint64_t Number(const OrderedJson& value, const std::string& what, bool) {
+  std::uint64_t Number(const Json& value, const std::string& what, bool) {
     if (value.is_number_unsigned()) return value.get<std::uint64_t>();
     Wrong(what + ": a number from 0 up expected");
     return 0;
   }
-  std::uint64_t Number(const OrderedJson& object, const char* key) {
+  std::uint64_t Number(const Json& object, const char* key) {
     return Number(At(object, key), "\"" + std::string(key) + "\"", true);
   }
-  std::uint32_t Number32(const OrderedJson& object, const char* key) {
+  std::uint32_t Number32(const Json& object, const char* key) {
     const std::uint64_t number = Number(object, key);
     if (number > std::numeric_limits<std::uint32_t>::max()) {
       Wrong("\"" + std::string(key) + "\": " + std::to_string(number) + " is too large");
     }
     return static_cast<std::uint32_t>(number);
   }
-  double Real(const OrderedJson& object, const char* key) {
-    const OrderedJson& value = At(object, key);
+  double Real(const Json& object, const char* key) {
+    const Json& value = At(object, key);
     if (value.is_number()) return value.get<double>();
     Wrong("\"" + std::string(key) + "\": a number expected");
     return 0;
   }
-  std::string Text(const OrderedJson& object, const char* key) {
-    const OrderedJson& value = At(object, key);
+  std::string Text(const Json& object, const char* key) {
+    const Json& value = At(object, key);
     if (value.is_string()) return value.get<std::string>();
     Wrong("\"" + std::string(key) + "\": a text expected");
     return {};
   }
-  const OrderedJson& List(const OrderedJson& value, const std::string& what) {
-    static const OrderedJson kEmpty = OrderedJson::array();
+  const Json& List(const Json& value, const std::string& what) {
+    static const Json kEmpty = Json::array();
     if (value.is_array()) return value;
     Wrong(what + ": a list expected");
     return kEmpty;
   }
   template <class T>
-  std::vector<T> Numbers(const OrderedJson& value, const std::string& what) {
+  std::vector<T> Numbers(const Json& value, const std::string& what) {
     std::vector<T> out;
-    for (const OrderedJson& one : List(value, what)) {
+    for (const Json& one : List(value, what)) {
       const std::uint64_t number = Number(one, what, true);
       if (number > std::numeric_limits<T>::max())
         Wrong(what + ": " + std::to_string(number) + " is too large");
@@ -171,14 +173,14 @@ class Fields {
     }
     return out;
   }
-  Counts Table(const OrderedJson& object, const char* key) {
+  Counts Table(const Json& object, const char* key) {
     Counts out;
-    for (const OrderedJson& row : List(At(object, key), key))
+    for (const Json& row : List(At(object, key), key))
       out.push_back(Numbers<std::uint64_t>(row, key));
     return out;
   }
 
-  exec::Digest Hash(const OrderedJson& value, const std::string& what) {
+  exec::Digest Hash(const Json& value, const std::string& what) {
     exec::Digest digest{};
     const std::string text = value.is_string() ? value.get<std::string>() : "";
     bool good = text.size() == 2 * digest.size();
@@ -193,7 +195,7 @@ class Fields {
     return digest;
   }
 
-  BlobRef Blob(const OrderedJson& list, std::size_t first, const std::string& what) {
+  BlobRef Blob(const Json& list, std::size_t first, const std::string& what) {
     BlobRef blob;
     const std::size_t size = list.size();
     if (!list.is_array() || size < first + 4 || size > first + 5 ||
@@ -211,8 +213,8 @@ class Fields {
     return blob;
   }
 
-  LevelState Level(const OrderedJson& object, const char* key) {
-    const OrderedJson& from = At(object, key);
+  LevelState Level(const Json& object, const char* key) {
+    const Json& from = At(object, key);
     LevelState level;
     level.checkpoints = Number(from, "checkpoints");
     level.cursor = Numbers<std::uint64_t>(At(from, "cursor"), "cursor");
@@ -224,7 +226,7 @@ class Fields {
   }
 
   /// A module's components; an empty module after an error.
-  HeldModule Module(const OrderedJson& module, const std::string& name) {
+  HeldModule Module(const Json& module, const std::string& name) {
     HeldModule held;
     for (const Component component : kAllComponents) {
       const auto found = module.find(std::string(Name(component)));
@@ -239,7 +241,7 @@ class Fields {
     return held;
   }
 
-  DynamicK Dynamic(const OrderedJson& from) {
+  DynamicK Dynamic(const Json& from) {
     DynamicK dynamic;
     dynamic.experts = Number32(from, "experts");
     dynamic.k = Number32(from, "k");
@@ -247,7 +249,7 @@ class Fields {
     dynamic.limit = Real(from, "limit");
     dynamic.spent = Real(from, "spent");
     dynamic.total = Real(from, "total");
-    const OrderedJson& predict = At(from, "predict");
+    const Json& predict = At(from, "predict");
     if (!predict.is_boolean()) Wrong("\"predict\": true or false expected");
     dynamic.predict = predict.is_boolean() && predict.get<bool>();
     dynamic.iterations = Number(from, "iterations");
@@ -255,12 +257,12 @@ class Fields {
     return dynamic;
   }
 
-  SelectionState State(const OrderedJson& object) {
-    const OrderedJson& from = At(object, "state");
+  SelectionState State(const Json& object) {
+    const Json& from = At(object, "state");
     SelectionState state;
     state.snapshot = Level(from, "snapshot");
     state.persist = Level(from, "persist");
-    if (const OrderedJson& counted = At(from, "counted_to"); !counted.is_null()) {
+    if (const Json& counted = At(from, "counted_to"); !counted.is_null()) {
       state.counted_to = Number(counted, "counted_to", true);
     }
     if (const auto found = from.find("dynamic_k"); from.is_object() && found != from.end()) {
@@ -269,15 +271,15 @@ class Fields {
     return state;
   }
 
-  LossLedger Ledger(const OrderedJson& from) {
+  LossLedger Ledger(const Json& from) {
     LossLedger ledger;
     ledger.layer_lost = Numbers<std::uint64_t>(At(from, "layer_lost"), "layer_lost");
     ledger.resumes = Numbers<std::uint64_t>(At(from, "resumes"), "resumes");
-    for (const OrderedJson& layer : List(At(from, "charged"), "charged")) {
+    for (const Json& layer : List(At(from, "charged"), "charged")) {
       auto& experts = ledger.charged.emplace_back();
-      for (const OrderedJson& ranges : List(layer, "charged")) {
+      for (const Json& ranges : List(layer, "charged")) {
         auto& mine = experts.emplace_back();
-        for (const OrderedJson& range : List(ranges, "charged")) {
+        for (const Json& range : List(ranges, "charged")) {
           const auto ends = Numbers<std::uint64_t>(range, "charged");
           if (ends.size() != 2 || ends[0] > ends[1]) {
             Wrong("charged: pairs of iterations expected");
@@ -291,8 +293,17 @@ class Fields {
   }
 
  private:
+  void Parse(std::string_view text) {
+    Result<Json> parsed = json::Parse(text, where_);
+    if (parsed) {
+      root_ = *std::move(parsed);
+    } else {
+      error_ = std::move(parsed).error();
+    }
+  }
+
   std::string where_;
-  OrderedJson root_;
+  Json root_;
   Error error_;
   Status sum_;  // what a field says that is wrong is told first
 };
@@ -316,6 +327,7 @@ std::string ToText(const StoreHead& head) {
     if (head.keep[static_cast<std::size_t>(component)]) keep.push_back(Name(component));
   }
   out["keep"] = std::move(keep);
+  if (!head.id.empty()) out["id"] = head.id;
   return exec::WithTextSum(out.dump(1) + "\n");
 }
 
@@ -400,14 +412,14 @@ Status ParseBegun(std::string_view text, const std::string& where) {
 Result<StoreHead> ParseHead(std::string_view text, const std::string& where) {
   Fields in(text, where, kStoreKind);
   StoreHead head;
-  const OrderedJson& root = in.root();
+  const Json& root = in.root();
   head.fingerprint = in.Hash(in.At(root, "fingerprint"), "\"fingerprint\"");
   head.modules = in.Number(root, "modules");
   head.experts = in.Numbers<std::uint32_t>(in.At(root, "experts"), "\"experts\"");
   head.layer_id = in.Numbers<std::uint32_t>(in.At(root, "layer_id"), "\"layer_id\"");
   if (head.layer_id.size() != head.experts.size())
     in.Wrong("\"layer_id\" and \"experts\" differ in length");
-  for (const OrderedJson& word : in.List(in.At(root, "keep"), "\"keep\"")) {
+  for (const Json& word : in.List(in.At(root, "keep"), "\"keep\"")) {
     const auto component = ParseComponent(word.is_string() ? word.get<std::string>() : "");
     if (!component) {
       in.Wrong("\"keep\": " + component.error().message);
@@ -415,6 +427,7 @@ Result<StoreHead> ParseHead(std::string_view text, const std::string& where) {
     }
     head.keep[static_cast<std::size_t>(*component)] = true;
   }
+  if (root.contains("id")) head.id = in.Text(root, "id");
   return in.Done(std::move(head));
 }
 
@@ -423,7 +436,7 @@ namespace {
 /// All but the modules.
 Manifest ReadHead(Fields* in) {
   Manifest manifest;
-  const OrderedJson& root = in->root();
+  const Json& root = in->root();
   manifest.sequence = in->Number(root, "sequence");
   manifest.parent = in->Number(root, "parent");
   manifest.iteration = in->Number(root, "iteration");
@@ -432,7 +445,7 @@ Manifest ReadHead(Fields* in) {
   manifest.k_snapshot = in->Number(root, "k_snapshot");
   manifest.k_persist = in->Number(root, "k_persist");
   manifest.catalogue = in->Hash(in->At(root, "catalogue"), "\"catalogue\"");
-  if (const OrderedJson& passed = in->At(root, "passed"); !passed.is_null()) {
+  if (const Json& passed = in->At(root, "passed"); !passed.is_null()) {
     manifest.passed = in->Blob(passed, 0, "\"passed\"");
   }
   manifest.state = in->State(root);
@@ -444,7 +457,7 @@ Manifest ReadHead(Fields* in) {
 Result<Manifest> ParseManifest(std::string_view text, const std::string& where) {
   Fields in(text, where, kManifestKind);
   Manifest manifest = ReadHead(&in);
-  for (const OrderedJson& module : in.List(in.At(in.root(), "modules"), "\"modules\"")) {
+  for (const Json& module : in.List(in.At(in.root(), "modules"), "\"modules\"")) {
     if (!in.ok()) break;
     manifest.names.push_back(in.Text(module, "module"));
     manifest.modules.push_back(in.Module(module, manifest.names.back()));
@@ -499,7 +512,7 @@ Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where)
   if (in.ok() && in.root().contains("sequence")) {
     record.sequence = in.Number(in.root(), "sequence");
   }
-  for (const OrderedJson& sum : in.List(in.At(in.root(), "sums"), "\"sums\"")) {
+  for (const Json& sum : in.List(in.At(in.root(), "sums"), "\"sums\"")) {
     if (!in.ok()) break;
     record.sums.push_back({in.Number(sum, "iteration"), in.Table(sum, "tokens")});
   }
@@ -514,7 +527,7 @@ Result<RecoveryRecord> ParseRecovery(std::string_view text, const std::string& w
   recovery.resume = in.Number(in.root(), "resume");
   recovery.abandoned = in.Numbers<std::uint64_t>(in.At(in.root(), "abandoned"), "\"abandoned\"");
   recovery.state = in.State(in.root());
-  if (const OrderedJson& ledger = in.At(in.root(), "ledger"); !ledger.is_null()) {
+  if (const Json& ledger = in.At(in.root(), "ledger"); !ledger.is_null()) {
     recovery.ledger = in.Ledger(ledger);
   }
   if (in.ok() && in.root().contains("older")) {

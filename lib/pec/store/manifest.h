@@ -34,6 +34,7 @@ struct StoreHead {
   LayerExperts experts;                 ///< by MoE layer
   std::vector<std::uint32_t> layer_id;  ///< by MoE layer: its number in checkpoint files
   KeptComponents keep{};
+  std::string id;  ///< random name of this store; empty: made by a release up to 0.2
 };
 
 /// A file of the store that is named by its content.

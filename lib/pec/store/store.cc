@@ -21,7 +21,8 @@
 #include "base/limits.h"
 #include "dialect/scan.h"
 #include "exec/zpack.h"
-#include "os/dir.h"
+#include "os/commit.h"
+#include "os/directory.h"
 #include "os/fault.h"
 
 namespace shardwright::pec {
@@ -76,12 +77,27 @@ std::optional<exec::Digest> DigestIn(std::string_view text) {
   return digest;
 }
 
+Result<RecoveryRecord> ReadRecovery(const std::string& path) {
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
+  return ParseRecovery(text, path);
+}
+
 }  // namespace
 
 bool Store::IsOwnName(std::string_view name) {
   return std::find(std::begin(kFolders), std::end(kFolders), name) != std::end(kFolders) ||
-         name == "lock" || name == kHeadName || name == std::string(kHeadName) + ".tmp" ||
-         name == kBegunName;
+         name == "lock" || name.starts_with(kHeadName) || name == kBegunName;
+}
+
+Status Store::ExpectOwnNames(const std::string& path) {
+  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+  if (!folder) return Fail(Errc::kBusy, path + ": exists and is not a directory");
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
+  for (const os::Entry& entry : entries) {
+    if (IsOwnName(entry.name)) continue;
+    return Fail(Errc::kBusy, path + ": holds \"" + entry.name + "\" and no store");
+  }
+  return {};
 }
 
 Result<bool> Store::IsStore(const std::string& path) { return os::Exists(path + "/" + kHeadName); }
@@ -103,14 +119,7 @@ Result<Store> Store::OpenOrCreate(const std::string& path, const StoreHead& head
   if (there) {
     SW_TRY_ASSIGN(const bool store, IsStore(path));
     if (store) return Open(path);
-    SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
-    if (!folder) return Fail(Errc::kBusy, path + ": exists and is not a directory");
-    // A store whose making was killed has folders but no head yet.
-    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
-    for (const os::Entry& entry : entries) {
-      if (IsOwnName(entry.name)) continue;
-      return Fail(Errc::kBusy, path + ": holds \"" + entry.name + "\" and no store");
-    }
+    SW_TRY(ExpectOwnNames(path));  // a store whose making was killed has folders but no head yet
   }
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(path));
   for (const char* folder : kFolders) {
@@ -118,18 +127,31 @@ Result<Store> Store::OpenOrCreate(const std::string& path, const StoreHead& head
   }
   // The head says that all folders are there, also after a power failure.
   SW_TRY(os::SyncDir(path));
-  SW_TRY(os::ReplaceFile(path + "/" + kHeadName, ToText(head)));
+  StoreHead named = head;
+  SW_TRY_ASSIGN(named.id, os::MakeRunId());
+  // Of processes that make the store at the same time, the first one names it.
+  const std::string made = path + "/" + kHeadName + "." + named.id;
+  SW_TRY(os::ReplaceFile(made, ToText(named)));
+  if (const Status renamed = os::RenameNew(made, path + "/" + kHeadName); !renamed) {
+    (void)os::RemoveFile(made);
+    SW_TRY_ASSIGN(const bool another, IsStore(path));
+    if (!another) return tl::unexpected<Error>(renamed.error());
+  }
   SW_TRY(os::SyncDir(path));
   SW_TRY(os::SyncDir(split.parent));
-  return Store(path, head);
+  return Open(path);
 }
 
-Result<os::Lock> Store::LockForWriting(const std::string& note) const {
-  SW_TRY_ASSIGN(os::Lock lock, os::Lock::Take(path_ + "/lock", note));
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_));
+Result<os::Lock> Store::LockForWriting(const std::string& note, bool take_over) const {
+  SW_TRY_ASSIGN(os::Lock lock, os::Lock::Take(path_ + "/lock", note, take_over));
+  SW_TRY_ASSIGN(const os::Directory folder, os::Directory::Open(path_));
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, folder.List());
   for (const os::Entry& entry : entries) {
-    if (entry.type != os::EntryType::kDir || !entry.name.starts_with(kIncoming)) continue;
-    SW_TRY(os::RemoveTree(path_ + "/" + entry.name, path_));
+    const bool begun = entry.type == os::EntryType::kDir && entry.name.starts_with(kIncoming);
+    const bool head = entry.name.starts_with(kHeadName) && entry.name != kHeadName;
+    if (!begun && !head) continue;
+    // What stays is no obstacle: its owner, or the next writer, removes it.
+    static_cast<void>(folder.RemoveTree(entry.name).has_value());
   }
   return lock;
 }
@@ -166,9 +188,7 @@ Status Store::ForRecoveriesAfter(std::uint64_t sequence,
     if (number && *number > sequence) found.insert(*number);
   }
   for (const std::uint64_t number : found) {
-    const std::string name = RecoveryPath(number);
-    SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
-    SW_TRY_ASSIGN(RecoveryRecord recovery, ParseRecovery(text, name));
+    SW_TRY_ASSIGN(RecoveryRecord recovery, ReadRecovery(RecoveryPath(number)));
     SW_TRY(visit(std::move(recovery)));
   }
   return {};
@@ -344,9 +364,7 @@ Result<std::optional<RecoveryFile>> Store::LastRecoveryFile() const {
 Result<std::optional<RecoveryRecord>> Store::LastRecovery() const {
   SW_TRY_ASSIGN(const std::optional<RecoveryFile> last, LastRecoveryFile());
   if (!last) return std::optional<RecoveryRecord>();
-  const std::string name = RecoveryPath(last->sequence);
-  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
-  SW_TRY_ASSIGN(RecoveryRecord recovery, ParseRecovery(text, name));
+  SW_TRY_ASSIGN(RecoveryRecord recovery, ReadRecovery(RecoveryPath(last->sequence)));
   return std::optional<RecoveryRecord>(std::move(recovery));
 }
 
@@ -383,6 +401,36 @@ Status Store::AddRecovery(const RecoveryRecord& recovery) const {
   return os::ReplaceFile(RecoveryPath(recovery.sequence), ToText(recovery));
 }
 
+Status Store::PutPending(const RecoveryRecord& recovery) const {
+  SW_TRY(os::FaultPoint("store.pending"));
+  return os::ReplaceFile(PendingPath(), ToText(recovery));
+}
+
+Result<std::optional<RecoveryRecord>> Store::Pending() const {
+  SW_TRY_ASSIGN(const bool there, os::Exists(PendingPath()));
+  if (!there) return std::optional<RecoveryRecord>();
+  SW_TRY_ASSIGN(RecoveryRecord recovery, ReadRecovery(PendingPath()));
+  return std::optional<RecoveryRecord>(std::move(recovery));
+}
+
+Status Store::AddRestart(RecoveryRecord recovery) const {
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, LastRecovery());
+  recovery.sequence = last ? last->sequence + 1 : 1;
+  SW_TRY(AddRecovery(recovery));
+  return DropPending();
+}
+
+Status Store::ConfirmPending() const {
+  SW_TRY_ASSIGN(std::optional<RecoveryRecord> pending, Pending());
+  SW_CHECK(pending.has_value());
+  return AddRestart(*std::move(pending));
+}
+
+Status Store::DropPending() const {
+  SW_TRY_ASSIGN(const bool there, os::Exists(PendingPath()));
+  return there ? os::RemoveFile(PendingPath()) : Status();
+}
+
 std::optional<BlobFile> Store::Find(const exec::Digest& digest, std::uint64_t bytes) const {
   const BlobFile plain{digest, false};
   if (const auto file = os::File::OpenRead(BlobPath(plain))) {
@@ -394,7 +442,7 @@ std::optional<BlobFile> Store::Find(const exec::Digest& digest, std::uint64_t by
   return std::nullopt;
 }
 
-Result<std::vector<BlobFile>> Store::ListBlobs() const {
+Result<std::vector<BlobFile>> Store::ListBlobs(std::vector<std::string>* others) const {
   std::vector<BlobFile> out;
   SW_TRY_ASSIGN(const std::vector<os::Entry> folders, os::ListDir(path_ + "/blobs"));
   for (const os::Entry& folder : folders) {
@@ -406,7 +454,11 @@ Result<std::vector<BlobFile>> Store::ListBlobs() const {
       if (zstd) name.remove_suffix(kZstdSuffix.size());
       const auto digest = DigestIn(name);
       if (!digest || !name.starts_with(folder.name)) {
-        return Fail(Errc::kBadInput, path + "/" + entry.name + ": not the name of a blob");
+        if (others == nullptr) {
+          return Fail(Errc::kBadInput, path + "/" + entry.name + ": not the name of a blob");
+        }
+        others->push_back(path + "/" + entry.name);
+        continue;
       }
       out.push_back({*digest, zstd});
     }
@@ -415,14 +467,17 @@ Result<std::vector<BlobFile>> Store::ListBlobs() const {
 }
 
 Status Store::Remove(const std::vector<StoredCheckpoint>& checkpoints,
-                     const std::vector<BlobFile>& blobs) const {
+                     const std::vector<BlobFile>& blobs, const StopCheck& stop) const {
   SW_TRY(os::FaultPoint("store.remove"));
   for (const StoredCheckpoint& checkpoint : checkpoints) {
     SW_TRY(os::RemoveFile(ManifestPath(checkpoint)));
   }
   // No manifest may be on the device whose blobs are gone.
   SW_TRY(os::SyncDir(path_ + "/manifests"));
-  for (const BlobFile& blob : blobs) SW_TRY(os::RemoveFile(BlobPath(blob)));
+  for (const BlobFile& blob : blobs) {
+    SW_TRY(CheckStop(stop));
+    SW_TRY(os::RemoveFile(BlobPath(blob)));
+  }
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> left, List());
   std::set<std::uint64_t> kept;
   for (const StoredCheckpoint& checkpoint : left) kept.insert(checkpoint.sequence);

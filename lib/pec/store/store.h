@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/stop.h"
 #include "dialect/core/source.h"
 #include "os/lock.h"
 #include "pec/store/manifest.h"
@@ -51,7 +52,8 @@ struct BlobFile {
 ///   manifests/<sequence>-<iteration>.json
 ///   catalogues/<sequence>.swc      the source's skeletons (docs/formats/catalogue.md)
 ///   tokens/<sequence>.json         tokens since the checkpoint before
-///   recoveries/<sequence>.json     what training has gone on from
+///   recoveries/<sequence>.json     restarts: where training resumed
+///   recoveries/pending.json        a restore that no save has confirmed as a restart
 ///   blobs/<2 digits>/<digest>[.zst]
 ///   incoming-<run>/                blobs of a save under way
 ///
@@ -75,6 +77,11 @@ class Store {
   /// \error kBusy  something has the name; kNotFound  its parent folder; kIo
   static Status Begin(const std::string& path);
 
+  /// Makes sure that saves into the path can begin: opens the store that is there and looks whether
+  /// it can be written to, or makes the folder of one where nothing has the name (Begin).
+  /// \error kBusy  the name is taken by something else; kNotFound  its parent folder; kIo; as Open
+  static Status Prepare(const std::string& path);
+
   /// Proves that there is no checkpoint yet: a store or a begun folder can be read, and nothing in
   /// it tells of a checkpoint.
   /// \returns false  there are manifests
@@ -86,9 +93,11 @@ class Store {
   const std::string& path() const { return path_; }
   const StoreHead& head() const { return head_; }
 
-  /// Keeps other writers out until the lock goes. Removes what killed saves have left.
+  /// Keeps other writers out until the lock goes. Removes what killed saves have left, as far as it
+  /// can be removed.
+  /// \param take_over  as os::Lock::Take
   /// \error kBusy  names who holds it
-  Result<os::Lock> LockForWriting(const std::string& note) const;
+  Result<os::Lock> LockForWriting(const std::string& note, bool take_over = false) const;
 
   /// All checkpoints, ascending sequence. Of those of one iteration the last has taken the place of
   /// the others: they count as abandoned, so that nobody puts parts of both together.
@@ -131,8 +140,27 @@ class Store {
   /// \error kIo
   Status Commit(const StoredCheckpoint& checkpoint, const std::string& manifest,
                 const std::string& catalogue, const std::optional<TokenRecord>& tokens) const;
+  /// Records a restart: checkpoints newer than its resume point are abandoned.
   /// \error kIo
   Status AddRecovery(const RecoveryRecord& recovery) const;
+
+  /// Records a restart under the next number, in place of a restore that is not confirmed yet.
+  /// \pre the store is locked
+  /// \error kIo
+  Status AddRestart(RecoveryRecord recovery) const;
+
+  /// Notes a restore that may have been a look at the store or a restart. It takes the place of an
+  /// earlier one and abandons nothing until a save confirms it.
+  /// \error kIo
+  Status PutPending(const RecoveryRecord& recovery) const;
+  /// The restore that is not confirmed yet, if there is one. Its sequence is 0.
+  Result<std::optional<RecoveryRecord>> Pending() const;
+  /// Records the restore that is not confirmed yet as a restart.
+  /// \pre there is one; the store is locked
+  Status ConfirmPending() const;
+  /// Forgets it, if there is one.
+  /// \error kIo
+  Status DropPending() const;
 
   std::string ManifestPath(const StoredCheckpoint& checkpoint) const;
   std::string CataloguePath(std::uint64_t sequence) const;
@@ -151,14 +179,15 @@ class Store {
   std::optional<BlobFile> Find(const exec::Digest& digest, std::uint64_t bytes) const;
 
   /// Every blob file that is there.
-  /// \error kBadInput  a name that is no blob's
-  Result<std::vector<BlobFile>> ListBlobs() const;
+  /// \param others  gets the paths of files that are not blobs; null: one of them is an error
+  /// \error kBadInput  a file that is not a blob
+  Result<std::vector<BlobFile>> ListBlobs(std::vector<std::string>* others = nullptr) const;
 
   /// Removes checkpoints (manifest first) and then blobs, catalogues, tokens and folders that
   /// nothing refers to.
-  /// \error kIo
+  /// \error kIo; kStopped  some of the blobs are left
   Status Remove(const std::vector<StoredCheckpoint>& checkpoints,
-                const std::vector<BlobFile>& blobs) const;
+                const std::vector<BlobFile>& blobs, const StopCheck& stop = {}) const;
 
   /// Name of the mark of Begin.
   static constexpr const char* kBegunName = "begun.json";
@@ -167,11 +196,15 @@ class Store {
   Store(std::string path, StoreHead head) : path_(std::move(path)), head_(std::move(head)) {}
   /// Whether the folder of a store may hold this before its head is written.
   static bool IsOwnName(std::string_view name);
+  /// Refuses a name that is not a folder, or a folder that holds anything else.
+  /// \error kBusy
+  static Status ExpectOwnNames(const std::string& path);
   Result<std::set<std::uint64_t>> Abandoned() const;
   /// Ascending, and one at a time: a long run has hundreds of them.
   Status ForRecoveriesAfter(std::uint64_t sequence,
                             const std::function<Status(RecoveryRecord)>& visit) const;
   std::string RecoveryPath(std::uint64_t sequence) const;
+  std::string PendingPath() const { return path_ + "/recoveries/pending.json"; }
   Status PutTexts(const StoredCheckpoint& checkpoint, const std::string& manifest,
                   const std::string& catalogue, const std::optional<TokenRecord>& tokens) const;
   Result<std::string> ReadManifestText(const StoredCheckpoint& checkpoint) const;

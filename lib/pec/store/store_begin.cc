@@ -91,6 +91,18 @@ Status Store::Begin(const std::string& path) {
   return {};
 }
 
+Status Store::Prepare(const std::string& path) {
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (!there) return Begin(path);
+  SW_TRY_ASSIGN(const bool store, IsStore(path));
+  if (!store) return ExpectOwnNames(path);
+  SW_TRY_ASSIGN(const Store open, Open(path));
+  Result<os::Lock> lock = open.LockForWriting("a look whether it can be written to");
+  if (lock) return lock->Release();
+  // Whoever holds it can write.
+  return lock.error().code == Errc::kBusy ? Status() : tl::unexpected<Error>(lock.error());
+}
+
 Result<bool> Store::HasNoCheckpoint(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
   if (!folder) {

@@ -10,7 +10,7 @@
 namespace shardwright::pec {
 namespace {
 
-/// The log may be written to while it is read: a torn line is whole a moment later.
+/// The log may be written to while it is read.
 constexpr int kReads = 5;
 constexpr std::chrono::milliseconds kWait(100);
 
@@ -26,13 +26,13 @@ Result<std::shared_ptr<const loads::LoadTrace>> TokenLog::After(std::uint64_t it
   if (read_ && read_->after <= iteration) return read_;
   for (int i = 1;; ++i) {
     Result<loads::LoadTrace> trace = loads::ReadLoads(path_, iteration);
-    if (trace) {
+    // The line may be whole a moment later.
+    const bool waits = i < kReads && (trace ? trace->torn : trace.error().code == Errc::kBadInput);
+    if (trace && !waits) {
       read_ = std::make_shared<const loads::LoadTrace>(*std::move(trace));
       return read_;
     }
-    if (trace.error().code != Errc::kBadInput || i == kReads) {
-      return tl::unexpected<Error>(trace.error());
-    }
+    if (!waits) return tl::unexpected<Error>(trace.error());
     std::this_thread::sleep_for(kWait);
   }
 }

@@ -21,7 +21,8 @@ class TokenLog {
 
   const std::string& path() const { return path_; }
 
-  /// The tokens of all iterations above one. A line that is torn is waited for a moment.
+  /// Returns the tokens of all iterations above one. If the last line is torn, waits a moment for
+  /// the rest, then ignores the line with a warning.
   /// \error as loads::ReadLoads
   /// Local.
   Result<std::shared_ptr<const loads::LoadTrace>> After(std::uint64_t iteration);

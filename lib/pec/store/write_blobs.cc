@@ -13,8 +13,8 @@
 #include "exec/verify.h"
 #include "exec/zpack.h"
 #include "os/dir.h"
+#include "os/directory.h"
 #include "os/fault.h"
-#include "os/file_system.h"
 
 namespace shardwright::pec {
 namespace {
@@ -49,12 +49,13 @@ class Writer final : private exec::UnitSink {
   }
 
   Result<std::vector<BlobResult>> Go() {
-    if (jobs_.size() > kFilesSyncedOneByOne && os::FileSystem::TellsErrors()) {
-      SW_TRY_ASSIGN(os::FileSystem system, os::FileSystem::Of(options_.incoming));
-      file_system_.emplace(std::move(system));
+    if (jobs_.size() > kFilesSyncedOneByOne) {
+      SW_TRY_ASSIGN(os::Directory system, os::Directory::Open(options_.incoming));
+      if (system.CanSyncFileSystem()) file_system_.emplace(std::move(system));
     }
     SW_TRY(WriteAll());
-    if (file_system_) SW_TRY(file_system_->Sync());
+    SW_TRY(out_.CloseAll());
+    if (file_system_) SW_TRY(file_system_->SyncFileSystem());
     SW_TRY(os::FaultPoint("store.names"));
     SW_TRY(NameAll());
     return std::move(results_);
@@ -161,26 +162,21 @@ class Writer final : private exec::UnitSink {
   /// A blob that began like the known one was read to its end.
   void FinishUnwritten(std::uint32_t job) {
     BlobResult& result = results_[job];
-    const BlobRef& known = *jobs_[job].known;
-    result.unchanged = result.ref.digest == known.digest;
-    if (result.unchanged && !options_.look_for_known) {
-      // A manifest that is not collected names it, and the lock keeps collections out: it is there.
-      result.ref.zstd = known.zstd;
-      return;
-    }
+    result.unchanged = result.ref.digest == jobs_[job].known->digest;
+    // The manifest names it, but a purge of old files may have removed it since.
     if (const auto found = store_.Find(result.ref.digest, result.ref.bytes)) {
       result.ref.zstd = found->zstd;
       return;
     }
-    result.unchanged = false;
+    result.restored = std::exchange(result.unchanged, false);
     states_[job].again = true;
   }
 
   Status Compress(std::uint32_t job) {
     BlobResult& result = results_[job];
     SW_TRY_ASSIGN(const auto plain, out_.Get(job));
-    SW_TRY_ASSIGN(exec::ZpackWriter writer,
-                  exec::ZpackWriter::Create(Incoming(job) + ".zst", contexts_));
+    SW_TRY_ASSIGN(os::File packing, os::File::Create(Incoming(job) + ".zst"));
+    exec::ZpackWriter writer(std::move(packing), contexts_);
     tbb::task_arena alone(1);  // other threads have other blobs
     std::vector<std::byte> block;
     for (std::uint64_t at = 0; at < result.ref.bytes; at += block.size()) {
@@ -205,7 +201,7 @@ class Writer final : private exec::UnitSink {
       SW_TRY(os::Rename(Incoming(job) + (ref.zstd ? ".zst" : ""), name));
     }
     // One call for names in many folders: each folder by itself waits for the device.
-    if (file_system_) return file_system_->Sync();
+    if (file_system_) return file_system_->SyncFileSystem();
     for (const std::string& folder : folders) SW_TRY(os::SyncDir(folder));
     return folders.empty() ? Status() : os::SyncDir(store_.path() + "/blobs");
   }
@@ -220,7 +216,7 @@ class Writer final : private exec::UnitSink {
   tbb::task_arena arena_;
   exec::FilePool out_;  // by job
   exec::ZstdContexts contexts_;
-  std::optional<os::FileSystem> file_system_;
+  std::optional<os::Directory> file_system_;
   std::vector<State> states_;               // by job
   std::vector<std::uint32_t> job_of_file_;  // by file of the target
   std::vector<BlobResult> results_;

@@ -18,8 +18,8 @@ namespace shardwright::pec {
 /// One blob to be stored: a file of the plan's target.
 struct BlobJob {
   std::uint32_t file = 0;
-  /// What a manifest of the store that stays names of the same component: content that has not
-  /// changed is only hashed.
+  /// Blob of the same component in the newest manifest. Content that has not changed is only
+  /// hashed, and written again where the store has lost the blob.
   std::optional<BlobRef> known;
 };
 
@@ -27,6 +27,7 @@ struct BlobJob {
 struct BlobResult {
   BlobRef ref;
   bool unchanged = false;           ///< it is the one that was known
+  bool restored = false;            ///< unchanged, but missing from the store: written again
   std::uint64_t written_bytes = 0;  ///< 0 if the store had the content already
 };
 
@@ -34,9 +35,6 @@ struct BlobOptions {
   std::string incoming;  ///< folder for blobs under way; it exists and is this rank's
   bool zstd = false;
   bool note_sums = true;  ///< note checksums of what is read
-  /// Look whether what is known and unchanged is there, and write it again if not. Otherwise a
-  /// manifest that stays is believed.
-  bool look_for_known = false;
   unsigned threads = 1;
 };
 

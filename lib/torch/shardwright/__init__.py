@@ -19,9 +19,9 @@ from ._load import Loaded, load
 from ._idle import IdleTimes
 from ._lossless import GradientLog
 from ._migrate import migrate
-from ._partial import PartialCheckpoints
+from ._partial import PartialCheckpoints, Snapshot
 from ._plans import ExpertPlan
 from ._sparse import SparseCollectives
 
 __all__ = ["Dispatched", "Error", "ExpertPlan", "ExtraCapacity", "GradientLog", "IdleTimes", "Loaded", "PartialCheckpoints", "ReplicatedExperts",
-           "SparseCollectives", "load", "migrate"]
+           "Snapshot", "SparseCollectives", "load", "migrate"]

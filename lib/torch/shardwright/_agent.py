@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import mmap
 import os
+import pwd
 import select
 import socket
+import struct
 from typing import Any
 
-from ._errors import BAD_INPUT, IO, NOT_FOUND, UNSUPPORTED, Error
+from ._errors import BAD_INPUT, IO, MISMATCH, NOT_FOUND, UNSUPPORTED, USAGE, Error
+from ._library import expanded
 
 PATIENCE = 600  # seconds: an agent may work for long before it answers
-F_ADD_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 2, 4
+LINE = 4096  # bytes of an answer's line, at most
+TEXT = 256 << 20  # bytes of a text behind an answer, at most
+F_ADD_SEALS, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE = 1033, 1, 2, 4, 16
+CREDENTIALS = "iII"  # struct ucred: process, user, group
+
+
+def user_id(user: int | str | None) -> int | None:
+    """Returns the number of a user given by name or number. Raises Error for an unknown name."""
+    if user is None or isinstance(user, int):
+        return user
+    try:
+        return int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise Error(USAGE, f"trust_user={user!r}: there is no such user on this machine") from None
 
 
 class SharedMemory:
-    """Memory that an agent gets to see, which keeps its size."""
+    """Memory that this process writes and an agent reads. It keeps its size, and no other process can map it for writing
+    (Linux 5.1 or newer; an older kernel cannot forbid that)."""
 
     def __init__(self, name: str, size: int) -> None:
         self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, size)
+            self.map = mmap.mmap(self.descriptor, size)  # before the seal, which keeps mappings that exist writable
             fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
-            self.map = mmap.mmap(self.descriptor, size)
+            try:
+                fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SEAL)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -35,9 +59,14 @@ class SharedMemory:
 
 
 class Connection:
-    """To an agent behind a socket file; requests one after the other."""
+    """To an agent behind a socket file; requests one after the other.
 
-    def __init__(self, address: str, patience: float = PATIENCE) -> None:
+    user: a further user, by name or number, whose agent is accepted. Default: only agents of this process's user, and of root.
+    Raises Error with MISMATCH, before anything is sent, where a process of another user listens.
+    """
+
+    def __init__(self, address: str, patience: float = PATIENCE, *, user: int | str | None = None) -> None:
+        address = expanded(address)
         kind, _, path = address.partition(":")
         if kind != "unix" or not path:
             raise Error(UNSUPPORTED, f"{address}: an agent behind a socket file expected, unix:PATH")
@@ -50,6 +79,21 @@ class Connection:
         except OSError as error:
             self.close()
             raise Error(NOT_FOUND, f"{address}: cannot connect: {error.strerror or error}") from error
+        try:
+            self._check_user(user_id(user))
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_user(self, user: int | None) -> None:
+        """The same rule as in lib/os/socket.cc, CheckPeer."""
+        raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
+        self.user: int = struct.unpack(CREDENTIALS, raw)[1]
+        mine = os.geteuid()
+        if self.user not in (mine, 0, user):
+            expected = "user 0" if mine == 0 else f"user {mine} or root"
+            raise Error(MISMATCH, f"{self._address}: {expected} expected at the other end, found user {self.user}; if you trust "
+                                  f"that user with this run, name it: trust_user={self.user}")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -87,6 +131,8 @@ class Connection:
     def answer(self) -> str:
         """What follows "ok". Raises what the agent says."""
         while b"\n" not in self._ahead:
+            if len(self._ahead) > LINE:
+                raise Error(BAD_INPUT, f"{self._address}: a line of more than {LINE} bytes")
             self._receive("an answer")
         line = self._take(self._ahead.index(b"\n") + 1)[:-1]
         words = line.split(" ", 2)
@@ -101,13 +147,26 @@ class Connection:
         size = self.answer()
         if not size.isdigit():
             raise Error(BAD_INPUT, f"{self._address}: a length expected, found {size[:80]!r}")
+        if int(size) > TEXT:
+            raise Error(BAD_INPUT, f"{self._address}: a text of {size} bytes, at most {TEXT} are expected")
         while len(self._ahead) < int(size):
             self._receive("the end of a text")
         return self._take(int(size))
 
+    def json(self) -> dict[str, Any]:
+        """The text behind an answer as a JSON object."""
+        text = self.text()
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise Error(BAD_INPUT, f"{self._address}: a JSON object expected, found {text[:80]!r}")
+        return value
+
     def status(self) -> dict[str, Any]:
         self.send("status")
-        return json.loads(self.text())
+        return self.json()
 
     def _receive(self, what: str) -> None:
         try:

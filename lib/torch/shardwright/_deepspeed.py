@@ -41,12 +41,21 @@ def _partition(flat: torch.Tensor, group: list, begins: list[int] | None, ranks:
     return held
 
 
+def _trains_nothing(optimizer: Any) -> bool:
+    """Whether an engine has none, or a stand-in of DeepSpeed for one: DummyOptim, or at stage 3 DeepSpeedZeRoOffload."""
+    names = {type(optimizer).__name__, type(getattr(optimizer, "optimizer", None)).__name__}
+    return optimizer is None or bool(names & {"DummyOptim", "DeepSpeedZeRoOffload"})
+
+
 class DeepSpeed:
-    """An engine."""
+    """An engine. optimizer: that of the engine, None for one without."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.model, self.optimizer = engine, engine.module, engine.optimizer
         self.stage = engine.zero_optimization_stage()
+        self._partitions = engine.optimizer  # stage 3: what partitions the parameters
+        if _trains_nothing(engine.optimizer):
+            self.optimizer = None
         self.client_state: dict[str, object] = {}
         self.not_set: list[str] = []
         self._refuse()
@@ -61,15 +70,21 @@ class DeepSpeed:
         if getattr(engine, "mp_world_size", 1) > 1:
             raise Error(UNSUPPORTED, f"tensor parallelism of {engine.mp_world_size} ranks in DeepSpeed: its parameters do "
                                      "not say how they are cut; convert with ucp-load and use load_checkpoint")
-        if self.stage == 3 and not hasattr(self.optimizer, "fp32_partitioned_groups_flat"):
+        if self.stage == 3 and self.optimizer is not None and not hasattr(self.optimizer, "fp32_partitioned_groups_flat"):
             raise Error(UNSUPPORTED, f"stage 3 with {type(self.optimizer).__name__} in place of an optimizer")
-        if self.stage == 3 and (self.optimizer.swap_optimizer or self.optimizer.params_in_nvme_and_cpu):
+        if self.stage == 3 and self._on_nvme():
             raise Error(UNSUPPORTED, "offload to NVMe")
         if self.stage == 3 and any(getattr(param, "ds_secondary_tensor", None) is not None
                                    for param in self.model.parameters()):
             raise Error(UNSUPPORTED, "secondary partitions of parameters (zero_hpz_partition_size)")
         if type(self.optimizer).__name__ == "MiCS_Optimizer":
             raise Error(UNSUPPORTED, "MiCS")
+
+    def _on_nvme(self) -> bool:
+        """Stage 3: whether parameters or states are offloaded to files."""
+        if self.optimizer is None:
+            return str(getattr(self._partitions.offload_device, "value", "")) == "nvme"
+        return self.optimizer.swap_optimizer or self.optimizer.params_in_nvme_and_cpu
 
     def _name(self, name: str) -> str:
         """With the global number of an expert in place of that of this rank."""
@@ -141,7 +156,9 @@ class DeepSpeed:
         return isinstance(self.optimizer, torch.optim.Optimizer) and self.base is self.optimizer
 
     def held(self) -> list[Held]:
-        if self.stage == 3:
+        if self.stage == 3 and self.optimizer is None:
+            self._partitions.partition_all_parameters()
+        elif self.stage == 3:
             self.optimizer.checkpoint_event_prologue()  # weights are where they are partitioned
         found = list(self._weights())
         if self.optimizer is None:
@@ -174,8 +191,10 @@ class DeepSpeed:
 
     def release(self) -> None:
         """Also after an error."""
-        if self.stage == 3:
+        if self.stage == 3 and self.optimizer is not None:
             self.optimizer.checkpoint_event_epilogue()
+        elif self.stage == 3 and self._partitions.persistent_parameters:
+            self._partitions.persistent_parameters[0].all_gather(self._partitions.persistent_parameters)
 
     def take(self, told: Told, answer: dict[str, Any]) -> None:
         """After the tensors: steps, hyper-parameters, counters, scheduler, loss scaler."""

@@ -15,6 +15,7 @@ import sys
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ._errors import BAD_INPUT, UNSUPPORTED, Error
 from ._far import near
@@ -136,3 +137,50 @@ class SparseFile:
                         done = os.pwrite(file.fileno(), data, place)
                         data, place = data[done:], place + done
             os.utime(file.fileno(), ns=(self._time, self._time))
+
+
+class NoCopies(TorchFunctionMode):
+    """DeepSpeed copies the weights of experts before it saves them: here that is not needed, since only their bytes are
+    looked at, and it would take longer than the rest."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        super().__init__()
+        self._experts = {param.data_ptr() for layer in layers for param in layer.deepspeed_moe.experts.parameters()}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.clone and args[0].data_ptr() in self._experts:
+            return args[0].detach()
+        return function(*args, **(kwargs or {}))
+
+
+class HeaderEngine:
+    """A checkpoint engine of DeepSpeed that writes headers, and keeps what the tensors of its files are. A failure is
+    kept too: other ranks wait in the middle of a save."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, SparseFile] = {}
+        self.failure: Exception | None = None
+        self.name = "shardwright"
+
+    def save(self, state_dict: Any, path: str) -> None:
+        try:
+            if self.failure is None:
+                self.files[os.path.basename(path)] = SparseFile(path, state_dict)
+        except Exception as error:
+            self.failure = error
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        os.makedirs(path, exist_ok=exist_ok)
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        return dp_rank == 0
+
+    def preserves_storage_sharing(self) -> bool:
+        return False  # each tensor gets a storage of its own: nothing has to be copied for that
+
+    def is_decoupled(self) -> bool:
+        return False
+
+    def create(self, _: Any) -> None: ...
+
+    def commit(self, _: Any) -> None: ...

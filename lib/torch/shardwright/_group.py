@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import datetime
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ._errors import INTERNAL, IO, Error
+from ._errors import INTERNAL, IO, USAGE, Error
 
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p,
                             ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p),
                             ctypes.POINTER(ctypes.c_void_p))
 EACH_TO_EACH, TO_ALL, FROM_ROOT = 0, 1, 2
+MEETING = 1852014708  # tag of the messages of meet, that no trainer uses by chance
 SMALL = 56  # bytes for all ranks that go with the word how many there are
 
 
@@ -51,6 +54,37 @@ class Group:
         if self._own is not None:
             dist.destroy_process_group(self._own)
             self._own = None
+
+    def meet(self, what: str, seconds: float) -> None:
+        """Collective. Waits until all ranks have called `what`. Raises Error with USAGE after this many seconds; rank 0 names a rank
+        that is missing."""
+        end = time.monotonic() + seconds
+
+        def arrive(work: Any, other: str) -> None:
+            try:
+                work.wait(datetime.timedelta(seconds=max(0.001, end - time.monotonic())))
+            except RuntimeError as error:
+                if time.monotonic() < end - 0.1:  # a rank has ended
+                    raise Error(IO, f"process group: {str(error).splitlines()[0]}") from error
+                raise Error(USAGE, f"{what}: rank {self.rank} has waited {seconds:g} s, and {other} has not called it: all ranks of "
+                                   "the process group have to call it (deadline= sets how long they wait)") from error
+
+        if self.size == 1:
+            return
+        # Messages between two ranks: a collective could not be given up, and would hold up the end of the process.
+        others = range(1, self.size) if self.rank == 0 else [0]
+        bytes_in, byte_out = torch.zeros(self.size, 1, dtype=torch.uint8, device="cpu"), torch.zeros(1, dtype=torch.uint8, device="cpu")
+        received = [moving(lambda rank=rank: dist.irecv(bytes_in[rank], group=self._group, group_src=rank, tag=MEETING))
+                    for rank in others]
+
+        def send() -> list[Any]:
+            return [moving(lambda rank=rank: dist.isend(byte_out, group=self._group, group_dst=rank, tag=MEETING)) for rank in others]
+
+        sent = [] if self.rank == 0 else send()
+        for rank, work in zip(others, received):
+            arrive(work, f"rank {rank}" if self.rank == 0 else "another rank")
+        for work in sent or send():
+            arrive(work, "another rank")
 
     def gather(self, value: Any) -> list[Any]:
         """Collective. What every rank gives."""

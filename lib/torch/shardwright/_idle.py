@@ -25,14 +25,15 @@ class IdleTimes:
 
     agent: where the agent of this rank listens, unix:PATH.
     rank: default that of torch.distributed, else 0. Local: ranks that make none are not waited for.
+    trust_user: a user, by name or number, whose agent is accepted besides those of this process's user and of root.
     strict: False: where no agent takes the marks a warning says so, and check() tries again; True raises Error.
 
     A mark is two numbers in memory that the agent sees, without a system call. `with` may be nested; begin() and end() do the
     same without it. One thread at a time.
     """
 
-    def __init__(self, agent: str, rank: int | None = None, *, strict: bool = True) -> None:
-        self._address = agent
+    def __init__(self, agent: str, rank: int | None = None, *, strict: bool = True, trust_user: int | str | None = None) -> None:
+        self._address, self._user = agent, trust_user
         self._rank = rank if rank is not None else dist.get_rank() if dist.is_initialized() else 0
         self._depth = 0
         self._agent: Connection | None = None
@@ -87,7 +88,7 @@ class IdleTimes:
 
     def _connect(self) -> None:
         self.close()
-        agent = Connection(self._address)
+        agent = Connection(self._address, user=self._user)
         try:
             agent.send(f"marks {self._rank}")
             try:

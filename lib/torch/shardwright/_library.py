@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import pathlib
 import re
 from typing import Any
@@ -45,6 +46,18 @@ def call(operator: str, request: dict[str, Any], *tensors: list[torch.Tensor]) -
     if error is not None:
         raise Error(error["code"], error["message"], None if error["rank"] < 0 else error["rank"])
     return answer["result"]
+
+
+def size_of(size: int | str) -> int:
+    """Bytes: a number, or a text as the commands take it, as "1.5GB". Raises Error."""
+    return call("parse_size", {"size": size})["bytes"] if isinstance(size, str) else size
+
+
+def expanded(path: str | os.PathLike[str]) -> str:
+    """Returns a path, or an address unix:PATH, with ~ and ~user in place of a home folder expanded."""
+    text = os.fsdecode(path)
+    kind = "unix:" if text.startswith("unix:") else ""
+    return kind + os.path.expanduser(text.removeprefix(kind))
 
 
 def compute(operator: str, *arguments: Any) -> Any:

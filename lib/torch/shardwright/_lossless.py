@@ -15,9 +15,9 @@ import torch
 
 from ._agent import Connection, SharedMemory
 from ._deepspeed import DeepSpeed
-from ._errors import IO, MISMATCH, UNSUPPORTED, USAGE, Error
+from ._errors import BAD_INPUT, IO, MISMATCH, UNSUPPORTED, USAGE, Error
 from ._group import Group
-from ._library import call
+from ._library import call, size_of
 from ._load import trainer_of
 from ._roots import square_roots
 
@@ -50,15 +50,16 @@ class _Tensor:
 class _HandOver:
     """This rank's connection to the agent, and the memory that both see."""
 
-    def __init__(self, address: str, writer: int, told: dict[str, Any], place_bytes: int, places: int) -> None:
-        self.place_bytes = place_bytes
+    def __init__(self, address: str, user: int | str | None, writer: int, told: dict[str, Any], place_bytes: int,
+                 places: int) -> None:
+        self.place_bytes, self._places = place_bytes, places
         self.free = list(range(places))
         self.waited = 0.0
         self.behind = 0  # steps that the agent has not answered
         self.memory = _Memory(places * place_bytes)
         try:
             text = json.dumps(told | {"places": places, "place_bytes": place_bytes})
-            self.agent = Connection(address, PATIENCE)
+            self.agent = Connection(address, PATIENCE, user=user)
             self.agent.send(f"gradients {writer} {len(text.encode())}")
             self.agent.send_text(text)
             self.agent.answer()
@@ -95,9 +96,12 @@ class _HandOver:
         self.memory.close()
 
     def _take_answer(self) -> None:
-        _, place, _ = self.agent.answer().split(" ")
+        words = self.agent.answer().split(" ")
+        place = int(words[1]) if len(words) == 3 and words[1].isdigit() else self._places
+        if place >= self._places or place in self.free:
+            raise Error(BAD_INPUT, f"an agent's answer to gradients: iteration, place in use and bytes expected, found {words!r}")
         self.behind -= 1
-        self.free.append(int(place))
+        self.free.append(place)
         self.free.sort()
 
 
@@ -114,10 +118,12 @@ class GradientLog:
 
     target: a DeepSpeed engine (stages 1 and 2, BF16_Optimizer) or (model, optimizer). All ranks make it alike.
     agent: where the agent of this rank listens, unix:PATH.
+    trust_user: a user, by name or number, whose agent is accepted besides those of this process's user and of root.
     every: iterations between snapshots, for policy replay, which holds gradients back that the next one makes unnecessary;
         0: not known, or not equal.
     zstd: level; 0: gradients are not compressed.
-    memory: bytes that a rank shares with the agent at most, but for two steps at least: what the agent may be behind.
+    memory: bytes (or a text as "1.5GB") that a rank shares with the agent at most, but for two steps at least: what the
+        agent may be behind.
 
     Attributes: active, whether gradients are handed over; handed_bytes, gradients of all steps of this rank;
     waited_seconds, how long its training has waited for an agent that was behind.
@@ -125,10 +131,11 @@ class GradientLog:
     Raises Error for optimizers, options and kernels whose steps cannot be made again bit for bit.
     """
 
-    def __init__(self, target: Any, agent: str, *, every: int = 0, zstd: int = 0, memory: int = 1 << 30,
-                 group: Any = None) -> None:
+    def __init__(self, target: Any, agent: str, *, every: int = 0, zstd: int = 0, memory: int | str = 1 << 30,
+                 group: Any = None, trust_user: int | str | None = None) -> None:
         self._trainer, self._agent, self._every = trainer_of(target), agent, every
-        self._zstd, self._memory = zstd, memory
+        self._user = trust_user
+        self._zstd, self._memory = zstd, size_of(memory)
         self._ranks = group if isinstance(group, Group) else Group(group)
         self._own_group = self._ranks is not group
         self._optimizer = self._trainer.optimizer
@@ -274,9 +281,9 @@ class GradientLog:
 
     def _ask(self) -> tuple[dict[str, Any], str | None]:
         """The experts of the agent's model, and the name of the table of this machine's square roots."""
-        with Connection(self._agent) as agent:
+        with Connection(self._agent, user=self._user) as agent:
             agent.send("experts")
-            experts = json.loads(agent.text())
+            experts = agent.json()
             roots, last = square_roots()
             memory = _Memory(roots.numel() * ITEM)
             try:
@@ -347,7 +354,7 @@ class GradientLog:
                 "modules": [{"name": name, "pieces": held} for name, held in modules.items() if held]}
         size = -(-end * ITEM // 4096) * 4096
         places = max(2, min(PLACES, self._memory // size))
-        self._over = _HandOver(self._agent, self._ranks.rank, told, size, places)
+        self._over = _HandOver(self._agent, self._user, self._ranks.rank, told, size, places)
 
     # In each step.
 

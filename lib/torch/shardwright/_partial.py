@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import threading
 import time
 import uuid
@@ -16,17 +17,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from . import _errors
-from ._agent import Connection
+from ._agent import Connection, user_id
 from ._agent_process import OwnAgent
 from ._deepspeed import DeepSpeed
 from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
 from ._far import wait_for_devices
-from ._files import Part, SparseFile
+from ._files import HeaderEngine, NoCopies, Part
 from ._group import Group
 from ._idle import IdleTimes
+from ._library import call, expanded
 from ._load import Loaded, load
 from ._lossless import GradientLog
 from ._tokens import TokenLog, count_tokens
@@ -38,51 +39,22 @@ PATIENCE = 300  # seconds until all ranks have copied their tensors beside the t
 MARK = "hand-over.json"  # names what a trainer is about to put into the folder, for the next one to remove
 
 
-class _NoCopies(TorchFunctionMode):
-    """DeepSpeed copies the weights of experts before it saves them: here that is not needed, since only their bytes are
-    looked at, and it would take longer than the rest."""
+class Snapshot(int):
+    """What PartialCheckpoints.step returns where a snapshot was due: true if it was taken, or with overlap if it has begun.
 
-    def __init__(self, layers: list[Any]) -> None:
-        super().__init__()
-        self._experts = {param.data_ptr() for layer in layers for param in layer.deepspeed_moe.experts.parameters()}
+    iteration: of the snapshot.
+    where: "memory" where the agent's memory has it or is getting it, from where the agent saves it into the store; "nowhere" where
+        it was not taken.
+    stored: iteration of the last snapshot that this agent had saved into the store when step() was called; None: none yet, or the
+        agent did not answer.
+    """
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.Tensor.clone and args[0].data_ptr() in self._experts:
-            return args[0].detach()
-        return function(*args, **(kwargs or {}))
+    iteration: int
+    where: str
+    stored: int | None
 
-
-class _HeaderEngine:
-    """A checkpoint engine of DeepSpeed that writes headers, and keeps what the tensors of its files are. A failure is
-    kept too: other ranks wait in the middle of a save."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, SparseFile] = {}
-        self.failure: Exception | None = None
-        self.name = "shardwright"
-
-    def save(self, state_dict: Any, path: str) -> None:
-        try:
-            if self.failure is None:
-                self.files[os.path.basename(path)] = SparseFile(path, state_dict)
-        except Exception as error:
-            self.failure = error
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        os.makedirs(path, exist_ok=exist_ok)
-
-    def is_data_parallel_writer(self, dp_rank: int) -> bool:
-        return dp_rank == 0
-
-    def preserves_storage_sharing(self) -> bool:
-        return False  # each tensor gets a storage of its own: nothing has to be copied for that
-
-    def is_decoupled(self) -> bool:
-        return False
-
-    def create(self, _: Any) -> None: ...
-
-    def commit(self, _: Any) -> None: ...
+    def __repr__(self) -> str:
+        return f"Snapshot({bool(self)}, iteration={self.iteration}, where={self.where!r}, stored={self.stored})"
 
 
 class PartialCheckpoints:
@@ -98,11 +70,15 @@ class PartialCheckpoints:
     All ranks make it, step it and close it alike; they are on one machine. The trainer writes no checkpoint of its own:
     the first snapshot has every expert, each later one everything but the experts, and k experts of each MoE layer.
 
-    store: as of pec-save.
+    store: as of pec-save, ~ expanded. Where nothing has that name a store is begun there. Raises Error where the parent folder is
+        missing, or where it is anything but a store, or cannot be written to.
     k: experts of each MoE layer in a snapshot; None: as the agent has it.
     every: steps of the optimizer between snapshots.
     agent: where an agent listens, unix:PATH, whose folder of checkpoints is there for this alone. Default: one of this
         object's own, which outlives a trainer that is killed and is found again by the store's path.
+    trust_user: with agent=, a user, by name or number, whose agent is accepted besides those of this process's user and of
+        root. Its folder of checkpoints and its log of tokens are used only where checkpoints= and tokens= name the same.
+    checkpoints: with agent=, the agent's folder of checkpoints. Default: what the agent reports, if that folder is this user's.
     flags: further flags of pec-save agent, for an agent of its own: ["--policy", "load-aware", "--peer", "node8:4711"].
     tokens: the log of tokens per expert; default the agent's, for an agent of its own STORE.tokens.jsonl.
     command: the program pec-save, for an agent of its own.
@@ -119,9 +95,11 @@ class PartialCheckpoints:
     handed_bytes: int
 
     def __init__(self, engine: Any, store: str | os.PathLike[str], *, k: int | None = 1, every: int = 1,
-                 agent: str | None = None, flags: Sequence[str] = (), tokens: str | os.PathLike[str] | None = None,
-                 command: str = "pec-save", overlap: bool | None = None, lossless: bool = False, log_zstd: int = 0,
-                 log_memory: int = 1 << 30, group: Any = None) -> None:
+                 agent: str | None = None, trust_user: int | str | None = None,
+                 checkpoints: str | os.PathLike[str] | None = None, flags: Sequence[str] = (),
+                 tokens: str | os.PathLike[str] | None = None, command: str = "pec-save",
+                 overlap: bool | None = None, lossless: bool = False, log_zstd: int = 0, log_memory: int | str = 1 << 30, group: Any = None,
+                 deadline: float = 600) -> None:
         self._engine, self._group = engine, Group(group)
         self._own: OwnAgent | None = None
         self._waiting: threading.Thread | None = None
@@ -129,19 +107,22 @@ class PartialCheckpoints:
         self._filling: threading.Thread | None = None
         self._overlap, self._hook = overlap, None
         self._wrong: str | None = None  # with what step() was called
-        self._asks = {"store": os.path.realpath(store), "k": k, "every": every, "agent": agent, "flags": list(flags),
-                      "lossless": lossless, "overlap": overlap}
+        self._deadline = deadline
+        self._asks = {"store": os.path.realpath(expanded(store)), "k": k, "every": every, "agent": agent,
+                      "trust_user": user_id(trust_user), "flags": list(flags), "lossless": lossless, "overlap": overlap}
         self.gradients: GradientLog | None = None
         self._idle: IdleTimes | None = None
         self._counts = count_tokens(engine.module)
         try:
+            self._group.meet("PartialCheckpoints()", deadline)
             self._same(self._group.agree(self._check))
-            self.agent, self._folder, self._log_path, mark = self._group.agree(lambda: self._open(command, tokens))[0]
+            self.agent, self._folder, self._log_path, mark = self._group.agree(lambda: self._open(command, tokens, checkpoints))[0]
             self._group.agree(lambda: self._see_folder(mark))
             if self._overlap:
                 self._hook = DeepSpeed(engine).base.register_step_pre_hook(lambda *_: self._filled())
             if lossless:
-                self.gradients = GradientLog(engine, self.agent, every=every, zstd=log_zstd, memory=log_memory, group=self._group)
+                self.gradients = GradientLog(engine, self.agent, every=every, zstd=log_zstd, memory=log_memory, group=self._group,
+                                             trust_user=self._asks["trust_user"])
         except BaseException:
             if self._own is not None and self._own.started:
                 with contextlib.suppress(Exception):  # what was wrong is what is told
@@ -152,30 +133,34 @@ class PartialCheckpoints:
         self.handed_bytes = 0
         self._last: int = engine.global_steps
         self._pending: list[tuple[int, list[list[int]]]] = []  # of steps since the last snapshot
+        self._due: int | None = None  # iteration of the last snapshot that was due
+        self._stored: int | None = None  # as of Snapshot.stored
+        self._failed_saves = 0  # of the agent, that were warned of
 
     def load(self, **options: Any) -> Loaded:
         """As shardwright.load out of the store and the agent's memory; 0 where the run begins. Collective."""
         self._filled()
-        options = {"agents": [self.agent], "begin": True} | options
+        options = {"agents": [self.agent], "trust_user": self._asks["trust_user"], "begin": True,
+                   "deadline": self._deadline} | options
         if self.gradients is not None:
             self.gradients.end()
         loaded = load(self._engine, self._asks["store"], **options)
         if self.gradients is not None and loaded.restored is not None and loaded.restored["iteration"] is not None:
             self._begin_log()
-        self._last, self._pending = self._engine.global_steps, []
+        self._last, self._pending, self._due = self._engine.global_steps, [], None
         self._counts.clear()
         self._log = TokenLog(self._log_path)  # what was logged of later iterations goes
         return loaded
 
-    def step(self, tokens: Any = None, client_state: dict[str, Any] | None = None) -> bool | None:
+    def step(self, tokens: Any = None, client_state: dict[str, Any] | None = None) -> Snapshot | None:
         """After each step of the optimizer; it may be called after micro steps too. Collective.
 
         tokens: how many tokens this rank has sent to each expert since the last step, [MoE layer][expert]; those of all
             ranks are added up. Default: counted by hooks on DeepSpeed's MoE layers, which see a forward pass that
             activation checkpointing repeats twice.
         client_state: as of DeepSpeed's save_checkpoint.
-        Returns None where no snapshot was due, else whether there is one, or with overlap whether one has begun: if not, a
-        warning says why, training goes on, and the next one is tried as ever. Raises Error where no later one could be taken either.
+        Returns None where no snapshot was due, else a Snapshot: false where none was taken. Then a warning says why, training goes
+        on, and the next one is tried as ever. Raises Error where no later one could be taken either.
         """
         iteration = self._engine.global_steps
         if iteration == self._last:
@@ -194,20 +179,25 @@ class PartialCheckpoints:
         self._pending.append((iteration, counted))
         if iteration % self._asks["every"]:
             return None
-        return self._quietly(lambda: self._snapshot(iteration, client_state or {}))
+        self._due = iteration
+        taken = Snapshot(self._quietly(lambda: self._snapshot(iteration, client_state or {})))
+        taken.iteration, taken.stored = iteration, self._stored
+        taken.where = "memory" if taken else "nowhere"
+        return taken
 
     def idle(self) -> IdleTimes:
         """For `with`, around what this rank waits in: the agent copies and saves while ranks idle. Local; a rank that has never
         asked for it is not waited for."""
         if self._idle is None:
             # One rank alone must not end for that.
-            self._idle = IdleTimes(self.agent, self._group.rank, strict=False)
+            self._idle = IdleTimes(self.agent, self._group.rank, strict=False, trust_user=self._asks["trust_user"])
         return self._idle
 
     def close(self) -> int | None:
         """Waits until the newest snapshot is in the store, and ends an agent of its own. Collective.
 
-        Returns the store's newest iteration, None where it has none.
+        Returns the store's newest iteration, None where it has none. Raises Error where that is older than the last snapshot that was
+        due.
         """
         def end() -> int | None:
             self._filled()
@@ -215,14 +205,20 @@ class PartialCheckpoints:
                 return None
             self._wait()
             self._warn_late()
-            with Connection(self.agent) as agent:
+            with self._connect(self.agent) as agent:
                 agent.send("flush")
                 stored = agent.answer()
             if self._own is not None:
                 self._own.stop()
-            return None if stored == "none" else int(stored)
+            newest = None if stored == "none" else int(stored)
+            if self._due is not None and (newest is None or newest < self._due):
+                found = "has no checkpoint" if newest is None else f"ends with iteration {newest}"
+                raise Error(_errors.IO, f"{self._asks['store']}: the last snapshot, of iteration {self._due}, is not in the store, which "
+                                        f"{found}: save with save_checkpoint what must not be lost; earlier warnings say why")
+            return newest
 
         try:
+            self._group.meet("PartialCheckpoints.close", self._deadline)
             if self.gradients is not None:
                 self.gradients.close()
             return self._group.agree(end)[0]
@@ -265,24 +261,38 @@ class PartialCheckpoints:
             self._overlap = hooks and any(not param.is_cpu for param in engine.module.parameters())
         if asks["k"] is not None and (not isinstance(asks["k"], int) or asks["k"] < 1):
             raise Error(USAGE, f"k={asks['k']}: one or more experts expected, or None")
+        if asks["k"] is not None and asks["k"] > min(self._counts.shape):
+            raise Error(USAGE, f"k={asks['k']}: a MoE layer of the model has {min(self._counts.shape)} experts")
         return asks
 
-    def _open(self, command: str, tokens: Any) -> tuple[str, str, str | None, str]:
+    def _connect(self, address: str) -> Connection:
+        return Connection(address, user=self._asks["trust_user"])
+
+    def _open(self, command: str, tokens: Any, checkpoints: Any) -> tuple[str, str, str | None, str]:
         """Rank 0 finds the agent: its address, its folder, the log of tokens, and what it has marked the folder with."""
         if self._group.rank != 0:
             return "", "", None, ""
         asks = self._asks
         if asks["agent"] is None:
-            log = os.path.realpath(tokens or asks["store"] + ".tokens.jsonl")
-            self._own = OwnAgent(asks["store"], command, ["--k", str(asks["k"] or 1), "--tokens", log, *asks["flags"]])
+            log = os.path.realpath(expanded(tokens) if tokens else asks["store"] + ".tokens.jsonl")
+            self._own = OwnAgent(asks["store"], expanded(command),
+                                 ["--k", str(asks["k"] or 1), "--tokens", log, *asks["flags"]])
+            call("prepare_store", {"store": asks["store"]})
             self._own.start()
+            tokens = log
         elif asks["flags"]:
             raise Error(USAGE, "flags= are for an agent of its own, agent= names another one")
+        if asks["agent"] is None and (checkpoints is not None or asks["trust_user"] is not None):
+            raise Error(USAGE, "trust_user= and checkpoints= are for agent=: an agent of its own is this user's")
         address = asks["agent"] or self._own.address
-        with Connection(address) as connection:
+        with self._connect(address) as connection:
             status = connection.status()
+            foreign = connection.user not in (os.geteuid(), 0)
         if "checkpoints" not in status:
             raise Error(UNSUPPORTED, f"{address}: an agent of an older version, which takes nothing out of trainers")
+        for key, kind in (("store", str), ("checkpoints", str), ("tokens", str), ("k", int)):
+            if not isinstance(status.get(key), kind):
+                raise Error(_errors.BAD_INPUT, f"{address}: status: \"{key}\" is {status.get(key)!r}, a {kind.__name__} expected")
         found = os.path.realpath(status["store"])
         if found != asks["store"]:
             raise Error(MISMATCH, f"{address}: saves into {found}, not into {asks['store']}")
@@ -291,13 +301,22 @@ class PartialCheckpoints:
         if status.get("policy") == "replay" and not asks["lossless"]:
             raise Error(USAGE, f"{address}: --policy replay needs the gradients of every step: lossless=True")
         log = os.path.realpath(status["tokens"]) if status["tokens"] else None
-        if tokens is not None and os.path.realpath(tokens) != log:
+        if tokens is not None and os.path.realpath(expanded(tokens)) != log:
             raise Error(MISMATCH, f"{address}: reads tokens from {log}, tokens={tokens} is asked for")
+        if foreign and tokens is None and log is not None:
+            raise Error(USAGE, f"{address}: an agent of user {connection.user} reads tokens from {log}; give tokens= to write there")
+        named = checkpoints if self._own is None else self._own.folder
         folder = status["checkpoints"]
-        if not os.path.isdir(folder):
+        if named is not None and os.path.realpath(expanded(named)) != os.path.realpath(folder):
+            raise Error(MISMATCH, f"{address}: has its checkpoints in {folder!r}, {os.fspath(named)!r} is expected")
+        if named is None:
+            _check_folder(address, folder, foreign)
+        elif not os.path.isdir(folder):
             raise Error(_errors.NOT_FOUND, f"{address}: no folder of checkpoints, {folder!r}")
         if os.path.exists(os.path.join(folder, "latest")):
             raise Error(USAGE, f"{folder}: has checkpoints of its own (latest); an agent with a folder for this alone is needed")
+        if self._own is None and not foreign:
+            call("prepare_store", {"store": asks["store"]})
         self._remove_leftovers(folder)
         return address, folder, log, self._mark(folder, [])
 
@@ -322,19 +341,20 @@ class PartialCheckpoints:
             wait_for_devices({param.device for param in self._engine.module.parameters()})
             return self._asks | {"iteration": iteration}, counted, logs
 
+        self._group.meet("PartialCheckpoints.step", self._deadline)
         told = self._group.agree(begin)
         self._same([asks for asks, *_ in told])
-        headers = _HeaderEngine()
+        headers = HeaderEngine()
         before, self._engine.checkpoint_engine = self._engine.checkpoint_engine, headers
         try:
-            with _NoCopies(self._counts.layers):
+            with NoCopies(self._counts.layers):
                 self._engine.save_checkpoint(self._folder, tag=tag, client_state=client_state, save_latest=False)
         finally:
             self._engine.checkpoint_engine = before
         offered: Connection | None = None
 
-        def offer() -> dict[str, list[tuple[int, int]]] | None:
-            """What the agent takes, by file."""
+        def offer() -> tuple[dict[str, list[tuple[int, int]]], int | None] | None:
+            """What the agent takes, by file, and what it has saved last."""
             nonlocal offered
             if self._group.rank == 0:
                 self._write_log([pending for _, pending, _ in told])
@@ -342,18 +362,19 @@ class PartialCheckpoints:
                 raise headers.failure
             if self._group.rank != 0:
                 return None
-            offered = Connection(self.agent)
+            offered = self._connect(self.agent)
+            stored = self._saved_last(offered.status())
             offered.send(f"offer {tag}")
             wanted: dict[str, list[tuple[int, int]]] = {}
             for line in offered.text().splitlines():
                 first, count, name = line.split(" ", 2)
                 # Before the names of files may be that of the checkpoint's folder.
                 wanted.setdefault(os.path.basename(name), []).append((int(first), int(count)))
-            return wanted
+            return wanted, stored
 
         self._pending = []
         try:
-            wanted = self._group.agree(offer)[0]
+            wanted, self._stored = self._group.agree(offer)[0]
             later: dict[str, list[Part]] = {}  # what the next step of the optimizer waits for
 
             def take() -> dict[str, int]:
@@ -391,6 +412,15 @@ class PartialCheckpoints:
         if not all(active for *_, active in told):
             self._begin_log()
 
+    def _saved_last(self, status: dict[str, Any]) -> int | None:
+        """Rank 0. The iteration that the agent has saved last; warns where saves have failed since the last look."""
+        failed = status.get("persists_failed", 0)
+        if failed > self._failed_saves:
+            warnings.warn(f"the agent has failed to save into {self._asks['store']} and tries again; memory alone holds what is newer: "
+                          f"{status.get('last_error', '')}", stacklevel=6)
+        self._failed_saves = failed
+        return status.get("persisted")
+
     def _begin_log(self) -> None:
         """Collective. From the next step on; where it cannot begin it does with a later snapshot."""
         assert self.gradients is not None
@@ -402,7 +432,7 @@ class PartialCheckpoints:
             if self._group.rank == 0:
                 warnings.warn(f"no log of gradients: {error}", stacklevel=4)
 
-    def _fill_beside(self, headers: _HeaderEngine, later: dict[str, list[Part]], tag: str) -> None:
+    def _fill_beside(self, headers: HeaderEngine, later: dict[str, list[Part]], tag: str) -> None:
         """Beside the training. The file that it leaves says to rank 0 that it is done, or why it is not."""
         said = ""
         try:
@@ -535,3 +565,18 @@ class PartialCheckpoints:
             for key, value in told[0].items():
                 if asks[key] != value:
                     raise Error(USAGE, f"{key}: rank 0 asks for {value}, rank {rank} for {asks[key]}")
+
+
+def _check_folder(address: str, folder: str, foreign: bool) -> None:
+    """Refuses a folder, named by an agent alone, in which another user could have planted files or links."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        found = None
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        raise Error(_errors.NOT_FOUND, f"{address}: no folder of checkpoints, {folder!r}")
+    open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    if foreign or found.st_uid != os.geteuid() or open_to_all:
+        raise Error(MISMATCH, f"{address}: would have checkpoints in {folder}: a folder of user {os.geteuid()} that not all may "
+                              f"write to is expected, found one of user {found.st_uid} with mode "
+                              f"{stat.S_IMODE(found.st_mode):04o}; if it is the right one, name it: checkpoints={folder!r}")

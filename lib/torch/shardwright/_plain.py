@@ -7,16 +7,23 @@ import torch
 from ._errors import UNSUPPORTED, USAGE, Error
 from ._held import Held, buffers_of, piece, plain_name
 from ._optimizers import Told, materialise, set_step, states_of
+from ._owners import refuse_engine_parameters
 
 
 class Plain:
     """A model and its optimizer."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        if not isinstance(model, torch.nn.Module):
+            swapped = "; the model comes first" if isinstance(optimizer, torch.nn.Module) else ""
+            raise Error(USAGE, f"(model, optimizer): a model expected, found {type(model).__name__}{swapped}")
+        if hasattr(model, "zero_optimization_stage"):
+            raise Error(USAGE, "(model, optimizer): a DeepSpeed engine has its optimizer: pass the engine alone, load(engine, source)")
         while isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = model.module
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise Error(USAGE, f"(model, optimizer): an optimizer of PyTorch expected, found {type(optimizer).__name__}")
+        refuse_engine_parameters(model)
         self.model, self.optimizer = model, optimizer
         self.names = {id(param): plain_name(name) for name, param in model.named_parameters()}
         self.client_state: dict[str, object] = {}

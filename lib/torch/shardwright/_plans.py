@@ -8,7 +8,7 @@ from typing import Any
 
 from ._errors import MISMATCH, USAGE, Error
 from ._group import Group, moving
-from ._library import call
+from ._library import call, expanded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +35,17 @@ class ExpertPlan:
     @classmethod
     def read(cls, path: str | os.PathLike[str], group: Any = None) -> ExpertPlan:
         """Collective. The plan in a file, the same on all ranks of the group. Raises Error."""
-        ranks = Group(group)
+        ranks, path = Group(group), expanded(path)
         try:
-            found = moving(lambda: ranks.agree(lambda: call("read_plan", {"plan": os.fspath(path), "ranks": ranks.size})))
+            found = moving(lambda: ranks.agree(lambda: call("read_plan", {"plan": path, "ranks": ranks.size})))
         finally:
             ranks.close()
         for rank, other in enumerate(found):
             if other["digest"] != found[0]["digest"]:
-                raise Error(MISMATCH, f"{os.fspath(path)}: rank {rank} has another plan ({other['digest'][:16]}) than rank 0 "
+                raise Error(MISMATCH, f"{path}: rank {rank} has another plan ({other['digest'][:16]}) than rank 0 "
                                       f"({found[0]['digest'][:16]})")
         told = found[0]
-        return cls(os.fspath(path), told["experts"], tuple(told["layers"]), told["slots"], told["owners"],
+        return cls(path, told["experts"], tuple(told["layers"]), told["slots"], told["owners"],
                    tuple(told["node"]), told["digest"])
 
     @property

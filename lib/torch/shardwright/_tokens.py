@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+import stat
+from typing import Any, BinaryIO
 
 import torch
+
+from ._errors import BAD_INPUT, Error
+
+BEGINNING = b'{"iteration":'  # of a line, without spaces
 
 
 class Counts:
@@ -50,6 +55,7 @@ class TokenLog:
 
     def __init__(self, path: str | None) -> None:
         self._path = path
+        self._first: int | None = None  # iteration that was added
         self._end: int | None = None  # of what is whole; None: not looked at yet
         self._lines = ""  # that are not written yet
 
@@ -58,13 +64,15 @@ class TokenLog:
         before has gone further. What cannot be written is, the next time."""
         if self._path is None:
             return
-        if self._end is None and tokens:
-            self._end = self._place_of(min(tokens))
+        if self._first is None and tokens:
+            self._first = min(tokens)
         self._lines += "".join(json.dumps({"iteration": iteration, "tokens": tokens[iteration]}) + "\n"
                                for iteration in sorted(tokens))
         if not self._lines:
             return
-        with open(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as log:
+        with self._open(self._path) as log:
+            if self._end is None:
+                self._end = self._place_of(log, self._first or 0)
             log.truncate(self._end)
             log.seek(self._end or 0)
             log.write(self._lines.encode())
@@ -72,15 +80,45 @@ class TokenLog:
             self._end = log.tell()
         self._lines = ""
 
-    def _place_of(self, first: int) -> int:
-        """Where the lines of iterations from `first` on begin. A line may have been cut short by the end of whoever wrote it:
-        it is one of those."""
-        assert self._path is not None
-        end = 0
-        if os.path.exists(self._path):
-            with open(self._path, "rb") as log:
-                for line in log:
-                    if not line.endswith(b"\n") or json.loads(line)["iteration"] >= first:
-                        break
-                    end += len(line)
+    @staticmethod
+    def _open(path: str) -> BinaryIO:
+        """Raises Error where the name is taken by a link or anything else that is not a file."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if not os.path.islink(path):
+                raise
+            raise Error(BAD_INPUT, f"{path}: a log of tokens expected, found a symbolic link of user {os.lstat(path).st_uid}; "
+                                   "remove it, or name the file that it leads to") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise Error(BAD_INPUT, f"{path}: a log of tokens expected, found something that is not a regular file")
+        return open(descriptor, "r+b")
+
+    def _place_of(self, log: BinaryIO, first: int) -> int:
+        """Returns the end of the last line with an iteration before `first`. Ignores a truncated last line of a killed
+        writer. Earlier lines of later iterations belong to a run before a restart. Readers ignore them, because the
+        iterations are logged again. Raises Error where the file is not a log of tokens, so that it is not overwritten."""
+        end = at = 0
+        log.seek(0)
+        for number, line in enumerate(log, 1):
+            at += len(line)
+            if not line.strip():
+                continue
+            if not line.endswith(b"\n"):
+                found = b"".join(line.split())
+                if not (found.startswith(BEGINNING) or BEGINNING.startswith(found)):
+                    raise self._no_line(line, number)
+            elif self._iteration_of(line, number) < first:
+                end = at
         return end
+
+    def _iteration_of(self, line: bytes, number: int) -> int:
+        try:
+            return int(json.loads(line)["iteration"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise self._no_line(line, number) from None
+
+    def _no_line(self, line: bytes, number: int) -> Error:
+        return Error(BAD_INPUT, f"{self._path}:{number}: not a JSON object with an iteration: {line[:60]!r}; "
+                                "remove the line, or the file")

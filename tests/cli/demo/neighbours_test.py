@@ -126,7 +126,7 @@ class Neighbours(DemoTest):
         save = self.work / "ckpt"
         names = {"shardwright.json", "ckpt.dp3.report.json", "out.lock", "plan.json.partial", ".nfs0123", ".journal"}
         for name in names:
-            (save / name).write_text("ours")
+            (save / name).write_text(f"process 1 on {socket.gethostname()} (run 1)\n")
         result = self.report_of("ucp-load", "ckpt", "ckpt/out", "--target", "dp=3")
         self.assertEqual(set(self.left_out(result)), names)
         self.assertEqual(self.beside("ckpt/out"), BESIDE)

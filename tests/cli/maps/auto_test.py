@@ -113,6 +113,19 @@ class Auto(ModelTest):
         self.assertIn("the names are those of side hf of map llama already", said)
         self.assertEqual(unpack(self.work / "out" / "model.safetensors")[0], self.tensors)
 
+    def test_names_of_another_program_are_refused_for_megatron(self):
+        self.make()
+        said = self.run_in("ucp-load", "hf", "out", "--format", "megatron", code=2).stderr
+        self.assertIn("ucp-load hf out --format megatron --map auto writes the names", said)
+        self.assertIn("--map none keeps these", said)
+        self.assertFalse((self.work / "out").exists())
+        self.assertEqual(self.mapped("ucp-load", "hf", "kept", "--format", "megatron", "--map", "none"), [])
+        # The line of the message works, and Megatron's own names are no question.
+        self.run_in("ucp-load", "hf", "titan", "--format", "megatron", "--map", "auto")
+        self.run_in("ucp-load", "titan", "again", "--format", "megatron")
+        said = self.run_in("ucp-load", "titan", "weights", "--format", "safetensors").stderr
+        self.assertIn("--map auto writes the names that they look for", said)  # several maps have Megatron's
+
     def test_of_two_maps_the_one_that_fits(self):
         self.make({"model_type": "qwen3"}, **NORMS)
         for target, name in ((("dcp", "--flavour", "torchtitan"), "qwen3"), (("megatron",), "llama")):
@@ -141,7 +154,7 @@ class Auto(ModelTest):
         self.say("{")
         self.refused(4, "hf/config.json")
         (self.work / "hf" / "config.json").unlink()
-        self.refused(2, "neither a config.json beside", "--map MAP:TO")
+        self.refused(2, "neither a config.json next to", "--map MAP:TO")
         self.make({"model_type": "qwen2"}, **BIASES)
         self.refused(9, "has no form for side torchtitan",
                      words=("--format", "dcp", "--flavour", "torchtitan", "--map", "auto"))

@@ -41,9 +41,11 @@ def rounded(value):
 class Run:
     """What a run of one rank holds: by name the master weights, and the bits of the weights."""
 
-    def __init__(self):
+    def __init__(self, more=(), arguments=()):
+        """\\param more  further shapes by name, at the end of the model; further arguments of the run"""
         chance = random.Random(3)
-        self.shapes = dict(shapes())
+        self.shapes = dict([*shapes(), *more])
+        self.arguments = dict(arguments)
         self.masters, self.weights = {}, {}
         for name, shape in self.shapes.items():
             count = shape[0] * (shape[1] if len(shape) > 1 else 1)
@@ -67,7 +69,7 @@ class Run:
         model = {name: ptfile.tensor("BFloat16Storage", struct.pack(f"<{len(bits)}H", *bits), self.shapes[name], 2)
                  for name, bits in self.weights.items()}
         arguments = {"num_layers": LAYERS, "num_attention_heads": 4, "kv_channels": 16, "vocab_size": VOCABULARY,
-                     "make_vocab_size_divisible_by": 1, "params_dtype": ptfile.find("torch", "bfloat16")}
+                     "make_vocab_size_divisible_by": 1, "params_dtype": ptfile.find("torch", "bfloat16"), **self.arguments}
         rank = folder / "iter_0000004" / "mp_rank_00"
         rank.mkdir(parents=True)
         (folder / "latest_checkpointed_iteration.txt").write_text("4")

@@ -146,7 +146,7 @@ class TorchDist(unittest.TestCase):
         kind.write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
         self.expect(UNSUPPORTED, "zarr")
         kind.write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 2}')
-        self.expect(BAD, "version 2")
+        self.expect(UNSUPPORTED, "version 2")
 
     def test_a_part_of_another_save_is_noticed(self):
         other = self.work / "other"

@@ -46,7 +46,7 @@ class Loads(Case):
         self.assertEqual(self.wanted, self.records[-1])
 
     def same(self, loads, form, *words):
-        result = self.result(loads, *CLUSTER, "--strategy", "eplb", "-o", "p.json", "--force", *words)
+        result = self.result(loads, *CLUSTER, "--strategy", "eplb", "--window", "1", "-o", "p.json", "--force", *words)
         self.assertEqual(result["format"], form)
         self.assertEqual([layer["placement"] for layer in self.read("p.json")["layers"]],
                          [layer["placement"] for layer in self.read("wanted.json")["layers"]], form)
@@ -77,9 +77,6 @@ class Loads(Case):
         ptfile.save(self.work / "s.pt", {"rank": 0, "logical_count": tensor,
                                          "average_utilization_rate_over_window": None})
         self.same("s.pt", "sglang")
-        self.write("d.pt", "")
-        ptfile.save(self.work / "d.pt", {"records": [], "last_physical_to_logical_map": tensor})
-        self.refused(9, "record with the mode stat", "d.pt", *CLUSTER)
 
     def test_vllm(self):
         # Physical experts: each expert once, expert 0 a second time.
@@ -178,6 +175,27 @@ class Plans(Case):
         self.assertIn("2 layers without a plan", done.stderr)
 
 
+class Logs(Case):
+    def test_a_log_of_a_restarted_training(self):
+        """1 to 7, then from 6 on again, and killed within a line: as the log of a training that was never interrupted."""
+        records = trace(records=10)
+        lines = [json.dumps({"iteration": i + 1, "tokens": tokens}) + "\n" for i, tokens in enumerate(records)]
+        stale = [json.dumps({"iteration": i, "tokens": records[0]}) + "\n" for i in (6, 7)]
+        self.write("clean.jsonl", "".join(lines[:9]))
+        self.write("resumed.jsonl", "".join(lines[:5] + stale + lines[5:9]) + lines[9][:30])
+        for words in (["--at", "9"], ["--at", "7", "--window", "7"], ["--window", "9"]):
+            plans = []
+            for name in ("clean", "resumed"):
+                done = self.run_in(f"{name}.jsonl", *CLUSTER, *words, "-o", f"{name}.json", "--force")
+                plans.append(self.read(f"{name}.json"))
+            self.assertEqual(*[plan["layers"] for plan in plans])
+            self.assertIn("warning: resumed.jsonl:8: iteration 6 again, as after a restart of the training: the earlier lines "
+                          "of iterations from 6 on are ignored\n", done.stderr)
+            self.assertIn("warning: resumed.jsonl:12: the last line is cut short and is ignored\n", done.stderr)
+        self.write("torn.jsonl", lines[0] + lines[1][:30] + "\n" + lines[2])
+        self.refused(4, "torn.jsonl:2: line 1, column", "torn.jsonl", *CLUSTER, "-o", "p")
+
+
 class BadInput(Case):
     def test_loads(self):
         for code, part, text in (
@@ -187,7 +205,7 @@ class BadInput(Case):
                 (4, "a count expected, found a text", '[["1"]]'), (4, "layer 0: no experts", "[[]]"),
                 (4, "no loads: none of tokens", '{"token":[[1]]}'), (4, 'key "tokens" twice',
                                                                      '{"tokens":[[1]],"tokens":[[2]]}'),
-                (4, "iteration 3 twice", '{"iteration":3,"tokens":[[1]]}\n{"iteration":3,"tokens":[[1]]}'),
+                (4, "bad:2: line 1, column", '{"iteration":3,"tokens":[[1]]}\n{"iteration":4,"tok\n{"iteration":5,"tokens":[[1]]}'),
                 (4, "bad:2: 2 layers of 2 experts, the first record has 1",
                  '{"tokens":[[1,2]]}\n{"tokens":[[1,2],[3,4]]}'),
                 (4, 'layer 1 expert 1: "x" is not a count', "1,2\n3,x\n"),
@@ -227,7 +245,7 @@ class BadInput(Case):
                 (4, 'the name "a" is taken', {"nodes": [{"name": "a"}, {"name": "a"}], "gpus": 2, "slots": 9}),
                 (4, "id 0 is taken", {"nodes": [{"gpus": [{"id": 0, "slots": 9}, {"id": 0, "slots": 9}]}]}),
                 (4, 'id "u" is taken', {"nodes": [{"gpus": [{"id": "u", "slots": 9}]}, {"gpus": [{"id": "u", "slots": 9}]}]}),
-                (4, "is no bandwidth", {"nodes": 2, "gpus": 2, "slots": 9, "bandwidth": {"gpu": "fast"}}),
+                (4, "is not a bandwidth", {"nodes": 2, "gpus": 2, "slots": 9, "bandwidth": {"gpu": "fast"}}),
                 (4, "nodes", {"nodes": -1, "gpus": 2, "slots": 9}), (4, "alive", {"nodes": [{"alive": 1}], "gpus": 2, "slots": 9}),
                 (8, "slots", {"nodes": 16384, "gpus": 16, "slots": 4000000}),
                 (10, "do not fit", {"nodes": [{"alive": True}, {"alive": False}], "gpus": 1, "slots": 12})):

@@ -39,7 +39,7 @@ class Plans(Case):
         self.assertEqual([layer["layer"] for layer in plan["layers"]], [1, 3, 4])
         for layer in plan["layers"]:
             pairs = zip(records[1][layer["layer"]], records[2][layer["layer"]])
-            self.assertEqual(layer["loads"], [(a + b + 1) // 2 for a, b in pairs])
+            self.assertEqual(layer["loads"], [a + b for a, b in pairs])
 
     def test_balance_is_measured_on_later_loads(self):
         now = self.result("loads.jsonl", *CLUSTER, "--strategy", "eplb", "--at", "0")
@@ -187,7 +187,6 @@ class Asked(Case):
         self.write("nodes.csv", NODES)
         for part, words in (
                 ("--distinct means nothing with --strategy eplb", ["--strategy", "eplb", "--distinct"]),
-                ("--policy means nothing with --strategy best", ["--policy", "global"]),
                 ("--effort means nothing with --strategy lazarus", ["--strategy", "lazarus", "--effort", "1"]),
                 ("--effort means nothing with --strategy best --objective recovery",
                  ["--objective", "recovery", "--effort", "1"]),
@@ -223,7 +222,62 @@ class Asked(Case):
     def test_groups_are_known_to_eplb_and_its_format(self):
         self.plan("--strategy", "lazarus", "--format", "eplb", "--groups", "4", "-o", "p.json")
         self.assertEqual(self.read("p.json")["groups"], 4)
-        self.refused(2, "--groups means nothing", "loads.jsonl", *CLUSTER, "--groups", "4")
+        self.refused(2, "--groups means nothing", "loads.jsonl", *CLUSTER, "--strategy", "lazarus", "--groups", "4")
+
+    def test_experts_on_every_gpu(self):
+        for strategy in ("best", "eplb+"):
+            plan = self.result("loads.jsonl", *CLUSTER, "--strategy", strategy, "--everywhere", "0,15", "-o", "p.json",
+                               "--force")["plan"]
+            for layer, metrics in zip(self.read("p.json")["layers"], plan["metrics"]["layers"]):
+                for gpu in layer["devices"]:
+                    self.assertLessEqual({0, 15}, set(gpu))
+                self.assertEqual((layer["replicas"][0], layer["replicas"][15]), (8, 8))
+                loads = [sum(layer["loads"][e] / layer["replicas"][e] for e in gpu) for gpu in layer["devices"]]
+                self.assertAlmostEqual(metrics["imbalance"], 8 * max(loads) / sum(layer["loads"]), delta=1e-9)
+                self.assertGreaterEqual(metrics["imbalance"] * (1 + 1e-9), metrics["bound"])
+        words = ["loads.jsonl", *CLUSTER, "--everywhere", "0,15"]
+        self.plan("--everywhere", "0,15", "-o", "old.json")
+        again = self.result(*words, "--old", "old.json", "-o", "q.json")["plan"]
+        self.assertEqual(again["migration"]["transfers"], 0)
+        # From a plan without them, each GPU that lacks one gets it, within the limit.
+        self.plan("-o", "free.json")
+        missing = sum(expert not in gpu for layer in self.read("free.json")["layers"] for gpu in layer["devices"]
+                      for expert in (0, 15))
+        self.refused(10, f"gpus lack {missing} replicas of the experts of --everywhere", *words, "--old", "free.json",
+                     "--max-moves", "5", "-o", "r")
+        moved = self.result(*words, "--old", "free.json", "--max-moves", missing + 60, "-o", "r.json")["plan"]
+        self.assertLessEqual(moved["migration"]["transfers"], missing + 60)
+        rows = self.result("compare", *words)["strategies"]
+        self.assertEqual([row["strategy"] for row in rows if "metrics" not in row], ["hecate", "fastermoe"])
+
+    def test_wrong_experts_on_every_gpu(self):
+        words = ["loads.jsonl", *CLUSTER, "-o", "p", "--everywhere"]
+        self.refused(2, "expert 16 does not exist, the layers have 16 experts", *words, "16")
+        self.refused(2, "there is nothing to plan", *words, "0-15")
+        self.refused(10, 'node "node0" gpu 0 has 4 slots: the 4 experts of --everywhere and one more', *words, "0-3")
+        self.refused(2, 'expected numbers of experts such as 256 or 0-3,7', *words, "a")
+        self.refused(2, "--everywhere means nothing", *words, "1", "--strategy", "lazarus")
+
+    def test_best_keeps_groups_on_a_node(self):
+        words = ["loads.jsonl", *CLUSTER, "--groups", "8"]
+        grouped = self.result(*words, "-o", "p.json")["plan"]
+        for layer in self.read("p.json")["layers"]:
+            nodes = [{expert // 2 for expert in held} for held in layer["placement"]]
+            self.assertEqual([len(groups) for groups in nodes], [2] * 4)
+            self.assertEqual(sorted(group for groups in nodes for group in groups), list(range(8)))
+        theirs = self.result(*words, "--strategy", "eplb+")["plan"]["metrics"]
+        self.assertLessEqual(grouped["metrics"]["imbalance_mean"], theirs["imbalance_mean"] + 1e-9)
+        free = self.result(*words, "--policy", "global")["plan"]["metrics"]
+        self.assertLess(free["imbalance_mean"], grouped["metrics"]["imbalance_mean"])
+        # From its own plan with the same counts nothing moves.
+        again = self.result(*words, "--old", "p.json", "-o", "q.json")["plan"]
+        self.assertEqual(again["migration"]["transfers"], 0)
+        self.refused(2, "--max-moves and --target-balance", *words, "--old", "p.json", "--max-moves", "3", "-o", "r")
+        self.refused(10, "16 experts in 6 groups on 4 nodes", "loads.jsonl", *CLUSTER, "--groups", "6", "--policy",
+                     "hierarchical", "-o", "r")
+        self.refused(10, "leave out --faults or --groups", *words, "--faults", "1", "-o", "r")
+        # Groups that do not divide are left out where nothing asks for them.
+        self.plan("--groups", "6")
 
 
 class Shown(Case):

@@ -69,7 +69,7 @@ class Terminal:
     def type(self, text):
         os.write(self.terminal, text.encode())
 
-    def wait_for(self, pattern, seconds=20):
+    def wait_for(self, pattern, seconds=300):
         """What a pattern finds in what is on the screen; that and all before it is forgotten."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -121,7 +121,7 @@ class Pages(unittest.TestCase):
         for line, rest, expected in LINES:
             with self.subTest(line):
                 terminal.type(line + "\t")
-                time.sleep(0.05)
+                time.sleep(0.5)  # what is typed at once may be taken for a paste
                 terminal.type(rest + "\n")
                 count = int(terminal.wait_for(r"GOT:(\d+)")[1])
                 words = [terminal.wait_for(r"GOT:([^\r\n]*)\r?\n")[1] for _ in range(count)]

@@ -122,20 +122,22 @@ class GivenUp(agent_test.Agents):
 
     def test_a_restore_before_the_last_save_is_no_failure_of_it(self):
         self.save(4, "--k", 2)
-        # About 16 KiB a checkpoint: a persist takes seconds.
-        agent = self.start("a", "--k", 2, "--bandwidth", "6000")
+        # It stops itself when it has begun to save: in front of its first folder.
+        agent = self.start("a", "--k", 2, fault="mkdir:1:hang")
         recovery = self.store / "recoveries" / "0000000001.json"
         with stores.locked(self.store / "lock"):
             self.checkpoint(8)
             self.wait(lambda: self.status("a")["newest"] == 8)
             agent.send_signal(signal.SIGTERM)
             time.sleep(1.5)  # none but the last persist is tried again
-        self.wait(lambda: list(self.store.glob("incoming-*")))
+        state = pathlib.Path(f"/proc/{agent.pid}/stat")
+        self.wait(lambda: state.read_text(encoding="utf-8").rsplit(") ", 1)[1][0] == "T")
         # As of a node whose locks are its own: no restore gets past the lock here.
         copy = self.work / "copy"
         shutil.copytree(self.store, copy, ignore=shutil.ignore_patterns("incoming-*", "lock"))
         self.run_tool("pec-restore", copy, "--format", "none")
         shutil.copy(copy / "recoveries" / recovery.name, recovery)
+        agent.send_signal(signal.SIGCONT)
         self.assertEqual(agent.wait(agent_test.PATIENCE), 0, agent.stderr.read())
         self.assertEqual(self.newest(), 4)
 
@@ -162,7 +164,8 @@ class Connections(agent_test.Agents):
 
         before = resident()
         for name in range(4):
-            self.connect(where).sendall(f"push x{name} {256 << 20} {256 << 20}\n".encode()
+            self.connect(where).sendall(f"hello 2 agent x{name} {name}\n".encode()
+                                        + f"push x{name} {256 << 20} {256 << 20}\n".encode()
                                         + b" " * 10)
         self.wait(lambda: self.status("b")["memory_bytes"] == 4 << 16)
         self.assertLess(resident() - before, 128 << 20)

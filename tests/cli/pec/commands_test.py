@@ -232,6 +232,27 @@ class Restoring(Stores):
         self.assertEqual(second["lost"], again)
         self.assertEqual(second["faults"], 2)
 
+    def test_tokens_of_a_restarted_training(self):
+        """The log repeats iterations and ends in a torn line: what is counted is what a whole log says."""
+        lines = self.tokens_path.read_text().splitlines(keepends=True)
+        stale = [json.dumps({"iteration": i, "tokens": self.tokens[1]}) + "\n" for i in (4, 5)]
+        resumed = self.work / "resumed.jsonl"
+        resumed.write_text("".join(lines[:3] + stale + lines[3:]) + lines[-1][:20])
+        results = []
+        for log in (self.tokens_path, resumed):
+            shutil.rmtree(self.store, ignore_errors=True)
+            words = ("--k", 1, "--policy", "load-aware", "--tokens", log)
+            saved = [self.save(iteration, *words)["persist"] for iteration in (3, 4, 5)]
+            warnings = [warning["message"] for warning in self.report["warnings"]]
+            results.append((saved, self.restore(f"out-{log.stem}")["loss"]))
+        self.assertEqual(*results)
+        for what in ("iteration 4 again, as after a restart of the training", "the last line is cut short and is ignored"):
+            self.assertTrue(any(what in warning for warning in warnings), warnings)
+        broken = self.work / "broken.jsonl"
+        broken.write_text(lines[0] + lines[1][:20] + "\n" + "".join(lines[2:]))
+        self.save(6, "--k", 1, "--tokens", broken, code=4)
+        self.assertIn("broken.jsonl:2: ", self.stderr)
+
     def test_tokens_that_were_not_counted_are_not_invented(self):
         self.save_series((3, 4), "--k", 1)
         self.assertIsNone(self.restore("out")["loss"])

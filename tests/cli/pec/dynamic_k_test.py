@@ -136,7 +136,7 @@ class State(Run):
                 env = environment()
                 env["SHARDWRIGHT_FAULT"] = f"any:{call}:kill"
                 done = subprocess.run([str(w) for w in (stores.Given.bin / tool, *places, *words)],
-                                      env=env, cwd=self.work, capture_output=True, timeout=120,
+                                      env=env, cwd=self.work, capture_output=True, timeout=1200,
                                       check=False)
                 if done.returncode == 0:
                     break

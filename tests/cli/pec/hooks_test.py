@@ -31,7 +31,7 @@ class Hooks(Stores):
         env["PATH"] = f"{stores.Given.bin}:{env['PATH']}"
         env["PEC_TOKENS"] = str(self.log)
         done = subprocess.run([str(word) for word in (HOOK, store, self.out, *words)], env=env,
-                              cwd=self.work, text=True, capture_output=True, timeout=120,
+                              cwd=self.work, text=True, capture_output=True, timeout=1200,
                               check=False)
         self.stderr = done.stderr
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)

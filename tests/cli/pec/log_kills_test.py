@@ -121,7 +121,7 @@ class LogKills(Agents, Replaying):
 
     def ask(self, request):
         argv = [stores.Given.bin / "pec-save", "tell", self.address("a"), request, "-q"]
-        return subprocess.run([str(word) for word in argv], env=environment(), timeout=120,
+        return subprocess.run([str(word) for word in argv], env=environment(), timeout=1200,
                                      capture_output=True, check=False).returncode == 0
 
     def judge(self, allowed):

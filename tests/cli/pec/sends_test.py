@@ -70,13 +70,14 @@ class Sends(agent_test.Agents):
         self.picture("--force")
         for one in (rank, other):
             one.mark(0)
-        time.sleep(3)
+        time.sleep(12)  # until one is due: many times what is done in between
         self.checkpoint(2)
         before = self.held(2)["sent"]
         self.tell("a", "flush")  # nobody who waits is held up
         status = self.saved(2)
         self.assertEqual([status["sent"][kind] - before[kind] for kind in ("idle", "beside", "due")], [0, 0, 0])
         self.assertGreater(status["sent"]["any"], before["any"])
+        time.sleep(10)
         self.checkpoint(3)
         self.held(3)
         rank.close()

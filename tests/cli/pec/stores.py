@@ -54,7 +54,7 @@ class Stores(unittest.TestCase):
         report = self.work / f"report-{next(self.count)}.json"
         argv = [*launcher, Given.bin / name, *words, f"--json={report}"]
         done = subprocess.run([str(word) for word in argv], env=environment(fault), cwd=self.work,
-                              text=True, capture_output=True, timeout=120, check=False)
+                              text=True, capture_output=True, timeout=1200, check=False)
         self.assertEqual(done.returncode, code, f"{argv}: {done.stdout}{done.stderr}")
         self.report = json.loads(report.read_text())
         self.stderr, self.stdout = done.stderr, done.stdout
@@ -66,8 +66,10 @@ class Stores(unittest.TestCase):
                              code=code, **options)
 
     def restore(self, out, *words, code=0, **options):
-        return self.run_tool("pec-restore", self.store, self.work / out, *words, code=code,
-                             **options)
+        """As a training restarts, unless WORDS say that it is a look at the store."""
+        look = {"--read-only", "--restart", "safetensors"} & set(words)
+        return self.run_tool("pec-restore", self.store, self.work / out, *words,
+                             *([] if look else ["--restart"]), code=code, **options)
 
     def save_series(self, iterations, *words):
         """\\returns by iteration: versions of all experts after it, as the reports imply"""

@@ -13,7 +13,7 @@ class Gone(Exception):
 
 
 class TrainerSocket:
-    def __init__(self, path, patience=60):
+    def __init__(self, path, patience=600):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(patience)
         self.received = b""

@@ -35,12 +35,20 @@ struct Options {
   std::uint64_t units = 3;
   std::uint64_t unit_ms = 0;
   std::uint64_t unit_bytes = 1 << 20;
+  bool stuck = false;
   std::uint64_t fail = 0;
   std::uint64_t raise = 0;
   std::uint64_t rank = UINT64_MAX;
   double ratio = 0.5;
   std::string throws = "nothing";
 };
+
+/// Plans for ever, and never asks whether to stop.
+void PlanForEver(Context& context) {
+  const shardwright::Interruptible planning(context.sink());
+  context.sink().Pass("plan");
+  while (true) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
 
 /// Works through the units, and stops between two of them when asked.
 Status Work(const Options& options, Context& context) {
@@ -103,6 +111,7 @@ Status Body(const Options& options, Context& context) {
   for (const std::string& text : options.notes) context.sink().Note(text, 0);
   context.sink().Note("a detail", 2);
   Answer(options, context);
+  if (options.stuck) PlanForEver(context);
   if (context.flags().describes()) return Misbehave(options, context);
   if (!context.flags().dry_run) {
     if (Status worked = Work(options, context); !worked) return worked;
@@ -125,6 +134,7 @@ int main(int argc, char** argv) {
   app.AddText("--text", &options.text, "any text");
   app.AddCount("--units", &options.units, 0, 1'000'000, "units of work");
   app.AddCount("--unit-ms", &options.unit_ms, 0, 60'000, "milliseconds per unit");
+  app.AddFlag("--stuck", &options.stuck, "plan for ever");
   app.AddSize("--unit-bytes", &options.unit_bytes, "bytes per unit");
   app.AddReal("--ratio", &options.ratio, 0, 1, "a part of one");
   app.AddCount("--fail", &options.fail, 0, 75, "end with this code");

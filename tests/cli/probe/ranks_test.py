@@ -13,7 +13,7 @@ import unittest
 
 PROBE = os.path.abspath(sys.argv[1])
 MPIRUN = sys.argv[2]
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 1200
 
 
 def run(ranks, *arguments):

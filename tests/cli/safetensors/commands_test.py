@@ -20,7 +20,8 @@ class Commands(ModelTest):
         found, metadata = unpack(self.work / "files" / "model.safetensors")
         self.assertEqual(metadata["format"], "pt")
         self.assertEqual(found["embedding.weight"][0], "BF16")
-        self.run_in("ucp-load", "files", "back", "--target", "zero=1,dp=3")
+        done = self.run_in("ucp-load", "files", "back", "--format", "deepspeed", "--target", "zero=1,dp=3")
+        self.assertIn("the source has no master weights", done.stderr)
         self.assertEqual((self.work / "back" / "latest").read_text(), "global_step5")
         self.convert(source="back", out="again")
         self.assertEqual(self.files("again"), self.files("files"))
@@ -29,7 +30,8 @@ class Commands(ModelTest):
         self.convert("--only", "master", source="ckpt", out="files")
         found, _ = unpack(self.work / "files" / "model.safetensors")
         self.assertEqual({found[name][0] for name in ("embedding.weight", "norm_out.bias")}, {"F32"})
-        self.run_in("ucp-load", "files", "back", "--target", "zero=2,dp=2")
+        done = self.run_in("ucp-load", "files", "back", "--format", "deepspeed", "--target", "zero=2,dp=2")
+        self.assertNotIn("master weights", done.stderr, "those of float32 are their own")
         self.convert("--only", "master", source="back", out="again")
         self.assertEqual(self.files("again"), self.files("files"))
         # The weights are the masters, rounded, as they were.
@@ -58,7 +60,7 @@ class Commands(ModelTest):
 
     def test_values_of_keys(self):
         for words, word in ((("--target", "shard-size=0"), "a size above 0"),
-                            (("--target", "shard-size=many"), "a size above 0"),
+                            (("--target", "shard-size=many"), "is not a size"),
                             (("--target", "dtype=int8"), "a floating type expected"),
                             (("--target", "dtype=float8_e8m0fnu"), "a floating type expected"),
                             (("--target", "zero=2"), "none of shard-size, dtype, only"),
@@ -82,14 +84,14 @@ class Commands(ModelTest):
         self.assertEqual(unpack(self.work / "out" / "model.safetensors")[1], {"format": "pt", "note": "kept"})
 
     def test_files_of_others_have_no_order(self):
-        done = self.run_in("ucp-load", "model", "out", "--target", "zero=2,dp=2", code=9)
+        done = self.run_in("ucp-load", "model", "out", "--format", "deepspeed", "--target", "zero=2,dp=2", code=9)
         self.assertIn("in which order", done.stderr)
         self.run_in("ucp-load", "model", "atoms", "--format", "universal")
         self.run_in("ucp-load", "--check", "model", "atoms", code=5)  # masters and weights
         self.convert(source="atoms", out="back")
         self.expect_model("back")
         # Nor do atoms that were made of them.
-        done = self.run_in("ucp-load", "atoms", "out", "--target", "zero=2,dp=2", code=9)
+        done = self.run_in("ucp-load", "atoms", "out", "--format", "deepspeed", "--target", "zero=2,dp=2", code=9)
         self.assertIn("in which order", done.stderr)
 
     def test_notes_of_other_tensors_are_not_used(self):
@@ -112,7 +114,7 @@ class Commands(ModelTest):
                     more = {"lora": tensor("F32", 2)}
                 text = "{" if change == "no json" else json.dumps(changed)
                 path.write_bytes(pack(tensors | more, metadata | {NOTES: text}))
-                done = self.run_in("ucp-load", "files", "out", "--target", "zero=1,dp=1", code=9)
+                done = self.run_in("ucp-load", "files", "out", "--format", "deepspeed", "--target", "zero=1,dp=1", code=9)
                 self.assertIn("notes of Shardwright are not used", done.stderr)
                 done = self.convert(source="files")
                 self.assertNotIn(NOTES, unpack(self.work / "out" / "model.safetensors")[1])
@@ -133,13 +135,17 @@ class Commands(ModelTest):
 
     def test_eight_bit_weights_stay(self):
         (self.work / "eight").mkdir()
-        tensors = {"w": tensor("F8_E4M3", 4, 4), "s": tensor("F32", 4)}
+        tensors = {"w": tensor("F8_E4M3", 4, 4), "w_scale_inv": tensor("F32", 1, 1, seed=1), "s": tensor("F32", 4)}
         (self.work / "eight" / "model.safetensors").write_bytes(pack(tensors))
         report = self.report_of("ucp-load", "eight", "out", "--format", "safetensors", "--target", "dtype=bf16")
         self.assertTrue(any("float8_e4m3fn" in left for left in report["not_carried"]), report)
         found, _ = unpack(self.work / "out" / "model.safetensors")
         self.assertEqual(found["w"], tensors["w"])
+        self.assertEqual(found["w_scale_inv"], tensors["w_scale_inv"])
         self.assertEqual(found["s"][0], "BF16")
+        self.run_in("ucp-load", "eight", "atoms", "--format", "universal")
+        scale = next((self.work / "atoms").glob("*/zero/w_scale_inv"))
+        self.assertEqual([path.name for path in scale.iterdir()], ["buffer.pt"])
 
     def test_list_and_explain(self):
         self.assertIn("safetensors checkpoint model", self.run_in("ucp-load", "model", "--list").stdout)
@@ -175,7 +181,7 @@ class Commands(ModelTest):
     def test_a_check_compares_hyper_parameters(self):
         """The files have no options of a trainer, but tell what those are for every optimizer."""
         self.convert("--only", "master", source="ckpt", out="files")
-        self.run_in("ucp-load", "files", "native", "--target", "zero=1,dp=1")
+        self.run_in("ucp-load", "files", "native", "--format", "deepspeed", "--target", "zero=1,dp=1")
         self.run_in("ucp-load", "--check", "native", "files")
         path = self.work / "files" / "model.safetensors"
         tensors, metadata = unpack(path)

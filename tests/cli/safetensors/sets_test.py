@@ -40,7 +40,80 @@ class Sets(ModelTest):
     def test_numbers_of_two_saves_are_not_mixed(self):
         self.index.unlink()
         (self.model / "model-00001-of-00001.safetensors").write_bytes(pack({"old": tensor("F32", 2)}))
-        self.assertIn("of 1 and of 2 files", self.convert(code=4).stderr)
+        self.assertIn("of 1 and of 2 files", self.convert(code=9).stderr)
+
+    def test_a_stale_index_is_named(self):
+        self.write_index({"emb.weight": "model-00001-of-00030.safetensors", "ids": "model-00002-of-00030.safetensors"})
+        said = self.convert(code=3).stderr
+        for word in ("model.safetensors.index.json: a stale index", "model-00001-of-00030.safetensors", self.names[1],
+                     "move the index away"):
+            self.assertIn(word, said)
+        self.index.unlink()
+        self.convert()
+        self.expect_model()
+
+    def test_shards_of_vllm_are_named(self):
+        self.index.unlink()
+        for rank, name in enumerate(self.names):
+            (self.model / name).rename(self.model / f"model-rank-{rank}-part-0.safetensors")
+        said = self.convert(code=9).stderr
+        for word in ("sharded_state of vLLM, of 2 tensor-parallel ranks", "convert the model that it was made of"):
+            self.assertIn(word, said)
+        (self.model / "model-rank-1-part-0.safetensors").unlink()
+        self.assertIn("sharded_state of vLLM", self.convert(out="alone").stderr)
+
+    def test_several_models_in_one_folder(self):
+        self.index.unlink()
+        (self.model / "ema.safetensors").write_bytes(pack(self.first))
+        said = self.convert(code=9).stderr
+        self.assertIn("several sets of weights in one folder: give one file as INPUT", said)
+        self.convert(source="model/ema.safetensors", out="ema")
+
+    def test_pickled_weights_are_named(self):
+        for name, word in (("pytorch_model.bin", "save_pretrained"), ("pytorch_model.bin.index.json", "save_pretrained"),
+                           ("weights.pt", "safetensors.torch.save_file"), ("consolidated.00.pth", "save_file")):
+            folder = self.work / f"of_{name}"
+            folder.mkdir()
+            (folder / name).write_bytes(b"PK")
+            (folder / "optimizer.pt").write_bytes(b"PK")
+            for source in (folder, folder / name):
+                said = self.convert(source=str(source), code=9).stderr
+                self.assertIn(f"{name}: ", said)
+                self.assertIn(word, said)
+        for name in ("optimizer.pt", "training_args.bin"):
+            folder = self.work / f"only_{name}"
+            folder.mkdir()
+            (folder / name).write_bytes(b"PK")
+            self.assertIn("no checkpoint here", self.convert(source=str(folder), code=3).stderr)
+
+    def test_a_file_of_a_checkpoint_is_not_the_checkpoint(self):
+        states = "ckpt/global_step5/mp_rank_00_model_states.pt"
+        said = self.convert(source=states, code=3).stderr
+        self.assertIn("one of the files of a checkpoint (deepspeed): give the folder, ckpt/global_step5", said)
+
+    def test_empty_and_zero_filled_files_are_called_that(self):
+        path = self.model / self.names[0]
+        data = path.read_bytes()
+        path.write_bytes(b"")
+        self.assertIn("the file is empty (0 bytes)", self.convert(code=4).stderr)
+        path.write_bytes(bytes(100000))
+        self.assertIn("the file is filled with zeros", self.convert(code=4).stderr)
+        path.write_bytes(data)
+        states = self.work / "ckpt" / "global_step5" / "mp_rank_00_model_states.pt"
+        data = states.read_bytes()
+        states.write_bytes(data[:len(data) // 2] + bytes(len(data) - len(data) // 2))
+        self.assertIn("the file ends in a block of zeros", self.convert(source="ckpt", code=4).stderr)
+        states.write_bytes(b"")
+        self.assertIn("mp_rank_00_model_states.pt: the file is empty", self.convert(source="ckpt", code=4).stderr)
+
+    def test_an_incomplete_step_names_the_complete_ones(self):
+        (self.work / "steps").mkdir()
+        for name in ("step-1", "step-2", "step-10", "other"):
+            self.run_in("ucp-load", "ckpt", f"steps/{name}", "--format", "dcp", "--neighbours", "none")
+        (self.work / "steps" / "step-10" / ".metadata").unlink()
+        said = self.convert(source="steps/step-10", code=3).stderr
+        for word in ("step-10/: no .metadata: an incomplete save", "complete next to it: step-2, step-1\n"):
+            self.assertIn(word, said)
 
     def test_the_single_file_comes_before_the_index(self):
         single = {"other": tensor("F32", 3)}
@@ -98,7 +171,7 @@ class Sets(ModelTest):
     def test_what_is_no_such_file_is_named(self):
         for content, word in ((b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "Git LFS"),
                               (b"PK\x03\x04" + bytes(60), "zip archive"), (b"\x80\x02}q\x00." + bytes(9), "pickle"),
-                              (b"<!DOCTYPE html><html></html>", "web page"), (b"", "0 bytes long")):
+                              (b"<!DOCTYPE html><html></html>", "web page"), (b"", "empty (0 bytes)")):
             with self.subTest(word=word):
                 (self.model / self.names[0]).write_bytes(content)
                 done = self.convert(code=4)

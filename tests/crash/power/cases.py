@@ -142,7 +142,7 @@ class AgentStore(Store):
 # save $0, the folder of root and socket $1, the run $2
 AGENT = """cd "$1" || exit 1
 "$0" agent "$2" root/store --k 1 --threads 1 --listen unix:socket 2>&1 &
-for i in $(seq 500); do test -S socket && break; sleep 0.01; done
+for i in $(seq 6000); do test -S socket && break; sleep 0.01; done
 "$0" tell unix:socket snapshot && "$0" tell unix:socket flush && "$0" tell unix:socket stop || kill $!
 wait $!"""
 

@@ -49,7 +49,7 @@ class Recording:
         env = environment()
         env.update(RECORD_ROOT=str(root), RECORD_FILE=str(log), LD_PRELOAD=str(recorder))
         done = subprocess.run([str(word) for word in case.command(root)], env=env, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=300, check=False)
+                              capture_output=True, text=True, timeout=3000, check=False)
         expect(done.returncode == 0, f"{case.name}: {done.args} ended with {done.returncode}\n{done.stderr}")
         calls = disks.read_calls(log)
         # That it is done.

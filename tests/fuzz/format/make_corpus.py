@@ -147,6 +147,22 @@ def safetensors_inputs():
     }
 
 
+def json_inputs():
+    """Texts, and MessagePack behind an "m"."""
+    text = {"schema": 1, "files": [{"path": "a/b.pt", "bytes": 4096, "crc32": 7}],
+            "none": None, "flags": [True, False], "real": -2.5e-3, "word": "\u00fc\n\"", "": {}}
+    return {
+        "values": json.dumps(text).encode(),
+        "pretty": json.dumps(text, indent=1, ensure_ascii=False).encode(),
+        "deep": b"[" * 32 + b"]" * 32,
+        "too_deep": b'{"a":' * 40 + b"1" + b"}" * 40,
+        "twice": b'{"a":1,"b":{"a":2},"a":3}',
+        "packed": b"m" + bytes.fromhex("85a6736368656d6101a46c69737493ffcb4004000000000000c0"
+                                       "a4776f7264a3c3bc0aa5746f6b656ec40300ff01a4666c61677392c3c2"),
+        "packed_deep": b"m" + b"\x91" * 300,
+    }
+
+
 def small_index():
     """The index of a folder of two ranks with compressed items, with one tensor and one object left."""
     with open(DCP / "zstd_w2" / "ckpt" / ".metadata", "rb") as file:
@@ -175,6 +191,8 @@ def main():
     inputs["fuzz_dcp_index/small"] = small_index()
     for name, content in safetensors_inputs().items():
         inputs["fuzz_safetensors/" + name] = content
+    for name, content in json_inputs().items():
+        inputs["fuzz_json/" + name] = content
     for name, content in inputs.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 // Any bytes as expert loads. What is accepted keeps its promises: layers ascend, every record has
-// as many counts as there are, and the mean of all records is loads that prove themselves.
+// as many counts as there are, and the sum of all records is loads that prove themselves.
 
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "loads/load_trace.h"
+#include "loads/load_window.h"
 
 namespace loads = shardwright::loads;
 
@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     SW_CHECK(record.tokens.size() == trace->layer_id.size() * trace->experts);
   }
   loads::LoadWindow window;
-  window.window = trace->records.size();
+  window.windows = {loads::kAllRecords};
   const auto mean = loads::Pick(*trace, window);
   SW_CHECK(mean && loads::Validate(*mean));
   return 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seed inputs of fuzz_store: make_corpus.py BIN FOLDER. Same bytes every time, but for the version in them.
+"""Writes the seed inputs of fuzz_store and fuzz_agent: make_corpus.py BIN FOLDER. Same bytes every time, but for the version in them.
 
 They are the texts of a store that pec-save and pec-restore have made: two layers of four experts,
 tokens, dynamic K, kept and compressed components, a recovery. Of manifests and the recovery there
@@ -64,8 +64,22 @@ SMALL = {
 }
 
 
+def write_agent(folder, stores):
+    """What an agent sends: the list of its checkpoints, and lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = (stores / "small-rules-manifests-0000000004-0000000006.json").read_text()
+    listed = [{"state": "buffered", "manifest": manifest},
+              {"state": "persisted", "manifest": manifest, "recovery": 1, "replayed": {"a": 3}}]
+    (folder / "list").write_text(json.dumps(listed))
+    (folder / "no_manifest").write_text('[{"state": "buffered"}]')
+    (folder / "deep").write_text("[" * 40)
+    (folder / "read").write_text("read 0123456789abcdef0123456789abcdef 0 16777216\n")
+    (folder / "error").write_text("error 6 busy\n")
+    (folder / "hello").write_text("2 agent node-a 0123456789abcdef0123456789abcdef\n")
+
+
 def main():
-    tools, folder = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
+    tools, folder = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]) / "fuzz_store"
     folder.mkdir(parents=True, exist_ok=True)
     work = pathlib.Path(tempfile.mkdtemp())
     model = moe_checkpoint.Model(hidden=1)
@@ -95,6 +109,7 @@ def main():
     for name, small in SMALL.items():
         (folder / f"small-{name}").write_text(small((folder / name).read_text()))
     shutil.rmtree(work)
+    write_agent(folder.parent / "fuzz_agent", folder)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ template <class T>
 bool Refused(const Result<T>& result) {
   if (result) return false;
   const Errc code = result.error().code;
-  SW_CHECK(code == Errc::kBadInput || code == Errc::kUnsupported);
+  SW_CHECK(code == Errc::kBadInput || code == Errc::kUnsupported || code == Errc::kLimit);
   SW_CHECK(result.error().message.starts_with("input: "));
   return true;
 }

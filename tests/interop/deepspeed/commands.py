@@ -22,7 +22,7 @@ class Commands:
             words = [self.launcher, "--oversubscribe", "-n", str(ranks), *words, "--threads", "1"]
         environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+                              stderr=subprocess.STDOUT, text=True, timeout=1200, check=False)
         return done.returncode, done.stdout
 
     def run(self, command, *arguments, ranks=1, expect=0):

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+import entries
 from optimizers import OPTIMIZERS, OWN_RATE
 
 CASE = {
@@ -25,12 +26,15 @@ CASE = {
     "left_out": False,       # nor is the embedding, and checkpoints leave all of these out: a base model has them
     "tied": False,           # the output weights are those of the embedding
     "buffers": True,
+    "entries": False,        # state dicts hold more than parameters and buffers in row-major order: entries.py
+    "frozen_later": False,   # a parameter is frozen after the optimizer was made
     "round_robin": False,    # round_robin_gradients of stages 1 and 2
     "elastic": False,        # elastic_checkpoint of stages 1 and 2
     "sub_group": None,       # sub_group_size of stage 3
     "experts": 0, "ep": 1,   # MoE: experts of a layer, and ranks that share them out
     "pp": 1, "pipe": False,  # pipeline stages; pipe makes it a PipelineModule even with one
     "tp": 1,                 # AutoTP
+    "viewed": False,         # AutoTP cuts the attention's weight along an inner dimension, as it does fused experts
     "sp": 1,                 # Ulysses: ranks that share out a sequence
     "config": {},            # more of DeepSpeed's configuration; with an optimizer in it, that one is used
     "accelerate": False,     # Accelerate's plugin makes the engine
@@ -47,6 +51,14 @@ TENSOR_PARALLEL = [
     {"patterns": [r".*\.narrow\.weight$"], "partition_type": "row"},
     {"patterns": [r".*"], "partition_type": "skip"},
 ]
+
+
+def tensor_parallel(case):
+    """The same cuts with the attention seen as [3, width, width], one matrix for each of query, key and value."""
+    if not case["viewed"]:
+        return TENSOR_PARALLEL
+    attend = TENSOR_PARALLEL[0] | {"shape": [3, -1, case["width"]], "partition_dim": 1}
+    return [attend, *TENSOR_PARALLEL[1:]]
 
 
 def complete(case):
@@ -92,10 +104,14 @@ class Block(nn.Module):
             self.widen.bias.requires_grad_(False)
         if case["buffers"]:
             self.register_buffer("scale", torch.full((3,), 1.0 + index / 4))
+        if case["entries"]:
+            entries.add_to(self, index)
         self.moe = None
         if case["experts"]:
             from deepspeed.moe.layer import MoE
             expert = nn.Sequential(nn.Linear(width, width + 3), nn.ReLU(), nn.Linear(width + 3, width))
+            if case["entries"]:
+                expert.append(entries.ExtraState(3))  # DeepSpeed saves tensors of experts only
             room = float(case["experts"])  # for every token, wherever it goes; older releases stumble over more
             self.moe = MoE(width, expert=expert, num_experts=case["experts"], ep_size=case["ep"], k=1,
                            capacity_factor=room, eval_capacity_factor=room, min_capacity=8, use_rts=False)
@@ -139,10 +155,12 @@ class Model(nn.Module):
         self.score = Score(case)
         if case["tied"]:
             self.score.head.weight = self.embed.emb.weight
+        # One module under two names of the same parent: DeepSpeed sees the first of them only.
+        self.again = nn.ModuleList([nn.Linear(case["width"], case["width"])] * 2 if case["entries"] else [])
 
     def forward(self, x, y):
         x = self.embed(x)
-        for block in self.blocks:
+        for block in [*self.blocks, *self.again]:
             x = block(x)
         return loss_of(self.score(x), y)
 
@@ -232,7 +250,7 @@ def configuration(case, universal):
     if case["tp"] > 1:
         config["tensor_parallel"] = {
             "autotp_size": case["tp"],
-            "partition_config": {"use_default_specs": False, "layer_specs": TENSOR_PARALLEL},
+            "partition_config": {"use_default_specs": False, "layer_specs": tensor_parallel(case)},
         }
     return merged(config, case["config"])
 
@@ -261,6 +279,8 @@ def make_engine(case, universal=False):
         engine.accelerator = accelerator
         return engine
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=ranks_of)[0]
+    if case["frozen_later"]:
+        engine.module.blocks[0].norm.bias.requires_grad_(False)
     if hasattr(optimizer, "train"):
         optimizer.train()  # schedule-free ones keep two sets of weights; not before their parameters are DeepSpeed's
     return engine

@@ -3,7 +3,6 @@ DeepSpeed, and what they import when first used, are imported once. Nothing here
 groups itself: their threads would not survive the fork.
 """
 
-import faulthandler
 import json
 import os
 import pathlib
@@ -11,7 +10,8 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", GLOO_SOCKET_IFNAME="lo",
                   MASTER_ADDR="localhost", MASTER_PORT="0",
@@ -19,6 +19,7 @@ os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", TOKENIZERS_PARALLEL
                   ONEDNN_MAX_CPU_ISA="AVX512_CORE")
 
 import old_releases
+import rank_process
 
 old_releases.prepare()
 import deepspeed
@@ -57,28 +58,18 @@ def kill_group(pid):
 
 def _become(rank, ranks, folder, function, arguments):
     """The life of a rank; its answer is the JSON of what the function returns."""
-    log = os.open(folder / f"log{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable()  # a crash says where
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
-    # PyTorch makes the pool of threads that a fork has cut off anew when it is first asked for: here, since its own
-    # threads would race for it.
-    torch.set_num_threads(1)
-    try:
+    def live():
+        rank_process.name_rank(rank, ranks)
+        # PyTorch makes the pool of threads that a fork has cut off anew when it is first asked for: here, since its own
+        # threads would race for it.
+        torch.set_num_threads(1)
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False,
                                    init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
         answer = function(*arguments)
         (folder / f"answer{rank}").write_text(json.dumps(answer))
         torch.distributed.barrier()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # the parent's handlers are not ours to run
+
+    rank_process.become(folder / f"log{rank}", live)
 
 
 def _failure(folder, rank, what):
@@ -87,7 +78,7 @@ def _failure(folder, rank, what):
     return "\n".join([f"rank {rank} {what}:", *lines[-40:]])
 
 
-def run(ranks, function, *arguments, seconds=300):
+def run(ranks, function, *arguments, seconds=3000):
     """What function(*arguments) returns on rank 0; raises with the logs of the ranks that fail first."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = pathlib.Path(name)
@@ -122,7 +113,7 @@ def run(ranks, function, *arguments, seconds=300):
         return json.loads((folder / "answer0").read_text())
 
 
-def begin(ranks, function, *arguments, seconds=300):
+def begin(ranks, function, *arguments, seconds=3000):
     """As run, in a child of its own session that nothing waits for here: its pid. It ends with 0 where run returns."""
     pid = os.fork()
     if pid == 0:
@@ -137,7 +128,7 @@ def begin(ranks, function, *arguments, seconds=300):
     return pid
 
 
-def ends_or_is_killed(pid, progress, kill_after, seconds=240):
+def ends_or_is_killed(pid, progress, kill_after, seconds=2400):
     """Waits for a child of begin, which is killed when progress() has grown by the first of kill_after, and the second, in
     seconds, has passed; None: it is not killed. Whether it has ended by itself; it must not have failed."""
     if kill_after is not None:

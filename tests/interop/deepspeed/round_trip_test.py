@@ -18,6 +18,8 @@ FP16 = {"dtype": "fp16"}
 ODD = {"frozen": True, "tied": True, "groups": 1}
 LEFT_OUT = {"frozen": True, "left_out": True, "groups": 1}
 LEFT_OUT_TIED = LEFT_OUT | {"tied": True}
+ENTRIES = {"entries": True, "groups": 1}
+FROZEN_LATER = {"frozen_later": True, "groups": 1}
 MOE = {"experts": 4}
 ALL_AT_ONCE = {"groups": 1}
 # A stage that has no vectors makes DeepSpeed wait for ever where others have a group of them.
@@ -36,6 +38,14 @@ RULES = {
         {"match": r"(.*\.)?(narrow\.bias|norm\.(weight|bias)|scale|emb\.weight|head\.weight)", "split": "replicated"},
     ],
 }
+
+VIEWED = {"tp": 2, "viewed": True}
+# The same with the attention's weight as three matrices, each cut along its own rows.
+VIEWED_RULES = RULES | {"rules": [
+    {"match": r"(.*\.)?attend\.weight", "split": "sub", "dim": 1, "ratio": [1], "view": [3, 24, 24]},
+    {"match": r"(.*\.)?attend\.bias", "split": "sub", "dim": 1, "ratio": [1], "view": [3, -1]},
+    *RULES["rules"][1:],
+]}
 
 # set -> [(source case, its ranks, [(path, target, case to resume with, ranks)])]
 SETS = {
@@ -73,6 +83,15 @@ SETS = {
         (LEFT_OUT | {"tp": 2, "zero": 2}, 4, [("direct", "zero=3,tp=1,dp=2", LEFT_OUT | {"zero": 3}, 2),
                                               ("atoms", "zero=1,tp=2,dp=1", LEFT_OUT | {"tp": 2}, 2)]),
     ],
+    "entries": [
+        (ENTRIES | {"zero": 3}, 2, [("direct", "zero=2,dp=3", ENTRIES | {"zero": 2}, 3),
+                                    ("atoms", "zero=3,dp=1", ENTRIES | {"zero": 3}, 1)]),
+        (ENTRIES | {"zero": 1}, 2, [("direct", "zero=3,dp=3", ENTRIES | {"zero": 3}, 3),
+                                    ("direct", "zero=0,dp=1", ENTRIES | {"zero": 0}, 1)]),
+        (FROZEN_LATER | {"zero": 2}, 2, [("direct", "zero=3,dp=3", FROZEN_LATER | {"zero": 3}, 3)]),
+        (ENTRIES | MOE | {"ep": 2}, 2, [("direct", "zero=2,dp=2,ep=1", ENTRIES | MOE | {"zero": 2}, 2)]),
+        (ENTRIES | PIPE | {"pp": 2}, 4, [("direct", "pp=1,dp=2", ENTRIES | PIPE, 2)]),
+    ],
     "parallel": [
         (MOE | {"ep": 2}, 2, [("direct", "zero=2,dp=4,ep=4", MOE | {"ep": 4, "zero": 2}, 4),
                               ("atoms", "zero=1,dp=2,ep=1", MOE | {"ep": 1}, 2)]),
@@ -81,6 +100,10 @@ SETS = {
         ({"tp": 2}, 4, [("direct", "zero=1,tp=1,dp=3", {}, 3), ("atoms", "zero=2,tp=2,dp=1", {"tp": 2, "zero": 2}, 2),
                         ("mpi", "zero=3,tp=1,dp=2", {"zero": 3}, 2)]),
         ({"zero": 2}, 2, [("rules", "zero=1,tp=2,dp=2", {"tp": 2}, 4)]),
+    ],
+    "viewed": [
+        (VIEWED, 2, [("direct", "zero=2,tp=1,dp=2", {"zero": 2}, 2), ("atoms", "zero=3,tp=2,dp=1", VIEWED | {"zero": 3}, 2)]),
+        ({"zero": 2}, 1, [("rules", "zero=1,tp=2,dp=1", VIEWED, 2), ("rules", "zero=0,tp=2,dp=1", VIEWED | {"zero": 0}, 2)]),
     ],
 }
 
@@ -147,7 +170,7 @@ class RoundTrip(unittest.TestCase):
         # AutoTP of older releases does not say how it has cut all that it has cut.
         if path == "rules" or old_releases.is_old() and self.cut_of(made) > 1:
             rules = made / "rules.json"
-            rules.write_text(json.dumps(RULES))
+            rules.write_text(json.dumps(VIEWED_RULES if resumed.get("viewed") else RULES))
             path, flags = "direct" if path == "rules" else path, ["--patterns", rules]
         self.ucp.convert(path, made / "ckpt", output, target, *flags)
         report = train.resume_case(output, resumed, world, made)

@@ -19,6 +19,7 @@ import ranks
 import torch
 import torch.distributed as dist
 
+import entries
 from model import complete, make_engine, train_step
 from tensors import logical_tensors
 
@@ -107,6 +108,8 @@ def resume(checkpoint, case, folder, universal, steps, load_it):
     note = load_it(engine, checkpoint, case["left_out"])
     want = torch.load(folder / "tensors.pt", weights_only=True)
     wrong = differences(logical_tensors(engine, case), want, case, universal)
+    if case["entries"]:
+        wrong += entries.wrong(engine.module)
     if note != NOTE:
         wrong.append(f"client state: {note!r}")
     counted = counters(engine, case)

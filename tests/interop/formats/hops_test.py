@@ -109,7 +109,7 @@ class Hops(unittest.TestCase):
         # Not the environment that DeepSpeed has set up for itself.
         environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         done = subprocess.run([python, pathlib.Path(__file__).with_name(script), json.dumps(job)],
-                              env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
+                              env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=3000, check=False)
         if done.returncode != 0:
             raise AssertionError(done.stderr[-3000:])
         return json.loads(done.stdout.splitlines()[-1])
@@ -126,7 +126,7 @@ class Hops(unittest.TestCase):
         def megatron(what, folder):
             code = f"from megatron.core.dist_checkpointing.validation import {what} as run; import sys; run(sys.argv[1])"
             done = subprocess.run([python, "-W", "ignore", "-c", code, folder / "iter_0000002"], capture_output=True,
-                                  text=True, timeout=300, check=False)
+                                  text=True, timeout=3000, check=False)
             return done.stderr if done.returncode != 0 else ""
 
         self.assertEqual(megatron("save_integrity_manifest", scratch / "ckpt"), "")

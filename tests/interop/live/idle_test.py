@@ -15,7 +15,7 @@ import torch.distributed as dist
 from model import complete, make_engine, train_step
 
 CASE = {"zero": 1, "dtype": "bf16", "experts": 4, "ep": 2, "width": 64, "layers": 1}
-PATIENCE = 60
+PATIENCE = 600
 BIN = None
 
 
@@ -62,7 +62,7 @@ def train(folder):
     step()
     said["nobody marks"] = everywhere(lambda: wait_for(pec.agent, persisted))
     idle = pec.idle()
-    time.sleep(8)  # a snapshot is due when half of the time between two is over, as long as nobody knows how fast it goes
+    time.sleep(16)  # a snapshot is due when half of the time between two is over, as long as nobody knows how fast it goes
     dist.barrier()
     step()
     dist.barrier()

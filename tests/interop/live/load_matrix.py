@@ -24,7 +24,7 @@ import ranks
 import results
 
 HERE = pathlib.Path(__file__).resolve().parent
-SECONDS = 300
+SECONDS = 3000
 
 
 @contextlib.contextmanager

@@ -342,7 +342,7 @@ class Lossless(live.InFolder):
             folder.mkdir()
             pid = ranks.begin(2, never_ends, folder, case, seconds=900)
             try:
-                end, status = time.monotonic() + 240, {}
+                end, status = time.monotonic() + 2400, {}
                 while (status.get("newest"), status.get("replays", {}).get("older")) != (LAST, 0):
                     self.assertLess(time.monotonic(), end, status)
                     self.assertFalse(ranks.has_ended(pid), "the trainer has ended")

@@ -6,7 +6,6 @@ All is float64, so that a difference is an error and not rounding.
 """
 
 import datetime
-import faulthandler
 import hashlib
 import json
 import os
@@ -15,15 +14,17 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import rank_process
 import torch
 import torch.distributed as dist
 from torch.nn.functional import gelu
 
 HIDDEN, INNER, EXPERTS, CHOICES, LAYERS, BATCH = 12, 20, 8, 2, 2, 60
 RATE = 1e-3
-PATIENCE = 10  # seconds until a rank gives a collective up whose neighbours have left it for a dead one
+PATIENCE = 30  # seconds until a rank gives a collective up whose neighbours have left it for a dead one
 
 
 def random(name, *shape):
@@ -189,7 +190,7 @@ def meet(folder, era, number, ranks):
                             timeout=datetime.timedelta(seconds=PATIENCE))
 
 
-def wait_for(path, seconds=60):
+def wait_for(path, seconds=3000):
     end = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > end:
@@ -258,7 +259,14 @@ def recover(trainer, rank, folder, command, era):
     return trainer.migrate(shardwright.ExpertPlan.read(folder / f"recovery{era}.json"))
 
 
-def launch(ranks, folder, function, *arguments, may_die=0, seconds=60):
+def as_rank(rank, ranks, folder, function, arguments):
+    torch.set_num_threads(1)
+    meet(folder, 0, rank, range(ranks))
+    function(rank, folder, *arguments)
+    dist.barrier()
+
+
+def launch(ranks, folder, function, *arguments, may_die=0, seconds=3000):
     """Runs function(rank, folder, ...) on ranks that are forks of this process, which must not have used autograd yet. The
     launcher of a job: it says who is left when a rank was killed."""
     folder = pathlib.Path(folder)
@@ -266,22 +274,7 @@ def launch(ranks, folder, function, *arguments, may_die=0, seconds=60):
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
-            log = os.open(folder / f"log{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            code = 1
-            faulthandler.register(signal.SIGUSR1)
-            try:
-                torch.set_num_threads(1)
-                meet(folder, 0, rank, range(ranks))
-                function(rank, folder, *arguments)
-                dist.barrier()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            rank_process.become(folder / f"log{rank}", lambda: as_rank(rank, ranks, folder, function, arguments))
         pids[pid] = rank
     alive, era, failed = set(range(ranks)), 0, []
     end = time.monotonic() + seconds

@@ -137,6 +137,53 @@ def failure(work):
     return found
 
 
+def last_one_fails(folder):
+    """Collective. The third snapshot is not taken: what step() says of each, what close() raises, and what the store has at first."""
+    from shardwright import _files
+    case = complete(CASE | {"width": 16})
+    engine, fill, said = make_engine(case), _files.SparseFile.fill, []
+    pec = partial(engine, folder)
+    made = sorted(os.listdir(folder / "store"))
+
+    def no_memory(self, parts):
+        raise OSError("no memory left")
+
+    for iteration in range(1, 4):
+        train_step(engine, case, iteration)
+        _files.SparseFile.fill = no_memory if iteration == 3 and dist.get_rank() == 1 else fill
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            taken = pec.step()
+        said.append((bool(taken), taken.iteration, taken.where, taken.stored))
+        if dist.get_rank() == 0:
+            pec._wait()
+            with pec._connect(pec.agent) as agent:
+                agent.send("flush")
+                agent.answer()
+    return said, failure(pec.close), made
+
+
+def one_rank_steps(folder):
+    """Collective. Rank 0 alone calls step(): what it raises."""
+    case, group = complete(CASE | {"width": 16}), dist.new_group([0, 1])  # a wait that ends in an error breaks the group
+    engine = make_engine(case)
+    pec = partial(engine, folder, group=group)
+    train_step(engine, case, 1)
+    said = None
+    if dist.get_rank() == 0:
+        pec._deadline = 1
+        try:
+            pec.step()
+        except RuntimeError as error:
+            said = getattr(error, "code", None), str(error)
+        pec._own.stop()
+        (folder / "said").touch()
+    while not (folder / "said").exists():
+        time.sleep(0.01)
+    pec._release()
+    return said
+
+
 def misuse(folder, agent, other):
     """Collective. What is refused: (what, codes and messages by rank)."""
     case, rank = complete(CASE | {"width": 16}), dist.get_rank()
@@ -144,6 +191,9 @@ def misuse(folder, agent, other):
     found = {"ranks ask for different k": failure(lambda: partial(engine, folder, k=1 + rank)),
              "ranks ask for different steps": failure(lambda: partial(engine, folder, every=1 + rank)),
              "nothing": failure(lambda: partial(engine, folder, every=0)),
+             "more experts than a layer has": failure(lambda: partial(engine, folder, k=5)),
+             "a store in no folder": failure(lambda: partial(engine, folder / "typo")),
+             "a store that is a folder of something else": failure(lambda: partial(engine, folder / "a-run")),
              "no program": failure(lambda: partial(engine, folder, command="pec-save-of-nobody")),
              "wrong flags": failure(lambda: partial(engine, folder, flags=["--policy", "by-name"])),
              "no agent": failure(lambda: partial(engine, folder, agent=f"unix:{folder}/nobody")),
@@ -231,12 +281,16 @@ class Partial(live.InFolder):
     def test_refused(self):
         agent, other = self.agent("a", "--tokens", self.folder / "tokens.jsonl"), self.agent("b")
         (self.folder / "b/latest").write_text("global_step1")
+        (self.folder / "a-run/store").mkdir(parents=True)
+        (self.folder / "a-run/store/latest").write_text("global_step1")
         found = ranks.run(2, misuse, self.folder, agent, other)
         self.assertEqual(found.pop("taken all the same"), [True, 2])
         for what, code, *words in [
                 ("ranks ask for different k", 2, "k: rank 0 asks for 1, rank 1 for 2"),
                 ("ranks ask for different steps", 2, "every: rank 0 asks for 1, rank 1 for 2"),
-                ("nothing", 2, "every=0"), ("no program", 3, "no such program"), ("wrong flags", 2, "by-name"),
+                ("nothing", 2, "every=0"), ("more experts than a layer has", 2, "k=5", "4 experts"),
+                ("a store in no folder", 3, "typo"),
+                ("a store that is a folder of something else", 6, "a-run/store", '"latest" and no store'), ("no program", 3, "no such program"), ("wrong flags", 2, "by-name"),
                 ("no agent", 3, "cannot connect"), ("an agent at a port", 9, "socket file expected"),
                 ("another store", 5, "saves into", "other"), ("another k", 5, "takes 1 experts", "k=2"),
                 ("a folder in use", 2, "checkpoints of its own"), ("tokens of another model", 2, "(3,)", "(4, 4)"),
@@ -249,6 +303,19 @@ class Partial(live.InFolder):
                     self.assertIn(word, answers[0][1])
         self.assertEqual(found, {})
         self.assertEqual([path.name for path in self.folder.glob("shardwright-*")], [], "folders of agents that did not start")
+
+    def test_a_last_snapshot_that_is_missing(self):
+        said, closed, made = ranks.run(2, last_one_fails, self.folder)
+        self.assertEqual(said, [[True, 1, "memory", None], [True, 2, "memory", 1], [False, 3, "nowhere", 2]])
+        self.assertEqual([code for code, _ in closed], [7, 7], closed)
+        self.assertIn("the last snapshot, of iteration 3, is not in the store, which ends with iteration 2", closed[0][1])
+        self.assertEqual(made, ["begun.json"])
+        self.assertEqual([path.name for path in self.folder.glob("shardwright-*")], [], "the agent has ended")
+
+    def test_a_rank_alone(self):
+        code, message = ranks.run(2, one_rank_steps, self.folder)
+        self.assertEqual(code, 2, message)
+        self.assertIn("PartialCheckpoints.step: rank 0 has waited 1 s, and rank 1 has not called it: all ranks", message)
 
     def test_an_agent_that_is_killed(self):
         *said, stored = ranks.run(2, agent_dies, self.folder, CASE)

@@ -6,6 +6,7 @@
 import os
 import pathlib
 import signal
+import time
 import unittest
 
 import live  # first: it makes the modules of the other tests importable
@@ -79,6 +80,21 @@ def one_rank_dies(source):
     os._exit(0)
 
 
+def one_rank_calls(folder):
+    """Collective. Each rank in turn calls load while the other one never does: (code, message) of both."""
+    said = []
+    for caller in range(2):
+        group, path = dist.new_group([0, 1]), folder / f"said{caller}"  # of its own: a wait that ends in an error breaks it
+        if dist.get_rank() == caller:
+            said = failure((model_of(), None), group=group, deadline=1)
+            path.touch()
+        while not path.exists():
+            time.sleep(0.01)
+    found = [None, None]
+    dist.all_gather_object(found, said)
+    return found
+
+
 def one_rank_is_interrupted(source):
     """Collective. Rank 0 gets a SIGINT in the middle of a load; what each rank raises."""
     import shardwright
@@ -121,7 +137,7 @@ class Refused(unittest.TestCase):
 
     def test_another_shape(self):
         wider = model_of(lambda name, one: (name, torch.zeros(*one.shape[:-1], one.shape[-1] + 1)))
-        self.expect(4, ["the trainer has shape", "the checkpoint ["], (wider, None))
+        self.expect(5, ["the trainer has shape", "the checkpoint ["], (wider, None))
 
     def test_a_name_that_is_not_there(self):
         import shardwright
@@ -166,16 +182,26 @@ class Refused(unittest.TestCase):
         self.assertEqual(len({message for _, message in found}), 1, found)
         self.assertIn("strides", found[0][1])
 
+    def test_a_rank_that_does_not_call(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        for rank, (code, message) in enumerate(ranks.run(2, one_rank_calls, scratch.path)):
+            self.assertEqual(code, 2, message)
+            self.assertIn(f"shardwright.load: rank {rank} has waited 1 s, and ", message)
+            self.assertIn("all ranks of the process group have to call it", message)
+            if rank == 0:
+                self.assertIn("rank 1 has not called it", message)
+
     def test_a_rank_that_dies(self):
         scratch = commands.Scratch()
         self.addCleanup(scratch.close)
         os.environ["SAID"] = str(scratch.path / "said")
         with self.assertRaises(FileNotFoundError):  # both have ended by themselves, without an answer
-            ranks.run(2, one_rank_dies, str(SOURCE), seconds=60)
+            ranks.run(2, one_rank_dies, str(SOURCE), seconds=3000)
         self.assertTrue((scratch.path / "said").read_text().startswith("7 "), "the rank that was left has to raise")
 
     def test_an_interrupt(self):
-        self.assertEqual(ranks.run(2, one_rank_is_interrupted, str(SOURCE), seconds=60), ["KeyboardInterrupt", 75, True])
+        self.assertEqual(ranks.run(2, one_rank_is_interrupted, str(SOURCE), seconds=3000), ["KeyboardInterrupt", 75, True])
 
 
 if __name__ == "__main__":

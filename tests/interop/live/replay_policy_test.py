@@ -34,7 +34,7 @@ def partial(engine, folder, **options):
 def until_persisted(address, iteration):
     """Rank 0: a snapshot that the next one overtakes is given up, and no forecast knows of that."""
     from shardwright._agent import Connection
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while True:
         with Connection(address) as agent:
             status = agent.status()

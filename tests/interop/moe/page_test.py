@@ -19,7 +19,7 @@ from command import CLUSTER, EXPERTS, LAYERS, Case, main  # noqa: E402
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 QUIET = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--virtual-time-budget=3000"]
-CHARTS = ("layers", "bars", "survival", "rounds")
+CHARTS = ("layers", "bars", "survival", "rounds", "ageing")
 
 # What a reader does, and what then stands on the page.
 PROBE = """<script>
@@ -60,7 +60,7 @@ class Page(Case):
         """The page after its scripts ran, and what the console said."""
         done = subprocess.run([BROWSER, *QUIET, f"--user-data-dir={self.work}/profile",
                                f"--window-size={size[0]},{size[1]}", *words, "--dump-dom", path.as_uri()],
-                              capture_output=True, text=True, check=False, timeout=120)
+                              capture_output=True, text=True, check=False, timeout=1200)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -78,7 +78,7 @@ class Page(Case):
         for part in CHARTS:
             drawn = re.search(rf'<svg id="{part}".*?</svg>', dom, re.S).group()
             self.assertGreater(drawn.count("<rect") + drawn.count("<circle"), 2, part)
-        self.assertEqual(dom.count("<tr"), 12)  # eleven strategies below their heading
+        self.assertEqual(dom.count("<tr"), 12 + 6)  # eleven strategies and five layers below their headings
         self.assertIn(f"{LAYERS} layers of {EXPERTS} experts on 4 nodes", dom)
 
     def test_it_is_whole_on_wide_and_narrow_screens(self):

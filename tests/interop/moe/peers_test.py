@@ -97,6 +97,22 @@ class Peers(Case):
         return FOLDERS[package] / path
 
 
+    def oddities(self):
+        """A recording with a dense layer and an idle last step, and a cluster with a dead GPU."""
+        records = [[[0] * EXPERTS if layer == 0 else row for layer, row in enumerate(record)] for record in trace()]
+        self.write("odd.json", [*records, [[0] * EXPERTS] * LAYERS])
+        self.write("dead.json", {"nodes": [{"gpus": [PER_RANK, {"slots": PER_RANK, "alive": node != 2}]}
+                                           for node in range(4)]})
+
+    def odd(self, form, name, *cluster):
+        """A plan for that recording, and its slots as our record has them."""
+        cluster = cluster or CLUSTER
+        done = self.run_in("odd.json", *cluster, "--window", "all", "-o", "ours.json", "--force")
+        self.assertIn("1 of 5 records without a token left out", done.stdout + done.stderr)
+        self.run_in("odd.json", *cluster, "--window", "all", "-o", name, "--format", form, "--force")
+        return self.work / name, rows_of(self.read("ours.json"))
+
+
 class Sglang(Peers):
     def locations(self, path, algorithm="none"):
         moe = types.SimpleNamespace(
@@ -127,6 +143,22 @@ class Sglang(Peers):
                         self.assertEqual([slot for slot in held.tolist() if slot >= 0],
                                          [slot for slot, e in enumerate(row) if e == expert])
 
+    def test_dense_layers_idle_steps_and_dead_gpus(self):
+        self.oddities()
+        path, rows = self.odd("sglang", "s.json")
+        for metadata in self.locations(path):
+            self.assertEqual(metadata.physical_to_logical_map.tolist(), rows)
+        self.run_in("odd.json", "--cluster", "dead.json", "--window", "all", "-o", "d.json", "--format", "sglang")
+        dead = 5
+        for metadata in self.locations(self.work / "d.json"):
+            slots = metadata.physical_to_logical_map
+            self.assertEqual(slots[:, dead * PER_RANK:(dead + 1) * PER_RANK].unique().tolist(), [0])
+            self.assertTrue((metadata.logical_to_all_physical_map_num_valid > 0).all())
+            # Without that rank every expert is still there.
+            alive = torch.cat([slots[:, :dead * PER_RANK], slots[:, (dead + 1) * PER_RANK:]], 1)
+            for row in alive.tolist():
+                self.assertEqual(set(row), set(range(EXPERTS)))
+
     def test_we_read_what_its_recorder_dumps(self):
         path = self.file_of("sglang", "srt/eplb/expert_distribution.py")
         folder = types.SimpleNamespace(SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR=types.SimpleNamespace(
@@ -141,8 +173,12 @@ class Sglang(Peers):
         counts = logical(physical, num_layers=LAYERS, num_logical_experts=EXPERTS, physical_to_logical_map=maps)
         dump("recorder.pt", {"rank": 0, "logical_count": counts, "average_utilization_rate_over_window": None})
         for step in range(4):
-            self.run_in("dumps/recorder.pt", *CLUSTER, "--at", step, "--strategy", "eplb", "-o", "p.json", "--force")
+            self.run_in("dumps/recorder.pt", *CLUSTER, "--at", step, "--window", 1, "--strategy", "eplb", "-o", "p.json",
+                        "--force")
             self.assertEqual([layer["loads"] for layer in self.read("p.json")["layers"]], counts[step].tolist())
+        self.run_in("dumps/recorder.pt", *CLUSTER, "--strategy", "eplb", "-o", "p.json", "--force")
+        self.assertEqual([layer["loads"] for layer in self.read("p.json")["layers"]], counts.sum(0).tolist(),
+                         "the whole recording, unless a window is given")
 
     def test_the_published_balancer_gives_the_same_maps(self):
         path = self.file_of("sglang", "srt/eplb/eplb_algorithms/deepseek.py")
@@ -173,6 +209,18 @@ class Sglang(Peers):
 
 
 class Ascend(Peers):
+    def test_dense_layers_idle_steps_and_dead_gpus(self):
+        path = self.file_of("vllm_ascend", "eplb/core/eplb_utils.py")
+        (read,) = functions(path, ("expert_file_to_tensor",), json=json, torch=torch)
+        self.oddities()
+        name, rows = self.odd("vllm-ascend", "a.json")
+        for layer, row in enumerate(rows):
+            placement, slots = read(str(name), layer)
+            self.assertEqual(placement.tolist(), [row[r * PER_RANK:(r + 1) * PER_RANK] for r in range(RANKS)])
+            self.assertEqual(slots, RANKS * PER_RANK)
+        self.refused(9, "only --format sglang and plan can express", "odd.json", "--cluster", "dead.json",
+                     "-o", "q", "--format", "vllm-ascend")
+
     def test_it_reads_our_map(self):
         path = self.file_of("vllm_ascend", "eplb/core/eplb_utils.py")
         (read,) = functions(path, ("expert_file_to_tensor",), json=json, torch=torch)
@@ -200,6 +248,30 @@ class Ascend(Peers):
 
 
 class Published(Peers):
+    def test_dense_layers_idle_steps_and_dead_gpus(self):
+        self.oddities()
+        path, rows = self.odd("vllm", "v.jsonl")
+        (record,) = [line for line in map(json.loads, path.read_text().splitlines())
+                     if line["record_type"] == "eplb_initial_mapping"]
+        layers = record["initial_global_assignments"]
+        self.assertEqual([layers[str(layer)] for layer in range(LAYERS)], rows)
+        path, rows = self.odd("tensorrt-llm", "t.yaml")
+        layers = yaml.safe_load(path.read_text())["initial_global_assignments"]
+        self.assertEqual(layers, dict(enumerate(rows)))
+        for row in rows:
+            self.assertEqual(set(row), set(range(EXPERTS)))
+        path, rows = self.odd("eplb", "e.json")
+        plan = json.loads(path.read_text())
+        self.assertEqual(plan["physical_to_logical"], rows)
+        for layer, row in enumerate(rows):
+            self.assertEqual(plan["logical_count"][layer], [row.count(expert) for expert in range(EXPERTS)])
+            for expert, slots in enumerate(plan["logical_to_physical"][layer]):
+                self.assertEqual([slot for slot in slots if slot >= 0],
+                                 [slot for slot, e in enumerate(row) if e == expert])
+        for form in ("vllm", "tensorrt-llm", "eplb"):
+            self.refused(9, "only --format sglang and plan can express", "odd.json", "--cluster", "dead.json",
+                         "-o", "q", "--format", form)
+
     def test_vllm(self):
         """The rules of the loader that is under review: one record, dense layers, every expert, whole ranks."""
         path, rows = self.written("vllm", "v.jsonl")

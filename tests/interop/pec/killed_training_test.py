@@ -31,7 +31,7 @@ CASE = {"zero": 2, "experts": 8, "ep": 2, "width": 16, "batch": 16}
 LAYERS, EXPERTS = 2, 8
 HOOKS = ROOT / "scripts" / "slurm"
 FLAGS = ["--k", "3", "--k-persist", "1", "--policy", "load-aware"]
-SLOWEST = 240  # seconds that a start, a snapshot or a step may take on a busy machine
+SLOWEST = 2400  # seconds that a start, a snapshot or a step may take on a busy machine
 
 
 def train(folder, load, last, pause):

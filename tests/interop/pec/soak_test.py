@@ -85,7 +85,8 @@ class Soak(killed.Run):
         sockets = self.sockets()
         flags = (self.folder / "ckpt", self.folder / "store", *killed.FLAGS, "--tokens", self.folder / "tokens.jsonl")
         self.hook("pec-agent.sh", "start", sockets["peer"], *flags, "--copies-only")
-        self.hook("pec-agent.sh", "start", sockets["agent"], *flags, "--peer", f"unix:{sockets['peer']}")
+        self.hook("pec-agent.sh", "start", sockets["agent"], *flags, "--name", "own",
+                  "--peer", f"unix:{sockets['peer']}")
         for name, socket in sockets.items():
             pid = int(pathlib.Path(f"{socket}.pid").read_text())
             if name not in self.lives or self.lives[name].pid != pid:

@@ -122,7 +122,7 @@ class Models(unittest.TestCase):
         """Weights only, there and back: DeepSpeed loads them, and its masters are the weights."""
         files = self.convert(False, "files")
         back = self.folder / "back"
-        self.ucp.run("ucp-load", files, back, "--target", "zero=2,dp=2")
+        self.ucp.run("ucp-load", files, back, "--format", "deepspeed", "--target", "zero=2,dp=2")
         for name, tensor in weights_of(back).items():
             self.assertTrue(torch.equal(tensor, weights_of(self.made[False])[name]), name)
         shutil.copy(self.made[False] / "trainer_state.json", back / "trainer_state.json")

@@ -13,7 +13,7 @@
 #include <tbb/parallel_for.h>
 #include <nlohmann/json.hpp>
 
-#include "loads/load_trace.h"
+#include "loads/load_window.h"
 #include "moe/core/metrics.h"
 #include "moe/core/types.h"
 #include "moe/migration/migration.h"

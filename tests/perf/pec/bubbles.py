@@ -94,7 +94,7 @@ class Agents:
                  "by a schedule": ["--pipeline", f"{STAGES},{given.micro_batches},{times[0]:.6f},{times[1]:.6f}",
                                    "--stages", ",".join(map(str, given.beside)), *needed]}[mode]
         self.start(given, "peer", -1, "--copies-only")
-        self.start(given, "own", given.beside[0], "--k", 1, "--peer", f"unix:{self.folder / 'peer'}", *words)
+        self.start(given, "own", given.beside[0], "--k", 1, "--name", "own", "--peer", f"unix:{self.folder / 'peer'}", *words)
 
     def start(self, given, name, rank, *words):
         argv = ["taskset", "-c", ",".join(map(str, cores_of(given, rank))), "nice", "-n", 39 if rank < 0 else 0,

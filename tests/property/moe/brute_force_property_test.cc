@@ -53,7 +53,7 @@ Case RandomCase(Random* random) {
   made.options.copies_min = Between(random, 1, 3);
   made.options.copies_may_fall = random->Below(2) == 0;
   made.options.failure_unit = random->Below(2) == 0 ? FailureUnit::kNode : FailureUnit::kRack;
-  made.options.best_effort = 2;
+  made.options.best_effort = random->Below(50) == 0 ? 1 : 0;
   made.options.hecate.reshard = random->Below(4) > 0;
   if (random->Below(4) > 0) made.options.hecate.overlap = Between(random, 0, 4);
   if (random->Below(4) > 0) made.options.hecate.spare = Between(random, 0, 2);

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <vector>
+
 #include "cli/exit_code.h"
 
 namespace shardwright::cli {
@@ -29,6 +32,18 @@ TEST(ParseMemory, RefusesAForgottenUnit) {
   const auto memory = ParseMemory("4");
   ASSERT_FALSE(memory);
   EXPECT_EQ(memory.error().message, "\"4\" is 4 B, at least 1.00 MiB is needed");
+}
+
+TEST(ParseMode, TakesRightsToReadAndWrite) {
+  for (const auto& [text, mode, umask] : std::vector<std::tuple<const char*, unsigned, unsigned>>{
+           {"600", 0600, 077}, {"0640", 0640, 027}, {"0660", 0660, 007}, {"0664", 0664, 002}}) {
+    EXPECT_EQ(ParseMode(text).value(), mode) << text;
+    EXPECT_EQ(UmaskOf(mode), umask) << text;
+  }
+  for (const char* text :
+       {"", "0", "0400", "0700", "0620", "0601", "1600", "00600", "0o600", "x"}) {
+    EXPECT_EQ(ParseMode(text).error().code, Errc::kUsage) << text;
+  }
 }
 
 TEST(ParseWords, NamesWhatExists) {

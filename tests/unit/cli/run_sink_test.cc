@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
+#include <functional>
 #include <thread>
 
 namespace shardwright::cli {
@@ -67,6 +69,45 @@ TEST_F(RunSinkTest, FinishesTwice) {
   sink.Pass("read");
   EXPECT_EQ(sink.Finish().passes.size(), 1U);
   EXPECT_EQ(sink.Finish().passes.size(), 1U);
+}
+
+/// Whether a run leaves after a stop.
+bool Leaves(const std::function<void(RunSink&, const std::atomic<bool>& left)>& work) {
+  Console console{{"test", -1, false, 0}};
+  const SignalGuard signals;
+  std::atomic<bool> left{false};
+  RunSink sink({ProgressMode::kOff, 0, 1, [&] { left = true; }}, console, signals);
+  raise(SIGTERM);
+  work(sink, left);
+  return left;
+}
+
+TEST(InterruptibleTest, WorkThatDoesNotEndAfterAStopIsLeft) {
+  EXPECT_TRUE(Leaves([](RunSink& sink, const std::atomic<bool>& left) {
+    const Interruptible outer(sink);
+    { const Interruptible inner(sink); }
+    // However busy the machine is, the sink's thread gets its turn within a minute.
+    for (int i = 0; i < 600 && !left; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }));
+}
+
+TEST(InterruptibleTest, OtherWorkIsWaitedFor) {
+  EXPECT_FALSE(Leaves([](RunSink& sink, const std::atomic<bool>&) {
+    { const Interruptible before(sink); }
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+  }));
+}
+
+TEST(InterruptibleTest, NothingIsLeftWithoutAStop) {
+  Console console{{"test", -1, false, 0}};
+  const SignalGuard signals;
+  std::atomic<bool> left{false};
+  RunSink sink({ProgressMode::kOff, 0, 1, [&] { left = true; }}, console, signals);
+  const Interruptible work(sink);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  EXPECT_FALSE(left);
 }
 
 TEST(SignalGuardTest, FirstSignalAsksToStop) {

@@ -74,9 +74,15 @@ class LauncherTest : public ::testing::Test {
   }
   void TearDown() override { SetUp(); }
 
-  static constexpr const char* kNames[] = {
-      "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "SLURM_MPI_TYPE",
-      "SLURM_STEP_NUM_TASKS"};
+  static constexpr const char* kNames[] = {"OMPI_COMM_WORLD_SIZE",
+                                           "PMI_SIZE",
+                                           "PMI_RANK",
+                                           "PMIX_RANK",
+                                           "SLURM_PROCID",
+                                           "SLURM_MPI_TYPE",
+                                           "SLURM_STEP_NUM_TASKS",
+                                           "PMIX_NAMESPACE",
+                                           "SHARDWRIGHT_MPI"};
 };
 
 TEST_F(LauncherTest, NoLauncherMeansSerialWithoutMpi) {
@@ -101,6 +107,15 @@ TEST_F(LauncherTest, EveryLauncherIsSeen) {
   EXPECT_FALSE(seen({{"SLURM_PROCID", "0"}}));  // srun in a batch script, or salloc's shell
   EXPECT_FALSE(seen({{"SLURM_PROCID", "0"}, {"SLURM_MPI_TYPE", "none"}}));
   EXPECT_TRUE(seen({{"SLURM_PROCID", "0"}, {"SLURM_MPI_TYPE", "pmix"}}));
+  EXPECT_FALSE(seen({{"SLURM_MPI_TYPE", "pmix"},
+                     {"SLURM_PROCID", "0"},
+                     {"SLURM_STEP_NUM_TASKS", "1"},
+                     {"PMIX_RANK", "0"},
+                     {"PMIX_NAMESPACE", "slurm.pmix.7.0"}}));
+  EXPECT_TRUE(seen(
+      {{"SLURM_STEP_NUM_TASKS", "1"}, {"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "prterun-n1-77@1"}}))
+      << "ranks that another launcher has started within a step of one task";
+  EXPECT_FALSE(seen({{"OMPI_COMM_WORLD_SIZE", "4"}, {"SHARDWRIGHT_MPI", "none"}}));
 }
 
 TEST_F(LauncherTest, TasksThatDoNotMeetAreCounted) {
@@ -109,6 +124,9 @@ TEST_F(LauncherTest, TasksThatDoNotMeetAreCounted) {
   EXPECT_EQ(TasksApart(), 1U) << "the shell of a batch script";
   ::setenv("SLURM_STEP_NUM_TASKS", "4", 1);
   EXPECT_EQ(TasksApart(), 4U);
+  ::setenv("SHARDWRIGHT_MPI", "none", 1);
+  EXPECT_EQ(TasksApart(), 1U);
+  ::unsetenv("SHARDWRIGHT_MPI");
   ::setenv("SLURM_MPI_TYPE", "pmix", 1);
   EXPECT_EQ(TasksApart(), 1U);
 }

@@ -49,8 +49,9 @@ TEST(MpiLibraryTest, TheSettingOverridesTheLauncher) {
   variables["SHARDWRIGHT_MPI"] = "/opt/mpi/lib/libmpi.so.12";
   EXPECT_EQ(Chosen(variables), "/opt/mpi/lib/libmpi.so.12");
   variables["SHARDWRIGHT_MPI"] = "Open MPI";
-  EXPECT_EQ(Chosen(variables),
-            "SHARDWRIGHT_MPI: openmpi, mpich or the path of a library expected, found 'Open MPI'");
+  EXPECT_EQ(
+      Chosen(variables),
+      "SHARDWRIGHT_MPI: openmpi, mpich, none or the path of a library expected, found 'Open MPI'");
 }
 
 TEST(MpiLibraryTest, TheLauncherSaysHowManyItHasStarted) {

@@ -148,6 +148,14 @@ TEST_F(HostTest, HandlesThatAreWrongAreRefused) {
   const int open = ::memfd_create("test", MFD_ALLOW_SEALING);
   ASSERT_EQ(::ftruncate(open, 8192), 0);
   EXPECT_EQ(code_of(Kind::kHost, 8192, open), Errc::kBadInput);
+  // Of huge pages there may be none left at a later read.
+  constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
+  const int huge = ::memfd_create("test", MFD_ALLOW_SEALING | MFD_HUGETLB);
+  if (huge >= 0) {
+    ASSERT_EQ(::ftruncate(huge, kHugePage), 0);
+    ASSERT_EQ(::fcntl(huge, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    EXPECT_EQ(code_of(Kind::kHost, kHugePage, huge), Errc::kBadInput);
+  }
   const auto own = Make(Place::kPageable, 8192);
   EXPECT_FALSE(device_->Export(*own).has_value());
 }

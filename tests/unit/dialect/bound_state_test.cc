@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cstring>
+
 #include <gtest/gtest.h>
 
 #include "comm/comm.h"
@@ -66,6 +69,40 @@ TEST_F(BoundState, IsNotConverted) {
   const auto atoms = Convert("", "universal");
   ASSERT_FALSE(atoms);
   ExpectRefused(atoms.error());
+}
+
+TEST_F(BoundState, ItsWeightsAreExported) {
+  const std::vector<TinyParam> params = TinyZero().params;
+  for (const char* only : {"only=weight", "only=master"}) {
+    const auto done = Convert(only, "safetensors");
+    ASSERT_TRUE(done) << only << ": " << done.error().message;
+    const auto named = std::count_if(
+        done->not_carried.begin(), done->not_carried.end(),
+        [](const std::string& one) { return one.find("\"absmax1\"") != std::string::npos; });
+    EXPECT_EQ(named, 1) << only;
+    const Expected found = Expected::Read(scratch_ / "out" / "model.safetensors");
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const TinyParam& param = params[i];
+      ASSERT_TRUE(found.tensors.contains(param.name)) << param.name;
+      std::vector<float> values(Elems(param.shape));
+      ASSERT_EQ(found.tensors.at(param.name).bytes.size(), values.size() * sizeof(float));
+      std::memcpy(values.data(), found.tensors.at(param.name).bytes.data(),
+                  values.size() * sizeof(float));
+      for (std::size_t k = 0; k < values.size(); ++k) {
+        EXPECT_EQ(values[k], TinyValue(i, "fp32", k)) << param.name;
+      }
+    }
+    fs::remove_all(scratch_ / "out");
+  }
+}
+
+TEST_F(BoundState, ARefusalNamesTheExport) {
+  const auto refused = Convert("dp=3", "deepspeed");
+  ASSERT_FALSE(refused);
+  const std::string command = "; the weights can be exported: ucp-load " +
+                              (scratch_ / "ckpt").string() + " " + (scratch_ / "out").string() +
+                              " --format safetensors";
+  EXPECT_TRUE(refused.error().message.ends_with(command)) << refused.error().message;
 }
 
 TEST_F(BoundState, IsKeptInTheSameLayout) {

@@ -130,12 +130,12 @@ TEST_F(DcpRanks, ACommonIndexIsPreferred) {
 
 TEST_F(DcpRanks, AMissingIndexIsNamed) {
   fs::remove(folder_ / "__1.metadata");
-  ExpectError(Errc::kBadInput, "no __1.metadata: each rank has an index of its own");
+  ExpectError(Errc::kNotFound, "no __1.metadata: each rank has an index of its own");
 }
 
 TEST_F(DcpRanks, TheLastIndexIsMissedByItsData) {
   fs::remove(folder_ / "__2.metadata");
-  ExpectError(Errc::kBadInput, "no __2.metadata");
+  ExpectError(Errc::kNotFound, "no __2.metadata");
 }
 
 TEST_F(DcpRanks, TheLastRankIsMissedByItsRows) {

@@ -275,13 +275,18 @@ TEST(DeepSpeedWriteTest, FrozenTiedAndBuffers) {
   model.Add("scale", {3}, -2);
   model.Add("proj.weight", {5, 5}, -1);
   model.AddAlias("head.weight", "emb.weight");
+  model.AddAlias("head.scale", "scale");
   const Rendered two = Write(model, model.source(), Zero(2, 2));
   const auto document = two.Parse(kTag + "mp_rank_00_model_states.pt");
   const Node* module = document.root->Find("module");
-  EXPECT_EQ(Keys(module), (Texts{"emb.weight", "scale", "proj.weight", "head.weight"}));
+  EXPECT_EQ(Keys(module),
+            (Texts{"emb.weight", "scale", "proj.weight", "head.weight", "head.scale"}));
+  EXPECT_EQ(module->Find("head.scale")->tensor->storage, module->Find("scale")->tensor->storage);
   EXPECT_EQ(module->Find("head.weight")->tensor->storage,
             module->Find("emb.weight")->tensor->storage);
-  EXPECT_EQ(document.root->Find("shared_params")->Find("head.weight")->text, "emb.weight");
+  const Node* shared = document.root->Find("shared_params");
+  EXPECT_EQ(shared->Find("head.weight")->text, "emb.weight");
+  EXPECT_EQ(shared->entry_count(), 1U) << "buffers are no parameters";
   EXPECT_EQ(Keys(document.root->Find("frozen_param_shapes")), (Texts{"proj.weight"}));
   EXPECT_EQ(document.root->Find("frozen_param_fragments")->Find("proj.weight")->tensor->storage,
             module->Find("proj.weight")->tensor->storage);
@@ -386,6 +391,62 @@ TEST(DeepSpeedWriteTest, TensorParallelCuts) {
   EXPECT_EQ(root.root->Find("mp_world_size")->integer, 2);
   EXPECT_EQ(root.root->Find("checkpoint_parallel_dimensions")->Find("tp_degree")->integer, 2);
   EXPECT_NE(root.root->Find("universal_checkpoint_info"), nullptr);
+}
+
+// Three matrices in one, cut along a dimension inside: a rank's shard is a matrix as well.
+TEST(DeepSpeedWriteTest, ShardsOfAViewHaveTheParametersOwnDimensions) {
+  layout::SplitRule experts;
+  experts.split = layout::Split::kSub;
+  experts.view = {3, 4, 5};
+  experts.dim = 1;
+  experts.sub_sizes = {4};
+  Model model;
+  model.Add("experts", {12, 5}).rule = experts;
+  model.Add("frozen", {12, 5}, -1).rule = experts;
+  model.Add("buffer", {12, 5}, -2).rule = experts;
+  const Shape shard{6, 5};
+  for (const std::uint64_t stage : {0U, 1U, 2U, 3U}) {
+    Topology to = Zero(stage, 1);
+    to.tp = 2;
+    const Rendered files = Write(model, model.source(), to);
+    const bool stage3 = stage == 3;
+    const auto root = files.Parse(kTag + (stage3 ? "zero_pp_rank_0_mp_rank_01_model_states.pt"
+                                                 : "mp_rank_01_model_states.pt"));
+    const Node* module = root.root->Find("module");
+    EXPECT_EQ(module->Find("buffer")->tensor->shape, shard) << stage;
+    if (!stage3) {
+      for (const char* name : {"experts", "frozen"}) {
+        EXPECT_EQ(module->Find(name)->tensor->shape, shard) << name << " " << stage;
+      }
+    }
+    if (stage > 0) {
+      const Node* shapes = root.root->Find("param_shapes")->items[0]->Find("experts");
+      EXPECT_EQ(pickle::AsShape(shapes).value(), shard) << stage;
+    }
+    if (stage > 1) {
+      const Node* shapes = root.root->Find("frozen_param_shapes")->Find("frozen");
+      EXPECT_EQ(pickle::AsShape(shapes).value(), shard) << stage;
+    }
+    if (stage == 0) {
+      const Node* state = root.root->Find("optimizer")->Find("state");
+      ASSERT_NE(state, nullptr);
+      EXPECT_EQ(state->value(0)->Find("exp_avg")->tensor->shape, shard);
+    }
+  }
+}
+
+TEST(DeepSpeedWriteTest, AViewThatMixesDimensionsIsRefused) {
+  Model model;
+  layout::SplitRule& rule = model.Add("mixed", {6, 4}).rule;
+  rule.split = layout::Split::kSub;
+  rule.view = {4, 6};
+  rule.sub_sizes = {4};
+  Topology to = Zero(1, 1);
+  to.tp = 2;
+  const auto written = WriteDeepSpeed(model.source(), to);
+  ASSERT_FALSE(written.has_value());
+  EXPECT_EQ(written.error().code, Errc::kUnsupported);
+  EXPECT_NE(written.error().message.find("\"mixed\""), std::string::npos);
 }
 
 TEST(DeepSpeedWriteTest, PipelineStagesRepeatTiedParameters) {

@@ -123,6 +123,38 @@ TEST(DTensor, MeshesOfTwoDimensionsAndStridedShards) {
   }
 }
 
+TEST(DTensor, StridedBuffersAndExtraStates) {
+  const Folder folder;
+  folder.Write([](std::uint64_t rank, const std::string& item, Document* document) {
+    if (item != "model") return;
+    std::string bytes(6 * sizeof(float), '\0');
+    for (int i = 0; i < 6; ++i) {
+      const auto value = static_cast<float>(i);
+      std::memcpy(bytes.data() + static_cast<std::size_t>(i) * sizeof(float), &value,
+                  sizeof(value));
+    }
+    pickle::Node* root = CopyDict(document->arena, document->root);
+    // Rank 1 stores the same tensor in row-major order.
+    pickle::Tensor turned = *document->AddInline(bytes, DType::kF32, {3, 2})->tensor;
+    if (rank == 0) turned.strides = {1, 3};
+    Set(document->arena, root, "turned", document->arena.TensorOf(std::move(turned)));
+    Set(document->arena, root, "x._extra_state", document->arena.None());
+    document->root = root;
+  });
+  const auto checkpoint = folder.Read();
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  const auto found = layout::TensorIndex(checkpoint->map).Find("turned", "buffer");
+  ASSERT_TRUE(found.has_value());
+  const layout::LogicalTensor& tensor = checkpoint->map.tensors[*found];
+  ASSERT_EQ(tensor.fragments.size(), 1U);
+  std::vector<float> values(6);
+  const std::string whole = Gatherer(checkpoint->map).Whole(tensor);
+  std::memcpy(values.data(), whole.data(), whole.size());
+  EXPECT_EQ(values, (std::vector<float>{0, 3, 1, 4, 2, 5}));
+  ASSERT_EQ(checkpoint->left_out.size(), 1U);
+  EXPECT_NE(checkpoint->left_out[0].find("x._extra_state"), std::string::npos);
+}
+
 TEST(DTensor, MissingAndForeignRanksAreNamed) {
   Folder folder;
   folder.Write();
@@ -137,7 +169,7 @@ TEST(DTensor, MissingAndForeignRanksAreNamed) {
   ExpectRefused(folder, Errc::kBadInput, "model_world_size_2_rank_2.pt");
   folder.Remove("model_world_size_2_rank_2.pt");
   folder.Text(std::string(kVerlConfig), R"({"FSDP_version": 2, "world_size": 3})");
-  ExpectRefused(folder, Errc::kBadInput, "files of several worlds");
+  ExpectRefused(folder, Errc::kUnsupported, "files of several worlds");
   folder.Text(std::string(kVerlConfig), R"({"FSDP_version": 7, "world_size": 2})");
   ExpectRefused(folder, Errc::kUnsupported, "FSDP_version 7");
 }
@@ -153,7 +185,7 @@ TEST(DTensor, FilesOfTwoWorldsInOneFolderAreRefused) {
   Folder folder;
   folder.Write();
   CopyRankZeroTo(folder, "model_world_size_3_rank_0.pt");
-  ExpectRefused(folder, Errc::kBadInput, "files of several worlds");
+  ExpectRefused(folder, Errc::kUnsupported, "files of several worlds");
 }
 
 TEST(DTensor, OneRanksFileInThePlaceOfAnotherIsRefused) {
@@ -324,7 +356,7 @@ TEST(DTensor, TheOptimizerFitsTheModel) {
   };
   everywhere(
       [&](Document* d) { Set(d->arena, group(d), "params", d->arena.List({d->arena.Int(3)})); },
-      Errc::kBadInput, "are not 0, 1, 2");
+      Errc::kUnsupported, "are not 0, 1, 2");
   everywhere(
       [&](Document* d) {
         Set(d->arena, group(d), "params", d->arena.List({d->arena.Int(0), d->arena.Int(1)}));
@@ -357,13 +389,69 @@ TEST(DTensor, UnequalCopiesAreRefused) {
                 "the copies in model_world_size_4_rank_0.pt and model_world_size_4_rank_2.pt");
 }
 
-TEST(DTensor, AdaptersAloneAreRefused) {
+TEST(DTensor, AdaptersAloneAreRead) {
   Folder folder;
   folder.made_up()->name = "q.lora_A.weight";
   folder.Write([](std::uint64_t, const std::string& item, Document* document) {
     if (item == "model") Mutable(document->root)->items.resize(2);
   });
-  ExpectRefused(folder, Errc::kUnsupported, "LoRA");
+  const auto read = folder.Read();
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(read->params.front().name, "q.lora_A.weight");
+}
+
+TEST(DTensor, OnOneRankShapesTellBuffersFromParameters) {
+  Folder folder;
+  folder.made_up()->mesh = {1};
+  const auto write = [&](const Shape& buffer) {
+    folder.Write([&](std::uint64_t, const std::string& item, Document* document) {
+      pickle::Arena& arena = document->arena;
+      const auto plain = [&](const Shape& shape) {
+        return document->AddTensor(0, DType::kF32, shape);
+      };
+      if (item == "model") {
+        pickle::Node* root = arena.Dict(true);
+        Set(arena, root, "first", plain(buffer));
+        Set(arena, root, "layer.weight", plain({5, 3}));
+        Set(arena, root, "last", plain({4}));
+        document->root = root;
+        return;
+      }
+      Node* slots = Mutable(document->root->Find("state")->value(0));
+      for (const char* state : {"exp_avg", "exp_avg_sq"}) Set(arena, slots, state, plain({5, 3}));
+    });
+  };
+  write({4});
+  const auto read = folder.Read();
+  ASSERT_TRUE(read) << read.error().message;
+  ASSERT_EQ(read->params.size(), 3U);
+  for (const Param& param : read->params) {
+    EXPECT_EQ(param.kind == ParamKind::kTrainable, param.name == "layer.weight") << param.name;
+  }
+  write({5, 3});  // it may be the buffer that has no state
+  ExpectRefused(folder, Errc::kUnsupported, "which is which");
+}
+
+TEST(DTensor, HyperParametersThatAreTensorsAreRead) {
+  Folder folder;
+  const auto set = [&](const std::string& of_second) {
+    folder.Write([&](std::uint64_t rank, const std::string& item, Document* document) {
+      if (item != "optim") return;
+      Node* group = Mutable(document->root->Find("param_groups")->items[0]);
+      const std::string half("\0\0\0\x3f", 4);
+      Set(document->arena, group, "lr",
+          document->AddInline(rank == 1 ? of_second : half, DType::kF32, {}));
+    });
+  };
+  set(std::string("\0\0\0\x3f", 4));
+  const auto read = folder.Read();
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(read->groups[0].hyper.lr, 0.5);
+  EXPECT_EQ(read->groups[0].options->Find("lr")->real, 0.5);
+  ASSERT_EQ(read->groups[0].tensors.size(), 1U);
+  EXPECT_EQ(read->groups[0].tensors[0].state, "lr");
+  set(std::string("\0\0\x80\x3f", 4));
+  ExpectRefused(folder, Errc::kBadInput, "hyper-parameters");
 }
 
 TEST(DTensor, AMeshThatLeadsBackToItselfIsRead) {

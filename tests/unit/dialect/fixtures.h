@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "dialect/dialects.h"
+#include "format/torch_pt/reader.h"
+#include "os/file.h"
 #include "tensor/convert.h"
 
 namespace shardwright::dialect {
@@ -183,6 +185,17 @@ inline void ExpectTensors(const Checkpoint& checkpoint, const Expected& expected
     const bool wanted = frozen || !key.ends_with("/frozen");
     EXPECT_EQ(found.contains(key), wanted) << key << (wanted ? " was not found" : " was found");
   }
+}
+
+/// The document of a file of torch.save, which must be readable.
+inline torch_pt::Document ParsedFile(const std::filesystem::path& path) {
+  auto file = os::File::OpenRead(path.string());
+  EXPECT_TRUE(file.has_value());
+  auto skeleton = torch_pt::ReadSkeleton(*file);
+  EXPECT_TRUE(skeleton.has_value());
+  auto document = torch_pt::Parse(*skeleton);
+  EXPECT_TRUE(document.has_value());
+  return *std::move(document);
 }
 
 }  // namespace shardwright::dialect

@@ -64,6 +64,21 @@ void SetOption(const Group& group, const std::string& name, const Node* value) {
 
 std::vector<float> Zeros(std::uint64_t count) { return std::vector<float>(count); }
 
+TEST_F(OddStates, AListOfTensorsBindsTheCheckpoint) {
+  ExpectBound(
+      Read([](const Group& group) {
+        SetState(group, "preconditioners", group.file.arena.List({group.file.Flat({1, 2, 3})}));
+      }),
+      {"\"preconditioners\"", "tensor or number expected, found list"});
+}
+
+TEST_F(OddStates, AStateWithTheNameOfAWeightBindsTheCheckpoint) {
+  ExpectBound(Read([](const Group& group) {
+                SetState(group, "weight", group.file.Flat(Zeros(group.partition)));
+              }),
+              {"\"weight\"", "its name is that of a tensor of the model"});
+}
+
 TEST_F(OddStates, TheRmsOfAdafactorIsLeftOutAndSaid) {
   const Checkpoint read = Read([](const Group& group) {
     SetOption(group, "clip_threshold", Number(group, 1.0));

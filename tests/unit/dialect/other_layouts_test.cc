@@ -64,6 +64,8 @@ struct Plain {
   bool names = false;  ///< param_names in the groups
   bool states = true;  ///< moments; first element 100 + index in module
   enum class Form { kTorch, kUnfused, kFused } form = Form::kTorch;
+  /// Adds module entries before all others.
+  std::function<void(PtFile&, Node*)> add = [](PtFile&, Node*) {};
   /// Last changes to a parameter's states. kTorch, kUnfused
   std::function<void(PtFile&, const Shape&, Node*)> change = [](PtFile&, const Shape&, Node*) {};
 };
@@ -71,6 +73,7 @@ struct Plain {
 void WritePlain(const fs::path& folder, const Plain& plain) {
   PtFile file;
   Node* module = file.arena.Dict(true);
+  plain.add(file, module);
   std::map<std::string, std::size_t> index;
   std::vector<std::vector<float>> flat;
   for (const auto& group : plain.groups) {
@@ -163,6 +166,22 @@ TEST_F(OtherLayouts, OneGroupFollowsTheModule) {
   EXPECT_EQ(checkpoint->params[0].scalars.at(0).value->integer, 3);
 }
 
+TEST_F(OtherLayouts, TheTypeOfTheModelIsThatOfTrainedWeights) {
+  Plain plain;
+  plain.module = {{"a", {2, 3}}, {"b", {4, 5}}};
+  plain.groups = {{"a", "b"}};
+  plain.names = true;
+  plain.add = [](PtFile& file, Node* module) {
+    pickle::Set(file.arena, module, "quantized.weight",
+                file.View(file.Storage(Ramp(0, {5}), DType::kU8), {4, 5}));
+  };
+  WritePlain(folder_, plain);
+  const auto checkpoint = Read();
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  EXPECT_EQ(checkpoint->params.at(0).dtype, DType::kU8);
+  EXPECT_EQ(checkpoint->layout.dtype, DType::kF32);
+}
+
 TEST_F(OtherLayouts, GroupsAreToldApartByShape) {
   WritePlain(folder_, {{{"a", {2, 3}}, {"x", {4}}, {"b", {2, 3}}, {"y", {4}}, {"z", {9}}},
                        {{"a", "b"}, {"x", "y"}}});
@@ -170,7 +189,7 @@ TEST_F(OtherLayouts, GroupsAreToldApartByShape) {
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
   EXPECT_EQ(FirstOf(*checkpoint, "b", "exp_avg"), 102);
   EXPECT_EQ(FirstOf(*checkpoint, "y", "exp_avg"), 103);
-  EXPECT_EQ(checkpoint->params[4].kind, ParamKind::kFrozen);  // in no group
+  EXPECT_TRUE(checkpoint->params[4].undecided);  // in no group
   EXPECT_EQ(checkpoint->groups[1].params, (std::vector<std::uint32_t>{1, 3}));
 }
 
@@ -192,7 +211,7 @@ TEST_F(OtherLayouts, NamesInTheGroupsDecide) {
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
   EXPECT_EQ(FirstOf(*checkpoint, "c", "exp_avg"), 102);
   EXPECT_EQ(FirstOf(*checkpoint, "a", "exp_avg"), 100);
-  EXPECT_EQ(checkpoint->params[1].kind, ParamKind::kFrozen);
+  EXPECT_TRUE(checkpoint->params[1].undecided);
   EXPECT_EQ(checkpoint->groups[0].options->Find("param_names"), nullptr);
 }
 

@@ -246,7 +246,7 @@ TEST(Patterns, SubTensorsByRatioSizeAndView) {
 
 TEST(Patterns, ErrorsNameFileRuleAndKey) {
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"{", "not JSON"},
+      {"{", "line 1, column 2: the text ends"},
       {"[]", "object expected"},
       {R"({"family": "f"})", "\"rules\""},
       {R"({"rules": []})", "\"family\""},

@@ -294,6 +294,57 @@ TEST_F(Safetensors, TiedNamesAreThoseThatSaveModelDropped) {
   EXPECT_TRUE(read.params[2].alias_of.empty());
 }
 
+// A rounded scale changes the weight that it belongs to.
+TEST_F(Safetensors, ScalesOfQuantizedWeightsAreNeitherTrainedNorConverted) {
+  PutModel("m/model.safetensors", {{"a.weight", {}, DType::kF8E4M3, {8, 8}},
+                                   {"a.weight_scale_inv", {}, DType::kF32, {1, 1}},
+                                   {"b.qweight", {}, DType::kI32, {1, 8}},
+                                   {"b.scales", {}, DType::kF16, {1, 8}},
+                                   {"n.scale", {}, DType::kF32, {8}},
+                                   {"n.weight", {}, DType::kF32, {8}}});
+  const Checkpoint read = ReadAt("m");
+  Names trained;
+  for (const Param& param : read.params) {
+    if (param.kind == ParamKind::kTrainable) trained.push_back(param.name);
+  }
+  EXPECT_EQ(trained, (Names{"n.scale", "n.weight"}));
+  ASSERT_EQ(read.warnings.size(), 1U);
+  EXPECT_NE(read.warnings[0].find("2 tensors are scales"), std::string::npos) << read.warnings[0];
+  const auto layout = Resolve({{{"dtype", "bf16"}}}, read);
+  ASSERT_TRUE(layout) << layout.error().message;
+  const auto written = Write(read, *layout);
+  ASSERT_TRUE(written) << written.error().message;
+  for (const layout::LogicalTensor& tensor : written->target.map.tensors) {
+    const bool converted = tensor.name.starts_with("n.");
+    const auto before = layout::TensorIndex(read.map).Find(tensor.name, tensor.state);
+    ASSERT_TRUE(before.has_value()) << tensor.name;
+    EXPECT_EQ(tensor.dtype, converted ? DType::kBF16 : read.map.tensors[*before].dtype)
+        << tensor.name;
+  }
+}
+
+// Frozen scales of a trainer's checkpoint, which notes name, are not converted either.
+TEST_F(Safetensors, FrozenScalesKeepTheirType) {
+  Notes notes = WeightNotes(1);
+  PutModel("m/model.safetensors",
+           {{"a.weight", {0, TensorNote::kFrozen}, DType::kF8E4M3, {8, 8}},
+            {"a.weight_scale", {1, TensorNote::kFrozen}, DType::kF32, {8}},
+            {"lora.weight", {2, 0}, DType::kF32, {8}}},
+           {}, notes);
+  const Checkpoint read = ReadAt("m");
+  EXPECT_TRUE(read.order_unknown.empty()) << "notes are there";
+  const auto layout = Resolve({{{"dtype", "bf16"}}}, read);
+  ASSERT_TRUE(layout) << layout.error().message;
+  const auto written = Write(read, *layout);
+  ASSERT_TRUE(written) << written.error().message;
+  for (const layout::LogicalTensor& tensor : written->target.map.tensors) {
+    const DType expected = tensor.name == "a.weight"         ? DType::kF8E4M3
+                           : tensor.name == "a.weight_scale" ? DType::kF32
+                                                             : DType::kBF16;
+    EXPECT_EQ(tensor.dtype, expected) << tensor.name;
+  }
+}
+
 // Ranks of a node see one file, those of another node a copy; no checksum tells that it is one.
 TEST_F(Safetensors, CopiesOnSeveralNodesAreComparedByTheirBytes) {
   PutModel("0/model.safetensors", {{"a"}});

@@ -68,7 +68,8 @@ TEST(TargetSpecTest, KeepsWhatIsUnset) {
   EXPECT_FALSE(to->round_robin);  // of the engine that resumes
 }
 
-void ExpectRefused(const Result<Topology>& to, Errc code, std::string_view part) {
+template <class T>
+void ExpectRefused(const Result<T>& to, Errc code, std::string_view part) {
   ASSERT_FALSE(to.has_value()) << part;
   EXPECT_EQ(to.error().code, code) << to.error().message;
   EXPECT_NE(to.error().message.find(part), std::string::npos) << to.error().message;
@@ -145,6 +146,28 @@ TEST(TargetSpecTest, StagesAreNeverGuessed) {
   ExpectRefused(Resolve("pp=2,stages=0-2,3-4", one.source()), Errc::kUsage, "layers 0 to 5");
   ExpectRefused(Resolve("pp=7,stages=uniform", one.source()), Errc::kInfeasible, "stage 6");
   ExpectRefused(Resolve("pp=2,zero=2,stages=uniform", one.source()), Errc::kUnsupported, "zero=2");
+}
+
+TEST(TargetSpecTest, RoundRobinIsRefusedWhereDeepSpeedIgnoresIt) {
+  Model model;
+  model.Change([](Topology& from) { from.dtype = DType::kBF16; });
+  model.Add("a.weight", {2, 3});
+  pickle::Node* config = model.arena().Dict();
+  pickle::Node* types = model.arena().Dict();
+  Set(model.arena(), types, "grad_accum_dtype", model.arena().String("fp32"));
+  Set(model.arena(), config, "data_types", types);
+  Set(model.arena(), model.model(), "ds_config", config);
+  const auto write = [&](const char* text) -> Result<Written> {
+    SW_TRY_ASSIGN(const Topology to, Resolve(text, model.source()));
+    return WriteDeepSpeed(model.source(), to);
+  };
+  ExpectRefused(write("zero=1,round_robin=true"), Errc::kUnsupported, "omit round_robin");
+  for (const char* text :
+       {"zero=1", "zero=2,round_robin=true", "zero=1,dtype=fp16,round_robin=true"}) {
+    EXPECT_TRUE(write(text).has_value()) << text << ": " << write(text).error().message;
+  }
+  Set(model.arena(), types, "grad_accum_dtype", model.arena().String("bf16"));
+  EXPECT_TRUE(write("zero=1,round_robin=true").has_value());
 }
 
 TEST(TargetSpecTest, TiedLayersMustBeKnown) {

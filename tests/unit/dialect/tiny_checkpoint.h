@@ -27,14 +27,16 @@ class PtFile {
  public:
   Arena arena;
 
-  std::uint32_t Storage(std::vector<float> values) {
-    specs_.push_back({DType::kF32, false, values.size()});
+  /// \param dtype  of the storage's elements, whose bytes are those of `values`
+  std::uint32_t Storage(std::vector<float> values, DType dtype = DType::kF32) {
+    specs_.push_back({dtype, false, values.size() * sizeof(float) / ItemSize(dtype)});
     payloads_.push_back(std::move(values));
     return static_cast<std::uint32_t>(specs_.size() - 1);
   }
   const Node* View(std::uint32_t storage, Shape shape, std::uint64_t offset = 0) {
     pickle::Tensor tensor;
     tensor.storage = storage;
+    tensor.dtype = specs_[storage].dtype;
     tensor.offset = offset;
     tensor.strides = ContiguousStrides(shape);
     tensor.shape = std::move(shape);

@@ -48,6 +48,7 @@ struct TinyMegatron {
   double version = 3.0;
   bool model_twice = false;
   std::vector<std::uint64_t> optimizer_ids{0, 1, 2, 3, 4};  ///< of the group with weight decay
+  std::vector<std::uint64_t> vector_ids{5};                 ///< of the group without
 
   void Write(const std::filesystem::path& folder) const {
     for (std::uint64_t rank = 0; rank < 2; ++rank) {
@@ -105,7 +106,7 @@ struct TinyMegatron {
                                   {"exp_avg", Tensor(file, shape, -1)},
                                   {"exp_avg_sq", Tensor(file, shape, 1)}}));
     }
-    const Node* groups = arena.List({Group(file, 0.1, optimizer_ids), Group(file, 0, {5})});
+    const Node* groups = arena.List({Group(file, 0.1, optimizer_ids), Group(file, 0, vector_ids)});
     Node* root = file.Dict(
         {{"args", arena.Object("argparse.Namespace", attributes)},
          {"checkpoint_version", arena.Float(version)},

@@ -233,6 +233,42 @@ TEST_F(Affine, ListsBlocksThatNoRuleDescribes) {
   EXPECT_EQ(layout::MakeCut(ruled.rule, ruled.whole, 4, 0).error().code, Errc::kUnsupported);
 }
 
+// AutoTP stores the shards of a layer with a `shape` as matrices, and describes them in that shape.
+TEST_F(Affine, OfAViewIsForTheParameterAsItIsStored) {
+  const std::vector<std::int64_t> view{12, 2, 1};
+  const auto half = [&](std::int64_t rank) {
+    return Piece({3, 3, 2}, {6 * rank, view}, {0, {6, 2, 1}}, {rank});
+  };
+  Map({3, 6, 2}, {3, 3, 2}, {{half(0)}, {half(1)}});
+  const Ruled ruled = Rule("w", {{9, 2}, {9, 2}});
+  EXPECT_EQ(ruled.whole, (Shape{18, 2}));
+  EXPECT_EQ(ruled.rule.split, Split::kSub);
+  EXPECT_EQ(ruled.rule.view, (Shape{3, 6, 2}));
+  EXPECT_EQ(layout::ShardShape(ruled.rule, ruled.whole, 3, 1).value(), (Shape{6, 2}));
+  const layout::Cut cut = layout::MakeCut(ruled.rule, ruled.whole, 2, 1).value();
+  ASSERT_EQ(cut.boxes().size(), 1U);
+  EXPECT_EQ(cut.boxes()[0].at_view, (Shape{0, 3, 0}));
+  EXPECT_EQ(RuleFor("w", {{6, 3}, {6, 3}}).error().code, Errc::kBadInput);
+  EXPECT_EQ(RuleFor("w", {{9, 1}, {9, 1}}).error().code, Errc::kBadInput);
+}
+
+TEST_F(Affine, OfAViewOfCopiesIsOfCopies) {
+  const auto all = [&] { return Piece({3, 4}, {0, {4, 1}}, {0, {4, 1}}, {0, 1}); };
+  Map({3, 4}, {3, 4}, {{all()}, {all()}});
+  const Ruled ruled = Rule("w", {{12}, {12}});
+  EXPECT_EQ(ruled.whole, (Shape{12}));
+  EXPECT_EQ(ruled.rule.split, Split::kReplicated);
+}
+
+TEST_F(Affine, BlocksOfAViewThatNoRuleDescribesAreRefused) {
+  Map({2, 2, 1}, {1, 2, 1},
+      {{Piece({1, 1, 1}, {3, {2, 1, 1}}, {0, {2, 1, 1}}, {0}),
+        Piece({1, 1, 1}, {0, {2, 1, 1}}, {1, {2, 1, 1}}, {0})},
+       {Piece({1, 1, 1}, {1, {2, 1, 1}}, {0, {2, 1, 1}}, {1}),
+        Piece({1, 1, 1}, {2, {2, 1, 1}}, {1, {2, 1, 1}}, {1})}});
+  EXPECT_EQ(RuleFor("w", {{2, 1}, {2, 1}}).error().code, Errc::kUnsupported);
+}
+
 TEST_F(Affine, RefusesScaledSharedAndForeignPieces) {
   Map({2}, {2},
       {{Piece({2}, {0, {1}}, {0, {1}}, {0, 1}, 0.5)},
@@ -321,6 +357,37 @@ Param Named(const std::string& name, Shape shape, layout::SplitRule rule,
   param.rule = std::move(rule);
   param.kind = kind;
   return param;
+}
+
+// Trained or frozen, which the information describes in different ways.
+TEST(BuildInfo, OfViewsIsUnderstoodAgain) {
+  Checkpoint checkpoint;
+  layout::SplitRule experts;
+  experts.split = Split::kSub;
+  experts.view = {3, 6, 5};
+  experts.dim = 1;
+  experts.sub_sizes = {4, 2};
+  for (const ParamKind kind : {ParamKind::kTrainable, ParamKind::kFrozen}) {
+    const bool trained = kind == ParamKind::kTrainable;
+    checkpoint.params.push_back(Named(trained ? "trained" : "frozen", {18, 5}, experts, kind));
+  }
+  Arena arena;
+  const auto built = BuildUniversalInfo(arena, checkpoint.params, 2);
+  ASSERT_TRUE(built.has_value()) << built.error().message;
+  const Node* subs = (*built)->Find("parameter_with_sub_params");
+  ASSERT_EQ(subs->items.size(), 1U);
+  EXPECT_EQ(subs->items[0]->Find("patterns")->items[0]->text, "^trained$");
+  EXPECT_EQ((*built)->Find("affine_map")->Find("params")->key(0)->text, "^frozen$");
+  const auto info = UniversalInfo::Parse(*built);
+  ASSERT_TRUE(info.has_value()) << info.error().message;
+  const std::vector<Shape> shards{{9, 5}, {9, 5}};
+  for (const Param& param : checkpoint.params) {
+    const auto ruled = info->RuleFor(param.name, shards);
+    ASSERT_TRUE(ruled.has_value() && ruled->has_value()) << param.name;
+    EXPECT_EQ((*ruled)->whole, (Shape{18, 5})) << param.name;
+    EXPECT_EQ((*ruled)->rule.view, experts.view) << param.name;
+    EXPECT_EQ((*ruled)->rule.sub_sizes, experts.sub_sizes) << param.name;
+  }
 }
 
 TEST(BuildInfo, IsUnderstoodAgain) {

@@ -6,6 +6,7 @@
 #include "dialect/zero/target.h"
 #include "fixtures.h"
 #include "same_checkpoint.h"
+#include "tiny_checkpoint.h"
 #include "ucp/convert.h"
 #include "ucp/input.h"
 
@@ -145,6 +146,31 @@ INSTANTIATE_TEST_SUITE_P(Own, UpstreamAtoms,
                                                            "universal_bf16_zero3_w2",
                                                            "universal_autotp2"})),
                          CaseName);
+
+// DeepSpeed's converter stores sub-parameters in the shape of the view in which they were cut.
+TEST(ViewedAtoms, HaveTheShapeOfTheView) {
+  const Scratch scratch;
+  const fs::path folder = scratch / "ckpt";
+  fs::copy(OwnCheckpoints() / "universal_autotp2" / "ckpt", folder, fs::copy_options::recursive);
+  const auto read_with = [&](const Shape& shape) {
+    PtFile file;
+    const std::vector<float> values(Elems(shape), 1.0F);
+    file.Write(folder / "global_step4_universal/zero/blocks.0.attend.weight/fp32.pt",
+               file.Dict({{"param", file.Tensor(values, shape)}}));
+    return Read(folder);
+  };
+  const auto read = read_with({3, 8, 8});
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  const auto param = std::find_if(read->params.begin(), read->params.end(), [](const Param& one) {
+    return one.name == "blocks.0.attend.weight";
+  });
+  ASSERT_NE(param, read->params.end());
+  EXPECT_EQ(param->shape, (Shape{24, 8}));
+  EXPECT_TRUE(layout::Validate(read->map));
+  const auto refused = read_with({6, 32});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kBadInput);
+}
 
 class BrokenAtoms : public Atoms {
  protected:

@@ -107,11 +107,15 @@ TEST_F(Replaceable, IsWhatARunHasMadeAndLeft) {
   fs::remove(At("out/a/b.pt"));
   EXPECT_EQ(Said(), "yes") << "what is gone needs no keeping";
   Put("out/c", "1");
-  for (const char* text : {"", "[]", "{}", R"({"files": 3})", R"({"files": [{"path": 1}]})"}) {
+  for (const char* text : {"", "{\"files\":[],\"files\":[]}"}) {
+    Put(manifest_, text);
+    Expect("no output: shardwright.json: ");
+  }
+  for (const char* text : {"[]", "{}", R"({"files": 3})", R"({"files": [{"path": 1}]})"}) {
     Put(manifest_, text);
     Expect("no output: its shardwright.json lists no files");
   }
-  const os::ScopedFault stale(*os::ParseFault("open:3:estale"));  // after both folders
+  const os::ScopedFault stale(*os::ParseFault("open:5:estale"));  // after both folders
   const std::string said = Said();
   EXPECT_TRUE(said.starts_with("other: " + At(manifest_) + ": ")) << said;
 }

@@ -1,8 +1,16 @@
 #include <gtest/gtest.h>
 #include <zstd.h>
 
+#include <array>
+#include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "exec/byte_source.h"
 #include "exec/file_pool.h"
@@ -26,6 +34,44 @@ class Sources : public os::Scratch {
     return {path, os::File::OpenRead(path)->Stat().value(), may_grow};
   }
 };
+
+TEST_F(Sources, FilesOfAPoolAreOpenedAtTheSameTimeAndEachOnce) {
+  const std::string path = Write("a", "0123456789");
+  std::mutex mutex;
+  std::condition_variable both;
+  int inside = 0;
+  int opened = 0;
+  FilePool pool([&](std::uint32_t) -> Result<os::File> {
+    std::unique_lock lock(mutex);
+    ++opened;
+    ++inside;
+    both.notify_all();
+    const bool met = both.wait_for(lock, std::chrono::minutes(5), [&] { return inside == 2; });
+    if (!met) return Fail(Errc::kInternal, "one thread only");
+    return os::File::OpenRead(path);
+  });
+  std::vector<std::thread> threads;
+  std::array<bool, 4> got{};
+  for (std::uint32_t i = 0; i < got.size(); ++i) {
+    threads.emplace_back([&, i] { got[i] = pool.Get(i % 2).has_value(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(got, (std::array<bool, 4>{true, true, true, true}));
+  EXPECT_EQ(opened, 2);
+}
+
+TEST_F(Sources, AFileThatCouldNotBeOpenedMayBeTriedAgain) {
+  const std::string path = Write("a", "0123456789");
+  int calls = 0;
+  FilePool pool([&](std::uint32_t) -> Result<os::File> {
+    if (++calls == 1) return Fail(Errc::kNotFound, "not yet");
+    if (calls == 2) throw std::bad_alloc();
+    return os::File::OpenRead(path);
+  });
+  EXPECT_FALSE(pool.Get(0));
+  EXPECT_THROW((void)pool.Get(0), std::bad_alloc);
+  EXPECT_TRUE(pool.Get(0));
+}
 
 TEST_F(Sources, GiveTheBytesOfTheirMembers) {
   layout::ShardMap map;

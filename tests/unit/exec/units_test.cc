@@ -232,10 +232,11 @@ TEST_F(Units, APackedFileHoldsThePlainOne) {
     const std::string path = (folder / std::to_string(threads)).string();
     UnitLoop loop = Loop(threads);
     ZstdContexts contexts;
-    auto writer = ZpackWriter::Create(path, contexts);
-    ASSERT_TRUE(writer) << writer.error().message;
+    auto created = os::File::Create(path);
+    ASSERT_TRUE(created) << created.error().message;
     std::vector<UnitSum> sums;
-    const auto packed = PackFile(*plan_, 0, loop, *std::move(writer), *arena_, &sums);
+    const auto packed =
+        PackFile(*plan_, 0, loop, ZpackWriter(*std::move(created), contexts), *arena_, &sums);
     ASSERT_TRUE(packed) << packed.error().message;
     EXPECT_EQ(packed->bytes, fs::file_size(path));
     digests.push_back(packed->digest);

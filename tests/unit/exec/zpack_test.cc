@@ -29,7 +29,8 @@ class Packs : public os::Scratch {
   Result<ZpackResult> Write(const std::string& name, unsigned threads = 2) {
     ZstdContexts contexts;
     tbb::task_arena arena(static_cast<int>(threads));
-    SW_TRY_ASSIGN(ZpackWriter writer, ZpackWriter::Create(At(name), contexts));
+    SW_TRY_ASSIGN(os::File created, os::File::Create(At(name)));
+    ZpackWriter writer(std::move(created), contexts);
     const auto plain = std::as_bytes(std::span(plain_));
     SW_TRY(writer.Append(plain.first(kBlock), arena));
     SW_TRY(writer.Append(plain.subspan(kBlock), arena));

@@ -23,6 +23,7 @@ struct Parts {
   std::string transform;
   std::vector<std::pair<std::string, std::vector<std::string>>> paths = {{"w", {"w"}},
                                                                          {"n", {"n"}}};
+  std::vector<std::string> more;        // objects after "n"
   std::function<void(Emitter&)> extra;  // attributes that nobody knows, before the others
   std::size_t extras = 0;
 };
@@ -115,6 +116,10 @@ std::string Made(const Parts& parts) {
   Tensor(out, parts);
   out.Word("n");
   New(out, "BytesStorageMetadata");
+  for (const std::string& name : parts.more) {
+    out.Word(name);
+    New(out, "BytesStorageMetadata");
+  }
   out.SetItems(2);
   if (!parts.paths.empty()) {
     out.Word("planner_data");
@@ -139,6 +144,7 @@ std::string Made(const Parts& parts) {
   out.Mark();
   for (const auto& [name, offset] : parts.places) PutPlace(out, parts, name, &offset);
   PutPlace(out, parts, "n", nullptr);
+  for (const std::string& name : parts.more) PutPlace(out, parts, name, nullptr);
   out.SetItems(3);
   out.SetItems(4);
   out.Build();
@@ -170,6 +176,28 @@ TEST(DcpIndex, Reads) {
   EXPECT_FALSE(index->entries[1].is_tensor);
   EXPECT_TRUE(index->has_paths);
   EXPECT_TRUE(CheckVolumes(*index));
+}
+
+std::string NamesOf(const Parts& parts) {
+  const Result<Index> index = ReadIndex(Made(parts));
+  if (!index) return index.error().message;
+  std::string names;
+  for (const Entry& entry : index->entries) names += entry.name + " ";
+  return names;
+}
+
+TEST(DcpIndex, EntriesHaveTheOrderOfTheStateDict) {
+  Parts parts;
+  parts.more = {"a", "b"};
+  parts.paths = {{"w", {"w"}}, {"a", {"a"}}, {"n", {"n"}}, {"b", {"b"}}};
+  EXPECT_EQ(NamesOf(parts), "w a n b ");
+}
+
+TEST(DcpIndex, EntriesOfPipelineStagesHaveTheOrderOfRanks) {
+  Parts parts;
+  parts.more = {"a", "b"};
+  parts.paths = {{"a", {"a"}}, {"b", {"b"}}, {"w", {"w"}}, {"n", {"n"}}};
+  EXPECT_EQ(NamesOf(parts), "w n a b ");
 }
 
 TEST(DcpIndex, ReadsWhatItWrites) {

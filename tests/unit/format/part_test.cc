@@ -33,6 +33,67 @@ class Parts : public FileTest {
   }
 };
 
+/// Reads through a ReadAhead and counts the calls that it makes.
+class ReadAheads : public Parts {
+ protected:
+  static constexpr ReadAhead::Windows kWindows = {1000, 200, 100};
+};
+
+TEST_F(ReadAheads, ReadSmallContainersAtOnce) {
+  std::string text(900, 'x');
+  text.replace(10, 3, "abc");
+  text.replace(890, 3, "def");
+  const os::File file = Opened("before" + text);
+  const os::ScopedFault counted;
+  ReadAhead ahead(file, 6, text.size(), kWindows);
+  const Part part(file, 6, text.size(), ahead);
+  EXPECT_EQ(Bytes(part, 10, 3), "abc");
+  EXPECT_EQ(Bytes(part, 890, 3), "def");
+  EXPECT_EQ(Bytes(part, 0, 900), text);
+  EXPECT_EQ(counted.Count(os::Op::kRead), 1U);
+  EXPECT_TRUE(EndsBefore(Bytes(part, 899, 2)));
+}
+
+TEST_F(ReadAheads, ReadTheEndsOfLargeContainersAndWhatFollowsASmallRead) {
+  std::string text;
+  for (int i = 0; text.size() < 5000; ++i) text += std::to_string(i) + ",";
+  const os::File file = Opened(text);
+  const os::ScopedFault counted;
+  ReadAhead ahead(file, 0, text.size(), kWindows);
+  const Part part(file, 0, text.size(), ahead);
+  const auto expect = [&](std::size_t at, std::size_t bytes, std::uint64_t reads) {
+    EXPECT_EQ(Bytes(part, at, bytes), text.substr(at, bytes)) << at;
+    EXPECT_EQ(counted.Count(os::Op::kRead), reads) << at;
+  };
+  expect(0, 4, 1);
+  expect(150, 50, 1);
+  expect(text.size() - 22, 22, 2);
+  expect(text.size() - 100, 78, 2);
+  expect(2000, 30, 3);
+  expect(2100, 16, 3);   // follows what was read
+  expect(1000, 900, 4);  // by itself
+  expect(190, 20, 5);    // across the border of the head
+  expect(3000, 30, 6);
+  expect(2010, 20, 6);
+  expect(10, 5, 6);
+}
+
+TEST_F(Parts, SmallOnesThatFollowOneAnotherAreReadAtOnce) {
+  const os::File file = Opened("aabbbccddd");
+  const os::ScopedFault counted;
+  SmallParts small(file, {{0, 2}, {2, 3}, {5, 2}, {7, 3}});
+  const auto text_of = [&](std::size_t index) {
+    const auto bytes = small.At(index);
+    return bytes ? std::string(reinterpret_cast<const char*>(bytes->data()), bytes->size()) : "";
+  };
+  EXPECT_EQ(text_of(0), "aa");
+  EXPECT_EQ(text_of(1), "bbb");
+  EXPECT_EQ(text_of(3), "ddd");
+  EXPECT_EQ(counted.Count(os::Op::kRead), 1U);
+  EXPECT_FALSE(SmallParts::IsSmall({0, 0}));
+  EXPECT_FALSE(SmallParts::IsSmall({0, std::uint64_t{1} << 20}));
+}
+
 TEST_F(Parts, AreReadLikeFiles) {
   const os::File file = Opened("0123456789");
   const Part whole(file);

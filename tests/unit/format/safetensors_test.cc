@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/memory.h"
 #include "builders.h"
 #include "format/safetensors/header.h"
 #include "format/safetensors/index.h"
@@ -98,6 +99,25 @@ TEST(Header, PackedTypesFillWholeBytes) {
   const auto shape = ElemShape(six->entries[0]);
   ASSERT_TRUE(shape);
   EXPECT_EQ(*shape, (Shape{3, 6}));
+}
+
+TEST(Header, CountsTheMemoryOfItsTensors) {
+  const std::uint64_t before = TextMemory();
+  LimitTextMemory(0);  // the least
+  const auto parsed = [](std::size_t tensors) {
+    std::string text = "{";
+    for (std::size_t i = 0; i < tensors; ++i) {
+      text += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":" + EntryText("U8", "[0]", 0, 0);
+    }
+    return Parse(text + "}", 0);
+  };
+  EXPECT_TRUE(parsed(10'000));
+  ExpectFails(parsed(20'000), Errc::kLimit, "header: ");
+  ExpectFails(parsed(20'000), Errc::kLimit, "raise --memory");
+  std::string metadata = R"({"__metadata__":{)";
+  for (int i = 0; i < 500'000; ++i) metadata += "\"" + std::to_string(i) + "\":\"\",";
+  ExpectFails(Parse(metadata + "\"\":\"\"}}", 0), Errc::kLimit, "raise --memory");
+  LimitTextMemory(before);
 }
 
 TEST(Header, EmptyFilesAndEmptyTensors) {

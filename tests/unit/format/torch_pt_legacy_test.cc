@@ -1,36 +1,20 @@
 #include <gtest/gtest.h>
 
 #include "format/torch_pt/reader.h"
+#include "legacy_parts.h"
 #include "os/fault.h"
-#include "pickles.h"
 
 namespace shardwright::torch_pt {
 namespace {
 
 using pickle::Glob;
-using pickle::Ints;
 using pickle::Pickle;
 using pickle::Str;
 
-class LegacyStream : public FileTest {
+class LegacyStream : public FileTest, public LegacyParts {
  public:
-  std::string magic = Pickle("\x8A\x0A" + std::string("\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19"));
-  std::string version = Pickle("M\xE9\x03");
-  std::string machine =
-      Pickle("}(" + Str("protocol_version") + "M\xE9\x03" + Str("little_endian") + "\x88u");
-  std::string object =
-      Pickle("](" + Tensor("77", "FloatStorage", 3) + Tensor("5", "LongStorage", 2) + "e");
-  std::string keys = Pickle("](" + Str("5") + Str("77") + "e");
-  std::string data = Le(2, 8) + std::string(16, 'l') + Le(3, 8) + std::string(12, 'f');
-
-  static std::string Tensor(std::string_view key, std::string_view cls, std::int64_t elems,
-                            std::string_view view = "N") {
-    return Glob("torch._utils", "_rebuild_tensor_v2") + "((" + Str("storage") + Glob("torch", cls) +
-           Str(key) + Str("cpu") + pickle::Int(elems) + std::string(view) + "tQ" + pickle::Int(0) +
-           Ints({elems}) + Ints({1}) + "\x89" + pickle::kHooks + "tR";
-  }
   Result<Document> Read() {
-    Write(magic + version + machine + object + keys + data);
+    Write(Bytes());
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path()));
     SW_TRY_ASSIGN(skeleton, ReadSkeleton(file));
     return Parse(skeleton);
@@ -52,8 +36,8 @@ TEST_F(LegacyStream, LocatesStorages) {
 }
 
 TEST_F(LegacyStream, LargePickle) {
-  object = Pickle("](" + Tensor("77", "FloatStorage", 3) + Tensor("5", "LongStorage", 2) +
-                  Str(std::string(300'000, 's')) + "e");
+  object = Pickle("](" + LegacyTensor("77", "FloatStorage", 3) +
+                  LegacyTensor("5", "LongStorage", 2) + Str(std::string(300'000, 's')) + "e");
   const Result<Document> document = Read();
   ASSERT_TRUE(document.has_value()) << document.error().message;
   EXPECT_EQ(document->root->items[2]->text.size(), 300'000U);
@@ -79,13 +63,13 @@ TEST_F(LegacyStream, Refuses) {
   refuse(&L::data, data + "x", Errc::kBadInput, "1 bytes after the last storage");
   refuse(&L::data, Le(3, 8) + data.substr(8), Errc::kBadInput,
          "2 elements expected from the pickle, found 3");
-  refuse(&L::object, Pickle(Tensor("5", "LongStorage", 2, ")")), Errc::kUnsupported,
+  refuse(&L::object, Pickle(LegacyTensor("5", "LongStorage", 2, ")")), Errc::kUnsupported,
          "view of another");
   refuse(&L::object, Pickle(Glob("os", "system") + "K\1\x85R"), Errc::kBadInput, "refused");
 }
 
 TEST_F(LegacyStream, Truncated) {
-  const std::string whole = magic + version + machine + object + keys + data;
+  const std::string whole = Bytes();
   for (std::size_t bytes = 15; bytes < whole.size(); bytes += 5) {
     Write(whole.substr(0, bytes));
     const Result<os::File> file = os::File::OpenRead(path());
@@ -99,7 +83,7 @@ TEST_F(LegacyStream, Truncated) {
 // Of a stream that is damaged anywhere all that is read is what it can be, and errors name the
 // file.
 TEST_F(LegacyStream, EveryChangedByteIsRefusedOrHarmless) {
-  const std::string whole = magic + version + machine + object + keys + data;
+  const std::string whole = Bytes();
   int refused = 0;
   for (std::size_t at = 0; at < whole.size(); ++at) {
     std::string changed = whole;

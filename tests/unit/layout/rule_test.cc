@@ -146,6 +146,52 @@ TEST(Rule, ViewReshapesTheTensor) {
   EXPECT_EQ(WholeShape(rule, {{4, 2}, {4, 2}}).error().code, Errc::kBadInput);
 }
 
+// Experts whose weights are one matrix, [experts * out, in], cut along what each of them puts out.
+TEST(Rule, ShardsOfFusedExpertsAreMatrices) {
+  SplitRule rule = Rule(Split::kSub, 1);
+  rule.view = {3, 24, 24};
+  rule.sub_sizes = {24};
+  EXPECT_EQ(MakeCut(rule, {72, 24}, 2, 1)->shard(), (Shape{3, 12, 24}));
+  EXPECT_EQ(ShardShape(rule, {72, 24}, 2, 1).value(), (Shape{36, 24}));
+  EXPECT_EQ(WholeShape(rule, {{36, 24}, {36, 24}}).value(), (Shape{72, 24}));
+  EXPECT_EQ(WholeShape(rule, {{3, 12, 24}, {3, 12, 24}}).value(), (Shape{3, 24, 24}));
+}
+
+TEST(Rule, AViewMayHaveOrLackExtentsOfOne) {
+  SplitRule rule = Rule(Split::kSub, 1);
+  rule.view = {3, 4, 2};
+  rule.sub_sizes = {4};
+  for (const Shape& shape : {Shape{12, 1, 2}, {1, 12, 2}, {12, 2, 1}}) {
+    const Shape shard = ShardShape(rule, shape, 2, 0).value();
+    EXPECT_EQ(WholeShape(rule, {shard, shard}).value(), shape) << ToString(shard);
+  }
+  rule.view = {3, 4, 2, 1};
+  EXPECT_EQ(ShardShape(rule, {12, 2}, 2, 0).value(), (Shape{6, 2}));
+  EXPECT_EQ(WholeShape(rule, {{6, 2}, {6, 2}}).value(), (Shape{12, 2}));
+}
+
+TEST(Rule, AViewThatMixesDimensionsHasNoShardShape) {
+  SplitRule rule = Rule(Split::kSub, 0);
+  rule.view = {4, 6};
+  rule.sub_sizes = {4};
+  const auto shape = ShardShape(rule, {6, 4}, 2, 0);
+  ASSERT_FALSE(shape.has_value());
+  EXPECT_EQ(shape.error().code, Errc::kUnsupported);
+  EXPECT_NE(shape.error().message.find("[4, 6]"), std::string::npos);
+}
+
+// Half the rows of three matrices in one, or half the columns of one matrix.
+TEST(Rule, AViewThatFitsTwoShapesIsRefused) {
+  SplitRule rule = Rule(Split::kSub, 1);
+  rule.view = {3, 2, 2};
+  rule.sub_sizes = {2};
+  const auto whole = WholeShape(rule, {{3, 2}, {3, 2}});
+  ASSERT_FALSE(whole.has_value());
+  EXPECT_EQ(whole.error().code, Errc::kUnsupported);
+  EXPECT_NE(whole.error().message.find("[6, 2]"), std::string::npos) << whole.error().message;
+  EXPECT_NE(whole.error().message.find("[3, 4]"), std::string::npos) << whole.error().message;
+}
+
 TEST(Rule, PaddedVocabularyHoldsRealRowsOnly) {
   SplitRule rule = Rule(Split::kDim);
   rule.padded = true;

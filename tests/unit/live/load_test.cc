@@ -12,6 +12,7 @@
 #include "comm/threads.h"
 #include "layout/states.h"
 #include "live/live.h"
+#include "live/match.h"
 #include "live/tell.h"
 #include "unit/os/scratch.h"
 
@@ -73,6 +74,53 @@ Result<Loaded> LoadInto(const LoadOptions& options, Rank* rank) {
   NullSink sink;
   const std::vector<Memory> memory = rank->memory();
   return Load(*comm, options, rank->held, memory, sink);
+}
+
+/// A copy of a checkpoint without its optimizer shards.
+class LostOptimizer : public os::Scratch {
+ protected:
+  void SetUp() override {
+    os::Scratch::SetUp();
+    root_ = At("ckpt");
+    fs::copy(Own("zero1_w2"), root_, fs::copy_options::recursive);
+    std::vector<fs::path> shards;
+    for (const auto& entry : fs::recursive_directory_iterator(root_)) {
+      if (entry.path().string().ends_with("optim_states.pt")) shards.push_back(entry.path());
+    }
+    ASSERT_EQ(shards.size(), 2U);
+    for (const fs::path& shard : shards) fs::remove(shard);
+  }
+
+  std::string root_;
+};
+
+TEST_F(LostOptimizer, AModelIsLoaded) {
+  Rank whole;
+  Rank lost;
+  for (const json& tensor : TensorsOf(Own("zero1_w2"))) {
+    const std::string kind = tensor["kind"];
+    if (kind != kParam && kind != layout::kBuffer && kind != layout::kFrozen) continue;
+    whole.Add(tensor);
+    lost.Add(tensor);
+  }
+  ASSERT_FALSE(whole.held.empty());
+  const auto from_whole = LoadInto(From(Own("zero1_w2")), &whole);
+  ASSERT_TRUE(from_whole) << from_whole.error().message;
+  const auto loaded = LoadInto(From(root_), &lost);
+  ASSERT_TRUE(loaded) << loaded.error().message;
+  EXPECT_EQ(lost.bytes, whole.bytes);
+}
+
+TEST_F(LostOptimizer, AnOptimizerIsNot) {
+  Rank rank;
+  for (const json& tensor : TensorsOf(Own("zero1_w2"))) rank.Add(tensor);
+  LoadOptions options = From(root_);
+  options.strict = false;
+  const auto refused = LoadInto(options, &rank);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kNotFound);
+  EXPECT_NE(refused.error().message.find("optim_states.pt"), std::string::npos);
+  EXPECT_NE(refused.error().message.find("without the optimizer"), std::string::npos);
 }
 
 /// Rank `rank` of `ranks` holds a range of each tensor of the optimizer, and all of the model's.
@@ -172,6 +220,27 @@ TEST_F(LiveLoadTest, WhatIsMissingOrUnusedIsRefusedOrListed) {
   ASSERT_TRUE(loaded.has_value()) << loaded.error().message;
   EXPECT_EQ(loaded->missing.size(), 1U);
   EXPECT_EQ(rank.bytes.back()[0], std::byte{0xAB});
+}
+
+TEST(NamesTest, WrapperPartsOfTheSourceAreNoDifference) {
+  dialect::Checkpoint source;
+  const auto add = [&](const std::string& name, const std::string& alias_of = "") {
+    dialect::Param param;
+    param.name = name;
+    param.alias_of = alias_of;
+    source.params.push_back(std::move(param));
+  };
+  add("_orig_mod.a.weight");
+  add("b._checkpoint_wrapped_module.bias");
+  add("_orig_mod.c.weight", "_orig_mod.a.weight");
+  add("d.weight");
+  add("_orig_mod.d.weight");
+  const Names names(source);
+  EXPECT_EQ(names.Holder("a.weight"), "_orig_mod.a.weight");
+  EXPECT_EQ(names.Holder("b.bias"), "b._checkpoint_wrapped_module.bias");
+  EXPECT_EQ(names.Holder("c.weight"), "_orig_mod.a.weight");
+  EXPECT_EQ(names.Holder("d.weight"), "d.weight");
+  EXPECT_EQ(names.Holder("e.weight"), "e.weight");
 }
 
 TEST_F(LiveLoadTest, OtherShapesAndTypesAreRefused) {

@@ -28,14 +28,14 @@ TEST(IoClusterTest, EqualNodesAreCounted) {
 
 TEST(IoClusterTest, NodesDiffer) {
   const Cluster cluster = Parsed(R"({"slots": 2, "gpus": 2, "expert_bytes": "63MiB",
-    "bandwidth": {"gpu": "300GB/s", "node": 12.5e9, "rack": "6GB"},
+    "bandwidth": {"gpu": "300GB/s", "node": "12.5GB/s", "rack": "6.25GB"},
     "nodes": [{"name": "a", "rack": "r1"}, {"name": "b", "rack": "r2", "alive": false, "slots": 1},
               {"name": "c", "rack": "r1", "gpus": [4, {"id": 0, "slots": 5}, {"id": 1}]}]})");
   EXPECT_EQ(cluster.expert_bytes, 63ULL << 20);
   EXPECT_EQ(cluster.param_bytes, (63ULL << 20) / 7);
   EXPECT_DOUBLE_EQ(cluster.device_bytes_per_s, 300e9);
   EXPECT_DOUBLE_EQ(cluster.node_bytes_per_s, 12.5e9);
-  EXPECT_DOUBLE_EQ(cluster.rack_bytes_per_s, 6e9);
+  EXPECT_DOUBLE_EQ(cluster.rack_bytes_per_s, 6.25e9);
   EXPECT_EQ(cluster.node_slots(0), 4U);
   EXPECT_EQ(cluster.node_slots(1), 2U);
   EXPECT_EQ(cluster.node_slots(2), 11U);

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "moe/core/random.h"
 #include "support.h"
@@ -19,18 +21,21 @@ Placement Placed(const Loads& loads, const Cluster& cluster, std::vector<std::in
 
 // The densest set of experts by looking at all sets: their tokens over the devices they live on.
 double LeastMaxLoadByLooking(const std::vector<std::uint64_t>& tokens,
-                             const std::vector<std::vector<std::uint32_t>>& holders) {
+                             const std::vector<std::vector<std::uint32_t>>& holders,
+                             const std::vector<std::uint32_t>& weights) {
   double least = 0;
   for (std::uint32_t set = 1; set < (1U << tokens.size()); ++set) {
     std::uint64_t sum = 0;
-    std::uint64_t devices = 0;
+    std::set<std::uint32_t> devices;
     for (std::size_t e = 0; e < tokens.size(); ++e) {
       if ((set >> e & 1U) == 0 || tokens[e] == 0) continue;
       sum += tokens[e];
-      for (const std::uint32_t d : holders[e]) devices |= std::uint64_t{1} << d;
+      devices.insert(holders[e].begin(), holders[e].end());
     }
     if (sum == 0) continue;
-    least = std::max(least, static_cast<double>(sum) / __builtin_popcountll(devices));
+    std::uint32_t weight = 0;
+    for (const std::uint32_t d : devices) weight += weights[d];
+    least = std::max(least, static_cast<double>(sum) / weight);
   }
   return least;
 }
@@ -108,6 +113,28 @@ TEST(MetricsTest, ModelsAreMeansOfLayers) {
                    1.5);
 }
 
+// A GPU of half the speed with half the tokens has the same load.
+TEST(MetricsTest, LoadsAreTokensOverTheSpeed) {
+  const Loads loads = LoadsOf(3, {30, 60, 30});
+  Cluster cluster = UniformCluster(2, 2, 1);
+  for (const auto& [d, speed] : {std::pair(0, 0.5), std::pair(1, 1.0), std::pair(2, 0.5)}) {
+    cluster.devices[static_cast<std::size_t>(d)].speed = speed;
+  }
+  cluster.devices[3].slots = 0;
+  cluster.devices[3].speed = 7;  // holds nothing, so that it does not count
+  EXPECT_EQ(RelativeSpeeds(cluster)[1], 1.5);
+  const Placement even = Placed(loads, cluster, {0, 1, 2});
+  LayerMetrics m = Measure(even, loads, cluster, 0);
+  EXPECT_DOUBLE_EQ(m.imbalance, 1);
+  EXPECT_DOUBLE_EQ(m.max_load, 40);
+  EXPECT_DOUBLE_EQ(m.node_imbalance, 1);
+  EXPECT_DOUBLE_EQ(m.bound, 1);
+  EXPECT_DOUBLE_EQ(m.lp_bound, 1);
+  m = Measure(Placed(loads, cluster, {1, 0, 2}), loads, cluster, 0);
+  EXPECT_DOUBLE_EQ(m.imbalance, 2);  // 60 tokens at 0.75 of the mean speed, 40 at the mean
+  EXPECT_DOUBLE_EQ(m.lp_bound, 2);
+}
+
 TEST(LeastMaxLoadTest, IsTheDensestSetOfExperts) {
   Random random(21);
   for (int round = 0; round < 5000; ++round) {
@@ -122,7 +149,12 @@ TEST(LeastMaxLoadTest, IsTheDensestSetOfExperts) {
       }
       if (holders[e].empty()) holders[e].push_back(0);
     }
-    ASSERT_DOUBLE_EQ(LeastMaxLoad(tokens, holders, devices), LeastMaxLoadByLooking(tokens, holders))
+    std::vector<std::uint32_t> weights(devices, 1);
+    if (round % 2 == 1) {
+      for (auto& weight : weights) weight = static_cast<std::uint32_t>(1 + random.Below(1500));
+    }
+    ASSERT_DOUBLE_EQ(LeastMaxLoad(tokens, holders, weights),
+                     LeastMaxLoadByLooking(tokens, holders, weights))
         << round;
   }
 }

@@ -16,6 +16,7 @@ using Json = nlohmann::json;
 /// 1 and 2 on node 1.
 PlanInput Input() {
   PlanInput input;
+  input.recordings.emplace_back();
   input.loads.layers = 1;
   input.loads.experts = 3;
   input.loads.tokens = {10, 20, 30};
@@ -57,14 +58,14 @@ TEST(PlanningText, WhatIsAskedBesides) {
   PlanInput input = Input();
   PlannedRow row = Row(input);
   PlanRequest request;
-  request.window.window = 4;
+  input.loads.records = 4;
   request.node_failure = 0.25;
   request.options.failure_unit = FailureUnit::kRack;
   input.cluster.nodes[1].alive = false;
   row.file = "their\nplan";
   row.seconds = 0.0123;
   const std::string text = SummaryText(request, input, row);
-  EXPECT_TRUE(Has(text, "iteration 7, mean of 4\n")) << text;
+  EXPECT_TRUE(Has(text, "3 experts, sum of 4 iterations up to 7\n")) << text;
   EXPECT_TRUE(Has(text, "1 node with 1 gpu, 2 slots per layer, 1 dead\n")) << text;
   EXPECT_TRUE(Has(text, "plan      their\\x0aplan, format hand in 12.3 ms\n")) << text;
   EXPECT_TRUE(Has(text, " when each rack fails with 25.0 %\n")) << text;

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "loads/load_trace.h"
+#include "loads/load_window.h"
 #include "moe/core/metrics.h"
 #include "moe/migration/migration.h"
 #include "moe/recovery/recovery.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "loads/load_trace.h"
+#include "loads/load_window.h"
 #include "moe/core/metrics.h"
 #include "moe/migration/migration.h"
 #include "moe/recovery/recovery.h"
@@ -38,7 +38,7 @@ class TraceTest : public ::testing::Test {
   /// The mean of the whole trace, of the `count` hottest experts of every layer.
   Loads Hottest(std::size_t count) const {
     loads::LoadWindow window;
-    window.window = trace_.records.size();
+    window.windows = {loads::kAllRecords};
     const Loads all = *loads::Pick(trace_, window);
     std::vector<std::uint64_t> tokens;
     for (std::uint32_t l = 0; l < all.layers; ++l) {

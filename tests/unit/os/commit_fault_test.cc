@@ -53,14 +53,16 @@ class CommitFaultTest : public Scratch, public ::testing::WithParamInterface<Cas
   Status Run(const std::string& id, bool resume, bool force) const {
     SW_TRY_ASSIGN(Stage stage,
                   Stage::Begin(At("out"), {.force = force, .resume = resume, .run_id = id}));
-    SW_TRY_ASSIGN(Journal journal, Journal::Open(stage.journal_dir() + "/0", {}));
-    SW_TRY_ASSIGN(const bool there, Exists(stage.path() + "/a"));
-    if (there) SW_TRY(RemoveFile(stage.path() + "/a"));
-    SW_TRY(WriteWholeFile(stage.path() + "/a", "new"));
+    const Directory& folder = stage.directory();
+    SW_TRY_ASSIGN(const Directory journals, folder.OpenDir(kJournalDir));
+    SW_TRY_ASSIGN(Journal journal, Journal::Open(journals, "0", {}));
+    SW_TRY_ASSIGN(const bool there, folder.Exists("a"));
+    if (there) SW_TRY(folder.RemoveFile("a"));
+    SW_TRY(folder.WriteWholeFile("a", "new"));
     SW_TRY(journal.Append(AsBytes("a")));
     CommitSteps steps;
-    steps.write_manifest = [](const std::string& path) {
-      return ReplaceFile(path + "/manifest", "new");
+    steps.write_manifest = [](const Directory& written) {
+      return written.ReplaceFile("manifest", "new");
     };
     return stage.Commit(steps);
   }

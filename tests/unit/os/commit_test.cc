@@ -16,9 +16,7 @@ using Files = std::map<std::string, std::string>;
 
 CommitSteps Manifest() {
   CommitSteps steps;
-  steps.write_manifest = [](const std::string& stage) {
-    return ReplaceFile(stage + "/manifest", "m");
-  };
+  steps.write_manifest = [](const Directory& stage) { return stage.ReplaceFile("manifest", "m"); };
   return steps;
 }
 
@@ -56,16 +54,16 @@ TEST_F(CommitTest, SyncsFilesThenDirectoriesThenManifestThenVerifiesThenRenames)
   const ScopedFault calls;
   CommitSteps steps;
   std::uint64_t synced_before_manifest = 0;
-  steps.write_manifest = [&](const std::string& path) {
+  steps.write_manifest = [&](const Directory& folder) {
     synced_before_manifest = calls.Count(Op::kSync);
-    EXPECT_EQ(path, stage->path());
-    return WriteWholeFile(path + "/manifest", "m");
+    EXPECT_EQ(folder.path(), stage->path());
+    return folder.WriteWholeFile("manifest", "m");
   };
   bool verified = false;
-  steps.verify = [&](const std::string& path) -> Status {
+  steps.verify = [&](const Directory& folder) -> Status {
     verified = true;
     EXPECT_EQ(Get("out.partial-r1/manifest"), "m");
-    EXPECT_EQ(path, stage->path());
+    EXPECT_EQ(folder.path(), stage->path());
     EXPECT_EQ(calls.Count(Op::kRename), 0U);
     return {};
   };
@@ -75,6 +73,29 @@ TEST_F(CommitTest, SyncsFilesThenDirectoriesThenManifestThenVerifiesThenRenames)
   EXPECT_EQ(calls.Count(Op::kSync), 4U + 4);  // manifest, its directory, the stage, the parent
 }
 
+TEST_F(CommitTest, OthersEnterTheOutputButNotTheStage) {
+  const auto mode = [&](const std::string& name) { return (*Here().Look(name))->mode; };
+  ASSERT_TRUE(MakeDirs(At("folder")));
+  auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  ASSERT_TRUE(stage && Fill(*stage, "new"));
+  EXPECT_EQ(mode("out.partial-r1"), 0700U);
+  ASSERT_TRUE(stage->Commit(Manifest()));
+  EXPECT_EQ(mode("out"), mode("folder"));
+}
+
+TEST_F(CommitTest, AStageThatOthersMayWriteToIsNotResumed) {
+  {
+    auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+    ASSERT_TRUE(stage && Fill(*stage, "new"));
+  }
+  ASSERT_TRUE(Here().OpenDir("out.partial-r1")->SetMode(0777));
+  const auto resumed = Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r2"});
+  ASSERT_FALSE(resumed);
+  EXPECT_EQ(resumed.error().code, Errc::kBusy);
+  EXPECT_NE(resumed.error().message.find("chmod go-w"), std::string::npos)
+      << resumed.error().message;
+}
+
 TEST_F(CommitTest, FilesSyncedByTheCallerAreNotSyncedAgain) {
   auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
@@ -82,7 +103,7 @@ TEST_F(CommitTest, FilesSyncedByTheCallerAreNotSyncedAgain) {
   steps.files_synced = true;
   std::uint64_t syncs = 0;
   const ScopedFault calls;
-  steps.verify = [&](const std::string&) -> Status {
+  steps.verify = [&](const Directory&) -> Status {
     syncs = calls.Count(Op::kSync);
     return {};
   };
@@ -132,6 +153,42 @@ TEST_F(CommitTest, SecondRunOfTheSameOutputIsRefusedWithItsOwner) {
   EXPECT_NE(second.error().message.find("(run r1)"), std::string::npos) << second.error().message;
   ASSERT_TRUE(first->Abandon(false));
   EXPECT_TRUE(Contents().empty());
+}
+
+TEST_F(CommitTest, ARunWhoseLockWasTakenOverCommitsAndRemovesNothing) {
+  auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  ASSERT_TRUE(stage && Fill(*stage, "new"));
+  const std::string taken = "process 7 on elsewhere (run r2)\nboot b7 start 5\n";
+  Put("out.lock", taken);
+  const Status status = stage->Commit(Manifest());
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kBusy);
+  ASSERT_TRUE(stage->Abandon(false));
+  EXPECT_EQ(Get("out.partial-r1/a"), "new");
+  EXPECT_EQ(Get("out.lock"), taken);
+  EXPECT_FALSE(*Exists(At("out")));
+}
+
+TEST_F(CommitTest, AStageOfAnotherMachineIsNotTouchedUntilItIsTakenOver) {
+  {
+    auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+    ASSERT_TRUE(stage && Fill(*stage, "old") && stage->Abandon(true));
+  }
+  Put("out.lock", "process 7 on elsewhere (run r1)\nboot b7 start 5\n");
+  const Files before = Contents();
+  for (const bool resume : {false, true}) {
+    const auto refused = Stage::Begin(At("out"), {.force = true, .resume = resume, .run_id = "r2"});
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::kBusy);
+    EXPECT_EQ(Contents(), before);
+  }
+  std::filesystem::last_write_time(
+      At("out.lock"), std::filesystem::file_time_type::clock::now() - 2 * kHeartbeatExpires);
+  const auto stage =
+      Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r2", .take_over = true});
+  ASSERT_TRUE(stage) << stage.error().message;
+  EXPECT_TRUE(stage->resumed());
+  EXPECT_EQ(stage->run_id(), "r1");
 }
 
 TEST_F(CommitTest, AnOutputThatAppearsMeanwhileIsNotReplaced) {
@@ -242,6 +299,53 @@ TEST_F(CommitTest, SaysWhenTheOldOutputHadToBeMovedAside) {
   EXPECT_EQ(Contents(), Output("new"));
 }
 
+TEST_F(CommitTest, EveryWayOfRefusingAnExchangeIsAnswered) {
+  for (const char* const error : {"enotempty", "exdev", "ebusy", "eperm"}) {
+    Put("out/a", "old");
+    auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+    ASSERT_TRUE(stage && Fill(*stage, "new"));
+    const ScopedFault fault(*ParseFault("exchange:1:" + std::string(error)));
+    const Status status = stage->Commit(Manifest());
+    EXPECT_TRUE(fault.fired());
+    ASSERT_TRUE(status) << status.error().message;
+    EXPECT_EQ(Contents(), Output("new"));
+    std::filesystem::remove_all(At("out"));
+  }
+}
+
+TEST_F(CommitTest, LeftoversThatCannotBeRemovedAreNoObstacle) {
+  Put("out/a", "old");
+  Put("out.partial-r8/sub/b", std::string(2048, 'x'));  // rmdir fails
+  Put("out.partial-r8/c", "goes");
+  Put("out.partial-r9.old/a", "older");
+  Put("out.partial-r9.journal/j", "1");
+  auto stage = [&] {
+    const ScopedFault fault(*ParseFaults("unlink:1+:eperm,rmdir:1+:ebusy"));
+    return Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  }();
+  ASSERT_TRUE(stage) << stage.error().message;
+  ASSERT_EQ(stage->warnings().size(), 3U);
+  EXPECT_EQ(stage->warnings()[0], At("out.partial-r9.journal") +
+                                      " stays, 1 B: " + At("out.partial-r9.journal/j") +
+                                      ": cannot remove: operation not permitted");
+  EXPECT_EQ(stage->warnings()[2].rfind(At("out.partial-r8") + " stays, 2.00 KiB: ", 0), 0U)
+      << stage->warnings()[2];
+  ASSERT_TRUE(Fill(*stage, "new"));
+  {
+    const ScopedFault fault(*ParseFault("rmdir:1+:ebusy"));
+    ASSERT_TRUE(stage->Commit(Manifest()));
+    EXPECT_TRUE(fault.fired());
+  }
+  EXPECT_EQ(stage->warnings().size(), 5U);  // the old output, the journal
+  EXPECT_EQ(Get("out/a"), "new");
+  EXPECT_FALSE(*Exists(At("out.partial-r1/a")));  // all that could go is gone
+  auto next = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r2"});
+  ASSERT_TRUE(next && Fill(*next, "newer"));
+  EXPECT_TRUE(next->warnings().empty());
+  ASSERT_TRUE(next->Commit(Manifest()));
+  EXPECT_EQ(Contents(), Output("newer"));
+}
+
 TEST_F(CommitTest, BadNamesAndParentsAreRefused) {
   const auto code = [&](const std::string& output, const std::string& run) {
     const auto stage = Stage::Begin(output, {.force = false, .resume = false, .run_id = run});
@@ -263,7 +367,7 @@ TEST_F(CommitTest, FailedManifestOrVerifyKeepsTheStage) {
     auto stage = Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r1"});
     ASSERT_TRUE(stage && Fill(*stage, "new"));
     CommitSteps steps = Manifest();
-    const auto fail = [](const std::string&) -> Status { return Fail(Errc::kMismatch, "no"); };
+    const auto fail = [](const Directory&) -> Status { return Fail(Errc::kMismatch, "no"); };
     (in_manifest ? steps.write_manifest : steps.verify) = fail;
     const Status status = stage->Commit(steps);
     EXPECT_EQ(status.error().code, Errc::kMismatch);
@@ -284,7 +388,8 @@ TEST_F(CommitTest, AFileIsWholeOrNotThere) {
   const ScopedFault calls;
   ASSERT_TRUE(CommitFile(At("plan"), "two", true));
   EXPECT_EQ(Contents(), (Files{{"plan", "two"}}));
-  EXPECT_EQ(calls.Count(Op::kSync), 2U);  // the file, its folder
+  // The file, its folder; also the lock where other machines see only files that are synced.
+  EXPECT_EQ(calls.Count(Op::kSync), Here().CanSyncFileSystem() ? 2U : 3U);
 }
 
 TEST_F(CommitTest, AFileIsNotWrittenOverSomethingElse) {
@@ -328,17 +433,22 @@ TEST_F(CommitTest, AFailedFileLeavesTheOldOne) {
     EXPECT_TRUE(fault.fired()) << what;
     EXPECT_EQ(Contents(), (Files{{"plan", "one"}, {"plan.partial", "of a killed run"}})) << what;
   }
-  for (const char* const what :
-       {"unlink:1:eio", "create:2:eio", "write:2:enospc", "sync:1:eio", "rename:1:eio"}) {
+  for (const char* const what : {"create:2:eio", "write:2:enospc", "sync:1:eio", "rename:1:eio"}) {
     const ScopedFault fault(*ParseFault(what));
     EXPECT_EQ(CommitFile(At("plan"), "two", true).error().code, Errc::kIo) << what;
     EXPECT_EQ(Get("plan"), "one") << what;
-    EXPECT_EQ(Contents().count("plan.partial"), what == std::string_view("unlink:1:eio") ? 1U : 0U)
-        << what;
+    EXPECT_EQ(Contents().count("plan.partial"), 0U) << what;
   }
   const ScopedFault fault(*ParseFault("unlink:1:eio"));  // of the lock
   EXPECT_EQ(CommitFile(At("plan"), "two", true).error().code, Errc::kIo);
   EXPECT_EQ(Get("plan"), "two");
+}
+
+TEST_F(CommitTest, AFileOfAKilledRunThatCannotBeRemovedIsNoObstacle) {
+  Put("plan.partial", "of a killed run");
+  const ScopedFault fault(*ParseFault("unlink:1:eperm"));
+  EXPECT_TRUE(CommitFile(At("plan"), "one", false));
+  EXPECT_EQ(Contents(), (Files{{"plan", "one"}, {"plan.partial", "of a killed run"}}));
 }
 
 TEST_F(CommitTest, AnOutputThatCannotBePutBackIsNamed) {
@@ -366,8 +476,7 @@ TEST_F(CommitTest, WhatCannotBeTidiedIsNotedAndAFailedAbandonTold) {
     const ScopedFault fault(*ParseFault("commit.release:1:eio"));
     ASSERT_TRUE(stage->Commit(Manifest()));
   }
-  ASSERT_FALSE(stage->notes().empty());
-  EXPECT_NE(stage->notes().back().find("what was replaced is not all removed"), std::string::npos);
+  EXPECT_EQ(stage->warnings().size(), 1U);
   auto next = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r2"});
   ASSERT_TRUE(next);
   {
@@ -393,8 +502,8 @@ TEST_F(CommitTest, ANameThatMayBeLostIsAnErrorAndALockThatStaysIsNot) {
       EXPECT_NE(status.error().message.find("may not survive"), std::string::npos);
     } else {
       EXPECT_TRUE(status);
-      ASSERT_EQ(stage->notes().size(), 1U);
-      EXPECT_NE(stage->notes()[0].find("cannot remove the lock file"), std::string::npos);
+      ASSERT_EQ(stage->warnings().size(), 1U);
+      EXPECT_NE(stage->warnings()[0].find("cannot remove the lock file"), std::string::npos);
     }
   }
 }

@@ -146,25 +146,26 @@ TEST_F(DirTest, EveryLookThatFailsIsToldWithItsPath) {
   };
   const std::string d = At("d");
   const std::string a = At("d/a");
+  const Directory here = Here();
   told("stat:1:eio", Errc::kNotFound, a, [&] { return of(Exists(a)); });
   told("stat:1:eio", Errc::kNotFound, d, [&] { return of(IsDir(d)); });
   told("stat:1:eio", Errc::kNotFound, d, [&] { return ExpectDir(d); });
   told("stat:2:eio", Errc::kNotFound, a, [&] { return ExpectDir(a); });
-  told("stat:1:eio", Errc::kNotFound, a, [&] { return of(LinkCount(a)); });
+  told("stat:1:eio", Errc::kNotFound, d, [&] { return of(here.Look("d")); });
   told("stat:2:eio", Errc::kNotFound, d, [&] { return of(SplitOutput(a)); });
   told("open:1:eio", Errc::kNotFound, d, [&] { return of(ListDir(d)); });
   told("list:1:eio", Errc::kNotFound, d, [&] { return of(ListDir(d)); });
   told("open:1:eio", Errc::kIo, d, [&] { return SyncDir(d); });
   told("sync:1:eio", Errc::kIo, d, [&] { return SyncDir(d); });
-  told("open:1:eio", Errc::kIo, a, [&] { return SyncFiles({&a, 1}); });
-  told("exchange:1:eio", Errc::kIo, a, [&] { return of(Exchange(a, At("d/sub/b"))); });
+  told("open:2:eio", Errc::kIo, a, [&] { return here.SyncFile("d/a"); });
+  told("exchange:1:eio", Errc::kIo, a, [&] { return of(here.Exchange("d/a", "d/sub/b")); });
   told("unlink:1:eio", Errc::kIo, a, [&] { return RemoveFile(a); });
   told("open:1:eio", Errc::kNotFound, a, [&] { return of(ReadWholeText(a, 9)); });
   told("stat:1:eio", Errc::kNotFound, a, [&] { return of(ReadWholeText(a, 9)); });
   told("stat:2:eio", Errc::kNotFound, a, [&] { return of(ReadWholeFile(a, 9)); });
   told("read:1:eio", Errc::kNotFound, a, [&] { return of(ReadWholeFile(a, 9)); });
   told("stat:1:eio", Errc::kNotFound, a + ".tmp", [&] { return ReplaceFile(a, "new"); });
-  told("open:2:eio", Errc::kNotFound, d + "/sub", [&] { return of(WalkTree(d)); });
+  told("open:3:eio", Errc::kNotFound, d + "/sub", [&] { return of(WalkTree(d)); });
   const std::string top = root_.substr(0, root_.find('/', 1));
   told("mkdir:1+:eio,stat:1+:eio", Errc::kIo, top, [&] { return MakeDirs(At("x/y")); });
   told("stat:1:eio", Errc::kNotFound, d, [&] { return RemoveTree(d, root_); });
@@ -218,7 +219,7 @@ TEST_F(DirTest, AReplacementThatFailsLeavesNothingBeside) {
 TEST_F(DirTest, ExchangeSwapsDirectories) {
   Put("a/x", "1");
   Put("b/y", "2");
-  const auto done = Exchange(At("a"), At("b"));
+  const auto done = Here().Exchange("a", "b");
   ASSERT_TRUE(done);
   if (!*done) GTEST_SKIP() << "the file system cannot exchange names";
   EXPECT_EQ(Contents(), (Files{{"a", "/"}, {"a/y", "2"}, {"b", "/"}, {"b/x", "1"}}));
@@ -256,27 +257,35 @@ TEST_F(DirTest, RemoveTreeRefusesAbsurdDepth) {
 
 TEST_F(DirTest, HardLinkSharesAndNeverReplaces) {
   Put("a", "data");
-  ASSERT_TRUE(HardLink(At("a"), At("b")));
+  const Directory here = Here();
+  const File a = *File::OpenRead(At("a"));
+  ASSERT_TRUE(here.HardLink(At("a"), a, "b"));
   EXPECT_EQ(File::OpenRead(At("a"))->Stat()->inode, File::OpenRead(At("b"))->Stat()->inode);
-  EXPECT_EQ(*LinkCount(At("b")), 2U);
+  EXPECT_EQ((*here.Look("b"))->links, 2U);
   ASSERT_EQ(::symlink("a", At("symlink").c_str()), 0);
-  ASSERT_TRUE(HardLink(At("symlink"), At("d")));
-  EXPECT_EQ(*LinkCount(At("d")), 3U);
+  ASSERT_TRUE(here.HardLink(At("symlink"), a, "d"));
+  EXPECT_EQ((*here.Look("d"))->links, 3U);
   Put("c", "other");
-  EXPECT_EQ(HardLink(At("a"), At("c")).error().code, Errc::kBusy);
+  EXPECT_EQ(here.HardLink(At("a"), a, "c").error().code, Errc::kBusy);
   EXPECT_EQ(Get("c"), "other");
-  EXPECT_EQ(HardLink(At("absent"), At("e")).error().code, Errc::kNotFound);
+  EXPECT_EQ(here.HardLink(At("absent"), a, "e").error().code, Errc::kNotFound);
+  // Another file has the path since it was opened.
+  EXPECT_EQ(here.HardLink(At("c"), a, "e").error().code, Errc::kNotFound);
+  EXPECT_FALSE(*here.Exists("e"));
 }
 
 TEST_F(DirTest, HardLinkNeverCopiesInstead) {
   Put("a", "data");
+  const Directory here = Here();
+  const File a = *File::OpenRead(At("a"));
   {
     const ScopedFault fault(*ParseFault("link:1:eacces"));
-    EXPECT_EQ(HardLink(At("a"), At("b")).error().code, Errc::kUnsupported);
+    EXPECT_EQ(here.HardLink(At("a"), a, "b").error().code, Errc::kUnsupported);
   }
-  EXPECT_EQ(HardLink("/proc/self/status", At("b")).error().code, Errc::kUnsupported);  // EXDEV
+  EXPECT_EQ(here.HardLink("/proc/self/status", a, "b").error().code,
+            Errc::kUnsupported);  // EXDEV
   const ScopedFault fault(*ParseFault("link:1:enospc"));
-  EXPECT_EQ(HardLink(At("a"), At("b")).error().code, Errc::kIo);
+  EXPECT_EQ(here.HardLink(At("a"), a, "b").error().code, Errc::kIo);
   EXPECT_FALSE(*Exists(At("b")));
 }
 
@@ -301,19 +310,19 @@ TEST_F(DirTest, RealPathEndsWhereLinksLead) {
 }
 
 TEST_F(DirTest, WholeFilesRoundTripWithinTheirCap) {
-  ASSERT_TRUE(WriteWholeFile(At("a"), "hello"));
+  ASSERT_TRUE(Here().WriteWholeFile("a", "hello"));
   EXPECT_EQ(*ReadWholeText(At("a"), 5), "hello");
   const auto over = ReadWholeFile(At("a"), 4);
   EXPECT_EQ(over.error().code, Errc::kLimit);
   EXPECT_EQ(over.error().message, At("a") + ": 4 bytes at most, found 5");
-  EXPECT_EQ(WriteWholeFile(At("a"), "again").error().code, Errc::kBusy);
+  EXPECT_EQ(Here().WriteWholeFile("a", "again").error().code, Errc::kBusy);
   EXPECT_EQ(Get("a"), "hello");
 }
 
 TEST_F(DirTest, FailedWholeFileLeavesNothing) {
   for (const std::string spec : {"write:1:enospc", "sync:1:eio"}) {
     const ScopedFault fault(*ParseFault(spec));
-    EXPECT_EQ(WriteWholeFile(At("a"), "hello").error().code, Errc::kIo) << spec;
+    EXPECT_EQ(Here().WriteWholeFile("a", "hello").error().code, Errc::kIo) << spec;
     EXPECT_TRUE(Contents().empty()) << spec;
   }
 }
@@ -339,8 +348,10 @@ TEST_F(DirTest, ReplaceShowsOldOrNewAtEveryFault) {
 }
 
 TEST_F(DirTest, AsksForSpaceAndAccess) {
-  EXPECT_GT(*FreeBytes(root_), 0U);
-  EXPECT_EQ(FreeBytes(At("absent")).error().code, Errc::kNotFound);
+  EXPECT_GT(FreeSpaceAt(root_)->bytes, 0U);
+  EXPECT_EQ(FreeSpaceAt("/proc")->bytes, std::nullopt);  // it has no blocks
+  EXPECT_EQ(FreeSpaceAt("/proc")->files, std::nullopt);
+  EXPECT_EQ(FreeSpaceAt(At("absent")).error().code, Errc::kNotFound);
   EXPECT_TRUE(*IsWritable(root_));
   EXPECT_EQ(IsWritable(At("absent")).error().code, Errc::kNotFound);
   const ScopedFault fault(*ParseFault("stat:1:erofs"));
@@ -354,21 +365,19 @@ TEST_F(DirTest, FreeSpaceIsThatOfEveryUser) {
     if (::statvfs(path.c_str(), &info) != 0 || info.f_bfree - info.f_bavail < 1000) continue;
     const std::uint64_t all = std::uint64_t{info.f_bfree} * info.f_frsize;
     const std::uint64_t available = std::uint64_t{info.f_bavail} * info.f_frsize;
-    EXPECT_LT(*FreeBytes(path), available + (all - available) / 2) << path;  // others write too
+    EXPECT_LT(FreeSpaceAt(path)->bytes, available + (all - available) / 2)
+        << path;  // others write too
     return;
   }
   GTEST_SKIP() << "no file system keeps blocks for root";
 }
 
-TEST_F(DirTest, SyncFilesNamesTheOneThatFails) {
+TEST_F(DirTest, SyncFileNamesTheFile) {
   Put("a", "");
-  Put("b", "");
-  const std::vector<std::string> paths = {At("a"), At("b")};
-  EXPECT_TRUE(SyncFiles(paths));
-  const ScopedFault fault(*ParseFault("sync:2:eio"));
-  const Status status = SyncFiles(paths);
-  EXPECT_EQ(status.error().message.rfind(At("b") + ": cannot sync", 0), 0U);
-  EXPECT_EQ(fault.Count(Op::kSync), 2U);
+  const Directory here = Here();
+  EXPECT_TRUE(here.SyncFile("a"));
+  const ScopedFault fault(*ParseFault("sync:1:eio"));
+  EXPECT_EQ(here.SyncFile("a").error().message.rfind(At("a") + ": cannot sync", 0), 0U);
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "os/dir.h"
+#include "os/directory.h"
 #include "os/fault.h"
-#include "os/file_system.h"
 #include "scratch.h"
 
 namespace shardwright::os {
@@ -177,7 +177,7 @@ TEST_F(FileTest, WhatCannotBeLookedAtIsNotOpened) {
   const ScopedFault fault(Rule("open:1+:eacces"));
   EXPECT_EQ(File::OpenRead(At("a")).error().code, Errc::kNotFound);
   EXPECT_EQ(File::OpenWrite(At("a")).error().code, Errc::kIo);
-  EXPECT_EQ(FileSystem::Of(root_).error().code, Errc::kIo);
+  EXPECT_EQ(Directory::Open(root_).error().code, Errc::kNotFound);
 }
 
 TEST_F(FileTest, AFileThatTakesTheNameOfAnotherLetsItGo) {
@@ -192,18 +192,51 @@ TEST_F(FileTest, AFileThatTakesTheNameOfAnotherLetsItGo) {
 }
 
 TEST_F(FileTest, AFileSystemIsSyncedWholeAndSaysWhatFailed) {
-  auto system = FileSystem::Of(root_);
-  ASSERT_TRUE(system);
-  EXPECT_EQ(FileSystem::Of(At("absent")).error().code, Errc::kIo);
-  FileSystem moved = std::move(*system);
-  FileSystem other = *FileSystem::Of("/");
-  other = std::move(moved);
+  const Directory system = Here();
   const ScopedFault fault(
       Rule("sync:1:eio"));  // not really: that would wait for all that others write
-  const Status status = other.Sync();
+  const Status status = system.SyncFileSystem();
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().message.rfind(root_ + ": cannot sync the file system", 0), 0U);
-  EXPECT_TRUE(FileSystem::TellsErrors());  // since Linux 5.8
+}
+
+TEST_F(FileTest, OnlyKnownFileSystemsAreSyncedAsAWhole) {
+  EXPECT_FALSE(Directory::Open("/proc")->CanSyncFileSystem());
+  EXPECT_TRUE(Directory::Open("/dev/shm")->CanSyncFileSystem());  // tmpfs, since Linux 5.8
+}
+
+TEST_F(FileTest, ACloseReportsWhatCouldNotBeStored) {
+  auto file = File::Create(At("a"));
+  ASSERT_TRUE(file);
+  {
+    const ScopedFault fault(Rule("close:1:edquot"));
+    const Status closed = file->Close();
+    ASSERT_FALSE(closed);
+    EXPECT_EQ(closed.error().code, Errc::kIo);
+    EXPECT_EQ(closed.error().sys, EDQUOT);
+  }
+  EXPECT_FALSE(file->is_open());
+  const ScopedFault fault(Rule("close:1:eio"));
+  EXPECT_EQ(ReplaceFile(At("b"), std::string_view("text")).error().sys, EIO);
+  EXPECT_EQ(Contents().size(), 1U) << "the temporary file of b is left";
+}
+
+TEST_F(FileTest, PagesLeaveMemoryWhereTheFileSystemLetsThem) {
+  for (const std::string& folder : std::vector<std::string>{"/dev/shm", "/var/tmp"}) {
+    const std::string path = folder + "/sw-file-" + std::to_string(::getpid());
+    const auto file = File::Create(path);
+    ASSERT_TRUE(file);
+    ASSERT_EQ(::unlink(path.c_str()), 0);
+    ASSERT_TRUE(file->WriteAt(0, AsBytes(std::string(100'000, 'x'))));
+    ASSERT_TRUE(file->Sync());
+    const bool left = file->DropCache();
+    if (folder == "/dev/shm") {
+      EXPECT_FALSE(left) << "memory is all that tmpfs has";
+    }
+    std::vector<std::byte> out(4);
+    ASSERT_TRUE(file->ReadAt(99'996, out));
+    EXPECT_EQ(out[0], std::byte{'x'});
+  }
 }
 
 // In memory nothing is reserved, so the file is made elsewhere if there is such a place.

@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "os/directory.h"
+
 namespace shardwright::os {
 
 /// A directory that lives as long as a test.
@@ -32,6 +34,8 @@ class Scratch : public ::testing::Test {
   virtual std::filesystem::path Parent() const { return std::filesystem::temp_directory_path(); }
 
   std::string At(const std::string& name) const { return root_ + "/" + name; }
+
+  Directory Here() const { return *Directory::Open(root_); }
 
   void Put(const std::string& name, const std::string& text) const {
     std::filesystem::create_directories(std::filesystem::path(At(name)).parent_path());

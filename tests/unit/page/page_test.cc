@@ -22,6 +22,7 @@ Chart OneCurve(std::vector<Point> points) {
 }
 
 TEST(Page, TextIsNoMarkup) {
+  EXPECT_EQ(Escape("b\u202etxt.exe"), "b\\xe2\\x80\\xaetxt.exe");
   EXPECT_EQ(Escape("<b a=\"1\" c='2'>&amp;\u00e9"),
             "&lt;b a=&quot;1&quot; c=&#39;2&#39;&gt;&amp;amp;\u00e9");
   EXPECT_EQ(ScriptSafe("{\"a\":\"</script>\"}"), "{\"a\":\"\\u003c/script>\"}");

@@ -12,11 +12,21 @@
 
 #include "comm/comm.h"
 #include "pec/agent/agent.h"
+#include "pec/agent/agent_client.h"
 #include "pec/store/store.h"
 #include "ucp/input.h"
 #include "unit/os/scratch.h"
 
 namespace shardwright::pec::test {
+
+/// What an agent of this name states of itself.
+inline Hello HelloOf(const std::string& name) { return {Hello::Role::kAgent, name, name + "-id"}; }
+
+/// A client of an agent, which itself is an agent of this name.
+inline AgentClient ClientOf(const std::string& name, const os::Address& address,
+                            std::shared_ptr<const os::TlsKey> key = {}) {
+  return AgentClient(address, std::move(key), {}, kAgentPatience, HelloOf(name));
+}
 
 /// Agents over a series of small checkpoints, global_step1 to global_step<kLast>.
 class AgentTest : public os::Scratch {

@@ -24,6 +24,8 @@ namespace {
 
 using std::chrono::milliseconds;
 using test::AgentTest;
+using test::ClientOf;
+using test::HelloOf;
 
 /// An agent with two snapshots behind a socket file and a port.
 class ProtocolTest : public AgentTest {
@@ -44,6 +46,7 @@ class ProtocolTest : public AgentTest {
       stopped_ = true;
       return Status();
     };
+    commands_.self = HelloOf("this");
     Serve("unix:" + At("s"), {});
     Serve("127.0.0.1:0", {});
   }
@@ -72,9 +75,16 @@ class ProtocolTest : public AgentTest {
     small_server_.emplace(*small_, commands_, *std::move(listener), sink_);
   }
 
-  os::Connection Connect(std::size_t server = 1) {
-    auto connection = os::Connection::Open(servers_[server]->address(), milliseconds(10'000));
+  /// Connects to a server as an agent of this name, which is stated at a port.
+  os::Connection Connect(std::size_t server = 1, const std::string& name = "other") {
+    return ConnectTo(*servers_[server], name);
+  }
+  static os::Connection ConnectTo(const AgentServer& server, const std::string& name) {
+    auto connection = os::Connection::Open(server.address(), milliseconds(10'000));
     EXPECT_TRUE(connection) << connection.error().message;
+    if (!connection->is_local()) {
+      EXPECT_TRUE(Greet(*connection, HelloOf(name)));
+    }
     return *std::move(connection);
   }
 
@@ -323,7 +333,8 @@ TEST_F(ProtocolTest, SilentConnectionsKeepNobodyOut) {
 
 TEST_F(ProtocolTest, ConnectionsWithoutARequestEnd) {
   ServerLimits limits;
-  limits.idle = milliseconds(200);
+  // Long enough for a request to come in time on a busy machine.
+  limits.idle = milliseconds(2000);
   Serve("127.0.0.1:0", limits);
   os::Connection silent = Connect(2);
   const auto end = silent.ReceiveLine(os::kLineBytes);
@@ -334,18 +345,17 @@ TEST_F(ProtocolTest, ConnectionsWithoutARequestEnd) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(client.Ask("dance").error().code == Errc::kUsage);
     EXPECT_TRUE(client.AskText("status"));
-    std::this_thread::sleep_for(milliseconds(500));
+    std::this_thread::sleep_for(milliseconds(2500));
   }
 }
 
 TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
   ASSERT_NO_FATAL_FAILURE(ServeSmall(std::uint64_t{1} << 20));
   const auto push = [&](std::size_t announced, std::size_t sent) {
-    auto connection = os::Connection::Open(small_server_->address(), milliseconds(10'000));
-    EXPECT_TRUE(connection);
-    EXPECT_TRUE(connection->Send("push a " + std::to_string(announced) + " 1 0\n"));
-    (void)connection->Send(std::string(sent, ' '));  // it may be refused on its way
-    return *std::move(connection);
+    os::Connection connection = ConnectTo(*small_server_, "a");
+    EXPECT_TRUE(connection.Send("push a " + std::to_string(announced) + " 1 0\n"));
+    (void)connection.Send(std::string(sent, ' '));  // it may be refused on its way
+    return connection;
   };
   const auto wait_for = [&](const std::function<bool(std::uint64_t)>& enough) {
     while (!enough(small_->status().memory_bytes)) std::this_thread::yield();
@@ -379,8 +389,8 @@ TEST_F(ProtocolTest, APeersReasonForRefusingAPushIsTold) {
   large.catalogue.assign(std::size_t{32} << 20, ' ');  // more than the connection takes unread
   Limiter limiter(0);
   for (int i = 0; i < 3; ++i) {
-    AgentClient client(small_server_->address());
-    const auto refused = client.Push("own", large, limiter);
+    AgentClient client = ClientOf("own", small_server_->address());
+    const auto refused = client.Push(large, limiter);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, Errc::kLimit) << refused.error().message;
   }
@@ -406,7 +416,7 @@ class PushTest : public ProtocolTest {
   /// Sends manifest and catalogue; then `change` may spoil every blob that is asked for.
   std::string Push(const std::string& manifest, const std::string& catalogue,
                    const std::function<void(std::string*)>& change) {
-    os::Connection connection = Connect();
+    os::Connection connection = Connect(1, "peer");
     EXPECT_TRUE(connection.Send("push peer " + std::to_string(manifest.size()) + " " +
                                 std::to_string(catalogue.size()) + "\n" + manifest + catalogue));
     auto answer = ReceiveAnswer(connection);
@@ -438,12 +448,12 @@ class PushTest : public ProtocolTest {
 };
 
 TEST_F(PushTest, TakesACopyAndOnlyWhatIsNew) {
-  AgentClient client(servers_[1]->address());
+  AgentClient client = ClientOf("peer", servers_[1]->address());
   Limiter limiter(0);
-  const auto sent = client.Push("peer", *checkpoint_, limiter);
+  const auto sent = client.Push(*checkpoint_, limiter);
   ASSERT_TRUE(sent) << sent.error().message;
   EXPECT_GT(*sent, 0U);
-  EXPECT_EQ(*client.Push("peer", *checkpoint_, limiter), 0U);
+  EXPECT_EQ(*client.Push(*checkpoint_, limiter), 0U);
   ASSERT_EQ(Copies(), 1U);
   // The other node is lost: what it held is made durable, and can be restored.
   EXPECT_EQ(*client.Ask("flush"), "3");
@@ -474,13 +484,13 @@ TEST_F(PushTest, ACopyWithoutARecoveryIsFromBeforeAll) {
   const std::string& catalogue = checkpoint_->catalogue;
   const std::string none = Push(manifest, catalogue, [](std::string*) {});
   EXPECT_NE(none.find("made before recovery 1"), std::string::npos) << none;
-  AgentClient client(servers_[1]->address());
+  AgentClient client = ClientOf("peer", servers_[1]->address());
   Limiter limiter(0);
   MemoryCheckpoint now = *checkpoint_;
   now.recovery = 2;
-  EXPECT_EQ(client.Push("peer", now, limiter).error().code, Errc::kNotFound);
+  EXPECT_EQ(client.Push(now, limiter).error().code, Errc::kNotFound);
   now.recovery = 1;
-  const auto sent = client.Push("peer", now, limiter);
+  const auto sent = client.Push(now, limiter);
   EXPECT_TRUE(sent) << sent.error().message;
   const auto list = client.List();
   ASSERT_TRUE(list) << list.error().message;

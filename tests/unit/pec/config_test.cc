@@ -34,6 +34,27 @@ TEST(AutoConfig, LargestKThatHides) {
   EXPECT_TRUE(config->plt_in_limit);
 }
 
+TEST(AutoConfig, EveryPartEndsSoonAfterAStop) {
+  SavedModel model;
+  model.map = *EvenExpertMap(LayerExperts(2, 8), 4);
+  model.expert_bytes.assign(2, std::vector<ExpertBytes>(8, {10, 0}));
+  model.nonexpert_bytes = {100};
+  model.ranks = {4, {}};
+  int asked = 0;
+  const auto table = BottleneckByK(model, 4, 2, [&] { return asked++ >= 9; });
+  ASSERT_FALSE(table);
+  EXPECT_EQ(table.error().code, Errc::kStopped);
+  EXPECT_EQ(asked, 10);
+  EXPECT_TRUE(BottleneckByK(model, 4, 2));
+
+  AutoInput input = Input();
+  input.fault_rate = 1;  // no K to persist is enough, so that all are tried
+  input.persist_bytes_per_s = 1e9;
+  const StopCheck at_once = [] { return true; };
+  EXPECT_EQ(ChooseConfig(input, at_once).error().code, Errc::kStopped);
+  EXPECT_EQ(ChooseReplay(input, at_once).error().code, Errc::kStopped);
+}
+
 TEST(AutoConfig, NothingHides) {
   AutoInput input = Input();
   input.forward_backward_s = 0.5;
@@ -147,6 +168,61 @@ TEST(AutoConfig, BottlenecksComeFromThePlan) {
   ASSERT_TRUE(table);
   EXPECT_EQ(table->bytes, (std::vector<std::uint64_t>{20, 40, 50, 60}));
   EXPECT_FALSE(BottleneckByK(model, 0, 1));
+}
+
+// The largest share of the first checkpoints of every K, planned one by one.
+std::vector<std::uint64_t> PlannedBottlenecks(const SavedModel& model, std::uint32_t checkpoints) {
+  std::vector<std::uint64_t> bytes;
+  const LayerExperts experts = model.map.experts();
+  for (std::uint32_t k = 1; k <= *std::max_element(experts.begin(), experts.end()); ++k) {
+    LevelState state = MakeLevelState(experts, k);
+    std::uint64_t largest = 0;
+    for (std::uint32_t t = 0; t < checkpoints; ++t) {
+      const Selection selection = SelectSequential(model.map, state, k);
+      largest = std::max(largest, PlanSave(model, selection)->bottleneck);
+      EXPECT_TRUE(CompleteSave(&state, BeginSave(state, selection, t)));
+    }
+    bytes.push_back(largest);
+  }
+  return bytes;
+}
+
+TEST(AutoConfig, EqualExpertsNeedOnePlanPerK) {
+  SavedModel model;
+  model.map = *EvenExpertMap({8, 16, 8}, 4);
+  model.expert_bytes = {std::vector<ExpertBytes>(8, {10, 3}), std::vector<ExpertBytes>(16, {7, 5}),
+                        std::vector<ExpertBytes>(8, {100, 0})};
+  model.kept_bytes = {Counts::value_type(8, 2), Counts::value_type(16, 1), Counts::value_type(8)};
+  model.nonexpert_bytes = {40, 31, 7, 300};
+  model.ranks = {12, {}};
+  int plans = 0;
+  const StopCheck count = [&plans] { return ++plans < 0; };
+  auto table = BottleneckByK(model, 4, 1, count);
+  ASSERT_TRUE(table) << table.error().message;
+  EXPECT_EQ(plans, 16);
+  EXPECT_EQ(table->bytes, PlannedBottlenecks(model, 4));
+
+  // Ranks that differ in what they save need every checkpoint.
+  const auto needs_all = [&](const SavedModel& other) {
+    plans = 0;
+    table = BottleneckByK(other, 4, 1, count);
+    EXPECT_TRUE(table);
+    EXPECT_EQ(plans, 16 * 4);
+    EXPECT_EQ(table->bytes, PlannedBottlenecks(other, 4));
+  };
+  SavedModel other = model;
+  other.expert_bytes[1][3].cut = 400;
+  needs_all(other);
+  other = model;
+  other.ranks.excluded = {5};
+  needs_all(other);
+  other = model;
+  other.options.adaptive = false;
+  needs_all(other);
+  other = model;
+  other.map.rank[2] = {0, 0, 0, 1, 1, 2, 2, 3};
+  other.map = *MakeExpertMap(other.map.rank, 4);
+  needs_all(other);
 }
 
 double Cost(std::uint32_t k) { return 0.0025 * (16.0 / k - 1) / 15; }

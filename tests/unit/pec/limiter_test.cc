@@ -225,6 +225,17 @@ TEST_F(LimiterTest, NobodyWhoWaitsIsHeldUp) {
   EXPECT_EQ(limiter.sent()[kAny], 2000U);
 }
 
+TEST_F(LimiterTest, WhoWaitsIsNotHeldBackByTheRate) {
+  Limiter limiter(10, {}, Clock());
+  Limiter::Job job(limiter, 1'000'000);
+  std::optional<Limiter::Hurry> hurry;
+  When(3, [&] { hurry.emplace(limiter); });  // told to stop: the bytes before are at their pace
+  job.Spend(100'000);
+  EXPECT_NEAR(Seconds(), 3, 0.2);
+  job.Spend(900'000);
+  EXPECT_NEAR(Seconds(), 3, 0.2);
+}
+
 TEST_F(LimiterTest, AsManyRanksIdleAsHaveTo) {
   std::array<Marks, 3> marks;
   Limiter two(0, {std::nullopt, 2}, Clock());

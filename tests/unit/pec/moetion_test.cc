@@ -66,6 +66,18 @@ TEST(Replicas, WhoHasFewestCopiesIsAskedFirst) {
   EXPECT_EQ(plan->load, Workers(4, 1));
 }
 
+TEST(Replicas, PlacingEndsAfterAStop) {
+  for (const std::uint32_t per_node : {1U, 3U}) {  // by rotation, by load
+    const WorkerGrid grid = *StageMajorGrid(64, 1, per_node);
+    for (const int allowed : {0, 5, 63}) {
+      int asked = 0;
+      const auto plan = PlaceReplicas(grid, 2, [&] { return asked++ >= allowed; });
+      ASSERT_FALSE(plan);
+      EXPECT_EQ(plan.error().code, Errc::kStopped);
+    }
+  }
+}
+
 TEST(Replicas, TooFewNodes) {
   const auto plan = PlaceReplicas(*StageMajorGrid(2, 2, 3), 2);  // nodes 0, 0, 0, 1
   ASSERT_TRUE(plan);

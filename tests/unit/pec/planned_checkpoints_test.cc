@@ -127,6 +127,16 @@ TEST(PlanCheckpoints, TokensComeBetween) {
   EXPECT_EQ((*list)[2].snapshot.selection, (Selection{{1, 0}}));  // 400 each: older first
 }
 
+TEST(PlanCheckpoints, EndsSoonAfterAStop) {
+  CheckpointPlanInput input = Input(1, 4, 1, 1);
+  input.checkpoints = 100;
+  int asked = 0;
+  const auto list = PlanCheckpoints(input, [&] { return asked++ >= 7; });
+  ASSERT_FALSE(list);
+  EXPECT_EQ(list.error().code, Errc::kStopped);
+  EXPECT_EQ(asked, 8);
+}
+
 TEST(PlanCheckpoints, Limits) {
   CheckpointPlanInput input = Input(1, 4, 1, 1);
   input.checkpoints = kPlanCells;

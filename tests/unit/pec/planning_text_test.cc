@@ -292,6 +292,32 @@ TEST(TuningText, NumbersBesideThoseOfFullCheckpoints) {
       Has(TuningText(tuning), "\n\nno column REPLAY: why\nuse --policy full every iteration\n"));
 }
 
+TEST(TuningText, NoneWithinTheLimit) {
+  Tuning tuning;
+  tuning.best = TunedBest::kFull;
+  tuning.full.config.interval = 79;
+  tuning.chosen.config.plt_in_limit = false;
+  tuning.chosen.config.k_snapshot = 9;
+  tuning.chosen.config.k_persist = 7;
+  tuning.chosen.config.interval = 80;
+  tuning.chosen.config.expected_plt = 0.4095;
+  tuning.no_replay = "why";
+  const std::string text = TuningText(tuning);
+  EXPECT_TRUE(Has(text, "NUMBER              EQ          FULL\n")) << text;
+  EXPECT_TRUE(Has(text, "\nlost tokens (PLT)   7        0.000 %\n")) << text;
+  EXPECT_TRUE(
+      Has(text,
+          "\n\nno column CHOSEN: none within the limit of 3.750 % lost tokens; the closest, "
+          "--k 9 --k-persist 7 every 80 iterations, loses 40.950 %\n"
+          "no column REPLAY: why\n"
+          "use --policy full every 79 iterations\n"))
+      << text;
+  tuning.no_replay = "";
+  tuning.replay.emplace();
+  EXPECT_TRUE(Has(TuningText(tuning), "\na replay                            -    0.000 s\n"))
+      << TuningText(tuning);
+}
+
 TEST(TuningText, ALosslessRun) {
   Tuning tuning;
   tuning.best = TunedBest::kReplay;

@@ -194,6 +194,24 @@ TEST(Simulate, RulesForGradients) {
             Errc::kUsage);
 }
 
+TEST(Simulate, EndsSoonAfterAStop) {
+  SimulationInput input = EvenRun(2, 8, 100);
+  input.interval = 4;
+  const SimulatedPolicy policy{Policy::kSequential, 2, 1, {}};
+  for (const int allowed : {0, 1, 99, 150, 199}) {
+    int asked = 0;
+    const auto row = Simulate(input, policy, [&] { return asked++ >= allowed; });
+    ASSERT_FALSE(row) << allowed;
+    EXPECT_EQ(row.error().code, Errc::kStopped);
+    EXPECT_EQ(asked, allowed + 1) << "computed on";
+  }
+  int asked = 0;
+  const auto rows = SimulateAll(input, AllPolicies(8), [&] { return asked++ >= 500; });
+  ASSERT_FALSE(rows);
+  EXPECT_EQ(rows.error().code, Errc::kStopped);
+  EXPECT_EQ(rows.error().message, "stopped on request");
+}
+
 TEST(Simulate, AFaultBeforeTheFirstCheckpoint) {
   SimulationInput input = EvenRun(1, 4, 20);
   input.interval = 10;

@@ -37,6 +37,32 @@ TEST_F(StoreBegin, ABegunFolderBecomesAStore) {
   EXPECT_EQ(Said(), "some") << "a manifest that cannot be read is one";
 }
 
+TEST_F(StoreBegin, PrepareMakesTheStoreOrRefusesItsName) {
+  const auto code = [&](const std::string& name) {
+    const Status prepared = Store::Prepare(At(name));
+    return prepared ? 0 : static_cast<int>(prepared.error().code);
+  };
+  EXPECT_EQ(code("absent/store"), static_cast<int>(Errc::kNotFound));
+  EXPECT_EQ(code("store"), 0);
+  EXPECT_EQ(Said(), "none") << "it is begun";
+  EXPECT_EQ(code("store"), 0) << "begun by another run";
+  ASSERT_TRUE(Store::OpenOrCreate(At("store"), {}));
+  EXPECT_EQ(code("store"), 0);
+  {
+    const auto lock = Store::Open(At("store"))->LockForWriting("a save");
+    ASSERT_TRUE(lock);
+    EXPECT_EQ(code("store"), 0) << "another process writes to it";
+  }
+  {
+    const os::ScopedFault fault(*os::ParseFault("write:1+:eio"));
+    EXPECT_EQ(code("store"), static_cast<int>(Errc::kIo));
+  }
+  Scratch::Put("file", "no folder");
+  EXPECT_EQ(code("file"), static_cast<int>(Errc::kBusy));
+  Scratch::Put("ckpt/latest", "global_step1");
+  EXPECT_EQ(code("ckpt"), static_cast<int>(Errc::kBusy));
+}
+
 TEST_F(StoreBegin, NothingIsProvedByWhatIsNotSeen) {
   ASSERT_TRUE(Store::Begin(At("store")));
   Scratch::Put("store/begun.json", "{}");

@@ -61,7 +61,7 @@ class WriteBlobsTest : public StoreTest {
   }
 
   Result<std::vector<BlobResult>> Write(const Store& store, std::vector<BlobJob> jobs,
-                                        bool zstd = false, bool look = false) {
+                                        bool zstd = false) {
     const auto plan = plan::Plan::Make(map_, target_);
     EXPECT_TRUE(plan);
     std::filesystem::create_directories(At("store/incoming-x"));
@@ -71,7 +71,6 @@ class WriteBlobsTest : public StoreTest {
     BlobOptions options;
     options.incoming = At("store/incoming-x");
     options.zstd = zstd;
-    options.look_for_known = look;
     options.threads = 2;
     auto done = WriteBlobs(store, *plan, *bytes_, jobs, options, &sums, sink);
     left_ = Contents("store/incoming-x").size();
@@ -168,20 +167,24 @@ TEST_F(WriteBlobsTest, AChangeBehindTheFirstUnitIsSeen) {
             bytes_->members[0]);
 }
 
-TEST_F(WriteBlobsTest, KnownContentThatIsGoneIsWrittenAgainIfLookedFor) {
+TEST_F(WriteBlobsTest, UnchangedContentThatTheStoreHasLostIsWrittenAgain) {
   const Store store = Make();
   const auto first = Write(store, {{0, {}}});
   ASSERT_TRUE(first);
-  std::filesystem::remove(store.BlobPath((*first)[0].ref));
-  const auto trusted = Write(store, {{0, (*first)[0].ref}});
-  ASSERT_TRUE(trusted);
-  EXPECT_TRUE((*trusted)[0].unchanged);
-  EXPECT_FALSE(std::filesystem::exists(store.BlobPath((*first)[0].ref)));
-  const auto again = Write(store, {{0, (*first)[0].ref}}, false, true);
-  ASSERT_TRUE(again);
-  EXPECT_FALSE((*again)[0].unchanged);
-  EXPECT_EQ((*again)[0].ref.digest, (*first)[0].ref.digest);
-  EXPECT_TRUE(std::filesystem::exists(store.BlobPath((*first)[0].ref)));
+  const std::string blob = store.BlobPath((*first)[0].ref);
+  for (const bool gone : {true, false}) {
+    if (gone) {
+      std::filesystem::remove(blob);
+    } else {
+      std::filesystem::resize_file(blob, 5);
+    }
+    const auto again = Write(store, {{0, (*first)[0].ref}});
+    ASSERT_TRUE(again);
+    EXPECT_FALSE((*again)[0].unchanged);
+    EXPECT_TRUE((*again)[0].restored);
+    EXPECT_EQ((*again)[0].ref.digest, (*first)[0].ref.digest);
+    EXPECT_EQ(std::filesystem::file_size(blob), bytes_->members[0].size());
+  }
 }
 
 TEST_F(WriteBlobsTest, PassedMembersAreComparedWithTheirChecksum) {

@@ -156,7 +156,7 @@ std::vector<Filled> Train(int ranks, const std::string& source, const os::Addres
       mine.told = told;
       return {};
     }
-    SW_TRY_ASSIGN(Attached attached, Attach(comm, *address, std::chrono::seconds(30), sink));
+    SW_TRY_ASSIGN(Attached attached, Attach(comm, *address, std::chrono::seconds(300), sink));
     SW_TRY_ASSIGN(mine, Fill(comm, like->checkpoint.map, true, std::move(attached.input), sink));
     mine.told = attached.told;
     return Detach(comm, attached);
@@ -277,7 +277,7 @@ TEST_F(ServeTest, ADamagedSourceIsToldToWhoWaitsAndNothingIsServed) {
   auto waits = std::async(std::launch::async, [&] {
     const auto comm = comm::MakeSerialComm();
     StopSink sink;
-    const auto attached = Attach(*comm, {At("s"), {}, 0}, std::chrono::seconds(30), sink);
+    const auto attached = Attach(*comm, {At("s"), {}, 0}, std::chrono::seconds(300), sink);
     return attached ? Error{} : attached.error();
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(150));
@@ -298,7 +298,7 @@ TEST_F(ServeTest, AClientMayComeFirstAndWaitsNoLongerThanItSays) {
   const auto nobody = Attach(*comm, {At("s"), {}, 0}, std::chrono::milliseconds(300), sink);
   ASSERT_FALSE(nobody.has_value());
   EXPECT_EQ(nobody.error().code, Errc::kNotFound);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(200));
   sink.stop = true;
   const auto stopped = Attach(*comm, {At("s"), {}, 0}, std::chrono::seconds(300), sink);
   ASSERT_FALSE(stopped.has_value());
@@ -316,7 +316,7 @@ TEST_F(ServeTest, AClientMayComeFirstAndWaitsNoLongerThanItSays) {
 TEST_F(ServeTest, StatusStopAndDeadline) {
   const std::string source = ucp::Own("zero1_w2");
   Resident load(At("s"), {.source = source, .target = "zero=2,dp=2", .ranks = 2});
-  const auto status = AskStatus(load.address, std::chrono::seconds(30), {});
+  const auto status = AskStatus(load.address, std::chrono::seconds(300), {});
   ASSERT_TRUE(status.has_value()) << status.error().message;
   EXPECT_EQ((*status)["state"], "ready");
   EXPECT_EQ((*status)["processes"], 2);
@@ -346,7 +346,7 @@ TEST_F(ServeTest, ALoadThatEndsWhileItIsReadIsAnError) {
   const auto comm = comm::MakeSerialComm();
   StopSink sink;
   Resident load(At("s"), {.source = source, .target = "dp=1"});
-  auto attached = Attach(*comm, load.address, std::chrono::seconds(30), sink);
+  auto attached = Attach(*comm, load.address, std::chrono::seconds(300), sink);
   ASSERT_TRUE(attached.has_value()) << attached.error().message;
   load.End();  // after the seconds that it gives
   const Status detached = Detach(*comm, *attached);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <utility>
 
 namespace shardwright::text {
 namespace {
@@ -11,6 +12,23 @@ TEST(Printable, EscapesWhatSteersATerminal) {
   EXPECT_EQ(Printable("layer.0/weight"), "layer.0/weight");
   EXPECT_EQ(Printable("a\x1b[31mb\n\t\x7f"), "a\\x1b[31mb\\x0a\\x09\\x7f");
   EXPECT_EQ(Printable("\xc2\x9b"), "\\xc2\\x9b") << "C1 control";
+}
+
+TEST(Printable, EscapesCharactersThatHideOrTurnText) {
+  for (const auto& [text, shown] :
+       {std::pair("b\u202etxt.exe", "b\\xe2\\x80\\xaetxt.exe"),
+        std::pair("\u202a", "\\xe2\\x80\\xaa"),
+        std::pair("\u2066a\u2069", "\\xe2\\x81\\xa6a\\xe2\\x81\\xa9"),
+        std::pair("\u200e\u200f", "\\xe2\\x80\\x8e\\xe2\\x80\\x8f"),
+        std::pair("\u061c", "\\xd8\\x9c"), std::pair("\u200b", "\\xe2\\x80\\x8b"),
+        std::pair("\ufeff", "\\xef\\xbb\\xbf"), std::pair("\u2028", "\\xe2\\x80\\xa8"),
+        std::pair("\U000e0041", "\\xf3\\xa0\\x81\\x81")}) {
+    EXPECT_EQ(Printable(text), shown);
+    EXPECT_EQ(VisibleText(text), shown);
+  }
+  EXPECT_EQ(Printable("\u2010 \u2070 \u0627\u05d0"), "\u2010 \u2070 \u0627\u05d0")
+      << "their neighbours, and letters that are written from right to left";
+  EXPECT_EQ(VisibleText("a\n\tb\xff"), "a\n\tb\xff");
 }
 
 TEST(Printable, KeepsUtf8AndEscapesWhatIsNot) {

@@ -55,10 +55,16 @@ TEST_F(Catalogues, WithoutPayloadsNeedTheirSource) {
   fs::remove_all(At("source"));
   const auto comm = comm::MakeSerialComm();
   NullSink sink;
-  const auto one = Opened(At("catalogue"));
+  InputOptions options;
+  options.roots = {At("catalogue")};
+  const auto read = OpenInput(*comm, options, sink);
+  ASSERT_FALSE(read.has_value()) << "a sample of the weights is compared";
+  EXPECT_EQ(read.error().code, Errc::kNotFound);
+  options.proof.reset();
+  const auto one = OpenInput(*comm, options, sink);
   const auto other = Opened(Own("zero2_w3_frozen_tied"));
   ASSERT_TRUE(one && other) << "it can be described without";
-  const auto report = Check(*comm, *one, *other, {}, sink);
+  const auto report = Check(*comm, **one, *other, {}, sink);
   ASSERT_FALSE(report.has_value());
   EXPECT_EQ(report.error().code, Errc::kNotFound);
 }

@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <set>
+#include <span>
+#include <utility>
 
+#include "layout/states.h"
 #include "opened.h"
 
 namespace shardwright::ucp {
@@ -88,6 +92,151 @@ TEST_F(Checked, AnElementIsTheTensors) {
   const CheckReport report = Compare(At("a"), At("b"));
   EXPECT_EQ(report.difference_count, 1U);
   EXPECT_TRUE(Says(report, ": element 300001: ")) << testing::PrintToString(report.differences);
+}
+
+/// Reads as another does, but that one member has other bits.
+class Flipped final : public exec::ByteSource {
+ public:
+  Flipped(std::unique_ptr<exec::ByteSource> inner, std::uint32_t member)
+      : inner_(std::move(inner)), member_(member) {}
+
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
+    SW_TRY(inner_->Read(member, offset, out));
+    if (member != member_) return {};
+    for (std::byte& byte : out) byte ^= std::byte{1};
+    return {};
+  }
+  std::uint64_t bytes_read() const override { return inner_->bytes_read(); }
+  std::uint64_t files_read() const override { return inner_->files_read(); }
+
+ private:
+  std::unique_ptr<exec::ByteSource> inner_;
+  std::uint32_t member_;
+};
+
+/// Reads as another does, but that some members hold zeros.
+class Zeroed final : public exec::ByteSource {
+ public:
+  Zeroed(std::unique_ptr<exec::ByteSource> inner, std::set<std::uint32_t> members)
+      : inner_(std::move(inner)), members_(std::move(members)) {}
+
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
+    SW_TRY(inner_->Read(member, offset, out));
+    if (members_.contains(member)) std::ranges::fill(out, std::byte{0});
+    return {};
+  }
+  std::uint64_t bytes_read() const override { return inner_->bytes_read(); }
+  std::uint64_t files_read() const override { return inner_->files_read(); }
+
+ private:
+  std::unique_ptr<exec::ByteSource> inner_;
+  std::set<std::uint32_t> members_;
+};
+
+/// Makes all optimizer states of a checkpoint zeros.
+void ZeroStates(Input* input) {
+  layout::ShardMap& map = input->checkpoint.map;
+  for (layout::Member& member : map.members) member.crc32.reset();
+  std::set<std::uint32_t> members;
+  for (const layout::LogicalTensor& tensor : map.tensors) {
+    if (layout::IsModelState(tensor.state)) continue;
+    for (const layout::Fragment& fragment : tensor.fragments) {
+      for (const layout::Region& region : map.arrays[fragment.at.array].regions) {
+        members.insert(region.member);
+      }
+    }
+  }
+  input->bytes = std::make_unique<Zeroed>(std::move(input->bytes), std::move(members));
+}
+
+/// Takes the optimizer state of one parameter away; its name.
+std::string TakeState(dialect::Checkpoint* checkpoint) {
+  for (dialect::Param& param : checkpoint->params) {
+    if (param.scalars.empty()) continue;
+    param.scalars.clear();
+    std::erase_if(checkpoint->map.tensors, [&](const layout::LogicalTensor& tensor) {
+      return tensor.name == param.name && !layout::IsModelState(tensor.state);
+    });
+    return param.name;
+  }
+  return "";
+}
+
+TEST_F(Checked, ZerosAreTheStateOfAParameterThatHasNone) {
+  for (const bool turned : {false, true}) {
+    const auto with = Opened(Own("zero1_w2"));
+    const auto without = Opened(Own("zero1_w2"));
+    ASSERT_TRUE(with != nullptr && without != nullptr);
+    const std::string name = TakeState(&without->checkpoint);
+    const auto compare = [&] { return turned ? Compare(without, with) : Compare(with, without); };
+    const CheckReport before = compare();
+    EXPECT_EQ(before.difference_count, 2U) << testing::PrintToString(before.differences);
+    EXPECT_TRUE(Says(before, '"' + name + "\" exp_avg: only in the " +
+                                 (turned ? "second" : "first") + ", and not zeros"))
+        << testing::PrintToString(before.differences);
+    ZeroStates(with.get());
+    ZeroStates(without.get());
+    const CheckReport after = compare();
+    EXPECT_EQ(after.difference_count, 0U) << testing::PrintToString(after.differences);
+    ASSERT_EQ(after.notes.size(), 1U);
+    EXPECT_NE(after.notes[0].find(name), std::string::npos) << after.notes[0];
+  }
+}
+
+// What one of two formats does not record is noted; the elements are compared.
+class CheckedAgainstDcp : public Checked {
+ protected:
+  /// A source and what becomes of it in a DCP folder.
+  void Open(const std::string& name) {
+    left_ = Opened(Own(name));
+    ASSERT_NE(left_, nullptr);
+    ConvertOptions options;
+    options.output = At("dcp");
+    const auto converted = Converted(*left_, "dp_shard=2", options, "dcp");
+    ASSERT_TRUE(converted.has_value()) << converted.error().message;
+    right_ = Opened(At("dcp"));
+    ASSERT_NE(right_, nullptr);
+  }
+  static bool Notes(const CheckReport& report, const std::string& words) {
+    return std::any_of(report.notes.begin(), report.notes.end(),
+                       [&](const auto& line) { return line.find(words) != std::string::npos; });
+  }
+
+  std::unique_ptr<Input> left_;
+  std::unique_ptr<Input> right_;
+};
+
+TEST_F(CheckedAgainstDcp, FrozenAndTiedTensorsAreTheSame) {
+  Open("zero2_w3_frozen_tied");
+  for (const bool turned : {false, true}) {
+    const CheckReport report = turned ? Compare(right_, left_) : Compare(left_, right_);
+    EXPECT_EQ(report.difference_count, 0U) << testing::PrintToString(report.differences);
+    EXPECT_TRUE(Notes(report, "trained, frozen or buffers"))
+        << testing::PrintToString(report.notes);
+    EXPECT_TRUE(Notes(report, "stored twice")) << testing::PrintToString(report.notes);
+  }
+}
+
+TEST_F(CheckedAgainstDcp, TheElementsOfFrozenAndTiedTensorsAreCompared) {
+  Open("zero2_w3_frozen_tied");
+  std::size_t changed = 0;
+  for (const dialect::Param& param : left_->checkpoint.params) {
+    if (param.kind != dialect::ParamKind::kFrozen && param.alias_of.empty()) continue;
+    const auto other = Opened(At("dcp"));
+    layout::ShardMap& map = other->checkpoint.map;
+    for (layout::Member& member : map.members) member.crc32.reset();
+    const auto own = std::find_if(map.tensors.begin(), map.tensors.end(),
+                                  [&](const auto& one) { return one.name == param.name; });
+    if (own == map.tensors.end()) continue;
+    other->bytes = std::make_unique<Flipped>(
+        std::move(other->bytes),
+        map.arrays[own->fragments.front().at.array].regions.front().member);
+    const CheckReport report = Compare(left_, other);
+    EXPECT_GT(report.difference_count, 0U) << param.name;
+    EXPECT_TRUE(Says(report, param.name)) << testing::PrintToString(report.differences);
+    ++changed;
+  }
+  EXPECT_GE(changed, 2U);
 }
 
 /// One difference and no other, between a checkpoint and itself in another format or layout.

@@ -45,6 +45,36 @@ TEST_F(Conversions, OfADryRunWriteNothing) {
   EXPECT_FALSE(done->verbatim);
 }
 
+/// Keeps warnings.
+class Warnings final : public NullSink {
+ public:
+  void Warn(std::string message) override { said.push_back(std::move(message)); }
+  std::vector<std::string> said;
+};
+
+TEST_F(Conversions, WarnOnceOfEachKindOfLoss) {
+  const auto input = Opened(Own("zero1_w2"));
+  ASSERT_TRUE(input);
+  dialect::Dialect format = *dialect::FindDialect("deepspeed");
+  format.write = [](const dialect::Checkpoint&,
+                    const dialect::Layout&) -> Result<dialect::Written> {
+    dialect::Written written;
+    for (int rank = 0; rank < 300; ++rank) {
+      written.not_carried.push_back("\"rng." + std::to_string(rank) + "\" of rank " +
+                                    std::to_string(rank));
+    }
+    written.not_carried.emplace_back("the schedule");
+    return written;
+  };
+  Warnings sink;
+  const auto written = WriteLayout(format, input->checkpoint, input->checkpoint.layout, sink);
+  ASSERT_TRUE(written);
+  EXPECT_EQ(written->not_carried.size(), 301U) << "the report has each";
+  EXPECT_EQ(sink.said,
+            (std::vector<std::string>{"not carried over: \"rng.0\" of rank 0, and 299 more like it",
+                                      "not carried over: the schedule"}));
+}
+
 TEST_F(Conversions, ByWayOfAtomsGiveTheFilesOfADirectOne) {
   ASSERT_TRUE(To(Own("zero1_w2"), "zero=2,dp=3", "direct"));
   ASSERT_TRUE(To(Own("zero1_w2"), "", "atoms", "universal"));

@@ -65,7 +65,42 @@ TEST(Differences, OfScalarsAreInEveryByte) {
   half.bytes.resize(2);
   dialect::Scalar brain = half;
   brain.dtype = DType::kBF16;
-  EXPECT_EQ(ScalarDifferences({half}, {brain}).size(), 1U) << "zeros of two types";
+  EXPECT_EQ(ScalarDifferences({half}, {brain}), Lines{}) << "zeros of two types are one number";
+}
+
+// Steps are compared by parameter, wherever the optimizer keeps them.
+TEST(Differences, OfGroupsAreNotInAStepThatOneKeeps) {
+  pickle::Arena arena;
+  pickle::Node* with = arena.Dict();
+  pickle::Set(arena, with, "lr", arena.Float(0.1));
+  pickle::Node* without = pickle::CopyDict(arena, with);
+  pickle::Set(arena, with, "step", arena.Int(4));
+  dialect::Group a;
+  a.options = with;
+  dialect::Group b;
+  b.options = without;
+  EXPECT_EQ(GroupDifferences(a, b), Lines{});
+  EXPECT_EQ(GroupDifferences(b, a), Lines{});
+  pickle::Node* other = pickle::CopyDict(arena, without);
+  pickle::Set(arena, other, "step", arena.Float(4.0));
+  b.options = other;
+  EXPECT_EQ(GroupDifferences(a, b), Lines{}) << "4 is 4.0";
+}
+
+// Optimizers keep a step as a plain number or as a tensor of some type.
+TEST(Differences, OfNumbersAreInTheirValues) {
+  pickle::Arena arena;
+  dialect::Scalar plain;
+  plain.state = "step";
+  plain.value = arena.Int(4);
+  EXPECT_EQ(ScalarDifferences({plain}, {Step(4)}), Lines{});
+  EXPECT_EQ(ScalarDifferences({Step(4)}, {plain}), Lines{});
+  EXPECT_EQ(ScalarDifferences({plain}, {Step(5)}), (Lines{"step: 4 and 5 (0x40a00000)"}));
+  dialect::Scalar count = Step(4);
+  const std::int64_t four = 4;
+  count.dtype = DType::kI64;
+  count.bytes.assign(reinterpret_cast<const char*>(&four), sizeof four);
+  EXPECT_EQ(ScalarDifferences({count}, {Step(4)}), Lines{});
 }
 
 TEST(Differences, OfContainersAreInWhatTheyHold) {

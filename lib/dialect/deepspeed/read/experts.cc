@@ -36,6 +36,8 @@ Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
     }
     const std::uint32_t file = at->second;
     SW_TRY_ASSIGN(const Document document, Open(*reading, file));
+    const ExpertId id_of_file{static_cast<std::uint32_t>(layer),
+                              static_cast<std::uint32_t>(expert)};
     for (std::size_t i = 0; i < document.root->entry_count(); ++i) {
       SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(document.root->key(i)));
       const std::string name(key);
@@ -55,19 +57,19 @@ Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
       *module = *path;
       const auto local = reading->local_experts.find(*path);
       const std::uint64_t local_count = local == reading->local_experts.end() ? 0 : local->second;
-      ParamKind kind = ParamKind::kFrozen;
+      ParamKind kind =
+          reading->knows_trained(reading->models[mp]) ? ParamKind::kFrozen : ParamKind::kTrainable;
       if (local_count > 0) {
         SW_TRY_ASSIGN(const std::string local_name, WithExpertId(name, expert % local_count));
         if (reading->models[mp].trainable.contains(local_name)) kind = ParamKind::kTrainable;
       }
-      SW_TRY_ASSIGN(const Place place,
-                    reading->map.PlaceOf(file, document, document.root->value(i), what));
+      SW_TRY_ASSIGN(std::vector<PlacedPart> parts,
+                    reading->map.PartsOf(file, document, document.root->value(i), what));
+      const pickle::Tensor& tensor = *document.root->value(i)->tensor;
       SW_TRY_ASSIGN(const std::uint32_t param,
-                    AddParam(reading, name, kind, mp, document.root->value(i)->tensor->shape,
-                             place.dtype, file));
-      reading->out.params[param].expert =
-          ExpertId{static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(expert)};
-      reading->params[param].weights.push_back({reading->stage_of(mp), reading->tp_of(mp), place});
+                    AddParam(reading, name, kind, mp, tensor.shape, tensor.dtype, file));
+      reading->out.params[param].expert = id_of_file;
+      AddWeight(reading, param, mp, std::move(parts));
     }
   }
   if (!missing.empty()) return Missing(*reading, missing);
@@ -98,6 +100,30 @@ Status CheckCount(const Reading& reading, std::uint64_t layer, const std::string
                                      std::to_string(reading.topology.ep) +
                                      " ranks), found files of " + std::to_string(found));
   }
+  return {};
+}
+
+/// Without shards the number of expert-parallel ranks is not known: the experts of a layer are
+/// numbered without gaps, and are as many as the model says.
+Status CheckNumbers(const Reading& reading, std::uint64_t layer, std::uint64_t found) {
+  std::uint64_t expected = found;
+  const Node* said = reading.models.front().document.root->Find("num_experts");
+  if (said != nullptr && said->is_list()) {
+    said = layer < said->items.size() ? said->items[layer] : nullptr;
+  }
+  // A number from a file must not decide how many names are made up.
+  constexpr std::uint64_t kMostMissing = 1 << 16;
+  const auto count = pickle::AsCount(said);
+  if (count && *count < found + kMostMissing) expected = std::max(found, *count);
+  std::vector<std::string> missing;
+  for (std::uint64_t expert = 0; expert < expected; ++expert) {
+    if (reading.grid.experts.contains({layer, expert})) continue;
+    for (std::uint64_t mp = 0; mp < reading.mp_ranks; ++mp) {
+      missing.push_back("layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) +
+                        "_" + ModelFileName(false, 0, mp));
+    }
+  }
+  if (!missing.empty()) return Missing(reading, missing);
   return {};
 }
 
@@ -140,7 +166,7 @@ Result<std::uint32_t> ParamOf(const Reading& reading, const std::string& local_n
 }
 
 Status ReadExperts(Reading* reading) {
-  if (reading->shards.empty() && !reading->grid.experts.empty()) {
+  if (reading->shards.empty() && !reading->grid.experts.empty() && !reading->only_weights) {
     return Fail(Errc::kUnsupported,
                 reading->source.tag + ": experts trained without ZeRO: use stage 1 or 2");
   }
@@ -156,9 +182,10 @@ Status ReadExperts(Reading* reading) {
     ++count;
   }
   for (const auto& [layer, found] : layers) {
-    SW_TRY(CheckCount(*reading, layer, found.first, found.second));
+    SW_TRY(reading->only_weights ? CheckNumbers(*reading, layer, found.second)
+                                 : CheckCount(*reading, layer, found.first, found.second));
   }
-  return CheckWeights(*reading);
+  return reading->only_weights ? Status() : CheckWeights(*reading);
 }
 
 }  // namespace shardwright::dialect::reader

@@ -116,10 +116,19 @@ Status FindFiles(Reading* reading) {
     }
   }
   if (!grid.model.empty() && grid.zero3()) {
-    return Fail(Errc::kBadInput,
+    return Fail(Errc::kUnsupported,
                 files[grid.model.begin()->second].name + " and " +
                     files[grid.model_zero3.begin()->second].name +
-                    ": model states of stage 3 and of another stage in one folder");
+                    ": model states of stage 3 and of another stage in one folder: move the files "
+                    "of one save to a folder of its own");
+  }
+  if (reading->only_weights) {
+    if (grid.zero3()) {
+      return Fail(Errc::kUnsupported,
+                  reading->source.tag + ": at stage 3 the weights are in the optimizer shards");
+    }
+    grid.shard.clear();
+    grid.expert_optim.clear();
   }
   if (grid.shard.empty() && !grid.expert_optim.empty()) {
     return Fail(Errc::kUnsupported, files[grid.expert_optim.begin()->second].path +
@@ -156,7 +165,7 @@ Status CheckComplete(Reading* reading) {
     count = PartitionCount(shard.root);
   } else {
     const Node* shapes = model.root->Find("param_shapes");
-    shards = shards || (shapes != nullptr && !shapes->is_none());
+    shards = !reading->only_weights && (shards || (shapes != nullptr && !shapes->is_none()));
     if (shards && (IsEnabled(config, "bf16") || IsEnabled(config, "bfloat16"))) prefix = "bf16_";
   }
   if (!count && model.root->Find("dp_world_size") != nullptr) {

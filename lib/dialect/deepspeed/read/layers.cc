@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/text.h"
 #include "dialect/deepspeed/read/read_internal.h"
 
 namespace shardwright::dialect::reader {
@@ -125,20 +126,31 @@ Status AddLayer(Reading* reading, const Layer& layer, const LayerName& name, std
     const Node* dict = layer.documents[tp].root;
     const std::uint64_t mp = reading->mp_of(stage, tp);
     const Model& model = reading->models[mp];
+    const std::unordered_set<std::string> entries = EntriesOf(*reading, mp, dict, name.prefix);
+    OpaqueReader opaque(reading, mp, layer.files[tp], layer.documents[tp]);
     for (std::size_t i = 0; i < dict->entry_count(); ++i) {
       SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(dict->key(i)));
       const std::string full = name.prefix + std::string(key);
-      const std::string what = "parameter \"" + full + "\"";
-      if (dict->value(i)->is_none()) continue;
-      SW_TRY_ASSIGN(const Place place, reading->map.PlaceOf(layer.files[tp], layer.documents[tp],
-                                                            dict->value(i), what));
+      if (!dict->value(i)->is_tensor()) {
+        OpaqueEntry& entry = opaque.Add(full, dict->value(i));
+        if (tp == 0) entry.layers.push_back(static_cast<std::uint32_t>(layer.index));
+        continue;
+      }
+      opaque.SetAfter(full);
+      SW_TRY_ASSIGN(std::vector<PlacedPart> parts,
+                    reading->map.PartsOf(layer.files[tp], layer.documents[tp], dict->value(i),
+                                         "parameter " + Quoted(full)));
+      const pickle::Tensor& tensor = *dict->value(i)->tensor;
+      const bool entry = entries.contains(full);
       ParamKind kind = ParamKind::kFrozen;
-      if (model.trainable.contains(full) || reading->shards.empty()) kind = ParamKind::kTrainable;
-      if (model.buffers.contains(full)) kind = ParamKind::kBuffer;
+      if (model.trainable.contains(full) || !reading->knows_trained(model)) {
+        kind = ParamKind::kTrainable;
+      }
+      if (model.buffers.contains(full) || entry) kind = ParamKind::kBuffer;
       SW_TRY_ASSIGN(const std::uint32_t param,
-                    AddParam(reading, full, kind, mp, dict->value(i)->tensor->shape, place.dtype,
-                             layer.files[tp]));
-      reading->params[param].weights.push_back({stage, tp, place});
+                    AddParam(reading, full, kind, mp, tensor.shape, tensor.dtype, layer.files[tp]));
+      reading->out.params[param].entry = entry;
+      AddWeight(reading, param, mp, std::move(parts));
       if (tp > 0) continue;
       const auto index = static_cast<std::uint32_t>(layer.index);
       Param& out = reading->out.params[param];

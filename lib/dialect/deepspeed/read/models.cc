@@ -124,6 +124,40 @@ Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, 
   return {};
 }
 
+/// Names of the entries of a module that are not tensors and not the same on another rank.
+std::vector<std::string> OwnEntries(const Document& ours, const Document& theirs) {
+  std::vector<std::string> own;
+  const Node* module = ours.root->Find("module");
+  std::unordered_map<std::string_view, const Node*> others;
+  if (const Node* other = theirs.root->Find("module"); other != nullptr && other->is_dict()) {
+    for (std::size_t i = 0; i < other->entry_count(); ++i) {
+      if (other->key(i)->is_string()) others.emplace(other->key(i)->text, other->value(i));
+    }
+  }
+  const auto same = [&](const pickle::Tensor& a, const pickle::Tensor& b) {
+    const Document::StorageRef& x = ours.storages[a.storage];
+    const Document::StorageRef& y = theirs.storages[b.storage];
+    return a.dtype == b.dtype && a.shape == b.shape && a.strides == b.strides &&
+           a.offset == b.offset && x.bytes == y.bytes && x.crc32 == y.crc32;
+  };
+  for (std::size_t i = 0; module != nullptr && i < module->entry_count(); ++i) {
+    const Node* value = module->value(i);
+    if (value->is_tensor() || value->is_none() || !module->key(i)->is_string()) continue;
+    const std::string& name = module->key(i)->text;
+    const auto other = others.find(name);
+    if (other == others.end() || !SameValues(value, other->second, same)) own.push_back(name);
+  }
+  return own;
+}
+
+/// True if a module has an entry that is neither a tensor nor None.
+bool HasOpaque(const Node* module) {
+  for (std::size_t i = 0; i < module->entry_count(); ++i) {
+    if (!module->value(i)->is_tensor() && !module->value(i)->is_none()) return true;
+  }
+  return false;
+}
+
 /// Stage 3: the model files of the other ranks, for agreement, frozen shares, and client state that
 /// no conversion keeps.
 Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
@@ -131,39 +165,41 @@ Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
   SW_TRY(ReadFrozenShares(reading, mp, 0, model.file, model.document));
   const std::string& first = reading->source.files[model.file].containers.front().skeleton->header;
   std::set<std::string> own;
-  const auto compare = [&](const Node* other) {
-    for (std::string& key : OwnClientState(model.document.root, other)) own.insert(std::move(key));
+  std::set<std::string> entries;
+  const auto compare = [&](const Document& other) {
+    for (std::string& key : OwnClientState(model.document.root, other.root)) {
+      own.insert(std::move(key));
+    }
+    for (std::string& key : OwnEntries(model.document, other)) entries.insert(std::move(key));
   };
+  const bool opaque = model.module != nullptr && HasOpaque(model.module);
   bool alike = false;
   for (std::uint64_t rank = 1; rank < reading->ranks; ++rank) {
     const std::uint32_t file = reading->grid.model_zero3.at({mp, rank});
     // Most ranks differ in nothing but payloads: then there is nothing to agree on.
-    if (model.frozen.empty() &&
+    if (model.frozen.empty() && !opaque &&
         reading->source.files[file].containers.front().skeleton->header == first) {
-      if (!alike) compare(model.document.root);
+      if (!alike) compare(model.document);
       alike = true;
       continue;
     }
     SW_TRY_ASSIGN(const Document document, Open(*reading, file));
     SW_TRY(CheckAgreement(*reading, model.document.root, model.file, document.root, file));
     SW_TRY(ReadFrozenShares(reading, mp, rank, file, document));
-    compare(document.root);
+    compare(document);
   }
   if (!own.empty()) {
     reading->out.left_out.push_back("client state that every rank has of its own, but that of " +
                                     reading->file_name(model.file) + ": " +
                                     Joined(std::vector<std::string>(own.begin(), own.end()), ", "));
   }
-  return {};
-}
-
-Passed Keep(Reading* reading, std::uint32_t file, const Document& document) {
-  Passed out;
-  out.document = document;
-  for (std::uint32_t i = 0; i < document.storages.size(); ++i) {
-    out.members.push_back(reading->map.MemberOf(file, document, i));
+  if (!entries.empty()) {
+    reading->out.left_out.push_back(
+        "entries of the state dict that every rank has of its own, "
+        "except those of " +
+        reading->file_name(model.file) + ": " + FirstFew({entries.begin(), entries.end()}));
   }
-  return out;
+  return {};
 }
 
 bool IsOn(const Node* flag) {
@@ -185,6 +221,15 @@ bool IsBefore(const Node* version, std::uint32_t major, std::uint32_t minor) {
 }
 
 }  // namespace
+
+Passed Keep(Reading* reading, std::uint32_t file, const Document& document) {
+  Passed out;
+  out.document = document;
+  for (std::uint32_t i = 0; i < document.storages.size(); ++i) {
+    out.members.push_back(reading->map.MemberOf(file, document, i));
+  }
+  return out;
+}
 
 Status ReadModels(Reading* reading) {
   reading->frozen_shares.resize(reading->mp_ranks);

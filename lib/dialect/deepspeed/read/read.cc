@@ -33,7 +33,9 @@ Status Run(Reading* reading) {
   SW_TRY(ReadTopology(reading));
   SW_TRY(ReadParams(reading));
   SW_TRY(DecideRules(reading));
-  if (reading->shards.empty()) {
+  if (reading->only_weights) {
+    MapNoOptimizer(reading);
+  } else if (reading->shards.empty()) {
     SW_TRY(MapWithoutZero(reading));
   } else if (reading->grid.zero3()) {
     SW_TRY(MapSubGroups(reading));
@@ -47,6 +49,8 @@ Status Run(Reading* reading) {
     }
   }
   reading->out.states = OptimizerStates(*reading);
+  reading->out.save = EvidenceOf(*reading);
+  reading->state.entries = std::move(reading->opaque.entries);
   TakeEngineState(reading->topology, std::move(reading->state), &reading->out);
   SW_TRY(layout::Validate(reading->out.map));
   reading->out.proved = true;
@@ -66,6 +70,14 @@ Status CheckStateName(const Reading& reading, std::uint32_t file, const std::str
 Result<Checkpoint> ReadDeepSpeed(const SourceSet& source, const Patterns& patterns) {
   reader::Reading reading(source, patterns);
   SW_TRY(reader::Run(&reading));
+  return std::move(reading.out);
+}
+
+Result<Checkpoint> ReadDeepSpeedWeights(const SourceSet& source, const Patterns& patterns) {
+  reader::Reading reading(source, patterns);
+  reading.only_weights = true;
+  SW_TRY(reader::Run(&reading));
+  reading.out.only_weights = OnlyWeights{{}, !reading.plain_weights};
   return std::move(reading.out);
 }
 

@@ -22,6 +22,7 @@
 #include "base/result.h"
 #include "dialect/core/source.h"
 #include "dialect/rules/patterns.h"
+#include "dialect/zero/entries.h"
 #include "dialect/zero/file_name.h"
 #include "dialect/zero/reading.h"
 #include "dialect/zero/universal_info.h"
@@ -60,6 +61,7 @@ struct Model {
   /// where it is told.
   std::vector<std::string> inferred;
   bool has_buffer_names = false;
+  FrozenLists frozen_lists;        ///< \pre ReadParams
   bool lists_frozen = false;       ///< frozen_param_shapes is a dict, not None
   std::vector<NamedShape> frozen;  ///< frozen_param_shapes
   std::unordered_set<std::string> buffers;
@@ -100,6 +102,7 @@ struct Weight {
   std::uint64_t stage = 0;
   std::uint64_t tp = 0;
   Place place;
+  layout::CutPtr order;  ///< as PlacedPart::order; a tensor of several parts has several weights
 };
 
 /// How one group is spread over the ZeRO ranks of a mp rank.
@@ -140,12 +143,17 @@ struct Reading : EngineReading {
   bool data_first = false;             ///< use_data_before_expert_parallelism
   bool round_robin = false;            ///< ds_config asks for it and the optimizer heeds it
   bool plain_weights = false;          ///< stage 0: the weights in `module` are the masters
+  bool only_weights = false;           ///< treat the source as if it had no optimizer shards
   /// Stage 0: by mp, group, in the optimizer's order.
   std::vector<std::vector<std::vector<std::uint32_t>>> plain_order;
   std::vector<ParamInfo> params;
   std::unordered_map<std::string, std::uint32_t> by_name;
   std::map<std::string, std::uint64_t> local_experts;  ///< by "<module>.deepspeed_moe"
 
+  /// Returns true if the trained parameters of a model-parallel rank are known.
+  bool knows_trained(const Model& model) const {
+    return !shards.empty() || (only_weights && model.has_shapes);
+  }
   std::uint64_t tp_of(std::uint64_t mp) const { return mp % topology.tp; }
   std::uint64_t stage_of(std::uint64_t mp) const { return mp / topology.tp; }
   std::uint64_t mp_of(std::uint64_t stage, std::uint64_t tp) const {
@@ -193,6 +201,9 @@ enum class Fate : std::uint8_t {
 /// As its name and the stage tell; kCut for names that tell nothing.
 /// \param groups  the optimizer's param_groups, or null
 Fate FateOf(const Reading& reading, std::string_view state, const Node* groups);
+/// Returns the reason why a state cannot be written in another layout: it is neither a tensor nor a
+/// number, or has the name of a model state. Empty: no such reason.
+std::string WhyUnknown(std::string_view state, const Node* value);
 /// " (optimizer: what the state is)", as far as its name tells or ds_config names the optimizer.
 std::string KnownAs(const Reading& reading, std::string_view state, const Node* groups);
 /// Adds a state to Checkpoint::bound, unless it is there. \param found  what is wrong with it
@@ -236,14 +247,24 @@ Status ReadLayers(Reading* reading);
 Status ReadExperts(Reading* reading);
 /// Which parameters an optimizer without ZeRO has, and in which order.
 Status OrderWithoutZero(Reading* reading);
+/// Returns true if the weights in the model states are the master weights, for a source without
+/// shards. A plain torch optimizer has no separate masters.
+bool WeightsAreMasters(const Reading& reading);
 /// Split rules, whole shapes, cuts.
 Status DecideRules(Reading* reading);
 /// Groups and flat order; fragments of master weights and optimizer states.
 Status MapFlatGroups(Reading* reading);
 Status MapSubGroups(Reading* reading);
 Status MapWithoutZero(Reading* reading);
+/// only_weights: puts all trained parameters into one group without options.
+void MapNoOptimizer(Reading* reading);
 /// Fragments of compute weights, frozen weights and buffers.
 Status MapWeights(Reading* reading);
+
+/// Compares the optimizer's steps with the engine's counters, which are in other files. The
+/// optimizer takes one step in every iteration that is not skipped.
+/// \pre parameters and groups are complete
+SaveEvidence EvidenceOf(const Reading& reading);
 
 // --- shared by passes
 // -----------------------------------------------------------------------------
@@ -253,8 +274,35 @@ Result<std::uint32_t> AddParam(Reading* reading, const std::string& name, ParamK
                                std::uint64_t mp, const Shape& shard, DType dtype,
                                std::uint32_t file);
 /// Adds a fragment to the tensor (param, state), which is made when it is first asked for.
+/// \param order  as PlacedPart::order
 Status AddFragment(Reading* reading, std::uint32_t param, std::string_view state, std::uint64_t mp,
-                   const layout::Placement& at);
+                   const layout::Placement& at, const layout::CutPtr& order = nullptr);
+/// Adds the parts of a parameter that a model, layer or expert file holds.
+void AddWeight(Reading* reading, std::uint32_t param, std::uint64_t mp,
+               std::vector<PlacedPart> parts);
+/// Keeps a file whose content is passed through.
+Passed Keep(Reading* reading, std::uint32_t file, const Document& document);
+/// Calls EntryNames for a state dict in a file of a model-parallel rank. \pre Model::frozen_lists
+std::unordered_set<std::string> EntriesOf(const Reading& reading, std::uint64_t mp,
+                                          const Node* dict, const std::string& prefix);
+/// Keeps entries of a state dict that are not tensors.
+class OpaqueReader {
+ public:
+  /// \param file  the file of `document`, which holds the state dict
+  OpaqueReader(Reading* reading, std::uint64_t mp, std::uint32_t file, const Document& document)
+      : reading_(reading), mp_(mp), file_(file), document_(document) {}
+  /// Sets the tensor that precedes the next entries.
+  void SetAfter(const std::string& name) { after_ = name; }
+  OpaqueEntry& Add(const std::string& name, const Node* value);
+
+ private:
+  Reading* reading_;
+  std::uint64_t mp_;
+  std::uint32_t file_;
+  const Document& document_;
+  std::string after_;
+  std::shared_ptr<const Passed> kept_;  // made for the first entry
+};
 /// The parameter of a name in param_shapes, expert ids local to `ep`.
 Result<std::uint32_t> ParamOf(const Reading& reading, const std::string& local_name,
                               std::uint64_t ep, std::uint32_t file);

@@ -22,6 +22,10 @@ Status ReadInfo(Reading* reading) {
   return {};
 }
 
+bool SameOrder(const layout::CutPtr& a, const layout::CutPtr& b) {
+  return a == b || (a != nullptr && b != nullptr && *a == *b);
+}
+
 /// True if the shards on all tensor-parallel ranks are proven to be the same bytes, by checksums.
 bool ProvenEqual(const Reading& reading, const ParamInfo& info) {
   const std::uint64_t tp = reading.topology.tp;
@@ -32,6 +36,7 @@ bool ProvenEqual(const Reading& reading, const ParamInfo& info) {
     const bool all_of_it = weight.place.offset == 0 &&
                            weight.place.elems * ItemSize(weight.place.dtype) == member.bytes;
     if (!all_of_it || !member.crc32 || member.bytes == 0) return false;
+    if (!SameOrder(weight.order, info.weights.front().order)) return false;
     if (first == nullptr) first = &member;
     if (member.bytes != first->bytes || member.crc32 != first->crc32) return false;
     seen[weight.tp] = true;
@@ -151,7 +156,7 @@ Status DecideRules(Reading* reading) {
 }
 
 Status AddFragment(Reading* reading, std::uint32_t param, std::string_view state, std::uint64_t mp,
-                   const layout::Placement& at) {
+                   const layout::Placement& at, const layout::CutPtr& order) {
   ParamInfo& info = reading->params[param];
   const Param& named = reading->out.params[param];
   const DType dtype = reading->out.map.arrays[at.array].dtype;
@@ -175,7 +180,7 @@ Status AddFragment(Reading* reading, std::uint32_t param, std::string_view state
   }
   if (info.cuts[tp]->shard_elems() == 0) return {};
   layout::Fragment fragment;
-  fragment.cut = info.cuts[tp];
+  fragment.cut = order == nullptr ? info.cuts[tp] : layout::Cut::Compose(info.cuts[tp], order);
   fragment.at = at;
   const bool first = reading->stage_of(mp) == info.first_stage;
   if (named.rule.split == layout::Split::kAverage && reading->topology.tp > 1) {

@@ -45,6 +45,11 @@ void DecideState(Reading* reading, const std::string& where, const std::string& 
     group->dropped.insert(state);
     return;
   }
+  if (const std::string why = WhyUnknown(state, value); !why.empty()) {
+    Bind(reading, where, state, why, groups);
+    group->dropped.insert(state);
+    return;
+  }
   if (!value->is_tensor()) return;
   const pickle::Tensor& tensor = *value->tensor;
   if (fate == Fate::kCut && (IsNumber(tensor.shape) || IsPartition(*group, tensor))) return;

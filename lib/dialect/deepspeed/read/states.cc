@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "dialect/deepspeed/read/read_internal.h"
+#include "layout/states.h"
 
 // Most optimizer states are tensors of their parameter's shape, which any number of ranks can share
 // out, or one number for all. This file is about the others.
@@ -116,6 +117,14 @@ Result<std::vector<std::pair<std::string, const Node*>>> StatesOf(const Node* di
 Fate FateOf(const Reading& reading, std::string_view state, const Node* groups) {
   const KnownState* known = FindKnown(reading, state, groups);
   return known == nullptr ? Fate::kCut : known->fate;
+}
+
+std::string WhyUnknown(std::string_view state, const Node* value) {
+  if (IsPlainValue(*value)) return "";
+  if (!value->is_tensor()) return "tensor or number expected, found " + pickle::Describe(value);
+  const bool number = IsNumber(value->tensor->shape);
+  if (number || !layout::IsModelState(state)) return "";
+  return "its name is that of a tensor of the model";
 }
 
 std::string KnownAs(const Reading& reading, std::string_view state, const Node* groups) {

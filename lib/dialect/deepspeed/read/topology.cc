@@ -126,6 +126,10 @@ Status ReadTopology(Reading* reading) {
     to.zero = reading->shards.front().front().stage;
     to.bf16_optimizer = reading->shards.front().front().bf16_optimizer;
   }
+  if (reading->only_weights) {
+    const auto stage = pickle::AsCount(FindPath(reading->config, {"zero_optimization", "stage"}));
+    to.zero = stage ? std::min<std::uint64_t>(*stage, 2) : 0;
+  }
   SW_TRY(ReadDegrees(reading));
   SW_TRY(CheckPeers(*reading));
   SW_TRY(ReadExpertParallel(reading));

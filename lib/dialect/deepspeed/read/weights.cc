@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dialect/build/hyper.h"
 #include "dialect/deepspeed/read/read_internal.h"
 #include "dialect/zero/flat.h"
 #include "layout/states.h"
@@ -48,7 +49,39 @@ Status MapFrozenShares(Reading* reading, std::uint32_t param) {
   return {};
 }
 
+/// True if an earlier weight holds the same elements, stored in another order: nothing compares the
+/// two then.
+bool RepeatsInOtherOrder(const ParamInfo& info, const Weight& weight) {
+  const auto same = [](const layout::CutPtr& a, const layout::CutPtr& b) {
+    return a == b || (a != nullptr && b != nullptr && *a == *b);
+  };
+  bool repeats = false;
+  for (const Weight& other : info.weights) {
+    if (other.stage == weight.stage && other.tp == weight.tp) break;
+    if (!same(info.cuts[other.tp], info.cuts[weight.tp])) continue;
+    if (same(other.order, weight.order)) return false;
+    repeats = true;
+  }
+  return repeats;
+}
+
 }  // namespace
+
+void AddWeight(Reading* reading, std::uint32_t param, std::uint64_t mp,
+               std::vector<PlacedPart> parts) {
+  for (PlacedPart& part : parts) {
+    reading->params[param].weights.push_back(
+        {reading->stage_of(mp), reading->tp_of(mp), part.place, std::move(part.order)});
+  }
+}
+
+OpaqueEntry& OpaqueReader::Add(const std::string& name, const Node* value) {
+  if (kept_ == nullptr) {
+    kept_ = std::make_shared<const Passed>(Keep(reading_, file_, document_));
+  }
+  return AddOpaque(&reading_->opaque, name, after_, reading_->tp_of(mp_), reading_->topology.tp,
+                   {kept_, value});
+}
 
 Status MapWeights(Reading* reading) {
   for (std::uint32_t i = 0; i < reading->out.params.size(); ++i) {
@@ -60,10 +93,11 @@ Status MapWeights(Reading* reading) {
                        return a.stage != b.stage ? a.stage < b.stage : a.tp < b.tp;
                      });
     for (const Weight& weight : info.weights) {
+      if (RepeatsInOtherOrder(info, weight)) continue;
       const std::uint32_t array = reading->map.AddWhole(weight.place);
       SW_TRY(AddFragment(reading, i, StateOf(*reading, param),
-                         reading->mp_of(weight.stage, weight.tp),
-                         {array, 0, layout::kOneHolder, 0}));
+                         reading->mp_of(weight.stage, weight.tp), {array, 0, layout::kOneHolder, 0},
+                         weight.order));
     }
     if (param.kind == ParamKind::kFrozen && info.weights.empty()) {
       SW_TRY(MapFrozenShares(reading, i));
@@ -114,6 +148,22 @@ std::vector<Scalar> WithGroupStep(const Reading& reading, std::uint64_t mp,
   return scalars;
 }
 
+namespace {
+
+/// Options of a group that are tensors. All options are those of the first optimizer file.
+std::vector<Scalar> TensorsOf(Reading* reading, const Node* options) {
+  if (reading->state.optimizer.empty()) return {};
+  const bool sharded = !reading->shards.empty() && !reading->shards.front().empty();
+  const std::uint32_t file =
+      sharded ? reading->shards.front().front().file : reading->models.front().file;
+  const Document& document = reading->state.optimizer.front().document;
+  return TensorOptions(options, [&](const Node* tensor) {
+    return reading->map.Payload(file, document, tensor, "an option of a parameter group");
+  });
+}
+
+}  // namespace
+
 Group MakeGroup(Reading* reading, const Node* options) {
   pickle::Arena& arena = *reading->out.arena;
   Group out;
@@ -125,6 +175,7 @@ Group MakeGroup(Reading* reading, const Node* options) {
   const Node* moe = dict->Find("moe");
   out.moe = moe != nullptr && moe->kind == pickle::Kind::kBool && moe->integer != 0;
   out.options = dict;
+  out.tensors = TensorsOf(reading, dict);
   return out;
 }
 

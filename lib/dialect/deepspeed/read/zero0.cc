@@ -50,7 +50,7 @@ Result<Optimizer> FindOptimizer(const Reading& reading, std::uint64_t mp) {
   if (out.root->is_none()) return out;
   const std::string where = reading.file_name(out.file) + ": optimizer";
   if (!out.root->is_dict()) {
-    return Fail(Errc::kBadInput, where + ": dict expected, found " + pickle::Describe(out.root));
+    return Fail(Errc::kUnsupported, where + ": dict expected, found " + pickle::Describe(out.root));
   }
   const Node* base = out.root;
   out.form = Form::kTorch;
@@ -166,8 +166,9 @@ Result<std::vector<std::uint32_t>> ByName(const Reading& reading, const Optimize
   for (const std::string& name : *group.names) {
     const auto at = reading.by_name.find(name);
     if (at == reading.by_name.end()) {
-      return Fail(Errc::kBadInput, reading.file_name(optimizer.file) + ": optimizer: parameter \"" +
-                                       name + "\" is not in module");
+      return Fail(Errc::kUnsupported, reading.file_name(optimizer.file) +
+                                          ": optimizer: parameter \"" + name +
+                                          "\" is not in module");
     }
     out.push_back(at->second);
   }
@@ -329,7 +330,12 @@ bool KeepsState(Reading* reading, const Optimizer& optimizer, const std::string&
   const std::string where = reading->file_name(optimizer.file) + ": " + what;
   const Fate fate = FateOf(*reading, state, optimizer.groups);
   if (fate == Fate::kLeftOut) LeaveOut(reading, where, state, optimizer.groups);
-  if (fate == Fate::kLeftOut || !value->is_tensor()) return fate != Fate::kLeftOut;
+  if (fate == Fate::kLeftOut) return false;
+  if (const std::string why = WhyUnknown(state, value); !why.empty()) {
+    Bind(reading, where, state, why, optimizer.groups);
+    return false;
+  }
+  if (!value->is_tensor()) return true;
   const Shape& own = value->tensor->shape;
   if (fate == Fate::kCut && (own == shape || IsNumber(own))) return true;
   Bind(reading, where, state,
@@ -345,15 +351,19 @@ Status MapOne(Reading* reading, const Source& from, std::uint32_t param, std::ui
   const Document& document = reading->models[optimizer.mp].document;
   const std::string what = "optimizer state of \"" + reading->out.params[param].name + "\"";
   const auto add = [&](const Node* node, const std::string& state) -> Status {
-    SW_TRY_ASSIGN(const Place place,
-                  reading->map.PlaceOf(optimizer.file, document, node, what + " " + state));
+    SW_TRY_ASSIGN(const std::vector<PlacedPart> parts,
+                  reading->map.PartsOf(optimizer.file, document, node, what + " " + state));
     if (node->tensor->shape != shape) {
       return Fail(Errc::kBadInput, reading->file_name(optimizer.file) + ": " + what + " " + state +
                                        ": shape " + ToString(shape) + " expected, found " +
                                        ToString(node->tensor->shape));
     }
-    return AddFragment(reading, param, state, optimizer.mp,
-                       {reading->map.AddWhole(place), offset, layout::kOneHolder, 0});
+    for (const PlacedPart& part : parts) {
+      SW_TRY(AddFragment(reading, param, state, optimizer.mp,
+                         {reading->map.AddWhole(part.place), offset, layout::kOneHolder, 0},
+                         part.order));
+    }
+    return {};
   };
   if (from.master != nullptr) SW_TRY(add(from.master, std::string(layout::kMaster)));
   std::vector<Scalar> scalars;
@@ -433,6 +443,23 @@ Status OrderWithoutZero(Reading* reading) {
     if (param.kind == ParamKind::kTrainable && !optimized[i]) param.kind = ParamKind::kFrozen;
   }
   return {};
+}
+
+bool WeightsAreMasters(const Reading& reading) {
+  const Result<Optimizer> optimizer = FindOptimizer(reading, 0);
+  return optimizer && optimizer->form == Form::kTorch;
+}
+
+void MapNoOptimizer(Reading* reading) {
+  Group group = MakeGroup(reading, nullptr);
+  for (std::uint32_t i = 0; i < reading->out.params.size(); ++i) {
+    Param& param = reading->out.params[i];
+    if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
+    param.group = 0;
+    group.params.push_back(i);
+  }
+  reading->plain_weights = WeightsAreMasters(*reading);
+  reading->out.groups.push_back(std::move(group));
 }
 
 Status MapWithoutZero(Reading* reading) {

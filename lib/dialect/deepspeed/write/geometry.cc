@@ -5,6 +5,7 @@
 #include "dialect/core/source.h"
 #include "dialect/deepspeed/write/regroup_internal.h"
 #include "dialect/deepspeed/write/write_internal.h"
+#include "dialect/rules/quantized.h"
 #include "dialect/zero/universal_info.h"
 #include "layout/rule.h"
 #include "layout/states.h"
@@ -47,11 +48,15 @@ Status FindStates(const Checkpoint& source, Geometry& geometry) {
 /// The types that the target's weights have: as the source's, unless the topology asks for others.
 void ConvertWeights(Geometry& geometry) {
   const bool asked = geometry.to.dtype != geometry.from.dtype;
+  std::vector<NamedTensor> all;
+  for (const Param& param : geometry.params) all.push_back({param.name, param.dtype, param.shape});
+  const auto scales = QuantizationTensors(all);
   for (std::size_t i = 0; i < geometry.params.size(); ++i) {
     Param& param = geometry.params[i];
     const bool floating =
         param.dtype == DType::kF32 || param.dtype == DType::kF16 || param.dtype == DType::kBF16;
     if (!asked || !floating || param.kind == ParamKind::kBuffer) continue;
+    if (param.kind == ParamKind::kFrozen && scales.contains(param.name)) continue;
     param.dtype = geometry.to.dtype;
     auto& dtypes = geometry.dtypes[i];
     if (dtypes[kWeight]) dtypes[kWeight] = param.dtype;
@@ -77,6 +82,11 @@ Status MakeCuts(Geometry& geometry) {
       }
       auto cut = layout::MakeCut(param.rule, param.shape, geometry.to.tp, rank);
       if (!cut) return Within("parameter " + Quoted(param.name), std::move(cut).error());
+      if (cut->view() != param.shape) {
+        auto shape = layout::ShardShape(param.rule, param.shape, geometry.to.tp, rank);
+        if (!shape) return Within("parameter " + Quoted(param.name), std::move(shape).error());
+        geometry.viewed.emplace(geometry.cuts.size(), *std::move(shape));
+      }
       geometry.cuts.push_back(std::make_shared<const layout::Cut>(*std::move(cut)));
     }
   }
@@ -331,6 +341,29 @@ Status CheckStates(const Checkpoint& source, const Topology& to) {
   return {};
 }
 
+/// Whether the run uses DeepSpeed's BF16_Optimizer at stage 1: its configuration accumulates
+/// gradients of bf16 weights in float32, or the shards of the source are from that optimizer.
+bool IsForBf16Optimizer(const Geometry& geometry) {
+  if (geometry.to.zero != 1 || geometry.to.dtype != DType::kBF16) return false;
+  const pickle::Node* config = geometry.model_states[0].document.root->Find("ds_config");
+  const pickle::Node* types = config == nullptr ? nullptr : config->Find("data_types");
+  const pickle::Node* gradients = types == nullptr ? nullptr : types->Find("grad_accum_dtype");
+  if (gradients != nullptr && gradients->is_string()) {
+    return gradients->text == "fp32" || gradients->text == "float32";
+  }
+  const Passed* passed = geometry.PassedOptimizer(0);
+  return geometry.from.zero == 1 && passed != nullptr &&
+         passed->document.root->Find("loss_scaler") == nullptr;
+}
+
+Status CheckRoundRobin(const Geometry& geometry) {
+  if (!geometry.to.round_robin || !IsForBf16Optimizer(geometry)) return {};
+  return Fail(Errc::kUnsupported,
+              "round_robin=true: with zero=1, bf16 weights and gradients in float32 DeepSpeed "
+              "ignores round_robin_gradients and would load tensors into other parameters; omit "
+              "round_robin");
+}
+
 Status MakeInfo(Geometry& geometry) {
   const pickle::Node* own =
       geometry.model_states[0].document.root->Find("universal_checkpoint_info");
@@ -359,6 +392,8 @@ Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topol
   geometry->params = source.params;
   geometry->model_states = state->model_states;
   geometry->optimizer = state->optimizer;
+  geometry->entries = state->entries;
+  SW_TRY(CheckRoundRobin(*geometry));
   geometry->arena = source.arena;
   geometry->frozen_unknown = source.frozen_unknown;
   geometry->expert_data_first = ExpertDataFirst(*state);

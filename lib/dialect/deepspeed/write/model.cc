@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "dialect/deepspeed/write/write_internal.h"
 
@@ -33,7 +34,7 @@ const Node* WeightNode(Document& document, const Geometry& geometry, std::uint32
   cutting.kind = Cutting::Kind::kWhole;
   cutting.param = param;
   cutting.state = WeightState(geometry, geometry.params[param]);
-  return document.Add(cutting, WeightDType(geometry, param), geometry.cut(param, mp)->shard());
+  return document.Add(cutting, WeightDType(geometry, param), geometry.ShardShape(param, mp));
 }
 
 /// An empty tensor in place of a parameter that ZeRO-3 keeps elsewhere; one storage per type.
@@ -53,6 +54,20 @@ const Node* EmptyNode(Document& document, std::map<DType, const Node*>& empties,
 
 /// Weights of a mp rank by parameter: tied names share one tensor.
 using Weights = std::map<std::uint32_t, const Node*>;
+
+/// Puts the opaque entries that `belongs` accepts into a state dict.
+/// \param local  makes keys of the dict of names in the model
+Status PutEntries(Document& document, const Geometry& geometry, const FileId& id, Node* dict,
+                  const std::function<bool(const OpaqueEntry&)>& belongs,
+                  const std::function<std::string(const std::string&)>& local) {
+  std::vector<const OpaqueEntry*> entries;
+  for (const OpaqueEntry& entry : geometry.entries) {
+    if (belongs(entry)) entries.push_back(&entry);
+  }
+  return EntryTaker(document).PutInto(dict, entries, geometry.EntryRank(id.mp), local);
+}
+
+std::string SameName(const std::string& name) { return name; }
 
 Result<const Node*> ModuleNode(Document& document, const Geometry& geometry, const FileId& id,
                                const Node* source, Weights& weights) {
@@ -83,6 +98,8 @@ Result<const Node*> ModuleNode(Document& document, const Geometry& geometry, con
     module->items.push_back(arena.String(param.name));
     module->items.push_back(value);
   }
+  const auto belongs = [](const OpaqueEntry& entry) { return entry.layers.empty(); };
+  SW_TRY(PutEntries(document, geometry, id, module, belongs, SameName));
   if (source != nullptr && source->is_dict()) module->state = source->state;
   return module;
 }
@@ -91,7 +108,10 @@ const Node* BufferNames(Document& document, const Geometry& geometry, std::uint3
   std::vector<const Node*> names;
   for (std::uint32_t param : geometry.stage_params[geometry.stage_of(mp)]) {
     const Param& named = geometry.params[param];
-    if (named.kind == ParamKind::kBuffer && !named.expert) {
+    const auto other = geometry.by_name.find(named.alias_of);
+    const Param& data = other == geometry.by_name.end() ? named : geometry.params[other->second];
+    const bool entry = data.entry && !data.undecided;
+    if (data.kind == ParamKind::kBuffer && !entry && !data.expert) {
       names.push_back(document.arena.String(named.name));
     }
   }
@@ -105,7 +125,7 @@ const Node* ShapesOf(Document& document, const Geometry& geometry, const FlatGro
   for (std::size_t i = first; i < last; ++i) {
     const std::uint32_t param = group.params[0][i];
     shapes->items.push_back(arena.String(geometry.LocalName(param)));
-    shapes->items.push_back(arena.SizeOf(geometry.cut(param, mp)->shard()));
+    shapes->items.push_back(arena.SizeOf(geometry.ShardShape(param, mp)));
   }
   return shapes;
 }
@@ -125,13 +145,16 @@ const Node* ParamShapes(Document& document, const Geometry& geometry, std::uint3
   return document.arena.List(std::move(groups));
 }
 
-/// What the optimizer does not own: frozen parameters, and trained ones without elements.
+/// What the optimizer does not own: frozen parameters, tensors that may be such, and trained ones
+/// without elements. DeepSpeed lists those that were frozen after the optimizer was made too.
 std::vector<std::uint32_t> FrozenParams(const Geometry& geometry, std::uint32_t mp) {
   std::vector<std::uint32_t> frozen;
   for (std::uint32_t param : geometry.stage_params[geometry.stage_of(mp)]) {
     const Param& named = geometry.params[param];
-    if (!named.alias_of.empty() || named.expert || named.kind == ParamKind::kBuffer) continue;
-    if (named.kind == ParamKind::kFrozen || geometry.cut(param, mp)->shard_elems() == 0) {
+    if (!named.alias_of.empty() || named.expert) continue;
+    if (named.kind == ParamKind::kBuffer && !named.undecided) continue;
+    if (named.kind != ParamKind::kTrainable || named.frozen_later ||
+        geometry.cut(param, mp)->shard_elems() == 0) {
       frozen.push_back(param);
     }
   }
@@ -148,7 +171,7 @@ const Node* ShareNode(Document& document, const Geometry& geometry, std::uint32_
   Cutting cutting;
   cutting.kind = Cutting::Kind::kShare;
   cutting.param = param;
-  cutting.state = kFrozen;
+  cutting.state = WeightState(geometry, geometry.params[param]);
   return document.Add(cutting, dtype, {share});
 }
 
@@ -179,7 +202,7 @@ void SetFrozen(Document& document, const Geometry& geometry, const FileId& id, N
   for (std::uint32_t param : FrozenParams(geometry, id.mp)) {
     const Node* name = arena.String(geometry.params[param].name);
     shapes->items.insert(shapes->items.end(),
-                         {name, arena.SizeOf(geometry.cut(param, id.mp)->shard())});
+                         {name, arena.SizeOf(geometry.ShardShape(param, id.mp))});
     const Node* value = nullptr;
     if (geometry.to.zero == 3) {
       value = ShareNode(document, geometry, param, id.mp);
@@ -194,6 +217,26 @@ void SetFrozen(Document& document, const Geometry& geometry, const FileId& id, N
   Set(arena, root, "frozen_param_fragments", fragments);
 }
 
+/// For our own reader: kinds that DeepSpeed's lists do not record. Its loader ignores names that it
+/// does not look for.
+void SetKinds(Document& document, const Geometry& geometry, const FileId& id, Node* root) {
+  Arena& arena = document.arena;
+  const bool listed = geometry.to.zero >= 2;
+  Node* kinds = arena.Dict();
+  for (std::uint32_t param : geometry.stage_params[geometry.stage_of(id.mp)]) {
+    const Param& named = geometry.params[param];
+    if (!named.alias_of.empty() || named.expert) continue;
+    const bool frozen = named.kind == ParamKind::kFrozen && !listed;
+    const bool entry = named.kind == ParamKind::kBuffer && named.entry && !listed;
+    if (!named.undecided && !frozen && !entry) continue;
+    const char* kind = named.undecided ? "undecided" : frozen ? "frozen" : "entry";
+    kinds->items.insert(kinds->items.end(), {arena.String(named.name), arena.String(kind)});
+  }
+  if (!kinds->items.empty()) Set(arena, root, kKinds, kinds);
+}
+
+/// Other names of parameters. Those of buffers and of other entries are left out: DeepSpeed lists
+/// parameters only, and our reader finds the others by their common storage.
 const Node* SharedParams(Document& document, const Geometry& geometry, const FileId& id) {
   Arena& arena = document.arena;
   Node* shared = arena.Dict();
@@ -201,6 +244,7 @@ const Node* SharedParams(Document& document, const Geometry& geometry, const Fil
   for (const Param& param : geometry.params) {
     const auto other = geometry.by_name.find(param.alias_of);
     const Param& data = other == geometry.by_name.end() ? param : geometry.params[other->second];
+    if (data.kind == ParamKind::kBuffer && !data.undecided) continue;
     left_out = left_out || !data.left_out_holder.empty();
     const std::string& holder =
         data.left_out_holder.empty() ? param.alias_of : data.left_out_holder;
@@ -258,6 +302,7 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
   Set(arena, root, "optimizer", optimizer);
   Set(arena, root, "param_shapes", ParamShapes(document, geometry, id.mp));
   SetFrozen(document, geometry, id, root, weights);
+  SetKinds(document, geometry, id, root);
   Set(arena, root, "shared_params", SharedParams(document, geometry, id));
   Set(arena, root, "dp_world_size", arena.Count(geometry.to.dp));
   Set(arena, root, "mp_world_size", arena.Count(geometry.to.mp()));
@@ -288,12 +333,12 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
 
 namespace {
 
-/// A parameter's name inside its layer: without the layer's index or the tied module's key.
-std::string NameInLayer(const Param& param) {
+/// A name inside its layer: without the layer's index or the tied module's key.
+std::string NameInLayer(const std::string& name) {
   constexpr std::string_view kTied = "tied_modules.";
-  std::size_t dot = param.name.find('.');
-  if (param.name.starts_with(kTied)) dot = param.name.find('.', kTied.size());
-  return dot == std::string::npos ? param.name : param.name.substr(dot + 1);
+  std::size_t dot = name.find('.');
+  if (name.starts_with(kTied)) dot = name.find('.', kTied.size());
+  return dot == std::string::npos ? name : name.substr(dot + 1);
 }
 
 bool InLayer(const Param& param, std::uint32_t layer) {
@@ -310,9 +355,13 @@ Status BuildLayer(Document& document, const Geometry& geometry, const FileId& id
   for (std::uint32_t param : geometry.stage_params[geometry.stage_of(id.mp)]) {
     const Param& named = geometry.params[param];
     if (!InLayer(named, id.layer)) continue;
-    root->items.push_back(arena.String(NameInLayer(named)));
+    root->items.push_back(arena.String(NameInLayer(named.name)));
     root->items.push_back(WeightNode(document, geometry, param, id.mp));
   }
+  const auto belongs = [&](const OpaqueEntry& entry) {
+    return std::find(entry.layers.begin(), entry.layers.end(), id.layer) != entry.layers.end();
+  };
+  SW_TRY(PutEntries(document, geometry, id, root, belongs, NameInLayer));
   document.root = root;
   return {};
 }

@@ -266,7 +266,7 @@ const Node* ParamState(Document& document, const Geometry& geometry, std::uint32
     const auto& dtype = geometry.dtypes[param][cutting.state];
     if (!dtype) continue;
     Append(state, arena.String(geometry.states[cutting.state]),
-           document.Add(cutting, *dtype, geometry.cut(param, mp)->shard()));
+           document.Add(cutting, *dtype, geometry.ShardShape(param, mp)));
   }
   return state->items.empty() ? nullptr : state;
 }
@@ -322,7 +322,7 @@ Result<const Node*> UnfusedState(Document& document, const Geometry& geometry, s
       cutting.param = param;
       cutting.state = kFp32;
       masters.push_back(document.Add(cutting, geometry.dtypes[param][kFp32].value_or(DType::kF32),
-                                     geometry.cut(param, mp)->shard(), true));
+                                     geometry.ShardShape(param, mp), true));
     }
     groups.push_back(arena.List(std::move(masters)));
   }

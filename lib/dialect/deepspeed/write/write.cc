@@ -4,6 +4,7 @@
 #include <set>
 #include <tuple>
 
+#include "dialect/build/torch_optimizer.h"
 #include "dialect/deepspeed/deepspeed.h"
 #include "dialect/deepspeed/write/write_internal.h"
 #include "dialect/zero/adopt.h"
@@ -255,6 +256,11 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
                 source.tag + ": native files keep parameters in the order of the model: " +
                     source.order_unknown + "; --format universal goes by name");
   }
+  if (topology.zero == 3) {
+    SW_TRY(CheckDecided(source,
+                        "ZeRO stage 3 shares out frozen parameters among ranks and stores "
+                        "every other tensor whole, and trainers load no other form"));
+  }
   if (EngineStateOf(source) == nullptr) {
     SW_TRY_ASSIGN(Adopted adopted, Adopt(source));
     if (topology.tp == 1) {
@@ -262,7 +268,8 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
       for (Param& param : adopted.checkpoint.params) param.rule.padded = false;
     }
     SW_TRY_ASSIGN(Written written, WriteDeepSpeed(adopted.checkpoint, topology));
-    written.not_carried = std::move(adopted.not_carried);
+    written.not_carried.insert(written.not_carried.end(), adopted.not_carried.begin(),
+                               adopted.not_carried.end());
     return written;
   }
   SW_TRY_ASSIGN(auto geometry, deepspeed::MakeGeometry(source, topology));
@@ -271,8 +278,13 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
     SW_TRY(planner.AddFile(id));
   }
   planner.AddLatest();
-  return Written{std::move(planner).Take(),
-                 LostClientState(*EngineStateOf(source), geometry->from, topology)};
+  Written written{std::move(planner).Take(),
+                  LostClientState(*EngineStateOf(source), geometry->from, topology)};
+  // Without ZeRO and flat groups every parameter has a state of its own, or none.
+  if (topology.zero > 0 || geometry->flat_stage0) {
+    for (std::string& one : StatelessLosses(source)) written.not_carried.push_back(std::move(one));
+  }
+  return written;
 }
 
 }  // namespace shardwright::dialect

@@ -20,6 +20,7 @@
 #include "dialect/build/document.h"
 #include "dialect/core/checkpoint.h"
 #include "dialect/zero/engine_state.h"
+#include "dialect/zero/entries.h"
 #include "dialect/zero/file_name.h"
 #include "dialect/zero/flat.h"
 #include "dialect/zero/topology.h"
@@ -74,13 +75,16 @@ struct Geometry {
   std::vector<Group> groups;  ///< of the target: MoE groups split again for its expert parallelism
   std::vector<Passed> model_states;
   std::vector<Passed> optimizer;
+  std::vector<OpaqueEntry> entries;
   std::shared_ptr<pickle::Arena> arena;  ///< what the nodes of params and groups belong to
 
   std::vector<std::string> states;  ///< names by number
   /// By parameter and state: element type in the source, nothing where the source has no such
   /// tensor (kFp32 and kWeight: the type to write).
   std::vector<std::vector<std::optional<DType>>> dtypes;
-  std::vector<layout::CutPtr> cuts;                      ///< [param * tp + tp_rank]
+  std::vector<layout::CutPtr> cuts;  ///< [param * tp + tp_rank]
+  /// By the same index: the shape of a shard whose cut applies to a view of the parameter.
+  std::unordered_map<std::size_t, Shape> viewed;
   std::vector<std::vector<std::uint32_t>> stage_params;  ///< by stage: in module order
   std::vector<std::vector<FlatGroup>> flat;              ///< by mp rank
   std::unordered_map<std::string, std::uint32_t> by_name;
@@ -106,6 +110,12 @@ struct Geometry {
   const layout::CutPtr& cut(std::uint32_t param, std::uint32_t mp) const {
     return cuts[param * to.tp + tp_rank_of(mp)];
   }
+  /// Returns the shape of a parameter's shard on a rank, in the parameter's own dimensions. Its cut
+  /// may have the dimensions of a view.
+  const Shape& ShardShape(std::uint32_t param, std::uint32_t mp) const {
+    const auto found = viewed.find(param * to.tp + tp_rank_of(mp));
+    return found == viewed.end() ? cut(param, mp)->shard() : found->second;
+  }
   /// The first tensor-parallel rank that holds the same elements of a parameter as rank `tp_rank`.
   std::uint32_t FirstWithCut(std::uint32_t param, std::uint32_t tp_rank) const;
   /// True where stage `stage` holds a parameter (tied ones: several do).
@@ -121,6 +131,8 @@ struct Geometry {
   const Passed& PassedModel(std::uint32_t mp) const;
   const Passed* PassedOptimizer(std::uint32_t mp) const;
   std::uint32_t PassedRank(std::uint32_t mp) const;
+  /// Returns the source tensor-parallel rank whose opaque entries a target mp rank gets.
+  std::uint32_t EntryRank(std::uint32_t mp) const { return to.tp == from.tp ? tp_rank_of(mp) : 0; }
   /// \error kUnsupported if the parameters of a flat group disagree in element type; names two
   Result<std::optional<DType>> GroupDType(const FlatGroup& group, std::size_t ep, std::size_t first,
                                           std::size_t last, std::uint32_t state) const;

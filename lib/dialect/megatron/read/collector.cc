@@ -193,7 +193,9 @@ Result<std::uint32_t> Collector::AddParam(const Rules& rules, const Args& args,
   const ParamName parsed = ParseName(name);
   if (parsed.expert) {
     ExpertId id;
-    id.layer = static_cast<std::uint32_t>(parsed.layer.value_or(0));
+    // Layers of multi-token prediction come after those of the decoder.
+    id.layer = static_cast<std::uint32_t>(parsed.depth ? args.layers + *parsed.depth
+                                                       : parsed.layer.value_or(0));
     id.expert = static_cast<std::uint32_t>(*parsed.expert);
     id.module = name.substr(
         0, name.size() - parsed.rest.size() - std::to_string(*parsed.expert).size() - 1);
@@ -255,7 +257,7 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpo
                                         "cannot be told");
   };
   if (groups == nullptr || !groups->is_list()) {
-    return Fail(Errc::kBadInput,
+    return Fail(Errc::kUnsupported,
                 where + ": param_groups: list expected, found " + pickle::Describe(groups));
   }
   std::map<std::pair<bool, bool>, std::size_t> kinds;  // no decay, own learning rate

@@ -48,13 +48,8 @@ Value ValueOf(MapBuilder& map, std::uint32_t file, std::uint32_t container,
 
 void AddModule(const std::string& name, const Node* node, const std::function<Value()>& value,
                RunState* own) {
-  const ParamName parsed = ParseName(name);
-  if (node->is_none() && (IsOfLinear(parsed) || !parsed.layer)) return;
-  if (!parsed.layer) {
-    own->extra.push_back(name);
-  } else if (!own->modules.contains(name)) {
-    own->modules.emplace(name, value());
-  }
+  if (node->is_none() && IsOfLinear(ParseName(name))) return;
+  if (!own->modules.contains(name)) own->modules.emplace(name, value());
 }
 
 ModelFacts FactsOf(const Args& args) {
@@ -84,6 +79,7 @@ ModelFacts FactsOf(const Args& args) {
 
 void FillLayout(const Args& args, MegatronLayout layout, Checkpoint* out) {
   out->facts = FactsOf(args);
+  out->save.weights_are_rounded = !args.quantized_weights;
   Mesh& mesh = out->layout.mesh;
   mesh.tp = args.tp;
   mesh.pp = args.pp;
@@ -175,7 +171,16 @@ std::vector<layout::Box> BoxesOfRange(const Shape& shape, std::uint64_t first, s
 }
 
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
-  return source.manifest.empty() ? ReadLegacy(source, patterns) : ReadDist(source, patterns);
+  return source.manifest.empty() ? ReadLegacy(source, patterns, Reads::kAll)
+                                 : ReadDist(source, patterns, Reads::kAll);
+}
+
+Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns) {
+  SW_TRY_ASSIGN(Checkpoint read, source.manifest.empty()
+                                     ? ReadLegacy(source, patterns, Reads::kOnlyWeights)
+                                     : ReadDist(source, patterns, Reads::kOnlyWeights));
+  read.only_weights = OnlyWeights{{}, true};
+  return read;
 }
 
 }  // namespace shardwright::dialect::megatron

@@ -157,6 +157,7 @@ Status Dist::SortEntries() {
     } else if (ParseBucketKey(entry.name)) {
       buckets_.emplace(entry.name, &entry);
     } else if (bare.starts_with("optimizer.")) {
+      if (reads_ == Reads::kOnlyWeights) continue;
       return Fail(Errc::kUnsupported,
                   "\"" + entry.name + "\": optimizer state of a form that is not known");
     } else {
@@ -168,7 +169,7 @@ Status Dist::SortEntries() {
     const std::string before = entry->name.substr(0, entry->name.size() - kEmbedding.size());
     if (before == "module." || before == "model.") prefix_ = before;
   }
-  has_optimizer_ = !states_.empty() || !buckets_.empty();
+  has_optimizer_ = reads_ == Reads::kAll && (!states_.empty() || !buckets_.empty());
   return CheckGrids();
 }
 
@@ -216,7 +217,9 @@ Status Dist::ReadCommon() {
     return Fail(Errc::kBadInput,
                 tag() + ": common state: dict expected, found " + pickle::Describe(common_.value));
   }
-  auto args = ReadArgs(common_.value->Find("args"));
+  const Node* told = common_.value->Find("args");
+  if (told == nullptr) return InferArgs();
+  auto args = ReadArgs(told);
   if (!args) return Within(tag() + ": common state", args.error());
   args_ = *std::move(args);
   if (const Node* notes = common_.value->Find(kNotesKey); notes != nullptr) {
@@ -233,6 +236,7 @@ Status Dist::ReadCommon() {
 
 /// Which form the optimizer's state has.
 Status Dist::ReadForm() {
+  if (reads_ == Reads::kOnlyWeights) return {};
   metadata_ = common_.value->Find("content_metadata");
   const Node* type = FindIn(metadata_, "distrib_optim_sharding_type");
   const Node* single = FindIn(metadata_, "singleton_local_shards");
@@ -289,6 +293,7 @@ Status Dist::OrderParams(std::vector<Found>* found) const {
 
 /// All parameters.
 Status Dist::AddParams() {
+  SW_TRY(CheckLists());
   std::vector<Found> found;
   for (const dcp::Entry* entry : weights_) {
     const std::string_view name = BareName(*entry);
@@ -331,6 +336,7 @@ Status Dist::AddParams() {
     shapes.push_back(one.shape);
   }
   SW_TRY_ASSIGN(const bool gated, IsGated(names, shapes));
+  if (common_.value->Find("args") == nullptr) args_.swiglu = gated;
   const Rules rules(args_, gated);
   for (const Found& one : found) {
     SW_TRY_ASSIGN(const std::uint32_t index,
@@ -447,8 +453,9 @@ Status Dist::AddModelSpace() {
     } else if (form_ == OptimizerForm::kFullyShardedModelSpace && flat) {
       SW_TRY(AddFlat(*entry, weight->second->shape, key, state));
     } else {
-      return Fail(Errc::kBadInput, "\"" + entry->name + "\": " + ToString(weight->second->shape) +
-                                       " expected, found " + ToString(entry->shape));
+      return Fail(Errc::kUnsupported, "\"" + entry->name + "\": optimizer state of shape " +
+                                          ToString(entry->shape) + ", that of the parameter is " +
+                                          ToString(weight->second->shape));
     }
   }
   return {};
@@ -522,6 +529,7 @@ Status Dist::ReadRunState() {
   pickle::Remove(common, "optimizer");
   pickle::Remove(common, "content_metadata");
   pickle::Remove(common, kNotesKey);
+  TakeSchedule(common);
   own->common = ValueOf(collector_.map, common_.file, common_.container, common_.document, common);
   own->args = args_;
   own->kept = kept_;
@@ -546,8 +554,10 @@ Status Dist::ReadRunState() {
         of.Text(key.offset[0], of.axes() > 0 ? key.offset[of.axes() - 1] : 0), object.value,
         [&] { return ValueAt(object); }, own.get());
   }
-  if (const auto count = pickle::AsCount(common_.value->Find("iteration"))) {
-    out.iteration = *count;
+  const auto count = pickle::AsCount(common_.value->Find("iteration"));
+  const auto steps = pickle::AsCount(common_.value->Find("global_step"));  // NeMo
+  if (count || steps) {
+    out.iteration = count ? *count : *steps;
   } else {
     out.iteration = Fail(Errc::kBadInput, tag() +
                                               ": no \"iteration\" in the common state: give "
@@ -559,11 +569,12 @@ Status Dist::ReadRunState() {
   layout.files = Files::kTorchDist;
   layout.optimizer = form_;
   FillLayout(args_, layout, &out);
+  if (!told_vocab_.empty()) out.facts.emplace("vocab_size", told_vocab_);
   return {};
 }
 
-Result<Checkpoint> ReadDist(const SourceSet& source, const Patterns& patterns) {
-  SW_TRY_ASSIGN(Checkpoint read, Dist(source, patterns).Go());
+Result<Checkpoint> ReadDist(const SourceSet& source, const Patterns& patterns, Reads reads) {
+  SW_TRY_ASSIGN(Checkpoint read, Dist(source, patterns, reads).Go());
   SW_TRY_ASSIGN(read.digests, DigestsOf(source));
   return read;
 }

@@ -34,12 +34,14 @@ std::optional<DType> ParamType(std::string_view types) {
 Status Dist::ReadBuckets() {
   if (form_ != OptimizerForm::kDpReshardable) {
     if (buckets_.empty()) return {};
-    return Fail(Errc::kBadInput, "\"" + buckets_.begin()->first +
-                                     "\": buckets, but the optimizer's state is of another form");
+    return Fail(Errc::kUnsupported,
+                "\"" + buckets_.begin()->first +
+                    "\": buckets, but the optimizer's state is of another form");
   }
   if (args_.hybrid) {
     return Fail(Errc::kUnsupported, tag() + ": buckets of layers of several kinds (hybrid models)");
   }
+  if (Status stages = CheckMtpStages(args_); !stages) return Within(tag(), stages.error());
   BucketKey key;
   key.chained = FindInt(common_.value->Find("optimizer"), 0) != nullptr;
   order_ = ModelOrder(collector_.out.params);
@@ -117,7 +119,7 @@ Result<std::vector<std::uint64_t>> Dist::BucketSizes(const BucketKey& key) {
   object.slot = "per_bucket_numel_unpadded";
   const std::string name = BucketKeyText(object) + "/shard_0_1";
   const auto found = objects_.find(name);
-  if (found == objects_.end()) return Fail(Errc::kBadInput, tag() + ": no \"" + name + "\"");
+  if (found == objects_.end()) return Fail(Errc::kUnsupported, tag() + ": no \"" + name + "\"");
   SW_TRY_ASSIGN(const Object sizes, ObjectAt(found->second->at));
   const auto item = [](const Node* list, std::uint64_t at) -> const Node* {
     return list != nullptr && list->is_list() && at < list->items.size() ? list->items[at]

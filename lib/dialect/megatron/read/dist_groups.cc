@@ -14,6 +14,9 @@ using pickle::Node;
 Result<std::vector<const Node*>> Dist::PartsOfOptimizer() {
   std::vector<const Node*> parts;
   const Node* common = common_.value->Find("optimizer");
+  // NeMo has a list of optimizers, of which it uses one.
+  if (common != nullptr && common->is_list() && common->items.size() == 1)
+    common = common->items[0];
   const bool chained = FindInt(common, 0) != nullptr;
   if (form_ == OptimizerForm::kDpReshardable) {
     for (std::uint64_t part = 0; part < (chained ? 2U : 1U); ++part) {
@@ -24,7 +27,8 @@ Result<std::vector<const Node*>> Dist::PartsOfOptimizer() {
       const std::string name = BucketKeyText(key) + "/shard_0_1";
       const auto object = objects_.find(name);
       if (object == objects_.end()) {
-        return Fail(Errc::kBadInput, tag() + ": no \"" + name + "\"");
+        return Fail(Errc::kUnsupported,
+                    tag() + ": no \"" + name + "\": optimizer state of a form that is not known");
       }
       SW_TRY_ASSIGN(const Object groups, OnlyOf(name, object->second->at));
       // The nodes live as long as the document, which the checkpoint keeps with the common state.

@@ -38,8 +38,8 @@ struct Buffered {
 /// Reads torch_dist. Source: docs/formats/megatron.md, "Optimizer state".
 class Dist {
  public:
-  Dist(const SourceSet& source, const Patterns& patterns)
-      : source_(source), collector_(source, patterns) {}
+  Dist(const SourceSet& source, const Patterns& patterns, Reads reads)
+      : source_(source), reads_(reads), collector_(source, patterns) {}
 
   Result<Checkpoint> Go();
 
@@ -56,11 +56,20 @@ class Dist {
   Status ReadCommon();
   Status ReadForm();
 
+  // dist_args.cc
+  std::string Program() const;
+  void CountByKeys();
+  Status InferArgs();
+  Status InferForm(const std::string& program, bool ranks);
+  void TakeSchedule(pickle::Node* common);
+  bool IsFlat(const dcp::Entry& state) const;
+
   struct Found {
     std::string name;
     Shape shape;
     DType dtype = DType::kF32;
   };
+  Status CheckLists();
   Status AddParams();
   Status OrderParams(std::vector<Found>* found) const;
   Status AddTied();
@@ -93,13 +102,15 @@ class Dist {
   const std::string& tag() const { return source_.tag; }
 
   const SourceSet& source_;
+  const Reads reads_;
   Collector collector_;
   dcp::Index index_;
   std::vector<std::uint32_t> files_;  // by file of the index: in the source
   std::vector<std::map<std::uint64_t, std::uint32_t>> containers_;  // by file and offset
   Args args_;
   OptimizerForm form_ = OptimizerForm::kNone;
-  std::string prefix_;  // of model keys
+  std::string prefix_;      // of model keys
+  std::string told_vocab_;  // size of the vocabulary, where a configuration states it
   Object common_;
   const pickle::Node* metadata_ = nullptr;  // content_metadata
   std::optional<Notes> notes_;

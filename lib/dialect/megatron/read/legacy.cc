@@ -18,6 +18,11 @@ Status Legacy::ReadFiles() {
     if (!parsed || slash == std::string::npos) {
       return Fail(Errc::kBadInput, name + ": no file of a legacy checkpoint");
     }
+    const bool model = name.substr(slash + 1) == kModelFile;
+    if (!model && reads_ == Reads::kOnlyWeights) continue;
+    if (name.substr(slash + 1).starts_with(kLayerWisePrefix)) {
+      return Fail(Errc::kUnsupported, name + ": state of a layer-wise optimizer");
+    }
     RankFiles& rank = folders[name.substr(0, slash)];
     rank.folder = name.substr(0, slash);
     if (source_.files[file].containers.size() != 1) {
@@ -26,7 +31,7 @@ Status Legacy::ReadFiles() {
     auto document = torch_pt::Parse(*source_.files[file].containers.front().skeleton);
     if (!document) return Within(name, document.error());
     auto shared = std::make_shared<const torch_pt::Document>(*std::move(document));
-    if (name.substr(slash + 1) == kModelFile) {
+    if (model) {
       rank.model = file;
       rank.document = std::move(shared);
     } else {
@@ -120,7 +125,7 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
   std::map<std::uint64_t, std::uint64_t> layers;     // by local number: its global one
   std::map<std::string, std::size_t> expert_blocks;  // by what is before the expert's number
   const bool last = index + 1 == stages_.size();
-  const bool tied = !args_.untied && args_.pp > 1;
+  const bool has_copy = HasCopy(args_) && last && index > 0;
   for (std::size_t i = 0; i < model->entry_count(); ++i) {
     SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(model->key(i)));
     const Node* value = model->value(i);
@@ -133,6 +138,7 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
                                        "\": tensor expected, found " + pickle::Describe(value));
     }
     ParamName name = ParseName(key);
+    SW_TRY(CheckList(where, key));
     if (name.layer) {
       const std::uint64_t global = stage.begin + *name.layer;
       layers.emplace(*name.layer, global);
@@ -156,8 +162,8 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
                   .first->second;
     }
     std::string text = name.Text();
-    const bool copy = tied && last && text == kOutput;
-    const bool shared = tied && (copy || (index == 0 && text == kEmbedding));
+    const bool copy = has_copy && text == CopyName(args_);
+    const bool shared = HasCopy(args_) && (copy || (index == 0 && text == kEmbedding));
     if (copy) text = kEmbedding;
     Spread& spread = tensors_[text];
     if (spread.held.empty()) spread.place = {index, block, name.expert.value_or(0), i};
@@ -167,6 +173,14 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
   return ReadLayers(rank, index, layers);
 }
 
+/// Stages share out the layers of one decoder.
+Status Legacy::CheckList(const std::string& where, std::string_view key) {
+  if (!key.starts_with(kEncoderLayers) && OtherListOf(key).empty()) return {};
+  return Fail(Errc::kUnsupported,
+              where + ": \"" + std::string(key) + "\": a list of layers other than \"" +
+                  std::string(kDecoderLayers) + "\" in legacy files: save the run as torch_dist");
+}
+
 /// What a module of a rank has beside tensors.
 void Legacy::ReadExtra(std::size_t rank, const Stage& stage, std::string_view key,
                        const Node* value) {
@@ -174,6 +188,7 @@ void Legacy::ReadExtra(std::size_t rank, const Stage& stage, std::string_view ke
   ParamName name = ParseName(key);
   if (name.layer) name.layer = *name.layer + stage.begin;
   if (name.expert) name.expert = *name.expert + files.e * (args_.experts / args_.ep);
+  if (value->is_none() && key == kOutputState) return;  // every GPT has it
   AddModule(
       name.Text(), value,
       [&] { return ValueOf(collector_.map, files.model, 0, files.document, value); }, own_.get());
@@ -289,11 +304,13 @@ Result<Checkpoint> Legacy::Go() {
                                      " experts do not divide by " + std::to_string(args_.ep) +
                                      " expert ranks");
   }
+  if (Status stages = CheckMtpStages(args_); !stages) return Within(source_.tag, stages.error());
   SW_TRY_ASSIGN(stages_, StagesOf(args_));
   SW_TRY(PlaceFiles());
   SW_TRY(ReadModels());
   SW_TRY(AddParams());
   for (const RankFiles& rank : ranks_) {
+    if (reads_ == Reads::kOnlyWeights) break;
     has_optimizer_ = has_optimizer_ || rank.document->root->Find("optimizer") != nullptr ||
                      rank.document->root->Find("optimizer_state_dict") != nullptr;
   }
@@ -349,8 +366,8 @@ Status Legacy::ReadRunState() {
   return {};
 }
 
-Result<Checkpoint> ReadLegacy(const SourceSet& source, const Patterns& patterns) {
-  return Legacy(source, patterns).Go();
+Result<Checkpoint> ReadLegacy(const SourceSet& source, const Patterns& patterns, Reads reads) {
+  return Legacy(source, patterns, reads).Go();
 }
 
 }  // namespace shardwright::dialect::megatron

@@ -34,7 +34,7 @@ Status Legacy::ReadBuffers(std::size_t rank, std::size_t part, bool experts) {
   if (chained) root = root->items[part];
   if (root->is_none()) {
     if (!experts && ranks_[rank].e > 0) return {};  // the first expert rank has it
-    return Fail(Errc::kBadInput, where + ": state of an optimizer is missing");
+    return Fail(Errc::kNotFound, where + ": state of an optimizer is missing");
   }
   if (!root->is_dict() || root->Find("buckets_coalesced") == nullptr) {
     return Fail(Errc::kUnsupported, where + ": buckets in a form of before April 2024");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dialect/megatron/buckets.h"
+#include "dialect/megatron/holdings.h"
 #include "dialect/megatron/names.h"
 #include "dialect/megatron/read/read_internal.h"
 #include "dialect/megatron/stages.h"
@@ -50,8 +51,8 @@ struct LocalName {
 /// Reads folders mp_rank_*. Source: docs/formats/megatron.md, "Optimizer state".
 class Legacy {
  public:
-  Legacy(const SourceSet& source, const Patterns& patterns)
-      : source_(source), collector_(source, patterns) {}
+  Legacy(const SourceSet& source, const Patterns& patterns, Reads reads)
+      : source_(source), reads_(reads), collector_(source, patterns) {}
 
   Result<Checkpoint> Go();
 
@@ -60,6 +61,7 @@ class Legacy {
   Status PlaceFiles();
   Status ReadModels();
   Status ReadModel(std::size_t rank, std::uint64_t chunk, const pickle::Node* model);
+  static Status CheckList(const std::string& where, std::string_view key);
   void ReadExtra(std::size_t rank, const Stage& stage, std::string_view key,
                  const pickle::Node* value);
   Status ReadLayers(std::size_t rank, std::uint64_t chunk,
@@ -97,6 +99,7 @@ class Legacy {
   void NoteInferred(std::uint32_t param);
 
   const SourceSet& source_;
+  const Reads reads_;
   Collector collector_;
   Args args_;
   std::vector<Stage> stages_;

@@ -80,7 +80,7 @@ Status Legacy::ReadOptimizer(std::size_t rank) {
   const std::string& where = NameOf(ranks_[rank].model);
   SW_TRY_ASSIGN(const std::vector<const Node*> parts, PartsOfOptimizer(rank));
   if (parts.empty()) {
-    return Fail(Errc::kBadInput, where + ": no \"optimizer\", other ranks have one");
+    return Fail(Errc::kNotFound, where + ": no \"optimizer\", other ranks have one");
   }
   for (std::size_t part = 0; part < parts.size(); ++part) SW_TRY(ReadPart(rank, part, parts[part]));
   return {};

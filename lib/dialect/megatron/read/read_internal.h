@@ -136,8 +136,13 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpo
 /// A stretch of a row-major array as boxes of it, in order.
 std::vector<layout::Box> BoxesOfRange(const Shape& shape, std::uint64_t first, std::uint64_t last);
 
-Result<Checkpoint> ReadDist(const SourceSet& source, const Patterns& patterns);
+/// The part of a checkpoint that a reader reads.
+enum class Reads : std::uint8_t { kAll, kOnlyWeights };
 
-Result<Checkpoint> ReadLegacy(const SourceSet& source, const Patterns& patterns);
+/// Reads torch_dist. Reads::kOnlyWeights implements Dialect::read_weights.
+Result<Checkpoint> ReadDist(const SourceSet& source, const Patterns& patterns, Reads reads);
+
+/// Reads folders mp_rank_*. Reads::kOnlyWeights implements Dialect::read_weights.
+Result<Checkpoint> ReadLegacy(const SourceSet& source, const Patterns& patterns, Reads reads);
 
 }  // namespace shardwright::dialect::megatron

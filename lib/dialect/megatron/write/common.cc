@@ -180,11 +180,13 @@ const Node* ArgsNode(Arena& arena, const Writing& writing) {
   if (before == nullptr) {
     set_or_none("num_layers", args.layers);
     set_or_none("num_experts", args.experts);
+    set_or_none("mtp_num_layers", args.mtp);
     Set(arena, all, "transformer_impl",
         arena.String(args.transformer_engine ? "transformer_engine" : "local"));
     Set(arena, all, "params_dtype", arena.Global("torch." + std::string(Name(args.dtype))));
     Set(arena, all, "bf16", arena.Bool(args.dtype == DType::kBF16));
     Set(arena, all, "fp16", arena.Bool(args.dtype == DType::kF16));
+    if (args.latent) Set(arena, all, "multi_latent_attention", arena.Bool(true));
     Set(arena, all, "hetereogenous_dist_checkpoint", arena.Bool(args.layers_differ));
     Set(arena, all, "untie_embeddings_and_output_weights", arena.Bool(args.untied));
   }
@@ -219,6 +221,18 @@ std::vector<TargetGroup> GroupsOf(Arena& arena, const Checkpoint& source, bool c
     identities.insert(at, identity);
   }
   return groups;
+}
+
+bool HasArgs(const Checkpoint& source) {
+  const RunState* own = RunStateOf(source);
+  if (own == nullptr || own->noted || own->common.root == nullptr) return true;
+  return own->common.root->Find("args") != nullptr;
+}
+
+bool HasExtraState(const Checkpoint& source, std::string_view name) {
+  const auto* from = dynamic_cast<const MegatronLayout*>(source.layout.own.get());
+  const bool legacy = from != nullptr && from->files == Files::kTorch;
+  return !legacy || name != kOutputState;
 }
 
 Result<const Node*> ModuleNode(Document* document, const Checkpoint& source,
@@ -298,7 +312,7 @@ Result<Document> CommonState(const Writing& writing) {
   Document document;
   Arena& arena = document.arena;
   Node* root = arena.Dict();
-  Set(arena, root, "args", ArgsNode(arena, writing));
+  if (HasArgs(source)) Set(arena, root, "args", ArgsNode(arena, writing));
   Set(arena, root, "checkpoint_version", arena.Float(kVersion));
   Set(arena, root, "iteration", CountNode(arena, source.iteration ? *source.iteration : 0));
   if (writing.has_optimizer) {

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/text.h"
+#include "dialect/build/torch_optimizer.h"
 #include "dialect/megatron/folder.h"
 #include "dialect/megatron/integrity.h"
 #include "dialect/megatron/keys.h"
@@ -97,8 +98,8 @@ class DistWriter {
   std::vector<Piece> pieces_;
   std::optional<double> step_;
   std::vector<Stage> stages_;
-  std::set<std::uint64_t> moe_layers_;
-  std::map<std::string, Stack> stacks_;  // by key
+  std::map<std::string, std::uint64_t> layers_;  // by stack
+  std::map<std::string, Stack> stacks_;          // by key
   dcp::Index index_;
   std::map<std::string, std::size_t> entries_;
   std::map<std::uint64_t, std::uint32_t> files_;         // by rank: of the items
@@ -148,14 +149,13 @@ Status DistWriter::Prepare() {
   }
   for (const Param& param : source_.params) {
     const ParamName name = ParseName(param.name);
-    if (name.expert && name.layer) moe_layers_.insert(*name.layer);
+    if (name.layer) layers_[name.stack] = std::max(layers_[name.stack], *name.layer + 1);
   }
   for (const Param& param : source_.params) {
     if (!param.alias_of.empty()) continue;
-    const Key key =
-        KeyOf(param.name, args_, moe_layers_.contains(ParseName(param.name).layer.value_or(~0ULL)));
+    const Key key = KeyOf(param.name, args_);
     Stack stack;
-    if (key.layers) stack.layers = args_.layers;
+    if (key.layers) stack.layers = layers_.at(key.name.stack);
     if (key.experts) stack.experts = args_.experts;
     stacks_.emplace(KeyText(key), stack);
   }
@@ -178,8 +178,7 @@ std::size_t DistWriter::EntryOf(const std::string& key, DType dtype, const Shape
 Status DistWriter::AddParam(std::uint32_t index) {
   const Param& param = source_.params[index];
   if (!param.alias_of.empty()) return {};
-  const Key key =
-      KeyOf(param.name, args_, moe_layers_.contains(ParseName(param.name).layer.value_or(~0ULL)));
+  const Key key = KeyOf(param.name, args_);
   const std::string text = KeyText(key);
   if (param.kind != ParamKind::kTrainable) {
     const bool buffer = param.kind == ParamKind::kBuffer;
@@ -209,7 +208,7 @@ Status DistWriter::AddState(std::uint32_t index, const std::string& text, std::s
                             DType dtype, bool again) {
   const Param& param = source_.params[index];
   const ParamName name = ParseName(param.name);
-  const Key key = KeyOf(param.name, args_, moe_layers_.contains(name.layer.value_or(~0ULL)));
+  const Key key = KeyOf(param.name, args_);
   const Stack& stack = stacks_.at(KeyText(key));
   const Whole whole = writing_.WholeFor(param);
   Param ruled = param;
@@ -467,11 +466,14 @@ Status DistWriter::AddObject(const std::string& key, const Document& document, R
   return {};
 }
 
-/// Every linear layer has an object of its own, mostly None, and a load fails without.
+/// Every linear layer has an object of its own, mostly None, and a load fails without. Other
+/// modules have one where the source has it.
 Status DistWriter::AddExtraStates() {
   std::set<std::string> names;
   if (const RunState* own = RunStateOf(source_)) {
-    for (const auto& [name, value] : own->modules) names.insert(name);
+    for (const auto& [name, value] : own->modules) {
+      if (HasExtraState(source_, name)) names.insert(name);
+    }
   }
   for (const Param& param : source_.params) {
     constexpr std::string_view kWeight = "weight";
@@ -482,11 +484,15 @@ Status DistWriter::AddExtraStates() {
   }
   for (const std::string& text : names) {
     const ParamName name = ParseName(text);
-    const Key key = KeyOf(text, args_, moe_layers_.contains(*name.layer));
+    const Key key = KeyOf(text, args_);
     std::vector<std::uint64_t> offset;
     std::vector<std::uint64_t> shape;
+    const auto layers = layers_.find(name.stack);
+    if (key.layers && (layers == layers_.end() || *name.layer >= layers->second)) {
+      return Fail(Errc::kUnsupported, "\"" + text + "\": of a layer without parameters");
+    }
     if (key.layers) offset.push_back(*name.layer);
-    if (key.layers) shape.push_back(args_.layers);
+    if (key.layers) shape.push_back(layers->second);
     if (key.experts) offset.push_back(*name.expert);
     if (key.experts) shape.push_back(args_.experts);
     if (shape.empty()) offset.push_back(0);
@@ -579,6 +585,12 @@ Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   const auto* to = dynamic_cast<const MegatronLayout*>(layout.own.get());
   SW_CHECK(to != nullptr);
   SW_TRY(CheckUnbound(source));
+  if (const std::vector<std::string> names = StatelessNames(source); !names.empty()) {
+    return Fail(Errc::kUnsupported,
+                source.tag + ": Megatron-Core has a state of every trained parameter, and " +
+                    Plural(names.size(), "parameter") + " have none yet: " + FirstFew(names) +
+                    "; save after gradients have reached them, or write another format");
+  }
   if (to->files == Files::kTorch) return WriteLegacy(source, *to);
   return DistWriter(source, *to).Go();
 }

@@ -33,6 +33,7 @@ class LegacyWriter {
 
  private:
   Status Prepare();
+  Status CheckOneStack() const;
   Status AddRank();
   Result<const Node*> ModelNode(OpenFile* file, std::uint64_t chunk);
   Status AddModules(OpenFile* file, std::uint64_t chunk, Node* model) const;
@@ -56,15 +57,20 @@ class LegacyWriter {
 };
 
 Status LegacyWriter::Prepare() {
-  if (RunStateOf(source_) == nullptr || RunStateOf(source_)->noted) {
+  if (RunStateOf(source_) == nullptr || RunStateOf(source_)->noted || !HasArgs(source_)) {
     return Fail(Errc::kUnsupported,
                 "files=torch: legacy files need the arguments of a run of Megatron, which " +
-                    source_.origin + " does not have; files=torch_dist does without");
+                    (HasArgs(source_) ? source_.origin : "this checkpoint") +
+                    " does not have; files=torch_dist does without");
   }
   if (w_.args.experts > 0 && to_.etp != to_.mesh.tp) {
     return Fail(Errc::kUnsupported, "files=torch: etp=" + std::to_string(to_.etp) +
                                         " other than tp=" + std::to_string(to_.mesh.tp));
   }
+  if (Status stages = CheckMtpStages(w_.args); !stages) {
+    return Within("files=torch", stages.error());
+  }
+  SW_TRY(CheckOneStack());
   SW_TRY_ASSIGN(std::vector<Stage> stages, StagesOf(w_.args));
   std::vector<std::uint32_t> order(source_.params.size());
   std::iota(order.begin(), order.end(), 0U);
@@ -74,6 +80,23 @@ Status LegacyWriter::Prepare() {
     if (!IsOfVocabulary(param.name)) continue;
     const Whole whole = w_.WholeFor(param);
     w_.vocab_rows = whole.shape[0] + whole.padding;
+  }
+  return {};
+}
+
+/// Stages share out one list of layers, and no others.
+Status LegacyWriter::CheckOneStack() const {
+  if (w_.args.hybrid) {
+    return Fail(Errc::kUnsupported, "files=torch: layers of several kinds (hybrid models)");
+  }
+  for (const Param& param : source_.params) {
+    const ParamName name = ParseName(param.name);
+    if (name.stack == kEncoderLayers) {
+      return Fail(Errc::kUnsupported,
+                  "files=torch: \"" + param.name +
+                      "\": layers of an encoder: write files=torch_dist with optimizer=none or "
+                      "fully_reshardable");
+    }
   }
   return {};
 }
@@ -116,7 +139,7 @@ Result<const Node*> LegacyWriter::ModelNode(OpenFile* file, std::uint64_t chunk)
                                                                       : layout::kWeight;
     SW_TRY_ASSIGN(const Node* tensor, ShardNode(file, one, state, param.dtype));
     Set(arena, model, one.name, tensor);
-    if (before.find("linear_") != std::string::npos || before == "output_layer.") {
+    if (IsOfLinear(ParseName(param.name)) || before == "output_layer.") {
       module = before;
       whole = one.copy ? before : param.name.substr(0, param.name.rfind('.') + 1);
     }
@@ -130,12 +153,14 @@ Result<const Node*> LegacyWriter::ModelNode(OpenFile* file, std::uint64_t chunk)
 Status LegacyWriter::AddModules(OpenFile* file, std::uint64_t chunk, Node* model) const {
   const Stage& stage = shards_->stages()[chunk * to_.mesh.pp + rank_.p];
   const std::uint64_t each = w_.args.experts / to_.mesh.ep;
+  const std::uint64_t index = chunk * to_.mesh.pp + rank_.p;
   for (const auto& [text, value] : RunStateOf(source_)->modules) {
     ParamName name = ParseName(text);
-    if (*name.layer < stage.begin || *name.layer >= stage.begin + stage.count) continue;
-    name.layer = *name.layer - stage.begin;
+    if (!StageHas(name, shards_->stages(), index)) continue;
+    if (name.layer) name.layer = *name.layer - stage.begin;
     if (name.expert && *name.expert / each != rank_.e) continue;
     if (name.expert) name.expert = *name.expert - rank_.e * each;
+    if (w_.args.old_mtp_names) name.stack = name.OldStack();
     if (model->Find(name.Text()) != nullptr) continue;
     SW_TRY_ASSIGN(const Node* state, ModuleNode(&file->document, source_, text));
     Set(file->document.arena, model, name.Text(), state);

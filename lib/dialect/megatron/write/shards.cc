@@ -8,6 +8,9 @@
 namespace shardwright::dialect::megatron {
 
 Status CheckBuffers(const Writing& w) {
+  if (Status stages = CheckMtpStages(w.args); !stages) {
+    return Within("dp_reshardable", stages.error());
+  }
   if (w.args.hybrid) {
     return Fail(Errc::kUnsupported, "dp_reshardable: layers of several kinds (hybrid models)");
   }
@@ -17,6 +20,10 @@ Status CheckBuffers(const Writing& w) {
                                         ": with ep=1 experts share the buffers of the rest");
   }
   for (const Param& param : w.source.params) {
+    if (ParseName(param.name).stack == kEncoderLayers) {
+      return Fail(Errc::kUnsupported, "dp_reshardable: \"" + param.name +
+                                          "\": layers of an encoder: use fully_reshardable");
+    }
     if (w.to.mesh.ep > 1 && param.expert && !ParseName(param.name).expert) {
       return Fail(Errc::kUnsupported, "dp_reshardable: \"" + param.name +
                                           "\" is of an expert, and not called as Megatron-Core "
@@ -68,10 +75,21 @@ Result<std::vector<Mine>> Shards::MineOf(const Rank& rank, std::uint64_t chunk) 
     ParamName name = ParseName(param.name);
     if (name.layer) name.layer = *name.layer - stage.begin;
     if (name.expert) name.expert = *name.expert - rank.e * each;
-    Mine one{
-        held.param, held.copy ? std::string(kOutput) : name.Text(), {}, held.shared, held.copy};
-    SW_TRY_ASSIGN(const std::vector<Part> parts, PartsFor(w_.WholeFor(param), param, rank.t));
+    if (w_.args.old_mtp_names) name.stack = name.OldStack();
+    Mine one{held.param,
+             held.copy ? std::string(CopyName(w_.args)) : name.Text(),
+             {},
+             held.shared,
+             held.copy};
+    const Whole whole = w_.WholeFor(param);
+    SW_TRY_ASSIGN(const std::vector<Part> parts, PartsFor(whole, param, rank.t));
     one.shape = parts.front().cut->shard();
+    if (!whole.rule.padded && !whole.rule.view.empty()) {
+      auto shape =
+          layout::ShardShape(whole.rule, whole.shape, RanksOf(w_.args, param.name), rank.t);
+      if (!shape) return Within("\"" + param.name + "\"", std::move(shape).error());
+      one.shape = *std::move(shape);
+    }
     if (parts.size() > 1) one.shape[0] += parts.back().cut->shard()[0];
     all.push_back(std::move(one));
   }

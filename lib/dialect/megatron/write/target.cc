@@ -43,6 +43,7 @@ void CountModel(const Checkpoint& source, Args* args) {
     const ParamName name = ParseName(param.name);
     if (name.layer) args->layers = std::max(args->layers, *name.layer + 1);
     if (name.expert) args->experts = std::max(args->experts, *name.expert + 1);
+    args->latent = args->latent || name.rest.find("linear_kv_down_proj.") != std::string::npos;
     if (name.layer && name.rest.find("layer_norm_weight") != std::string::npos) {
       args->transformer_engine = true;
     }
@@ -79,12 +80,24 @@ Status ResolveFiles(const TargetSpec& spec, MegatronLayout* to) {
   return {};
 }
 
+/// Depths of multi-token prediction, by names.
+std::uint64_t CountMtp(const Checkpoint& source) {
+  std::uint64_t count = 0;
+  for (const Param& param : source.params) {
+    const ParamName name = ParseName(param.name);
+    if (name.depth) count = std::max(count, *name.depth + 1);
+  }
+  return count;
+}
+
 /// True unless a key without numbers could stand for a parameter in all layers.
-bool LayersDiffer(const Checkpoint& source, std::uint64_t layers) {
+bool LayersDiffer(const Checkpoint& source) {
+  std::map<std::string, std::uint64_t> layers;  // by stack
   std::map<std::string, std::pair<std::uint64_t, const Param*>> alike;
   for (const Param& param : source.params) {
     ParamName name = ParseName(param.name);
     if (!name.layer || !param.alias_of.empty()) continue;
+    layers[name.stack] = std::max(layers[name.stack], *name.layer + 1);
     name.layer.reset();
     auto& [count, first] = alike[name.Text()];
     ++count;
@@ -93,8 +106,9 @@ bool LayersDiffer(const Checkpoint& source, std::uint64_t layers) {
         first->shape == param.shape && first->dtype == param.dtype && first->kind == param.kind;
     if (!same) return true;
   }
-  return std::any_of(alike.begin(), alike.end(),
-                     [&](const auto& one) { return one.second.first != layers; });
+  return std::any_of(alike.begin(), alike.end(), [&](const auto& one) {
+    return one.second.first != layers.at(ParseName(one.second.second->name).stack);
+  });
 }
 
 }  // namespace
@@ -133,7 +147,8 @@ Args TargetArgs(const Checkpoint& source, const MegatronLayout& to) {
     args.samples = source.consumed_samples;
     args.dtype = source.layout.dtype;
   }
-  args.layers_differ = args.layers_differ || LayersDiffer(source, args.layers);
+  args.layers_differ = args.layers_differ || LayersDiffer(source);
+  if (args.mtp == 0) args.mtp = CountMtp(source);
   args.tp = to.mesh.tp;
   args.pp = to.mesh.pp;
   args.ep = to.mesh.ep;

@@ -79,6 +79,14 @@ std::vector<TargetGroup> GroupsOf(pickle::Arena& arena, const Checkpoint& source
 /// Experts have an optimizer of their own.
 bool IsChained(const Checkpoint& source, const MegatronLayout& to);
 
+/// Returns false for checkpoints of programs that do not store the run's arguments. An incomplete
+/// set of arguments would be worse than none, because Megatron's loader compares them.
+bool HasArgs(const Checkpoint& source);
+
+/// Returns true if torch_dist has an object for a module of the source. The output layer of a GPT
+/// has one only in legacy files, where it is None.
+bool HasExtraState(const Checkpoint& source, std::string_view name);
+
 /// What a module keeps beside tensors, None if the source says nothing of it.
 /// \param name  as RunState::modules has it
 Result<const pickle::Node*> ModuleNode(Document* document, const Checkpoint& source,

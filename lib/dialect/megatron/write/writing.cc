@@ -102,6 +102,10 @@ std::vector<std::string> Writing::Left() const {
   } else if (own->random.size() > to.mesh.tp * to.mesh.pp) {
     left.emplace_back("random states: those of ranks that are no more");
   }
+  if (to.files == Files::kTorchDist && own->modules.contains(std::string(kOutputState)) &&
+      !HasExtraState(source, kOutputState)) {
+    left.push_back("\"" + std::string(kOutputState) + "\"");
+  }
   for (const std::string& name : own->extra) left.push_back("\"" + name + "\"");
   return left;
 }

@@ -46,12 +46,14 @@ function hover(node, textAt) {
 // Devices, numbered through, node after node.
 const device = [];
 D.nodes.forEach((node, n) => {
-  for (let g = 0; g < node.gpus; ++g) device.push({ node: n, gpu: g, alive: node.alive });
+  for (let g = 0; g < node.gpus; ++g) {
+    device.push({ node: n, gpu: g, alive: node.holds[g], speed: D.speeds[device.length] });
+  }
 });
 const deviceName = (d) => D.nodes[device[d].node].name + " gpu " + device[d].gpu;
 const live = device.filter((d) => d.alive).length;
 
-// Tokens by device and expert when replicas share evenly.
+// Tokens by device and expert when replicas share evenly; loads are tokens over the relative speed.
 function spread(slots, begin, tokens) {
   const copies = new Array(tokens.length).fill(0);
   for (let d = 0; d < device.length; ++d) {
@@ -66,7 +68,7 @@ function spread(slots, begin, tokens) {
       if (e < 0 || copies[e] === 0) continue;
       const share = device[d].alive ? tokens[e] / copies[e] : 0;
       cells.set(d * tokens.length + e, (cells.get(d * tokens.length + e) || 0) + share);
-      load[d] += share;
+      load[d] += share / device[d].speed;
     }
   }
   const mean = tokens.reduce((a, b) => a + b, 0) / Math.max(live, 1);
@@ -188,24 +190,31 @@ function drawBars() {
     const d = Math.floor(x / (width - left) * device.length);
     if (x < 0 || !device[d]) return "";
     return deviceName(d) + "\n" + sides.map((side) =>
-      `${side}: ${count(Math.round(view[side].load[d]))} tokens, ${fixed(view[side].load[d] / mean, 2)} of the mean`).join("\n");
+      `${side}: ${count(Math.round(view[side].load[d] * device[d].speed))} tokens, ${fixed(view[side].load[d] / mean, 2)} of the mean`).join("\n");
   };
 }
 const barsTip = { text: () => "" };
 
-// A dot per layer: before, after and the bound.
+// A dot per layer: before, after and the bound. The scale shows the state after; what was worse
+// before than it reaches is an arrow at its top.
 function drawLayers() {
   const svg = $("layers"), height = 200, left = 46, bottom = height - 24, width = clear(svg, height);
-  let top = 1.1, low = 1;
-  for (const m of D.metrics) top = Math.max(top, m.after, m.before || 1);
-  const y = (value) => bottom - (bottom - 10) * (value - low) / (top - low);
+  let top = 1.02;
+  for (const m of D.metrics) top = Math.max(top, 1 + 1.4 * (Math.max(m.after, m.bound) - 1));
+  const low = 1;
+  const y = (value) => bottom - (bottom - 10) * (Math.min(value, top) - low) / (top - low);
   const step = (top - low) / 4;
-  for (let i = 0; i <= 4; ++i) axisLine(svg, y(low + i * step), width, left, fixed(low + i * step, 2));
+  for (let i = 0; i <= 4; ++i) axisLine(svg, y(low + i * step), width, left, fixed(low + i * step, top < 1.1 ? 3 : 2));
   const x = (l) => left + 12 + (width - left - 24) * (D.metrics.length > 1 ? l / (D.metrics.length - 1) : 0.5);
   D.metrics.forEach((m, l) => {
     if (m.before !== null) {
       shape(svg, "line", { x1: x(l), x2: x(l), y1: y(m.before), y2: y(m.after), stroke: css("--line"), "stroke-width": 2 });
-      shape(svg, "circle", { cx: x(l), cy: y(m.before), r: 4, fill: css("--before") });
+      const up = y(m.before);
+      if (m.before > top) {
+        shape(svg, "path", { d: `M${x(l) - 5},${up + 4}L${x(l) + 5},${up + 4}L${x(l)},${up - 6}Z`, fill: css("--before") });
+      } else {
+        shape(svg, "circle", { cx: x(l), cy: up, r: 4, fill: css("--before") });
+      }
     }
     shape(svg, "line", { x1: x(l) - 6, x2: x(l) + 6, y1: y(m.bound), y2: y(m.bound), stroke: css("--bound"), "stroke-width": 2 });
     shape(svg, "circle", { cx: x(l), cy: y(m.after), r: D.shown[current] === l ? 6 : 4, fill: css("--after"),
@@ -234,6 +243,72 @@ function drawLayers() {
   };
 }
 const layersTip = { text: () => "" };
+
+// A line through points {x, y...}: one per name.
+function drawLines(svg, points, names, xText, tipText) {
+  const height = 220, left = 52, bottom = height - 40, width = clear(svg, height), right = width - 16;
+  let top = 1.02;
+  for (const p of points) for (const { key } of names) if (p[key] !== undefined) top = Math.max(top, p[key]);
+  top = 1 + (top - 1) * 1.05;
+  const first = points[0].x, last = points[points.length - 1].x;
+  const x = (value) => left + (right - left) * (last > first ? (value - first) / (last - first) : 0.5);
+  const y = (value) => bottom - (bottom - 10) * (value - 1) / (top - 1);
+  for (let i = 0; i <= 4; ++i) axisLine(svg, y(1 + i * (top - 1) / 4), right, left, fixed(1 + i * (top - 1) / 4, 2));
+  for (const { key, color } of names) {
+    const own = points.filter((p) => p[key] !== undefined);
+    shape(svg, "polyline", { points: own.map((p) => `${x(p.x)},${y(p[key])}`).join(" "), fill: "none",
+      stroke: css(color), "stroke-width": 2.5, "stroke-linejoin": "round" });
+    for (const p of own) shape(svg, "circle", { cx: x(p.x), cy: y(p[key]), r: 3, fill: css(color) });
+  }
+  shape(svg, "text", { x: left, y: bottom + 18 }, count(first));
+  shape(svg, "text", { x: right, y: bottom + 18, "text-anchor": "end" }, count(last));
+  shape(svg, "text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, xText);
+  return (event) => {
+    const box = svg.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * width;
+    let best = points[0];
+    for (const p of points) if (Math.abs(x(p.x) - at) < Math.abs(x(best.x) - at)) best = p;
+    return tipText(best);
+  };
+}
+
+function drawCurve() {
+  if (D.moves_curve.length < 2) return;
+  const points = D.moves_curve.map((p) => ({ x: p.moves, mean: p.mean, worst: p.worst }));
+  curveTip.text = drawLines($("curve"), points, [{ key: "worst", color: "--before" }, { key: "mean", color: "--after" }],
+    "replicas moved", (p) => `${count(p.x)} moves` + (D.expert_bytes ? `, ${bytes(p.x * D.expert_bytes)}` : "") +
+      `\nmean ${fixed(p.mean, 3)}, worst layer ${fixed(p.worst, 3)}`);
+}
+const curveTip = { text: () => "" };
+
+function drawAgeing() {
+  if (D.ageing.length < 2) return;
+  const points = D.ageing.map((p) => ({ x: p.iteration, after: p.after, before: p.before === null ? undefined : p.before }));
+  const names = [{ key: "before", color: "--before" }, { key: "after", color: "--after" }];
+  ageingTip.text = drawLines($("ageing"), points, names, "iteration of the loads", (p) =>
+    `iteration ${p.x}\n` + (p.before === undefined ? "" : `before ${fixed(p.before, 3)}\n`) + `after ${fixed(p.after, 3)}`);
+}
+const ageingTip = { text: () => "" };
+
+// The least balanced layers, with the replicas of their hottest experts.
+function fillWorst() {
+  const table = $("worst"), head = make("tr");
+  for (const name of ["layer", "before", "after", "bound"]) head.append(make("th", {}, name));
+  head.append(make("th", { class: "reason" }, "hottest experts"));
+  table.append(head);
+  const worst = D.shown.map((_, i) => i).sort((a, b) => D.metrics[D.shown[b]].after - D.metrics[D.shown[a]].after);
+  for (const i of worst.slice(0, 5)) {
+    const m = D.metrics[D.shown[i]], view = viewOf(i), row = make("tr");
+    const all = Math.max(view.tokens.reduce((a, b) => a + b, 0), 1);
+    const hottest = view.order.slice(0, 3).map((e) => `${e}: ${fixed(100 * view.tokens[e] / all, 1)} %, ` +
+      `${view.after.copies[e]} replica${view.after.copies[e] === 1 ? "" : "s"}`).join("; ");
+    for (const text of [m.layer, m.before === null ? "–" : fixed(m.before, 3), fixed(m.after, 3), fixed(m.bound, 3)]) {
+      row.append(make("td", {}, text));
+    }
+    row.append(make("td", { class: "reason" }, hottest));
+    row.addEventListener("click", () => select(i));
+    table.append(row);
+  }
+}
 
 function drawSurvival() {
   const svg = $("survival"), height = 240, left = 52, bottom = height - 40, width = clear(svg, height);
@@ -363,10 +438,10 @@ function fillTexts() {
     tile("Moves from the old plan", count(D.migration.transfers),
       (D.expert_bytes ? bytes(D.migration.bytes) + ", " : "") + `${D.migration.rounds} rounds`);
   }
-  $("rounds-text").textContent = D.migration
-    ? "Replicas copied in each round. A node sends and receives at most one expert of another node per round."
-    : "No old plan was given: nothing is copied.";
+  $("moves").hidden = !D.migration;
   $("rounds-key").hidden = !D.rounds;
+  $("curve-part").hidden = D.moves_curve.length < 2;
+  $("ageing-part").hidden = D.ageing.length < 2;
   $("rounds").style.display = D.rounds ? "" : "none";
   if (D.shown.length < D.metrics.length) {
     $("shown").textContent = `Maps of ${D.shown.length} of ${D.metrics.length} layers, the least balanced ones, to keep the page small.`;
@@ -404,17 +479,21 @@ function drawAll() {
   drawLayers();
   drawSurvival();
   drawRounds();
+  drawCurve();
+  drawAgeing();
 }
 
 fillTexts();
 fillTable();
+fillWorst();
 $("compare").hidden = D.rows.length === 0;
 $("layer").max = D.shown.length - 1;
 $("layer").disabled = D.shown.length < 2;
 $("layer").addEventListener("input", () => select(Number($("layer").value)));
 heatTip($("heat-before"), "before");
 heatTip($("heat-after"), "after");
-for (const [id, source] of [["bars", barsTip], ["layers", layersTip], ["survival", survivalTip], ["rounds", roundsTip]]) {
+for (const [id, source] of [["bars", barsTip], ["layers", layersTip], ["survival", survivalTip], ["rounds", roundsTip],
+  ["curve", curveTip], ["ageing", ageingTip]]) {
   hover($(id), (event) => source.text(event));
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);

@@ -159,7 +159,7 @@ TEST(CudaDeadline, AStreamThatNeverEndsIsGivenUp) {
   ASSERT_FALSE(outcomes[0]);
   EXPECT_EQ(outcomes[0].error().code, Errc::kIo);
   EXPECT_NE(outcomes[0].error().message.find("within 300 ms"), std::string::npos);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(30));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::minutes(5));
   EXPECT_EQ(Violations(), std::vector<std::string>());
   // The device may still be writing there: the memory is left to the end of the process.
   EXPECT_EQ(Count().memory, 2U);

@@ -225,7 +225,7 @@ TEST(LogDamage, OtherModelsAndStrangersAreRefused) {
   ASSERT_FALSE(log);
   EXPECT_EQ(log.error().code, Errc::kMismatch);
   EXPECT_EQ(LogWriter::Open(folder, LogWriterOptions{}).error().code, Errc::kMismatch);
-  ASSERT_TRUE(os::WriteWholeFile(folder + "/0-01.swg", std::string_view("x")));
+  ASSERT_TRUE(os::ReplaceFile(folder + "/0-01.swg", std::string_view("x")));
   EXPECT_EQ(ErrorOf(folder), folder + "/0-01.swg: not of a log of gradients");
 }
 

@@ -1,0 +1,167 @@
+// pec-save agents: agents that trainers started for themselves, found by the names of their folders
+// (lib/torch/shardwright/_agent_process.py).
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "cli/app.h"
+#include "format/json/json.h"
+#include "os/dir.h"
+#include "os/socket.h"
+#include "pec-save/subcommands.h"
+#include "pec/agent/agent_client.h"
+
+namespace shardwright::apps {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::chrono::seconds kStatusPatience(10);
+constexpr std::chrono::hours kEndPatience(24 * 30);  // it saves all that it holds first
+
+/// An agent, or what one that has ended left behind.
+struct Found {
+  std::string folder;
+  std::string state = "running";  ///< "ended": nothing listens; "silent": it does not answer
+  Json status;                    ///< of a running one
+};
+
+/// The folder in which trainers put the sockets of their agents, as their package chooses it.
+std::string RuntimeFolder() {
+  for (const char* name : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
+    const char* const value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  return "/tmp";
+}
+
+std::string AddressIn(const std::string& folder) { return "unix:" + folder + "/agent.sock"; }
+
+Result<std::unique_ptr<pec::AgentClient>> ClientOf(const std::string& folder, cli::Context& context,
+                                                   std::chrono::milliseconds patience) {
+  SW_TRY_ASSIGN(os::Address address, os::ParseAddress(AddressIn(folder)));
+  return std::make_unique<pec::AgentClient>(std::move(address), nullptr, StopOf(context.sink()),
+                                            patience);
+}
+
+/// \error kStopped
+Result<Found> LookAt(const std::string& folder, cli::Context& context) {
+  Found found;
+  found.folder = folder;
+  SW_TRY_ASSIGN(const auto client, ClientOf(folder, context, kStatusPatience));
+  const Result<std::string> text = client->AskText("status");
+  if (!text && text.error().code == Errc::kStopped) return tl::unexpected<Error>(text.error());
+  if (!text) {
+    found.state = text.error().code == Errc::kNotFound ? "ended" : "silent";
+    return found;
+  }
+  SW_TRY_ASSIGN(found.status, json::Parse(*text, AddressIn(folder)));
+  if (!found.status.is_object()) found.state = "silent";
+  return found;
+}
+
+/// \error kNotFound  the folder cannot be read; kStopped
+Result<std::vector<Found>> FindAgents(cli::Context& context) {
+  const std::string begin = "shardwright-" + std::to_string(::getuid()) + "-";
+  const std::string folder = RuntimeFolder();
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(folder));
+  std::vector<Found> all;
+  for (const os::Entry& entry : entries) {
+    if (entry.type != os::EntryType::kDir || !entry.name.starts_with(begin)) continue;
+    SW_TRY_ASSIGN(Found found, LookAt(std::string(folder).append("/").append(entry.name), context));
+    all.push_back(std::move(found));
+  }
+  return all;
+}
+
+std::string TextOf(const Json& status, const char* key) {
+  const auto found = status.find(key);
+  if (found == status.end() || found->is_null()) return "none";
+  return found->is_string() ? found->get<std::string>() : found->dump();
+}
+
+void Show(cli::Context& context, const std::vector<Found>& all) {
+  using Column = text::Table::Column;
+  text::Table table({Column{"STATE"}, Column{"PID", text::Table::Align::kRight},
+                     Column{"SNAPSHOT", text::Table::Align::kRight},
+                     Column{"STORED", text::Table::Align::kRight},
+                     Column{"MEMORY", text::Table::Align::kRight}, Column{"STORE"},
+                     Column{"ADDRESS", text::Table::Align::kLeft, true}});
+  Json list = Json::array();
+  for (const Found& one : all) {
+    const std::string address = AddressIn(one.folder);
+    list.push_back({{"address", address}, {"state", one.state}, {"status", one.status}});
+    if (!one.status.is_object()) {
+      table.AddRow({one.state, "", "", "", "", "", address});
+      continue;
+    }
+    const auto memory = one.status.find("memory_bytes");
+    const bool known = memory != one.status.end() && memory->is_number_unsigned();
+    table.AddRow({one.state, TextOf(one.status, "pid"), TextOf(one.status, "newest"),
+                  TextOf(one.status, "persisted"),
+                  known ? FormatBytes(memory->get<std::uint64_t>()) : "",
+                  TextOf(one.status, "store"), address});
+  }
+  context.SetResult({{"agents", std::move(list)}});
+  if (all.empty()) {
+    context.out() << "no agents of this user\n";
+  } else {
+    context.Print(table);
+  }
+}
+
+/// Ends those that run, each when all that it holds is saved.
+Status StopAll(cli::Context& context, const std::vector<Found>& all) {
+  Status first;
+  for (const Found& one : all) {
+    if (one.state == "ended") continue;
+    const std::string address = AddressIn(one.folder);
+    const auto stop = [&]() -> Status {
+      SW_TRY_ASSIGN(const auto client, ClientOf(one.folder, context, kEndPatience));
+      SW_TRY(client->Ask("stop"));
+      return {};
+    };
+    const Status ended = stop();
+    if (ended) {
+      context.sink().Note(address + ": ended, all that it held is saved", 0);
+    } else if (first) {
+      first = ended;
+    } else {
+      context.sink().Warn(ended.error().message);
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+int AgentsMain(int argc, const char* const* argv) {
+  cli::App app("pec-save agents",
+               "List agents that trainers of this user have started on this machine, also those "
+               "whose trainer has ended. They are found in $XDG_RUNTIME_DIR, without it in $TMPDIR "
+               "or /tmp.",
+               {{"", "Shows what each holds in memory and what it has saved."},
+                {"--stop", "Has each save all that it holds, and ends it."}});
+  bool stop = false;
+  app.Alone();
+  app.Daily({"--stop"});
+  app.AddFlag("--stop", &stop, "end them, each when all that it holds is saved");
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    SW_TRY_ASSIGN(const std::vector<Found> all, FindAgents(context));
+    Show(context, all);
+    return stop ? StopAll(context, all) : Status();
+  });
+}
+
+}  // namespace shardwright::apps

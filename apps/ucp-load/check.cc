@@ -1,0 +1,88 @@
+#include "ucp-load/check.h"
+
+#include <algorithm>
+#include <ostream>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "base/text.h"
+#include "ucp/check.h"
+#include "ucp/describe.h"
+
+namespace shardwright::apps {
+
+Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::string& other,
+                 const std::string& only) {
+  ucp::InputOptions first = source.Options(context.flags());
+  first.neighbours = false;
+  first.bound = !only.empty();  // what is not compared may be of any form
+  ucp::InputOptions second = first;
+  second.roots = {other};
+  second.maps = {};  // its names are those that the first gets
+  second.weights_if_present = true;
+  SW_TRY_ASSIGN(const auto b, OpenInput(context, second));
+  first.maps.like = &b->checkpoint;
+  SW_TRY_ASSIGN(const auto a, OpenInput(context, first));
+  const ucp::CompareOptions options{context.flags().threads, context.flags().memory_bytes};
+  SW_TRY_ASSIGN(const auto report,
+                ucp::Check(context.comm(), *a, *b, options, context.sink(), only));
+  nlohmann::json result = ucp::CheckJson(report);
+  if (!a->mapped.empty()) result["maps"] = ucp::MapsJson(a->mapped);
+  context.SetResult(std::move(result));
+  for (const std::string& line : report.differences) context.out() << line << "\n";
+  if (report.difference_count > report.differences.size()) {
+    context.out() << "and " << report.difference_count - report.differences.size() << " more\n";
+  }
+  context.out() << report.tensors_equal << " tensors equal, " << report.difference_count
+                << " differences, " << FormatBytes(report.bytes_compared) << " compared\n";
+  if (report.difference_count == 0) return {};
+  return Fail(Errc::kMismatch, source.input + " and " + other + ": " + report.differences.front());
+}
+
+namespace {
+
+/// Finds a map that leads from the names of a checkpoint to those of a format's programs.
+/// \returns "llama:megatron", or "auto" if several maps do; empty where the names are theirs
+///          already, or no map knows them
+Result<std::string> MissingMap(const dialect::Checkpoint& checkpoint,
+                               const std::vector<std::string>& wanted) {
+  std::vector<std::string> found;
+  for (const std::string& name : dialect::ModelMap::BuiltInNames()) {
+    SW_TRY_ASSIGN(const auto map, dialect::ModelMap::BuiltIn(name));
+    const std::vector<std::string> has = dialect::SidesOf(map, checkpoint);
+    const auto is_wanted = [&](const std::string& side) {
+      return std::ranges::find(wanted, side) != wanted.end();
+    };
+    if (std::ranges::any_of(has, is_wanted)) return std::string();
+    const std::vector<std::string> all = map.sides();
+    const auto to = std::ranges::find_first_of(wanted, all);
+    if (!has.empty() && to != wanted.end())
+      found.push_back(std::string(name).append(":").append(*to));
+  }
+  if (found.empty()) return std::string();
+  return found.size() == 1 ? found.front() : std::string("auto");
+}
+
+}  // namespace
+
+Status CheckNames(cli::Context& context, const ucp::Input& input, const dialect::Dialect& format,
+                  const std::vector<std::string>& wanted, const std::string& output) {
+  if (wanted.empty() || !input.mapped.empty() || input.checkpoint.origin == format.name) return {};
+  SW_TRY_ASSIGN(const std::string map, MissingMap(input.checkpoint, wanted));
+  if (map.empty()) return {};
+  const std::string what = "the names of " + input.checkpoint.tag +
+                           " are those of another program than the ones that files of format " +
+                           std::string(format.name) + " are for";
+  if (format.name != "megatron") {
+    context.sink().Warn(what + "; --map " + map + " writes the names that they look for");
+    return {};
+  }
+  return Fail(Errc::kUsage, what + ": ucp-load " + ShellWord(input.roots.front()) + " " +
+                                ShellWord(output) + " --format " + std::string(format.name) +
+                                " --map " + map +
+                                " writes the names that they look for, --map none keeps these");
+}
+
+}  // namespace shardwright::apps

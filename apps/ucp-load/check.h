@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "cli/app.h"
+#include "common/ucp.h"
+#include "dialect/dialects.h"
+#include "ucp/input.h"
+
+namespace shardwright::apps {
+
+/// Answers --check: compares the source with a second checkpoint and shows what differs.
+/// \param other  path of the second checkpoint
+/// \param only   the state to compare alone: "weight" or "master"; empty: everything
+/// \error kMismatch  they differ; as ucp::OpenInput and ucp::Check
+/// Collective.
+Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::string& other,
+                 const std::string& only);
+
+/// Refuses or warns of names that the programs which read a format do not look for.
+/// \param wanted  as FormatFlags::Sides
+/// \error kUsage  Megatron, which initializes parameters that it does not find
+/// Local.
+Status CheckNames(cli::Context& context, const ucp::Input& input, const dialect::Dialect& format,
+                  const std::vector<std::string>& wanted, const std::string& output);
+
+}  // namespace shardwright::apps

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Measures how commands find and read the headers of checkpoints of many files, and prints a Markdown table.
+
+    scan_bench.py [--bin build/release/bin] [--before OTHER/bin] [--runs 5] [--only slow,ranks,many,atoms] [--work DIR]
+
+slow: --dry-run of 768 files (384 ranks of ZeRO-3, 200 tensors) with 0, 2 and 20 ms added to every open and read of them.
+ranks: the same with 2 ms under mpirun with 4 ranks. many: 32,768 files from the page cache with 2 threads. atoms: 351 small
+atoms written and read with 2 ms added to every open, read, write, sync and rename. The delays come from slow_files.c, which is
+compiled and preloaded. With --before each run is paired with one of other binaries. Needs the Python with PyTorch of
+scripts/peers, a C compiler, and 1 GB in the work folder.
+"""
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+PEERS = pathlib.Path.home() / ".cache/shardwright/peers/bin/python"
+
+
+class Bench:
+    def __init__(self, args, work):
+        self.args = args
+        self.work = work
+        self.slow = work / "slow_files.so"
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", HERE / "slow_files.c", "-o", self.slow, "-ldl"], check=True)
+
+    def sparse(self, ranks, tensors):
+        folder = self.work / f"sparse-{ranks}-{tensors}"
+        if not folder.exists():
+            subprocess.run([self.args.python, HERE / "make_sparse.py", folder, "--ranks", str(ranks), "--tensors", str(tensors),
+                            "--params", "1e9"], check=True)
+        return folder
+
+    def atoms(self):
+        """351 atoms: 117 parameters with a weight and two moments."""
+        folder = self.work / "atoms"
+        if not folder.exists():
+            source = self.sparse(2, 117)
+            subprocess.run([self.args.bin / "ucp-union", source, folder, "-q"], check=True)
+        return folder
+
+    def seconds(self, binaries, words, delay_us=0, below=None, launcher=()):
+        """Of one run, and the opens of files below the folder."""
+        counts = self.work / "counts"
+        counts.unlink(missing_ok=True)
+        env = dict(os.environ, SLOW_FILES=str(below or ""), SLOW_FILES_US=str(delay_us), SLOW_FILES_COUNT=str(counts),
+                   OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        preload = ["env", f"LD_PRELOAD={self.slow}"] if below else []
+        begin = time.perf_counter()
+        subprocess.run([*launcher, *preload, binaries / words[0], *map(str, words[1:]), "-q"], env=env, check=True,
+                       stdout=subprocess.DEVNULL)
+        taken = time.perf_counter() - begin
+        lines = counts.read_text().splitlines() if counts.exists() else []
+        return taken, sum(int(word.split("=")[1]) for line in lines for word in line.split() if word.startswith("opens="))
+
+    def row(self, what, words, clean=None, **how):
+        times = {name: [] for name in ("before", "now")}
+        opens = {}
+        for _ in range(self.args.runs):
+            for name, binaries in (("before", self.args.before), ("now", self.args.bin)):
+                if binaries is None:
+                    continue
+                taken, opens[name] = self.seconds(binaries, words, **how)
+                times[name].append(taken)
+                if clean:
+                    subprocess.run(["rm", "-rf", clean], check=True)
+        shown = [f"{statistics.median(of):.2f} s ({min(of):.2f}-{max(of):.2f})" if of else "" for of in times.values()]
+        counted = ", ".join(str(opens[name]) for name in times if opens.get(name))
+        print(f"| {what} | {shown[0]} | {shown[1]} | {counted} |", flush=True)
+
+    def run(self):
+        print("| what | before | now | opens below the source |\n|---|---|---|---|")
+        only = self.args.only.split(",")
+        out = self.work / "out"
+        if "slow" in only:
+            source = self.sparse(384, 200)
+            for delay_ms in (0, 2, 20):
+                self.row(f"768 files, {delay_ms} ms", ["ucp-load", "--dry-run", source, out, "--target", "dp=4"],
+                         delay_us=delay_ms * 1000, below=source)
+        if "ranks" in only:
+            source = self.sparse(384, 200)
+            self.row("768 files, 2 ms, 4 ranks", ["ucp-load", "--dry-run", source, out, "--target", "dp=4"], delay_us=2000,
+                     below=source, launcher=["mpirun", "--oversubscribe", "-n", "4"])
+        if "many" in only:
+            source = self.sparse(16384, 4000)
+            self.row("32768 files from the page cache", ["ucp-extract", source, out, "--threads", "2"], clean=out)
+        if "atoms" in only:
+            atoms = self.atoms()
+            self.row("351 atoms read, 2 ms", ["ucp-load", "--dry-run", atoms, out, "--target", "dp=2"], delay_us=2000, below=atoms)
+            self.row("351 atoms written, 2 ms", ["ucp-union", self.sparse(2, 117), out], clean=out, delay_us=2000, below=self.work / "out")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, default=HERE.parents[1] / "build/release/bin")
+    parser.add_argument("--before", type=pathlib.Path)
+    parser.add_argument("--python", default=str(PEERS))
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--only", default="slow,ranks,many,atoms")
+    parser.add_argument("--work", type=pathlib.Path, help="keeps the checkpoints for the next call")
+    args = parser.parse_args()
+    if args.work:
+        args.work.mkdir(parents=True, exist_ok=True)
+        Bench(args, args.work.resolve()).run()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        Bench(args, pathlib.Path(folder)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
