@@ -80,7 +80,7 @@ std::optional<std::vector<KLevel>> LevelsAhead(const DynamicK& state, const Faul
 
 /// Faults that still cost something before K reaches N, if each costs what is expected. Absent:
 /// more than 2^53, for faults cost nothing at some level.
-/// Pure. Source: docs/pec-planning.md section 10, last paragraph.
+/// Pure. Source: docs/pec-planning.md section 12.
 std::optional<std::uint64_t> FaultsCovered(const DynamicK& state, const FaultCost& cost);
 
 }  // namespace shardwright::pec
