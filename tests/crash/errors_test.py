@@ -346,7 +346,7 @@ def main():
                     totals[part] += trials.counts
                     broken += trials.broken
                     shutil.rmtree(trials.folder)
-        tables.show(("Way", "Runs", "What came of them"),
+        tables.show(("Part", "Runs", "Outcome"),
                     [(part, counts["runs"], outcomes(counts)) for part, counts in totals.items()])
         runs = ", ".join(f"{counts['runs']} {part}" for part, counts in totals.items())
         log(f"errors: {runs}, {len(broken)} violations")

@@ -360,7 +360,7 @@ def not_carried(bench, what, make):
     expect(done.code == 0 and bench.same(output), f"neighbour: {what}: {done}")
     left_out = json.loads(report.read_text())["result"]["neighbours"]["left_out"]
     expect([one["name"] for one in left_out] == ["neighbour"], f"neighbour: {what}: not named: {left_out}")
-    bench.count("folders, neighbours left out")
+    bench.count("folders, sibling files left out")
 
 
 def unreadable(bench, path_of):

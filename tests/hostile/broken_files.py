@@ -284,9 +284,9 @@ def archive_jobs(bench):
         path = victim(source)
         make(path)
         if what in HARMLESS_ARCHIVES:
-            bench.refused_or_harmless(source, what, [path.name], "lying archives", (4, 9))
+            bench.refused_or_harmless(source, what, [path.name], "archives with false fields", (4, 9))
         else:
-            bench.refused(source, what, [path.name], (4, 8, 9), group="lying archives, refused")
+            bench.refused(source, what, [path.name], (4, 8, 9), group="archives with false fields, refused")
         for escaped in ("escaped", "../escaped"):
             expect(not (bench.folder / escaped).exists(), f"{what}: a name became a path")
 

@@ -220,7 +220,7 @@ def indexes(bench, thorough):
                  if edit[0] not in WITH_PATHS or of.Index(folder).root.state.get("planner_data")]
         for folder, what, edit, loose in broken_rows.chosen(cases, thorough, 4, row.name):
             jobs.append(lambda r=row, f=folder, w=what, e=edit, m=loose: r.judge(
-                "other formats: indexes that lie", f"{f}: {w}", edited(f, e), may_differ=m))
+                "other formats: false indexes", f"{f}: {w}", edited(f, e), may_differ=m))
     return jobs
 
 

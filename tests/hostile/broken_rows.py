@@ -71,7 +71,7 @@ def flips(bench, thorough):
 
         for name, position, bit in chosen(cases, thorough, 4, row.name):
             loose = name.name in WITHOUT_SUMS
-            group = "other formats: bit flips in " + ("indexes" if loose else "files with sums")
+            group = "other formats: bit flips in " + ("indexes" if loose else "files with checksums")
             jobs.append(lambda r=row, n=name, p=position, b=bit, e=loose, g=group: r.judge(
                 g, f"bit {b} of byte {p} of {n} flipped", harm(n, p, b), () if e else (shown(n),),
                 may_pass=True, may_differ=e))
@@ -88,7 +88,7 @@ def swaps(bench, thorough):
         cases += [("exchanged with", a, b) for _, a, b in cases if a < b]
         for how, a, b in chosen(cases, thorough, 2, row.name):
             jobs.append(lambda r=row, h=how, x=a, y=b: r.judge(
-                "other formats: files in each other's place", f"{x} {h} {y}", swapped(h, x, y),
+                "other formats: exchanged files", f"{x} {h} {y}", swapped(h, x, y),
                 may_pass=True, may_differ=OF_A_RANK in y.name))
     return jobs
 
@@ -183,7 +183,7 @@ def archives(bench, thorough):
                  for victim, change in victims(row, with_storages=True) if not victim.startswith("object ")]
         for what, make, victim, change in chosen(cases, thorough, 2, row.name):
             jobs.append(lambda r=row, w=what, m=make, v=victim, c=change: r.judge(
-                "other formats: lying archives", f"{v}: {w}", lambda source: c(source, m), codes=(4, 8, 9),
+                "other formats: archives with false fields", f"{v}: {w}", lambda source: c(source, m), codes=(4, 8, 9),
                 may_pass=w in broken_files.HARMLESS_ARCHIVES))
     return jobs
 

@@ -241,7 +241,7 @@ def main():
                     log(f"VIOLATION {case.name}: {str(broken)[:1500]}")
                 for path in folder.glob("out*"):
                     shutil.rmtree(path, ignore_errors=True)
-    tables.show(("Command", "Peak of a dry run", "Smallest peak", "Largest peak", "Bytes told", "Bytes written"),
+    tables.show(("Command", "Peak of a dry run", "Smallest peak", "Largest peak", "Bytes predicted", "Bytes written"),
                 [(name, *row) for name, row in one.rows.items()])
     counts = ", ".join(f"{count} {name}" for name, count in sorted(one.counts.items()))
     log(f"promises: {counts}; at most {one.worst:.0%} of a promise beyond a dry run; {violations} violations")
