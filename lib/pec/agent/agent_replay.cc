@@ -1,5 +1,5 @@
 // Experts in memory, brought to the iteration of the newest snapshot by the gradients that
-// trainers have handed over: docs/lossless.md, "In the memory of agents".
+// trainers have submitted: docs/lossless.md, "Replay in the memory of agents".
 
 #include <algorithm>
 #include <chrono>
