@@ -105,7 +105,7 @@ def markdown(wanted, found):
         sys.exit("\n".join([f"no result: {want['source']} -> {want['convert']}, {want['judge']}" for want in missing] +
                            [f"not in the matrix: {' '.join(result)}" for result in sorted(unwanted)] +
                            ["run matrix.py --all --record tests/interop/formats/results.tsv"]))
-    yield "| source | `ucp-load` | resumed by | tensors bit for bit | losses off by |"
+    yield "| source | `ucp-load` flags | resumed by | bit-identical tensors | largest loss difference |"
     yield "|---|---|---|---|---|"
     for want in wanted:
         seen = known[key(want)]
@@ -121,7 +121,7 @@ def main():
     print("\n".join(markdown(wanted, found)))
     print()
     versions = sorted({version for seen in found for version in seen["versions"].split(", ")})
-    print(f"Seen with {', '.join(versions)}.")
+    print(f"Tested with {', '.join(versions)}.")
 
 
 if __name__ == "__main__":
