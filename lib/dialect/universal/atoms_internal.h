@@ -73,7 +73,7 @@ const pickle::Node* ReleaseOf(const Checkpoint& checkpoint);
 /// Whether the state files of trained parameters have to be bare tensors, not dicts. Without a
 /// wish: at stage 3, unless the source's release is known to open dicts there.
 /// \error kUnsupported bare tensors are asked for with tensor parallelism
-/// Pure. Source: docs/interop.md, "Which loader".
+/// Pure. Source: docs/interop.md, "Universal loaders".
 Result<bool> WantsBareStates(const Checkpoint& source, const Topology& topology, Loader loader);
 
 }  // namespace shardwright::dialect
