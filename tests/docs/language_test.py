@@ -188,13 +188,13 @@ def changed_files():
 
 
 def shown(hits):
-    """Lines for a message: every hit, or of many those in files that have changed first."""
+    """Lines for a message: every hit, or of many those in files that have changed."""
     changed = changed_files() if len(hits) > SHOWN_MAX else set()
-    ordered = sorted(hits, key=lambda hit: hit.path not in changed)
-    for hit in ordered[:SHOWN_MAX]:
+    picked = [hit for hit in hits if hit.path in changed] or hits
+    for hit in picked[:SHOWN_MAX]:
         yield f"  {hit.path}:{hit.line}: {hit.text}"
-    if len(hits) > SHOWN_MAX:
-        yield f"  and {len(hits) - SHOWN_MAX} more, of which some were there before"
+    if len(hits) > len(picked[:SHOWN_MAX]):
+        yield f"  and {len(hits) - len(picked[:SHOWN_MAX])} more, most of which were there before"
 
 
 def check(tree, rows, exact):

@@ -160,11 +160,15 @@ PATH_CALLERS = {
 TOP_LEVEL = {
     "CMakeLists.txt",
     "CMakePresets.json",
-    "CITATION.cff",  # where those who cite look for it
+    "CITATION.cff",  # where citation tools look for it
+    "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md",
+    "Containerfile",
     "LICENSE",
     "README.md",
     "apps",
     "docs",
+    "examples",
     "lib",
     "patterns",
     "pyproject.toml",  # where pip looks for it
