@@ -10,11 +10,14 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOP_PAGES = ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md")  # pages outside docs/ that the site has too
+FOLDERS = ("formats/", "decisions/")  # folders of docs/ with an index page
 INDEX = "index.md"
-STYLE = ".md-typeset table:not([class]) td code { word-break: normal; }\n.md-grid { max-width: 76rem; }\n"
+STYLE = ".md-typeset table:not([class]) :is(td, th) code { word-break: normal; }\n.md-grid { max-width: 76rem; }\n"
 
-CODE_OR_LINK = re.compile(r"^([ \t]*)(```+|~~~+).*?^[ \t]*\2[ \t]*$|``[^`]*``|`[^`]*`"
+CODE_OR_LINK = re.compile(r"^([ \t]*)(```+|~~~+).*?^[ \t]*\2[ \t]*$|(?P<ticks>`+)(?!`)(?:(?!\n\n).)*?(?<!`)(?P=ticks)(?!`)"
                           r"|(?P<mark>!?)\[(?P<text>(?:`[^`]*`|[^\[\]`])*)\]\((?P<target>[^()\s]+)\)", re.S | re.M)
+LIST_ITEM = re.compile(r"[ \t]*(?:[*+-]|(\d+)[.)])[ \t]+\S")
+FENCE = re.compile(r"[ \t]*(```+|~~~+)")
 
 
 def title_of(path):
@@ -48,9 +51,13 @@ def index_of(folder):
     return "README.md" if (ROOT / "docs" / folder / "README.md").is_file() else INDEX
 
 
+def page_list(folder, but=""):
+    """Links to the pages of a folder as a list, without those to which the text `but` has a link."""
+    return "".join(f"* [{title_of(path)}]({path.name})\n" for path in pages_in(folder) if f"]({path.name}" not in but)
+
+
 def index_page(folder):
-    lines = [f"* [{title_of(path)}]({path.name})" for path in pages_in(folder)]
-    return "\n".join([f"# {folder.strip('/').capitalize()}", "", *lines, ""])
+    return f"# {folder.strip('/').capitalize()}\n\n{page_list(folder)}"
 
 
 def repository_link(path, anchor, repository):
@@ -59,7 +66,7 @@ def repository_link(path, anchor, repository):
 
 
 def rewritten(target, page, repository):
-    """Where a link of a page leads on the site; "" where the site has nothing and the repository is not known.
+    """Returns the target of a link on the site, or "" if the site has no such page and the repository is not known.
 
     \\param page  path below docs/, or the name of a page of the top level
     """
@@ -89,12 +96,31 @@ def with_links(markdown, page, repository):
     """A page with the links that the site has."""
 
     def link(match):
-        if match["target"] is None:
-            return match.group()
+        if match["target"] is None:  # GitHub needs the backslashes in tables, MkDocs would show them.
+            return match.group() if match[2] else match.group().replace("\\|", "|")
         target = rewritten(match["target"], page, repository)
         return f"{match['mark']}[{match['text']}]({target})" if target else match["text"]
 
     return CODE_OR_LINK.sub(link, markdown)
+
+
+def with_list_gaps(markdown):
+    """A page with an empty line before each list that follows a paragraph at once: GitHub needs none, MkDocs does."""
+    lines, fence, first = [], None, ""  # first: the line that the present block begins with
+    for line in markdown.split("\n"):
+        if match := FENCE.match(line):
+            if fence is None:
+                fence = match[1]
+            elif match[1].startswith(fence):
+                fence = None
+        elif fence is None:
+            first = (first or line) if line.strip() else ""
+            item = LIST_ITEM.match(line)
+            if item and not LIST_ITEM.match(first) and (item[1] in (None, "1") or first.startswith(" ")):
+                lines.append("")
+                first = line
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def on_config(config):
@@ -111,7 +137,7 @@ def on_files(files, config):
 
     for name in TOP_PAGES:
         files.append(File.generated(config, name, content=(ROOT / name).read_text(encoding="utf-8")))
-    for folder in ("formats/", "decisions/"):
+    for folder in FOLDERS:
         if index_of(folder) == INDEX:
             files.append(File.generated(config, folder + INDEX, content=index_page(folder)))
     files.append(File.generated(config, "assets/site.css", content=STYLE))
@@ -119,4 +145,8 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    return with_links(markdown, page.file.src_uri, os.environ.get("SHARDWRIGHT_REPOSITORY", ""))
+    path = page.file.src_uri
+    folder = os.path.dirname(path) + "/"
+    if folder in FOLDERS and os.path.basename(path) == "README.md":
+        markdown += "\n" + page_list(folder, but=markdown)
+    return with_links(with_list_gaps(markdown), path, os.environ.get("SHARDWRIGHT_REPOSITORY", ""))
