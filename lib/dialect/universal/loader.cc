@@ -9,7 +9,8 @@ namespace {
 
 using Release = std::array<std::uint32_t, 3>;
 
-/// The first release whose stage-3 loader opens dicts. Source: docs/interop.md, "Universal loaders".
+/// The first release whose stage-3 loader opens dicts. Source: docs/interop.md, "Universal
+/// loaders".
 constexpr Release kStage3OpensDicts = {0, 19, 3};
 
 /// "0.16.9" or "0.16.9+cu12"; zeros for what is no number.
