@@ -12,13 +12,13 @@ OFF = (
 # Target format, exit code, pattern of the message, and why the refusal is right.
 REFUSALS = (
     ("*", 9, "does not tell which parameter is which in the optimizer",
-     "stage 0 has neither names nor an order where groups have parameters of one shape (docs/limits.md)"),
-    ("deepspeed", 9, "have stepped differently, and one flat group", "a flat group has one step (docs/limits.md)"),
+     "stage 0 has neither names nor an order where groups have parameters of one shape (docs/formats/deepspeed.md)"),
+    ("deepspeed", 9, "have stepped differently, and one flat group", "a flat group has one step (docs/formats/deepspeed.md)"),
     ("dcp", 5, r"(?m)^iteration: \d+ and \d+$[^\n]*\n\d+ tensors equal, 1 differences",
      "without ZeRO DeepSpeed's 16-bit optimizers count one step more than the engine, and DCP records steps alone"),
     ("deepspeed", 9, "round_robin=true: with zero=1, bf16 weights and gradients in float32",
-     "DeepSpeed's BF16_Optimizer ignores the order that round_robin_gradients asks for (docs/limits.md)"),
-    ("megatron", 9, "dp_reshardable: .* is float32", "Megatron cannot load buckets of float32 parameters (docs/limits.md)"),
+     "DeepSpeed's BF16_Optimizer ignores the order that round_robin_gradients asks for (docs/formats/deepspeed.md)"),
+    ("megatron", 9, "dp_reshardable: .* is float32", "Megatron cannot load buckets of float32 parameters (docs/formats/megatron.md)"),
 )
 
 # Target format, pattern of the trainer's error, and why it is the trainer's own.
@@ -46,7 +46,7 @@ def is_off(program, feature):
 
 
 def resumes_itself(case):
-    """Whether Megatron can load what it saves: it cannot copy into buckets of float32 parameters (docs/limits.md). Where it cannot,
+    """Whether Megatron can load what it saves: it cannot copy into buckets of float32 parameters (docs/formats/megatron.md). Where it cannot,
     the run that goes on is the control."""
     return case["run"]["optimizer"] != "dp_reshardable" or case["model"]["bf16"]
 
