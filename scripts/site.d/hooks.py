@@ -104,8 +104,8 @@ def with_links(markdown, page, repository):
     return CODE_OR_LINK.sub(link, markdown)
 
 
-def with_list_gaps(markdown):
-    """A page with an empty line before each list that follows a paragraph at once: GitHub needs none, MkDocs does."""
+def with_gaps(markdown):
+    """Adds the empty line between a paragraph and a list or table that GitHub does not need and MkDocs does."""
     lines, fence, first = [], None, ""  # first: the line that the present block begins with
     for line in markdown.split("\n"):
         if match := FENCE.match(line):
@@ -116,7 +116,9 @@ def with_list_gaps(markdown):
         elif fence is None:
             first = (first or line) if line.strip() else ""
             item = LIST_ITEM.match(line)
-            if item and not LIST_ITEM.match(first) and (item[1] in (None, "1") or first.startswith(" ")):
+            is_list = item and not LIST_ITEM.match(first) and (item[1] in (None, "1") or first.startswith(" "))
+            is_table = line.startswith("|") and not first.startswith("|") and not LIST_ITEM.match(first)
+            if is_list or is_table:
                 lines.append("")
                 first = line
         lines.append(line)
@@ -149,4 +151,4 @@ def on_page_markdown(markdown, page, **_):
     folder = os.path.dirname(path) + "/"
     if folder in FOLDERS and os.path.basename(path) == "README.md":
         markdown += "\n" + page_list(folder, but=markdown)
-    return with_links(with_list_gaps(markdown), path, os.environ.get("SHARDWRIGHT_REPOSITORY", ""))
+    return with_links(with_gaps(markdown), path, os.environ.get("SHARDWRIGHT_REPOSITORY", ""))
