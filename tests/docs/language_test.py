@@ -274,14 +274,16 @@ class Language(unittest.TestCase):
         self.assertEqual(long("| a | b |\n|---|---|\n| c | " + "word " * 36 + "|\n"), ([3], []))
         self.assertEqual(long("Ten words and so on, e.g. A to that end. " * 9), ([], []))
         self.assertEqual(long("Ten words and so on, as in that one here. " * 10), ([], [1]))
-        self.assertEqual(long("- " + "Ten words and so on, as in that one here. " * 5 + "\n" + "- " + "So it is. " * 20), ([], []))
+        items = "- " + "Ten words and so on, as in that one here. " * 5 + "\n" + "- " + "So it is. " * 20
+        self.assertEqual(long(items), ([], []))
 
     def test_colon_chains_are_found(self):
         blocks = [prose.Text("x", 1, "One: two. Three; four.\nFive: six; seven, at 12:30:15.")]
         self.assertEqual([hit.line for hit in colon_chains(blocks)], [2])
 
     def test_literals_and_comments_are_read(self):
-        code = ('#include "a b.h"\n// One\n/// two\nauto x = "no";  // three\nF("it is " /* four */, "told \\n"\n  "twice {}");\n'
+        code = ('#include "a b.h"\n// One\n/// two\nauto x = "no";  // three\nF("it is " /* four */,'
+                ' "told \\n"\n  "twice {}");\n'
                 "char c = '\"';  // five \"six\"\n/* seven\n * eight */\nauto y = R\"(raw text)\"; auto z = 1'000;\n")
         words = [text.flat for text in prose.literals("x.cc", code, prose.CPP_TOKEN)]
         self.assertEqual(words, ["it is", "told twice", "raw text"])

@@ -44,7 +44,8 @@ class Site(unittest.TestCase):
         self.assertEqual(self.links("| `--a b\\|c` | d \\| e |"), "| `--a b|c` | d \\| e |")
 
     def test_lists_and_tables_after_a_paragraph_get_a_gap(self):
-        for text, gaps in (("a\n* b\n  c\n* d\n", "a\n\n* b\n  c\n* d\n"), ("a\n1. b\n", "a\n\n1. b\n"), ("a\n| b |\n|---|\n| c |\n", "a\n\n| b |\n|---|\n| c |\n"),
+        for text, gaps in (("a\n* b\n  c\n* d\n", "a\n\n* b\n  c\n* d\n"), ("a\n1. b\n", "a\n\n1. b\n"),
+                           ("a\n| b |\n|---|\n| c |\n", "a\n\n| b |\n|---|\n| c |\n"),
                            ("in\n1999. b\n", None),
                            ("1. a\n\n   b\n2. c\n3. d\n", "1. a\n\n   b\n\n2. c\n3. d\n"), ("```\na\n* b\n```\n", None)):
             self.assertEqual(hooks.with_gaps(text), gaps or text)
