@@ -311,33 +311,29 @@ Status CallBody(const App::Body& body, Context& context, bool& threw) {
   }
 }
 
-/// As CallBody, of one of several tasks that srun has started without MPI. While another one holds
-/// the lock of the output this one waits; then it finds the output complete, as --resume does, or
-/// fails as the other one has.
+/// As CallBody, for one of several tasks that srun has started without MPI. The first task to lock
+/// the output writes it. The others wait, then accept the complete output as --resume does. So does
+/// a task that starts after the output is complete.
 /// \param flags  of the context
 Status CallBodyBeside(const App::Body& body, Context& context, CommonFlags& flags, bool& threw) {
   constexpr std::chrono::milliseconds kFirstWait(200);
   constexpr std::chrono::milliseconds kLongestWait(10'000);
   constexpr std::chrono::milliseconds kTick(100);
   Sink& sink = context.sink();
-  std::chrono::milliseconds wait = kFirstWait;
-  for (bool told = false;; told = true) {
+  sink.Note("srun has started " + std::to_string(comm::TasksApart()) +
+                " tasks without MPI: one writes the output, the others wait for it; "
+                "srun --mpi=pmix (or pmi2) makes them share the work",
+            0);
+  flags.resume = true;
+  for (std::chrono::milliseconds wait = kFirstWait;; wait = std::min(2 * wait, kLongestWait)) {
     Status status = CallBody(body, context, threw);
     if (status || status.error().code != Errc::kBusy || status.error().sys != EWOULDBLOCK) {
       return status;
-    }
-    if (!told) {
-      sink.Note("one of the " + std::to_string(comm::TasksApart()) +
-                    " tasks of this job step writes the output, this one waits for it: srun "
-                    "--mpi=pmix (or pmi2) makes them share the work",
-                0);
     }
     for (const auto end = Clock::now() + wait; Clock::now() < end;) {
       if (sink.stop_requested()) return Fail(Errc::kStopped, "stopped on request");
       std::this_thread::sleep_for(kTick);
     }
-    wait = std::min(2 * wait, kLongestWait);
-    flags.resume = true;
   }
 }
 

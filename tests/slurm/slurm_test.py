@@ -131,6 +131,10 @@ class Conversions(OnSlurm):
         said = self.ends(job, "COMPLETED 0:0")
         self.assertEqual(same(self.reference, self.folder / "out"), [])
         self.assertIn("--mpi=pmix", said)
+        # Tasks that start after the output is complete accept it, too.
+        job = self.job("-N", "2", "-n", "4",
+                       self.script(f"srun -n 4 ucp-load '{SOURCE}' '{self.folder}/out' --target dp=4\n"))
+        self.assertEqual(self.ends(job, "COMPLETED 0:0").count("complete already"), 4)
         job = self.job("-N", "2", "-n", "4",
                        self.script(f"srun -n 4 ucp-load '{SOURCE}' '{self.folder}/out' --target dp=8\n"))
         self.assertIn("exists (--force replaces it)", self.ends(job, "FAILED 6:0"))
