@@ -79,8 +79,10 @@ build_preset() {
   echo "$name: configuring the $preset preset, log in $log"
   cmake --preset "$preset" "${configure[@]}" >"$log" 2>&1 </dev/null || code=$?
   if [[ $code -eq 0 ]]; then
-    # The lines of a dry run are numbered "[1/240]".
-    steps=$("${compile[@]}" -- -n 2>/dev/null </dev/null | sed -n 's|^\[[0-9]*/\([0-9]*\)\].*|\1|p' | tail -n 1 || true)
+    # The lines of a dry run are numbered "[1/240]". Under its own name Ninja would first want to make build.ninja
+    # again, and a dry run ends there.
+    cp "build/$preset/build.ninja" "build/$preset/dry-run.ninja"
+    steps=$("${compile[@]}" -- -f dry-run.ninja -n 2>/dev/null </dev/null | sed -n 's|^\[[0-9]*/\([0-9]*\)\].*|\1|p' | tail -n 1 || true)
     if [[ ${steps:-0} -gt 0 ]]; then
       # A step takes about 8 seconds of one processor.
       echo "$name: building, $steps steps: about $(((steps * 8 / jobs + 59) / 60)) min with $jobs compilers at once," \
