@@ -21,7 +21,7 @@ bool IsLinkAllowed(const std::string& folder, const std::string& file);
 /// Local.
 Result<std::string> RealPathInFolder(const std::string& path);
 
-/// Reads a file of at most `cap` bytes for which RealPathInFolder holds.
+/// Reads a file of at most `cap` bytes after resolving its links as RealPathInFolder does.
 /// \error as RealPathInFolder; kNotFound; kLimit
 /// Local.
 Result<std::string> ReadTextInFolder(const std::string& path, std::uint64_t cap);

@@ -42,7 +42,7 @@ class ModelMap {
 
   /// "patterns/maps/llama.json"
   const std::string& origin() const;
-  /// Its name, "llama", and those of its sides in the order of the file.
+  /// Name of the map ("llama"), and names of its naming schemes in the order of the file.
   const std::string& name() const;
   std::vector<std::string> sides() const;
   /// Names of the sizes that may be given, sorted.

@@ -9,9 +9,9 @@
 
 namespace shardwright::moe::internal {
 
-/// Colors the edges (sender, receiver) of a bipartite multigraph so that no two of a color share an
-/// end, with as many colors as the largest degree (König).
-/// \returns the color of every edge
+/// Assigns each transfer (sender, receiver) between nodes to a round (edge coloring, König). In a
+/// round a node sends at most once and receives at most once. The number of rounds is minimal.
+/// \returns the round of every transfer
 std::vector<std::uint32_t> ColorEdges(
     std::span<const std::pair<std::uint32_t, std::uint32_t>> edges, std::uint32_t nodes,
     const StopCheck& stop = {});

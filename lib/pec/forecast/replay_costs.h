@@ -10,7 +10,7 @@ namespace shardwright::pec {
 // What a run of policy replay costs, and a restore that makes the steps of its log again:
 // docs/lossless.md.
 
-/// Of a rank. 0 leaves out what depends on it.
+/// Speeds of one rank. A rate of 0 makes the forecast omit the costs that depend on it.
 struct ReplayRates {
   double copy_bytes_per_s = 0;     ///< of gradients, into memory that the agent sees
   double storage_bytes_per_s = 0;  ///< into storage, and out of it

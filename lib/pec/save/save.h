@@ -45,7 +45,7 @@ struct DynamicKOptions {
 struct ReplayRun {
   std::uint64_t full_every = 500;             ///< as ReplayPoint
   std::optional<std::uint64_t> logged_since;  ///< as ReplayPoint
-  /// Of the snapshot before; absent: of the store's newest checkpoint.
+  /// Iteration of the previous snapshot; if absent, that of the store's newest checkpoint.
   std::optional<std::uint64_t> before;
 };
 
