@@ -1,27 +1,44 @@
-"""Checkpoints of any layout and format, straight into a running trainer.
+"""Loads checkpoints into running PyTorch trainers, and takes partial checkpoints from them.
+
+load fills the tensors of a trainer from a checkpoint of any layout and format. No converted files are written:
 
     import shardwright
     step = shardwright.load(engine, "ckpt/")               # a DeepSpeed engine
-    step = shardwright.load((model, optimizer), "ckpt/")   # FSDP2, tensor parallel, DDP, one process
+    step = shardwright.load((model, optimizer), "ckpt/")   # FSDP2, tensor parallelism, DDP, one process
 
-Nothing is converted on disk, and nothing is printed. docs/live.md tells what is read when.
+PartialCheckpoints takes snapshots of a few experts at a time from a DeepSpeed run:
 
-    plan = shardwright.ExpertPlan.read("plan.json")        # of moe-replace
-    layer = shardwright.ReplicatedExperts(plan, 0, {expert: tensors})
+    pec = shardwright.PartialCheckpoints(engine, "store/", k=2, every=10)
+    step = int(pec.load())       # newest state; 0 at the start of a run
+    pec.step()                   # after each optimizer step
+    pec.close()
 
-Layers of experts that live where a plan says: docs/experts.md.
+All errors are subclasses of Error. The package prints nothing. Other contents:
+
+    IdleTimes, GradientLog       reports of a trainer to an agent
+    ExpertPlan, ReplicatedExperts, SparseCollectives, migrate, ExtraCapacity
+                                 layers of experts that a plan of moe-replace places on ranks
+
+Documentation: docs/live.md, docs/experts.md, docs/lossless.md
 """
 
 from ._capacity import ExtraCapacity
-from ._errors import Error
+from ._errors import (BusyError, CorruptInputError, Error, LimitError, MismatchError, NotFoundError, TransferError, UnsupportedError,
+                      UsageError)
 from ._experts import Dispatched, ReplicatedExperts
-from ._load import Loaded, load
 from ._idle import IdleTimes
+from ._load import Loaded, load
 from ._lossless import GradientLog
 from ._migrate import migrate
-from ._partial import PartialCheckpoints, Snapshot
+from ._partial import PartialCheckpoints
 from ._plans import ExpertPlan
+from ._snapshot import Snapshot
 from ._sparse import SparseCollectives
 
-__all__ = ["Dispatched", "Error", "ExpertPlan", "ExtraCapacity", "GradientLog", "IdleTimes", "Loaded", "PartialCheckpoints", "ReplicatedExperts",
-           "Snapshot", "SparseCollectives", "load", "migrate"]
+__all__ = [
+    "load", "PartialCheckpoints", "Loaded", "Snapshot",
+    "Error", "UsageError", "NotFoundError", "CorruptInputError", "MismatchError", "BusyError", "TransferError", "LimitError",
+    "UnsupportedError",
+    "IdleTimes", "GradientLog",
+    "ExpertPlan", "ReplicatedExperts", "Dispatched", "SparseCollectives", "migrate", "ExtraCapacity",
+]

@@ -1,4 +1,4 @@
-"""What a trainer says to an agent: docs/formats/agent.md."""
+"""The trainer's end of the agent protocol: docs/formats/agent.md."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 from ._errors import BAD_INPUT, IO, MISMATCH, NOT_FOUND, UNSUPPORTED, USAGE, Error
 from ._library import expanded
 
-PATIENCE = 600  # seconds: an agent may work for long before it answers
-LINE = 4096  # bytes of an answer's line, at most
-TEXT = 256 << 20  # bytes of a text behind an answer, at most
+PATIENCE = 600  # seconds to wait for a reply: some requests take an agent minutes
+LINE = 4096  # largest length of a reply line in bytes
+TEXT = 256 << 20  # largest length of a text after a reply line in bytes
 F_ADD_SEALS, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE = 1033, 1, 2, 4, 16
 CREDENTIALS = "iII"  # struct ucred: process, user, group
 
 
 def user_id(user: int | str | None) -> int | None:
-    """Returns the number of a user given by name or number. Raises Error for an unknown name."""
+    """Returns the number of a user given by name or number. Raises UsageError for an unknown name."""
     if user is None or isinstance(user, int):
         return user
     try:
@@ -35,14 +35,14 @@ def user_id(user: int | str | None) -> int | None:
 
 
 class SharedMemory:
-    """Memory that this process writes and an agent reads. It keeps its size, and no other process can map it for writing
-    (Linux 5.1 or newer; an older kernel cannot forbid that)."""
+    """Memory that this process writes and an agent reads. Its size is fixed, and no other process can map it for writing. (Linux
+    before 5.1 cannot forbid the latter.)"""
 
     def __init__(self, name: str, size: int) -> None:
         self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, size)
-            self.map = mmap.mmap(self.descriptor, size)  # before the seal, which keeps mappings that exist writable
+            self.map = mmap.mmap(self.descriptor, size)  # before the seal: mappings that exist stay writable
             fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
             try:
                 fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
@@ -55,14 +55,19 @@ class SharedMemory:
             raise
 
     def close(self) -> None:
-        os.close(self.descriptor)  # the mapping goes with the last that looks into it
+        """Closes the descriptor. The mapping is freed with the last reference to it."""
+        os.close(self.descriptor)
 
 
 class Connection:
-    """To an agent behind a socket file; requests one after the other.
+    """Connection to an agent at a socket file. It sends one request at a time. Not thread safe.
 
-    user: a further user, by name or number, whose agent is accepted. Default: only agents of this process's user, and of root.
-    Raises Error with MISMATCH, before anything is sent, where a process of another user listens.
+    address: unix:PATH.
+    patience: seconds to wait for a reply.
+    user: name or number of another user whose agent is accepted. Default: only agents of this process's user and of root.
+
+    Raises UnsupportedError for other addresses, NotFoundError if nothing listens, and MismatchError, before it sends anything, if
+    a process of another user listens.
     """
 
     def __init__(self, address: str, patience: float = PATIENCE, *, user: int | str | None = None) -> None:
@@ -86,7 +91,7 @@ class Connection:
             raise
 
     def _check_user(self, user: int | None) -> None:
-        """The same rule as in lib/os/socket.cc, CheckPeer."""
+        """Applies the rule of CheckPeer in lib/os/socket.cc."""
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
         self.user: int = struct.unpack(CREDENTIALS, raw)[1]
         mine = os.geteuid()
@@ -97,7 +102,7 @@ class Connection:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # also of processes that were forked meanwhile
+            self._socket.shutdown(socket.SHUT_RDWR)  # closes it in processes that were forked meanwhile, too
         self._socket.close()
 
     def __enter__(self) -> Connection:
@@ -107,29 +112,32 @@ class Connection:
         self.close()
 
     def send(self, line: str) -> None:
+        """Sends a request line. Raises TransferError."""
         self.send_text(line + "\n")
 
     def send_text(self, text: str) -> None:
+        """Sends a text after a request line. Raises TransferError."""
         try:
             self._socket.sendall(text.encode())
         except OSError as error:
             raise Error(IO, f"{self._address}: {error.strerror or error}") from error
 
     def send_descriptor(self, descriptor: int) -> None:
-        """Memory that the agent may map."""
+        """Sends the descriptor of shared memory, which the agent maps. Raises TransferError."""
         try:
             socket.send_fds(self._socket, [b"\0"], [descriptor])
         except OSError as error:
             raise Error(IO, f"{self._address}: {error.strerror or error}") from error
 
     def readable(self) -> bool:
-        """Whether an answer has come, or the end of the connection."""
+        """Returns true if a reply has arrived or the connection has ended."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(self._ahead or poll.poll(0))
 
     def answer(self) -> str:
-        """What follows "ok". Raises what the agent says."""
+        """Waits for a reply and returns its text after "ok". Raises Error with the code and message of an error reply,
+        CorruptInputError for an invalid reply, and TransferError if the connection ends."""
         while b"\n" not in self._ahead:
             if len(self._ahead) > LINE:
                 raise Error(BAD_INPUT, f"{self._address}: a line of more than {LINE} bytes")
@@ -143,7 +151,7 @@ class Connection:
         raise Error(BAD_INPUT, f"{self._address}: no answer of an agent: {line[:80]!r}")
 
     def text(self) -> str:
-        """The text behind an answer that is its length."""
+        """Waits for a reply that is the length of a text, and returns the text. Raises like answer()."""
         size = self.answer()
         if not size.isdigit():
             raise Error(BAD_INPUT, f"{self._address}: a length expected, found {size[:80]!r}")
@@ -154,7 +162,7 @@ class Connection:
         return self._take(int(size))
 
     def json(self) -> dict[str, Any]:
-        """The text behind an answer as a JSON object."""
+        """Waits for a text and returns it as a JSON object. Raises like answer()."""
         text = self.text()
         try:
             value = json.loads(text)
@@ -165,6 +173,7 @@ class Connection:
         return value
 
     def status(self) -> dict[str, Any]:
+        """Requests the status of the agent (docs/formats/agent.md)."""
         self.send("status")
         return self.json()
 

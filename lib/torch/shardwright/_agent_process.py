@@ -1,4 +1,4 @@
-"""An agent that a trainer starts for itself, and that outlives it."""
+"""Starts an agent process for a trainer. The agent keeps running after the trainer has ended."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ from typing import Any
 from ._agent import Connection
 from ._errors import BUSY, INTERNAL, IO, MISMATCH, NOT_FOUND, Error
 
-START = 60  # seconds that an agent may take until it listens
-LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_PROCID", "SLURM_MPI_TYPE")  # an agent is no rank of the job that the trainer is one of
+START = 60  # seconds until a new agent must listen
+# Prefixes of launcher variables. The agent starts without them, because it is not a rank of the trainer's job.
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_PROCID", "SLURM_MPI_TYPE")
 SHARED_MEMORY = "/dev/shm"
 HOW = "its owner or root can remove it; else start pec-save agent elsewhere and give agent="
 
 
 class OwnAgent:
-    """pec-save agent for one store. Socket, log and the folder in shared memory are named after the store's path, so that
-    a trainer that starts again finds what the one before has left running."""
+    """A `pec-save agent` process for one store. The names of its runtime folder (socket, log) and of its folder in shared memory
+    are derived from the path of the store, so that a restarted trainer finds the agent of the previous one. scripts/clean and
+    pec-save agents use the same names.
+
+    store: absolute path of the store. command: the program pec-save. flags: flags of the agent.
+    Raises NotFoundError if there is no such program.
+    """
 
     def __init__(self, store: str, command: str, flags: Sequence[str]) -> None:
         name = f"shardwright-{os.getuid()}-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
-        self.folder = os.path.join(SHARED_MEMORY, name)  # of the checkpoints that trainers hand over
+        self.folder = os.path.join(SHARED_MEMORY, name)  # checkpoints that trainers submit
         self._runtime = os.path.join(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), name)
-        self.started = False  # by this object
+        self.started = False  # true: this object has started the agent
         self._process: subprocess.Popen[bytes] | None = None
         self.address = f"unix:{os.path.join(self._runtime, 'agent.sock')}"
         program = shutil.which(command)
@@ -40,10 +46,11 @@ class OwnAgent:
         self._words = [program, "agent", self.folder, store, "--listen", self.address, *map(str, flags)]
 
     def start(self) -> None:
-        """Where none answers."""
+        """Starts the agent, unless one is running. Raises MismatchError if the running one was started with other arguments, or if
+        another user owns its folders."""
         if self._process is not None:
-            self._process.poll()  # one that has ended is forgotten by the system too
-        # Both folders first: a socket in a folder of another user may be anybody's.
+            self._process.poll()  # reaps a process that has ended
+        # Checks both folders first: any user can place a socket in a folder of another user.
         with _own_folder(self.folder), _own_folder(self._runtime) as runtime:
             if self._answers():
                 return self._compare(runtime)
@@ -59,12 +66,12 @@ class OwnAgent:
         self._process = process
         end = time.monotonic() + START
         while not self._answers():
-            if process.poll() not in (None, BUSY):  # busy: another one got the socket, and answers soon
+            if process.poll() not in (None, BUSY):  # busy: another process started the agent, which will reply soon
                 with _open_in(runtime, "agent.log", os.O_RDONLY) as log:
-                    said = log.read().decode(errors="replace")[-2000:].strip()
+                    output = log.read().decode(errors="replace")[-2000:].strip()
                 code = process.returncode
                 self._clear()
-                raise Error(code if 0 < code < 11 else INTERNAL, f"{' '.join(self._words)}: exit code {code}: {said}")
+                raise Error(code if 0 < code < 11 else INTERNAL, f"{' '.join(self._words)}: exit code {code}: {output}")
             if time.monotonic() > end:
                 raise Error(NOT_FOUND, f"{' '.join(self._words)}: does not answer after {START} s; see "
                                        f"{os.path.join(self._runtime, 'agent.log')}")
@@ -72,12 +79,12 @@ class OwnAgent:
         self.started = True
 
     def stop(self) -> None:
-        """When its newest snapshot is in the store."""
+        """Waits until the newest snapshot is in the store, stops the agent and removes its folders. Raises Error."""
         with Connection(self.address, 24 * 3600) as agent:
             agent.send("stop")
             agent.answer()
         end = time.monotonic() + START
-        while self._answers() and time.monotonic() < end:  # it removes its socket as it ends
+        while self._answers() and time.monotonic() < end:  # the agent removes its socket when it ends
             time.sleep(0.02)
         if self._process is not None:
             self._process.wait()
@@ -88,7 +95,7 @@ class OwnAgent:
             shutil.rmtree(path, ignore_errors=True)
 
     def _compare(self, runtime: int) -> None:
-        """An agent that is there already must be what this one would be."""
+        """Raises MismatchError if the running agent was started with other arguments."""
         words: list[str] = []
         with contextlib.suppress(OSError, ValueError), _open_in(runtime, "agent.json", os.O_RDONLY) as file:
             words = list(map(str, json.load(file)))
@@ -97,6 +104,7 @@ class OwnAgent:
                                   "stop it with pec-save tell ... stop")
 
     def _answers(self) -> bool:
+        """Returns true if an agent replies at the address."""
         try:
             with Connection(self.address) as agent:
                 agent.status()
@@ -109,9 +117,9 @@ class OwnAgent:
 
 @contextlib.contextmanager
 def _own_folder(path: str) -> Iterator[int]:
-    """Makes a folder that only this user may look into, or opens the one that is there. Yields its descriptor.
+    """Creates a folder with access for this user only, or opens the existing one. Yields its descriptor.
 
-    Raises Error with MISMATCH, naming the owner and the mode, where the folder is another user's or open to others.
+    Raises MismatchError, with the owner and the mode, if another user owns the folder or has access to it.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -135,6 +143,6 @@ def _own_folder(path: str) -> Iterator[int]:
 
 
 def _open_in(folder: int, name: str, flags: int) -> Any:
-    """A file of a folder that is this user's alone."""
+    """Opens a file in a folder of _own_folder."""
     descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     return open(descriptor, "rb" if flags == os.O_RDONLY else "wb")

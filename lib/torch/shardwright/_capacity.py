@@ -1,4 +1,4 @@
-"""Tokens that experts have lost in a fault, made up for: docs/experts.md."""
+"""Additional capacity for experts that lost tokens in a fault: docs/experts.md."""
 
 from __future__ import annotations
 
@@ -8,33 +8,48 @@ import torch
 
 from ._errors import USAGE, Error
 from ._library import compute
+from ._load import Loaded
+from ._types import Restored
 
 
 class ExtraCapacity:
-    """More capacity for experts that a restore left older: a tenth, until they have processed as many tokens more as they have
-    lost, and only as much as other experts of their device leave unused (MoEtion, section 6).
+    """Gives experts that a restore left older than the rest additional capacity, until they have processed as many additional
+    tokens as they lost (MoEtion, section 6).
 
         extra = shardwright.ExtraCapacity(loaded, devices=8)
         ...
         capacity = extra.capacity(layer, tokens, capacity)   # in a gate, before it drops tokens
         ...
-        extra.step()                                         # after each step of the optimizer
+        extra.step()                                         # after each optimizer step
 
-    loaded: what shardwright.load returned, or its `restored`; where no tokens were lost, or none were counted, nothing changes.
-    devices: over which the experts of a layer lie, in equal shares, the first ones on the first.
-    ranks, rank: of those that route tokens, each with a capacity of its own: debts are shared among them. With a gate that counts
-        the tokens of all of them, 1 and 0.
+    The addition is at most a tenth of the expert's capacity, and at most its share of what other experts of its device leave
+    unused. Local: no method is collective.
 
-    Attributes: debts, [layer][expert]: tokens that this rank has not made up yet. Nothing here is collective.
+    Args:
+        loaded: the result of shardwright.load, or its attribute `restored`. If no tokens were lost or counted, capacities do not
+            change.
+        devices: number of devices that have the experts of a layer, in equal shares. The first share is on the first device.
+        ranks, rank: number of ranks that route tokens with a capacity of their own, and the calling rank. Each gets a share of
+            the lost tokens. If a gate counts the tokens of all ranks, use the defaults 1 and 0.
+
+    Attributes:
+        debts: int64 tensors, [layer][expert]: lost tokens that this rank has not yet made up for.
+
+    Raises:
+        UsageError: an argument is out of range, or `devices` does not divide the number of experts.
+
+    Documentation: docs/experts.md#capacity-after-a-fault
     """
 
-    def __init__(self, loaded: Any, devices: int, ranks: int = 1, rank: int = 0) -> None:
+    debts: list[torch.Tensor]
+
+    def __init__(self, loaded: Loaded | Restored | None, devices: int, ranks: int = 1, rank: int = 0) -> None:
         if not 0 <= rank < ranks:
             raise Error(USAGE, f"rank={rank} of ranks={ranks}")
-        restored = getattr(loaded, "restored", loaded) or {}
+        restored: Any = getattr(loaded, "restored", loaded) or {}
         lost = (restored.get("loss") or {}).get("lost_by_expert", [])
         self._devices = devices
-        self.debts: list[torch.Tensor] = [
+        self.debts = [
             torch.tensor([whole // ranks + (rank < whole % ranks) for whole in layer], dtype=torch.int64, device="cpu")
             for layer in lost]
         for number, layer in enumerate(self.debts):
@@ -44,10 +59,15 @@ class ExtraCapacity:
         self._used = [torch.zeros_like(layer) for layer in self.debts]
 
     def capacity(self, layer: int, tokens: torch.Tensor, capacity: torch.Tensor) -> torch.Tensor:
-        """What each expert of a layer may process now, of int64 numbers for each expert.
+        """Returns the capacity of each expert of a layer, including the addition. Local.
 
-        tokens: that are routed to it. capacity: without the extra; where the layer owes nothing it is what comes back.
-        The same for the same arguments until step(), also where a forward pass is repeated.
+        Args:
+            layer: number of the MoE layer.
+            tokens: integers [expert], the tokens that are routed to each expert.
+            capacity: integers [expert], the capacities without the addition. Returned unchanged if the layer has no debts.
+
+        Until step() the same arguments return the same result, so a forward pass can be repeated.
+        Documentation: docs/experts.md#capacity-after-a-fault
         """
         if layer >= len(self.debts) or not self._owing[layer]:
             return capacity
@@ -57,7 +77,8 @@ class ExtraCapacity:
         return capacity + extra.to(capacity.device, capacity.dtype)
 
     def step(self) -> bool:
-        """Takes from the debts what was made up since the last step. Returns whether any is left."""
+        """Subtracts the tokens that were made up for since the last step from the debts. Returns true if debts are left. Local.
+        Call it after each optimizer step. Documentation: docs/experts.md#capacity-after-a-fault"""
         for number, used in enumerate(self._used):
             if self._owing[number]:
                 self.debts[number] = (self.debts[number] - used).clamp_(min=0)

@@ -1,8 +1,8 @@
-"""DeepSpeed's engines: which tensors of a rank are which part of which parameter.
+"""DeepSpeed engines: maps the flat tensors of a rank to ranges of parameters.
 
-At stages 1 and 2 and with BF16_Optimizer the parameters of a group lie in one row, in the order of that optimizer, which
-the ranks share out in equal partitions. (What parameters say of themselves there, `_hp_mapping`, does not hold with
-round_robin_gradients.) At stage 3 it follows from the partition of a parameter and from where the optimizer keeps it.
+At stages 1 and 2 and with BF16_Optimizer, the parameters of a group are concatenated in the order of the optimizer. The ranks
+divide the result into equal partitions. (The `_hp_mapping` of parameters is wrong with round_robin_gradients, so it is not used.)
+At stage 3 the mapping follows from the partition of each parameter and from its position in the optimizer's flat tensors.
 """
 
 from __future__ import annotations
@@ -14,53 +14,55 @@ from typing import Any
 import torch
 
 from ._errors import UNSUPPORTED, Error
-from ._held import Held, buffers_of, flat_piece, piece, plain_name
 from ._library import value_of
-from ._optimizers import STEP, Told, materialise, set_step, states_of
+from ._optimizers import STEP, SavedOptimizer, materialise, set_step, states_of
+from ._shards import Shard, buffers_of, flat_shard, plain_name, shard_of
 
 EXPERT = re.compile(r"^(.*\.deepspeed_moe\.experts)\.deepspeed_experts\.(\d+)\.(.*)$")
-# What an engine keeps in its model files for itself: the rest is the client's state.
+# Keys of the model files that belong to the engine. All other keys are client state.
 ENGINE_KEYS = {"global_steps", "global_samples", "skipped_steps", "lr_scheduler", "ds_config", "num_experts",
                "csr_tensor_module_names", "sparse_tensor_module_names", "data_sampler", "random_ltd", "ds_autoep_layers"}
 
-# A flat tensor of an optimizer, its state, and its parameters: each with the place of its elements in the flat tensor,
-# how many there are, and the first of them in the parameter.
+# A flat tensor of an optimizer and its parameters: (parameter, position of its elements in the flat tensor, number of elements,
+# first element in the parameter).
 Flat = tuple[torch.Tensor, list[tuple[torch.Tensor, int, int, int]]]
 
 
-def _partition(flat: torch.Tensor, group: list, begins: list[int] | None, ranks: Any) -> list[tuple]:
-    """What this rank's partition of a row of parameters holds of each; `begins` are their places in the row."""
+def _partition(flat: torch.Tensor, group: list[torch.Tensor], begins: list[int] | None, ranks: Any,
+               ) -> list[tuple[torch.Tensor, int, int, int]]:
+    """Returns the ranges of parameters in this rank's partition of concatenated parameters, as in Flat. `begins` are the positions of
+    the parameters. None: each begins where the previous one ends."""
     begin = torch.distributed.get_rank(ranks) * flat.numel()
-    end, held, place = begin + flat.numel(), [], 0
+    end, found, place = begin + flat.numel(), [], 0
     for number, param in enumerate(group):
         place = place if begins is None else begins[number]
         first, last = max(begin, place), min(end, place + param.numel())
         if first < last:
-            held.append((param, first - begin, last - first, first - place))
+            found.append((param, first - begin, last - first, first - place))
         place += param.numel()
-    return held
+    return found
 
 
 def _trains_nothing(optimizer: Any) -> bool:
-    """Whether an engine has none, or a stand-in of DeepSpeed for one: DummyOptim, or at stage 3 DeepSpeedZeRoOffload."""
+    """Returns true for no optimizer, and for DeepSpeed's placeholders: DummyOptim, and DeepSpeedZeRoOffload at stage 3."""
     names = {type(optimizer).__name__, type(getattr(optimizer, "optimizer", None)).__name__}
     return optimizer is None or bool(names & {"DummyOptim", "DeepSpeedZeRoOffload"})
 
 
-class DeepSpeed:
-    """An engine. optimizer: that of the engine, None for one without."""
+class DeepSpeedTrainer:
+    """A DeepSpeed engine. optimizer: the engine's optimizer, None if it has none."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.model, self.optimizer = engine, engine.module, engine.optimizer
         self.stage = engine.zero_optimization_stage()
-        self._partitions = engine.optimizer  # stage 3: what partitions the parameters
+        self._partitions = engine.optimizer  # stage 3: partitions the parameters
         if _trains_nothing(engine.optimizer):
             self.optimizer = None
         self.client_state: dict[str, object] = {}
         self.not_set: list[str] = []
         self._refuse()
         self.names = {id(param): self._name(plain_name(name)) for name, param in self.model.named_parameters()}
-        # The optimizer that does the steps; ours may wrap it.
+        # The optimizer that makes the steps. DeepSpeed's optimizer may wrap it.
         self.base = getattr(self.optimizer, "optimizer", self.optimizer)
 
     def _refuse(self) -> None:
@@ -81,13 +83,13 @@ class DeepSpeed:
             raise Error(UNSUPPORTED, "MiCS")
 
     def _on_nvme(self) -> bool:
-        """Stage 3: whether parameters or states are offloaded to files."""
+        """Stage 3: returns true if parameters or states are offloaded to files."""
         if self.optimizer is None:
             return str(getattr(self._partitions.offload_device, "value", "")) == "nvme"
         return self.optimizer.swap_optimizer or self.optimizer.params_in_nvme_and_cpu
 
     def _name(self, name: str) -> str:
-        """With the global number of an expert in place of that of this rank."""
+        """Replaces the local number of an expert in a parameter name by its global number."""
         found = EXPERT.match(name)
         if not found:
             return name
@@ -97,25 +99,25 @@ class DeepSpeed:
         number = groups._get_expert_parallel_rank(group) * experts.num_local_experts + int(found[2])
         return f"{found[1]}.deepspeed_experts.{number}.{found[3]}"
 
-    def _weights(self) -> Iterator[Held | None]:
+    def _weights(self) -> Iterator[Shard | None]:
         for param in self.model.parameters():
             name, kind = self.names[id(param)], "param" if param.requires_grad else "frozen"
             if self.stage != 3:
-                yield piece(name, kind, param)
+                yield shard_of(name, kind, param)
                 continue
             first, count = self._share(param)
-            yield flat_piece(name, kind, param.ds_shape, param.ds_tensor.narrow(0, 0, count), first)
+            yield flat_shard(name, kind, param.ds_shape, param.ds_tensor.narrow(0, 0, count), first)
         for name, buffer in buffers_of(self.model):
-            yield piece(name, "buffer", buffer)
+            yield shard_of(name, "buffer", buffer)
 
     def _share(self, param: Any) -> tuple[int, int]:
-        """Stage 3: the first element of a parameter in this rank's partition, and how many there are."""
+        """Stage 3: returns the first element of a parameter in this rank's partition, and the number of elements."""
         share = param.partition_numel()
         first = min(param.ds_numel, torch.distributed.get_rank(param.ds_process_group) * share)
         return first, min(share, param.ds_numel - first)
 
     def _flats(self) -> Iterator[Flat]:
-        """The flat tensors of master weights."""
+        """Yields the flat tensors of master weights with their parameters. Raises UnsupportedError for an unknown optimizer."""
         own = self.optimizer
         if self.stage == 3:
             for flat, group in zip(own.fp32_partitioned_groups_flat, own.fp16_groups):
@@ -136,7 +138,7 @@ class DeepSpeed:
                     places.append((param, end, param.numel(), 0))
                     end += param.numel()
                 yield flat, places
-        elif hasattr(own, "fp32_groups"):  # the same, tensor by tensor
+        elif hasattr(own, "fp32_groups"):  # the same, with one tensor for each parameter
             for masters, group in zip(own.fp32_groups, own.fp16_groups):
                 for master, param in zip(masters, group):
                     yield master, [(param, 0, param.numel(), 0)]
@@ -146,20 +148,22 @@ class DeepSpeed:
     def _shape(self, param: Any) -> tuple[int, ...]:
         return tuple(param.ds_shape if self.stage == 3 else param.shape)
 
-    def _pieces(self, flat: torch.Tensor, value: torch.Tensor, kind: str, places: list) -> Iterator[Held]:
+    def _flat_shards(self, value: torch.Tensor, kind: str, places: list) -> Iterator[Shard]:
         whole = value.detach().view(-1)
         for param, place, count, first in places:
-            yield flat_piece(self.names[id(param)], kind, self._shape(param), whole.narrow(0, place, count), first)
+            yield flat_shard(self.names[id(param)], kind, self._shape(param), whole.narrow(0, place, count), first)
 
     def _is_plain(self) -> bool:
-        """The optimizer is one of PyTorch, over the parameters themselves."""
+        """Returns true for a PyTorch optimizer that works on the parameters directly, without master weights."""
         return isinstance(self.optimizer, torch.optim.Optimizer) and self.base is self.optimizer
 
-    def held(self) -> list[Held]:
+    def shards(self) -> list[Shard]:
+        """Returns this rank's shards of weights, buffers, master weights and optimizer states. Creates missing optimizer states.
+        Stage 3: partitions the parameters first; release() undoes this."""
         if self.stage == 3 and self.optimizer is None:
             self._partitions.partition_all_parameters()
         elif self.stage == 3:
-            self.optimizer.checkpoint_event_prologue()  # weights are where they are partitioned
+            self.optimizer.checkpoint_event_prologue()  # weights are partitioned from here on
         found = list(self._weights())
         if self.optimizer is None:
             return [one for one in found if one is not None]
@@ -169,60 +173,60 @@ class DeepSpeed:
                 for param in group["params"]:
                     name = self.names[id(param)]
                     states = states_of(self.base.state.get(param, {}), param.shape, f'"{name}"')
-                    found += [piece(name, key, value) for key, value in states]
+                    found += [shard_of(name, key, value) for key, value in states]
             return [one for one in found if one is not None]
         flats = list(self._flats())
         for flat, places in flats:
-            found += self._pieces(flat, flat, "fp32", places)
+            found += self._flat_shards(flat, "fp32", places)
         for flat, places in flats:
             for key, value in states_of(self.base.state.get(flat, {}), flat.shape, "a flat group of parameters"):
-                found += self._pieces(flat, value, key, places)
+                found += self._flat_shards(value, key, places)
         return [one for one in found if one is not None]
 
     def _materialise(self) -> None:
         if self.stage != 3:
             materialise(self.base)
             return
-        self.optimizer._set_fp32_optimizer_param_groups()  # they are there during steps only
+        self.optimizer._set_fp32_optimizer_param_groups()  # DeepSpeed sets them during steps only
         try:
             materialise(self.base)
         finally:
             self.optimizer._clear_fp32_optimizer_param_groups()
 
     def release(self) -> None:
-        """Also after an error."""
+        """Ends a load, also after an error. Stage 3: gathers the parameters that the engine keeps gathered."""
         if self.stage == 3 and self.optimizer is not None:
             self.optimizer.checkpoint_event_epilogue()
         elif self.stage == 3 and self._partitions.persistent_parameters:
             self._partitions.persistent_parameters[0].all_gather(self._partitions.persistent_parameters)
 
-    def take(self, told: Told, answer: dict[str, Any]) -> None:
-        """After the tensors: steps, hyper-parameters, counters, scheduler, loss scaler."""
+    def set_state(self, saved: SavedOptimizer, answer: dict[str, Any]) -> None:
+        """Sets step counts, hyper-parameters, counters, learning rate scheduler and loss scaler, after the tensors were filled."""
         if self.optimizer is not None:
-            self._take_steps(told)
-            self._take_scaler(value_of(answer["scaler"]) or {})
-        self._take_counters(value_of(answer["engine"]), answer)
+            self._set_steps(saved)
+            self._set_scaler(value_of(answer["scaler"]) or {})
+        self._set_counters(value_of(answer["engine"]), answer)
 
-    def _take_steps(self, told: Told) -> None:
+    def _set_steps(self, saved: SavedOptimizer) -> None:
         if self._is_plain():
             groups = [(group, [self.names[id(param)] for param in group["params"]]) for group in self.base.param_groups]
             for param, state in self.base.state.items():
-                self._set_step(state, told.step([self.names[id(param)]]))
+                self._set_step(state, saved.step([self.names[id(param)]]))
         else:
             flats = list(self._flats())
             for flat, places in flats:
                 names = [self.names[id(param)] for param, *_ in places]
-                self._set_step(self.base.state.get(flat, {}), told.step(names))
+                self._set_step(self.base.state.get(flat, {}), saved.step(names))
             groups = list(zip(self.base.param_groups, self._names_by_group(flats)))
         for group, names in groups:
-            told.set_group(group, names)
+            saved.set_group(group, names)
 
     def _set_step(self, state: dict[str, Any], step: float | None) -> None:
         if step is not None and STEP in state:
             set_step(state, step)
 
     def _names_by_group(self, flats: list[Flat]) -> list[list[str]]:
-        """Of all parameters of a group, also those of which this rank has nothing."""
+        """Returns the names of all parameters of each group, including parameters without elements on this rank."""
         own = self.optimizer
         if self.stage == 3:
             groups: list[list[str]] = [[] for _ in self.base.param_groups]
@@ -232,10 +236,10 @@ class DeepSpeed:
         params = getattr(own, "bit16_groups", None) or getattr(own, "bf16_groups", None) or own.fp16_groups
         return [[self.names[id(param)] for param in group] for group in params]
 
-    def _take_scaler(self, told: dict[str, Any]) -> None:
-        """Of all places where an optimizer of DeepSpeed may keep its scale, those that this one has."""
-        nested = told.get("loss_scaler")
-        values = {**told, **(nested if isinstance(nested, dict) else {})}
+    def _set_scaler(self, saved: dict[str, Any]) -> None:
+        """Sets the loss scale in all attributes of the optimizer that store it."""
+        nested = saved.get("loss_scaler")
+        values = {**saved, **(nested if isinstance(nested, dict) else {})}
         homes = [home for home in (getattr(self.optimizer, "loss_scaler", None),
                                    getattr(self.optimizer, "loss_scale_config", None)) if home is not None]
         fp16 = getattr(self.engine, "fp16_enabled", lambda: False)()
@@ -246,7 +250,7 @@ class DeepSpeed:
                 if key in vars(home) and key != "loss_scaler":
                     setattr(home, key, value)
 
-    def _take_counters(self, kept: dict[str, Any] | None, answer: dict[str, Any]) -> None:
+    def _set_counters(self, kept: dict[str, Any] | None, answer: dict[str, Any]) -> None:
         engine = self.engine
         kept = kept or {}
         if kept.get("global_steps", answer["step"]) is not None:

@@ -1,4 +1,4 @@
-"""Layers of replicated experts: tokens to the replicas of a plan and back, parameters to copies, gradients together."""
+"""Layers of replicated experts: sends tokens to replicas and back, copies parameters, and sums gradients."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclasses.dataclass
 class Dispatched:
-    """What dispatch() has brought to this rank.
+    """Tokens that ReplicatedExperts.dispatch has sent to this rank.
 
-    rows: tokens, [rows][hidden], by expert and then by sender; differentiable.
-    experts: this rank's, ascending.
-    sizes: rows of each of them, zeros included.
+    Attributes:
+        rows: tokens, [rows][hidden], sorted by expert, then by sender. Differentiable.
+        experts: the experts of this rank, ascending.
+        sizes: number of rows of each of these experts, including zeros.
+
+    Documentation: docs/experts.md#tokens
     """
 
     rows: torch.Tensor
@@ -39,26 +42,46 @@ class Dispatched:
     _thread: torch.Tensor
 
     def by_expert(self) -> list[tuple[int, torch.Tensor]]:
-        """(expert, its rows) for all experts of this rank."""
+        """Returns (expert, its rows) for all experts of this rank, ascending. Local."""
         return list(zip(self.experts, self.rows.split(self.sizes)))
 
 
 class ReplicatedExperts:
-    """A layer of experts that live where a plan says.
+    """A layer of experts that are placed on ranks by a plan.
 
-    plan: of moe-replace, as ExpertPlan.read has it, for the ranks of the group.
-    layer: its number in the plan.
-    parameters: this rank's: {expert: its tensors}, in an order and with shapes that all experts have alike; of the experts
-        whose state it holds.
-    rule: how tokens are shared among replicas. "capacity": equal shares for all replicas, own tokens first; "proportional":
-        the same, what is left over in proportion to the room of the others; "topology": the rank itself, else its node,
-        else all.
+    Sends tokens to the replicas of their experts and back, and sums the gradients of replicas. Collective, like all methods except
+    close and calibrate. Every rank must call backward(), even if it received no tokens.
 
-    Collective, as all methods but those that say otherwise. Every rank has to call backward() alike.
+    Args:
+        plan: a plan of moe-replace from ExpertPlan.read, for the ranks of the group.
+        layer: number of the layer in the plan.
+        parameters: {expert: its tensors}, for the experts whose state this rank has. All experts have the same number of tensors,
+            with the same shapes, in the same order.
+        group: process group of the ranks. Default: all ranks.
+        rule: how tokens are shared among replicas. "capacity": equal shares, and a rank's own tokens first. "proportional": the
+            same, and the remaining tokens in proportion to what is left of the shares. "topology": the rank itself, otherwise
+            ranks of its node, otherwise all ranks.
+
+    Attributes:
+        parameters: {expert: its tensors}, as passed.
+        holders: [expert]: ranks that compute the expert, ascending.
+        owner: [expert]: the first rank that has the state of the expert, -1 for no rank.
+
+    Raises:
+        UsageError: parameters or rule do not match the plan. MismatchError: ranks differ in plan, layer, rule or shapes.
+
+    Documentation: docs/experts.md
     """
 
-    def __init__(self, plan: ExpertPlan, layer: int, parameters: Mapping[int, Sequence[torch.Tensor]], group: Any = None,
-                 rule: str = "capacity") -> None:
+    plan: ExpertPlan
+    layer: int
+    rule: str
+    parameters: dict[int, list[torch.Tensor]]
+    holders: list[list[int]]
+    owner: list[int]
+
+    def __init__(self, plan: ExpertPlan, layer: int, parameters: Mapping[int, Sequence[torch.Tensor]],
+                 group: dist.ProcessGroup | None = None, rule: str = "capacity") -> None:
         self._ranks = Group(group)
         self.plan, self.layer, self.rule = plan, layer, rule
         self.parameters = {expert: list(tensors) for expert, tensors in sorted(parameters.items())}
@@ -75,11 +98,11 @@ class ReplicatedExperts:
                                    f"{list(self.parameters)} are given")
             return plan.digest, layer, rule, next(iter(self.parameters.values()), None) is not None
 
-        told = moving(lambda: self._ranks.agree(check))
-        for rank, other in enumerate(told):
-            if other[:3] != told[0][:3]:
+        found = moving(lambda: self._ranks.agree(check))
+        for rank, other in enumerate(found):
+            if other[:3] != found[0][:3]:
                 raise Error(MISMATCH, f"rank {rank} has plan {other[0][:16]} layer {other[1]} rule {other[2]}, rank 0 plan "
-                                      f"{told[0][0][:16]} layer {told[0][1]} rule {told[0][2]}")
+                                      f"{found[0][0][:16]} layer {found[0][1]} rule {found[0][2]}")
             if not other[3]:
                 raise Error(USAGE, f"{plan.path}: layer {layer}: rank {rank} holds no expert: it cannot tell their form")
         self._example = next(iter(self.parameters.values()))
@@ -91,16 +114,22 @@ class ReplicatedExperts:
         self._node = torch.tensor(plan.node, dtype=torch.int64, device="cpu")
 
     def close(self) -> None:
-        """Gives back what the object has made of the process group."""
+        """Destroys the process group that the object created, if any. Local."""
         self._ranks.close()
 
     # Tokens
 
     def loads(self, chosen: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """[expert][rank]: how many tokens each rank has for each expert.
+        """Returns the token counts [expert][rank]: the number of tokens that each rank has for each expert. Collective.
 
-        chosen: this rank's gate decisions, [tokens][choices], -1 for none.
-        Raises, on all ranks, what is wrong on any of them.
+        Args:
+            chosen: gate decisions of this rank, integers [tokens][choices], -1 for no choice.
+            tokens: [tokens][hidden], to check shape and type on all ranks. Default: no check.
+
+        Raises:
+            UsageError, MismatchError: on all ranks, if the arguments of any rank are invalid or differ.
+
+        Documentation: docs/experts.md#copies-for-an-iteration
         """
         counts = torch.zeros(self.plan.experts, dtype=torch.int64, device="cpu")
         failed: Error | None = None
@@ -122,9 +151,9 @@ class ReplicatedExperts:
         moving(lambda: dist.all_gather_into_tensor(flat, mine, group=self._ranks.for_tensors(mine)))
         table = flat.view(self._ranks.size, -1)
         if table[:, 0].any():
-            said = moving(lambda: self._ranks.gather(None if failed is None else str(failed)))
-            rank = next(rank for rank, text in enumerate(said) if text is not None)
-            raise Error(int(table[rank, 0]), said[rank], rank)
+            texts = moving(lambda: self._ranks.gather(None if failed is None else str(failed)))
+            rank = next(rank for rank, text in enumerate(texts) if text is not None)
+            raise Error(int(table[rank, 0]), texts[rank], rank)
         if tokens is not None and (table[:, 1:3] != table[0, 1:3]).any():
             forms = [f"{TYPES[dtype]}".removeprefix("torch.") + f"[...][{hidden}]" for hidden, dtype in table[:, 1:3].tolist()]
             raise Error(MISMATCH, f"tokens: ranks have {', '.join(forms)}")
@@ -132,13 +161,23 @@ class ReplicatedExperts:
 
     def dispatch(self, tokens: torch.Tensor, chosen: torch.Tensor, loads: torch.Tensor | None = None,
                  holders: Sequence[Sequence[int]] | None = None) -> Dispatched:
-        """Sends each token to replicas of the experts that its gate chose.
+        """Sends each token to replicas of the experts that its gate chose. Collective, differentiable.
 
-        tokens: [tokens][hidden], on this rank.
-        chosen: [tokens][choices]: experts, -1 for none.
-        loads: of loads(chosen, tokens), where that was called already.
-        holders: [expert]: ranks that hold it for this iteration, as calibrate() has them; default the plan's. One replica each.
-        Raises Error where an expert with tokens has no replica, on all ranks.
+        Args:
+            tokens: [tokens][hidden], of this rank.
+            chosen: integers [tokens][choices], the experts, -1 for no choice.
+            loads: result of loads(chosen, tokens), if it was called already.
+            holders: [expert]: ranks that have the expert in this iteration, one replica each, from calibrate(). Default: those
+                of the plan.
+
+        Returns:
+            The tokens that all ranks have sent to this rank.
+
+        Raises:
+            UsageError, MismatchError: on all ranks, if the arguments of any rank are invalid, or an expert with tokens has no
+            replica. TransferError: a rank is gone.
+
+        Documentation: docs/experts.md#tokens
         """
         if loads is None:
             loads = self.loads(chosen, tokens)
@@ -157,11 +196,20 @@ class ReplicatedExperts:
         return Dispatched(rows, mine, received.sum(0)[mine].tolist(), place, arrange, outgoing, incoming, thread)
 
     def combine(self, rows: torch.Tensor, dispatched: Dispatched, weights: torch.Tensor) -> torch.Tensor:
-        """Sends what experts made of the rows back, and sums each token's by weight.
+        """Sends the results of the experts back, and computes the weighted sum of each token. Collective, differentiable.
 
-        rows: in the order of dispatched.rows, [rows][any width].
-        weights: [tokens][choices]
-        Returns [tokens][width], summed in float32 (float64 for float64) in the order of the choices.
+        Args:
+            rows: results in the order of dispatched.rows, [rows][any width].
+            dispatched: the result of dispatch().
+            weights: [tokens][choices].
+
+        Returns:
+            [tokens][width], added in float32 (float64 for float64 rows) in the order of the choices.
+
+        Raises:
+            UsageError: a wrong number of rows. TransferError: a rank is gone.
+
+        Documentation: docs/experts.md#tokens
         """
         if rows.dim() != 2 or rows.shape[0] != len(dispatched._arrange):
             raise Error(USAGE, f"rows: {len(dispatched._arrange)} expected, as of dispatch, found shape {list(rows.shape)}")
@@ -172,8 +220,11 @@ class ReplicatedExperts:
     # Gradients of replicas
 
     def sum_gradients(self) -> None:
-        """After backward(): the gradients of every expert summed over its replicas, in the order of ranks, the same bits on
-        all of them; zeros where no rank has one. For plans whose replicas all have state."""
+        """Adds the gradients of each expert over its replicas, in the order of ranks. Collective. Call it after backward().
+
+        All replicas get the same bits. An expert without gradients gets zeros. Only for plans in which all replicas have state.
+        Raises TransferError if a rank is gone. Documentation: docs/experts.md#gradients
+        """
         gradients = {expert: [_gradient(one) for one in tensors] for expert, tensors in self.parameters.items()}
         state = self.plan.state(self.layer)
         self._sparse.reduce_scatter(gradients, self.owner, state)
@@ -183,12 +234,24 @@ class ReplicatedExperts:
 
     def calibrate(self, loads: torch.Tensor, *, overlap: int, spare: int | Sequence[int], expert_bytes: int,
                   seconds_per_token: float, bytes_per_token: float = 0, bytes_per_s: float = 0) -> list[list[int]]:
-        """Who is to hold which expert now that the loads are known: further copies, hottest experts first, where sending them
-        costs less than they save. Local, the same on all ranks that give the same.
+        """Selects further copies of experts by their token counts: experts with most tokens first, if sending the copy costs less
+        time than it saves. Local. Ranks that pass the same arguments get the same result.
 
-        loads: of loads().
-        overlap, spare: experts that are copied at most, and foreign ones that a rank has room for.
-        expert_bytes: parameters of an expert; the others: what computing and sending a token costs.
+        Args:
+            loads: result of loads().
+            overlap: largest number of experts that are copied.
+            spare: number of experts of other ranks that fit into the memory of a rank: one number, or one for each rank.
+            expert_bytes: size of the parameters of an expert.
+            seconds_per_token: time to compute one token.
+            bytes_per_token, bytes_per_s: size of a token, and speed of the network.
+
+        Returns:
+            [expert]: ranks that have the expert in this iteration, for prefetch() and dispatch().
+
+        Raises:
+            UsageError: an argument is out of range.
+
+        Documentation: docs/experts.md#copies-for-an-iteration
         """
         found = call("calibrate", {
             "owner": self.owner, "planned": self.holders, "tokens": loads.sum(1).tolist(), "node": list(self.plan.node),
@@ -198,7 +261,13 @@ class ReplicatedExperts:
         return found["holders"]
 
     def prefetch(self, holders: Sequence[Sequence[int]] | None = None) -> Prefetched:
-        """Begins to copy parameters from their owners to the other holders; other layers may compute meanwhile."""
+        """Starts to copy parameters from their owners to the other ranks of `holders`. Collective. Other layers can compute
+        meanwhile.
+
+        holders: result of calibrate(). Default: the ranks of the plan.
+        Raises UsageError for invalid ranks and TransferError if a rank is gone.
+        Documentation: docs/experts.md#copies-for-an-iteration
+        """
         holders = self.holders if holders is None else holders
         mine = [expert for expert, ranks in enumerate(holders) if self._ranks.rank in ranks]
         held = {expert: [one.detach() for one in self.parameters[expert]] if expert in self.parameters
@@ -207,9 +276,23 @@ class ReplicatedExperts:
 
     def materialise(self, tokens: torch.Tensor, prefetched: Prefetched | None = None,
                     ) -> tuple[torch.Tensor, dict[int, list[torch.Tensor]]]:
-        """The parameters of all experts that this rank computes in this iteration, copies among them, differentiable:
-        backward() sums their gradients at their owners. And the tokens, which have to pass through here, before dispatch(),
-        so that every rank takes part in that. For plans with one owner of each expert."""
+        """Waits for the copies of prefetch() and returns the parameters of all experts that this rank computes. Collective.
+
+        The parameters are differentiable: backward() adds their gradients at their owners. For plans with one owner of each
+        expert.
+
+        Args:
+            tokens: the layer's input. Pass the returned tokens to dispatch(), so that every rank takes part in backward().
+            prefetched: result of prefetch(). Default: calls it.
+
+        Returns:
+            (tokens, {expert: its parameters}).
+
+        Raises:
+            TransferError: a rank is gone.
+
+        Documentation: docs/experts.md#copies-for-an-iteration
+        """
         prefetched = prefetched or self.prefetch()
         prefetched.work.wait()
         experts = list(prefetched.held)
@@ -222,7 +305,7 @@ class ReplicatedExperts:
 
 @dataclasses.dataclass
 class Prefetched:
-    """Parameters that are on their way."""
+    """Copies of parameters in progress. Pass it to ReplicatedExperts.materialise."""
 
     held: dict[int, list[torch.Tensor]]
     holders: Sequence[Sequence[int]]
@@ -230,8 +313,8 @@ class Prefetched:
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows to their ranks, and gradients back. The thread is what makes every rank take part in the backward pass, also
-    one without rows."""
+    """Sends rows to their ranks, and gradients back. The argument `thread` makes every rank take part in the backward pass, even
+    without rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, thread: torch.Tensor, sent: list[int], received: list[int], ranks: Group) -> Any:
@@ -253,6 +336,8 @@ def _swap(rows: torch.Tensor, sent: list[int], received: list[int], ranks: Group
 
 
 class _Materialise(torch.autograd.Function):
+    """Passes copied parameters to the layer, and adds their gradients at the owners in the backward pass."""
+
     @staticmethod
     def forward(ctx: Any, layer: ReplicatedExperts, prefetched: Prefetched, tokens: torch.Tensor, thread: torch.Tensor,
                 *owned: torch.Tensor) -> Any:
@@ -265,7 +350,7 @@ class _Materialise(torch.autograd.Function):
     def backward(ctx: Any, tokens: torch.Tensor, *flat: torch.Tensor) -> Any:
         layer: ReplicatedExperts = ctx.layer
         width = len(layer._example)
-        # Copies: gradients of the engine may be shared, and are summed in place here.
+        # Cloned, because the sums are in place and autograd may share gradients.
         summed = {expert: [one.clone(memory_format=torch.contiguous_format) for one in flat[i * width:(i + 1) * width]]
                   for i, expert in enumerate(ctx.experts)}
         layer._sparse.reduce_scatter(summed, layer.owner, ctx.holders)
@@ -273,12 +358,14 @@ class _Materialise(torch.autograd.Function):
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns the gradient of a parameter. Creates zeros if it has none."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
 def _matrix(holders: Sequence[Sequence[int]], plan: ExpertPlan) -> torch.Tensor:
+    """Converts the ranks of each expert to numbers of replicas, [expert][rank]. Raises UsageError."""
     if len(holders) != plan.experts:
         raise Error(USAGE, f"holders: of {len(holders)} experts, the plan has {plan.experts}")
     replicas = torch.zeros(plan.experts, plan.ranks, dtype=torch.int64, device="cpu")

@@ -1,8 +1,8 @@
-"""Files of torch.save that hold their header at first, and of their tensors what is asked for later.
+"""Writes sparse torch.save files: first the header, later the byte ranges of tensors that an agent requests.
 
-The older stream of torch.save tells the place of every storage before the first one begins, and has no checksums: so its
-payloads can be holes that nothing was written to. Each tensor gets a storage of its own, as DeepSpeed's copies for saving
-have it; tensors over the same elements share one.
+The older stream format of torch.save stores the position of every storage before the first storage, and has no checksums. So the
+data of storages can be holes in the file. Each tensor gets a storage of its own, like DeepSpeed's copies for saving. Tensors over
+the same elements share a storage.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ._device_memory import host_bytes
 from ._errors import BAD_INPUT, UNSUPPORTED, Error
-from ._far import near
 
-MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the stream
-SMALL = 4096  # bytes: what is not larger comes with the header, scalars that readers look at among it
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the stream format
+SMALL = 4096  # bytes: tensors up to this size are written with the header, because readers need some scalars
 KINDS = {torch.float32: torch.FloatStorage, torch.float64: torch.DoubleStorage, torch.float16: torch.HalfStorage,
          torch.bfloat16: torch.BFloat16Storage, torch.int64: torch.LongStorage, torch.int32: torch.IntStorage,
          torch.int16: torch.ShortStorage, torch.int8: torch.CharStorage, torch.uint8: torch.ByteStorage,
@@ -29,7 +29,7 @@ KINDS = {torch.float32: torch.FloatStorage, torch.float64: torch.DoubleStorage, 
 
 
 class _Storage:
-    """Of a tensor by itself."""
+    """The storage of one tensor in the file."""
 
     def __init__(self, key: str, tensor: torch.Tensor) -> None:
         self.key, self.tensor = key, tensor
@@ -37,6 +37,8 @@ class _Storage:
 
 
 class _Pickler(pickle.Pickler):
+    """Pickles tensors as references to storages, which it collects."""
+
     def __init__(self, file: Any) -> None:
         super().__init__(file, protocol=2)
         self.storages: dict[tuple, _Storage] = {}
@@ -65,6 +67,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
+    """Returns the strides of a contiguous tensor."""
     found, step = [], 1
     for extent in reversed(shape):
         found.append(step)
@@ -73,7 +76,7 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
 
 
 class Part(NamedTuple):
-    """The bytes first..last of a tensor, and where in the file they go."""
+    """The bytes [first, last) of a tensor, and their position in the file."""
 
     tensor: torch.Tensor
     first: int
@@ -82,11 +85,11 @@ class Part(NamedTuple):
 
 
 class SparseFile:
-    """A file whose tensors are in this process. They must not change until what is asked for was filled in."""
+    """A torch.save file whose tensors are in this process. They must not change until the requested byte ranges are written."""
 
     def __init__(self, path: str, value: Any) -> None:
         self.path = path
-        self._places: list[tuple[int, _Storage]] = []  # of the larger storages, ascending
+        self._places: list[tuple[int, _Storage]] = []  # positions of the storages larger than SMALL, ascending
         with open(path, "xb") as file:
             pickle.dump(MAGIC, file, protocol=2)
             pickle.dump(PROTOCOL, file, protocol=2)
@@ -100,7 +103,7 @@ class SparseFile:
             for storage in storages:
                 file.write(struct.pack("<q", storage.tensor.numel()))
                 if storage.bytes <= SMALL:
-                    file.writelines(near(storage.tensor, 0, storage.bytes))
+                    file.writelines(host_bytes(storage.tensor, 0, storage.bytes))
                 else:
                     self._places.append((file.tell(), storage))
                     file.seek(storage.bytes, os.SEEK_CUR)
@@ -109,13 +112,14 @@ class SparseFile:
             self._size = file.tell()
             self._time = os.fstat(file.fileno()).st_mtime_ns
 
-    def parts(self, stretches: list[tuple[int, int]]) -> list[Part]:
-        """What of which tensors lies in stretches (first byte, how many; ascending, apart from each other)."""
-        if stretches and not self._first <= stretches[0][0] <= sum(stretches[-1]) <= self._size:
-            raise Error(BAD_INPUT, f"{self.path}: bytes {stretches[0][0]} to {sum(stretches[-1])} are asked for, tensors lie from "
+    def parts(self, ranges: list[tuple[int, int]]) -> list[Part]:
+        """Returns the parts of tensors in byte ranges of the file: (first byte, number of bytes), ascending and disjoint. Raises
+        CorruptInputError for ranges outside of the tensors."""
+        if ranges and not self._first <= ranges[0][0] <= sum(ranges[-1]) <= self._size:
+            raise Error(BAD_INPUT, f"{self.path}: bytes {ranges[0][0]} to {sum(ranges[-1])} are asked for, tensors lie from "
                                    f"{self._first} to {self._size}")
         found, at = [], 0
-        for first, count in stretches:
+        for first, count in ranges:
             last = first + count
             while at < len(self._places) and self._places[at][0] < last:
                 begin, storage = self._places[at]
@@ -123,16 +127,16 @@ class SparseFile:
                 if place < end:
                     found.append(Part(storage.tensor, place - begin, min(last, end) - begin, place))
                 if end > last:
-                    break  # the next stretch may go on in it
+                    break  # the next range may continue in this storage
                 at += 1
         return found
 
     def fill(self, parts: list[Part]) -> None:
-        """Writes them. The file keeps the time of its header: to who has read that it is the same file."""
+        """Writes parts to the file. Keeps the modification time, so that an agent that has read the header finds the same file."""
         with open(self.path, "r+b", buffering=0) as file:
             for part in parts:
                 place = part.place
-                for data in near(part.tensor, part.first, part.last):
+                for data in host_bytes(part.tensor, part.first, part.last):
                     while data:
                         done = os.pwrite(file.fileno(), data, place)
                         data, place = data[done:], place + done
@@ -140,8 +144,8 @@ class SparseFile:
 
 
 class NoCopies(TorchFunctionMode):
-    """DeepSpeed copies the weights of experts before it saves them: here that is not needed, since only their bytes are
-    looked at, and it would take longer than the rest."""
+    """Suppresses the copies of expert weights that DeepSpeed makes before a save. Only the bytes of the weights are read here, and
+    the copies would take most of the time."""
 
     def __init__(self, layers: list[Any]) -> None:
         super().__init__()
@@ -154,8 +158,8 @@ class NoCopies(TorchFunctionMode):
 
 
 class HeaderEngine:
-    """A checkpoint engine of DeepSpeed that writes headers, and keeps what the tensors of its files are. A failure is
-    kept too: other ranks wait in the middle of a save."""
+    """A DeepSpeed checkpoint engine that writes sparse files. It stores a failure instead of raising it, because other ranks wait
+    during a save."""
 
     def __init__(self) -> None:
         self.files: dict[str, SparseFile] = {}
@@ -176,7 +180,7 @@ class HeaderEngine:
         return dp_rank == 0
 
     def preserves_storage_sharing(self) -> bool:
-        return False  # each tensor gets a storage of its own: nothing has to be copied for that
+        return False  # each tensor gets a storage of its own, so copies are not needed
 
     def is_decoupled(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""The trainer's collectives, as the library calls them: see lib/live/trainer_comm.h."""
+"""The trainer's process group, as the library calls it: see lib/live/trainer_comm.h."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes
                             ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p),
                             ctypes.POINTER(ctypes.c_void_p))
 EACH_TO_EACH, TO_ALL, FROM_ROOT = 0, 1, 2
-MEETING = 1852014708  # tag of the messages of meet, that no trainer uses by chance
-SMALL = 56  # bytes for all ranks that go with the word how many there are
+MEETING = 1852014708  # tag of the messages of meet, unlikely to be used by a trainer
+SMALL = 56  # largest data in bytes that an all-gather sends together with its size
 
 
 def moving(work: Callable[[], Any]) -> Any:
-    """What a collective of the trainer's group returns; raises Error where a rank is gone."""
+    """Returns the result of a collective. Raises TransferError if it fails, for example because a rank is gone."""
     try:
         return work()
     except Error:
         raise
-    except (RuntimeError, ValueError) as error:  # dist.DistBackendError is one of the first
+    except (RuntimeError, ValueError) as error:  # dist.DistBackendError is a RuntimeError
         raise Error(IO, f"process group: {str(error).splitlines()[0]}") from error
 
 
 class Group:
-    """A process group of the trainer; one process where there is none.
+    """A process group of the trainer, or a single process if torch.distributed is not initialized.
 
-    failure: what a collective of it raised, for who called the library.
+    Creates a gloo group over the same ranks if the group has another backend; close() destroys it.
+    failure: the exception of a collective that the library called. The caller of the library raises it.
     """
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.failure: BaseException | None = None
-        self.rank, self.size, self._own, self._group, self._given = 0, 1, None, None, group
+        self.rank, self.size, self._given = 0, 1, group
+        self._own: dist.ProcessGroup | None = None
+        self._group: dist.ProcessGroup | None = None
         self._function = FUNCTION(self._swap)
         self._kept: tuple[torch.Tensor, ...] = ()
         if not (dist.is_available() and dist.is_initialized()):
@@ -47,17 +50,18 @@ class Group:
         self.rank, self.size, self._group = dist.get_rank(group), dist.get_world_size(group), group
         if self.size > 1 and "gloo" not in dist.get_backend(group):
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            # Other groups of the trainer are none of its business: names of groups would run into each other.
+            # Local synchronization: only these ranks take part, and names do not clash with the trainer's other groups.
             self._group = self._own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
     def close(self) -> None:
+        """Destroys the gloo group, if this object has created one. Local."""
         if self._own is not None:
             dist.destroy_process_group(self._own)
             self._own = None
 
     def meet(self, what: str, seconds: float) -> None:
-        """Collective. Waits until all ranks have called `what`. Raises Error with USAGE after this many seconds; rank 0 names a rank
-        that is missing."""
+        """Waits until all ranks have called `what`. Collective. Raises UsageError after this many seconds. On rank 0 the message names
+        a missing rank."""
         end = time.monotonic() + seconds
 
         def arrive(work: Any, other: str) -> None:
@@ -71,7 +75,7 @@ class Group:
 
         if self.size == 1:
             return
-        # Messages between two ranks: a collective could not be given up, and would hold up the end of the process.
+        # Uses messages between two ranks: a collective cannot be cancelled, and would delay the end of the process.
         others = range(1, self.size) if self.rank == 0 else [0]
         bytes_in, byte_out = torch.zeros(self.size, 1, dtype=torch.uint8, device="cpu"), torch.zeros(1, dtype=torch.uint8, device="cpu")
         received = [moving(lambda rank=rank: dist.irecv(bytes_in[rank], group=self._group, group_src=rank, tag=MEETING))
@@ -87,7 +91,7 @@ class Group:
             arrive(work, "another rank")
 
     def gather(self, value: Any) -> list[Any]:
-        """Collective. What every rank gives."""
+        """Returns the values of all ranks, in the order of ranks. Collective."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -95,33 +99,35 @@ class Group:
         return found
 
     def agree(self, work: Callable[[], Any]) -> list[Any]:
-        """Collective. What `work` returns on every rank; raises on all what it raised on the first one where it failed."""
+        """Calls `work` on every rank and returns the results of all ranks. Collective. If it fails on a rank, raises the error of the
+        first such rank on all ranks."""
         value, failed = None, None
         try:
             value = work()
         except Exception as error:
             code = error.code if isinstance(error, Error) else IO if isinstance(error, OSError) else INTERNAL
             failed = code, str(error) if isinstance(error, (Error, OSError)) else f"{type(error).__name__}: {error}"
-        told = self.gather((failed, value))
-        for rank, (what, _) in enumerate(told):
+        results = self.gather((failed, value))
+        for rank, (what, _) in enumerate(results):
             if what is not None:
                 raise Error(*what, None if self.size == 1 else rank)
-        return [value for _, value in told]
+        return [value for _, value in results]
 
-    def for_tensors(self, *tensors: torch.Tensor) -> Any:
-        """The process group that moves them: the trainer's own, or that of gloo for those on the CPU."""
+    def for_tensors(self, *tensors: torch.Tensor) -> dist.ProcessGroup | None:
+        """Returns the process group for collectives on these tensors: the gloo group for CPU tensors, otherwise the trainer's."""
         return self._group if self._own is not None and any(one.is_cpu for one in tensors) else self._given
 
     def pair(self, operator: Any, tensor: torch.Tensor, rank: int) -> Any:
-        """Sends (dist.isend) or receives (dist.irecv) a contiguous tensor: for dist.batch_isend_irecv."""
+        """Returns the operation for dist.batch_isend_irecv that sends (dist.isend) or receives (dist.irecv) a contiguous tensor."""
         return dist.P2POp(operator, tensor.detach().view(-1), group=self.for_tensors(tensor), group_peer=rank)
 
     @property
     def address(self) -> int:
-        """Of the C function."""
+        """Address of the C function that the library calls for collectives."""
         return ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
     def _swap(self, what: int, root: int, sent: int | None, sent_bytes: Any, received: Any, received_bytes: Any) -> int:
+        """Runs a collective for the library. Returns 0, or 1 on failure, which is stored in `failure`."""
         try:
             pieces = self.size if what == EACH_TO_EACH else 1
             counts = torch.tensor([sent_bytes[i] for i in range(pieces)], dtype=torch.int64, device="cpu")
@@ -131,10 +137,10 @@ class Group:
                 assert sent is not None
                 data = torch.frombuffer((ctypes.c_uint8 * total).from_address(sent), dtype=torch.uint8)
             got, got_bytes = getattr(self, ("_each_to_each", "_to_all", "_from_root")[what])(data, counts, root)
-            self._kept = got, got_bytes  # until the next call
+            self._kept = got, got_bytes  # keeps the memory valid until the next call
             received[0], received_bytes[0] = got.data_ptr(), got_bytes.data_ptr()
             return 0
-        except BaseException as failure:  # also KeyboardInterrupt: nothing may leave a callback
+        except BaseException as failure:  # KeyboardInterrupt too: an exception must not leave a C callback
             self.failure = failure
             return 1
 

@@ -1,4 +1,4 @@
-"""When a rank idles, to the agent beside it: docs/live.md."""
+"""Reports the idle intervals of a rank to the agent of its node: docs/live.md#idle-intervals."""
 
 from __future__ import annotations
 
@@ -10,29 +10,38 @@ import torch.distributed as dist
 
 from ._agent import Connection, SharedMemory
 from ._errors import BAD_INPUT, UNSUPPORTED, USAGE, Error
+from ._types import User
 
-WORD = 8  # bytes of a mark
-MOST = 1 << 20  # marks that an agent may ask for
+WORD = 8  # bytes of a number in shared memory
+MOST = 1 << 20  # largest number of entries that an agent may request
 
 
 class IdleTimes:
-    """Tells an agent when this rank idles, so that it copies and saves then: in the bubbles of a pipeline, above all.
+    """Reports to an agent when this rank is idle, so that the agent copies and saves data then, for example in the bubbles of a
+    pipeline.
 
         idle = shardwright.IdleTimes("unix:/run/user/1/pec.sock")
         ...
-        with idle:                                # in the pipeline's schedule, around what it waits in
+        with idle:                                # in the pipeline's schedule, around a wait
             dist.recv(activations, rank - 1)
 
-    agent: where the agent of this rank listens, unix:PATH.
-    rank: default that of torch.distributed, else 0. Local: ranks that make none are not waited for.
-    trust_user: a user, by name or number, whose agent is accepted besides those of this process's user and of root.
-    strict: False: where no agent takes the marks a warning says so, and check() tries again; True raises Error.
+    Local. The agent does not wait for ranks without such an object. `with` can be nested; begin() and end() do the same. An entry
+    costs two writes to shared memory and no system call. Not thread safe.
 
-    A mark is two numbers in memory that the agent sees, without a system call. `with` may be nested; begin() and end() do the
-    same without it. One thread at a time.
+    Args:
+        agent: address of the agent of this rank, unix:PATH.
+        rank: default: the rank in torch.distributed, or 0 without it.
+        strict: raise an error if no agent accepts the reports. False: print a warning, and let check() try again.
+        trust_user: name or number of a user whose agent is accepted, in addition to those of the user of this process and of root.
+
+    Raises:
+        Error, with strict=True: NotFoundError if no agent listens, MismatchError if the agent belongs to another user,
+        UnsupportedError for an agent of an older version. UsageError: an invalid rank.
+
+    Documentation: docs/live.md#idle-intervals
     """
 
-    def __init__(self, agent: str, rank: int | None = None, *, strict: bool = True, trust_user: int | str | None = None) -> None:
+    def __init__(self, agent: str, rank: int | None = None, *, strict: bool = True, trust_user: User | None = None) -> None:
         self._address, self._user = agent, trust_user
         self._rank = rank if rank is not None else dist.get_rank() if dist.is_initialized() else 0
         self._depth = 0
@@ -49,13 +58,13 @@ class IdleTimes:
             warnings.warn(f"idle times are not told: {error}", stacklevel=3)
 
     def begin(self) -> None:
-        """From here on the rank idles."""
+        """Marks the begin of an idle interval. Local."""
         if self._depth == 0:
             self._mark(1)
         self._depth += 1
 
     def end(self) -> None:
-        """From here on it computes."""
+        """Marks the end of an idle interval. Local. Raises UsageError without begin()."""
         if self._depth == 0:
             raise Error(USAGE, "end() without begin()")
         self._depth -= 1
@@ -70,8 +79,10 @@ class IdleTimes:
         self.end()
 
     def check(self) -> bool:
-        """Connects again where the agent has ended and another one is there. Returns whether one sees the marks; once in a while,
-        as with a checkpoint: it asks the system."""
+        """Connects to a new agent if the previous one has ended. Returns true if an agent receives the reports. Local.
+
+        Call it now and then, for example after each checkpoint, because it makes a system call.
+        """
         if self._agent is not None and not self._agent.readable():
             return True
         try:
@@ -81,7 +92,7 @@ class IdleTimes:
         return True
 
     def close(self) -> None:
-        """The rank says nothing more, and is not waited for."""
+        """Ends the reports. The agent no longer waits for this rank. Local."""
         agent, self._agent = self._agent, None
         if agent is not None:
             agent.close()
@@ -92,14 +103,14 @@ class IdleTimes:
         try:
             agent.send(f"marks {self._rank}")
             try:
-                said = agent.answer()
+                reply = agent.answer()
             except Error as error:
                 if error.code == USAGE:
                     raise Error(UNSUPPORTED, f"{self._address}: an agent of an older version, which knows of no idle times") from error
                 raise
-            if not said.isdigit() or not 0 < int(said) <= MOST:
-                raise Error(BAD_INPUT, f"{self._address}: a number of marks expected, found {said[:80]!r}")
-            memory = SharedMemory("shardwright-idle", (int(said) + 1) * WORD)
+            if not reply.isdigit() or not 0 < int(reply) <= MOST:
+                raise Error(BAD_INPUT, f"{self._address}: a number of marks expected, found {reply[:80]!r}")
+            memory = SharedMemory("shardwright-idle", (int(reply) + 1) * WORD)
             try:
                 words: Any = memoryview(memory.map).cast("Q")
                 agent.send_descriptor(memory.descriptor)
@@ -109,12 +120,13 @@ class IdleTimes:
         except BaseException:
             agent.close()
             raise
-        self._agent, self._words, self._marks = agent, words, int(said)
+        self._agent, self._words, self._marks = agent, words, int(reply)
         if self._depth > 0:
             self._mark(1)
 
     def _mark(self, idle: int) -> None:
+        """Writes an entry: the time, and 1 for idle or 0 for busy. idle: 0 or 1."""
         words = self._words
         count = words[0]
         words[1 + count % self._marks] = 2 * time.monotonic_ns() + idle
-        words[0] = count + 1  # after the mark: the agent reads it first
+        words[0] = count + 1  # after the entry: the agent reads the count first

@@ -1,4 +1,4 @@
-"""The library of operators: loaded once, called with JSON."""
+"""The C++ library: loads it once and calls its operators with JSON requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from . import _operators
 from ._errors import UNSUPPORTED, Error
 
 OLDEST = (2, 10)
-FAILED = re.compile(r"shardwright error (\d+): (.*)")  # how lib/torch/tokens.cc fails
+FAILED = re.compile(r"shardwright error (\d+): (.*)")  # form of the exceptions of lib/torch/tokens.cc
 
 
 def check_version(version: str) -> None:
-    """Refuses a PyTorch without what the library is built on."""
+    """Raises UnsupportedError for a PyTorch version that is too old for the library."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST:
         raise Error(UNSUPPORTED, f"torch {version}: shardwright needs torch {OLDEST[0]}.{OLDEST[1]} or newer")
@@ -27,7 +27,7 @@ def check_version(version: str) -> None:
 
 @functools.cache
 def operators() -> Any:
-    """torch.ops.shardwright"""
+    """Returns torch.ops.shardwright. Loads the library at the first call. Raises UnsupportedError if it cannot be loaded."""
     check_version(torch.__version__)
     library = pathlib.Path(__file__).with_name("libshardwright_torch.so")
     try:
@@ -39,7 +39,7 @@ def operators() -> Any:
 
 
 def call(operator: str, request: dict[str, Any], *tensors: list[torch.Tensor]) -> dict[str, Any]:
-    """What an operator answers that takes a request. Raises Error."""
+    """Calls an operator with a request and returns its result. Raises Error with the library's code and message."""
     with torch.no_grad():
         answer = json.loads(getattr(operators(), operator)(json.dumps(request), *tensors))
     error = answer.get("error")
@@ -49,19 +49,19 @@ def call(operator: str, request: dict[str, Any], *tensors: list[torch.Tensor]) -
 
 
 def size_of(size: int | str) -> int:
-    """Bytes: a number, or a text as the commands take it, as "1.5GB". Raises Error."""
+    """Returns a size in bytes. The argument is a number or a text that the commands accept, such as "1.5GB". Raises UsageError."""
     return call("parse_size", {"size": size})["bytes"] if isinstance(size, str) else size
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
-    """Returns a path, or an address unix:PATH, with ~ and ~user in place of a home folder expanded."""
+    """Returns a path or an address unix:PATH as text. Expands ~ and ~user."""
     text = os.fsdecode(path)
     kind = "unix:" if text.startswith("unix:") else ""
     return kind + os.path.expanduser(text.removeprefix(kind))
 
 
 def compute(operator: str, *arguments: Any) -> Any:
-    """What an operator on tensors returns. Raises Error."""
+    """Calls an operator on tensors and returns its result. Raises Error with the library's code and message."""
     try:
         return getattr(operators(), operator)(*arguments)
     except RuntimeError as error:
@@ -72,7 +72,7 @@ def compute(operator: str, *arguments: Any) -> Any:
 
 
 def value_of(plain: Any) -> Any:
-    """A value of Python out of the JSON that lib/live/tell.h makes of one; objects as dicts of their attributes."""
+    """Inverse of lib/live/tell.h: converts its JSON to Python values. Objects become dicts of their attributes."""
     if isinstance(plain, list):
         return [value_of(one) for one in plain]
     if not isinstance(plain, dict):

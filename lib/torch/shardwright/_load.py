@@ -1,4 +1,4 @@
-"""shardwright.load"""
+"""shardwright.load: fills the tensors of a trainer from a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,71 +11,77 @@ import torch
 
 from . import _errors
 from ._agent import user_id
-from ._deepspeed import DeepSpeed
+from ._deepspeed import DeepSpeedTrainer
+from ._device_memory import staging_for, wait_for_devices
 from ._errors import Error
-from ._far import staging_for, wait_for_devices
 from ._group import Group
-from ._held import Held, check
 from ._library import call, expanded, size_of, value_of
-from ._optimizers import Told
+from ._optimizers import SavedOptimizer
 from ._owners import refuse_forgotten_optimizer
-from ._plain import Plain
+from ._shards import Shard, check
+from ._torch_trainer import TorchTrainer
+from ._types import Restored, Source, Trainer, User
 
 UNIT = 1 << 20  # bytes that a thread gathers at once: plan::kUnitBytes
-# What is asked of a store where nothing is.
+# Store options of a request that failed before they were read.
 NO_STORE: dict[str, Any] = {"agents": [], "trust_user": None, "lost_unreachable": False, "at": None, "read_only": False,
                             "weights_only": False, "begin": False}
-# What a load has told that has loaded nothing: of a store at the beginning of a run.
+# Result of a load that loaded nothing: the store of a run that begins.
 NOTHING: dict[str, Any] = {"step": 0, "missing": [], "unused": [], "not_carried": [], "origin": "", "bytes_read": 0,
                            "bytes_filled": 0}
 
-Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
 
 class Loaded(int):
-    """The number of steps that the run had made, 0 where the checkpoint does not tell; and what was loaded.
+    """Result of `load`: the number of steps that the run had made. 0 if the checkpoint does not record it.
 
-    missing: what the trainer has and the checkpoint does not, unchanged: '"layer.weight" exp_avg'.
-    unused: what the checkpoint has and the trainer does not.
-    not_carried: state of the checkpoint that is no tensor of the model or optimizer, and was left: random states, say.
-    warnings: of reading the checkpoint.
-    client_state: what a program has saved with DeepSpeed's save_checkpoint, as far as it is plain values.
-    origin: format of the checkpoint.
-    bytes_read, bytes_filled: of the files and of the trainer's tensors, of all ranks together.
-    restored: of a store, what pec-restore reports as its result: the iteration, the version of each expert, lost tokens;
-        None for any other source.
+    Attributes:
+        missing: names of tensors that the trainer has and the checkpoint does not, such as '"layer.weight" exp_avg'.
+            They are unchanged.
+        unused: names of tensors that the checkpoint has and the trainer does not.
+        not_carried: state of the checkpoint that is not a tensor of the model or optimizer and was not set, such as random
+            states.
+        warnings: warnings from reading the checkpoint.
+        client_state: the client state that was passed to DeepSpeed's save_checkpoint, as far as it consists of plain values.
+        origin: format of the checkpoint.
+        bytes_read, bytes_filled: bytes read from files and bytes written to tensors, totals over all ranks.
+        restored: for a store, the result of `pec-restore --json`: the iteration, the version of each expert, lost tokens.
+            None for other sources.
+
+    Documentation: docs/live.md#what-a-load-sets
     """
 
     missing: list[str]
     unused: list[str]
     not_carried: list[str]
     warnings: list[str]
-    client_state: dict[str, Any]
+    client_state: dict[str, object]
     origin: str
     bytes_read: int
     bytes_filled: int
-    restored: dict[str, Any] | None
+    restored: Restored | None
 
 
-def trainer_of(target: Any) -> DeepSpeed | Plain:
+def trainer_of(target: Trainer) -> DeepSpeedTrainer | TorchTrainer:
+    """Returns the adapter for a trainer. Raises UsageError for other objects."""
     if isinstance(target, (tuple, list)) and len(target) == 2:
-        return Plain(*target)
+        return TorchTrainer(*target)
     if hasattr(target, "zero_optimization_stage"):
-        return DeepSpeed(target)
+        return DeepSpeedTrainer(target)
     if isinstance(target, torch.nn.Module):
         refuse_forgotten_optimizer(target)
-        return Plain(target, None)
+        return TorchTrainer(target, None)
     raise Error(_errors.USAGE, f"a DeepSpeed engine, (model, optimizer) or a model expected, found {type(target).__name__}; "
                                "the trainer comes first, load(trainer, source)")
 
 
 def _threads() -> int:
+    """Returns the default number of threads: the processors divided by the ranks of this node, at most 8."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(8, len(os.sched_getaffinity(0)) // max(1, ranks_here)))
 
 
 def _many(what: str, value: Any) -> list[str]:
-    """Paths or names of an argument, ~ expanded. Raises Error with USAGE for anything else."""
+    """Returns the paths or names of an argument as a list, with ~ expanded. Raises UsageError for other types."""
     parts = value if isinstance(value, (list, tuple)) else [value]
     for part in parts:
         if not isinstance(part, (str, os.PathLike)):
@@ -83,43 +89,57 @@ def _many(what: str, value: Any) -> list[str]:
     return [expanded(part) for part in parts]
 
 
-def load(target: Any, source: Source, *, strict: bool = True, verify: bool = True, threads: int | None = None,
+def load(target: Trainer, source: Source, *, strict: bool = True, verify: bool = True, threads: int | None = None,
          memory: int | str = 1 << 30, maps: Sequence[str] = (), map_sizes: str = "", patterns: Sequence[str] = (),
-         weights_of: str = "",
-         group: Any = None, agents: Sequence[str] = (), trust_user: int | str | None = None, lost_unreachable: bool = False,
-         at: int | None = None, read_only: bool = False, begin: bool = False, wait: float = 600, allow_mixed: bool = False,
-         deadline: float = 600) -> Loaded:
-    """Fills the tensors of a trainer from a checkpoint of any layout and format. Collective.
+         weights_of: str = "", group: torch.distributed.ProcessGroup | None = None, agents: Sequence[str] = (),
+         trust_user: User | None = None, lost_unreachable: bool = False, at: int | None = None, read_only: bool = False,
+         begin: bool = False, wait: float = 600, allow_mixed: bool = False, deadline: float = 600) -> Loaded:
+    """Fills the tensors of a trainer from a checkpoint of any layout and format.
 
-    target: a DeepSpeed engine, or (model, optimizer); a model, or (model, None), for weights alone.
-    source: what ucp-load takes, ~ expanded: a checkpoint's folder, a catalogue, a folder of atoms, a .safetensors file; or several
-        folders that hold parts of one. Or a store of partial checkpoints: its newest usable state, as pec-restore has it.
-        A load with an optimizer is recorded in the store as a restart of the training: newer checkpoints are abandoned.
-        A load of weights alone leaves the store as it is. Or "unix:PATH", where a resident load of this node listens
-        (ucp-load serve): its memory is mapped, and no storage is read.
-    strict: raise, before anything is loaded, where the trainer has a tensor that the checkpoint does not have, or the
-        reverse; else both are listed in the result.
-    verify: compare what is read with the checksums of its files.
-    threads, memory: of each rank; memory bounds its buffers: bytes, or a text as "1.5GB".
-    maps, map_sizes, patterns: as --map, --map-sizes and --patterns of ucp-load.
-    allow_mixed: load a checkpoint even if its files come from two saves, as --allow-mixed of ucp-load does.
-    weights_of: set of weights to load if the checkpoint has several (model, EMA), as --weights-of of ucp-load.
-    group: the process group whose ranks hold the tensors; default all.
-    agents, lost_unreachable, at, read_only: of a store, as --agents (at socket files), --lost-nodes unreachable, --at and
-        --read-only of pec-restore.
-    trust_user: a user, by name or number, whose agents, or whose resident load, are accepted besides those of this process's
-        user and of root.
-    wait: of a resident load: seconds until it has to be there and ready.
-    deadline: seconds that a rank waits until all ranks have called this.
-    begin: the source is a store, and a run that has no checkpoint yet is no error: then nothing is loaded, the result is
-        0 and `restored["iteration"]` None. As --allow-empty and --begin of pec-restore.
+    Collective: all ranks of the process group must call it with the same arguments. Call it when the trainer is set up, before
+    its first step.
 
-    Raises Error, with the message and the exit code that ucp-load would have. After an error the tensors hold anything,
-    unless nothing was loaded yet.
+    Args:
+        target: a DeepSpeed engine, or (model, optimizer). A model or (model, None) to load weights only.
+        source: anything that ucp-load reads: a checkpoint directory, a catalogue, a directory of atoms, a .safetensors file, or
+            a list of directories that contain parts of one checkpoint. A store of partial checkpoints: its newest usable
+            state. A load with an optimizer records a restart in the store, which abandons newer checkpoints. A load of weights
+            only leaves the store unchanged. "unix:PATH": a shared-memory cache of this node (ucp-load serve).
+            ~ is expanded.
+        strict: raise an error before anything is loaded if the trainer has a tensor that the checkpoint does not have, or the
+            reverse. False: list these tensors in the result.
+        verify: compare the data with the checksums of its files.
+        threads: threads per rank. Default: the rank's share of the processors, at most 8.
+        memory: limit of the buffers of each rank, in bytes or as text such as "1.5GB".
+        maps, map_sizes, patterns: like --map, --map-sizes and --patterns of ucp-load.
+        weights_of: set of weights to load if the checkpoint has several (model, EMA), like --weights-of of ucp-load.
+        group: process group of the ranks that have the tensors. Default: all ranks.
+        agents, lost_unreachable, at, read_only: for a store, like --agents (at socket files), --lost-nodes unreachable, --at and
+            --read-only of pec-restore.
+        trust_user: name or number of a user whose agents and shared-memory caches are accepted, in addition to those of the
+            user of this process and of root.
+        begin: for a store, accept a run that has no checkpoint yet. Then nothing is loaded, the result is 0 and
+            `restored["iteration"]` is None. Like --allow-empty --begin of pec-restore.
+        wait: for a shared-memory cache, seconds until it must be ready.
+        allow_mixed: load a checkpoint even if its files come from two saves, like --allow-mixed of ucp-load.
+        deadline: seconds that a rank waits until all ranks have called this function.
+
+    Returns:
+        The number of steps of the run, with details as attributes (Loaded).
+
+    Raises:
+        Error: the same error on all ranks, with the message and the exit code of ucp-load. UsageError: an argument is invalid, or
+            a rank did not call `load` within `deadline`. NotFoundError: the source does not exist. CorruptInputError: the
+            checkpoint is corrupt. MismatchError: names or shapes of tensors differ. LimitError: `memory` is too small.
+            UnsupportedError: the source or the trainer is not supported. After an error the tensors' contents are undefined if
+            loading had started, otherwise unchanged.
+        KeyboardInterrupt: on the interrupted rank. The other ranks raise Error with code 75.
+
+    Documentation: docs/live.md
     """
     ranks = Group(group)
-    trainer: DeepSpeed | Plain | None = None
-    held: list[Held] = []
+    trainer: DeepSpeedTrainer | TorchTrainer | None = None
+    shards: list[Shard] = []
     staging: list[torch.Tensor] = []
     failed: Exception | None = None
     request: dict[str, Any] = {
@@ -136,25 +156,25 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
                                 "lost_unreachable": lost_unreachable, "at": at, "read_only": read_only,
                                 "weights_only": False, "begin": begin}
             request["store"]["weights_only"] = trainer.optimizer is None
-            held = trainer.held()
-            check(held)
-            devices = {one.tensor.device for one in held}
+            shards = trainer.shards()
+            check(shards)
+            devices = {one.tensor.device for one in shards}
             wait_for_devices(devices)
             staging = staging_for(devices, request["threads"] * UNIT)
-        except Exception as error:  # the other ranks wait to hear of it
+        except Exception as error:  # passed to the other ranks, which are waiting
             failed = error
         request = {"memory": 1 << 30, "source": [], "maps": [], "patterns": [], "store": NO_STORE} | request
-        request |= {"failed": None, "held": [one.described() for one in held]}
+        request |= {"failed": None, "held": [one.described() for one in shards]}
         if failed is not None:
             code = failed.code if isinstance(failed, Error) else _errors.INTERNAL
             request |= {"failed": {"code": code, "message": str(failed) or type(failed).__name__}, "held": []}
-        answer = call("load", request, [] if failed is not None else [one.tensor for one in held] + staging)
+        answer = call("load", request, [] if failed is not None else [one.tensor for one in shards] + staging)
         assert trainer is not None
         if "origin" in answer:
-            trainer.take(Told(answer, value_of), answer)
+            trainer.set_state(SavedOptimizer(answer, value_of), answer)
     except BaseException as error:
         if trainer is not None:
-            with contextlib.suppress(Exception):  # what ended the load is what is told
+            with contextlib.suppress(Exception):  # the first error is reported
                 trainer.release()
         if not isinstance(error, Error):
             raise
@@ -169,7 +189,7 @@ def load(target: Any, source: Source, *, strict: bool = True, verify: bool = Tru
     return _loaded(answer, trainer)
 
 
-def _loaded(answer: dict[str, Any], trainer: DeepSpeed | Plain) -> Loaded:
+def _loaded(answer: dict[str, Any], trainer: DeepSpeedTrainer | TorchTrainer) -> Loaded:
     answer = NOTHING | answer
     loaded = Loaded(answer["step"] or 0)
     for key in ("missing", "unused", "warnings", "origin", "bytes_read", "bytes_filled", "restored"):

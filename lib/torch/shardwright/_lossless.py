@@ -1,4 +1,4 @@
-"""The gradients that an optimizer really used, to an agent that logs them: docs/lossless.md."""
+"""Submits the gradients that an optimizer has used to an agent, which logs them: docs/lossless.md."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ._agent import Connection, SharedMemory
-from ._deepspeed import DeepSpeed
-from ._errors import BAD_INPUT, IO, MISMATCH, UNSUPPORTED, USAGE, Error
+from ._deepspeed import DeepSpeedTrainer
+from ._errors import BAD_INPUT, MISMATCH, UNSUPPORTED, USAGE, Error
 from ._group import Group
 from ._library import call, size_of
 from ._load import trainer_of
-from ._roots import square_roots
+from ._square_roots import square_roots
+from ._types import Trainer, User
 
-PATIENCE = 120  # seconds that training waits for an agent that is behind, before it gives the log up
-CHOICES = {"DEFAULT": False, "AVX2": True, "AVX512": True}  # kernels that round a product before its sum: torch says which
-PLACES = 8  # at most: steps whose gradients the agent may be behind
+PATIENCE = 120  # seconds that training waits for an agent that is behind, before the log ends
+CHOICES = {"DEFAULT": False, "AVX2": True, "AVX512": True}  # torch's CPU kernels; true: a multiply-add rounds once (FMA)
+PLACES = 8  # largest number of steps that the agent may be behind
 ITEM = 4  # bytes of float32
 
-# What a rank holds of a parameter of an expert: its name, the size of the whole, the first element there, the first one in
-# the tensor of the optimizer, how many.
+# A range of an expert's parameter on a rank: parameter name, its number of elements, first element in the parameter, first element
+# in the optimizer's tensor, number of elements.
 Piece = tuple[str, int, int, int, int]
 
 
 class _Memory(SharedMemory):
-    """Gradients, or roots, that an agent gets to see."""
+    """Shared memory for gradients or square roots, which an agent reads."""
 
     def __init__(self, size: int) -> None:
         super().__init__("shardwright-gradients", size)
@@ -40,25 +42,25 @@ class _Memory(SharedMemory):
 
 
 class _Tensor:
-    """A tensor of the optimizer: runs of elements that are copied, (first in the tensor, first in a place, how many)."""
+    """A tensor of the optimizer, and the runs of elements to copy: (first in the tensor, first in a place, number of elements)."""
 
     def __init__(self, number: int, runs: list[tuple[int, int, int]]) -> None:
         self.number, self.runs = number, runs
-        self.count = 0.0  # steps made when it was handed over last
+        self.count = 0.0  # step count at the last submission
 
 
-class _HandOver:
-    """This rank's connection to the agent, and the memory that both see."""
+class _Submission:
+    """This rank's connection to the agent, and their shared memory. The memory is divided into places, one for each step."""
 
-    def __init__(self, address: str, user: int | str | None, writer: int, told: dict[str, Any], place_bytes: int,
+    def __init__(self, address: str, user: int | str | None, writer: int, description: dict[str, Any], place_bytes: int,
                  places: int) -> None:
         self.place_bytes, self._places = place_bytes, places
         self.free = list(range(places))
         self.waited = 0.0
-        self.behind = 0  # steps that the agent has not answered
+        self.behind = 0  # steps that the agent has not acknowledged
         self.memory = _Memory(places * place_bytes)
         try:
-            text = json.dumps(told | {"places": places, "place_bytes": place_bytes})
+            text = json.dumps(description | {"places": places, "place_bytes": place_bytes})
             self.agent = Connection(address, PATIENCE, user=user)
             self.agent.send(f"gradients {writer} {len(text.encode())}")
             self.agent.send_text(text)
@@ -70,7 +72,7 @@ class _HandOver:
             raise
 
     def take(self) -> int:
-        """A place that the agent is done with; the lowest, so that few pages are touched."""
+        """Returns a free place, and waits for one if necessary. Prefers the lowest, so that few memory pages are used."""
         while self.behind and (not self.free or self.agent.readable()):
             start = time.monotonic()
             self._take_answer()
@@ -78,15 +80,18 @@ class _HandOver:
         return self.free.pop(0)
 
     def place(self, number: int) -> torch.Tensor:
+        """Returns the memory of a place."""
         count = self.place_bytes // ITEM
         return self.memory.floats[number * count:(number + 1) * count]
 
     def send(self, iteration: int, place: int, steps: str) -> None:
+        """Submits the gradients in a place. steps: JSON list of the steps that used them."""
         self.agent.send(f"step {iteration} {place} {len(steps.encode())}")
         self.agent.send_text(steps)
         self.behind += 1
 
     def drain(self) -> None:
+        """Waits until the agent has logged everything."""
         while self.behind:
             self._take_answer()
 
@@ -106,47 +111,61 @@ class _HandOver:
 
 
 class GradientLog:
-    """Hands the gradients of experts that a trainer's optimizer has used to an agent, step by step. PartialCheckpoints with
-    lossless=True has one of its own; this is for trainers whose checkpoints come to the agent in other ways.
+    """Submits the gradients of experts that a trainer's optimizer has used to an agent, step by step. A restore can then replay the
+    steps exactly. PartialCheckpoints with lossless=True creates such a log. Use this class for trainers whose checkpoints reach the
+    agent in other ways.
 
         log = shardwright.GradientLog((model, optimizer), "unix:/run/user/1/pec.sock")
-        log.begin(step)      # the agent, or its store, has a checkpoint, and the trainer is in a state after it
+        log.begin(step)      # the agent or its store has a checkpoint, and the trainer is in this or a later state
         ...
-        log.step(iteration)  # after each step of the optimizer, before a checkpoint of that iteration
+        log.step(iteration)  # after each optimizer step, before a checkpoint of that iteration
         ...
         log.close()
 
-    target: a DeepSpeed engine (stages 1 and 2, BF16_Optimizer) or (model, optimizer). All ranks make it alike.
-    agent: where the agent of this rank listens, unix:PATH.
-    trust_user: a user, by name or number, whose agent is accepted besides those of this process's user and of root.
-    every: iterations between snapshots, for policy replay, which holds gradients back that the next one makes unnecessary;
-        0: not known, or not equal.
-    zstd: level; 0: gradients are not compressed.
-    memory: bytes (or a text as "1.5GB") that a rank shares with the agent at most, but for two steps at least: what the
-        agent may be behind.
+    Collective: all ranks must create, begin and close it in the same way.
 
-    Attributes: active, whether gradients are handed over; handed_bytes, gradients of all steps of this rank;
-    waited_seconds, how long its training has waited for an agent that was behind.
+    Args:
+        target: a DeepSpeed engine (stages 1 and 2, BF16_Optimizer) or (model, optimizer).
+        agent: address of the agent of this rank, unix:PATH.
+        every: iterations between snapshots, for policy replay, which buffers gradients that the next snapshot makes
+            unnecessary. 0: unknown or not constant.
+        zstd: compression level. 0: gradients are not compressed.
+        memory: limit of the memory that a rank shares with the agent, in bytes or as text such as "1.5GB". It limits how many
+            steps the agent may be behind. Two steps always fit.
+        group: process group of the ranks. Default: all ranks.
+        trust_user: name or number of a user whose agent is accepted, in addition to those of the user of this process and of root.
 
-    Raises Error for optimizers, options and kernels whose steps cannot be made again bit for bit.
+    Attributes:
+        active: true while gradients are submitted.
+        handed_bytes: size of the gradients that this rank has submitted.
+        waited_seconds: time that training on this rank has waited for the agent.
+
+    Raises:
+        UnsupportedError: the steps of the optimizer, its options or this processor cannot be replayed exactly.
+        UsageError: the target is not a trainer.
+
+    Documentation: docs/lossless.md
     """
 
-    def __init__(self, target: Any, agent: str, *, every: int = 0, zstd: int = 0, memory: int | str = 1 << 30,
-                 group: Any = None, trust_user: int | str | None = None) -> None:
+    active: bool
+    handed_bytes: int
+
+    def __init__(self, target: Trainer, agent: str, *, every: int = 0, zstd: int = 0, memory: int | str = 1 << 30,
+                 group: dist.ProcessGroup | Group | None = None, trust_user: User | None = None) -> None:
         self._trainer, self._agent, self._every = trainer_of(target), agent, every
         self._user = trust_user
         self._zstd, self._memory = zstd, size_of(memory)
         self._ranks = group if isinstance(group, Group) else Group(group)
         self._own_group = self._ranks is not group
-        self._optimizer = self._trainer.optimizer
-        if isinstance(self._trainer, DeepSpeed):
+        self._optimizer: Any = self._trainer.optimizer
+        if isinstance(self._trainer, DeepSpeedTrainer):
             self._optimizer = self._trainer.base
-        self._over: _HandOver | None = None
+        self._over: _Submission | None = None
         self._tensors: dict[int, _Tensor] = {}
         self._last = 0
         self._place: int | None = None
-        self._used: dict[int, dict[str, Any]] = {}  # by tensor: the step that this iteration has made of it
-        self._fresh: set[int] = set()  # tensors that had no momentum before the step
+        self._used: dict[int, dict[str, Any]] = {}  # by tensor: the step of this iteration
+        self._fresh: set[int] = set()  # tensors without momentum before the step
         self._roots: str | None = None
         self._wrong: str | None = None
         self.active = False
@@ -164,12 +183,21 @@ class GradientLog:
 
     @property
     def waited_seconds(self) -> float:
+        """Seconds that training on this rank has waited for the agent."""
         return self._waited + (self._over.waited if self._over is not None else 0.0)
 
     def begin(self, iteration: int | None = None) -> None:
-        """From the next step on. Collective. Also after a load, and after a warning that the log has ended.
+        """Starts to submit gradients with the next step. Collective. Call it again after a load, and after a warning that the log has
+        ended.
 
-        iteration: that has been made; default that of DeepSpeed's engine.
+        Args:
+            iteration: number of steps that the run has made. Default: that of the DeepSpeed engine.
+
+        Raises:
+            UsageError: `iteration` is missing. MismatchError: the parameters of experts differ from those of the agent's model, or
+            the ranks do not have each element exactly once. NotFoundError, TransferError: the agent is gone.
+
+        Documentation: docs/lossless.md#logging-gradients-in-a-trainer
         """
         self.end()
         engine = getattr(self._trainer, "engine", None)
@@ -177,7 +205,7 @@ class GradientLog:
             raise Error(USAGE, "begin(iteration): the number of steps that the run has made")
         self._last = engine.global_steps if iteration is None else iteration
         where = self._ranks.gather((socket.gethostname(), self._agent))
-        lead = where.index(where[self._ranks.rank])  # asks for all ranks of this machine
+        lead = where.index(where[self._ranks.rank])  # this rank asks for all ranks of its machine
         experts, roots = self._ranks.agree(lambda: self._ask() if lead == self._ranks.rank else None)[lead]
         pieces = self._ranks.agree(lambda: self._pieces({name: elems for _, name, elems in experts["params"]}))
         self._ranks.agree(lambda: _check_cover(experts["params"], pieces))
@@ -190,8 +218,17 @@ class GradientLog:
         self.active = True
 
     def step(self, iteration: int) -> bool:
-        """After a step of the optimizer, also one that was skipped. Local. Returns whether it is handed over: if not, a
-        warning says why, and the log has ended for this rank."""
+        """Submits the gradients of an optimizer step. Local. Call it after each step, also after a skipped one.
+
+        Args:
+            iteration: number of steps that the run has made.
+
+        Returns:
+            True if the gradients were submitted. False if the log has ended for this rank; then a warning states the reason. It
+            does not raise, because the other ranks continue.
+
+        Documentation: docs/lossless.md#logging-gradients-in-a-trainer
+        """
         if not self.active:
             return False
         try:
@@ -201,15 +238,16 @@ class GradientLog:
                 raise Error(USAGE, f"step {iteration} after {self._last}: every step of the optimizer has to be told")
             self._last = iteration
             if self._over is not None:
-                self._hand_over(iteration)
+                self._submit(iteration)
             return True
-        except Exception as error:  # as in _after
+        except Exception as error:  # not raised, as in _after
             self.end()
             warnings.warn(f"the log of gradients ends before iteration {iteration}: {error}", stacklevel=2)
             return False
 
     def end(self) -> None:
-        """No more gradients, until begin(). Local. Steps that the agent is behind may not be appended any more."""
+        """Stops submitting gradients, until begin(). Local. Steps that the agent has not acknowledged may be missing in the log.
+        Documentation: docs/lossless.md#logging-gradients-in-a-trainer"""
         over, self._over, self.active = self._over, None, False
         self._tensors, self._used, self._place, self._wrong = {}, {}, None, None
         if over is not None:
@@ -217,18 +255,20 @@ class GradientLog:
             over.close()
 
     def close(self) -> None:
-        """When all that was handed over is appended. Collective."""
+        """Waits until the agent has logged everything, then releases the log. Collective. If a rank fails, raises its error on all
+        ranks. Documentation: docs/lossless.md#logging-gradients-in-a-trainer"""
         try:
             def drain() -> None:
                 if self._over is not None:
-                    with contextlib.suppress(Error):  # an agent that is gone was told of, or ends with the run
+                    with contextlib.suppress(Error):  # a lost agent was already reported, or ends with the run
                         self._over.drain()
             self._ranks.agree(drain)
         finally:
             self.release()
 
     def release(self) -> None:
-        """Ends it without waiting for the agent. Local."""
+        """Ends the log without waiting for the agent, and removes the hooks. Local.
+        Documentation: docs/lossless.md#logging-gradients-in-a-trainer"""
         self.end()
         for hook in self._hooks:
             hook.remove()
@@ -239,13 +279,13 @@ class GradientLog:
     # Before the first step.
 
     def _check(self) -> None:
-        """Refuses what lib/replay cannot follow."""
+        """Raises UnsupportedError for optimizers, options and processors that lib/replay does not support."""
         optimizer = self._optimizer
         kind = type(optimizer)
         if kind.__name__ == "DeepSpeedCPUAdam" or not kind.__module__.startswith("torch.optim"):
             raise Error(UNSUPPORTED, f"optimizer {kind.__module__}.{kind.__name__}: its steps cannot be made again bit for bit; "
                                      "with DeepSpeed, give an optimizer of torch.optim, or \"torch_adam\": true")
-        if isinstance(self._trainer, DeepSpeed) and self._trainer.stage not in (1, 2):
+        if isinstance(self._trainer, DeepSpeedTrainer) and self._trainer.stage not in (1, 2):
             raise Error(UNSUPPORTED, f"stage {self._trainer.stage} of DeepSpeed: gradients of stages 1 and 2 are logged")
         if getattr(self._trainer.optimizer, "cpu_offload", False):
             raise Error(UNSUPPORTED, "offload of the optimizer (ZeRO-Offload): gradients of optimizers in place are logged")
@@ -255,21 +295,21 @@ class GradientLog:
         if (torch.full((1,), 1e-39, device="cpu") * 1).item() == 0:
             raise Error(UNSUPPORTED, "torch.set_flush_denormal(True): steps are made again with denormals")
         for group in optimizer.param_groups:
-            call("check_step", self._told(group))
+            call("check_step", self._options_of(group))
             for param in group["params"]:
                 local = getattr(param, "_local_tensor", param)
                 if local.device.type != "cpu" or local.dtype != torch.float32:
                     raise Error(UNSUPPORTED, f"a tensor of the optimizer of shape {tuple(param.shape)}, {local.dtype} on "
                                              f"{local.device}: steps in float32 on the CPU are made again bit for bit")
 
-    def _told(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The options of a group as lib/replay takes them."""
+    def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Returns the options of an optimizer group in the form of lib/replay."""
         options: dict[str, float] = {}
         for name in self._optimizer.defaults:
             value = group[name]
             if name == "betas":
                 options["beta1"], options["beta2"] = map(self._number, value)
-            elif value is not None and name != "initial_accumulator_value":  # a choice that is left to torch
+            elif value is not None and name != "initial_accumulator_value":  # None: torch selects
                 options[name] = self._number(value)
         return {"optimizer": type(self._optimizer).__name__, "options": options}
 
@@ -280,7 +320,8 @@ class GradientLog:
                                  "expected")
 
     def _ask(self) -> tuple[dict[str, Any], str | None]:
-        """The experts of the agent's model, and the name of the table of this machine's square roots."""
+        """Requests the experts of the agent's model, and submits this machine's table of square roots. Returns the experts, and the
+        name of the table, None if the agent needs no table."""
         with Connection(self._agent, user=self._user) as agent:
             agent.send("experts")
             experts = agent.json()
@@ -297,12 +338,13 @@ class GradientLog:
         return experts, None if digest == "none" else digest
 
     def _pieces(self, elems: dict[str, int]) -> list[tuple[int, list[Piece]]]:
-        """Of each tensor of the optimizer (its place among all of them) what belongs to experts."""
+        """Returns the ranges that belong to experts, for each tensor of the optimizer: (number of the tensor, ranges).
+        elems: number of elements of each parameter of an expert."""
         found: list[tuple[int, list[Piece]]] = []
         numbers = {id(param): number for number, param in enumerate(self._params())}
-        for tensor, held in self._held():
+        for tensor, ranges in self._ranges():
             pieces = []
-            for name, whole, first, place, count in held:
+            for name, whole, first, place, count in ranges:
                 if name not in elems:
                     continue
                 if whole != elems[name]:
@@ -316,9 +358,10 @@ class GradientLog:
         for group in self._optimizer.param_groups:
             yield from group["params"]
 
-    def _held(self) -> Iterator[tuple[torch.Tensor, list[Piece]]]:
+    def _ranges(self) -> Iterator[tuple[torch.Tensor, list[Piece]]]:
+        """Yields each tensor of the optimizer with its ranges of parameters."""
         names = self._trainer.names
-        if isinstance(self._trainer, DeepSpeed):
+        if isinstance(self._trainer, DeepSpeedTrainer):
             for flat, places in self._trainer._flats():
                 yield flat, [(names[id(param)], param.numel(), first, place, count) for param, place, count, first in places]
             return
@@ -328,12 +371,13 @@ class GradientLog:
                 yield param, [(names[id(param)], param.numel(), share[0], 0, share[1])]
 
     def _connect(self, experts: dict[str, Any], pieces: list[tuple[int, list[Piece]]]) -> None:
+        """Connects to the agent, and sends the layout of this rank's gradients in a place."""
         params = list(self._params())
         by_param: dict[str, list[dict[str, Any]]] = {}
-        end = 0  # of what is laid out of a place, elements
-        for index, (number, held) in enumerate(pieces):
+        end = 0  # end of the layout so far, in elements
+        for index, (number, ranges) in enumerate(pieces):
             runs: list[tuple[int, int, int]] = []
-            for name, whole, first, place, count in held:
+            for name, whole, first, place, count in ranges:
                 if runs and runs[-1][0] + runs[-1][2] == place:
                     runs[-1] = runs[-1][0], runs[-1][1], runs[-1][2] + count
                 else:
@@ -349,12 +393,12 @@ class GradientLog:
         modules: dict[str, list[dict[str, Any]]] = {}
         for module, name, _ in experts["params"]:
             modules.setdefault(module, []).extend(by_param.get(name, []))
-        told = {"recovery": experts["recovery"], "begun": self._last, "every": self._every, "zstd": self._zstd,
-                "tensors": len(pieces),
-                "modules": [{"name": name, "pieces": held} for name, held in modules.items() if held]}
+        description = {"recovery": experts["recovery"], "begun": self._last, "every": self._every, "zstd": self._zstd,
+                       "tensors": len(pieces),
+                       "modules": [{"name": name, "pieces": found} for name, found in modules.items() if found]}
         size = -(-end * ITEM // 4096) * 4096
         places = max(2, min(PLACES, self._memory // size))
-        self._over = _HandOver(self._agent, self._user, self._ranks.rank, told, size, places)
+        self._over = _Submission(self._agent, self._user, self._ranks.rank, description, size, places)
 
     # In each step.
 
@@ -364,23 +408,24 @@ class GradientLog:
                            if optimizer.state.get(param, {}).get("momentum_buffer") is None}
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """The gradients are those that were used: what was done to them before the step is done. Nothing is raised: other
-        ranks are in the middle of their steps."""
+        """Copies the gradients after a step, in the form that the step used. Stores an error instead of raising it, because other
+        ranks are in their steps."""
         if self._over is None or self._wrong is not None:
             return
         try:
             for group in optimizer.param_groups:
-                told: dict[str, Any] | None = None
+                options: dict[str, Any] | None = None
                 for param in group["params"]:
                     tensor = self._tensors.get(id(param))
                     if tensor is None or param.grad is None:
                         continue
-                    told = told or self._told(group)
-                    self._keep(optimizer, param, tensor, told)
-        except Exception as error:  # whatever it is: this rank alone must not leave its step
+                    options = options or self._options_of(group)
+                    self._keep(optimizer, param, tensor, options)
+        except Exception as error:  # any error: this rank alone must not leave its step
             self._wrong = str(error)
 
-    def _keep(self, optimizer: torch.optim.Optimizer, param: torch.Tensor, tensor: _Tensor, told: dict[str, Any]) -> None:
+    def _keep(self, optimizer: torch.optim.Optimizer, param: torch.Tensor, tensor: _Tensor, options: dict[str, Any]) -> None:
+        """Copies a gradient into the current place, and records the step that used it."""
         assert self._over is not None and param.grad is not None
         if tensor.number in self._used:
             raise Error(USAGE, "the optimizer has made two steps, of which step() was told one")
@@ -394,10 +439,12 @@ class GradientLog:
         for first, place, count in tensor.runs:
             to[place:place + count].copy_(flat[first:first + count])
             self.handed_bytes += count * ITEM
-        self._used[tensor.number] = told | {"count": _count_of(optimizer.state[param]),
-                                            "first_momentum": told["options"].get("momentum", 0) != 0 and id(param) in self._fresh}
+        self._used[tensor.number] = options | {
+            "count": _count_of(optimizer.state[param]),
+            "first_momentum": options["options"].get("momentum", 0) != 0 and id(param) in self._fresh}
 
-    def _hand_over(self, iteration: int) -> None:
+    def _submit(self, iteration: int) -> None:
+        """Submits the gradients of an iteration. Raises UsageError if a step was not seen."""
         over = self._over
         assert over is not None
         texts: list[str] = [""] * len(self._tensors)
@@ -409,10 +456,10 @@ class GradientLog:
                     continue
                 used = self._used.get(tensor.number)
                 step = {"fused": self._fused, "gradient_factor": 1.0, "skipped": used is None} | (
-                    used or self._told(group) | {"count": _count_of(self._optimizer.state.get(param, {})),
-                                                 "first_momentum": False})
+                    used or self._options_of(group) | {"count": _count_of(self._optimizer.state.get(param, {})),
+                                                       "first_momentum": False})
                 expected = tensor.count + (0 if used is None else 1)
-                if step["count"] is None:  # SGD counts nothing, and others not before their first step
+                if step["count"] is None:  # SGD does not count its steps, and others do so from their first step
                     step["count"] = expected
                 if self._roots is not None:
                     step["roots"] = self._roots
@@ -423,12 +470,12 @@ class GradientLog:
                 key = json.dumps(step)
                 texts[tensor.number] = cache.setdefault(key, key)
         if self._place is None:
-            self._place = over.take()  # of a step that was skipped
+            self._place = over.take()  # the step was skipped
         over.send(iteration, self._place, f"[{','.join(texts)}]")
         self._used, self._place = {}, None
 
     def _made(self, param: torch.Tensor) -> float:
-        """Steps that a parameter's optimizer has made, before the first one that is handed over."""
+        """Returns the number of steps that the optimizer has made of a parameter before the first submission."""
         count = _count_of(self._optimizer.state.get(param, {}))
         if count is not None or type(self._optimizer).__name__ != "SGD":
             return count or 0.0
@@ -437,12 +484,14 @@ class GradientLog:
 
 
 def _count_of(state: dict[str, Any]) -> float | None:
+    """Returns the step count in an optimizer state, None if it has none."""
     count = state.get("step")
     return None if count is None else float(count)
 
 
-def _share_of(param: torch.Tensor, name: str, rank: int) -> tuple[int, int] | None:
-    """First element and how many of what this rank hands over of a parameter; None where another rank has the same."""
+def _share_of(param: Any, name: str, rank: int) -> tuple[int, int] | None:
+    """Returns the first element and the number of elements that this rank submits of a parameter. Returns None if another rank submits
+    the same elements. Raises UnsupportedError for other DTensors than those sharded along their first dimension."""
     mesh = getattr(param, "device_mesh", None)
     if mesh is None:
         return (0, param.numel()) if rank == 0 else None
@@ -469,18 +518,18 @@ def _share_of(param: torch.Tensor, name: str, rank: int) -> tuple[int, int] | No
 
 
 def _check_cover(params: list[list[Any]], pieces: list[list[tuple[int, list[Piece]]]]) -> None:
-    """Raises where the ranks together do not have every element of every parameter once."""
-    held: dict[str, list[tuple[int, int]]] = {}
+    """Raises MismatchError unless the ranks together have every element of every parameter exactly once."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
     for rank in pieces:
         for _, mine in rank:
             for name, _, first, _, count in mine:
-                held.setdefault(name, []).append((first, count))
+                ranges.setdefault(name, []).append((first, count))
     for module, name, elems in params:
         end = 0
-        for first, count in sorted(held.get(name, [])):
+        for first, count in sorted(ranges.get(name, [])):
             if first != end:
                 break
             end += count
-        if end != elems or sum(count for _, count in held.get(name, [])) != elems:
-            raise Error(MISMATCH, f'"{name}" of {module}: the ranks\' optimizers hold {sum(c for _, c in held.get(name, []))} of '
+        if end != elems or sum(count for _, count in ranges.get(name, [])) != elems:
+            raise Error(MISMATCH, f'"{name}" of {module}: the ranks\' optimizers hold {sum(c for _, c in ranges.get(name, []))} of '
                                   f"its {elems} elements, each of which one of them has to have once")

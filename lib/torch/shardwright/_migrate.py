@@ -1,4 +1,4 @@
-"""shardwright.migrate: from one plan to the next, between live ranks."""
+"""shardwright.migrate: moves experts between live ranks."""
 
 from __future__ import annotations
 
@@ -14,21 +14,33 @@ from ._library import call
 from ._plans import ExpertPlan
 from ._sparse import form_of
 
-Held = Mapping[tuple[int, int], Sequence[torch.Tensor]]
+Tensors = Mapping[tuple[int, int], Sequence[torch.Tensor]]  # {(layer, expert): tensors}
 
 
-def migrate(old: ExpertPlan, new: ExpertPlan, held: Held, group: Any = None) -> dict[tuple[int, int], list[torch.Tensor]]:
-    """Carries out the transfers of a plan, round by round. Collective.
+def migrate(old: ExpertPlan, new: ExpertPlan, held: Tensors, group: dist.ProcessGroup | None = None,
+            ) -> dict[tuple[int, int], list[torch.Tensor]]:
+    """Moves experts between live ranks, from one plan to the next.
 
-    old, new: what the ranks hold, and are to hold. Their nodes are found by name, so that the old plan may have ranks that
-        are gone. The transfers are those of the new plan's file, proved; where it has none they are worked out.
-    held: {(layer, expert): tensors} of all that this rank has of the old plan: weights, master weights and states of the
-        optimizer, in an order that all ranks have alike.
-    group: the ranks of the new plan.
+    Collective. Makes the transfers in the file of the new plan, round by round, after it has verified them. If the file has none, it
+    computes them.
 
-    Returns the same for the new plan: what stays are the tensors that were given, what arrives are new ones, on the device
-    where this rank has its own. What was given is not touched: after an error it is as before.
-    Raises Error; experts that no live rank holds have to come from a checkpoint.
+    Args:
+        old, new: the plan that the ranks use now, and the next one. Nodes are matched by name, so the old plan may contain ranks
+            that no longer exist.
+        held: {(layer, expert): tensors} of all experts whose state this rank has in the old plan: weights, master weights and
+            optimizer states, in the same order on all ranks.
+        group: process group of the ranks of the new plan. Default: all ranks.
+
+    Returns:
+        The same for the new plan. Experts that stay keep their tensors. Experts that arrive get new tensors, on the device of this
+        rank's other tensors.
+
+    Raises:
+        UsageError: `held` does not match the old plan. MismatchError: ranks have different plans or shapes. Error with
+        code 10: no live rank has an expert, which must then be loaded from a checkpoint. TransferError: a rank is gone. After an
+        error the tensors in `held` are unchanged.
+
+    Documentation: docs/experts.md#another-plan
     """
     ranks = Group(group)
     try:
@@ -38,17 +50,19 @@ def migrate(old: ExpertPlan, new: ExpertPlan, held: Held, group: Any = None) -> 
 
 
 class _Migration:
-    def __init__(self, old: ExpertPlan, new: ExpertPlan, held: Held, ranks: Group) -> None:
+    """One call of migrate."""
+
+    def __init__(self, old: ExpertPlan, new: ExpertPlan, held: Tensors, ranks: Group) -> None:
         self._old, self._new, self._held, self._ranks = old, new, held, ranks
         self._transfers: list[list[int]] = []
 
     def run(self) -> dict[tuple[int, int], list[torch.Tensor]]:
-        told = moving(lambda: self._ranks.agree(self._prepare))
-        for rank, (digests, _) in enumerate(told):
-            if digests != told[0][0]:
+        found_on = moving(lambda: self._ranks.agree(self._prepare))
+        for rank, (digests, _) in enumerate(found_on):
+            if digests != found_on[0][0]:
                 raise Error(MISMATCH, f"rank {rank} migrates between other plans than rank 0")
         forms: dict[tuple[int, int], Any] = {}
-        for rank, (_, mine) in enumerate(told):
+        for rank, (_, mine) in enumerate(found_on):
             for key, form in mine.items():
                 if forms.setdefault(key, form)[0] != form[0]:
                     raise Error(MISMATCH, f"layer {key[0]} expert {key[1]}: tensors {form[0]} on rank {rank}, {forms[key][0]} elsewhere")

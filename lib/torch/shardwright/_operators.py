@@ -1,5 +1,5 @@
-"""torch.ops.shardwright.pack_tokens and its kin: derivatives, shapes without data, and devices other than the CPU, where
-they are made of operators of PyTorch."""
+"""Registers derivatives and shape functions for the operators of torch.ops.shardwright, and implementations for other devices
+than the CPU, which are composed of PyTorch operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
-    """What weights and sums of tokens of a type are."""
+    """Returns the type of weights and sums for tokens of a type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -18,7 +18,7 @@ def pack_composite(tokens: torch.Tensor, place: torch.Tensor, weights: torch.Ten
     values = tokens.repeat_interleave(choices, 0)
     if weights is not None:
         values = (values.to(weights.dtype) * weights.reshape(-1, 1)).to(tokens.dtype)
-    out = tokens.new_zeros(rows + 1, tokens.shape[1])  # the last row is that of choices without one
+    out = tokens.new_zeros(rows + 1, tokens.shape[1])  # the last row collects choices without a row, and is dropped
     return out.index_copy_(0, torch.where(place < 0, rows, place).reshape(-1), values)[:rows]
 
 
@@ -26,7 +26,7 @@ def unpack_composite(rows: torch.Tensor, place: torch.Tensor, weights: torch.Ten
     last = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
     at = torch.where(place < 0, rows.shape[0], place)
     total = None
-    for choice in range(place.shape[1]):  # in this order, as on the CPU
+    for choice in range(place.shape[1]):  # in the order of the CPU implementation
         part = last.index_select(0, at[:, choice]).to(sum_type(rows.dtype))
         if weights is not None:
             part = part * weights[:, choice:choice + 1]
@@ -53,7 +53,7 @@ def _save(ctx: Any, place: torch.Tensor, weights: torch.Tensor | None, value: to
 
 
 def _saved(ctx: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """What _save kept with one value: place, value, weights."""
+    """Returns what _save has saved: place, value, weights."""
     place, value, *weights = ctx.saved_tensors
     return place, value, weights[0] if ctx.weighted else None
 
@@ -114,7 +114,7 @@ def _plan_without_data(chosen: torch.Tensor, tokens: torch.Tensor, replicas: tor
 
 
 def register() -> None:
-    """Once, after the library was loaded."""
+    """Registers everything. Call it once, after the library was loaded."""
     library = torch.library
     for name, backward, setup in (("pack_tokens", _pack_backward, _pack_setup), ("unpack_tokens", _unpack_backward, _unpack_setup),
                                   ("token_dots", _dots_backward, _dots_setup)):

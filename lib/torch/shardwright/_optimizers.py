@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch: their state before the first step, steps and hyper-parameters."""
+"""PyTorch optimizers: creates their state before the first step, sets step counts and hyper-parameters."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from ._errors import UNSUPPORTED, Error
 
 STEP = "step"
-# How an optimizer computes, which is no matter of the run: left as the program has chosen.
+# Options that select how an optimizer computes. A load keeps the program's values.
 OWN_CHOICES = {"params", "param_names", "foreach", "fused", "capturable", "differentiable", STEP}
 
 
 def materialise(optimizer: torch.optim.Optimizer) -> None:
-    """Makes the state of all parameters that have none, as a first step does; no parameter changes."""
+    """Creates the state of all parameters that have none, as the first step does. The parameters do not change."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     without = [param for param in params if param.requires_grad and param.numel() and not optimizer.state.get(param)]
     if not without:
@@ -42,7 +42,7 @@ def materialise(optimizer: torch.optim.Optimizer) -> None:
 
 
 def states_of(state: dict[str, Any], shape: torch.Size, what: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of each state that has the shape of its parameter."""
+    """Yields name and value of each tensor of an optimizer state. Raises UnsupportedError for a shape other than the parameter's."""
     for key, value in state.items():
         if key == STEP or not isinstance(value, torch.Tensor):
             continue
@@ -53,7 +53,7 @@ def states_of(state: dict[str, Any], shape: torch.Size, what: str) -> Iterator[t
 
 
 def set_step(state: dict[str, Any], step: float) -> None:
-    """Sets the number of steps that an optimizer has made, where and as it keeps it."""
+    """Sets the step count in an optimizer state, in place and with the type that it has there."""
     kept = state.get(STEP)
     if isinstance(kept, torch.Tensor):
         kept.fill_(step)
@@ -61,14 +61,17 @@ def set_step(state: dict[str, Any], step: float) -> None:
         state[STEP] = type(kept)(step)
 
 
-class Told:
-    """What a checkpoint says of parameters and their groups."""
+class SavedOptimizer:
+    """Step counts and hyper-parameters of a checkpoint, by parameter name.
 
-    def __init__(self, told: dict[str, Any], value_of: Callable[[Any], Any]) -> None:
-        self._holders: dict[str, str] = told["holders"]
-        self._steps: dict[str, float] = told["steps"]
+    answer: result of the library's "load". value_of: converts its plain values.
+    """
+
+    def __init__(self, answer: dict[str, Any], value_of: Callable[[Any], Any]) -> None:
+        self._holders: dict[str, str] = answer["holders"]
+        self._steps: dict[str, float] = answer["steps"]
         self._options: dict[str, dict[str, Any]] = {}
-        for group in told["groups"]:
+        for group in answer["groups"]:
             options = value_of(group["options"])
             for name in group["params"]:
                 self._options[self._holder(name)] = options
@@ -77,14 +80,15 @@ class Told:
         return self._holders.get(name, name)
 
     def step(self, names: Iterable[str]) -> float | None:
-        """Of parameters that have one number between them."""
+        """Returns the step count that these parameters share, None if the checkpoint has none. Raises UnsupportedError if their
+        counts differ."""
         steps = {self._steps[self._holder(name)] for name in names if self._holder(name) in self._steps}
         if len(steps) > 1:
             raise Error(UNSUPPORTED, f"parameters that lie in one flat group have made different numbers of steps: {sorted(steps)}")
         return steps.pop() if steps else None
 
     def set_group(self, group: dict[str, Any], names: Iterable[str]) -> None:
-        """Sets the hyper-parameters of a group of these parameters, as far as it has such."""
+        """Sets the hyper-parameters of an optimizer group with these parameters. Ignores options that the group does not have."""
         names = list(names)
         options = next((self._options[self._holder(name)] for name in names if self._holder(name) in self._options), {})
         for key, value in options.items():

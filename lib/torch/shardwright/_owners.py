@@ -1,4 +1,4 @@
-"""Finds engines and optimizers of this process that train the parameters of a model."""
+"""Finds DeepSpeed engines and optimizers in this process that train the parameters of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._errors import USAGE, Error
 
 
 def _owner(kind: type, parameters_of: Callable[[Any], Iterable[torch.Tensor]], model: torch.nn.Module) -> str | None:
-    """Returns the name of the class of an object of this kind that has a parameter of the model, None if there is none."""
+    """Returns the class name of an object of this kind that has a parameter of the model, None if there is no such object."""
     mine = {id(param) for param in model.parameters()}
 
     def search() -> str | None:
@@ -24,7 +24,7 @@ def _owner(kind: type, parameters_of: Callable[[Any], Iterable[torch.Tensor]], m
 
     if search() is None:
         return None
-    gc.collect()  # an owner in a reference cycle that nothing else refers to does not count
+    gc.collect()  # ignores owners that only a reference cycle keeps
     return search()
 
 
@@ -38,7 +38,7 @@ def _of_optimizer(optimizer: Any) -> Iterable[torch.Tensor]:
 
 
 def refuse_engine_parameters(model: torch.nn.Module) -> None:
-    """Refuses a model that a DeepSpeed engine trains: the engine has master weights that the model does not show."""
+    """Raises UsageError for a model that a DeepSpeed engine trains: the model does not expose the engine's master weights."""
     found = any(getattr(param, "_hp_mapping", None) is not None or hasattr(param, "ds_id") for param in model.parameters())
     deepspeed = sys.modules.get("deepspeed")
     if not found and hasattr(deepspeed, "DeepSpeedEngine"):
@@ -49,7 +49,8 @@ def refuse_engine_parameters(model: torch.nn.Module) -> None:
 
 
 def refuse_forgotten_optimizer(model: torch.nn.Module) -> None:
-    """Refuses a sharded model (FSDP2, tensor parallelism) without its optimizer, unless no optimizer has its parameters."""
+    """Raises UsageError for a sharded model (FSDP2, tensor parallelism) without its optimizer, if an optimizer has its
+    parameters."""
     if not any(hasattr(param, "device_mesh") for param in model.parameters()):
         return
     found = _owner(torch.optim.Optimizer, _of_optimizer, model)

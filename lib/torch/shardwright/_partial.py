@@ -1,4 +1,4 @@
-"""shardwright.PartialCheckpoints"""
+"""shardwright.PartialCheckpoints: snapshots of experts from a running trainer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import threading
 import time
 import uuid
@@ -17,100 +16,103 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from typing_extensions import Unpack
 
 from . import _errors
 from ._agent import Connection, user_id
 from ._agent_process import OwnAgent
-from ._deepspeed import DeepSpeed
+from ._agent_status import check_agent
+from ._deepspeed import DeepSpeedTrainer
+from ._device_memory import wait_for_devices
 from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
-from ._far import wait_for_devices
 from ._files import HeaderEngine, NoCopies, Part
 from ._group import Group
 from ._idle import IdleTimes
 from ._library import call, expanded
 from ._load import Loaded, load
 from ._lossless import GradientLog
+from ._snapshot import Snapshot
 from ._tokens import TokenLog, count_tokens
+from ._types import ClientState, DeepSpeedEngine, LoadOptions, Path, TokenCounts, User
 
-# What no later snapshot can be free of; anything else is a warning, and training goes on.
+# Codes of errors that would make every later snapshot fail. Other errors become warnings, and training continues.
 LASTING = {USAGE, _errors.BAD_INPUT, MISMATCH, UNSUPPORTED}
-OLDEST = (0, 19, 3)  # DeepSpeed, whose files of experts say where everything lies
-PATIENCE = 300  # seconds until all ranks have copied their tensors beside the training: an agent waits for twice as long
-MARK = "hand-over.json"  # names what a trainer is about to put into the folder, for the next one to remove
-
-
-class Snapshot(int):
-    """What PartialCheckpoints.step returns where a snapshot was due: true if it was taken, or with overlap if it has begun.
-
-    iteration: of the snapshot.
-    where: "memory" where the agent's memory has it or is getting it, from where the agent saves it into the store; "nowhere" where
-        it was not taken.
-    stored: iteration of the last snapshot that this agent had saved into the store when step() was called; None: none yet, or the
-        agent did not answer.
-    """
-
-    iteration: int
-    where: str
-    stored: int | None
-
-    def __repr__(self) -> str:
-        return f"Snapshot({bool(self)}, iteration={self.iteration}, where={self.where!r}, stored={self.stored})"
+OLDEST = (0, 19, 3)  # oldest DeepSpeed version: expert files of older ones lack positions
+PATIENCE = 300  # seconds until all ranks must have copied their tensors during training. The agent waits twice as long.
+MARK = "hand-over.json"  # names the files that a trainer is about to write, so that the next one can remove them
 
 
 class PartialCheckpoints:
-    """Checkpoints of a few experts at a time, out of a running DeepSpeed engine into an agent's memory and a store.
+    """Takes snapshots of a few experts at a time from a running DeepSpeed engine, into an agent's memory and a store.
 
         pec = shardwright.PartialCheckpoints(engine, "store/", k=2, every=10)
-        step = int(pec.load())       # goes on from the newest of memory and store; 0 at the beginning of a run
+        step = int(pec.load())       # newest state of memory and store; 0 at the start of a run
         ...
-        pec.step()                   # after each step of the optimizer
+        pec.step()                   # after each optimizer step
         ...
         pec.close()
 
-    All ranks make it, step it and close it alike; they are on one machine. The trainer writes no checkpoint of its own:
-    the first snapshot has every expert, each later one everything but the experts, and k experts of each MoE layer.
+    Collective: all ranks must create, step and close the object in the same way. All ranks must be on one machine. The trainer needs
+    no checkpoints of its own: the first snapshot contains all experts. Each later snapshot contains all other modules, and k experts
+    of each MoE layer.
 
-    store: as of pec-save, ~ expanded. Where nothing has that name a store is begun there. Raises Error where the parent folder is
-        missing, or where it is anything but a store, or cannot be written to.
-    k: experts of each MoE layer in a snapshot; None: as the agent has it.
-    every: steps of the optimizer between snapshots.
-    agent: where an agent listens, unix:PATH, whose folder of checkpoints is there for this alone. Default: one of this
-        object's own, which outlives a trainer that is killed and is found again by the store's path.
-    trust_user: with agent=, a user, by name or number, whose agent is accepted besides those of this process's user and of
-        root. Its folder of checkpoints and its log of tokens are used only where checkpoints= and tokens= name the same.
-    checkpoints: with agent=, the agent's folder of checkpoints. Default: what the agent reports, if that folder is this user's.
-    flags: further flags of pec-save agent, for an agent of its own: ["--policy", "load-aware", "--peer", "node8:4711"].
-    tokens: the log of tokens per expert; default the agent's, for an agent of its own STORE.tokens.jsonl.
-    command: the program pec-save, for an agent of its own.
-    overlap: training goes on while its tensors are copied, until the optimizer's next step waits for that. Between step() and
-        that nothing else may change parameters or states of the optimizer. Default: where they are on a device.
-    lossless: each step() also hands the gradients of experts over that the optimizer has used, so that a restore can make
-        its steps again and nothing is lost (docs/lossless.md). With flags=["--policy", "replay"] those that a snapshot makes
-        unnecessary are not written. log_zstd, log_memory: zstd= and memory= of GradientLog.
+    Args:
+        engine: a DeepSpeed engine with MoE layers (stages 1 and 2, BF16_Optimizer).
+        store: directory of the store, as for pec-save. It is created if the name is free. ~ is expanded.
+        k: experts of each MoE layer in a snapshot. None: the setting of the agent.
+        every: optimizer steps between snapshots.
+        agent: address unix:PATH of a running agent whose checkpoint folder serves only this run. Default: the object starts an agent,
+            which survives a killed trainer. The next trainer finds it by the path of the store.
+        trust_user: with `agent`, name or number of a user whose agent is accepted, in addition to those of the user of this process
+            and of root. Its checkpoint folder and token log are used only if `checkpoints` and `tokens` name the same paths.
+        checkpoints: with `agent`, the agent's checkpoint folder. Default: the folder that the agent reports, if it belongs to this
+            user.
+        flags: more flags of pec-save agent for the object's own agent: ["--policy", "load-aware", "--peer", "node8:4711"].
+        tokens: token log per expert. Default: that of the agent; for the object's own agent STORE.tokens.jsonl.
+        command: the program pec-save, for the object's own agent.
+        overlap: copy tensors while training continues. The next optimizer step waits for the copies. Until then nothing else may
+            change parameters or optimizer states. Default: on if parameters are on a device.
+        lossless: also submit the gradients of experts in each step, so that a restore can replay the steps and loses nothing
+            (docs/lossless.md). With flags=["--policy", "replay"], gradients that a snapshot makes unnecessary are not written.
+        log_zstd, log_memory: `zstd` and `memory` of GradientLog.
+        group: process group of the ranks. Default: all ranks.
+        deadline: seconds that a rank waits for the others in the constructor, step() and close().
 
-    Attributes: agent, the address; handed_bytes, what all ranks have copied for the last snapshot, small tensors apart.
+    Attributes:
+        agent: address of the agent.
+        handed_bytes: bytes that all ranks have copied for the last snapshot, without small tensors.
+        gradients: the GradientLog with lossless=True, otherwise None.
+
+    Raises:
+        Error: the same on all ranks. UsageError: an argument is invalid, or ranks pass different ones. NotFoundError: no agent, no
+        pec-save program, or no parent directory of the store. MismatchError: the agent has another store or another user.
+        UnsupportedError: the engine is not supported.
+
+    Documentation: docs/live.md#snapshots-of-experts-from-the-trainer
     """
 
     agent: str
     handed_bytes: int
+    gradients: GradientLog | None
 
-    def __init__(self, engine: Any, store: str | os.PathLike[str], *, k: int | None = 1, every: int = 1,
-                 agent: str | None = None, trust_user: int | str | None = None,
-                 checkpoints: str | os.PathLike[str] | None = None, flags: Sequence[str] = (),
-                 tokens: str | os.PathLike[str] | None = None, command: str = "pec-save",
-                 overlap: bool | None = None, lossless: bool = False, log_zstd: int = 0, log_memory: int | str = 1 << 30, group: Any = None,
-                 deadline: float = 600) -> None:
-        self._engine, self._group = engine, Group(group)
+    def __init__(self, engine: DeepSpeedEngine, store: Path, *, k: int | None = 1, every: int = 1, agent: str | None = None,
+                 trust_user: User | None = None, checkpoints: Path | None = None, flags: Sequence[str] = (), tokens: Path | None = None,
+                 command: str = "pec-save", overlap: bool | None = None, lossless: bool = False, log_zstd: int = 0,
+                 log_memory: int | str = 1 << 30, group: dist.ProcessGroup | None = None, deadline: float = 600) -> None:
+        self._engine: Any = engine
+        self._group = Group(group)
         self._own: OwnAgent | None = None
         self._waiting: threading.Thread | None = None
-        self._late: Error | None = None  # what the agent has said after training had gone on
+        self._late: Error | None = None  # error of the last snapshot, found while training continued
         self._filling: threading.Thread | None = None
         self._overlap, self._hook = overlap, None
-        self._wrong: str | None = None  # with what step() was called
+        self._wrong: str | None = None  # error in the arguments of step()
         self._deadline = deadline
-        self._asks = {"store": os.path.realpath(expanded(store)), "k": k, "every": every, "agent": agent,
-                      "trust_user": user_id(trust_user), "flags": list(flags), "lossless": lossless, "overlap": overlap}
-        self.gradients: GradientLog | None = None
+        self._asks: dict[str, Any] = {"store": os.path.realpath(expanded(store)), "k": k, "every": every, "agent": agent,
+                                      "trust_user": user_id(trust_user), "flags": list(flags), "lossless": lossless,
+                                      "overlap": overlap}
+        self.gradients = None
         self._idle: IdleTimes | None = None
         self._counts = count_tokens(engine.module)
         try:
@@ -119,48 +121,68 @@ class PartialCheckpoints:
             self.agent, self._folder, self._log_path, mark = self._group.agree(lambda: self._open(command, tokens, checkpoints))[0]
             self._group.agree(lambda: self._see_folder(mark))
             if self._overlap:
-                self._hook = DeepSpeed(engine).base.register_step_pre_hook(lambda *_: self._filled())
+                self._hook = DeepSpeedTrainer(engine).base.register_step_pre_hook(lambda *_: self._filled())
             if lossless:
                 self.gradients = GradientLog(engine, self.agent, every=every, zstd=log_zstd, memory=log_memory, group=self._group,
                                              trust_user=self._asks["trust_user"])
         except BaseException:
             if self._own is not None and self._own.started:
-                with contextlib.suppress(Exception):  # what was wrong is what is told
+                with contextlib.suppress(Exception):  # the first error is reported
                     self._own.stop()
             self._release()
             raise
-        self._log = TokenLog(self._log_path)  # that rank 0 writes
+        self._log = TokenLog(self._log_path)  # written by rank 0
         self.handed_bytes = 0
         self._last: int = engine.global_steps
-        self._pending: list[tuple[int, list[list[int]]]] = []  # of steps since the last snapshot
+        self._pending: list[tuple[int, list[list[int]]]] = []  # token counts of the steps since the last snapshot
         self._due: int | None = None  # iteration of the last snapshot that was due
-        self._stored: int | None = None  # as of Snapshot.stored
-        self._failed_saves = 0  # of the agent, that were warned of
+        self._stored: int | None = None  # see Snapshot.stored
+        self._failed_saves = 0  # failed saves of the agent that a warning has reported
 
-    def load(self, **options: Any) -> Loaded:
-        """As shardwright.load out of the store and the agent's memory; 0 where the run begins. Collective."""
+    def load(self, **options: Unpack[LoadOptions]) -> Loaded:
+        """Loads the newest state of the store and of the agent's memory into the engine. Collective.
+
+        Args:
+            options: keyword arguments of shardwright.load. Defaults that differ: agents and trust_user of this object, begin=True.
+
+        Returns:
+            The number of steps of the run, 0 at the start of a run (Loaded).
+
+        Raises:
+            Error: as shardwright.load.
+
+        Documentation: docs/live.md#load-from-a-store
+        """
         self._filled()
-        options = {"agents": [self.agent], "trust_user": self._asks["trust_user"], "begin": True,
-                   "deadline": self._deadline} | options
+        arguments: dict[str, Any] = {"agents": [self.agent], "trust_user": self._asks["trust_user"], "begin": True,
+                                     "deadline": self._deadline, **options}
         if self.gradients is not None:
             self.gradients.end()
-        loaded = load(self._engine, self._asks["store"], **options)
+        loaded = load(self._engine, self._asks["store"], **arguments)
         if self.gradients is not None and loaded.restored is not None and loaded.restored["iteration"] is not None:
             self._begin_log()
         self._last, self._pending, self._due = self._engine.global_steps, [], None
         self._counts.clear()
-        self._log = TokenLog(self._log_path)  # what was logged of later iterations goes
+        self._log = TokenLog(self._log_path)  # its first write removes later iterations
         return loaded
 
-    def step(self, tokens: Any = None, client_state: dict[str, Any] | None = None) -> Snapshot | None:
-        """After each step of the optimizer; it may be called after micro steps too. Collective.
+    def step(self, tokens: TokenCounts | None = None, client_state: ClientState | None = None) -> Snapshot | None:
+        """Takes a snapshot if one is due. Collective. Call it after each optimizer step. Calls after micro steps do nothing.
 
-        tokens: how many tokens this rank has sent to each expert since the last step, [MoE layer][expert]; those of all
-            ranks are added up. Default: counted by hooks on DeepSpeed's MoE layers, which see a forward pass that
-            activation checkpointing repeats twice.
-        client_state: as of DeepSpeed's save_checkpoint.
-        Returns None where no snapshot was due, else a Snapshot: false where none was taken. Then a warning says why, training goes
-        on, and the next one is tried as ever. Raises Error where no later one could be taken either.
+        Args:
+            tokens: tokens that this rank has sent to each expert since the last step, [MoE layer][expert]. The values of all ranks
+                are added. Default: counts of hooks on DeepSpeed's MoE layers. The hooks count tokens twice if activation
+                checkpointing repeats the forward pass.
+            client_state: client state, as in DeepSpeed's save_checkpoint.
+
+        Returns:
+            None if no snapshot was due, otherwise a Snapshot. It is false, with a warning, if the snapshot failed. The next one is
+            taken as usual.
+
+        Raises:
+            UsageError, CorruptInputError, MismatchError, UnsupportedError: every later snapshot would fail too.
+
+        Documentation: docs/live.md#snapshots-of-experts-from-the-trainer
         """
         iteration = self._engine.global_steps
         if iteration == self._last:
@@ -171,33 +193,41 @@ class PartialCheckpoints:
             found = tuple(map(len, given))
             if found == self._counts.shape:
                 counted = given
-            else:  # said where all ranks hear of it
+            else:  # raised in the next collective, on all ranks
                 self._wrong = f"tokens of iteration {iteration}: experts of each layer {self._counts.shape} expected, found {found}"
         self._last = iteration
         if self.gradients is not None:
-            self.gradients.step(iteration)  # before a snapshot of it: a persist waits for what was handed over
+            self.gradients.step(iteration)  # before the snapshot of the iteration: saving it waits for its gradients
         self._pending.append((iteration, counted))
         if iteration % self._asks["every"]:
             return None
         self._due = iteration
-        taken = Snapshot(self._quietly(lambda: self._snapshot(iteration, client_state or {})))
+        taken = Snapshot(self._quietly(lambda: self._snapshot(iteration, dict(client_state or {}))))
         taken.iteration, taken.stored = iteration, self._stored
         taken.where = "memory" if taken else "nowhere"
         return taken
 
     def idle(self) -> IdleTimes:
-        """For `with`, around what this rank waits in: the agent copies and saves while ranks idle. Local; a rank that has never
-        asked for it is not waited for."""
+        """Returns a context manager for idle intervals of this rank: the agent copies and saves data while ranks are idle. Local.
+
+        The agent does not wait for ranks that have never called it. It does not raise: if no agent accepts the reports, it prints a
+        warning. Documentation: docs/live.md#idle-intervals
+        """
         if self._idle is None:
-            # One rank alone must not end for that.
+            # Not strict: an error on one rank must not end that rank.
             self._idle = IdleTimes(self.agent, self._group.rank, strict=False, trust_user=self._asks["trust_user"])
         return self._idle
 
     def close(self) -> int | None:
-        """Waits until the newest snapshot is in the store, and ends an agent of its own. Collective.
+        """Waits until the newest snapshot is in the store, and stops the object's own agent. Collective.
 
-        Returns the store's newest iteration, None where it has none. Raises Error where that is older than the last snapshot that was
-        due.
+        Returns:
+            The newest iteration of the store, None if it has none.
+
+        Raises:
+            TransferError: the last snapshot that was due is not in the store. UsageError: a rank did not call it within `deadline`.
+
+        Documentation: docs/live.md#snapshots-of-experts-from-the-trainer
         """
         def end() -> int | None:
             self._filled()
@@ -226,6 +256,7 @@ class PartialCheckpoints:
             self._release()
 
     def _release(self) -> None:
+        """Removes hooks and closes connections, also after an error."""
         self._filled()
         if self._hook is not None:
             self._hook.remove()
@@ -237,12 +268,13 @@ class PartialCheckpoints:
         self._counts.close()
         self._group.close()
 
-    # What follows is collective where it says so; the others are of one rank.
+    # The methods below are local unless their comments state that they are collective.
 
     def _check(self) -> dict[str, Any]:
-        """Refuses what cannot be handed over; what this rank asks for."""
+        """Raises UnsupportedError or UsageError for engines and arguments that are not supported. Returns the arguments, to compare
+        them between ranks."""
         engine, asks = self._engine, self._asks
-        DeepSpeed(engine)  # refuses what it does not know
+        DeepSpeedTrainer(engine)  # raises for engines that it does not support
         if engine.zero_optimization_stage() not in (1, 2):
             raise Error(UNSUPPORTED, f"stage {engine.zero_optimization_stage()} of DeepSpeed: snapshots of experts are "
                                      "for stages 1 and 2 and BF16_Optimizer")
@@ -254,9 +286,9 @@ class PartialCheckpoints:
             raise Error(UNSUPPORTED, f"DeepSpeed {deepspeed.__version__}: {'.'.join(map(str, OLDEST))} or newer is needed")
         if not isinstance(asks["every"], int) or asks["every"] < 1:
             raise Error(USAGE, f"every={asks['every']}: one or more steps expected")
-        hooks = hasattr(DeepSpeed(engine).base, "register_step_pre_hook")
+        hooks = hasattr(DeepSpeedTrainer(engine).base, "register_step_pre_hook")
         if asks["overlap"] and not hooks:
-            raise Error(UNSUPPORTED, f"overlap=True: optimizer {type(DeepSpeed(engine).base).__name__} has no hooks before its steps")
+            raise Error(UNSUPPORTED, f"overlap=True: optimizer {type(DeepSpeedTrainer(engine).base).__name__} has no hooks before its steps")
         if asks["overlap"] is None:
             self._overlap = hooks and any(not param.is_cpu for param in engine.module.parameters())
         if asks["k"] is not None and (not isinstance(asks["k"], int) or asks["k"] < 1):
@@ -268,8 +300,9 @@ class PartialCheckpoints:
     def _connect(self, address: str) -> Connection:
         return Connection(address, user=self._asks["trust_user"])
 
-    def _open(self, command: str, tokens: Any, checkpoints: Any) -> tuple[str, str, str | None, str]:
-        """Rank 0 finds the agent: its address, its folder, the log of tokens, and what it has marked the folder with."""
+    def _open(self, command: str, tokens: Path | None, checkpoints: Path | None) -> tuple[str, str, str | None, str]:
+        """Rank 0: starts or finds the agent and checks its settings. Returns its address, its checkpoint folder, the token log, and
+        the mark that it wrote into the folder."""
         if self._group.rank != 0:
             return "", "", None, ""
         asks = self._asks
@@ -288,40 +321,16 @@ class PartialCheckpoints:
         with self._connect(address) as connection:
             status = connection.status()
             foreign = connection.user not in (os.geteuid(), 0)
-        if "checkpoints" not in status:
-            raise Error(UNSUPPORTED, f"{address}: an agent of an older version, which takes nothing out of trainers")
-        for key, kind in (("store", str), ("checkpoints", str), ("tokens", str), ("k", int)):
-            if not isinstance(status.get(key), kind):
-                raise Error(_errors.BAD_INPUT, f"{address}: status: \"{key}\" is {status.get(key)!r}, a {kind.__name__} expected")
-        found = os.path.realpath(status["store"])
-        if found != asks["store"]:
-            raise Error(MISMATCH, f"{address}: saves into {found}, not into {asks['store']}")
-        if asks["k"] is not None and status["k"] != asks["k"]:
-            raise Error(MISMATCH, f"{address}: takes {status['k']} experts of each layer, k={asks['k']} is asked for")
-        if status.get("policy") == "replay" and not asks["lossless"]:
-            raise Error(USAGE, f"{address}: --policy replay needs the gradients of every step: lossless=True")
-        log = os.path.realpath(status["tokens"]) if status["tokens"] else None
-        if tokens is not None and os.path.realpath(expanded(tokens)) != log:
-            raise Error(MISMATCH, f"{address}: reads tokens from {log}, tokens={tokens} is asked for")
-        if foreign and tokens is None and log is not None:
-            raise Error(USAGE, f"{address}: an agent of user {connection.user} reads tokens from {log}; give tokens= to write there")
-        named = checkpoints if self._own is None else self._own.folder
+        token_log = check_agent(address, status, connection.user, asks, tokens, checkpoints if self._own is None else self._own.folder)
         folder = status["checkpoints"]
-        if named is not None and os.path.realpath(expanded(named)) != os.path.realpath(folder):
-            raise Error(MISMATCH, f"{address}: has its checkpoints in {folder!r}, {os.fspath(named)!r} is expected")
-        if named is None:
-            _check_folder(address, folder, foreign)
-        elif not os.path.isdir(folder):
-            raise Error(_errors.NOT_FOUND, f"{address}: no folder of checkpoints, {folder!r}")
-        if os.path.exists(os.path.join(folder, "latest")):
-            raise Error(USAGE, f"{folder}: has checkpoints of its own (latest); an agent with a folder for this alone is needed")
         if self._own is None and not foreign:
             call("prepare_store", {"store": asks["store"]})
         self._remove_leftovers(folder)
-        return address, folder, log, self._mark(folder, [])
+        return address, folder, token_log, self._mark(folder, [])
 
     def _see_folder(self, mark: str) -> None:
-        """All ranks must see what rank 0 has just written: there are no other ways for their tensors."""
+        """Raises UnsupportedError if this rank does not see the mark that rank 0 has written: tensors are passed through this
+        folder only."""
         seen = ""
         with contextlib.suppress(OSError), open(os.path.join(self._folder, MARK), encoding="utf-8") as file:
             seen = json.load(file)["id"]
@@ -330,20 +339,20 @@ class PartialCheckpoints:
                                      "one machine")
 
     def _snapshot(self, iteration: int, client_state: dict[str, Any]) -> None:
-        """Collective. Header, choice, tensors: training waits until its tensors are copied."""
+        """Takes a snapshot. Collective. Writes headers, lets the agent select byte ranges, and copies these into the files."""
         tag = f"global_step{iteration}"
         logs = self.gradients is None or self.gradients.active
 
         def begin() -> tuple[dict[str, Any], list[tuple[int, list[list[int]]]], bool]:
             self._filled()
             counted = self._counted()
-            self._make_room(tag)
+            self._prepare(tag)
             wait_for_devices({param.device for param in self._engine.module.parameters()})
             return self._asks | {"iteration": iteration}, counted, logs
 
         self._group.meet("PartialCheckpoints.step", self._deadline)
-        told = self._group.agree(begin)
-        self._same([asks for asks, *_ in told])
+        begun = self._group.agree(begin)
+        self._same([asks for asks, *_ in begun])
         headers = HeaderEngine()
         before, self._engine.checkpoint_engine = self._engine.checkpoint_engine, headers
         try:
@@ -351,34 +360,35 @@ class PartialCheckpoints:
                 self._engine.save_checkpoint(self._folder, tag=tag, client_state=client_state, save_latest=False)
         finally:
             self._engine.checkpoint_engine = before
-        offered: Connection | None = None
+        submitted: Connection | None = None
 
-        def offer() -> tuple[dict[str, list[tuple[int, int]]], int | None] | None:
-            """What the agent takes, by file, and what it has saved last."""
-            nonlocal offered
+        def submit() -> tuple[dict[str, list[tuple[int, int]]], int | None] | None:
+            """Rank 0 submits the folder. Returns the byte ranges that the agent requests, by file, and its last saved iteration."""
+            nonlocal submitted
             if self._group.rank == 0:
-                self._write_log([pending for _, pending, _ in told])
+                self._write_log([pending for _, pending, _ in begun])
             if headers.failure is not None:
                 raise headers.failure
             if self._group.rank != 0:
                 return None
-            offered = self._connect(self.agent)
-            stored = self._saved_last(offered.status())
-            offered.send(f"offer {tag}")
+            submitted = self._connect(self.agent)
+            stored = self._saved_last(submitted.status())
+            submitted.send(f"offer {tag}")
             wanted: dict[str, list[tuple[int, int]]] = {}
-            for line in offered.text().splitlines():
+            for line in submitted.text().splitlines():
                 first, count, name = line.split(" ", 2)
-                # Before the names of files may be that of the checkpoint's folder.
+                # The name may begin with the checkpoint's folder.
                 wanted.setdefault(os.path.basename(name), []).append((int(first), int(count)))
             return wanted, stored
 
         self._pending = []
         try:
-            wanted, self._stored = self._group.agree(offer)[0]
-            later: dict[str, list[Part]] = {}  # what the next step of the optimizer waits for
+            wanted, self._stored = self._group.agree(submit)[0]
+            later: dict[str, list[Part]] = {}  # copied during training; the next optimizer step waits for it
 
             def take() -> dict[str, int]:
-                """Of each file of this rank the bytes that are asked for; what may change before that step is copied here."""
+                """Copies the requested byte ranges. With overlap, copies only buffers, which can change before the next optimizer step.
+                Returns the number of bytes of each file of this rank."""
                 mine = {name: headers.files[name].parts(wanted[name]) for name in wanted.keys() & headers.files.keys()}
                 buffers = {buffer.data_ptr() for buffer in self._engine.module.buffers()}
                 for name, parts in mine.items():
@@ -390,30 +400,30 @@ class PartialCheckpoints:
                 return {name: sum(part.last - part.first for part in parts) for name, parts in mine.items()}
 
             taken = self._group.agree(take)
-            if nobodys := wanted.keys() - {name for files in taken for name in files}:
-                raise Error(_errors.INTERNAL, f"no rank has what the agent asks for: {sorted(nobodys)}")
+            if unknown := wanted.keys() - {name for files in taken for name in files}:
+                raise Error(_errors.INTERNAL, f"no rank has what the agent asks for: {sorted(unknown)}")
             self.handed_bytes = sum(sum(files.values()) for files in taken)
             if not self._overlap:
-                self._group.agree(lambda: offered.send("filled") if offered is not None else None)
+                self._group.agree(lambda: submitted.send("filled") if submitted is not None else None)
         except BaseException:
-            if offered is not None:
-                offered.close()  # the agent gives it up
+            if submitted is not None:
+                submitted.close()  # the agent discards the snapshot
             if self._group.rank == 0:
                 self._remove(tag)
             raise
         if self._overlap:
-            self._filling = threading.Thread(target=self._fill_beside, args=(headers, later, tag))
+            self._filling = threading.Thread(target=self._fill_in_thread, args=(headers, later, tag))
             self._filling.start()
-        if offered is not None:
-            self._waiting = threading.Thread(target=self._await_answer, args=(offered, tag), daemon=True)
+        if submitted is not None:
+            self._waiting = threading.Thread(target=self._await_answer, args=(submitted, tag), daemon=True)
             self._waiting.start()
         if self._idle is not None:
-            self._idle.check()  # the agent may be another one
-        if not all(active for *_, active in told):
+            self._idle.check()  # the agent may have been restarted
+        if not all(active for *_, active in begun):
             self._begin_log()
 
     def _saved_last(self, status: dict[str, Any]) -> int | None:
-        """Rank 0. The iteration that the agent has saved last; warns where saves have failed since the last look."""
+        """Rank 0: returns the last iteration that the agent has saved. Warns if saves have failed since the last call."""
         failed = status.get("persists_failed", 0)
         if failed > self._failed_saves:
             warnings.warn(f"the agent has failed to save into {self._asks['store']} and tries again; memory alone holds what is newer: "
@@ -422,7 +432,7 @@ class PartialCheckpoints:
         return status.get("persisted")
 
     def _begin_log(self) -> None:
-        """Collective. From the next step on; where it cannot begin it does with a later snapshot."""
+        """Starts the gradient log with the next step. Collective. If that fails, a later snapshot tries again."""
         assert self.gradients is not None
         try:
             self.gradients.begin()
@@ -432,26 +442,26 @@ class PartialCheckpoints:
             if self._group.rank == 0:
                 warnings.warn(f"no log of gradients: {error}", stacklevel=4)
 
-    def _fill_beside(self, headers: HeaderEngine, later: dict[str, list[Part]], tag: str) -> None:
-        """Beside the training. The file that it leaves says to rank 0 that it is done, or why it is not."""
-        said = ""
+    def _fill_in_thread(self, headers: HeaderEngine, later: dict[str, list[Part]], tag: str) -> None:
+        """Copies tensors while training continues. Writes a file that reports to rank 0: empty for success, or an error message."""
+        message = ""
         try:
             devices = {part.tensor.device for parts in later.values() for part in parts if not part.tensor.is_cpu}
             with contextlib.ExitStack() as stack:
-                for device in devices:  # a stream of its own, which does not wait for what training queues from now on
+                for device in devices:  # a separate stream, which does not wait for work that training queues later
                     stack.enter_context(torch.Stream(device))
                 for name, parts in later.items():
                     headers.files[name].fill(parts)
         except Exception as error:
-            said = str(error) or type(error).__name__
+            message = str(error) or type(error).__name__
         path = self._done_path(tag, self._group.rank)
         with contextlib.suppress(OSError):
             with open(path + ".new", "w", encoding="utf-8") as file:
-                file.write(said)
+                file.write(message)
             os.replace(path + ".new", path)
 
     def _filled(self) -> None:
-        """Waits for this rank's tensors to be copied. Local."""
+        """Waits until this rank's tensors are copied."""
         filling, self._filling = self._filling, None
         if filling is not None:
             filling.join()
@@ -460,35 +470,35 @@ class PartialCheckpoints:
         return os.path.join(self._folder, f"{tag}.filled-{rank}")
 
     def _await_filled(self, tag: str) -> None:
-        """Rank 0, beside the training: until all ranks have copied their tensors."""
+        """Rank 0, in a thread: waits until all ranks have copied their tensors. Raises TransferError."""
         end = time.monotonic() + PATIENCE
         for rank in range(self._group.size):
             while True:
                 with contextlib.suppress(FileNotFoundError):
                     with open(self._done_path(tag, rank), encoding="utf-8") as file:
-                        said = file.read()
+                        message = file.read()
                     break
                 if time.monotonic() > end:
                     raise Error(_errors.IO, f"rank {rank} has not copied its tensors within {PATIENCE} s")
                 time.sleep(0.002)
-            if said:
-                raise Error(_errors.IO, f"rank {rank}: {said}")
+            if message:
+                raise Error(_errors.IO, f"rank {rank}: {message}")
 
-    def _await_answer(self, offered: Connection, tag: str) -> None:
-        """Rank 0, beside the training: until the agent has its copy."""
+    def _await_answer(self, submitted: Connection, tag: str) -> None:
+        """Rank 0, in a thread: waits until the agent has its copy, then removes the files."""
         try:
-            with offered:
+            with submitted:
                 if self._overlap:
                     self._await_filled(tag)
-                    offered.send("filled")
-                offered.answer()
+                    submitted.send("filled")
+                submitted.answer()
         except Error as error:
             self._late = error
         finally:
             self._remove(tag)
 
-    def _make_room(self, tag: str) -> None:
-        """Waits for the snapshot before, and says what is about to be written."""
+    def _prepare(self, tag: str) -> None:
+        """Rank 0: waits for the previous snapshot, and records which files are about to be written."""
         if self._group.rank != 0:
             return
         self._wait()
@@ -498,18 +508,20 @@ class PartialCheckpoints:
         self._mark(self._folder, [tag])
 
     def _wait(self) -> None:
+        """Rank 0: waits until the agent has its copy of the last snapshot."""
         if self._waiting is not None:
             self._waiting.join()
             self._waiting = None
 
     def _counted(self) -> list[tuple[int, list[list[int]]]]:
-        """Tokens of this rank since the last snapshot."""
+        """Returns the token counts of this rank since the last snapshot. Raises UsageError for wrong arguments of step()."""
         wrong, self._wrong = self._wrong, None
         if wrong is not None:
             raise Error(USAGE, wrong)
         return self._pending
 
     def _write_log(self, pending: list[list[tuple[int, list[list[int]]]]]) -> None:
+        """Rank 0: adds the token counts of all ranks and appends them to the log."""
         for ranks in pending[1:]:
             if [iteration for iteration, _ in ranks] != [iteration for iteration, _ in pending[0]]:
                 raise Error(USAGE, "ranks have called step() at different iterations: "
@@ -518,7 +530,7 @@ class PartialCheckpoints:
                        for ranks in zip(*pending)})
 
     def _remove_leftovers(self, folder: str) -> None:
-        """Of a trainer that was killed: what its mark names."""
+        """Removes the files that the mark of a killed trainer names."""
         with contextlib.suppress(FileNotFoundError):
             with open(os.path.join(folder, MARK), encoding="utf-8") as file:
                 tags = json.load(file)["tags"]
@@ -527,6 +539,7 @@ class PartialCheckpoints:
                     self._remove(tag, folder)
 
     def _mark(self, folder: str, tags: list[str]) -> str:
+        """Records the tags whose files are about to be written. Returns the random identifier of the mark."""
         path, mark = os.path.join(folder, MARK), uuid.uuid4().hex
         with open(f"{path}.{mark}", "x", encoding="utf-8") as file:
             json.dump({"id": mark, "tags": tags}, file)
@@ -534,6 +547,7 @@ class PartialCheckpoints:
         return mark
 
     def _remove(self, tag: str, folder: str | None = None) -> None:
+        """Removes the files of a snapshot."""
         folder = folder or self._folder
         shutil.rmtree(os.path.join(folder, tag), ignore_errors=True)
         for path in glob.glob(os.path.join(glob.escape(folder), f"{tag}.filled-*")):
@@ -541,13 +555,13 @@ class PartialCheckpoints:
                 os.unlink(path)
 
     def _warn_late(self) -> None:
-        """Of a snapshot that has failed after training had gone on."""
+        """Warns of a snapshot that failed while training continued."""
         late, self._late = self._late, None
         if late is not None:
             warnings.warn(f"the snapshot before was not taken: {late}", stacklevel=4)
 
     def _quietly(self, work: Callable[[], None]) -> bool:
-        """Collective. What a snapshot meets that a later one may not is a warning."""
+        """Runs `work`. Collective. Returns false with a warning for errors that a later snapshot may not meet."""
         self._warn_late()
         try:
             work()
@@ -560,23 +574,8 @@ class PartialCheckpoints:
         return True
 
     def _same(self, told: list[dict[str, Any]]) -> None:
-        """Raises where ranks ask for different things."""
+        """Raises UsageError if ranks pass different arguments."""
         for rank, asks in enumerate(told):
             for key, value in told[0].items():
                 if asks[key] != value:
                     raise Error(USAGE, f"{key}: rank 0 asks for {value}, rank {rank} for {asks[key]}")
-
-
-def _check_folder(address: str, folder: str, foreign: bool) -> None:
-    """Refuses a folder, named by an agent alone, in which another user could have planted files or links."""
-    try:
-        found = os.lstat(folder)
-    except OSError:
-        found = None
-    if found is None or not stat.S_ISDIR(found.st_mode):
-        raise Error(_errors.NOT_FOUND, f"{address}: no folder of checkpoints, {folder!r}")
-    open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
-    if foreign or found.st_uid != os.geteuid() or open_to_all:
-        raise Error(MISMATCH, f"{address}: would have checkpoints in {folder}: a folder of user {os.geteuid()} that not all may "
-                              f"write to is expected, found one of user {found.st_uid} with mode "
-                              f"{stat.S_IMODE(found.st_mode):04o}; if it is the right one, name it: checkpoints={folder!r}")

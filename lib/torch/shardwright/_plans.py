@@ -1,27 +1,32 @@
-"""Plans of moe-replace, and of other programs, as the ranks of a trainer hold them."""
+"""Expert plans of moe-replace and of other programs."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from typing import Any
+
+import torch.distributed as dist
 
 from ._errors import MISMATCH, USAGE, Error
 from ._group import Group, moving
 from ._library import call, expanded
+from ._types import Path
 
 
 @dataclasses.dataclass(frozen=True)
 class ExpertPlan:
-    """Which rank holds which experts. Ranks are the live GPUs of the plan in their order.
+    """A plan that assigns experts to ranks. Create it with ExpertPlan.read. The ranks are the live GPUs of the plan, in their order.
 
-    experts: of every layer.
-    layers: numbers of the layers.
-    slots: [layer][rank]: the experts of its slots, perhaps one of them twice.
-    owners: the same of where state lies, where experts are copied for an iteration (strategy hecate); None where every
-        replica has its state.
-    node: of every rank.
-    digest: equal for equal plans.
+    Attributes:
+        path: file of the plan.
+        experts: number of experts of each layer.
+        layers: numbers of the layers.
+        slots: [layer][rank]: the experts in the slots of the rank. An expert can occupy several slots.
+        owners: the same for optimizer states, for plans that copy experts for an iteration (strategy hecate). None if every replica
+            has its state.
+        node: the node of each rank.
+        digest: equal for equal plans.
+
+    Documentation: docs/experts.md
     """
 
     path: str
@@ -33,45 +38,60 @@ class ExpertPlan:
     digest: str
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], group: Any = None) -> ExpertPlan:
-        """Collective. The plan in a file, the same on all ranks of the group. Raises Error."""
-        ranks, path = Group(group), expanded(path)
+    def read(cls, path: Path, group: dist.ProcessGroup | None = None) -> ExpertPlan:
+        """Reads a plan from a file and compares it between the ranks. Collective.
+
+        Args:
+            path: file that moe-replace or another program has written. ~ is expanded.
+            group: process group of the ranks of the plan. Default: all ranks.
+
+        Raises:
+            NotFoundError: the file cannot be read. CorruptInputError: it is not a valid plan. MismatchError: the plan is for
+            another number of ranks, or ranks have different plans.
+
+        Documentation: docs/experts.md
+        """
+        ranks, text = Group(group), expanded(path)
         try:
-            found = moving(lambda: ranks.agree(lambda: call("read_plan", {"plan": path, "ranks": ranks.size})))
+            found = moving(lambda: ranks.agree(lambda: call("read_plan", {"plan": text, "ranks": ranks.size})))
         finally:
             ranks.close()
         for rank, other in enumerate(found):
             if other["digest"] != found[0]["digest"]:
-                raise Error(MISMATCH, f"{path}: rank {rank} has another plan ({other['digest'][:16]}) than rank 0 "
+                raise Error(MISMATCH, f"{text}: rank {rank} has another plan ({other['digest'][:16]}) than rank 0 "
                                       f"({found[0]['digest'][:16]})")
-        told = found[0]
-        return cls(path, told["experts"], tuple(told["layers"]), told["slots"], told["owners"],
-                   tuple(told["node"]), told["digest"])
+        plan = found[0]
+        return cls(text, plan["experts"], tuple(plan["layers"]), plan["slots"], plan["owners"],
+                   tuple(plan["node"]), plan["digest"])
 
     @property
     def ranks(self) -> int:
+        """Number of ranks."""
         return len(self.node)
 
     def row(self, layer: int) -> int:
-        """The position of a layer."""
+        """Returns the position of `layer` in `layers`. Local. Raises UsageError for a layer that the plan does not have."""
         if layer not in self.layers:
             raise Error(USAGE, f"{self.path}: no layer {layer}, it has {list(self.layers)}")
         return self.layers.index(layer)
 
     def holders(self, layer: int) -> list[list[int]]:
-        """[expert]: the ranks that compute it, ascending."""
+        """Returns [expert] for `layer`: the ranks that compute the expert, ascending. Local. Raises UsageError as row()."""
         return _by_expert(self.slots[self.row(layer)], self.experts)
 
     def state(self, layer: int) -> list[list[int]]:
-        """[expert]: the ranks that hold its state, ascending."""
+        """Returns [expert] for `layer`: the ranks that have the optimizer state of the expert, ascending. Local. Raises UsageError
+        as row()."""
         return _by_expert((self.owners or self.slots)[self.row(layer)], self.experts)
 
     def owner(self, layer: int) -> list[int]:
-        """[expert]: the first rank that holds its state, -1 for an expert that nobody holds."""
+        """Returns [expert] for `layer`: the first rank that has the optimizer state of the expert, -1 if no rank has it. Local.
+        Raises UsageError as row()."""
         return [held[0] if held else -1 for held in self.state(layer)]
 
 
 def _by_expert(slots: list[list[int]], experts: int) -> list[list[int]]:
+    """Converts [rank]: experts to [expert]: ranks."""
     found: list[list[int]] = [[] for _ in range(experts)]
     for rank, held in enumerate(slots):
         for expert in sorted(set(held)):

@@ -1,4 +1,4 @@
-"""Sparse collectives: parameters of chosen experts from their owners to other ranks, and gradients back."""
+"""Sparse collectives: copy parameters of selected experts from their owners to other ranks, and add gradients at the owners."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ Tensors = Mapping[int, Sequence[torch.Tensor]]
 
 
 class Work:
-    """What is under way: wait() until it is done."""
+    """A collective in progress, which SparseCollectives returns. Documentation: docs/experts.md#copies-for-an-iteration"""
 
-    def __init__(self, requests: list[Any], done: Callable[[], None] | None = None) -> None:
+    def __init__(self, requests: list[dist.Work], done: Callable[[], None] | None = None) -> None:
         self._requests, self._done = requests, done
 
     def wait(self) -> None:
+        """Waits until the tensors are complete on this rank. Raises TransferError if a rank is gone."""
         requests, self._requests = self._requests, []
         for request in requests:
             moving(request.wait)
@@ -31,12 +32,19 @@ class Work:
 
 
 class SparseCollectives:
-    """All-gather and reduce-scatter of experts over a process group, from and to one owner of each.
+    """All-gather and reduce-scatter of experts over a process group. Each expert has one owner. Collective, like its methods.
 
-    example: the tensors of one expert. Those of all experts have these shapes and types, on all ranks. Collective.
+    Args:
+        example: the tensors of one expert. The tensors of all experts have these shapes and types, on all ranks.
+        group: process group. Default: all ranks.
+
+    Raises:
+        MismatchError: ranks pass different shapes or types. UnsupportedError: a tensor is not contiguous.
+
+    Documentation: docs/experts.md#copies-for-an-iteration
     """
 
-    def __init__(self, example: Sequence[torch.Tensor], group: Any = None) -> None:
+    def __init__(self, example: Sequence[torch.Tensor], group: dist.ProcessGroup | Group | None = None) -> None:
         self._ranks = ranks = group if isinstance(group, Group) else Group(group)
         forms = moving(lambda: ranks.agree(lambda: form_of(example)))
         self._form = forms[0]
@@ -45,8 +53,21 @@ class SparseCollectives:
                 raise Error(MISMATCH, f"experts: rank {rank} has tensors {_text(form)}, rank 0 {_text(self._form)}")
 
     def all_gather(self, tensors: Tensors, owner: Sequence[int], holders: Sequence[Sequence[int]], async_op: bool = False) -> Work:
-        """Copies the tensors of each expert from its owner into those of its other holders. Collective; all ranks give the
-        same owners and holders, and each its tensors of the experts that it holds, which must not be touched before wait().
+        """Copies the tensors of each expert from its owner to the tensors of its other ranks, in place. Collective.
+
+        Args:
+            tensors: {expert: its tensors}, for all experts that list this rank in `holders`. Do not use them before wait().
+            owner: [expert]: the rank with the valid tensors, -1 for an expert without ranks. Equal on all ranks.
+            holders: [expert]: the ranks that have the expert, ascending, including the owner. Equal on all ranks.
+            async_op: return before the copies are complete.
+
+        Returns:
+            An object with wait().
+
+        Raises:
+            UsageError: an argument is invalid. MismatchError: shapes or types differ. TransferError: a rank is gone.
+
+        Documentation: docs/experts.md#copies-for-an-iteration
         """
         held = self._check(tensors, owner, holders)
         pairs: list[Any] = []
@@ -58,8 +79,12 @@ class SparseCollectives:
         return self._begin(pairs, None, async_op)
 
     def reduce_scatter(self, tensors: Tensors, owner: Sequence[int], holders: Sequence[Sequence[int]], async_op: bool = False) -> Work:
-        """Makes the owner's tensors of each expert the sum of all holders', in the order of their ranks, rounded once.
-        Collective, as all_gather."""
+        """Replaces the owner's tensors of each expert by the sum over all its ranks, in the order of ranks, rounded once. Collective.
+
+        The arguments `tensors`, `owner`, `holders` and `async_op`, the result and the errors are those of all_gather(). The
+        tensors of other ranks do not change.
+        Documentation: docs/experts.md#copies-for-an-iteration
+        """
         held = self._check(tensors, owner, holders)
         pairs: list[Any] = []
         sums: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -89,7 +114,7 @@ class SparseCollectives:
         return work
 
     def _check(self, tensors: Tensors, owner: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-        """The experts that this rank holds, ascending."""
+        """Checks the arguments and returns the experts of this rank, ascending. Raises UsageError and MismatchError."""
         held = []
         for expert, ranks in enumerate(holders):
             if not ranks:
@@ -109,7 +134,7 @@ class SparseCollectives:
 
 
 def form_of(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and types. Raises Error where one has strides."""
+    """Returns shapes and types. Raises UnsupportedError for a tensor that is not contiguous."""
     for one in tensors:
         if not one.is_contiguous():
             raise Error(UNSUPPORTED, f"a tensor of an expert of shape {tuple(one.shape)} has strides; only contiguous ones move")

@@ -1,4 +1,4 @@
-"""Tokens per expert: counted in a model, and the log that an agent reads (docs/formats/loads.md)."""
+"""Counts tokens per expert in a model, and writes the token log that an agent reads (docs/formats/loads.md)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from ._errors import BAD_INPUT, Error
 
-BEGINNING = b'{"iteration":'  # of a line, without spaces
+BEGINNING = b'{"iteration":'  # first bytes of each line, without spaces
 
 
 class Counts:
-    """What the MoE layers of a model have sent to their experts since they were asked last."""
+    """Counts the tokens that the MoE layers of a model send to their experts, with forward hooks. Local."""
 
     def __init__(self, layers: list[Any]) -> None:
         self.layers = layers
@@ -25,15 +25,17 @@ class Counts:
         self.clear()
 
     def clear(self) -> None:
+        """Sets all counts to zero."""
         self._counts = [torch.zeros(experts, dtype=torch.int64, device="cpu") for experts in self.shape]
 
     def take(self) -> list[list[int]]:
-        """[layer][expert]"""
+        """Returns the counts since the last call, [layer][expert], and clears them."""
         counts = [layer.tolist() for layer in self._counts]
         self.clear()
         return counts
 
     def close(self) -> None:
+        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -45,23 +47,24 @@ class Counts:
 
 
 def count_tokens(model: torch.nn.Module) -> Counts:
-    """Hooks on DeepSpeed's MoE layers, in the order in which DeepSpeed numbers them."""
+    """Installs hooks on DeepSpeed's MoE layers, in the order in which DeepSpeed numbers them."""
     from deepspeed.moe.layer import MoE
     return Counts([module for module in model.modules() if isinstance(module, MoE)])
 
 
 class TokenLog:
-    """A line for each iteration: {"iteration": N, "tokens": [layer][expert]}."""
+    """A log with a line for each iteration: {"iteration": N, "tokens": [layer][expert]}. path: None for no log."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
-        self._first: int | None = None  # iteration that was added
-        self._end: int | None = None  # of what is whole; None: not looked at yet
-        self._lines = ""  # that are not written yet
+        self._first: int | None = None  # first iteration that this object has added
+        self._end: int | None = None  # size of the complete lines; None: not read yet
+        self._lines = ""  # not written yet
 
     def add(self, tokens: dict[int, list[list[int]]]) -> None:
-        """Iterations after those that were added before. Of those that were there at first, these or later ones go: a trainer
-        before has gone further. What cannot be written is, the next time."""
+        """Appends iterations, which must be later than those added before. The first call removes these and later iterations of an
+        earlier trainer from the file. Raises CorruptInputError and OSError; lines that could not be written are written by the
+        next call."""
         if self._path is None:
             return
         if self._first is None and tokens:
@@ -82,7 +85,7 @@ class TokenLog:
 
     @staticmethod
     def _open(path: str) -> BinaryIO:
-        """Raises Error where the name is taken by a link or anything else that is not a file."""
+        """Opens or creates the log. Raises CorruptInputError if the name is a link or another object that is not a regular file."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -98,7 +101,7 @@ class TokenLog:
     def _place_of(self, log: BinaryIO, first: int) -> int:
         """Returns the end of the last line with an iteration before `first`. Ignores a truncated last line of a killed
         writer. Earlier lines of later iterations belong to a run before a restart. Readers ignore them, because the
-        iterations are logged again. Raises Error where the file is not a log of tokens, so that it is not overwritten."""
+        iterations are logged again. Raises CorruptInputError if the file is not a token log, so that it is not overwritten."""
         end = at = 0
         log.seek(0)
         for number, line in enumerate(log, 1):

@@ -115,9 +115,9 @@ def refused(source):
 
 def saved(path, stretches):
     """The tensors of a file of holes whose larger ones were filled in stretches of so many bytes."""
-    from shardwright import _far, _files
+    from shardwright import _device_memory, _files
     device = have_far()
-    _far.CHUNK = 10_000
+    _device_memory.CHUNK = 10_000
     torch.manual_seed(3)
     values = {"large": torch.randn(40_000), "bits": torch.randn(3000, dtype=torch.bfloat16), "small": torch.arange(9),
               "none": torch.empty(0), "turned": torch.randn(60, 70).t()}

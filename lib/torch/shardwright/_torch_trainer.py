@@ -1,17 +1,19 @@
-"""Trainers whose parameters are tensors of their own: FSDP2, tensor parallelism, DDP, one process."""
+"""Trainers without DeepSpeed, whose parameters are separate tensors: FSDP2, tensor parallelism, DDP, one process."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from ._errors import UNSUPPORTED, USAGE, Error
-from ._held import Held, buffers_of, piece, plain_name
-from ._optimizers import Told, materialise, set_step, states_of
+from ._optimizers import SavedOptimizer, materialise, set_step, states_of
 from ._owners import refuse_engine_parameters
+from ._shards import Shard, buffers_of, plain_name, shard_of
 
 
-class Plain:
-    """A model and its optimizer."""
+class TorchTrainer:
+    """A model and its optimizer. optimizer: None to load weights only."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         if not isinstance(model, torch.nn.Module):
@@ -29,19 +31,20 @@ class Plain:
         self.client_state: dict[str, object] = {}
         self.not_set: list[str] = []
 
-    def held(self) -> list[Held]:
+    def shards(self) -> list[Shard]:
+        """Returns this rank's shards of weights, buffers and optimizer states. Creates missing optimizer states."""
         found = []
         for name, param in self.model.named_parameters():
             if type(param).__name__ == "FlatParameter" or "_flat_param" in name:
                 raise Error(UNSUPPORTED, f'"{name}": a flat parameter of FSDP1; use fully_shard (FSDP2)')
-            found.append(piece(self.names[id(param)], "param" if param.requires_grad else "frozen", param))
-        found += [piece(name, "buffer", buffer) for name, buffer in buffers_of(self.model)]
+            found.append(shard_of(self.names[id(param)], "param" if param.requires_grad else "frozen", param))
+        found += [shard_of(name, "buffer", buffer) for name, buffer in buffers_of(self.model)]
         if self.optimizer is not None:
             materialise(self.optimizer)
             for group in self.optimizer.param_groups:
                 for param in group["params"]:
                     name = self._name(param)
-                    found += [piece(name, key, value) for key, value in
+                    found += [shard_of(name, key, value) for key, value in
                               states_of(self.optimizer.state.get(param, {}), param.shape, f'"{name}"')]
         return [one for one in found if one is not None]
 
@@ -50,17 +53,17 @@ class Plain:
             raise Error(UNSUPPORTED, f"the optimizer has a parameter of shape {tuple(param.shape)} that is not the model's")
         return self.names[id(param)]
 
-    def take(self, told: Told, _: dict) -> None:
-        """After the tensors: steps and hyper-parameters."""
+    def set_state(self, saved: SavedOptimizer, _: dict[str, Any]) -> None:
+        """Sets step counts and hyper-parameters, after the tensors were filled."""
         if self.optimizer is None:
             return
         for group in self.optimizer.param_groups:
             names = [self.names[id(param)] for param in group["params"]]
             for param, name in zip(group["params"], names):
-                step = told.step([name])
+                step = saved.step([name])
                 if step is not None and param in self.optimizer.state:
                     set_step(self.optimizer.state[param], step)
-            told.set_group(group, names)
+            saved.set_group(group, names)
 
     def release(self) -> None:
-        """Also after an error."""
+        """Ends a load, also after an error. Nothing to do for these trainers."""

@@ -1,4 +1,4 @@
-"""torch's own square roots, which are not everywhere the correctly rounded ones: docs/lossless.md."""
+"""Table of the square roots that torch.sqrt returns on this processor. Some are not correctly rounded: docs/lossless.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from ._errors import UNSUPPORTED, Error
 
-ONE, END = 0x3F800000, 0x7F800000  # bits of 1 and of infinity
-ALL = 1 << 24  # numbers of [1, 4)
+ONE, END = 0x3F800000, 0x7F800000  # bit patterns of 1 and of infinity
+ALL = 1 << 24  # float32 numbers in [1, 4)
 CHUNK = 1 << 21
 SAMPLES = 2  # chunks of random numbers
 
@@ -19,15 +19,16 @@ def _roots(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _correct(bits: torch.Tensor) -> torch.Tensor:
-    """The root in float64 has more than twice the digits: rounding it again is right."""
+    """Returns correctly rounded roots: float64 has more than twice the digits, so rounding its root again is exact."""
     return torch.sqrt(bits.to(torch.int32).view(torch.float32).double()).float().view(torch.int32)
 
 
 @functools.cache
 def square_roots() -> tuple[torch.Tensor, int]:
-    """Roots of all numbers of [1, 4), and the bits of the last number that follows them: as replay::RootTable takes them.
+    """Returns the roots of all float32 numbers in [1, 4), and the bit pattern of the largest number whose root follows from them,
+    for replay::RootTable.
 
-    Raises Error where roots of other numbers do not follow these.
+    Raises UnsupportedError if the roots of other numbers do not follow from the table.
     """
     found, off = torch.empty(ALL, dtype=torch.int32, device="cpu"), torch.empty(ALL, dtype=torch.int8, device="cpu")
     for first in range(0, ALL, CHUNK):
@@ -36,8 +37,8 @@ def square_roots() -> tuple[torch.Tensor, int]:
         off[bits % ALL] = (found[first:first + CHUNK] - _correct(bits)).to(torch.int8)
 
     def wrong(bits: torch.Tensor) -> torch.Tensor:
-        told = _correct(bits) + torch.where(bits < 0x00800000, 0, off[bits % ALL])
-        return bits[_roots(bits) != told]
+        expected = _correct(bits) + torch.where(bits < 0x00800000, 0, off[bits % ALL])
+        return bits[_roots(bits) != expected]
 
     last = END - 1
     for first in range(END - 2 * ALL, END, CHUNK):
@@ -45,7 +46,7 @@ def square_roots() -> tuple[torch.Tensor, int]:
         if differing.numel():
             last = int(differing[0]) - 1
             break
-    # Every number would take minutes: interop_replay does it.
+    # Samples only. The test interop_replay checks every number, which takes minutes.
     numbers = torch.Generator().manual_seed(1)
     for _ in range(SAMPLES):
         differing = wrong(torch.randint(0, last + 1, (CHUNK,), generator=numbers))

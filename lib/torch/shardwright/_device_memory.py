@@ -1,4 +1,4 @@
-"""Tensors on devices: PyTorch copies their bytes, whatever device it is."""
+"""Copies tensors from devices to host memory. PyTorch copies the bytes, so every device that PyTorch supports works."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
-CHUNK = 16 << 20  # bytes that are copied off a device at once
+CHUNK = 16 << 20  # bytes of one copy from a device
 
 
 def _host_memory(size: int) -> torch.Tensor:
-    """Bytes that the accelerator of this process copies from and to without a detour."""
+    """Allocates host memory that the accelerator can access directly (pinned), if this process has an accelerator."""
     return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=torch.accelerator.is_available())
 
 
 def wait_for_devices(devices: set[torch.device]) -> None:
-    """Until they have done all that was queued, also what copies to memory of the CPU."""
+    """Waits until the devices have completed all queued work, including copies to host memory."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     for device in devices:
@@ -24,13 +24,13 @@ def wait_for_devices(devices: set[torch.device]) -> None:
 
 
 def staging_for(devices: set[torch.device], size: int) -> list[torch.Tensor]:
-    """Memory for what goes to tensors on these devices, none where all are on the CPU."""
+    """Allocates host memory to stage data for tensors on these devices. Returns an empty list if all are CPUs."""
     return [_host_memory(size)] if any(device.type != "cpu" for device in devices) else []
 
 
-def near(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-    """The bytes first..last of a contiguous tensor, in memory of this process, one stretch after the other; each may be looked
-    at until the next one is asked for. While it is, the next one comes off the device."""
+def host_bytes(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
+    """Yields the bytes [first, last) of a contiguous tensor in host memory, in chunks. Each chunk is valid until the next one is
+    requested. The next chunk is copied from the device while the caller uses the current one."""
     if first == last:
         return
     flat = tensor.detach().reshape(-1).view(torch.uint8)
@@ -46,10 +46,11 @@ def near(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
         event.record(torch.accelerator.current_stream(tensor.device))
         coming.append((stage, event))
         if len(coming) == 2:
-            yield _arrived(*coming.pop(0))
-    yield _arrived(*coming.pop())
+            yield _completed(*coming.pop(0))
+    yield _completed(*coming.pop())
 
 
-def _arrived(stage: torch.Tensor, event: torch.Event) -> memoryview:
+def _completed(stage: torch.Tensor, event: torch.Event) -> memoryview:
+    """Waits for a copy and returns its bytes."""
     event.synchronize()
     return memoryview(stage.numpy())

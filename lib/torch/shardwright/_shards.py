@@ -1,4 +1,4 @@
-"""What this rank holds of which tensor."""
+"""Shards: the elements of each tensor that this rank has."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."
 
 
 @dataclasses.dataclass
-class Held:
-    """A piece of a tensor of the trainer.
+class Shard:
+    """This rank's elements of one tensor of the trainer.
 
-    kind: "param", "frozen", "buffer", "fp32" (a master weight) or a state of the optimizer.
+    kind: "param", "frozen", "buffer", "fp32" (a master weight) or the name of an optimizer state.
     shape: of the whole tensor.
-    tensor: this rank's elements, to be filled.
-    where: which they are, as lib/live/held.h has it; empty for all of them.
+    tensor: this rank's elements. A load writes to them.
+    where: position of the elements in the whole tensor, in the form of lib/live/held.h. Empty for all elements.
     """
 
     name: str
@@ -30,18 +30,19 @@ class Held:
     where: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def described(self) -> dict[str, Any]:
+        """Returns name, kind, shape and position for the library."""
         return {"name": self.name, "kind": self.kind, "shape": list(self.shape), **self.where}
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers add to it."""
+    """Removes the parts of a parameter name that wrapper modules add."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def split_of(placement: Any, name: str) -> list[Any]:
-    """A placement of a DTensor as lib/live/held.h has it."""
+    """Returns a DTensor placement in the form of lib/live/held.h. Raises UnsupportedError for other placements."""
     kind = type(placement).__name__
     if kind == "Replicate":
         return ["replicate"]
@@ -52,39 +53,39 @@ def split_of(placement: Any, name: str) -> list[Any]:
     raise Error(UNSUPPORTED, f'"{name}": placement {placement} of a DTensor')
 
 
-def piece(name: str, kind: str, tensor: torch.Tensor) -> Held | None:
-    """This rank's piece of a tensor, which may be a DTensor; None where the rank is not in its mesh."""
+def shard_of(name: str, kind: str, tensor: torch.Tensor) -> Shard | None:
+    """Returns this rank's shard of a tensor or DTensor. Returns None if the rank is not in the device mesh of the DTensor."""
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
-        return Held(name, kind, tuple(tensor.shape), tensor.detach())
+        return Shard(name, kind, tuple(tensor.shape), tensor.detach())
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return None
     where = {"mesh": list(mesh.shape), "coordinate": list(coordinate),
              "splits": [split_of(placement, name) for placement in tensor.placements]}
-    return Held(name, kind, tuple(tensor.shape), tensor._local_tensor.detach(), where)  # to_local() may wait and copy
+    return Shard(name, kind, tuple(tensor.shape), tensor._local_tensor.detach(), where)  # to_local() may wait and copy
 
 
-def flat_piece(name: str, kind: str, shape: Iterable[int], tensor: torch.Tensor, first: int) -> Held:
-    """The elements of a flattened tensor from `first` on."""
-    return Held(name, kind, tuple(shape), tensor.detach(), {"first": first, "count": tensor.numel()})
+def flat_shard(name: str, kind: str, shape: Iterable[int], tensor: torch.Tensor, first: int) -> Shard:
+    """Returns the shard that `tensor` is of a flattened tensor with this shape. It starts at element `first`."""
+    return Shard(name, kind, tuple(shape), tensor.detach(), {"first": first, "count": tensor.numel()})
 
 
 def buffers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of each buffer that checkpoints have."""
+    """Yields name and value of each persistent buffer. Checkpoints do not contain other buffers."""
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 yield plain_name(f"{prefix}.{name}" if prefix else name), buffer
 
 
-def check(held: Iterable[Held]) -> None:
-    """Refuses tensors that cannot be written to as they lie in memory."""
-    for one in held:
+def check(shards: Iterable[Shard]) -> None:
+    """Raises UnsupportedError if bytes cannot be written directly to the memory of a tensor."""
+    for one in shards:
         tensor, where = one.tensor, f'"{one.name}" {one.kind}'
         if tensor.device.type == "meta":
             raise Error(UNSUPPORTED, f"{where}: on device meta, where it has no elements; use to_empty() first")
-        if not tensor.is_cpu and tensor.is_inference():  # threads that know nothing of that mode fill it
+        if not tensor.is_cpu and tensor.is_inference():  # the threads that fill it run outside of inference mode
             raise Error(UNSUPPORTED, f"{where}: on {tensor.device} and made in torch.inference_mode(); make the model outside of it")
         if tensor.layout != torch.strided:
             raise Error(UNSUPPORTED, f"{where}: layout {tensor.layout}")
