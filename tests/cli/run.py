@@ -45,7 +45,7 @@ def disk(scratch):
 
 def run_case(script, bin_dirs):
     """Returns what the case did, by suffix of the file that says what it should do."""
-    with tempfile.TemporaryDirectory(prefix="case-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="sw-case-") as scratch:
         scratch = os.path.realpath(scratch)
         environment = {key: value for key, value in os.environ.items()
                        if not key.startswith(("SHARDWRIGHT_", "NO_COLOR"))}
@@ -101,7 +101,7 @@ def main():
     if not scripts:
         parser.error(f"{arguments.folder}: no cases")
     failures = 0
-    with tempfile.TemporaryDirectory(prefix="bin-") as links:
+    with tempfile.TemporaryDirectory(prefix="sw-bin-") as links:
         for command in arguments.command:
             name, path = command.split("=", 1)
             os.symlink(os.path.abspath(path), os.path.join(links, name))

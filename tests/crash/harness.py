@@ -154,7 +154,7 @@ class Scratch:
     """A private folder that goes away."""
 
     def __init__(self, prefix):
-        self.path = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_parent()))
+        self.path = pathlib.Path(tempfile.mkdtemp(prefix=f"sw-{prefix}", dir=scratch_parent()))
 
     def __enter__(self):
         return self.path

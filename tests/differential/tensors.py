@@ -36,7 +36,7 @@ def read(data):
     found = {}
     for name, one in safetensors.deserialize(data):
         found[name] = (one["dtype"], list(one["shape"]), bytes(one["data"]))
-    with tempfile.NamedTemporaryFile(prefix="differential-") as file:
+    with tempfile.NamedTemporaryFile(prefix="sw-differential-") as file:
         file.write(data)
         file.flush()
         with safetensors.safe_open(file.name, "np") as opened:

@@ -43,7 +43,7 @@ def say(commands, bin_dir):
     """What each command of a session prints."""
     mark = "\x1e"
     script = "".join(f"{{ {command}\n}} 2>&1; code=$?; printf '{mark}'; (exit $code)\n" for command in commands)
-    with tempfile.TemporaryDirectory(prefix="tutorial-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="sw-tutorial-") as scratch:
         scratch = os.path.realpath(scratch)
         for name in ("tests", "patterns"):
             os.symlink(ROOT / name, os.path.join(scratch, name))

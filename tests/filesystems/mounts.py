@@ -38,7 +38,7 @@ def enter():
         raise Missing(f"no mount namespace: {os.strerror(ctypes.get_errno())}")
     if call("mount", "--make-rprivate", "/").returncode != 0:
         raise Missing("mounts cannot be made private")
-    world = pathlib.Path(tempfile.mkdtemp(prefix="filesystems-"))
+    world = pathlib.Path(tempfile.mkdtemp(prefix="sw-filesystems-"))
     mounted = []
 
     def leave():

@@ -87,7 +87,7 @@ def limited(before):
 def run_traced(argv, output, what, deadline, preexec_fn=None):
     """As harness.run, with all that above checked. The deadline is for programs that wait: one that computes ends when its
     processor time is over, however long a busy machine takes for that."""
-    with tempfile.TemporaryDirectory(prefix="hostile-trace-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sw-hostile-trace-") as folder:
         log, said, told = (pathlib.Path(folder) / name for name in ("calls", "stdout", "stderr"))
         words = ["strace", "-f", "-qq", "-y", "-s", "4096", "-e", "trace=%process,%network,%file", "-o", log, *argv]
         with open(said, "wb") as stdout, open(told, "wb") as stderr:

@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--files", type=int, default=10000)
     parser.add_argument("--gigabytes", type=int, default=5)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="large-", dir=os.environ.get("TMPDIR", "/tmp")) as name:
+    with tempfile.TemporaryDirectory(prefix="sw-large-", dir=os.environ.get("TMPDIR", "/tmp")) as name:
         folder = pathlib.Path(name)
         try:
             seconds = files(arguments, folder)

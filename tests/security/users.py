@@ -174,7 +174,7 @@ def _enter(programs):
     if libc.unshare(CLONE_NEWNS) != 0:
         raise OSError(ctypes.get_errno(), "no mount namespace")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True, capture_output=True)
-    WORLD = pathlib.Path(tempfile.mkdtemp(prefix="users-", dir="/tmp"))
+    WORLD = pathlib.Path(tempfile.mkdtemp(prefix="sw-users-", dir="/tmp"))
 
     def leave():
         subprocess.run(["umount", "--lazy", WORLD], check=False, capture_output=True)

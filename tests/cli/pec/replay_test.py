@@ -83,7 +83,7 @@ class Replaying(Stores):
 
     @classmethod
     def setUpClass(cls):
-        cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="pec-replay-", dir=scratch_parent()))
+        cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="sw-pec-replay-", dir=scratch_parent()))
         cls.addClassCleanup(shutil.rmtree, cls.shared)
         cls.model = Trained(dtype=cls.dtype)
         cls.tokens_path, cls.tokens = moe_checkpoint.series(cls.shared / "run", cls.model, ITERATIONS)

@@ -40,12 +40,12 @@ ITERATIONS = range(3, 9)
 class Stores(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="pec-cli-", dir=scratch_parent()))
+        cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="sw-pec-cli-", dir=scratch_parent()))
         cls.addClassCleanup(shutil.rmtree, cls.shared)
         cls.tokens_path, cls.tokens = moe_checkpoint.series(cls.shared / "run", MODEL, ITERATIONS)
 
     def setUp(self):
-        self.work = pathlib.Path(tempfile.mkdtemp(prefix="pec-cli-", dir=scratch_parent()))
+        self.work = pathlib.Path(tempfile.mkdtemp(prefix="sw-pec-cli-", dir=scratch_parent()))
         self.addCleanup(shutil.rmtree, self.work)
         self.store = self.work / "store"
         self.count = itertools.count()

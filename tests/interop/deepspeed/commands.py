@@ -58,7 +58,7 @@ class Scratch:
     """A folder for a test class; SHARDWRIGHT_TEST_KEEP=1 keeps it for a look."""
 
     def __init__(self):
-        self.path = pathlib.Path(tempfile.mkdtemp(prefix="interop-"))
+        self.path = pathlib.Path(tempfile.mkdtemp(prefix="sw-interop-"))
 
     def close(self):
         if os.environ.get("SHARDWRIGHT_TEST_KEEP"):

@@ -80,7 +80,7 @@ def _failure(folder, rank, what):
 
 def run(ranks, function, *arguments, seconds=3000):
     """What function(*arguments) returns on rank 0; raises with the logs of the ranks that fail first."""
-    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+    with tempfile.TemporaryDirectory(prefix="sw-ranks-") as name:
         folder = pathlib.Path(name)
         left = {}
         for rank in range(ranks):

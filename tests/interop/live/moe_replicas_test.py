@@ -45,7 +45,7 @@ def reference(rank, folder, steps):
 
 class Scratch(unittest.TestCase):
     def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="replicas-")
+        scratch = tempfile.TemporaryDirectory(prefix="sw-replicas-")
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
 
@@ -59,7 +59,7 @@ class Trainer(Scratch):
 
     @classmethod
     def setUpClass(cls):
-        with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
+        with tempfile.TemporaryDirectory(prefix="sw-replicas-") as folder:
             example.launch(1, folder, reference, STEPS)
             cls.wanted = torch.load(pathlib.Path(folder) / "reference.pt", weights_only=True)
 

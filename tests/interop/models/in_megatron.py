@@ -273,7 +273,7 @@ def end(pid):
 def run_job(job):
     """{"losses": ...} or {"error": the end of the first log of a rank that failed}."""
     world = job["layout"]["tp"] * job["layout"]["pp"] * job["layout"]["dp"]
-    with tempfile.TemporaryDirectory(prefix="megatron-") as name:
+    with tempfile.TemporaryDirectory(prefix="sw-megatron-") as name:
         folder, left, failed = pathlib.Path(name), {}, None
         for rank in range(world):
             pid = os.fork()

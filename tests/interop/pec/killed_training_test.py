@@ -161,7 +161,7 @@ def main():
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="pec-killed-"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="sw-pec-killed-"))
     run = Run(given.bin, folder, given.seed)
     last = 3 * given.kills + 4
     kills = 0

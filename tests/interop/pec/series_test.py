@@ -85,7 +85,7 @@ def main():
     if not SERIES.is_dir():
         print(f"skipped: {SERIES} is not there")
         sys.exit(77)
-    work = pathlib.Path(tempfile.mkdtemp(prefix="pec-series-"))
+    work = pathlib.Path(tempfile.mkdtemp(prefix="sw-pec-series-"))
     try:
         test = Test(arguments.bin, work)
         for policy, k in itertools.product(POLICIES, (1, 2, 4)):

@@ -144,7 +144,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=2)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="pec-soak-"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="sw-pec-soak-"))
     run = Soak(given.bin, folder, given.seed)
     end = time.monotonic() + 60 * given.minutes
     least = 0

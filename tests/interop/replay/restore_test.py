@@ -136,7 +136,7 @@ def put_roots(folder):
 class Restoring(stores.Stores):
     @classmethod
     def setUpClass(cls):
-        cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="pec-torch-", dir=stores.scratch_parent()))
+        cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="sw-pec-torch-", dir=stores.scratch_parent()))
         cls.addClassCleanup(shutil.rmtree, cls.shared)
         cls.model = Training()
         cls.tokens_path, _ = moe_checkpoint.series(cls.shared / "run", cls.model, range(FIRST, LAST + 1))

@@ -59,7 +59,7 @@ TEST(Console, AMessageTakesThePlaceOfThePaintedLine) {
 }
 
 TEST(Console, LogsEverythingWithRankAndTime) {
-  std::string folder = (fs::temp_directory_path() / "console-XXXXXX").string();
+  std::string folder = (fs::temp_directory_path() / "sw-console-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   {
     Console console({"cmd", -1, false, 3});

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 class ReportFile : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "report-XXXXXX").string();
+    std::string pattern = (fs::temp_directory_path() / "sw-report-XXXXXX").string();
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     folder_ = pattern;
   }

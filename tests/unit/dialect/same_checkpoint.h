@@ -39,7 +39,7 @@ inline bool SameNode(const pickle::Node* a, const pickle::Node* b) {
 class Scratch {
  public:
   Scratch() {
-    std::string name = (fs::temp_directory_path() / "shardwright-XXXXXX").string();
+    std::string name = (fs::temp_directory_path() / "sw-same-XXXXXX").string();
     path_ = ::mkdtemp(name.data());
   }
   ~Scratch() { fs::remove_all(path_); }
