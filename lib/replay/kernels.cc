@@ -39,9 +39,11 @@ SW_INLINE float MultiplyAdd(float a, float b, float c) {
 /// torch.sqrt by its table, which Numbers has. \param root  rounded correctly
 SW_INLINE float RootByTable(const Numbers& n, float value, float root) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t key = bits & 0x00FFFFFFU;
+  // A product with an even power of 2 makes a subnormal number normal and keeps the table's entry.
+  const auto scaled = std::bit_cast<std::uint32_t>(value * 0x1p64F);
+  const std::uint32_t key = (bits < 0x00800000U ? scaled : bits) & 0x00FFFFFFU;
   const std::uint32_t code = (n.root_words[key / 16] >> (2 * (key % 16))) & 3U;
-  const bool regular = bits - 0x00800000U <= n.root_last - 0x00800000U;
+  const bool regular = bits - n.root_first <= n.root_last - n.root_first;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(root) + (regular ? code - 1U : 0U));
 }
 
@@ -294,7 +296,9 @@ Numbers NumbersOf(const Step& step, const RootTable* roots) {
   n.minus_lr = rounded(-lr);
   if (roots != nullptr) {
     n.root_words = roots->words().data();
-    n.root_last = roots->last();
+    const bool subnormals = (roots->last() & RootTable::kSubnormals) != 0;
+    n.root_first = subnormals ? 1U : 0x00800000U;
+    n.root_last = roots->last() & ~RootTable::kSubnormals;
   }
   return n;
 }

@@ -41,6 +41,7 @@ struct Numbers {
   float one_minus_dampening = 0;
   float minus_lr = 0;                         ///< what the update is multiplied by
   const std::uint32_t* root_words = nullptr;  ///< of a RootTable; null: roots are rounded correctly
+  std::uint32_t root_first = 0;  ///< bits of the smallest and the largest number that follow it
   std::uint32_t root_last = 0;
 };
 

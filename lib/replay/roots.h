@@ -14,16 +14,20 @@ namespace shardwright::replay {
 /// with it, and MKL's float32 root is not always rounded correctly: it depends on the processor. It
 /// is a function of significand and the exponent's last bit, scaled by powers of 2, and off by one
 /// unit in the last place at most. So 2 bits for each of the 2^24 numbers of [1, 4) say all of it.
+/// On some processors the same holds for subnormal numbers; on others their roots are rounded
+/// correctly.
 /// Source: docs/lossless.md, "Square roots".
 class RootTable {
  public:
   static constexpr std::size_t kRoots = std::size_t{1} << 24;
   static constexpr std::size_t kBytes = kRoots / 4;
+  /// Flag in `last`: subnormal numbers follow the table, too.
+  static constexpr std::uint32_t kSubnormals = 0x80000000U;
 
   /// From the roots themselves.
   /// \param roots  of all float32 numbers of [1, 4), ascending
-  /// \param last   bits of the largest number that follows them; greater ones, like denormals, are
-  ///               rounded correctly
+  /// \param last   bits of the largest number that follows them; greater ones are rounded
+  ///               correctly, and so are subnormal numbers without kSubnormals
   /// \error kBadInput  another count, or a root that is off by more: names it
   static Result<RootTable> FromRoots(std::span<const float> roots, std::uint32_t last);
 

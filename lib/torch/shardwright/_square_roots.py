@@ -8,7 +8,8 @@ import torch
 
 from ._errors import UNSUPPORTED, Error
 
-ONE, END = 0x3F800000, 0x7F800000  # bit patterns of 1 and of infinity
+NORMAL, ONE, END = 0x00800000, 0x3F800000, 0x7F800000  # bit patterns of the smallest normal number, of 1 and of infinity
+SUBNORMALS = 1 << 31  # replay::RootTable::kSubnormals
 ALL = 1 << 24  # float32 numbers in [1, 4)
 CHUNK = 1 << 21
 SAMPLES = 2  # chunks of random numbers
@@ -26,7 +27,7 @@ def _correct(bits: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def square_roots() -> tuple[torch.Tensor, int]:
     """Returns the roots of all float32 numbers in [1, 4), and the bit pattern of the largest number whose root follows from them,
-    for replay::RootTable.
+    with the flag SUBNORMALS if those of subnormal numbers do too, for replay::RootTable.
 
     Raises UnsupportedError if the roots of other numbers do not follow from the table.
     """
@@ -36,22 +37,27 @@ def square_roots() -> tuple[torch.Tensor, int]:
         found[first:first + CHUNK] = _roots(bits)
         off[bits % ALL] = (found[first:first + CHUNK] - _correct(bits)).to(torch.int8)
 
-    def wrong(bits: torch.Tensor) -> torch.Tensor:
-        expected = _correct(bits) + torch.where(bits < 0x00800000, 0, off[bits % ALL])
-        return bits[_roots(bits) != expected]
+    def wrong(bits: torch.Tensor, follow: bool) -> torch.Tensor:
+        # A product with an even power of 2 makes a subnormal number normal and keeps its entry in the table.
+        scaled = (bits.to(torch.int32).view(torch.float32).double() * 2.0 ** 64).float().view(torch.int32)
+        deviation = torch.where(bits < NORMAL, off[scaled % ALL] if follow else 0, off[bits % ALL])
+        return bits[_roots(bits) != _correct(bits) + torch.where(bits == 0, 0, deviation)]
+
+    subnormals = torch.arange(NORMAL, device="cpu")
+    follow = bool(wrong(subnormals, False).numel()) and not wrong(subnormals, True).numel()
 
     last = END - 1
     for first in range(END - 2 * ALL, END, CHUNK):
-        differing = wrong(torch.arange(first, first + CHUNK, device="cpu"))
+        differing = wrong(torch.arange(first, first + CHUNK, device="cpu"), follow)
         if differing.numel():
             last = int(differing[0]) - 1
             break
     # Samples only. The test interop_replay checks every number, which takes minutes.
     numbers = torch.Generator().manual_seed(1)
     for _ in range(SAMPLES):
-        differing = wrong(torch.randint(0, last + 1, (CHUNK,), generator=numbers))
+        differing = wrong(torch.randint(0, last + 1, (CHUNK,), generator=numbers), follow)
         if not differing.numel():
             continue
         raise Error(UNSUPPORTED, f"torch.sqrt on this processor: the root of the number of bits {int(differing[0]):#x} does not "
                                  "follow those of [1, 4)")
-    return found.view(torch.float32), last
+    return found.view(torch.float32), last | (SUBNORMALS if follow else 0)

@@ -114,7 +114,8 @@ def set_options(optimizer, options):
 def square_roots(folder):
     """Writes torch's roots of [1, 4). Returns arguments for the probe, and how many of all roots are told wrong.
 
-    Roots of [1, 4) tell all others: by significand and the exponent's last bit, up to a number that is found here.
+    All others follow from the roots of [1, 4) by significand and the exponent's last bit, up to a number that is found here.
+    Subnormal numbers follow too, or are rounded correctly: that depends on the processor.
     """
     one, end = 0x3F800000, 0x7F800000
 
@@ -125,18 +126,25 @@ def square_roots(folder):
     found, correct = roots(numpy.arange(one, one + 2**24, dtype=numpy.uint32))
     found.tofile(folder / "roots")
     off = numpy.roll(found - correct, one % 2**24)
-    last, wrong = end - 1, 0
+    last, wrong, follow = end - 1, 0, 0
     for start in range(0, end, 2**24):
         bits = numpy.arange(start, min(start + 2**24, end), dtype=numpy.uint32)
         found, correct = roots(bits)
-        told = correct + numpy.where(bits < 0x00800000, 0, off[: bits.size])
+        told = correct + off[: bits.size]
+        if start == 0:
+            small = bits < 0x00800000
+            scaled = (bits[small].view(numpy.float32) * numpy.float32(2.0**64)).view(numpy.uint32)
+            scaled_off = numpy.where(bits[small] == 0, 0, off[scaled % 2**24])
+            follow = int((found[small] != correct[small]).any())
+            told[small] = correct[small] + follow * scaled_off
         if bits[-1] == end - 1 and (found != told).any():
             last = int(bits[numpy.argmax(found != told)]) - 1
             told = numpy.where(bits > last, correct, told)
         wrong += int((found != told).sum())
-    print(f"square roots: {numpy.count_nonzero(off)} of {2**24} are not rounded correctly, up to {last:#x}; "
+    print(f"square roots: {numpy.count_nonzero(off)} of {2**24} are not rounded correctly, up to {last:#x}, "
+          f"{'with' if follow else 'without'} subnormal numbers; "
           f"{wrong} of {end} are told wrong", flush=True)
-    return [folder / "roots", str(last)], wrong
+    return [folder / "roots", str(last | follow << 31)], wrong
 
 
 def cuts_of(count, rng):

@@ -84,11 +84,34 @@ TEST(RootTable, IsWhatStepsTakeRootsFrom) {
   }
 }
 
+TEST(RootTable, HoldsForSubnormalNumbersIfItSaysSo) {
+  const std::vector<float> odd = OddRoots();
+  const auto table = RootTable::FromRoots(odd, kLast | RootTable::kSubnormals);
+  ASSERT_TRUE(table);
+  int deviating = 0;
+  for (const std::uint32_t bits : {1U, 2U, 3U, 5U, 0x216U, 0x855B2U, 0x7FFFFEU, 0x7FFFFFU}) {
+    const float value = FromBits(bits);
+    // The number of [1, 4) with the same significand, as a multiple by an even power of 2.
+    int exponent = 0;
+    const float significand = std::frexp(value, &exponent) * 2;  // in [1, 2)
+    const int odd_exponent = (exponent - 1) & 1;
+    const std::uint32_t i = BitsOf(std::ldexp(significand, odd_exponent)) - kOne;
+    const float root = std::ldexp(odd[i], (exponent - 1 - odd_exponent) / 2);
+    deviating += root == std::sqrt(value) ? 0 : 1;
+    EXPECT_EQ(BitsOf(ReciprocalRoot(value, &*table)), BitsOf(1.0F / root)) << bits;
+  }
+  EXPECT_GT(deviating, 0);
+  for (const float value : {0.0F, FromBits(kLast + 1), FromBits(0x7F800000U)}) {
+    EXPECT_EQ(BitsOf(ReciprocalRoot(value, &*table)), BitsOf(1.0F / std::sqrt(value))) << value;
+  }
+}
+
 TEST(RootTable, RefusesWhatIsNoTable) {
   std::vector<float> roots = CorrectRoots();
   EXPECT_FALSE(RootTable::FromRoots(std::span(roots).first(5), kLast));
   EXPECT_FALSE(RootTable::FromRoots(roots, kOne));
   EXPECT_FALSE(RootTable::FromRoots(roots, 0x7F800000U));
+  EXPECT_FALSE(RootTable::FromRoots(roots, kOne | RootTable::kSubnormals));
   roots[2] = FromBits(BitsOf(roots[2]) + 2);
   const auto far = RootTable::FromRoots(roots, kLast);
   ASSERT_FALSE(far);
