@@ -81,7 +81,8 @@ def until(what, seconds=SECONDS):
 class Cluster:
     """Nodes n1, n2, ... and the controller's machine, ctl. Files below `folder` are the same on all."""
 
-    def __init__(self, folder, nodes, tracking="linuxproc"):
+    def __init__(self, folder, nodes, tracking="linuxproc", more=""):
+        """\\param more  further lines of slurm.conf"""
         self.folder, self.nodes = pathlib.Path(folder), [f"n{i + 1}" for i in range(nodes)]
         self.first, self.outer, self.munge = {}, {}, None
         self.environment = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf")}
@@ -89,7 +90,7 @@ class Cluster:
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + f"{NET}254 {CONTROLLER}\n" + "".join(
             f"{NET}{i + 1} {name}\n" for i, name in enumerate(self.nodes)))
         (self.folder / "slurm.conf").write_text(
-            CONFIGURATION.format(net=NET, tracking=tracking, folder=self.folder, nodes=nodes))
+            CONFIGURATION.format(net=NET, tracking=tracking, folder=self.folder, nodes=nodes) + more)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self.start_munge()
         self.make_space(CONTROLLER, 254)

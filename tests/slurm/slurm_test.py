@@ -35,7 +35,7 @@ def same(left, right):
 class OnSlurm(unittest.TestCase):
     """Tests that share a cluster and a folder that all nodes see. Names have blanks."""
 
-    nodes, tracking = 2, "linuxproc"
+    nodes, tracking, configuration = 2, "linuxproc", ""
 
     @classmethod
     def setUpClass(cls):
@@ -47,7 +47,7 @@ class OnSlurm(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.work, ignore_errors=True)
         os.environ["PATH"] = f"{BIN}:{os.environ['PATH']}"
         os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"  # more ranks than processors
-        cls.slurm = cluster.Cluster(cls.work / "cluster", cls.nodes, cls.tracking)
+        cls.slurm = cluster.Cluster(cls.work / "cluster", cls.nodes, cls.tracking, cls.configuration)
         cls.addClassCleanup(cls.slurm.close)
 
     def setUp(self):
@@ -187,6 +187,26 @@ LD_PRELOAD={library} SLOW_FILES={cls.work} SLOW_FILES_US=${{SLOW_US:-0}} exec {B
         self.slurm.power_on("n2")
         self.ends(job, "COMPLETED 0:0")
         self.assertEqual(same(self.reference, self.folder / "out"), [])
+
+
+class Epilog(OnSlurm):
+    """Slurm runs the epilog after each job."""
+
+    nodes, configuration = 1, f"Epilog={SCRIPTS}/epilog.sh\n"
+
+    def test_it_ends_the_agents_of_its_job_only(self):
+        source = shutil.copytree(SOURCE, self.folder / "ckpt")
+        start = f"'{SCRIPTS}/pec-agent.sh' start /tmp/$SLURM_JOB_ID '{source}' '{self.folder}/store '$SLURM_JOB_ID\n"
+        other = self.job("-n", "1", "--mem=1G", self.script(start + f"until [[ -e '{self.folder}/end' ]]; do sleep 0.1; done\n"))
+        cluster.until(lambda: self.slurm.on("n1", "pec-save", "status", f"unix:/tmp/{other}", "-q").returncode == 0)
+        job = self.job("-n", "1", "--mem=1G", self.script(start + "pec-save tell unix:/tmp/$SLURM_JOB_ID snapshot\n"))
+        self.ends(job, "COMPLETED 0:0")
+        self.assertNotEqual(self.slurm.on("n1", "pec-save", "status", f"unix:/tmp/{job}", "-q").returncode, 0)
+        self.slurm.on("n1", "pec-save", "check", f"{self.folder}/store {job}", "-q", check=True)
+        self.slurm.on("n1", "pec-save", "status", f"unix:/tmp/{other}", "-q", check=True)
+        (self.folder / "end").touch()
+        self.ends(other, "COMPLETED 0:0")
+        self.assertNotEqual(self.slurm.on("n1", "pec-save", "status", f"unix:/tmp/{other}", "-q").returncode, 0)
 
 
 class Tracked(OnSlurm):
