@@ -34,6 +34,13 @@ void RunLoop(Index count, const Act& act) {
 
 }  // namespace internal
 
+/// Returns the number of threads to create an arena for: `wanted`, but no more than TBB runs in
+/// this process, which the processor affinity, the control group or a tbb::global_control may
+/// limit. TBB prints a warning for an arena with more threads and leaves them unused.
+/// \pre wanted > 0
+/// Local.
+int ArenaThreads(unsigned wanted);
+
 /// Calls `act(index)` for every index below `count` on the threads of the arena that the caller is
 /// in, as tbb::parallel_for. Race detectors do not see into TBB: they are told that each call comes
 /// after what the caller did before, and before what it does next, and no more.

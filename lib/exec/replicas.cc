@@ -51,7 +51,7 @@ class Comparing {
       : comm_(comm),
         source_(source),
         map_(source.source()),
-        arena_(static_cast<int>(threads)),
+        arena_(ArenaThreads(threads)),
         sink_(sink) {
     for (const LogicalTensor& tensor : map_.tensors) AddTwins(tensor);
   }

@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/text.h"
 #include "exec/exchange.h"
+#include "exec/for_each.h"
 #include "exec/gather.h"
 #include "exec/units.h"
 #include "exec/verify.h"
@@ -179,7 +180,7 @@ std::uint64_t BufferBytes(const LoadOptions& options) {
 class Loader {
  public:
   Loader(comm::Comm& comm, const LoadOptions& options, Sink& sink)
-      : comm_(comm), options_(options), sink_(sink), arena_(static_cast<int>(options.threads)) {}
+      : comm_(comm), options_(options), sink_(sink), arena_(exec::ArenaThreads(options.threads)) {}
 
   Status Fill(const ucp::Input& input, const Match& match, std::span<const Memory> memory,
               Loaded* loaded);

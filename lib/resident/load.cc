@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/text.h"
 #include "exec/exchange.h"
+#include "exec/for_each.h"
 #include "exec/gather.h"
 #include "exec/units.h"
 #include "exec/verify.h"
@@ -50,7 +51,7 @@ class Loader {
         options_(options),
         sink_(sink),
         loaded_(*loaded),
-        arena_(static_cast<int>(options.threads)),
+        arena_(exec::ArenaThreads(options.threads)),
         rank_(static_cast<std::uint32_t>(comm.rank())) {}
 
   Status Go();

@@ -12,6 +12,7 @@
 #include <tbb/task_arena.h>
 
 #include "exec/exchange.h"
+#include "exec/for_each.h"
 #include "exec/units.h"
 #include "exec/verify.h"
 #include "layout/states.h"
@@ -78,7 +79,7 @@ Status Verify(comm::Comm& comm, tbb::task_arena& arena, Side* side) {
 Result<std::uint64_t> CompareSources(comm::Comm& comm, const Compared& a, const Compared& b,
                                      const plan::Target& target, const CompareOptions& options,
                                      const OnUnit& on_unit, Sink& sink) {
-  tbb::task_arena arena(static_cast<int>(options.threads));
+  tbb::task_arena arena(exec::ArenaThreads(options.threads));
   const auto plan_of = [&](const Compared& one) -> Result<plan::Plan> {
     const Interruptible planning(sink);
     return plan::Plan::Make(one.map, target);

@@ -589,7 +589,7 @@ Status VerifyDigests(comm::Comm& comm, const Input& input, unsigned threads, Sin
                            : input.file_owner[digests[i].file];
     if (reader == comm.rank()) mine.push_back(&digests[i]);
   }
-  tbb::task_arena arena(static_cast<int>(threads));
+  tbb::task_arena arena(exec::ArenaThreads(threads));
   return comm.Agree(exec::ForEach(arena, mine.size(), [&](std::uint64_t i) {
     return VerifyFile(input.set.files[mine[i]->file], mine[i]->sha256);
   }));

@@ -132,7 +132,7 @@ Result<std::vector<std::uint32_t>> WeightSample::Run(const CompareOptions& optio
   const std::uint64_t all = params_.size();
   const std::uint64_t begin = all * rank / ranks;
   const std::uint64_t count = all * (rank + 1) / ranks - begin;
-  tbb::task_arena arena(static_cast<int>(options.threads));
+  tbb::task_arena arena(exec::ArenaThreads(options.threads));
   std::mutex mutex;
   std::vector<std::uint32_t> found;
   SW_TRY(exec::InRounds(comm_, count, source_.RoundUnits(options.memory_bytes, kMostBytes),

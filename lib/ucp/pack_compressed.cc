@@ -6,6 +6,7 @@
 
 #include <tbb/task_arena.h>
 
+#include "exec/for_each.h"
 #include "exec/manifest.h"
 #include "exec/run/run.h"
 #include "exec/units.h"
@@ -62,7 +63,7 @@ Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPac
       loop_options.bytes_total += payload.bytes;
     }
   }
-  tbb::task_arena arena(static_cast<int>(options.threads));
+  tbb::task_arena arena(exec::ArenaThreads(options.threads));
   exec::ZstdContexts contexts;
   exec::UnitLoop loop(plan, pack.bytes, arena, sink, loop_options);
   for (const std::uint32_t f : mine) {

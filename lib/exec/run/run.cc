@@ -96,7 +96,7 @@ Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
       source_(comm, plan.source(), source, options.file_owner),
       options_(options),
       sink_(sink),
-      arena_(static_cast<int>(options.threads)),
+      arena_(ArenaThreads(options.threads)),
       output_([this](std::uint32_t file) { return OfOutput(directory_.OpenWrite(PathOf(file))); }),
       source_sums_(plan.source().members.size()) {}
 

@@ -11,6 +11,7 @@
 #include "base/limits.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "exec/for_each.h"
 #include "moe/core/node_events.h"
 #include "moe/core/parallel.h"
 #include "moe/io/cluster_text.h"
@@ -24,7 +25,7 @@ namespace {
 /// Runs `body` with so many threads.
 template <class Body>
 auto InArena(unsigned threads, const Body& body) {
-  tbb::task_arena arena(static_cast<int>(threads));
+  tbb::task_arena arena(exec::ArenaThreads(threads));
   return arena.execute(body);
 }
 

@@ -301,7 +301,7 @@ Status Agent::BringForward(const std::function<bool()>& stop, ReplayJob* job, Me
   }
   LogReads reads(log.log);
   tbb::enumerable_thread_specific<Workspace> work;
-  tbb::task_arena arena(static_cast<int>(options_.save.threads));
+  tbb::task_arena arena(exec::ArenaThreads(options_.save.threads));
   SW_TRY(exec::ForEach(arena, all.size(), [&](std::uint64_t i) -> Status {
     Brought& one = all[i];
     const Module& module = model.modules[one.module];

@@ -7,6 +7,7 @@
 
 #include <tbb/task_arena.h>
 
+#include "exec/for_each.h"
 #include "exec/units.h"
 #include "exec/verify.h"
 #include "pec/agent/memory.h"
@@ -50,7 +51,7 @@ class Taker final : public Taking, private exec::UnitSink {
         plan_(std::move(plan)),
         module_count_(choice.model.modules.size()),
         pool_(std::move(pool)),
-        arena_(static_cast<int>(options.threads)),
+        arena_(exec::ArenaThreads(options.threads)),
         note_(options.verify != exec::Verify::kNone),
         source_sums_(plan_.source().members.size()),
         units_(plan_.unit_count()),

@@ -252,7 +252,7 @@ Result<std::optional<GradientLog>> GradientLog::OpenListed(const std::string& fo
                                                            unsigned threads) {
   SW_TRY_ASSIGN(const std::vector<log::SegmentId> ids, log::ListSegments(folder, only));
   std::vector<std::optional<Result<Scanned>>> scanned(ids.size());
-  tbb::task_arena arena(static_cast<int>(threads));
+  tbb::task_arena arena(exec::ArenaThreads(threads));
   SW_TRY(exec::ForEach(arena, ids.size(), [&](std::uint64_t i) -> Status {
     scanned[i].emplace(ReadSegment(folder, ids[i], fingerprint));
     return {};

@@ -178,7 +178,7 @@ class Checking {
   }
 
   void CheckBlobs() {
-    tbb::task_arena arena(static_cast<int>(threads_));
+    tbb::task_arena arena(exec::ArenaThreads(threads_));
     arena.execute([&] {
       exec::ParallelFor(mine_.size(), [&](std::size_t i) {
         if (sink_.stop_requested()) return;

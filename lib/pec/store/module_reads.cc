@@ -50,7 +50,7 @@ Result<exec::MembersVerified> VerifyModules(comm::Comm& comm, const plan::Plan& 
   const auto rank = static_cast<std::uint32_t>(comm.rank());
   const exec::MembersToVerify which{&source, kRestShare,
                                     [&](std::uint32_t member) { return member % ranks == rank; }};
-  tbb::task_arena arena(static_cast<int>(threads));
+  tbb::task_arena arena(exec::ArenaThreads(threads));
   SW_TRY_ASSIGN(const exec::MembersVerified mine,
                 comm.Agree(exec::VerifyMembers(plan, sums, which, arena)));
   exec::MembersVerified all;

@@ -8,6 +8,7 @@
 #include <tbb/task_arena.h>
 
 #include "exec/file_pool.h"
+#include "exec/for_each.h"
 #include "exec/manifest.h"
 #include "exec/units.h"
 #include "exec/verify.h"
@@ -36,7 +37,7 @@ class Writer final : private exec::UnitSink {
         options_(options),
         sums_(sums),
         sink_(sink),
-        arena_(static_cast<int>(options.threads)),
+        arena_(exec::ArenaThreads(options.threads)),
         out_([this](std::uint32_t job) { return OpenIncoming(job); }),
         states_(jobs.size()),
         job_of_file_(plan.target().files.size()),
