@@ -97,7 +97,6 @@ int ServeMain(int argc, const char* const* argv) {
     if (deadline) options.deadline = std::chrono::seconds(*deadline);
     SW_TRY_ASSIGN(const resident::Served served,
                   resident::Serve(context.comm(), options, spec, *format.format, context.sink()));
-    context.sink().AddRead(context.comm().rank() == 0 ? served.loaded.bytes_read : 0, 0);
     Show(context, served);
     return {};
   });

@@ -12,6 +12,7 @@
 #include <tbb/enumerable_thread_specific.h>
 
 #include "base/result.h"
+#include "base/sink.h"
 #include "exec/file_pool.h"
 #include "format/stretch.h"
 #include "format/zstd_stream.h"
@@ -56,6 +57,21 @@ class ByteSource {
   /// Payload bytes read so far, and files opened for them.
   virtual std::uint64_t bytes_read() const = 0;
   virtual std::uint64_t files_read() const = 0;
+};
+
+/// Adds the bytes and files read from a source to a sink at the end of its lifetime, so that a run
+/// that stops or fails reports them too. Local.
+class CountReads {
+ public:
+  /// \pre both outlive it
+  CountReads(const ByteSource& source, Sink& sink) : source_(source), sink_(sink) {}
+  CountReads(const CountReads&) = delete;
+  CountReads& operator=(const CountReads&) = delete;
+  ~CountReads() { sink_.AddRead(source_.bytes_read(), source_.files_read()); }
+
+ private:
+  const ByteSource& source_;
+  Sink& sink_;
 };
 
 /// One file of a source: where it is, and who it was when it was catalogued.

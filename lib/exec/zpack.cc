@@ -140,11 +140,15 @@ ZstdContext::ZstdContext() : context_(NewZstdWriter()) {
   set(ZSTD_c_checksumFlag, 1);
 }
 
-ZpackWriter::ZpackWriter(os::File file, ZstdContexts& contexts)
-    : file_(std::move(file)), contexts_(&contexts), digest_(std::make_unique<DigestStream>()) {}
+ZpackWriter::ZpackWriter(os::File file, ZstdContexts& contexts, UnfinishedWrites* writes)
+    : file_(std::move(file)),
+      contexts_(&contexts),
+      writes_(writes),
+      digest_(std::make_unique<DigestStream>()) {}
 
 Status ZpackWriter::AppendBytes(std::span<const std::byte> data) {
   SW_TRY(file_.WriteAt(end_, data));
+  if (writes_ != nullptr) writes_->Add(data.size());
   digest_->Add(data);
   end_ += data.size();
   return {};

@@ -15,6 +15,7 @@
 #include "exec/byte_source.h"
 #include "exec/file_pool.h"
 #include "exec/integrity.h"
+#include "exec/unfinished_writes.h"
 #include "exec/units.h"
 #include "layout/shard_map.h"
 #include "os/file.h"
@@ -63,7 +64,8 @@ class ZpackWriter {
  public:
   /// \param file      new and empty
   /// \param contexts  outlive it, and may be used by many writers at once
-  ZpackWriter(os::File file, ZstdContexts& contexts);
+  /// \param writes    counts the bytes written; may be null
+  ZpackWriter(os::File file, ZstdContexts& contexts, UnfinishedWrites* writes = nullptr);
 
   /// Compresses the next plain bytes, block by block on the threads of an arena, and writes them.
   /// \pre plain.size() is a multiple of kZpackBlockBytes but in the last call
@@ -82,6 +84,7 @@ class ZpackWriter {
 
   os::File file_;
   ZstdContexts* contexts_;
+  UnfinishedWrites* writes_;
   std::unique_ptr<DigestStream> digest_;
   std::vector<Frame> frames_;  // of one call, by block
   std::vector<std::uint32_t> sizes_;

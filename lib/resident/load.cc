@@ -225,6 +225,7 @@ Status Loader::Go() {
   sink_.Pass("load");
   SW_TRY(Allocate());
   CutParts();
+  const exec::CountReads reads(*input_.bytes, sink_);
   exec::Exchange source(comm_, from.map, *input_.bytes, {});
   source_ = &source;
   exec::SourceSums sums(from.map.members.size());

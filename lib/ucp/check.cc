@@ -529,6 +529,8 @@ Status Checker::ShareDifferences() {
 }
 
 Result<CheckReport> Checker::Go() {
+  const exec::CountReads reads_a(*a_.bytes, sink_);
+  const exec::CountReads reads_b(*b_.bytes, sink_);
   for (const Input* input : {&a_, &b_}) {
     SW_TRY(VerifyDigests(comm_, *input, options_.threads, sink_));
   }
@@ -552,8 +554,6 @@ Result<CheckReport> Checker::Go() {
   }
   for (std::size_t pass = 0; pass < commons_.size(); ++pass) SW_TRY(ComparePayloads(pass));
   SW_TRY(ShareDifferences());
-  sink_.AddRead(a_.bytes->bytes_read() + b_.bytes->bytes_read(),
-                a_.bytes->files_read() + b_.bytes->files_read());
   return report_;
 }
 

@@ -136,6 +136,7 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
     if (comm.rank() == 0) WarnOfInodes(options.output, report.totals, sink);
     return report;
   }
+  const exec::CountReads reads(bytes, sink);
   if (options.verify != exec::Verify::kNone) {
     SW_TRY(VerifyDigests(comm, input, options.threads, sink));
   }
@@ -151,7 +152,6 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
     return report;
   }
   report.run = *std::move(ran);
-  sink.AddRead(bytes.bytes_read(), bytes.files_read());
   if (comm.rank() == 0) sink.AddWritten(report.run.bytes_written, report.run.files_written);
   return report;
 }

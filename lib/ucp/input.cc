@@ -514,10 +514,11 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   SW_TRY(ProvePlaces(comm, options, *input, sink));
   // By a reader of its own: what the command reads is counted without it.
   const std::unique_ptr<exec::ByteSource> checked = PayloadsOf(*input);
+  std::optional<exec::CountReads> reads(std::in_place, *checked, sink);
   SW_TRY_ASSIGN(input->one_save, CheckOneSave(comm, input->checkpoint, *checked, input->file_owner,
                                               options.has_payloads ? options.proof : std::nullopt,
                                               options.allow_mixed, sink));
-  sink.AddRead(checked->bytes_read(), checked->files_read());
+  reads.reset();
   if (std::ranges::any_of(input->checkpoint.params, dialect::IsAdapterName,
                           &dialect::Param::name)) {
     SW_TRY_ASSIGN(input->checkpoint.adapter_config, comm.OnRootText([&] {

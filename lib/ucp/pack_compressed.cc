@@ -9,6 +9,7 @@
 #include "exec/for_each.h"
 #include "exec/manifest.h"
 #include "exec/run/run.h"
+#include "exec/unfinished_writes.h"
 #include "exec/units.h"
 #include "exec/verify.h"
 #include "exec/zpack.h"
@@ -51,7 +52,7 @@ Result<Line> LineOfKept(std::uint64_t file, const os::File& kept) {
 /// Writes this rank's pack files.
 Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPack& pack,
                  const os::Directory& stage, const ConvertOptions& options, Sink& sink,
-                 std::vector<Line>* lines) {
+                 std::vector<Line>* lines, exec::UnfinishedWrites* writes) {
   SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(pack.map, pack.target));
   std::vector<std::uint32_t> mine;
   exec::UnitLoopOptions loop_options;
@@ -80,7 +81,7 @@ Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPac
     }
     if (there) SW_TRY(stage.RemoveFile(file.path));
     SW_TRY_ASSIGN(os::File created, stage.Create(file.path));
-    exec::ZpackWriter writer(std::move(created), contexts);
+    exec::ZpackWriter writer(std::move(created), contexts, writes);
     std::vector<exec::UnitSum> sums;
     SW_TRY_ASSIGN(const exec::ZpackResult result,
                   exec::PackFile(plan, f, loop, std::move(writer), arena, &sums));
@@ -109,6 +110,8 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
     SW_TRY_ASSIGN(report.free_bytes, FreeBytesFor(comm, options.output));
     return report;
   }
+  const exec::CountReads reads(pack.bytes, sink);
+  exec::UnfinishedWrites writes(sink);
   sink.Pass("pack");
   std::optional<os::Stage> stage;
   const auto open_stage = [&]() -> Result<std::string> {
@@ -132,7 +135,7 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
     // The journal holds no records: it ties the stage to the inputs, so that only the same run
     // resumes in it.
     SW_TRY(os::Journal::Open(journals, std::to_string(comm.rank()), RunFingerprint(input, "zstd")));
-    return WriteMine(comm, input, pack, directory, options, sink, &mine);
+    return WriteMine(comm, input, pack, directory, options, sink, &mine, &writes);
   };
   Status written = comm.Agree(work());
   if (!written) {
@@ -169,7 +172,7 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   report.run.bytes_read = pack.bytes.bytes_read();
   report.run.bytes_written = bytes;
   report.run.files_written = pack.target.files.size() + 1;
-  sink.AddRead(pack.bytes.bytes_read(), pack.bytes.files_read());
+  writes.Complete();
   if (comm.rank() == 0) sink.AddWritten(bytes, report.run.files_written);
   return report;
 }

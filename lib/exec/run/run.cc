@@ -98,7 +98,8 @@ Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
       sink_(sink),
       arena_(ArenaThreads(options.threads)),
       output_([this](std::uint32_t file) { return OfOutput(directory_.OpenWrite(PathOf(file))); }),
-      source_sums_(plan.source().members.size()) {}
+      source_sums_(plan.source().members.size()),
+      writes_(sink) {}
 
 Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
                       const RunOptions& options, Sink& sink) {
@@ -112,6 +113,7 @@ Result<RunReport> Runner::Go() {
     if (Status left = LeaveStage(status.error().code); !left) sink_.Warn(left.error().message);
   }
   SW_TRY(std::move(status));
+  writes_.Complete();
   return Report();
 }
 
@@ -245,6 +247,7 @@ Status Runner::Put(const UnitInHand& unit) {
   SW_TRY_ASSIGN(const auto file, output_.Get(at.file));
   SW_TRY(file->WriteAt(plan_.target().files[at.file].payloads[at.payload].offset + at.first,
                        unit.bytes));
+  writes_.Add(unit.bytes.size());
   SW_TRY(journal_->Append(Encode(unit.index, *unit.record)));
   sums_[unit.index] = unit.record->sum;
   return {};

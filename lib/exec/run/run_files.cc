@@ -257,6 +257,9 @@ Status Runner::WriteFrame(std::uint32_t index) {
     return frame.Put(offset, std::as_bytes(std::span(bytes)));
   }));
   SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
+  std::uint64_t payload_bytes = 0;
+  for (const plan::Payload& payload : file.payloads) payload_bytes += payload.bytes;
+  writes_.Add(file.bytes - payload_bytes);
   file_sums_[index] = {FileDigest(digests, digest), CombinedCrc32(sums)};
   return sync_at_once_ ? Status() : out->Sync();
 }
@@ -267,6 +270,7 @@ Status Runner::WriteText(std::uint32_t index, const std::string& text) {
   FrameWriter frame(*out);
   SW_TRY(frame.Put(0, std::as_bytes(std::span(text))));
   SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
+  writes_.Add(text.size());
   file_sums_[index] = {FileDigest({}, digest), 0};
   return sync_at_once_ ? Status() : out->Sync();
 }

@@ -16,6 +16,7 @@
 #include "exec/integrity.h"
 #include "exec/manifest.h"
 #include "exec/run/run.h"
+#include "exec/unfinished_writes.h"
 #include "exec/units.h"
 #include "exec/verify.h"
 #include "os/commit.h"
@@ -119,6 +120,7 @@ class Runner final : private UnitSink {
   std::vector<FileSum> file_sums_;
   std::atomic<std::uint64_t> read_from_memory_ = 0;  // files that were to be read back
   RunReport report_;
+  UnfinishedWrites writes_;
 };
 
 }  // namespace shardwright::exec

@@ -206,6 +206,8 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
   const SaveRequest& options = job.options;
   const layout::ShardMap& source = job.input.checkpoint.map;
   exec::ByteSource& bytes = *job.input.bytes;
+  const exec::CountReads reads(bytes, job.sink);
+  exec::UnfinishedWrites writes(job.sink);
   SW_TRY_ASSIGN(const plan::Plan plan,
                 job.comm.Agree(plan::Plan::Make(source, blobs.target,
                                                 {job.input.checkpoint.proved, blobs.tensors})));
@@ -222,6 +224,7 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
   how.zstd = options.zstd;
   how.note_sums = options.verify != exec::Verify::kNone;
   how.threads = options.threads;
+  how.writes = &writes;
   exec::SourceSums sums(source.members.size());
   SW_TRY_ASSIGN(const std::vector<BlobResult> mine,
                 job.comm.Agree(WriteBlobs(*base->store, plan, bytes, jobs, how, &sums, job.sink)));
@@ -235,7 +238,6 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
     job.sink.Pass("readback");
     SW_TRY(job.comm.Agree(ReadBack(*base->store, blobs.target, jobs, mine)));
   }
-  job.sink.AddRead(bytes.bytes_read(), bytes.files_read());
   job.sink.Pass("commit");
   SW_TRY_ASSIGN(const std::vector<BlobResult> results, GatherResults(job.comm, blobs, mine));
   Written written;
@@ -244,6 +246,7 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
     CleanUp(job, incoming, base);
     return {};
   }));
+  writes.Complete();
   written.members_verified = members.verified;
   written.members_in_part = members.in_part;
   return written;

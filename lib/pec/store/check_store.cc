@@ -184,6 +184,7 @@ class Checking {
         if (sink_.stop_requested()) return;
         Task& task = *mine_[i];
         const Status good = VerifyBlob(store_->BlobPath(task.ref), task.ref, task.payloads);
+        if (good || good.error().code != Errc::kNotFound) sink_.AddRead(task.ref.bytes, 1);
         if (!good) task.error = good.error().message + " (" + task.what + ")";
       });
     });
@@ -242,7 +243,6 @@ class Checking {
         if (seen.insert(line).second) report.damaged.push_back(std::move(line));
       }
     }
-    if (comm_.rank() == 0) sink_.AddRead(report.bytes, report.blobs);
     return report;
   }
 

@@ -129,6 +129,7 @@ class Writer final : private exec::UnitSink {
           plan_.target().files[unit.unit.file].payloads[unit.unit.payload];
       SW_TRY_ASSIGN(const auto out, out_.Get(job));
       SW_TRY(out->WriteAt(payload.offset + unit.unit.first, unit.bytes));
+      if (options_.writes != nullptr) options_.writes->Add(unit.bytes.size());
     }
     if (state.missing.fetch_sub(1) > 1) return {};
     Status finished = Finish(job);
@@ -177,7 +178,7 @@ class Writer final : private exec::UnitSink {
     BlobResult& result = results_[job];
     SW_TRY_ASSIGN(const auto plain, out_.Get(job));
     SW_TRY_ASSIGN(os::File packing, os::File::Create(Incoming(job) + ".zst"));
-    exec::ZpackWriter writer(std::move(packing), contexts_);
+    exec::ZpackWriter writer(std::move(packing), contexts_, options_.writes);
     tbb::task_arena alone(1);  // other threads have other blobs
     std::vector<std::byte> block;
     for (std::uint64_t at = 0; at < result.ref.bytes; at += block.size()) {

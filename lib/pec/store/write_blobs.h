@@ -10,6 +10,7 @@
 #include "base/sink.h"
 #include "exec/byte_source.h"
 #include "exec/integrity.h"
+#include "exec/unfinished_writes.h"
 #include "pec/store/store.h"
 #include "plan/plan.h"
 
@@ -36,6 +37,7 @@ struct BlobOptions {
   bool zstd = false;
   bool note_sums = true;  ///< note checksums of what is read
   unsigned threads = 1;
+  exec::UnfinishedWrites* writes = nullptr;  ///< counts the bytes written; may be null
 };
 
 /// Gathers, hashes and stores blobs: on return each has its name in the store and is durable. A

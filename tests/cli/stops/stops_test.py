@@ -10,12 +10,18 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "crash"))
+
+import moe_checkpoint  # pylint: disable=wrong-import-position
 
 BIN = pathlib.Path(sys.argv[1]).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
@@ -123,6 +129,55 @@ class Stops(unittest.TestCase):
     def test_ucp_load(self):
         for what in (["--dry-run", "--target", "zero=3,dp=200000"], ["--target", "zero=3,dp=200000"]):
             self.stops("ucp-load", DEMO, "out", *what)
+
+
+class Summaries(unittest.TestCase):
+    """A stopped run reports the bytes that it has read and written."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.work = pathlib.Path(folder.name)
+
+    def stopped(self, write, *words):
+        """Runs a command that gets SIGTERM in front of a write. Returns its report, and its summary."""
+        argv = [BIN / words[0], *map(str, words[1:]), "--threads=1", "--json=report.json"]
+        done = subprocess.run(argv, cwd=self.work, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                              env={**os.environ, "SHARDWRIGHT_FAULT": f"write:{write}:term"})
+        report = json.loads((self.work / "report.json").read_text(encoding="utf-8"))
+        self.assertEqual(done.returncode, report["exit_code"], done.stderr)
+        return report, done.stderr.splitlines()[-1]
+
+    def counts(self, *words):
+        """Stops a command at its writes 1, 2, 4, 8, ..., until it has fewer."""
+        last = (0, 0)
+        for write in (1 << i for i in range(20)):
+            report, summary = self.stopped(write, *words)
+            if report["exit_code"] == 0:
+                break
+            self.assertEqual(report["exit_code"], 75, summary)
+            self.assertEqual(report["files_written"], 0)
+            now = (report["bytes_read"], report["bytes_written"])
+            self.assertGreaterEqual(now, last, summary)
+            self.assertIn(" written in " if now[1] else " read in ", summary)
+            last = now
+            for left in self.work.glob("out.partial-*"):
+                shutil.rmtree(left)
+        self.assertEqual(report["exit_code"], 0)
+        self.assertGreater(write, 1, "no write was stopped")
+        self.assertGreater(min(last), 0, "a run that was stopped at its end has read and written nothing")
+        self.assertLessEqual(last, (report["bytes_read"], report["bytes_written"]))
+
+    def test_conversions(self):
+        self.counts("ucp-load", DEMO, "out", "--target", "zero=3,dp=3")
+
+    def test_packs(self):
+        self.counts("ucp-extract", DEMO, "out", "--pack=zstd")
+
+    def test_saves(self):
+        moe_checkpoint.series(self.work / "run", moe_checkpoint.Model(), (3,))
+        for words in (("store",), ("packed", "--compress", "zstd")):
+            self.counts("pec-save", "run/global_step3", *words)
 
 
 if __name__ == "__main__":
