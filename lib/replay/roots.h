@@ -14,7 +14,7 @@ namespace shardwright::replay {
 /// with it, and MKL's float32 root is not always rounded correctly: it depends on the processor. It
 /// is a function of significand and the exponent's last bit, scaled by powers of 2, and off by one
 /// unit in the last place at most. So 2 bits for each of the 2^24 numbers of [1, 4) say all of it.
-/// On some processors the same holds for subnormal numbers; on others their roots are rounded
+/// On some processors the same holds for subnormal numbers; on others theirs is rounded
 /// correctly.
 /// Source: docs/lossless.md, "Square roots".
 class RootTable {
