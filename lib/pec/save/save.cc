@@ -1,5 +1,6 @@
 #include "pec/save/save.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/bytes.h"
@@ -31,6 +32,23 @@ Status CheckKeep(const Job& job, const Model& model) {
   if (selects) return {};
   return Fail(Errc::kUsage, "--keep " + KeepText(*job.options.keep) +
                                 ": nothing is left to select; use --policy full");
+}
+
+/// K must not be above the experts of every layer: a typing error would save everything at every
+/// checkpoint. Smaller layers are saved whole, dynamic K and agents have rules of their own.
+Status CheckK(const Job& job, const Model& model) {
+  const SaveRequest& options = job.options;
+  if (model.experts.empty() || options.policy == Policy::kFull) return {};
+  if (options.dynamic_k || options.snapshotted != nullptr) return {};
+  const auto most = std::ranges::max_element(model.experts);
+  if (options.k_snapshot <= *most) return {};
+  const std::uint32_t layer =
+      model.layer_id[static_cast<std::size_t>(most - model.experts.begin())];
+  const std::string n = std::to_string(*most);
+  return Fail(Errc::kUsage, "--k " + std::to_string(options.k_snapshot) + ": layer " +
+                                std::to_string(layer) + " has " + n +
+                                " experts, and no layer has more; use at most " + n +
+                                ", or --policy full for all experts");
 }
 
 /// Local.
@@ -141,6 +159,7 @@ Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& 
                         Sink& sink) {
   const save::Job job{comm, input, options, sink};
   SW_TRY_ASSIGN(const save::Subject subject, save::Understand(job));
+  SW_TRY(comm.Agree(save::CheckK(job, subject.model)));
   SW_TRY_ASSIGN(save::Base base, save::FindBase(job, subject));
   SW_TRY_ASSIGN(const save::Chosen chosen, comm.Agree(save::Choose(job, subject, nullptr, &base)));
   SW_TRY_ASSIGN(const save::Blobs blobs, comm.Agree(save::ListBlobs(job, subject, base, chosen)));

@@ -122,8 +122,8 @@ Status ExpectStore(const SaveRequest& request);
 /// manifest.
 /// \error kMismatch  a store of another model, or of other kept components: both sides named; a
 ///        store that is ahead of the checkpoint; a snapshot that a restore has given up; kBusy
-///        another process writes; kUsage  a policy without what it needs; kBadInput  source,
-///        tokens; kIo; kLimit  memory; kStopped
+///        another process writes; kUsage  a policy without what it needs, k_snapshot above the
+///        experts of every layer; kBadInput  source, tokens; kIo; kLimit  memory; kStopped
 /// Collective. Source: MoC-System section 3; docs/formats/store.md.
 Result<SaveReport> Save(comm::Comm& comm, ucp::Input& input, const SaveRequest& options,
                         Sink& sink);

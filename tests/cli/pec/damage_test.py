@@ -92,6 +92,19 @@ class Refusing(Stores):
             self.run_tool("pec-save", *words, code=2)
         self.assertFalse(self.store.exists())
 
+    def test_k_above_the_experts_of_every_layer(self):
+        for words in (["--k", 9], ["--k", 9, "--dry-run"], ["--k", 9, "--policy", "budget"], ["--k", 5]):
+            self.save(3, *words, code=2)
+            self.assertIn(f"--k {words[1]}: layer 0 has 4 experts, and no layer has more; use at most 4, or --policy full",
+                          self.stderr)
+            self.assertFalse(self.store.exists(), "a store was made")
+        self.save(3, "--k", 4)
+        self.save(4, "--policy", "full")
+        dense = moe_checkpoint.Model(layers=0)
+        moe_checkpoint.series(self.work / "dense", dense, [3])
+        self.store = self.work / "dense-store"
+        self.save(3, "--k", 9, source=self.work / "dense")  # a model without experts has no K
+
     def test_iterations_up_to_nothing(self):
         self.save(3)
         self.restore("out", "--at", 2, code=3)
