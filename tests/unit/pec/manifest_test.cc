@@ -247,7 +247,7 @@ TEST(Texts, NoBitOfThemChangesWhatTheySay) {
              const auto read = SplitManifest(text, "m");
              return read ? ToText(read->head, read->lines) : "";
            }},
-          {ToText(StoreHead{{}, 9, {4, 8}, {1, 3}, {true}}),
+          {ToText(StoreHead{{}, 9, {4, 8}, {1, 3}, {true}, {}}),
            [](const std::string& text) {
              const auto read = ParseHead(text, "h");
              return read ? ToText(*read) : "";
