@@ -169,8 +169,10 @@ void ShowListing(cli::Context& context, const pec::StoreListing& listing) {
   if (listing.dynamic_k) ShowDynamicK(context, *listing.dynamic_k);
 }
 
-Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check) {
-  context.SetResult(pec::CheckJson(check));
+namespace {
+
+/// \error kMismatch  something is damaged
+Status ShowDamage(cli::Context& context, const std::string& path, const pec::StoreCheck& check) {
   for (const std::string& line : check.damaged) context.out() << text::Printable(line) << "\n";
   context.out() << check.checkpoints << " checkpoints, " << check.blobs << " blobs, "
                 << FormatBytes(check.bytes) << ", " << check.damaged.size() << " damaged\n";
@@ -179,6 +181,24 @@ Status ShowCheck(cli::Context& context, const std::string& path, const pec::Stor
   }
   if (check.damaged.empty()) return {};
   return Fail(Errc::kMismatch, path + ": " + check.damaged.front());
+}
+
+}  // namespace
+
+Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check) {
+  context.SetResult(pec::CheckJson(check));
+  return ShowDamage(context, path, check);
+}
+
+Status ShowRepair(cli::Context& context, const std::string& path, const pec::StoreRepair& repair) {
+  context.SetResult(pec::RepairJson(repair));
+  for (const pec::BlobRepair& blob : repair.blobs) {
+    if (blob.repaired()) context.out() << "repaired " << text::Printable(blob.damage) << "\n";
+  }
+  context.out() << "repaired " << repair.repaired << " of " << Plural(repair.blobs.size(), "blob")
+                << " from " << text::Printable(repair.checkpoint) << ", "
+                << FormatBytes(repair.written_bytes) << " written\n";
+  return ShowDamage(context, path, repair.check);
 }
 
 void ShowCollected(cli::Context& context, const pec::Collected& collected,

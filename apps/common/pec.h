@@ -12,6 +12,7 @@
 #include "pec/log/log_collect.h"
 #include "pec/report/list_store.h"
 #include "pec/restore/restore.h"
+#include "pec/save/repair.h"
 #include "pec/save/save.h"
 #include "pec/store/check_store.h"
 #include "pec/store/collect.h"
@@ -60,6 +61,10 @@ void ShowListing(cli::Context& context, const pec::StoreListing& listing);
 /// What is wrong with a store.
 /// \error kMismatch  something is damaged
 Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check);
+
+/// Shows the blobs that a repair has written again, and the remaining damage.
+/// \error kMismatch  something is damaged
+Status ShowRepair(cli::Context& context, const std::string& path, const pec::StoreRepair& repair);
 
 /// What a collection removed, or would remove.
 void ShowCollected(cli::Context& context, const pec::Collected& collected,

@@ -32,8 +32,8 @@ Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
 
 int main(int argc, char** argv) {
   const std::vector<Subcommand> subcommands = {
-      {"list", "say what a store holds", &apps::ListMain},
-      {"check", "verify every blob of a store", &apps::CheckMain},
+      {"list", "list the checkpoints of a store", &apps::ListMain},
+      {"check", "verify every blob of a store, and repair blobs", &apps::CheckMain},
       {"undo", "take back the last restore of a store", &apps::UndoMain},
       {"gc", "remove what no rule keeps from a store", &apps::CollectMain},
       {"agent", "keep running, hold snapshots in memory and save them beside the training",

@@ -10,6 +10,7 @@
 #include "pec-save/subcommands.h"
 #include "pec/log/log_collect.h"
 #include "pec/log/log_reader.h"
+#include "pec/save/repair.h"
 #include "pec/store/store.h"
 #include "pec/store/undo.h"
 #include "ucp/input.h"
@@ -27,27 +28,72 @@ Result<std::string> DamageOfLog(const std::string& path, unsigned threads) {
   return log ? std::string() : log.error().message;
 }
 
+struct CheckFlags {
+  std::string store;
+  std::string repair;  ///< checkpoint; empty: none
+  std::vector<std::string> also;
+  std::vector<std::string> patterns;
+};
+
+/// Adds the damage of the gradient log to a check. Collective.
+Status CheckLog(cli::Context& context, const std::string& store, pec::StoreCheck* report) {
+  const auto look = [&] {
+    const Interruptible reading(context.sink());
+    return DamageOfLog(store, context.flags().threads);
+  };
+  SW_TRY_ASSIGN(std::string damage, context.comm().OnRootText(look));
+  if (!damage.empty()) report->damaged.push_back(std::move(damage));
+  return {};
+}
+
+Status Check(cli::Context& context, const CheckFlags& flags) {
+  SW_TRY_ASSIGN(const auto rules, ucp::ReadPatterns(flags.patterns));
+  SW_TRY_ASSIGN(auto report, pec::CheckStore(context.comm(), flags.store, rules,
+                                             context.flags().threads, context.sink()));
+  SW_TRY(CheckLog(context, flags.store, &report));
+  return ShowCheck(context, flags.store, report);
+}
+
+Status Repair(cli::Context& context, const CheckFlags& flags) {
+  ucp::InputOptions source;
+  source.roots = {flags.repair};
+  source.roots.insert(source.roots.end(), flags.also.begin(), flags.also.end());
+  source.pattern_files = flags.patterns;
+  // The digests of blobs prove more than these two.
+  source.allow_mixed = true;
+  source.proof.reset();
+  SW_TRY_ASSIGN(const auto input, OpenInput(context, source));
+  const pec::RepairRequest request{flags.store, context.flags().take_over, context.flags().threads};
+  SW_TRY_ASSIGN(auto repair, pec::RepairStore(context.comm(), *input, request, context.sink()));
+  SW_TRY(CheckLog(context, flags.store, &repair.check));
+  return ShowRepair(context, flags.store, repair);
+}
+
 }  // namespace
 
 int CheckMain(int argc, const char* const* argv) {
-  cli::App app("pec-save check", "Verify every blob of a store; exit 5 if one is bad.",
-               {{"store/", "Reads and verifies all that the checkpoints of a store refer to."}});
-  std::string store;
-  std::vector<std::string> patterns;
-  app.AddInput(&store, "store to verify", "STORE");
-  app.Use({cli::Shared::kThreads});
-  AddPatterns(app, &patterns);
+  cli::App app(
+      "pec-save check", "Verify every blob of a store; exit 5 if one is bad.",
+      {{"store/", "Reads and verifies all that the checkpoints of a store refer to."},
+       {"store/ --repair ckpt/global_step100",
+        "Also writes missing and damaged blobs again, as far as the checkpoint still has them."}});
+  CheckFlags flags;
+  app.AddInput(&flags.store, "store to verify", "STORE");
+  app.Use({cli::Shared::kThreads, cli::Shared::kMode, cli::Shared::kTakeOver});
+  app.Daily({"--repair"});
+  app.AddText("--repair", &flags.repair,
+              "checkpoint from which missing and damaged blobs are written again, if its content "
+              "is exactly that of the blob; exit 5 if one is still bad",
+              "CKPT");
+  app.AddList("--also", &flags.also, "another folder that holds a part of CKPT", "DIR");
+  AddPatterns(app, &flags.patterns);
+  app.Check([&]() -> Status {
+    if (!flags.repair.empty()) return {};
+    if (app.Given("--repair")) return Fail(Errc::kUsage, "--repair: the path is empty");
+    return app.Refuse({"--also", "--mode", "--take-over"}, "without --repair");
+  });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
-    SW_TRY_ASSIGN(const auto rules, ucp::ReadPatterns(patterns));
-    SW_TRY_ASSIGN(auto report, pec::CheckStore(context.comm(), store, rules,
-                                               context.flags().threads, context.sink()));
-    const auto look = [&] {
-      const Interruptible reading(context.sink());
-      return DamageOfLog(store, context.flags().threads);
-    };
-    SW_TRY_ASSIGN(std::string damage, context.comm().OnRootText(look));
-    if (!damage.empty()) report.damaged.push_back(std::move(damage));
-    return ShowCheck(context, store, report);
+    return flags.repair.empty() ? Check(context, flags) : Repair(context, flags);
   });
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Kills, faults and full disks against stores of partial checkpoints: at every call that changes
-something on disk, of a save, a collection, also of a log of gradients, and a restore. Whatever happens, what was saved before
-can be restored, nothing is half there, and doing it again ends well.
+something on disk, of a save, a collection, also of a log of gradients, a repair and a restore.
+Whatever happens, what was saved before can be restored, nothing is half there, and doing it again
+ends well.
 
 Usage: stores_test.py BIN_FOLDER [--night] [--limit N]
 Without --night a choice of the calls is disturbed.
@@ -30,9 +31,10 @@ MODEL = moe_checkpoint.Model(layers=1, experts=4)
 class Case:
     """A command on a store, and what the store may hold after it was disturbed."""
 
-    def __init__(self, name, before, command, allowed, after, logs=False):
+    def __init__(self, name, before, command, allowed, after, logs=False, damaged=False):
         self.name = name
         self.logs = logs        # the gradients of all experts are in the store
+        self.damaged = damaged  # blobs of the newest checkpoint are missing or damaged first
         self.before = before    # iterations that are saved first
         self.command = command  # (folder of the trial) -> argv
         self.allowed = allowed  # iterations that a restore may give after the disturbance
@@ -85,6 +87,24 @@ class Stores:
                f"{difference(wanted, found)}: {what}")
         shutil.rmtree(out)
 
+    def damage(self, store):
+        """Removes the blobs that only the newest manifest names, but for one, of which a bit is flipped."""
+        texts = [path.read_text() for path in sorted((store / "manifests").iterdir())]
+        lost = [path for path in sorted((store / "blobs").rglob("*")) if path.is_file()
+                and path.stem in texts[-1] and not any(path.stem in text for text in texts[:-1])]
+        expect(len(lost) > 2, f"only {lost} to damage")
+        data = bytearray(lost[0].read_bytes())
+        data[-1] ^= 1
+        lost[0].write_bytes(data)
+        for path in lost[1:]:
+            path.unlink()
+
+    def look_at_blobs(self, where, whole, damaged, what):
+        """Each blob is as it was before it was damaged, or still as it was after that."""
+        for name, digest in tree(where / "store").items():
+            if digest is not None and name.startswith("blobs/"):
+                expect(digest in (whole.get(name), damaged.get(name)), f"{name} has other content: {what}")
+
     def numbers(self, count):
         if self.limit is None or count <= self.limit:
             return range(1, count + 1)
@@ -100,6 +120,9 @@ class Stores:
             self.log_gradients(base / "store")
         # The states that may be seen, from undisturbed runs.
         self.look(base, case.allowed, f"{case.name} before")
+        whole = tree(base / "store")
+        if case.damaged:
+            self.damage(base / "store")
         counted, counts = base / "counted", base / "counts"
         shutil.copytree(base / "store", counted / "store")
         succeed(case.command(counted), fault=f"count:{counts}")
@@ -113,12 +136,12 @@ class Stores:
         trials = [(action, number) for action, (target, _) in ACTIONS.items()
                   for number in self.numbers(calls[target])]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for done in [pool.submit(self.trial, base, case, *trial) for trial in trials]:
+            for done in [pool.submit(self.trial, base, case, whole, *trial) for trial in trials]:
                 done.result()
         self.counts["calls"] += calls["any"]
         self.log(f"{case.name}: {calls['any']} calls, {len(trials)} trials")
 
-    def trial(self, base, case, action, number):
+    def trial(self, base, case, whole, action, number):
         target, codes = ACTIONS[action]
         where = base / f"{action}-{number}"
         shutil.copytree(base / "store", where / "store")
@@ -127,8 +150,11 @@ class Stores:
         what = f"{case.name} with {target}:{number}:{action}: {done}"
         expect(done.code in codes, f"exit code not among {sorted(codes)}: {what}")
         self.counts[action] += 1
-        # A run that is killed or fails at its very end may have done its work.
-        self.look(where, {case.after} if done.code == 0 else case.allowed | {case.after}, what)
+        if case.damaged:
+            self.look_at_blobs(where, whole, tree(base / "store"), what)
+        if done.code == 0 or not case.damaged:
+            # A run that is killed or fails at its very end may have done its work.
+            self.look(where, {case.after} if done.code == 0 else case.allowed | {case.after}, what)
         if not case.name.startswith("gc"):
             kept = {name: self.texts(where).get(name) for name in before}
             expect(kept == before, f"an older text has changed: {what}")
@@ -196,6 +222,9 @@ def cases(stores):
     def collect(where):
         return [stores.save, "gc", where / "store", "--keep-last", "1"]
 
+    def repair(where):
+        return [stores.save, "check", where / "store", "--repair", stores.step(2), "--threads", "1"]
+
     def restore(where):
         return [stores.restore, where / "store", where / "out", "--at", "2", "--restart", "--threads", "1",
                 "--target", "ep=1"]
@@ -203,6 +232,7 @@ def cases(stores):
     logs = [Case("gc-log", (1, 2, 3, 4), collect, {4}, 4, logs=True)] if gradient_log.LIBRARY else []
     return [Case("save", (1, 2), save, {2}, 3), Case("save-zstd", (1, 2), packed, {2}, 3),
             Case("gc", (1, 2, 3), collect, {3}, 3), *logs,
+            Case("repair", (1, 2), repair, {2}, 2, damaged=True),
             Case("restore", (1, 2, 3), restore, {2, 3}, 2)]
 
 

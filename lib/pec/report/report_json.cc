@@ -142,6 +142,27 @@ Json CheckJson(const StoreCheck& check) {
           {"damaged", check.damaged}};
 }
 
+Json RepairJson(const StoreRepair& repair) {
+  Json blobs = Json::array();
+  for (const BlobRepair& blob : repair.blobs) {
+    blobs.push_back({{"module", blob.module},
+                     {"component", blob.component.empty() ? Json() : Json(blob.component)},
+                     {"iteration", blob.iteration},
+                     {"path", blob.path},
+                     {"bytes", blob.bytes},
+                     {"damage", blob.damage},
+                     {"repaired", blob.repaired()},
+                     {"reason", blob.repaired() ? Json() : Json(blob.reason)}});
+  }
+  Json json = CheckJson(repair.check);
+  json["repair"] = {{"checkpoint", repair.checkpoint},
+                    {"repaired", repair.repaired},
+                    {"not_repaired", repair.blobs.size() - repair.repaired},
+                    {"bytes_written", repair.written_bytes},
+                    {"blobs", std::move(blobs)}};
+  return json;
+}
+
 std::vector<std::uint64_t> IterationsOf(const std::vector<StoredCheckpoint>& checkpoints) {
   std::vector<std::uint64_t> iterations;
   iterations.reserve(checkpoints.size());

@@ -11,6 +11,7 @@
 #include "pec/agent/agent.h"
 #include "pec/log/log_collect.h"
 #include "pec/restore/restore.h"
+#include "pec/save/repair.h"
 #include "pec/save/save.h"
 #include "pec/store/check_store.h"
 #include "pec/store/collect.h"
@@ -32,6 +33,10 @@ nlohmann::json RestoreJson(const RestoreReport& report);
 /// Of pec-save check.
 /// Pure.
 nlohmann::json CheckJson(const StoreCheck& check);
+
+/// Of pec-save check --repair.
+/// Pure.
+nlohmann::json RepairJson(const StoreRepair& repair);
 
 /// Of pec-save undo.
 /// Pure.

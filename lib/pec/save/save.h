@@ -1,7 +1,8 @@
 // lib/pec/save: saves a checkpoint into a store.
 // Save finds out what the store has, counts tokens, chooses experts (pec/select), shares the blobs
 // among the ranks (blob_writers.h), writes those that are new and the manifest last. ChooseSnapshot
-// makes the same choice for the memory of an agent. Source: docs/formats/store.md, "Writing".
+// makes the same choice for the memory of an agent. repair.h writes blobs again that a store has
+// lost. Source: docs/formats/store.md, "Writing".
 
 #pragma once
 

@@ -33,19 +33,22 @@ Numbers Unpack(const std::string& text) {
   return {a, b, c};
 }
 
+/// The first difference between the models of a store's newest checkpoint and of a source; empty if
+/// that checkpoint cannot be read.
+std::string DifferenceOf(const Store& store, const ucp::Input& input) {
+  const auto checkpoints = store.List();
+  if (!checkpoints || checkpoints->empty()) return "";
+  const auto newest = store.ReadManifestLines(checkpoints->back());
+  if (!newest) return "";
+  const auto set = store.ReadCatalogue(newest->head);
+  if (!set) return "";
+  const auto before = dialect::ReadCheckpoint(*set, input.patterns);
+  return before ? ": " + FirstDifference(*before, input.checkpoint) : "";
+}
+
 Status CheckModel(const Job& job, const Model& model, const Base& base) {
   const StoreHead& head = base.store->head();
-  if (head.fingerprint != model.fingerprint) {
-    std::string what = "fingerprint " + exec::Hex(head.fingerprint) + " expected, found " +
-                       exec::Hex(model.fingerprint);
-    if (base.newest) {
-      SW_TRY_ASSIGN(const dialect::SourceSet set, base.store->ReadCatalogue(base.newest->head));
-      const auto before = dialect::ReadCheckpoint(set, job.input.patterns);
-      if (before) what += ": " + FirstDifference(*before, job.input.checkpoint);
-    }
-    return Fail(Errc::kMismatch, job.options.store + " and " + job.input.checkpoint.tag +
-                                     ": another model: " + what);
-  }
+  SW_TRY(ExpectModel(*base.store, job.input, model));
   if (job.options.keep && *job.options.keep != head.keep) {
     return Fail(Errc::kMismatch, job.options.store + ": made with --keep " + KeepText(head.keep) +
                                      ", now --keep " + KeepText(*job.options.keep));
@@ -250,6 +253,15 @@ Result<Base> FindBase(const Job& job, const Subject& subject) {
   base.lost.resize(lost.size() / sizeof(std::uint32_t));
   if (!lost.empty()) std::memcpy(base.lost.data(), lost.data(), lost.size());
   return base;
+}
+
+Status ExpectModel(const Store& store, const ucp::Input& input, const Model& model) {
+  const exec::Digest& expected = store.head().fingerprint;
+  if (expected == model.fingerprint) return {};
+  return Fail(Errc::kMismatch, store.path() + " and " + input.checkpoint.tag +
+                                   ": another model: fingerprint " + exec::Hex(expected) +
+                                   " expected, found " + exec::Hex(model.fingerprint) +
+                                   DifferenceOf(store, input));
 }
 
 Result<HeldModule> NewestOf(Base* base, const Model& model, std::uint32_t module) {

@@ -12,6 +12,7 @@
 #include "pec/save/save.h"
 #include "pec/store/modules.h"
 #include "pec/store/store.h"
+#include "pec/store/write_blobs.h"
 #include "plan/target.h"
 #include "ucp/input.h"
 
@@ -101,6 +102,11 @@ struct Written {
 /// Collective.
 Result<Base> FindBase(const Job& job, const Subject& subject);
 
+/// Refuses a checkpoint of another model than the store's.
+/// \error kMismatch  names both sides and their first difference
+/// Local.
+Status ExpectModel(const Store& store, const ucp::Input& input, const Model& model);
+
 /// What the newest checkpoint holds of a module, read from its line once; nothing without one.
 /// \error kBadInput  a line that is none
 /// Local.
@@ -123,6 +129,22 @@ Result<Chosen> Choose(const Job& job, const Subject& subject, const SelectionSta
 /// Local; all ranks list the same.
 Result<Blobs> ListBlobs(const Job& job, const Subject& subject, const Base& base,
                         const Chosen& chosen);
+
+/// Makes a folder for the blobs under way, with a folder for each rank in it.
+/// \pre the store is locked
+/// \error kIo
+/// Collective.
+Result<std::string> OpenIncoming(comm::Comm& comm, const Store& store);
+
+/// Reads every blob again that this rank has written.
+/// \error kIo  one of them has not the content that was written
+/// Local.
+Status ReadBack(const Store& store, const plan::Target& target, const std::vector<BlobJob>& jobs,
+                const std::vector<BlobResult>& results);
+
+/// Removes the folder of the blobs under way and releases the lock. All is saved: failures are
+/// warnings. Root.
+void CleanUp(const std::string& incoming, const Store& store, os::Lock* lock, Sink& sink);
 
 /// Writes the blobs, and the manifest last. Of a save that fails no blobs without a name are left.
 /// \error as Save

@@ -12,7 +12,6 @@
 #include "pec/save/save_internal.h"
 #include "pec/store/module_reads.h"
 #include "pec/store/read_blobs.h"
-#include "pec/store/write_blobs.h"
 
 namespace shardwright::pec::save {
 namespace {
@@ -22,20 +21,6 @@ struct Line {
   std::uint32_t file = 0;
   BlobResult result;
 };
-
-/// A folder for the blobs under way, with one for each rank in it. Collective.
-Result<std::string> OpenIncoming(const Job& job, const Store& store) {
-  const auto make = [&]() -> Result<std::string> {
-    SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
-    const std::string path = store.IncomingPath(run_id);
-    SW_TRY(os::MakeDir(path));
-    for (int rank = 0; rank < job.comm.size(); ++rank) {
-      SW_TRY(os::MakeDir(path + "/" + std::to_string(rank)));
-    }
-    return path;
-  };
-  return job.comm.OnRootText(make);
-}
 
 /// The blobs that this rank writes.
 Result<std::vector<BlobJob>> MyJobs(const Job& job, const Subject& subject, const Blobs& blobs,
@@ -58,20 +43,6 @@ Result<std::vector<BlobJob>> MyJobs(const Job& job, const Subject& subject, cons
     jobs.push_back({*blobs.passed_file, base->newest ? base->newest->head.passed : std::nullopt});
   }
   return jobs;
-}
-
-/// Reads every blob again that this rank has written.
-Status ReadBack(const Store& store, const plan::Target& target, const std::vector<BlobJob>& jobs,
-                const std::vector<BlobResult>& results) {
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    if (results[i].written_bytes == 0) continue;
-    Status same = VerifyBlob(store.BlobPath(results[i].ref), results[i].ref,
-                             PayloadsOf(target.files[jobs[i].file]));
-    if (same) continue;
-    same.error().code = Errc::kIo;
-    return same;
-  }
-  return {};
 }
 
 /// The text of a manifest, and whether what was saved of its iteration before had other content.
@@ -193,13 +164,6 @@ Result<std::vector<BlobResult>> GatherResults(comm::Comm& comm, const Blobs& blo
   return results;
 }
 
-/// The checkpoint is part of the store: what fails now is no failure of the save. Root.
-void CleanUp(const Job& job, const std::string& incoming, Base* base) {
-  Status clean = os::RemoveTree(incoming, base->store->path());
-  if (Status released = base->lock.Release(); clean) clean = std::move(released);
-  if (!clean) job.sink.Warn(clean.error().message);
-}
-
 /// \param incoming  folder of the blobs under way
 Result<Written> WriteInto(const std::string& incoming, const Job& job, const Subject& subject,
                           const Chosen& chosen, const Blobs& blobs, Base* base) {
@@ -243,7 +207,7 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
   Written written;
   SW_TRY(job.comm.OnRoot([&]() -> Status {
     SW_TRY_ASSIGN(written, Commit(job, subject, chosen, blobs, results, base));
-    CleanUp(job, incoming, base);
+    CleanUp(incoming, *base->store, &base->lock, job.sink);
     return {};
   }));
   writes.Complete();
@@ -253,6 +217,38 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
 }
 
 }  // namespace
+
+Result<std::string> OpenIncoming(comm::Comm& comm, const Store& store) {
+  const auto make = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
+    const std::string path = store.IncomingPath(run_id);
+    SW_TRY(os::MakeDir(path));
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      SW_TRY(os::MakeDir(path + "/" + std::to_string(rank)));
+    }
+    return path;
+  };
+  return comm.OnRootText(make);
+}
+
+Status ReadBack(const Store& store, const plan::Target& target, const std::vector<BlobJob>& jobs,
+                const std::vector<BlobResult>& results) {
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    if (results[i].written_bytes == 0) continue;
+    Status same = VerifyBlob(store.BlobPath(results[i].ref), results[i].ref,
+                             PayloadsOf(target.files[jobs[i].file]));
+    if (same) continue;
+    same.error().code = Errc::kIo;
+    return same;
+  }
+  return {};
+}
+
+void CleanUp(const std::string& incoming, const Store& store, os::Lock* lock, Sink& sink) {
+  Status clean = os::RemoveTree(incoming, store.path());
+  if (Status released = lock->Release(); clean) clean = std::move(released);
+  if (!clean) sink.Warn(clean.error().message);
+}
 
 Result<Blobs> ListBlobs(const Job& job, const Subject& subject, const Base& base,
                         const Chosen& chosen) {
@@ -296,7 +292,7 @@ Result<Blobs> ListBlobs(const Job& job, const Subject& subject, const Base& base
 Result<Written> Write(const Job& job, const Subject& subject, const Chosen& chosen,
                       const Blobs& blobs, Base* base) {
   job.sink.Pass("write");
-  SW_TRY_ASSIGN(const std::string incoming, OpenIncoming(job, *base->store));
+  SW_TRY_ASSIGN(const std::string incoming, OpenIncoming(job.comm, *base->store));
   Result<Written> written = WriteInto(incoming, job, subject, chosen, blobs, base);
   // Blobs that have no name yet are of no use to a later save.
   if (!written && job.comm.rank() == 0) (void)os::RemoveTree(incoming, job.options.store);

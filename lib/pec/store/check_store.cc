@@ -1,6 +1,7 @@
 #include "pec/store/check_store.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <optional>
 #include <set>
@@ -19,21 +20,20 @@ namespace {
 
 /// A blob to look at, once however often it is referred to.
 struct Task {
-  BlobRef ref;
-  std::string what;  ///< of the first checkpoint that has it
+  DamagedBlob blob;  ///< `path`, `may_be_intact` and `line` only if it is damaged
   std::vector<std::uint64_t> payloads;
   std::vector<std::size_t> users;  ///< checkpoints that refer to it, ascending
-  std::string error;
 };
 
 using Tasks = std::map<std::pair<exec::Digest, bool>, Task>;
 
-void Add(const BlobRef& ref, const std::string& what, std::vector<std::uint64_t> payloads,
+void Add(DamagedBlob blob, const BlobPlace& place, std::vector<std::uint64_t> payloads,
          std::size_t user, Tasks* tasks) {
-  const auto [task, is_new] = tasks->try_emplace({ref.digest, ref.zstd});
-  if (is_new) task->second = Task{ref, what, std::move(payloads), {}, ""};
-  std::vector<std::size_t>& users = task->second.users;
-  if (users.empty() || users.back() != user) users.push_back(user);
+  const auto [found, is_new] = tasks->try_emplace({blob.ref.digest, blob.ref.zstd});
+  Task& task = found->second;
+  if (is_new) task = Task{std::move(blob), std::move(payloads), {}};
+  task.blob.places.insert(place);
+  if (task.users.empty() || task.users.back() != user) task.users.push_back(user);
 }
 
 /// Lists the blobs of one checkpoint. \param user  its place among the checkpoints
@@ -43,7 +43,6 @@ Status AddCheckpoint(const Store& store, const StoredCheckpoint& checkpoint, std
   SW_TRY_ASSIGN(const dialect::SourceSet set, store.ReadCatalogue(manifest));
   SW_TRY_ASSIGN(const dialect::Checkpoint source, dialect::ReadCheckpoint(set, patterns));
   SW_TRY_ASSIGN(const Model model, DescribeModel(source));
-  const std::string of = " of iteration ";
   for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
     for (const Component component : kAllComponents) {
       const auto& held = manifest.modules[i][static_cast<std::size_t>(component)];
@@ -54,10 +53,13 @@ Status AddCheckpoint(const Store& store, const StoredCheckpoint& checkpoint, std
           payloads.push_back(one.bytes);
         }
       }
-      Add(held->blob,
-          manifest.names[i] + " " + std::string(Name(component)) + of +
-              std::to_string(held->version),
-          std::move(payloads), user, tasks);
+      DamagedBlob blob;
+      blob.ref = held->blob;
+      blob.module = manifest.names[i];
+      blob.component = Name(component);
+      blob.iteration = held->version;
+      const BlobPlace place{static_cast<std::uint32_t>(i), component};
+      Add(std::move(blob), place, std::move(payloads), user, tasks);
     }
   }
   if (manifest.passed) {
@@ -65,8 +67,11 @@ Status AddCheckpoint(const Store& store, const StoredCheckpoint& checkpoint, std
     for (const std::uint32_t member : PassedMembers(source)) {
       payloads.push_back(source.map.members[member].bytes);
     }
-    Add(*manifest.passed, "client state" + of + std::to_string(manifest.iteration),
-        std::move(payloads), user, tasks);
+    DamagedBlob blob;
+    blob.ref = *manifest.passed;
+    blob.module = "client state";
+    blob.iteration = manifest.iteration;
+    Add(std::move(blob), BlobPlace(), std::move(payloads), user, tasks);
   }
   return {};
 }
@@ -183,11 +188,21 @@ class Checking {
       exec::ParallelFor(mine_.size(), [&](std::size_t i) {
         if (sink_.stop_requested()) return;
         Task& task = *mine_[i];
-        const Status good = VerifyBlob(store_->BlobPath(task.ref), task.ref, task.payloads);
-        if (good || good.error().code != Errc::kNotFound) sink_.AddRead(task.ref.bytes, 1);
-        if (!good) task.error = good.error().message + " (" + task.what + ")";
+        const BlobRef& ref = task.blob.ref;
+        const Status good = VerifyBlob(store_->BlobPath(ref), ref, task.payloads);
+        if (good || good.error().code != Errc::kNotFound) sink_.AddRead(ref.bytes, 1);
+        if (!good) NoteDamage(good.error(), &task.blob);
       });
     });
+  }
+
+  void NoteDamage(const Error& error, DamagedBlob* blob) const {
+    blob->path = store_->BlobPath(blob->ref);
+    // A file that cannot be opened may be intact; a bad medium has lost the content.
+    blob->may_be_intact = error.code != Errc::kBadInput && error.sys != EIO;
+    blob->line = error.message + " (" + blob->module +
+                 (blob->component.empty() ? "" : " " + blob->component) + " of iteration " +
+                 std::to_string(blob->iteration) + ")";
   }
 
   /// Collective: the checkpoints that were collected since they were listed.
@@ -229,10 +244,13 @@ class Checking {
     for (const auto& [key, task] : tasks_) {
       if (!IsNeeded(task)) continue;
       ++report.blobs;
-      report.bytes += task.ref.bytes;
+      report.bytes += task.blob.ref.bytes;
     }
     for (const Task* task : mine_) {
-      if (!task->error.empty() && IsNeeded(*task)) damaged.push_back(task->error);
+      const DamagedBlob& blob = task->blob;
+      if (blob.line.empty() || !IsNeeded(*task)) continue;
+      damaged.push_back(blob.line);
+      report.damaged_blobs.push_back(blob);
     }
     const std::string text = Lines(damaged);
     SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -8,8 +10,31 @@
 #include "base/sink.h"
 #include "comm/comm.h"
 #include "dialect/rules/patterns.h"
+#include "pec/store/manifest.h"
+#include "pec/store/modules.h"
 
 namespace shardwright::pec {
+
+/// The part of a checkpoint that a blob has the content of: a component of a module, or the data
+/// that is copied without interpretation.
+struct BlobPlace {
+  static constexpr std::uint32_t kPassed = ~std::uint32_t{0};
+  std::uint32_t module = kPassed;  ///< index in Model::modules
+  Component component = Component::kWeights;
+  auto operator<=>(const BlobPlace&) const = default;
+};
+
+/// A blob that a check found missing or damaged.
+struct DamagedBlob {
+  BlobRef ref;
+  std::string path;             ///< of its file
+  std::string module;           ///< of the first checkpoint that has it; "client state"
+  std::string component;        ///< empty: client state
+  std::uint64_t iteration = 0;  ///< version that the blob is of
+  std::set<BlobPlace> places;   ///< in all checkpoints that refer to it
+  bool may_be_intact = false;   ///< its file could not be opened
+  std::string line;             ///< of StoreCheck::damaged
+};
 
 /// What is wrong with a store.
 struct StoreCheck {
@@ -19,6 +44,8 @@ struct StoreCheck {
   std::uint64_t bytes = 0;      ///< of them, plain
   /// One line each, in the order of the checkpoints: the file, what is wrong, what it holds.
   std::vector<std::string> damaged;
+  /// The blobs among them that this rank has read, by digest.
+  std::vector<DamagedBlob> damaged_blobs = {};
 };
 
 /// Reads every manifest, catalogue, token record and blob of a store and compares digests. Takes no

@@ -67,7 +67,7 @@ class Writer final : private exec::UnitSink {
   struct State {
     std::vector<exec::UnitSum> sums;         // by unit
     std::atomic<std::uint64_t> missing = 0;  // units that were not put yet
-    bool only_sums = false;  // it has begun like the known one: nothing is written so far
+    bool only_sums = false;  // begins like the known one, or a repair: nothing is written so far
     bool again = false;      // but it went on differently, or is gone: to be read and written
     bool created = false;    // its file; the lock of the pool guards it
   };
@@ -81,19 +81,21 @@ class Writer final : private exec::UnitSink {
     exec::UnitLoopOptions noting = loop_options;
     if (options_.note_sums) noting.sums = sums_;
     exec::UnitLoop loop(plan_, source_, arena_, sink_, std::move(noting));
-    // The first unit of every blob says whether the rest is written.
+    // The first unit of every blob says whether the rest is read, and whether it is written.
     std::vector<std::uint64_t> heads;
-    std::vector<std::uint64_t> rest;
-    for (const BlobJob& job : jobs_) {
-      const std::uint64_t first = plan_.first_unit(job.file, 0);
-      heads.push_back(first);
-      for (std::uint64_t i = 1; i < plan_.unit_count(job.file); ++i) rest.push_back(first + i);
-    }
+    for (const BlobJob& job : jobs_) heads.push_back(plan_.first_unit(job.file, 0));
     SW_TRY(loop.ForUnits(heads, *this));
+    std::vector<std::uint64_t> rest;
+    for (std::uint32_t job = 0; job < jobs_.size(); ++job) {
+      if (IsRepair(job) && !BeginsLike(job, jobs_[job].repairs)) continue;
+      const std::uint64_t first = plan_.first_unit(jobs_[job].file, 0);
+      for (std::uint64_t i = 1; i < states_[job].sums.size(); ++i) rest.push_back(first + i);
+    }
     SW_TRY(loop.ForUnits(rest, *this));
     std::vector<std::uint64_t> again;
-    for (std::size_t job = 0; job < jobs_.size(); ++job) {
+    for (std::uint32_t job = 0; job < jobs_.size(); ++job) {
       State& state = states_[job];
+      if (state.again && IsRepair(job)) ClaimRepair(job);
       if (!state.again) continue;
       state.only_sums = false;
       state.missing = state.sums.size();
@@ -114,6 +116,31 @@ class Writer final : private exec::UnitSink {
     return os::File::Create(Incoming(job));
   }
 
+  bool IsRepair(std::uint32_t job) const { return !jobs_[job].repairs.empty(); }
+
+  /// True if a blob has the size and the first unit of one of `blobs`.
+  bool BeginsLike(std::uint32_t job, std::span<const BlobRef> blobs) const {
+    const std::uint64_t bytes = plan_.target().files[jobs_[job].file].bytes;
+    const exec::Digest& head = states_[job].sums.front().digest;
+    return std::ranges::any_of(
+        blobs, [&](const BlobRef& blob) { return blob.bytes == bytes && blob.head == head; });
+  }
+
+  /// The blob that a repair has the content of; null: none.
+  const BlobRef* RepairedBy(std::uint32_t job) const {
+    const std::vector<BlobRef>& repairs = jobs_[job].repairs;
+    const auto found = std::ranges::find(repairs, results_[job].ref.digest, &BlobRef::digest);
+    return found == repairs.end() ? nullptr : &*found;
+  }
+
+  /// Of several repairs with the same content, only the first is written.
+  void ClaimRepair(std::uint32_t job) {
+    const BlobRef& blob = *RepairedBy(job);
+    if (claimed_.insert({blob.digest, blob.zstd}).second) return;
+    states_[job].again = false;
+    results_[job].restored = false;
+  }
+
   Status Put(const exec::UnitInHand& unit) override {
     const std::uint32_t job = job_of_file_[unit.unit.file];
     State& state = states_[job];
@@ -121,8 +148,7 @@ class Writer final : private exec::UnitSink {
     state.sums[i] = unit.record->sum;
     if (i == 0 && !state.again) {
       const auto& known = jobs_[job].known;
-      state.only_sums = known && known->bytes == plan_.target().files[unit.unit.file].bytes &&
-                        known->head == unit.record->sum.digest;
+      state.only_sums = IsRepair(job) || (known && BeginsLike(job, {&*known, 1}));
     }
     if (!state.only_sums) {
       const plan::Payload& payload =
@@ -149,21 +175,43 @@ class Writer final : private exec::UnitSink {
       FinishUnwritten(job);
       return {};
     }
+    if (IsRepair(job)) return FinishRepair(job);
     result.written_bytes = result.ref.bytes;
     if (const auto found = store_.Find(result.ref.digest, result.ref.bytes)) {
       result.ref.zstd = found->zstd;
       result.written_bytes = 0;
       return os::RemoveFile(Incoming(job));
     }
-    if (options_.zstd) return Compress(job);
+    return MakeDurable(job, options_.zstd);
+  }
+
+  /// Makes a blob that was written durable, in its form.
+  Status MakeDurable(std::uint32_t job, bool zstd) {
+    if (zstd) return Compress(job);
     if (file_system_) return {};
     SW_TRY_ASSIGN(const auto out, out_.Get(job));
     return out->Sync();
   }
 
-  /// A blob that began like the known one was read to its end.
+  /// The file in the store is damaged, whatever its size is: it is replaced.
+  Status FinishRepair(std::uint32_t job) {
+    BlobResult& result = results_[job];
+    const BlobRef* const blob = RepairedBy(job);
+    if (blob == nullptr) {  // The source has changed since it was hashed.
+      result.restored = false;
+      return os::RemoveFile(Incoming(job));
+    }
+    result.written_bytes = result.ref.bytes;
+    return MakeDurable(job, blob->zstd);
+  }
+
+  /// A blob that began like the known one, or a repair, was read to its end.
   void FinishUnwritten(std::uint32_t job) {
     BlobResult& result = results_[job];
+    if (IsRepair(job)) {
+      states_[job].again = result.restored = RepairedBy(job) != nullptr;
+      return;
+    }
     result.unchanged = result.ref.digest == jobs_[job].known->digest;
     // The manifest names it, but a purge of old files may have removed it since.
     if (const auto found = store_.Find(result.ref.digest, result.ref.bytes)) {
@@ -221,6 +269,7 @@ class Writer final : private exec::UnitSink {
   std::optional<os::Directory> file_system_;
   std::vector<State> states_;               // by job
   std::vector<std::uint32_t> job_of_file_;  // by file of the target
+  std::set<BlobFile> claimed_;              // by repairs
   std::vector<BlobResult> results_;
 };
 

@@ -22,13 +22,17 @@ struct BlobJob {
   /// Blob of the same component in the newest manifest. Content that has not changed is only
   /// hashed, and written again where the store has lost the blob.
   std::optional<BlobRef> known;
+  /// A repair: missing or damaged blobs, all plain or all compressed. The file is written only if
+  /// its content has the digest of one of them. It then replaces the file of that name, in the form
+  /// that the reference states.
+  std::vector<BlobRef> repairs = {};
 };
 
 /// Where a blob ended up.
 struct BlobResult {
   BlobRef ref;
   bool unchanged = false;           ///< it is the one that was known
-  bool restored = false;            ///< unchanged, but missing from the store: written again
+  bool restored = false;            ///< unchanged, or a repair, and written again
   std::uint64_t written_bytes = 0;  ///< 0 if the store had the content already
 };
 
@@ -41,7 +45,8 @@ struct BlobOptions {
 };
 
 /// Gathers, hashes and stores blobs: on return each has its name in the store and is durable. A
-/// blob whose first unit is as before is hashed to its end before anything is written.
+/// blob whose first unit is as before is hashed to its end before anything is written. A repair is
+/// not read further if none of its blobs has this first unit.
 /// \pre no blob is empty
 /// \param sums  gets the pieces of source members that were read
 /// \error kStopped, kIo, what the source returns; kBadInput  a passed member has not its checksum

@@ -18,6 +18,24 @@ TEST(ReportJson, OfACheck) {
                                     {"damaged", {"blob 7: digest"}}}));
 }
 
+TEST(ReportJson, OfARepair) {
+  StoreRepair repair;
+  repair.check.damaged = {"line 2; not repaired: why"};
+  repair.checkpoint = "ckpt";
+  repair.repaired = 1;
+  repair.written_bytes = 7;
+  repair.blobs = {{"a", "master", 3, "p", 7, "line 1", ""},
+                  {"client state", "", 4, "q", 9, "line 2", "why"}};
+  Json wanted = CheckJson(repair.check);
+  wanted["repair"] = Json::parse(R"({
+    "checkpoint": "ckpt", "repaired": 1, "not_repaired": 1, "bytes_written": 7, "blobs": [
+      {"module": "a", "component": "master", "iteration": 3, "path": "p", "bytes": 7,
+       "damage": "line 1", "repaired": true, "reason": null},
+      {"module": "client state", "component": null, "iteration": 4, "path": "q", "bytes": 9,
+       "damage": "line 2", "repaired": false, "reason": "why"}]})");
+  EXPECT_EQ(RepairJson(repair), wanted);
+}
+
 TEST(ReportJson, OfACollection) {
   Collected collected;
   collected.kept.resize(1);

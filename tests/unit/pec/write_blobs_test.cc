@@ -187,6 +187,84 @@ TEST_F(WriteBlobsTest, UnchangedContentThatTheStoreHasLostIsWrittenAgain) {
   }
 }
 
+TEST_F(WriteBlobsTest, RepairsReplaceWhateverHasTheName) {
+  const Store store = Make();
+  for (const bool zstd : {false, true}) {
+    const auto first = Write(store, {{0, {}}, {1, {}}}, zstd);
+    ASSERT_TRUE(first);
+    const auto before = Contents("store/blobs");
+    for (const BlobResult& blob : *first) {
+      std::ofstream(store.BlobPath(blob.ref)) << std::string(blob.ref.bytes, 'x');
+    }
+    // The form is that of the blob, not that of the options.
+    const auto again =
+        Write(store, {{0, {}, {(*first)[0].ref}}, {1, {}, {(*first)[1].ref}}}, !zstd);
+    ASSERT_TRUE(again) << again.error().message;
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE((*again)[i].restored);
+      EXPECT_EQ((*again)[i].ref, (*first)[i].ref);
+    }
+    EXPECT_EQ(Contents("store/blobs"), before);
+    EXPECT_EQ(left_, 0U);
+    std::filesystem::remove_all(At("store/blobs"));
+    std::filesystem::create_directories(At("store/blobs"));
+  }
+}
+
+TEST_F(WriteBlobsTest, RepairsWriteNothingElse) {
+  const Store store = Make();
+  const auto first = Write(store, {{0, {}}});
+  ASSERT_TRUE(first);
+  std::filesystem::remove(store.BlobPath((*first)[0].ref));
+  const BlobRef lost = (*first)[0].ref;
+  // A change behind the first unit: all is read, nothing is written.
+  bytes_->members[0].back() = static_cast<char>(bytes_->members[0].back() ^ 1);
+  map_.members[0].crc32 = Crc32(os::AsBytes(bytes_->members[0]));
+  auto again = Write(store, {{0, {}, {lost}}});
+  ASSERT_TRUE(again);
+  EXPECT_FALSE((*again)[0].restored);
+  EXPECT_EQ((*again)[0].written_bytes, 0U);
+  EXPECT_EQ(bytes_->reads, bytes_->members[0].size());
+  // A change of the first unit: the rest is not read.
+  bytes_->members[0].front() = static_cast<char>(bytes_->members[0].front() ^ 1);
+  again = Write(store, {{0, {}, {lost}}});
+  ASSERT_TRUE(again);
+  EXPECT_FALSE((*again)[0].restored);
+  EXPECT_EQ(bytes_->reads, plan::kUnitBytes);
+  EXPECT_TRUE(store.ListBlobs()->empty());
+  EXPECT_EQ(left_, 0U);
+}
+
+TEST_F(WriteBlobsTest, RepairsFindTheirBlobAmongSeveralVersions) {
+  const Store store = Make();
+  const auto first = Write(store, {{0, {}}, {1, {}}});
+  ASSERT_TRUE(first);
+  const BlobRef lost = (*first)[1].ref;
+  std::filesystem::remove(store.BlobPath(lost));
+  BlobRef other = lost;
+  other.digest[0] ^= 1;
+  const auto again = Write(store, {{1, {}, {other, lost}}});
+  ASSERT_TRUE(again);
+  EXPECT_TRUE((*again)[0].restored);
+  EXPECT_EQ((*again)[0].ref, lost);
+  EXPECT_EQ(store.ListBlobs()->size(), 2U);
+}
+
+TEST_F(WriteBlobsTest, RepairsOfTheSameContentAreWrittenOnce) {
+  const Store store = Make();
+  const auto first = Write(store, {{1, {}}});
+  ASSERT_TRUE(first);
+  const BlobRef lost = (*first)[0].ref;
+  std::filesystem::remove(store.BlobPath(lost));
+  target_.files.push_back(target_.files[1]);
+  const auto again = Write(store, {{1, {}, {lost}}, {2, {}, {lost}}});
+  ASSERT_TRUE(again);
+  EXPECT_TRUE((*again)[0].restored);
+  EXPECT_FALSE((*again)[1].restored);
+  EXPECT_EQ(left_, 0U);
+  EXPECT_EQ(store.ListBlobs()->size(), 1U);
+}
+
 TEST_F(WriteBlobsTest, PassedMembersAreComparedWithTheirChecksum) {
   const Store store = Make();
   map_.members[1].crc32 = 1;
