@@ -8,6 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "exec/byte_source.h"
+#include "exec/unfinished_writes.h"
 #include "os/dir.h"
 #include "os/lock.h"
 #include "pec/save/save_internal.h"
@@ -75,6 +77,8 @@ Result<std::map<BlobFile, BlobResult>> WriteCandidates(const Store& store, ucp::
                                                        unsigned threads, Sink& sink) {
   std::map<BlobFile, BlobResult> written;
   if (candidates.jobs.empty()) return written;
+  const exec::CountReads reads(*input.bytes, sink);
+  exec::UnfinishedWrites writes(sink);
   SW_TRY_ASSIGN(const plan::Plan plan,
                 plan::Plan::Make(input.checkpoint.map, candidates.target,
                                  {input.checkpoint.proved, candidates.tensors}));
@@ -82,12 +86,14 @@ Result<std::map<BlobFile, BlobResult>> WriteCandidates(const Store& store, ucp::
   options.incoming = incoming;
   options.note_sums = false;  // the digests prove the content
   options.threads = threads;
+  options.writes = &writes;
   SW_TRY_ASSIGN(const std::vector<BlobResult> results,
                 WriteBlobs(store, plan, *input.bytes, candidates.jobs, options, nullptr, sink));
   SW_TRY(save::ReadBack(store, candidates.target, candidates.jobs, results));
   for (const BlobResult& result : results) {
     if (result.restored) written[{result.ref.digest, result.ref.zstd}] = result;
   }
+  writes.Complete();
   return written;
 }
 
@@ -189,7 +195,6 @@ class Repairing {
       if (comm_.rank() == 0) (void)os::RemoveTree(incoming_, store_->path());
       return tl::unexpected<Error>(std::move(written).error());
     }
-    sink_.AddRead(input_.bytes->bytes_read(), input_.bytes->files_read());
     return Report(*written, out);
   }
 
