@@ -76,11 +76,19 @@ def refreshed(page, bin_dir):
         for command, _ in steps(match.group(1)):
             same, shown, said = next(found)
             assert same == command
-            as_before = run.normal(shown, PAGE) == run.normal(said, PAGE)
+            as_before = normal(shown, PAGE) == normal(said, PAGE)
             parts.append(f"$ {command}\n{shown if as_before else said}")
         return "```console\n" + "".join(parts) + "```"
 
     return BLOCK.sub(fresh, page)
+
+
+# How much a run has done when it fails depends on its threads.
+UNFINISHED = re.compile(r"(: (?:failed|stopped): ).*(?=, \d+ warnings?, exit code)")
+
+
+def normal(text, page):
+    return UNFINISHED.sub(r"\1<some>", run.normal(text, page))
 
 
 class Tutorial(unittest.TestCase):
@@ -92,7 +100,7 @@ class Tutorial(unittest.TestCase):
         for command, shown, said in found:
             with self.subTest(command=command):
                 self.assertLessEqual(len(said.splitlines()), LINES_MAX)
-                self.assertEqual(run.normal(shown, PAGE), run.normal(said, PAGE))
+                self.assertEqual(normal(shown, PAGE), normal(said, PAGE))
 
     def test_no_command_is_left_out(self):
         page = PAGE.read_text(encoding="utf-8")
@@ -106,9 +114,9 @@ class Tutorial(unittest.TestCase):
     def test_it_sees_a_difference(self):
         page = "```console\n$ echo one\none\n$ false\n$ echo $?\n1\n$ echo 3.5 s 2 KiB/s\n4.5 s 7 KiB/s\n```\n"
         for command, shown, said in session(page, self.bin):
-            self.assertEqual(run.normal(shown, PAGE), run.normal(said, PAGE), command)
+            self.assertEqual(normal(shown, PAGE), normal(said, PAGE), command)
         (_, shown, said), = session("```console\n$ echo two\none\n```\n", self.bin)
-        self.assertNotEqual(run.normal(shown, PAGE), run.normal(said, PAGE))
+        self.assertNotEqual(normal(shown, PAGE), normal(said, PAGE))
 
 
 if __name__ == "__main__":
