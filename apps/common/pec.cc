@@ -68,17 +68,18 @@ std::vector<std::string> Words(const std::vector<std::string>& values) {
 }
 
 void KeyFlags::AddTo(cli::App& app) {
-  app.AddText("--key", &key,
-              "key that agents at HOST:PORT and their clients share (pec-save keygen)", "FILE");
+  app.AddText("--key", &key, "key file of agents at HOST:PORT and their clients (pec-save keygen)",
+              "FILE");
   app.FromEnvironment("--key", &key, "SHARDWRIGHT_AGENT_KEY");
-  app.AddFlag("--insecure", &insecure,
-              "HOST:PORT without a key: whoever reaches it reads the training state");
+  app.AddFlag(
+      "--insecure", &insecure,
+      "use HOST:PORT without a key: any process that reaches the port can read the training state");
   trust.AddTo(app);
 }
 
 Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>& addresses) {
   if (app.Given("--key") && insecure) {
-    return Fail(Errc::kUsage, "--key and --insecure exclude each other");
+    return Fail(Errc::kUsage, "--key cannot be combined with --insecure");
   }
   SW_TRY(trust.User());
   for (const std::string& text : addresses) {
@@ -86,15 +87,19 @@ Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>&
     if (port_.empty() && !address.is_local()) port_ = text;
   }
   if (port_.empty() || insecure || !key.empty()) return {};
-  return Fail(Errc::kUsage, port_ + ": a port needs the agents' key: --key FILE, which pec-save " +
-                                "keygen FILE makes, or --insecure, which lets everybody in");
+  return Fail(Errc::kUsage,
+              port_ +
+                  ": a port requires the key of the agents. Create one with pec-save keygen FILE "
+                  "and pass --key FILE, or pass --insecure to accept every client");
 }
 
 Result<std::shared_ptr<const os::TlsKey>> KeyFlags::Read(cli::Context& context) const {
   if (port_.empty()) return std::shared_ptr<const os::TlsKey>();
   if (!insecure) return context.comm().Agree(os::TlsKey::Read(key));
-  context.sink().Warn(port_ + ": --insecure: nobody proves who he is and nothing is encrypted; " +
-                      "whoever reaches the port can read the training state and put copies there");
+  context.sink().Warn(
+      port_ +
+      ": --insecure turns off authentication and encryption. Any process that reaches the port can "
+      "read the training state and store copies there; use --key to prevent this");
   return std::shared_ptr<const os::TlsKey>();
 }
 
@@ -177,7 +182,7 @@ Status ShowDamage(cli::Context& context, const std::string& path, const pec::Sto
   context.out() << check.checkpoints << " checkpoints, " << check.blobs << " blobs, "
                 << FormatBytes(check.bytes) << ", " << check.damaged.size() << " damaged\n";
   if (check.collected > 0) {
-    context.out() << check.collected << " checkpoints were collected meanwhile\n";
+    context.out() << check.collected << " checkpoints were deleted by pec-save gc meanwhile\n";
   }
   if (check.damaged.empty()) return {};
   return Fail(Errc::kMismatch, path + ": " + check.damaged.front());
@@ -213,7 +218,7 @@ void ShowCollected(cli::Context& context, const pec::Collected& collected,
                 << collected.blobs_removed + collected.blobs_kept << " blobs, "
                 << FormatBytes(collected.bytes_removed) << "\n";
   if (!log.wrong.empty()) {
-    context.sink().Warn("the log of gradients is left as it is: " + log.wrong);
+    context.sink().Warn("the gradient log is left unchanged: " + log.wrong);
   }
   const std::uint64_t segments = log.segments_removed + log.segments_kept;
   if (segments == 0) return;

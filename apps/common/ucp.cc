@@ -42,8 +42,8 @@ void ShowWeightSets(const dialect::Checkpoint& checkpoint, std::ostream& out) {
 
 void TrustFlags::AddTo(cli::App& app) {
   app.AddText("--trust-user", &user,
-              "also accept a process of this user at unix:PATH; by default only the own user's and "
-              "root's are accepted",
+              "also accept a process of this user at unix:PATH; by default only your own processes "
+              "and those of root are accepted",
               "NAME");
 }
 
@@ -55,51 +55,49 @@ Result<std::optional<std::uint32_t>> TrustFlags::User() const {
 }
 
 void AddPatterns(cli::App& app, std::vector<std::string>* files) {
-  app.AddList("--patterns", files, "file of rules: how parameters are cut and which are frozen",
-              "FILE");
+  app.AddList("--patterns", files, "rules file for sharding and for frozen parameters", "FILE");
 }
 
 void SourceFlags::AddTo(cli::App& app, bool parts) {
-  app.AddList("--also", &also, "another folder that holds a part of INPUT", "DIR");
+  app.AddList("--also", &also, "another folder with a part of INPUT", "DIR");
   AddPatterns(app, &patterns);
   app.AddFlag("--allow-mixed", &allow_mixed,
               "read INPUT even if its files come from two saves, for example because a job was "
               "killed while it overwrote a checkpoint");
   app.AddCount("--io-concurrency", &io_concurrency, 1, os::kIoThreadsMax,
-               "files that a rank opens, reads, creates or syncs at the same time, besides what "
-               "--threads do: more hide the latency of a network file system");
+               "files that a rank opens, reads, creates or syncs at the same time, in addition to "
+               "the work of --threads; more files hide the latency of a network file system");
   if (!parts) return;
   app.AddFlag("--node-local", &node_local,
-              "INPUT is visible in part on every node; {rank} and {node} in it are replaced");
+              "every node sees only a part of INPUT; {rank} and {node} in its path are replaced");
 }
 
 void SourceFlags::AddNeighboursTo(cli::App& app) {
   neighbours = true;
   app.AddEnum<bool>("--neighbours", &neighbours, {{"copy", true}, {"none", false}},
-                    "files beside the tag folder, such as trainer_state.json and the tokenizer: "
-                    "carried over byte for byte, or left where they are");
+                    "sibling files of the tag folder, such as trainer_state.json and the "
+                    "tokenizer: copy them byte for byte, or leave them out");
 }
 
 void SourceFlags::AddMapTo(cli::App& app) {
   app.AddList("--map", &maps,
-              "names and shapes of tensors as another program has them: a map (" +
+              "rename and reshape tensors for another program. MAP is " +
                   Joined(dialect::ModelMap::BuiltInNames(), ", ") +
-                  ", a file, or auto: that of the model's family, as a config.json beside INPUT or "
-                  "INPUT itself tells it) and the side to go to; the side of INPUT is found by its "
-                  "names; several are gone through in turn; none alone keeps all names",
+                  ", a file, or auto (the map of the model family that INPUT or a config.json next "
+                  "to it names). TO is the naming scheme to write; FROM is detected unless given. "
+                  "Maps apply in order; \"none\" keeps all names",
               "MAP[:FROM][:TO]");
   app.AddText("--map-sizes", &map_sizes,
-              "sizes of the model for --map that neither shapes nor a config.json beside INPUT "
-              "tell, such as kv_heads=8",
+              "model sizes for --map that are neither in the shapes nor in a config.json next to "
+              "INPUT, such as kv_heads=8",
               "NAME=N,...");
-  app.AddText(
-      "--weights-of", &weights_of,
-      "set of weights to read if INPUT has several with the same names, such as the model and its "
-      "EMA; --list shows their names",
-      "NAME");
+  app.AddText("--weights-of", &weights_of,
+              "set of weights to read if INPUT has several with the same tensor names, such as the "
+              "model and its EMA; --list prints the sets",
+              "NAME");
   app.Check([this, &app]() -> Status {
     if (maps.empty() && app.Given("--map-sizes")) {
-      return Fail(Errc::kUsage, "--map-sizes means nothing without --map");
+      return Fail(Errc::kUsage, "--map-sizes requires --map");
     }
     return {};
   });
@@ -133,9 +131,9 @@ void FormatFlags::AddTo(cli::App& app, const std::string& what) {
     formats.emplace_back(dialect.name, &dialect);
   }
   if (or_none) formats.emplace_back("none", nullptr);
-  CLI::Option* spec =
-      app.AddText("--target", &target,
-                  "layout to write, as key=value,... of " + KeysOf(*format) + "; " + what, "SPEC");
+  CLI::Option* spec = app.AddText(
+      "--target", &target,
+      "layout to write, as key=value,... with the keys " + KeysOf(*format) + "; " + what, "SPEC");
   std::string summaries;
   std::set<std::string> keys;
   const std::string first_keys = KeysOf(*format);
@@ -144,13 +142,13 @@ void FormatFlags::AddTo(cli::App& app, const std::string& what) {
     for (const dialect::TargetKey& key : dialect->keys) {
       if (!key.is_flag) keys.insert(std::string(key.name) + "=");
     }
-    summaries += (summaries.empty() ? "" : "; ") + name + ": " + std::string(dialect->summary);
+    summaries += ". " + name + ": " + std::string(dialect->summary);
     const std::string own = KeysOf(*dialect);
-    if (!own.empty() && own != first_keys) summaries += ", with the keys " + own;
+    if (!own.empty() && own != first_keys) summaries += " (keys " + own + ")";
   }
   if (of_source) format = nullptr;
   const std::string start =
-      of_source ? "files to write, without it as INPUT: " : "files to write: ";
+      of_source ? "checkpoint format to write, by default that of INPUT" : "checkpoint format";
   app.AddEnum<const dialect::Dialect*>("--format", &format, formats, start + summaries + none_help);
   app.Suggest(spec, {keys.begin(), keys.end()});
 }
@@ -182,7 +180,7 @@ void FormatFlags::AddKeyFlags(cli::App& app) {
 
 void FormatFlags::AddStrictTo(cli::App& app) {
   app.AddFlag("--strict", &strict,
-              "write nothing if something cannot be carried over; exit 5, naming each thing");
+              "if any data cannot be converted: list it, write nothing and exit with code 5");
 }
 
 const FormatFlags::KeyFlag* FormatFlags::FindFlag(std::string_view name) const {
@@ -216,12 +214,12 @@ Result<dialect::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
     const auto key = std::find_if(format->keys.begin(), format->keys.end(),
                                   [&](const dialect::TargetKey& its) { return its.name == name; });
     if (key == format->keys.end()) {
-      return Fail(Errc::kUsage, "--" + name + " means nothing without --format=" +
-                                    std::string(one->dialect->name));
+      return Fail(Errc::kUsage,
+                  "--" + name + " requires --format=" + std::string(one->dialect->name));
     }
     if (spec.Find(name) != nullptr) {
       std::string both = "--" + name;
-      both.append(" and --target ").append(name).append("= exclude each other");
+      both.append(" cannot be combined with --target ").append(name).append("=");
       return Fail(Errc::kUsage, std::move(both));
     }
     SW_TRY(key->check(name, one->value));
@@ -306,10 +304,10 @@ Status ShowConversion(cli::Context& context, const ucp::ConvertReport& report,
   context.out() << "source   " << ucp::Explain(report.source) << "\n"
                 << "target   " << ucp::Explain(report.target) << "\n";
   if (report.verbatim) {
-    context.out() << "equal layouts: the source's files as they are, "
-                  << (report.linked
-                          ? "by hard links\n"
-                          : "as clones that need none of this where the file system can\n");
+    context.out() << "equal layouts: the source's files are taken unchanged, "
+                  << (report.linked ? "as hard links\n"
+                                    : "as clones, which need no reads and no disk space if the "
+                                      "file system supports them\n");
   }
   context.out() << "read     " << totals.read_bytes + totals.verify_bytes << " bytes ("
                 << FormatBytes(totals.read_bytes + totals.verify_bytes) << ") of payload, "
@@ -318,15 +316,16 @@ Status ShowConversion(cli::Context& context, const ucp::ConvertReport& report,
                 << FormatBytes(totals.output_bytes) << ") in "
                 << totals.output_files - totals.linked_files << " files\n"
                 << "disk     " << FormatBytes(totals.output_bytes)
-                << " beside the output until it is committed\n"
+                << " in addition to an existing output until the new one is committed\n"
                 << "memory   " << FormatBytes(report.buffer_bytes) << " of buffers per rank\n"
-                << "beside   " << report.neighbours.copied.size() << " files of these ("
-                << FormatBytes(report.neighbours.bytes) << ") lie beside the checkpoint\n"
+                << "siblings " << report.neighbours.copied.size() << " of these files ("
+                << FormatBytes(report.neighbours.bytes) << ") are sibling files of the checkpoint\n"
                 << "unread   " << totals.members_unread << " of "
                 << totals.members_unread + totals.members_read << " storages\n";
   if (report.needed_bytes <= report.free_bytes) return {};
-  return Fail(Errc::kIo, output + ": " + FormatBytes(report.needed_bytes) + " needed, " +
-                             FormatBytes(report.free_bytes) + " free");
+  return Fail(Errc::kIo, output + ": " + FormatBytes(report.needed_bytes) +
+                             " of disk space needed, " + FormatBytes(report.free_bytes) +
+                             " free; free some space or choose another output");
 }
 
 }  // namespace shardwright::apps

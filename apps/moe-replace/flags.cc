@@ -117,47 +117,52 @@ bool Knows(const Known& known, std::string_view strategy) {
 }  // namespace
 
 void MoeFlags::AddLoadsTo(cli::App& app) {
-  app.AddInput(&request.loads, "token counts: JSONL, JSON, CSV, a dump of SGLang or vLLM, a folder",
+  app.AddInput(&request.loads,
+               "token counts: a JSONL, JSON or CSV file, a dump from SGLang or vLLM, or a folder",
                "LOADS");
 }
 
 void MoeFlags::AddInputTo(cli::App& app, bool at) {
   app.Daily({"--cluster", "--nodes", "--gpus", "--slots"});
-  app.Group("Cluster and loads");
+  app.Group("Cluster and token counts");
   moe::ClusterRequest& cluster = request.cluster;
-  app.AddText("--cluster", &cluster.file, "description of nodes, GPUs, slots and bandwidths",
+  app.AddText("--cluster", &cluster.file, "file that describes nodes, GPUs, slots and bandwidths",
               "FILE");
   app.AddCount("--nodes", &cluster.nodes, 1, limits::kMoeNodes,
-               "number of equal nodes, without --cluster");
+               "number of equal nodes, instead of --cluster");
   app.AddCount("--gpus", &cluster.gpus, 1, limits::kMoeDevices, "GPUs per node");
-  app.AddCount("--slots", &slots_, 0, limits::kMoeSlots, "expert replicas of one layer per GPU");
+  app.AddCount("--slots", &slots_, 0, limits::kMoeSlots, "expert replicas per GPU in each layer");
   app.AddSize("--expert-bytes", &cluster.expert_bytes,
-              "what moves with an expert: weights, master weights and moments; 0 is not told");
-  app.AddText(
-      "--window", &windows_,
-      "iterations whose token counts are added up, or all. With several, such as 1,100,all, "
-      "the worst balance counts. Without it: all of a serving engine's recording, else 1",
-      "N|all");
+              "bytes that move with an expert: weights, master weights and moments; 0: unknown");
+  app.AddText("--window", &windows_,
+              "number of iterations over which token counts are added up, or all. With several "
+              "values, such as 1,100,all, the worst balance counts. Without the flag: all "
+              "iterations if a serving engine made the recording, otherwise 1",
+              "N|all");
   app.AddReal("--half-life", &request.window.half_life, 0, 1e9,
-              "iterations after which a count in the window has half its weight; 0 is never");
-  app.AddText("--layers", &layers_, "layers to plan, as 0-11,14", "LIST");
+              "iterations after which a count in the window has half its weight; 0: counts keep "
+              "their weight");
+  app.AddText("--layers", &layers_, "layers to plan, such as 0-11,14", "LIST");
   if (!at) return;
-  app.AddList("--join", &joined_,
-              "another recording of the model, whose counts times WEIGHT are added to the window",
-              "FILE[=WEIGHT]");
-  app.AddCount("--at", &request.window.at, 0, kMostIterations,
-               "plan for the loads up to this iteration, without it for the last ones");
+  app.AddList(
+      "--join", &joined_,
+      "another recording of the same model; its counts times WEIGHT are added to the window",
+      "FILE[=WEIGHT]");
+  app.AddCount(
+      "--at", &request.window.at, 0, kMostIterations,
+      "plan for the token counts up to this iteration; without the flag, for the last ones");
   app.AddCount("--measured-at", &request.measured_at, 0, kMostIterations,
-               "measure balance on the loads of another iteration: how plans age");
+               "measure balance on the token counts of another iteration, to see how a plan ages");
 }
 
 void MoeFlags::AddFaultsTo(cli::App& app) {
   app.Daily({"--faults"});
   app.AddCount("--faults", &request.faults, 0, limits::kMoeNodes,
-               "failures that must be survived, whichever they are");
+               "number of failures that the plan must survive, whichever units fail");
   app.AddEnum<moe::FailureUnit>(
       "--unit", &request.options.failure_unit,
-      {{"node", moe::FailureUnit::kNode}, {"rack", moe::FailureUnit::kRack}}, "what fails at once");
+      {{"node", moe::FailureUnit::kNode}, {"rack", moe::FailureUnit::kRack}},
+      "unit that fails as a whole");
 }
 
 void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
@@ -166,76 +171,80 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
   if (moves) {
     app.Daily({"--old"});
     app.AddText("--old", &request.old_plan,
-                "plan that the GPUs hold now: what need not move is kept", "PLAN");
-    app.AddText(
-        "--max-moves", &max_moves_,
-        "best with --old: replicas that may move, as a count (200), a size (40GB) or a share "
-        "of all slots (5%)",
-        "N|SIZE|SHARE");
+                "plan that the GPUs use now; replicas that need not move stay where they are",
+                "PLAN");
+    app.AddText("--max-moves", &max_moves_,
+                "best with --old: limit on the replicas that move, as a count (200), a size (40GB) "
+                "or a share of all slots (5%)",
+                "N|SIZE|SHARE");
     app.AddReal("--target-balance", &options.target_imbalance, 1, 1000,
                 "best with --old: reach this balance in each layer with the fewest moves");
     app.AddText("--everywhere", &everywhere_,
-                "experts that every GPU holds, such as shared ones, as 256 or 0-3,7", "LIST");
+                "experts that every GPU stores, for example shared experts, as 256 or 0-3,7",
+                "LIST");
     app.AddFlag("--forward", &request.forward,
-                "a node may send on an expert that it has just received");
+                "allow a node to forward an expert that it has just received");
   }
   app.AddChoice("--objective", &objective_, {"balance", "recovery", "mixed"},
-                "what decides where both cannot be had, without it what the strategy was made for");
+                "goal to prefer where balance and recovery conflict; without the flag, the goal of "
+                "the strategy");
   app.AddReal("--recovery-loss", &options.recovery_loss, 0, 1,
-              "recovery probability that mixed may give up for balance");
+              "recovery probability that mixed may trade for balance");
   app.AddEnum<moe::NodeMap>("--map", &options.node_map,
                             {{"joint", moe::NodeMap::kJoint},
                              {"greedy", moe::NodeMap::kGreedy},
                              {"per-layer", moe::NodeMap::kPerLayer},
                              {"none", moe::NodeMap::kNone}},
-                            "how nodes of the plan are matched with those of --old");
-  app.AddFlag("--distinct", &options.distinct, "lazarus: no more replicas of an expert than nodes");
+                            "how nodes of the new plan are matched with nodes of the old plan");
+  app.AddFlag("--distinct", &options.distinct,
+              "lazarus: at most as many replicas of an expert as nodes");
   app.AddEnum<moe::EplbPolicy>(
       "--policy", &options.eplb_policy,
       {{"auto", moe::EplbPolicy::kAuto},
        {"hierarchical", moe::EplbPolicy::kHierarchical},
        {"global", moe::EplbPolicy::kGlobal}},
-      "best, eplb: keep the experts of a group on one node, or not; auto keeps them "
-      "there if the nodes divide the groups");
+      "best, eplb: whether the experts of a group stay on one node. hierarchical: yes; global: no; "
+      "auto: yes if the number of nodes divides the number of groups");
   app.AddCount("--groups", &groups_, 1, limits::kMoeExperts, "expert groups of the model's router");
   app.AddText("--effort", &effort_,
-              "best: search effort for each layer, as a count from 0 to 1000 or a time such as "
-              "500ms or 2s. With a time, plans differ from run to run",
+              "best: search effort per layer, as a count from 0 to 1000 or a time such as 500ms or "
+              "2s. With a time, plans differ from run to run",
               "N|TIME");
   app.AddCount("--overlap", &overlap_, 0, limits::kMoeExperts,
                "hecate: experts that can be sent while other layers compute (t)");
   app.AddCount("--spare", &spare_, 0, limits::kMoeSlots,
-               "hecate: foreign experts that fit on a GPU (m)");
+               "hecate: experts owned by other GPUs that fit on a GPU (m)");
   app.AddReal("--nonmoe-seconds", &options.hecate.nonmoe_seconds, 0, 3600,
-              "hecate: time between two MoE layers, from which t follows");
+              "hecate: seconds between two MoE layers, from which t is computed");
 }
 
 void MoeFlags::AddReportTo(cli::App& app) {
   app.Daily({"--report"});
-  app.AddText("--report", &report, "page to look at, in one HTML file", "FILE");
+  app.AddText("--report", &report, "HTML report to write, as a single file", "FILE");
   app.AddCount("--failures", &request.failures, 1, 512,
-               "failures up to which survival is worked out");
+               "largest number of failures for which survival is computed");
   app.AddReal("--node-failure", &request.node_failure, 0, 1,
-              "probability that a node fails, for the survival of a plan");
+              "probability that a node fails, used to compute the survival of a plan");
 }
 
 Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
   const moe::ClusterRequest& cluster = request.cluster;
   if (!cluster.file.empty()) {
     for (const char* flag : {"--nodes", "--gpus", "--slots", "--expert-bytes"}) {
-      if (app.Given(flag)) return Usage(std::string(flag) + " and --cluster exclude each other");
+      if (app.Given(flag)) return Usage(std::string(flag) + " cannot be combined with --cluster");
     }
     return {};
   }
   const bool begun = cluster.nodes != 0 || cluster.gpus != 0 || slots_.has_value();
   const bool whole = cluster.nodes != 0 && cluster.gpus != 0 && slots_.has_value();
   if ((begun || needed) && !whole) {
-    return Usage("a cluster is missing: give --cluster, or --nodes, --gpus and --slots");
+    return Usage("no cluster: pass --cluster FILE, or --nodes, --gpus and --slots");
   }
   if (!begun || cluster.gpus <= limits::kMoeDevices / cluster.nodes) return {};
   return Usage("--nodes " + std::to_string(cluster.nodes) + " --gpus " +
-               std::to_string(cluster.gpus) + ": more than " + std::to_string(limits::kMoeDevices) +
-               " gpus");
+               std::to_string(cluster.gpus) + ": expected at most " +
+               std::to_string(limits::kMoeDevices) + " GPUs, found " +
+               std::to_string(cluster.nodes * cluster.gpus));
 }
 
 Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
@@ -252,18 +261,18 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
     SW_TRY_ASSIGN(request.window.layers, loads::ParseLayers(layers_));
   }
   if (objective_ != "mixed" && app.Given("--recovery-loss")) {
-    return Usage("--recovery-loss needs --objective mixed");
+    return Usage("--recovery-loss requires --objective mixed");
   }
   if (!max_moves_.empty()) {
     SW_TRY_ASSIGN(request.max_moves, ParseMaxMoves(max_moves_));
   }
   for (const char* flag : {"--max-moves", "--target-balance"}) {
     if (request.old_plan.empty() && app.Given(flag))
-      return Usage(std::string(flag) + " needs --old");
+      return Usage(std::string(flag) + " requires --old");
   }
   if (!everywhere_.empty()) {
     if (app.Given("--target-balance")) {
-      return Usage("--everywhere and --target-balance exclude each other");
+      return Usage("--everywhere cannot be combined with --target-balance");
     }
     auto experts = loads::ParseLayers(everywhere_);
     if (!experts) {
@@ -273,11 +282,11 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
     request.everywhere = *std::move(experts);
   }
   if (!max_moves_.empty() && app.Given("--target-balance")) {
-    return Usage("--max-moves and --target-balance exclude each other");
+    return Usage("--max-moves cannot be combined with --target-balance");
   }
-  if (request.old_plan.empty() && request.forward) return Usage("--forward needs --old");
+  if (request.old_plan.empty() && request.forward) return Usage("--forward requires --old");
   if (overlap_ && app.Given("--nonmoe-seconds")) {
-    return Usage("--overlap and --nonmoe-seconds exclude each other");
+    return Usage("--overlap cannot be combined with --nonmoe-seconds");
   }
   moe::Options& options = request.options;
   if (objective_ == "balance") options.objective = moe::Objective::kBalance;
@@ -298,18 +307,20 @@ void MoeFlags::AddShared(const cli::CommonFlags& common) {
 
 Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bool replayed,
                             bool writes_eplb) const {
-  // Whoever wants recovery of best gets the plans of lazarus.
+  // For recovery, best plans as lazarus does.
   const bool recovers = objective_ == "recovery" || objective_ == "mixed";
   const std::string planner = strategy == "best" && recovers ? "lazarus" : strategy;
-  std::string with = "with --strategy " + strategy;
-  if (!objective_.empty()) with += " --objective " + objective_;
+  std::string other = "--strategy " + strategy;
+  if (!objective_.empty()) other += " --objective " + objective_;
   for (const Known& known : kKnown) {
     if (writes_eplb && std::string_view(known.flag) == "--groups") continue;
-    if (!Knows(known, planner)) SW_TRY(app.Refuse({known.flag}, with));
+    if (!Knows(known, planner)) SW_TRY(app.Exclude({known.flag}, other));
   }
   for (const Known& known : kKnownInReplays) {
     if (!replayed || Knows(known, strategy)) continue;
-    SW_TRY(app.Refuse({known.flag}, with + " in a replay: it keeps no copies apart"));
+    SW_TRY(app.Exclude(
+        {known.flag},
+        other + " in moe-replace replay: this strategy does not place copies on different units"));
   }
   return {};
 }
@@ -317,10 +328,10 @@ Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bo
 void AddStrategy(cli::App& app, std::string* strategy) {
   app.Daily({"--strategy"});
   std::vector<std::string> names;
-  std::string what = "how replicas are placed.";
+  std::string what = "placement strategy.";
   for (const moe::Strategy& one : moe::Strategies()) {
     names.emplace_back(one.name);
-    what.append(names.size() == 1 ? " " : "; ").append(one.name).append(": ").append(one.summary);
+    what.append(names.size() == 1 ? " " : ". ").append(one.name).append(": ").append(one.summary);
   }
   app.AddChoice("--strategy", strategy, names, what);
 }

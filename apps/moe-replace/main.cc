@@ -24,12 +24,12 @@ struct PlanFlags : apps::MoeFlags {
 void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
   flags.AddLoadsTo(app);
   flags.AddInputTo(app, true);
-  app.Group("The plan");
+  app.Group("Plan");
   apps::AddStrategy(app, &flags.strategy);
   flags.AddStrategyOptionsTo(app, true);
   app.Group("Outputs");
   app.Daily({"--output", "--format"});
-  app.AddText("-o,--output", &flags.output, "plan to write", "FILE");
+  app.AddText("-o,--output", &flags.output, "file for the plan", "FILE");
   app.AddEnum<moe::PlanFormat>("--format", &flags.format,
                                {{"plan", moe::PlanFormat::kPlan},
                                 {"eplb", moe::PlanFormat::kEplb},
@@ -37,21 +37,21 @@ void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
                                 {"vllm", moe::PlanFormat::kVllm},
                                 {"tensorrt-llm", moe::PlanFormat::kTensorrt},
                                 {"vllm-ascend", moe::PlanFormat::kAscend}},
-                               "who reads the plan");
+                               "program that reads the plan");
   flags.AddReportTo(app);
 }
 
 Status CheckRules(const shardwright::cli::App& app, PlanFlags& flags) {
   SW_TRY(flags.CheckRules(app, true));
   if (flags.request.old_plan.empty() && app.Given("--map")) {
-    return Fail(Errc::kUsage, "--map needs --old");
+    return Fail(Errc::kUsage, "--map requires --old");
   }
   const bool writes_eplb = flags.format == moe::PlanFormat::kEplb && !flags.output.empty();
   SW_TRY(flags.CheckKnown(app, flags.strategy, false, writes_eplb));
   if (!flags.output.empty()) return {};
-  if (app.Given("--format")) return Fail(Errc::kUsage, "--format needs --output");
+  if (app.Given("--format")) return Fail(Errc::kUsage, "--format requires --output");
   if (!flags.report.empty() || !app.Given("--force")) return {};
-  return Fail(Errc::kUsage, "--force needs --output or --report");
+  return Fail(Errc::kUsage, "--force requires --output or --report");
 }
 
 Status Plan(shardwright::cli::Context& context, PlanFlags flags) {
@@ -91,18 +91,19 @@ Status Plan(shardwright::cli::Context& context, PlanFlags flags) {
 
 int main(int argc, char** argv) {
   const std::vector<Subcommand> subcommands = {
-      {"compare", "plan with every strategy and show them in one table", &apps::CompareMain},
-      {"replay", "play nodes that come and go over the run of the loads", &apps::ReplayMain},
-      {"evaluate", "measure a plan of any format", &apps::EvaluateMain}};
+      {"compare", "compare the plans of all strategies in one table", &apps::CompareMain},
+      {"replay", "simulate nodes that fail and join during a recorded run", &apps::ReplayMain},
+      {"evaluate", "measure an existing plan of any format", &apps::EvaluateMain}};
   if (const Subcommand* one = shardwright::cli::FindSubcommand(subcommands, argc, argv)) {
     return one->main(argc, argv);
   }
   shardwright::cli::App app(
-      "moe-replace", "Plan where expert replicas live, for balance and for surviving failures.",
+      "moe-replace",
+      "Plan which GPUs have which expert replicas, to balance the load and to survive failures.",
       {{"loads.jsonl --cluster cluster.json --faults 1 -o plan.json",
-        "Places the experts so that any one node may fail."},
+        "Places the experts so that any one node can fail."},
        {"loads.jsonl --cluster cluster.json --old plan.json -o next.json --format sglang",
-        "Plans anew with few moves, for SGLang to read."}});
+        "Updates a plan with few moves, in the format of SGLang."}});
   PlanFlags flags;
   app.AddSubcommands(subcommands);
   app.Replaced("--compare", "moe-replace compare LOADS");

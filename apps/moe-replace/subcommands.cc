@@ -15,7 +15,7 @@ namespace {
 
 Status CheckForce(const cli::App& app, const MoeFlags& flags) {
   if (!flags.report.empty() || !app.Given("--force")) return {};
-  return Fail(Errc::kUsage, "--force needs --report");
+  return Fail(Errc::kUsage, "--force requires --report");
 }
 
 Status Compare(cli::Context& context, MoeFlags flags) {
@@ -30,7 +30,9 @@ Status Compare(cli::Context& context, MoeFlags flags) {
     context.out() << moe::ComparisonText(request, input, rows);
     context.SetResult(moe::ComparisonJson(request, input, rows));
     const moe::PlannedRow* const chosen = moe::FirstPlan(rows);
-    if (chosen == nullptr) return Fail(Errc::kInfeasible, "no strategy has a plan");
+    if (chosen == nullptr)
+      return Fail(Errc::kInfeasible,
+                  "no strategy found a feasible plan; the table shows the reason of each strategy");
     if (flags.report.empty()) return {};
     context.sink().Pass("write");
     return WriteText(context, flags.report,
@@ -57,20 +59,20 @@ Status Evaluate(cli::Context& context, MoeFlags flags, const std::string& plan) 
 }  // namespace
 
 int CompareMain(int argc, const char* const* argv) {
-  cli::App app("moe-replace compare", "Plan with every strategy and show them in one table.",
-               {{"loads.jsonl --cluster cluster.json", "Shows every strategy in one table."}});
+  cli::App app("moe-replace compare", "Compare the plans of all strategies in one table.",
+               {{"loads.jsonl --cluster cluster.json", "Compares all strategies."}});
   MoeFlags flags;
   app.Use({cli::Shared::kForce, cli::Shared::kTakeOver, cli::Shared::kThreads, cli::Shared::kSeed});
   flags.AddLoadsTo(app);
   flags.AddInputTo(app, true);
-  app.Group("The plans");
+  app.Group("Plans");
   flags.AddStrategyOptionsTo(app, true);
   app.Group("Outputs");
   flags.AddReportTo(app);
   app.Check([&]() -> Status {
     SW_TRY(flags.CheckRules(app, true));
     if (flags.request.old_plan.empty() && app.Given("--map")) {
-      return Fail(Errc::kUsage, "--map needs --old");
+      return Fail(Errc::kUsage, "--map requires --old");
     }
     return CheckForce(app, flags);
   });
@@ -78,31 +80,31 @@ int CompareMain(int argc, const char* const* argv) {
 }
 
 int ReplayMain(int argc, const char* const* argv) {
-  cli::App app("moe-replace replay", "Play nodes that come and go over the run of the loads.",
+  cli::App app("moe-replace replay", "Simulate nodes that fail and join during a recorded run.",
                {{"loads.jsonl nodes.csv --nodes 32 --gpus 1 --slots 4 --strategy lazarus",
-                 "Replays failures and arrivals over the run on 32 equal nodes."}});
+                 "Simulates the failures and arrivals in nodes.csv on 32 equal nodes."}});
   MoeFlags flags;
   moe::EventsRequest events;
   events.strategy = "best";
   bool compare = false;
   app.Use({cli::Shared::kThreads, cli::Shared::kSeed});
   flags.AddLoadsTo(app);
-  app.AddInput(&events.events, "nodes that come and go (docs/formats/loads.md)", "EVENTS");
+  app.AddInput(&events.events, "nodes that fail and join (docs/formats/loads.md)", "EVENTS");
   app.Daily({"--compare", "--rebalance-every", "--iteration-seconds"});
-  app.AddFlag("--compare", &compare, "replay with every strategy and show them in one table");
+  app.AddFlag("--compare", &compare, "simulate every strategy and compare them in one table");
   app.AddReal("--iteration-seconds", &events.iteration_seconds, 0, 1e6,
-              "time of an iteration; 0 spreads the run over the events");
+              "seconds per iteration; 0 spreads the run over the events");
   app.AddCount("--rebalance-every", &events.rebalance_every, 0, limits::kMoeTokens,
-               "iterations between two plans when no node comes or goes; 0 is never");
+               "iterations between two plans while no node fails or joins; 0: never");
   flags.AddInputTo(app, false);
-  app.Group("The plans");
+  app.Group("Plans");
   AddStrategy(app, &events.strategy);
   flags.AddStrategyOptionsTo(app, false);
   app.Check([&]() -> Status {
     SW_TRY(flags.CheckRules(app, true));
     flags.request.options.copies_may_fall = true;
     if (!compare) return flags.CheckKnown(app, events.strategy, true, false);
-    SW_TRY(app.Refuse({"--strategy"}, "with --compare"));
+    SW_TRY(app.Exclude({"--strategy"}, "--compare"));
     events.strategy.clear();
     return {};
   });
@@ -119,15 +121,16 @@ int ReplayMain(int argc, const char* const* argv) {
 
 int EvaluateMain(int argc, const char* const* argv) {
   cli::App app("moe-replace evaluate",
-               "Measure a plan of any format; exit 5 if it survives fewer failures than asked.",
-               {{"theirs.json loads.jsonl", "Measures somebody else's plan."}});
+               "Measure an existing plan of any format; exit with code 5 if it survives fewer "
+               "failures than --faults.",
+               {{"theirs.json loads.jsonl", "Measures a plan that another program wrote."}});
   MoeFlags flags;
   std::string plan;
   app.Use({cli::Shared::kForce, cli::Shared::kTakeOver, cli::Shared::kThreads, cli::Shared::kSeed});
   app.AddInput(&plan, "plan to measure, of any format (docs/formats/plan.md)", "PLAN");
   flags.AddLoadsTo(app);
   flags.AddInputTo(app, true);
-  app.Group("The plan");
+  app.Group("Plan");
   flags.AddFaultsTo(app);
   app.Group("Outputs");
   flags.AddReportTo(app);

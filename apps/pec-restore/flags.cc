@@ -12,7 +12,7 @@ Status ParseLost(const std::vector<std::string>& words, pec::RestoreOptions* opt
   if (words.empty()) return {};
   if (options->agents.empty()) {
     return Fail(Errc::kUsage,
-                "--lost-nodes means nothing without --agents, whose positions it names");
+                "--lost-nodes requires --agents, because its numbers are positions in that list");
   }
   for (const std::string& word : words) {
     if (word == "unreachable") {
@@ -29,53 +29,52 @@ Status ParseLost(const std::vector<std::string>& words, pec::RestoreOptions* opt
 }  // namespace
 
 void RestoreFlags::AddTo(cli::App& app) {
-  app.AddInputOutput(&options.store, &output, "store to restore", "folder to make");
-  app.AddCount("--at", &options.at, 0, std::uint64_t{1} << 53, "no iteration above this");
+  app.AddInput(&options.store, "store to restore", "STORE");
+  app.AddOutput(&output, "folder to create");
+  app.AddCount("--at", &options.at, 0, std::uint64_t{1} << 53,
+               "restore the newest usable state up to iteration N");
   format.or_none = true;
-  format.none_help = "; none: the store only notes what training goes on from";
-  format.AddTo(app, "what is not named stays as it was saved");
+  format.none_help =
+      ". none: write no checkpoint, and only record in the store the iteration that training "
+      "resumes from";
+  format.AddTo(app, "keys you omit keep the saved values");
   format.AddKeyFlags(app);
   format.AddStrictTo(app);
   app.AddFlag("--require-complete", &options.require_complete,
-              "refuse modules older than the iteration restored; exit 5");
-  app.AddEnum<pec::ReplayMode>(
-      "--replay", &options.replay,
-      {{"auto", pec::ReplayMode::kAuto},
-       {"never", pec::ReplayMode::kNever},
-       {"require", pec::ReplayMode::kRequire}},
-      "replay logged gradients to bring experts to the iteration restored; require: exit 5 unless "
-      "all can be brought there");
+              "exit with code 5 if a module is older than the restored iteration");
+  app.AddEnum<pec::ReplayMode>("--replay", &options.replay,
+                               {{"auto", pec::ReplayMode::kAuto},
+                                {"never", pec::ReplayMode::kNever},
+                                {"require", pec::ReplayMode::kRequire}},
+                               "replay logged gradients to bring experts to the restored "
+                               "iteration. require: exit with code 5 unless all experts reach it");
   app.AddFlag("--allow-older", &options.allow_older,
-              "go back to an older version of a damaged blob; verifies all");
+              "use an older version for a damaged blob; verifies all blobs");
   app.AddText("--restart-missing", &options.restart_missing,
-              "checkpoint from which experts start again that have no version", "CHECKPOINT");
+              "checkpoint from which experts without any saved version restart", "CHECKPOINT");
   app.AddFlag("--restart", &options.restart,
-              "record that training restarts from OUTPUT: newer checkpoints are abandoned; "
-              "without this flag the next save into the store decides");
+              "record that training restarts from OUTPUT, which abandons newer checkpoints; "
+              "without the flag, the next save into the store decides");
   app.AddFlag("--read-only", &options.read_only,
-              "leave the store as it is, as an export does (--format safetensors)");
-  app.AddFlag(
-      "--allow-empty", &options.allow_empty,
-      "a store that can be read and has no checkpoint yet is no error: nothing is restored, "
-      "and the report's iteration is null");
-  app.AddFlag(
-      "--begin", &options.begin,
-      "with --allow-empty, at the first start of a run: create a missing store with a mark, "
-      "so that a store that is missing later is an error");
-  app.AddList(
-      "--agents", &agents,
-      "agents whose memory is used too; first they save what the store does not have; separated "
-      "by commas",
-      "unix:PATH|HOST:PORT,...");
+              "leave the store unchanged (implied by --format safetensors)");
+  app.AddFlag("--allow-empty", &options.allow_empty,
+              "accept a readable store without a checkpoint: restore nothing, and set the report's "
+              "iteration to null");
+  app.AddFlag("--begin", &options.begin,
+              "with --allow-empty, at the first start of a run: create a missing store; later "
+              "starts fail if it is missing");
+  app.AddList("--agents", &agents,
+              "also restore from the memory of these agents, separated by commas; they first save "
+              "the data that the store lacks",
+              "unix:PATH|HOST:PORT,...");
   app.AddList("--lost-nodes", &lost,
-              "agents that are lost, by position in --agents from 0, separated by commas, or "
-              "\"unreachable\": all that do not answer; copies that other agents keep are used",
+              "lost agents: positions in --agents from 0, or \"unreachable\" for all that do not "
+              "answer; uses copies on other agents",
               "N,...");
-  app.AddText(
-      "--trim-tokens", &token_log,
-      "with --restart: remove the lines of this token log that follow the iteration restored, and "
-      "a truncated last line; the log may be missing",
-      "FILE");
+  app.AddText("--trim-tokens", &token_log,
+              "with --restart: remove the lines of this token log that follow the restored "
+              "iteration, and a truncated last line; the log may be missing",
+              "FILE");
   key.AddTo(app);
   AddPatterns(app, &options.pattern_files);
 }
@@ -88,34 +87,37 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   SW_TRY_ASSIGN(options.trusted_user, key.trust.User());
   SW_TRY(ParseLost(Words(lost), &options));
   if (options.require_complete && !options.restart_missing.empty()) {
-    return Fail(Errc::kUsage, "--require-complete and --restart-missing exclude each other");
+    return Fail(Errc::kUsage, "--require-complete cannot be combined with --restart-missing");
   }
   if (options.replay == pec::ReplayMode::kRequire && !options.restart_missing.empty()) {
-    return Fail(Errc::kUsage, "--replay require and --restart-missing exclude each other");
+    return Fail(Errc::kUsage, "--replay require cannot be combined with --restart-missing");
   }
   if (options.restart && options.read_only) {
-    return Fail(Errc::kUsage, "--restart and --read-only exclude each other");
+    return Fail(Errc::kUsage, "--restart cannot be combined with --read-only");
   }
   if (options.format != nullptr && options.format->name == "safetensors") {
-    SW_TRY(app.Refuse({"--restart"}, "with --format safetensors, an export"));
+    SW_TRY(app.Exclude({"--restart"}, "--format safetensors, which only exports"));
     options.read_only = true;
   }
   if (options.begin && !options.allow_empty) {
-    return Fail(Errc::kUsage, "--begin means nothing without --allow-empty");
+    return Fail(Errc::kUsage, "--begin requires --allow-empty");
   }
   if (options.begin && options.read_only) {
-    return Fail(Errc::kUsage, "--begin and --read-only exclude each other");
+    return Fail(Errc::kUsage, "--begin cannot be combined with --read-only");
   }
   if (!token_log.empty() && !options.restart && options.format != nullptr) {
-    return Fail(Errc::kUsage,
-                "--trim-tokens requires --restart: only a restart makes later lines void");
+    return Fail(
+        Errc::kUsage,
+        "--trim-tokens requires --restart, because only a restart makes later lines invalid");
   }
   if (options.format != nullptr) return {};
   // Nothing is written there.
   app.MayLack(&output);
   for (const char* flag : {"--target", "--force", "--resume", "--verify", "--strict", "--mode"}) {
     if (!app.Given(flag)) continue;
-    return Fail(Errc::kUsage, std::string(flag) + " means nothing with --format none");
+    return Fail(
+        Errc::kUsage,
+        std::string(flag) + " cannot be combined with --format none, which writes no checkpoint");
   }
   return {};
 }

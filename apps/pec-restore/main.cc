@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   shardwright::cli::App app(
       "pec-restore", "Write the newest usable state of a store as a checkpoint.",
       {{"store/ out/ --target ep=4,dp=4", "Restores for another parallel layout."},
-       {"store/ out/ --dry-run", "Says which module would come from which iteration."}});
+       {"store/ out/ --dry-run", "Shows the iteration that each module would come from."}});
   apps::RestoreFlags flags;
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kMode, Shared::kTakeOver});

@@ -52,8 +52,8 @@ void ShowSent(std::ostream& out, const Json& json) {
   const std::uint64_t beside = Bytes(sent, "beside");
   const std::uint64_t due = Bytes(sent, "due");
   if (idle + beside + due == 0 && Bytes(json, "ranks_marking") == 0) return;
-  out << "sent      " << FormatBytes(idle) << " while ranks idled, " << FormatBytes(beside)
-      << " beside, " << FormatBytes(due) << " due before the next snapshot ("
+  out << "sent      " << FormatBytes(idle) << " while ranks were idle, " << FormatBytes(beside)
+      << " at other times, " << FormatBytes(due) << " due before the next snapshot ("
       << Plural(Bytes(json, "sends_due"), "time") << ")\n";
 }
 
@@ -99,15 +99,16 @@ struct ReplayFlags {
   std::uint64_t held_bytes = std::uint64_t{1} << 30;
 
   void AddTo(cli::App& app) {
-    app.Group("Policy replay");
+    app.Group("Gradient log (--policy replay)");
     app.AddCount("--full-every", &full_every, 1, kMany,
-                 "gradients of an expert in a row, after which its state is saved");
+                 "number of consecutive gradients of an expert, after which its state is saved");
     app.AddSize("--log-memory", &held_bytes,
-                "gradients held back, at most, until a checkpoint makes them unnecessary");
+                "limit on the gradients that are buffered in memory until a checkpoint makes them "
+                "unnecessary");
   }
   Status CheckRules(const cli::App& app, pec::Policy policy) const {
     if (policy == pec::Policy::kReplay) return {};
-    return app.Refuse({"--full-every", "--log-memory"}, "without --policy replay");
+    return app.Require({"--full-every", "--log-memory"}, "--policy replay");
   }
 };
 
@@ -134,14 +135,16 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
 
 /// Where --replay has nothing to do.
 Status CheckReplay(const cli::App& app, const pec::AgentRunOptions& options, pec::Policy policy) {
-  if (options.copies_only) return app.Refuse({"--replay"}, "with --copies-only: no gradients come");
+  if (options.copies_only)
+    return app.Exclude({"--replay"}, "--copies-only: such an agent gets no gradients");
   if (policy == pec::Policy::kFull) {
-    return app.Refuse({"--replay"}, "with --policy full: no expert is ever older");
+    return app.Exclude({"--replay"}, "--policy full, which leaves no expert older");
   }
   const bool local = std::ranges::any_of(
       options.listen, [](const std::string& one) { return one.starts_with("unix:"); });
   if (local) return {};
-  return Fail(Errc::kUsage, "--replay needs --listen unix:PATH: gradients come in there");
+  return Fail(Errc::kUsage,
+              "--replay requires --listen unix:PATH, where trainers submit gradients");
 }
 
 /// When ranks idle, as flags say.
@@ -152,22 +155,23 @@ struct IdleFlags {
 
   void AddTo(cli::App& app) {
     app.AddText("--pipeline", &pipeline,
-                "send while the stages of --stages idle in a 1F1B pipeline: stages, micro-batches, "
-                "seconds of one forward and backward",
+                "send while the stages of --stages are idle in a 1F1B pipeline: number of stages, "
+                "micro-batches, seconds of one forward and one backward pass",
                 "P,B,TF,TB");
     app.AddText("--stages", &stages, "stages on this node, for --pipeline", "LIST");
     app.AddCount("--idle-ranks", &needed, 0, pec::kMostJobRanks,
-                 "ranks that have to idle at once; 0: all that say when they do");
+                 "number of ranks that must be idle at the same time; 0: all ranks that report "
+                 "idle intervals");
   }
   Status Read(const cli::App& app, pec::IdleOptions* options) const {
     options->needed = static_cast<std::uint32_t>(needed);
-    if (pipeline.empty()) return app.Refuse({"--stages"}, "without --pipeline");
+    if (pipeline.empty()) return app.Require({"--stages"}, "--pipeline");
     if (stages.empty()) {
-      return Fail(Errc::kUsage, "--pipeline needs --stages: those whose ranks are on this node");
+      return Fail(Errc::kUsage, "--pipeline requires --stages LIST, the stages on this node");
     }
     const std::vector<std::string> parts = Split(pipeline, ',');
     if (parts.size() != 4) {
-      return Fail(Errc::kUsage, "--pipeline: \"" + pipeline + "\": four numbers expected, found " +
+      return Fail(Errc::kUsage, "--pipeline \"" + pipeline + "\": expected four numbers, found " +
                                     std::to_string(parts.size()));
     }
     pec::PipelineTimes times;
@@ -196,7 +200,7 @@ struct AddressFlags {
   KeyFlags key;
 
   void AddTo(cli::App& app) {
-    app.AddInput(&address, "where the agent listens, unix:PATH or HOST:PORT", "ADDRESS");
+    app.AddInput(&address, "address of the agent, unix:PATH or HOST:PORT", "ADDRESS");
     key.AddTo(app);
     app.Check([this, &app]() -> Status {
       if (address.empty()) return {};
@@ -218,10 +222,10 @@ struct AddressFlags {
 int AgentMain(int argc, const char* const* argv) {
   cli::App app(
       "pec-save agent",
-      "Keep running: hold a snapshot of each checkpoint that the folder's `latest` names in memory "
-      "and save it beside the training; a signal ends it when all is saved.",
+      "Keep running: copy each checkpoint that the folder's `latest` names into memory, and save "
+      "this snapshot while training runs. After a signal, save all snapshots, then exit.",
       {{"ckpt/ store/ --listen unix:/run/user/1/pec.sock",
-        "Saves what a training job on this node writes."}});
+        "Saves the checkpoints that a training job on this node writes."}});
   KeepFewHeaps();
   app.Alone();
   SaveFlags save;
@@ -234,23 +238,25 @@ int AgentMain(int argc, const char* const* argv) {
   app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory, cli::Shared::kMode,
            cli::Shared::kTakeOver});
   app.Daily({"--listen", "--peer", "--key", "--memory-limit", "--bandwidth"});
-  app.Group("The agent");
-  app.AddList("--listen", &options.listen, "where requests come in", "unix:PATH|HOST:PORT");
-  app.AddList("--peer", &options.peers, "agent that keeps copies of the snapshots",
+  app.Group("Agent");
+  app.AddList("--listen", &options.listen, "address for requests", "unix:PATH|HOST:PORT");
+  app.AddList("--peer", &options.peers, "another agent, which keeps copies of the snapshots",
               "unix:PATH|HOST:PORT");
   key.AddTo(app);
   app.AddText("--name", &options.name,
-              "what peers call it, each agent differently [default: the host's name]", "NAME");
-  app.AddFlag("--copies-only", &options.copies_only, "take no snapshots, keep copies of others");
+              "name of this agent for its peers, unique among them [default: the host's name]",
+              "NAME");
+  app.AddFlag("--copies-only", &options.copies_only,
+              "take no snapshots; only keep copies for other agents");
   app.AddFlag("--replay", &options.agent.replay,
-              "bring older experts in memory to each new snapshot, by gradients that trainers hand "
-              "over (docs/lossless.md)");
+              "replay the gradients that trainers submit, to bring older experts in memory to each "
+              "new snapshot (docs/lossless.md)");
   app.AddSize("--memory-limit", &options.agent.memory_bytes,
-              "memory for snapshots and copies; a snapshot above it is refused");
-  app.AddBandwidth(
-      "--bandwidth", &options.agent.bandwidth,
-      "bytes per second that saving and copying may take while no rank idles; 0: all, but "
-      "none where ranks say when they idle; flush and stop do not keep to it");
+              "memory for snapshots and copies; the agent rejects a snapshot that exceeds it");
+  app.AddBandwidth("--bandwidth", &options.agent.bandwidth,
+                   "limit in bytes per second on saving and copying while no rank is idle. Without "
+                   "a limit (0), the agent uses the full bandwidth; if ranks report idle "
+                   "intervals, it then sends only in those. flush and stop ignore the limit");
   idle.AddTo(app);
   save.AddTo(app);
   replay.AddTo(app);
@@ -259,7 +265,7 @@ int AgentMain(int argc, const char* const* argv) {
     SW_TRY(replay.CheckRules(app, save.selection.policy));
     SW_TRY(idle.Read(app, &options.agent.idle));
     if (options.copies_only && options.listen.empty()) {
-      return Fail(Errc::kUsage, "--copies-only needs --listen: copies come in there");
+      return Fail(Errc::kUsage, "--copies-only requires --listen, the address for copies");
     }
     if (options.agent.replay) SW_TRY(CheckReplay(app, options, save.selection.policy));
     std::vector<std::string> addresses = options.listen;
@@ -272,39 +278,38 @@ int AgentMain(int argc, const char* const* argv) {
 }
 
 int KeygenMain(int argc, const char* const* argv) {
-  cli::App app(
-      "pec-save keygen",
-      "Make a key that agents at ports and all who ask them share: a new file that only its "
-      "owner can read, for every node.",
-      {{"~/.pec.key", "Makes the key; agents and restores take it with --key."}});
+  cli::App app("pec-save keygen",
+               "Create a key for agents at HOST:PORT and their clients: a new file that only its "
+               "owner can read. Every node needs a copy.",
+               {{"~/.pec.key", "Creates the key. Pass it to agents and restores with --key."}});
   std::string path;
   app.Alone();
-  app.AddInput(&path, "file to make", "FILE");
+  app.AddInput(&path, "file to create", "FILE");
   return app.Run(argc, argv, [&](cli::Context&) { return os::TlsKey::Make(path); });
 }
 
 int StatusMain(int argc, const char* const* argv) {
-  cli::App app("pec-save status", "Show what an agent does.",
-               {{"unix:/run/user/1/pec.sock", "Asks the agent that listens there."}});
+  cli::App app("pec-save status", "Print the state of an agent.",
+               {{"unix:/run/user/1/pec.sock", "Prints the state of the agent at this address."}});
   AddressFlags flags;
   std::string page;
   app.Alone();
   app.Use({cli::Shared::kForce, cli::Shared::kTakeOver});
   flags.AddTo(app);
   app.AddText("--page", &page,
-              "also write what was sent around the last snapshots, and when ranks idled, as a page "
-              "to look at, in one HTML file",
+              "also write an HTML report of the data sent around the last snapshots and of the "
+              "idle intervals of ranks",
               "FILE");
-  app.Check([&]() -> Status {
-    return page.empty() ? app.Refuse({"--force"}, "without --page") : Status();
-  });
+  app.Check(
+      [&]() -> Status { return page.empty() ? app.Require({"--force"}, "--page") : Status(); });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY(CheckOutputs(context, {page}));
     SW_TRY_ASSIGN(const auto client, flags.Client(context));
     SW_TRY_ASSIGN(const std::string text, client->AskText("status"));
     SW_TRY_ASSIGN(Json json, json::Parse(text, flags.address));
     if (!json.is_object()) {
-      return Fail(Errc::kBadInput, flags.address + ": no status of an agent");
+      return Fail(Errc::kBadInput,
+                  flags.address + ": the answer is not the status of an agent; check the address");
     }
     ShowStatus(context, json);
     context.SetResult(std::move(json));
@@ -316,17 +321,17 @@ int StatusMain(int argc, const char* const* argv) {
 }
 
 int TellMain(int argc, const char* const* argv) {
-  cli::App app("pec-save tell", "Send an agent a request and show its answer.",
-               {{"unix:/run/user/1/pec.sock snapshot", "Has it take a snapshot now."},
-                {"unix:/run/user/1/pec.sock stop", "Ends it; waits until all is saved."}});
+  cli::App app(
+      "pec-save tell", "Send a request to an agent and print its answer.",
+      {{"unix:/run/user/1/pec.sock snapshot", "Takes a snapshot now."},
+       {"unix:/run/user/1/pec.sock stop", "Stops the agent, after all snapshots are saved."}});
   AddressFlags flags;
   std::string request;
   app.Alone();
   flags.AddTo(app);
   app.AddInput(&request, "snapshot, flush or stop (docs/formats/agent.md)", "REQUEST");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
-    // Who stops an agent wants to know how that went, however long it saves; a signal ends the
-    // wait.
+    // Stopping takes as long as saving all snapshots; a signal ends the wait.
     const std::chrono::milliseconds patience =
         request == "stop" ? kStopPatience : pec::kAgentPatience;
     SW_TRY_ASSIGN(const auto client, flags.Client(context, patience));

@@ -134,7 +134,7 @@ Status StopAll(cli::Context& context, const std::vector<Found>& all) {
     };
     const Status ended = stop();
     if (ended) {
-      context.sink().Note(address + ": ended, all that it held is saved", 0);
+      context.sink().Note(address + ": stopped; all its snapshots are saved", 0);
     } else if (first) {
       first = ended;
     } else {
@@ -148,15 +148,15 @@ Status StopAll(cli::Context& context, const std::vector<Found>& all) {
 
 int AgentsMain(int argc, const char* const* argv) {
   cli::App app("pec-save agents",
-               "List agents that trainers of this user have started on this machine, also those "
-               "whose trainer has ended. They are found in $XDG_RUNTIME_DIR, without it in $TMPDIR "
-               "or /tmp.",
-               {{"", "Shows what each holds in memory and what it has saved."},
-                {"--stop", "Has each save all that it holds, and ends it."}});
+               "List the agents that trainers of this user have started on this machine, including "
+               "agents that outlived their trainer. The command looks in $XDG_RUNTIME_DIR or, if "
+               "that is not set, in $TMPDIR or /tmp.",
+               {{"", "Shows the snapshots of each agent in memory and in its store."},
+                {"--stop", "Stops every agent, after all its snapshots are saved."}});
   bool stop = false;
   app.Alone();
   app.Daily({"--stop"});
-  app.AddFlag("--stop", &stop, "end them, each when all that it holds is saved");
+  app.AddFlag("--stop", &stop, "stop the agents, each after all its snapshots are saved");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY_ASSIGN(const std::vector<Found> all, FindAgents(context));
     Show(context, all);

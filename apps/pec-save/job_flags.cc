@@ -25,7 +25,8 @@ Result<std::vector<std::uint64_t>> ParseModules(const std::string& text) {
       SW_TRY_ASSIGN(count, cli::ParseCount(factors[1], 1, kMostModules));
     }
     if (count > kMostModules - params.size()) {
-      return Fail(Errc::kLimit, "more than " + std::to_string(kMostModules) + " modules");
+      return Fail(Errc::kLimit,
+                  "expected at most " + std::to_string(kMostModules) + " modules, found more");
     }
     params.insert(params.end(), count, one);
   }
@@ -49,55 +50,57 @@ Result<pec::ComponentBytes> ParseParamBytes(const std::string& text) {
 }  // namespace
 
 void JobFlags::AddTo(cli::App& app, pec::JobRequest* job, bool shape) {
-  app.AddOptionalInput(&job->store, "store whose newest checkpoint says the sizes", "STORE");
+  app.AddOptionalInput(&job->store, "store; its newest checkpoint provides the sizes", "STORE");
   app.Daily({"--ep", "--dp"});
-  app.Group("The job");
+  app.Group("Job");
   if (shape) {
-    app.AddCount("--experts", &job->experts, 1, limits::kMoeExperts, "experts of each MoE layer");
+    app.AddCount("--experts", &job->experts, 1, limits::kMoeExperts,
+                 "number of experts in each MoE layer");
     app.AddCount("--moe-layers", &job->moe_layers, 1, limits::kMoeLayers,
-                 "MoE layers of the model");
+                 "number of MoE layers in the model");
   }
   app.AddCount("--expert-params", &job->expert_params, 1, kMostParams,
-               "parameters of an expert; without sizes or a STORE all is as in GPT-350M-16E");
+               "number of parameters of an expert; the default sizes are those of GPT-350M-16E");
   app.AddText("--nonexpert-params", &nonexpert_params,
-              "parameters of the non-expert modules, as PARAMS or PARAMSxCOUNT, separated by "
-              "commas",
+              "number of parameters of each non-expert module, as PARAMS or PARAMSxCOUNT, "
+              "separated by commas",
               "LIST");
   app.AddText("--param-bytes", &param_bytes,
-              "bytes of a parameter's weight, master weight and moments", "W,M,O");
+              "bytes per parameter for the weight, the master weight and the moments", "W,M,O");
   app.AddList("--keep", &keep,
-              "component saved of every expert each time: weights, master or moments", "COMPONENT");
+              "component saved of every expert in every checkpoint: weights, master or moments",
+              "COMPONENT");
   AddPatterns(app, &job->pattern_files);
   app.AddCount("--ep", &job->ep, 1, pec::kMostJobRanks,
-               "expert-parallel ranks, a divisor of the experts [default: the store's, or as many "
-               "as experts]");
+               "number of expert-parallel ranks, a divisor of the number of experts [default: that "
+               "of the store, or the number of experts]");
   app.AddCount("--dp", &job->dp, 1, pec::kMostJobRanks,
-               "data-parallel ranks, a multiple of --ep [default: the store's if they are one, or "
-               "--ep]");
+               "number of data-parallel ranks, a multiple of --ep [default: that of the store if "
+               "it is a multiple, otherwise --ep]");
   app.AddCount("--ranks-per-node", &job->ranks_per_node, 1, pec::kMostJobRanks,
-               "consecutive ranks whose memory a fault of their node takes");
+               "number of consecutive ranks that lose their memory when their node fails");
   app.AddBandwidth("--snapshot-bandwidth", &job->snapshot_bandwidth,
-                   "bytes per second of a rank into memory");
-  app.AddReal("--iteration-time", &job->iteration_s, 1e-6, 1e6, "seconds of an iteration");
+                   "bytes per second that a rank copies into memory");
+  app.AddReal("--iteration-time", &job->iteration_s, 1e-6, 1e6, "seconds per iteration");
 }
 
 void AddStepTimes(cli::App& app, pec::JobRequest* job) {
   app.AddReal("--forward-backward", &job->forward_backward_s, 1e-6, 1e6,
-              "seconds of a forward and backward pass, which hide a snapshot");
+              "seconds of a forward and backward pass, which hides the time of a snapshot");
   app.AddReal("--restart-time", &job->restart_s, 0, 1e7, "seconds of a restart after a fault");
   app.AddBandwidth("--persist-bandwidth", &job->persist_bandwidth,
-                   "bytes per second of a rank into storage, and out of it");
+                   "bytes per second that a rank writes to storage or reads from it");
   app.AddCount("--replay-speed", &job->replay_speed, 1, std::uint64_t{1} << 53,
-               "elements of experts whose step a rank makes again in a second");
+               "speed at which a rank replays optimizer steps, in expert elements per second");
 }
 
 Status JobFlags::Complete(const cli::App& app, pec::JobRequest* job) const {
   if (!job->store.empty()) {
-    return app.Refuse({"--experts", "--moe-layers", "--expert-params", "--nonexpert-params",
-                       "--param-bytes", "--keep"},
-                      "with " + job->store + ", whose newest checkpoint says it");
+    return app.Exclude({"--experts", "--moe-layers", "--expert-params", "--nonexpert-params",
+                        "--param-bytes", "--keep"},
+                       "the store " + job->store + ": its newest checkpoint provides the sizes");
   }
-  SW_TRY(app.Refuse({"--patterns"}, "without a store"));
+  SW_TRY(app.Require({"--patterns"}, "a STORE"));
   auto bytes = ParseParamBytes(param_bytes);
   if (!bytes) return Within("--param-bytes", std::move(bytes).error());
   job->param_bytes = *bytes;
@@ -120,7 +123,8 @@ Result<std::vector<std::uint32_t>> ParseRanks(const std::string& text) {
     SW_TRY_ASSIGN(const std::uint64_t last,
                   cli::ParseCount(ends.back(), first, pec::kMostJobRanks - 1));
     if (last - first >= pec::kMostJobRanks - ranks.size()) {
-      return Fail(Errc::kLimit, "more than " + std::to_string(pec::kMostJobRanks) + " ranks");
+      return Fail(Errc::kLimit,
+                  "expected at most " + std::to_string(pec::kMostJobRanks) + " ranks, found more");
     }
     for (std::uint64_t rank = first; rank <= last; ++rank) {
       ranks.push_back(static_cast<std::uint32_t>(rank));

@@ -33,24 +33,26 @@ Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
 int main(int argc, char** argv) {
   const std::vector<Subcommand> subcommands = {
       {"list", "list the checkpoints of a store", &apps::ListMain},
-      {"check", "verify every blob of a store, and repair blobs", &apps::CheckMain},
-      {"undo", "take back the last restore of a store", &apps::UndoMain},
-      {"gc", "remove what no rule keeps from a store", &apps::CollectMain},
-      {"agent", "keep running, hold snapshots in memory and save them beside the training",
-       &apps::AgentMain},
-      {"agents", "list agents that trainers have started, or end them", &apps::AgentsMain},
-      {"status", "show what an agent does", &apps::StatusMain},
-      {"tell", "send an agent a request: snapshot, flush or stop", &apps::TellMain},
-      {"keygen", "make the key that agents at ports and all who ask them share", &apps::KeygenMain},
-      {"plan", "show what the next checkpoints hold and who saves what", &apps::PlanMain},
+      {"check", "verify every blob of a store, and repair damaged ones", &apps::CheckMain},
+      {"undo", "undo the last restore of a store", &apps::UndoMain},
+      {"gc", "delete checkpoints and blobs not covered by a retention rule", &apps::CollectMain},
+      {"agent", "take snapshots into memory and save them while training runs", &apps::AgentMain},
+      {"agents", "list or stop agents that trainers have started", &apps::AgentsMain},
+      {"status", "print the state of an agent", &apps::StatusMain},
+      {"tell", "send a request to an agent: snapshot, flush or stop", &apps::TellMain},
+      {"keygen", "create the key for agents at HOST:PORT and their clients", &apps::KeygenMain},
+      {"plan", "show the contents of the next checkpoints and the share of each rank",
+       &apps::PlanMain},
       {"tune", "choose K, K to persist and the interval", &apps::TuneMain},
-      {"simulate", "play a trace of tokens with every policy and K", &apps::SimulateMain}};
+      {"simulate", "simulate a trace of token counts with every policy and K",
+       &apps::SimulateMain}};
   if (const Subcommand* one = shardwright::cli::FindSubcommand(subcommands, argc, argv)) {
     return one->main(argc, argv);
   }
-  shardwright::cli::App app("pec-save", "Save a part of the experts of a checkpoint into a store.",
+  shardwright::cli::App app("pec-save",
+                            "Save a checkpoint into a store, with only some of its experts.",
                             {{"ckpt/global_step100 store/ --k 2",
-                              "Saves all but the experts, and two of each MoE layer."},
+                              "Saves all non-expert modules, and two experts of each MoE layer."},
                              {"check store/", "Verifies every blob of a store."}});
   apps::SaveFlags flags;
   app.AddSubcommands(subcommands);

@@ -56,7 +56,7 @@ Status CheckNeeds(const cli::App& app, pec::Policy policy) {
       names += (names.empty() ? "" : " or ") + std::string(flag);
     }
     if (there) continue;
-    return Fail(Errc::kUsage, std::string(need.flag) + " means nothing without " + names);
+    return Fail(Errc::kUsage, std::string(need.flag) + " requires " + names);
   }
   return {};
 }
@@ -80,70 +80,76 @@ struct PlanFlags {
 
 void PlanFlags::AddTo(cli::App& app) {
   app.Daily({"--k", "--policy", "--tokens", "--checkpoints", "--zero", "--copies"});
-  app.Group("What is planned");
+  app.Group("Plan");
   app.AddCount("--checkpoints", &request.checkpoints, 1, kMostCheckpoints,
-               "checkpoints to plan, each after the one before is complete");
+               "number of checkpoints to plan; each starts after the one before is complete");
   app.AddCount("--zero", &request.zero_stage, 0, 3,
-               "ZeRO stage: from 1 on each rank saves its part of the optimizer's state, with 3 "
-               "also of the weights");
+               "ZeRO stage. From stage 1, each rank saves its part of the optimizer state; with "
+               "stage 3, also of the weights");
   app.AddSize("--split-above", &request.split_above,
-              "cut larger non-expert modules into equal byte ranges; 0: never");
-  app.AddText("--dead-ranks", &dead_ranks, "data-parallel ranks that save nothing, as 0-3,7",
+              "split larger non-expert modules into equal byte ranges; 0: never");
+  app.AddText("--dead-ranks", &dead_ranks, "data-parallel ranks that save nothing, such as 0-3,7",
               "LIST");
   app.AddCount("--interval", &request.interval, 1, kMany, "iterations between checkpoints");
   selection.AddTo(app);
-  app.AddCount("--iterations", &request.iterations, 1, kMany, "dynamic K: length of the run");
+  app.AddCount("--iterations", &request.iterations, 1, kMany,
+               "dynamic K: length of the run in iterations");
   app.AddReal("--lost-share", &request.lost_share, 0, 1,
-              "dynamic K: share of the memory copies that a fault takes [default: of one node]");
+              "dynamic K: share of the memory copies that a fault destroys [default: the share of "
+              "one node]");
   job.AddTo(app, &request.job, true);
   app.Group("Copies on other nodes");
   app.AddCount("--copies", &request.copies, 1, kMostWorkers,
-               "copies of each worker's part of a snapshot on other nodes");
-  app.AddCount("--pp", &request.pipeline_stages, 1, kMostStages,
-               "pipeline stages of --dp workers each; sizes and layers are those of one stage");
+               "number of copies of each worker's part of a snapshot on other nodes");
+  app.AddCount(
+      "--pp", &request.pipeline_stages, 1, kMostStages,
+      "number of pipeline stages of --dp workers each; sizes and layers apply to one stage");
   app.AddBandwidth("--copy-bandwidth", &request.copy_bandwidth,
-                   "bytes per second of a worker to other nodes; 0: no times");
-  app.Group("Gradients in place of state");
+                   "bytes per second from a worker to other nodes; 0: show no times");
+  app.Group("Gradients instead of state");
   app.AddFlag("--gradients", &request.gradients,
-              "send gradients of experts that were sent the iteration before, in place of state");
+              "send gradients instead of state for experts that were sent in the iteration before");
   app.AddCount("--full-every", &request.full_every, 1, kMany,
-               "gradients of an expert in a row, after which its state is sent");
+               "number of consecutive gradients of an expert, after which its state is sent");
   app.AddSize("--gradient-budget", &request.gradient_budget,
-              "bytes of an iteration: send what is least, and spend the rest on states of the "
-              "longest chains");
-  app.Group("Bubbles of the pipeline");
-  app.AddCount("--micro-batches", &request.micro_batches, 1, kMostWorkers,
-               "micro-batches of an iteration: show what fits the bubbles of the pipeline");
+              "bytes per iteration. The rule of least bytes decides what to send; the rest of the "
+              "budget is used for the states of experts with the longest chains of gradients "
+              "(docs/pec-planning.md)");
+  app.Group("Pipeline bubbles");
+  app.AddCount(
+      "--micro-batches", &request.micro_batches, 1, kMostWorkers,
+      "number of micro-batches per iteration; shows how much data fits into the pipeline bubbles");
   app.AddReal("--forward-time", &forward_s, 0, 1e6,
-              "seconds of a micro-batch forward through a stage");
-  app.AddReal("--backward-time", &backward_s, 0, 1e6, "seconds of a micro-batch backward");
-  app.AddCount("--chunks", &request.chunks, 1, kMostWorkers, "interleaved model chunks of a stage");
-  app.Group("Tokens and time that a failure costs");
+              "seconds of the forward pass of a micro-batch through a stage");
+  app.AddReal("--backward-time", &backward_s, 0, 1e6,
+              "seconds of the backward pass of a micro-batch through a stage");
+  app.AddCount("--chunks", &request.chunks, 1, kMostWorkers,
+               "number of interleaved model chunks per stage");
+  app.Group("Cost of a failure");
   app.AddCount("--capacity", &request.capacity, 1, kMany,
-               "tokens that an expert may process in an iteration");
+               "number of tokens that an expert can process per iteration");
   app.AddCount("--lost-tokens", &lost_tokens, 0, kMany,
-               "tokens that an expert lost, made up with a tenth more of its capacity");
+               "number of tokens that an expert lost, to be made up with 10 % more capacity");
   app.AddReal("--checkpoint-time", &request.checkpoint_s, 0, 1e7,
-              "seconds of a checkpoint [default: of the largest share of a snapshot]");
+              "seconds per checkpoint [default: the time of the largest share of a snapshot]");
   app.AddReal("--retrieval-time", &request.retrieval_s, 0, 1e7,
-              "seconds until a checkpoint is loaded: show what a failure wastes");
+              "seconds to load a checkpoint; shows the time that a failure wastes");
 }
 
 Status PlanFlags::CheckPairs(const cli::App& app) const {
   if (app.Given("--dead-ranks") && request.copies) {
     return Fail(Errc::kUsage,
-                "--copies and --dead-ranks exclude each other: copies are placed "
-                "on all workers");
+                "--copies cannot be combined with --dead-ranks: copies are placed on all workers");
   }
   if (request.checkpoint_s && !request.micro_batches) {
-    SW_TRY(app.Refuse({"--snapshot-bandwidth"}, "with --checkpoint-time"));
+    SW_TRY(app.Exclude({"--snapshot-bandwidth"}, "--checkpoint-time"));
   }
   if (request.pipeline_stages > 1 && !request.job.store.empty()) {
-    SW_TRY(app.Refuse({"--pp"},
-                      "with " + request.job.store + ", whose modules are those of all stages"));
+    SW_TRY(app.Exclude({"--pp"},
+                       "the store " + request.job.store + ": its modules are those of all stages"));
   }
   if (selection.tokens.empty()) return {};
-  return app.Refuse({"--experts", "--moe-layers"}, "with --tokens, which says it");
+  return app.Exclude({"--experts", "--moe-layers"}, "--tokens: the file provides them");
 }
 
 Status PlanFlags::CheckRules(const cli::App& app) {
@@ -172,11 +178,12 @@ Status PlanFlags::CheckRules(const cli::App& app) {
 }  // namespace
 
 int PlanMain(int argc, const char* const* argv) {
-  cli::App app("pec-save plan",
-               "Show the next checkpoints of a store, or of the sizes given: bytes, experts, and "
-               "who saves what.",
-               {{"store/ --ep 8 --dp 16 --checkpoints 4", "Plans on for the model of a store."},
-                {"--k 2 --dp 16 --ep 8", "Plans for the sizes of GPT-350M-16E."}});
+  cli::App app(
+      "pec-save plan",
+      "Show the next checkpoints of a store, or of a model with the given sizes: bytes, experts, "
+      "and the share of each rank.",
+      {{"store/ --ep 8 --dp 16 --checkpoints 4", "Plans the next four checkpoints of a store."},
+       {"--k 2 --dp 16 --ep 8", "Plans a checkpoint with the sizes of GPT-350M-16E."}});
   PlanFlags flags;
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });

@@ -16,64 +16,67 @@ const std::vector<std::pair<std::string, pec::Policy>>& PolicyWords() {
 }
 
 void SelectionFlags::AddTo(cli::App& app) {
-  app.Group("Which experts");
-  app.AddCount("--k", &k, 1, 65536, "experts of each MoE layer that are selected");
+  app.Group("Selection of experts");
+  app.AddCount("--k", &k, 1, 65536, "number of experts to select in each MoE layer");
   app.AddCount("--k-persist", &k_persist, 1, 65536,
-               "experts of each layer that go to storage, of those selected [default: all]");
+               "number of selected experts of each layer to write to storage [default: all]");
   app.AddEnum<pec::Policy>("--policy", &policy, PolicyWords(),
-                           "which experts: in turn, those with most unsaved tokens, within a "
-                           "budget by layer or over all layers, or all; replay: in turn or within "
-                           "a budget, beside a log of the others' gradients (docs/lossless.md)");
-  app.AddText("--tokens", &tokens, "tokens per expert and iteration (docs/formats/loads.md)",
+                           "how experts are selected. sequential: in turn; load-aware: those with "
+                           "most unsaved tokens; budget, budget-global: within a budget per layer "
+                           "or over all layers; full: all; replay: in turn or within a budget, "
+                           "with a log of the gradients of the other experts (docs/lossless.md)");
+  app.AddText("--tokens", &tokens, "token counts per expert and iteration (docs/formats/loads.md)",
               "FILE");
   app.AddSize("--budget", &budget,
-              "bytes of a checkpoint for the budget policies, of an iteration for replay, log and "
-              "all; 0: --k experts per layer");
+              "bytes per checkpoint for the budget policies; bytes per iteration, log included, "
+              "for replay; 0: --k experts per layer");
   app.AddCount("--max-age", &max_age, 1, kMany,
-               "load-aware: checkpoints after which an expert is taken first [default: 4 rounds]");
+               "load-aware: number of checkpoints after which an unsaved expert is selected first "
+               "[default: 4 rounds]");
   app.AddReal("--dynamic-k", &dynamic_k, 1e-9, 1,
-              "share of lost tokens (PLT) that the run may have: K begins at --k and doubles when "
-              "its part of it is spent");
-  app.AddChoice("--dynamic-k-mode", &dynamic_k_mode, {"react", "predict"},
-                "double K when its part is spent, or before a fault could exceed it");
+              "limit on the share of lost tokens (PLT) of the run. K starts at --k and doubles "
+              "when its part of the limit is used up");
+  app.AddChoice(
+      "--dynamic-k-mode", &dynamic_k_mode, {"react", "predict"},
+      "double K when its part is used up (react), or before a fault could exceed it (predict)");
 }
 
 Status SelectionFlags::CheckRules(const cli::App& app) const {
   if (policy != pec::Policy::kLoadAware) {
-    SW_TRY(app.Refuse({"--max-age"}, "without --policy load-aware"));
+    SW_TRY(app.Require({"--max-age"}, "--policy load-aware"));
   }
   if (policy != pec::Policy::kBudget && policy != pec::Policy::kBudgetGlobal &&
       policy != pec::Policy::kReplay) {
-    SW_TRY(app.Refuse({"--budget"}, "without a budget policy"));
+    SW_TRY(app.Require({"--budget"}, "--policy budget, budget-global or replay"));
   }
   if (policy == pec::Policy::kReplay) {
-    SW_TRY(app.Refuse({"--k-persist"}, "with --policy replay, which has one K"));
+    SW_TRY(app.Exclude({"--k-persist"}, "--policy replay, which has one K"));
   }
   if (policy == pec::Policy::kFull) {
-    SW_TRY(app.Refuse({"--k", "--k-persist"}, "with --policy full"));
+    SW_TRY(app.Exclude({"--k", "--k-persist"}, "--policy full, which saves all experts"));
   }
   if (!dynamic_k) {
-    SW_TRY(app.Refuse({"--dynamic-k-mode", "--iterations"}, "without --dynamic-k"));
+    SW_TRY(app.Require({"--dynamic-k-mode", "--iterations"}, "--dynamic-k"));
   }
   if (k_persist.value_or(k) <= k) return {};
-  return Fail(Errc::kUsage,
-              "--k-persist " + std::to_string(*k_persist) + " is above --k " + std::to_string(k));
+  return Fail(Errc::kUsage, "--k-persist " + std::to_string(*k_persist) + " is larger than --k " +
+                                std::to_string(k));
 }
 
 void SaveFlags::AddTo(cli::App& app) {
-  app.AddInputOutput(&source.input, &request.store, "checkpoint to save",
-                     "store to save into, made if it is not there");
+  app.AddInput(&source.input, "checkpoint to save");
+  app.AddOutput(&request.store, "store to save into, created if missing", "STORE");
   app.Daily({"--k", "--policy", "--tokens", "--keep", "--dynamic-k"});
   selection.AddTo(app);
   app.AddCount("--iterations", &iterations, 1, kMany,
-               "dynamic K: length of the run [default: the iterations so far]");
-  app.Group("What is saved");
+               "dynamic K: length of the run in iterations [default: the iterations so far]");
+  app.Group("Contents of a checkpoint");
   source.AddTo(app);
   app.AddList("--keep", &keep,
-              "component saved of every expert each time: weights, master or moments; fixed by a "
-              "store's first checkpoint",
+              "component saved of every expert in every checkpoint: weights, master or moments; "
+              "fixed by the first checkpoint of a store",
               "COMPONENT");
-  app.AddChoice("--compress", &compress, {"none", "zstd"}, "how new blobs are stored");
+  app.AddChoice("--compress", &compress, {"none", "zstd"}, "compression of new blobs");
   app.AddFlag("--existing-store", &request.existing_store,
               "fail if STORE does not exist instead of creating it, for example because its file "
               "system is not mounted");
@@ -81,13 +84,14 @@ void SaveFlags::AddTo(cli::App& app) {
 
 void SaveFlags::AddSaveOnlyTo(cli::App& app) {
   app.Daily({"--resumed-from", "--iteration"});
-  app.AddFlag("--partial-start", &request.partial_start,
-              "select experts also for a store's first checkpoint, which else has all");
+  app.AddFlag(
+      "--partial-start", &request.partial_start,
+      "select experts also for the first checkpoint of a store, which otherwise has all experts");
   app.AddCount("--resumed-from", &request.resumed_from, 0, kMany,
-               "training went on from this iteration without pec-restore: newer checkpoints of "
-               "the store, and newer copies of agents, are abandoned");
+               "iteration from which training resumed without pec-restore; abandons newer "
+               "checkpoints of the store and newer copies of agents");
   app.AddCount("--iteration", &request.iteration, 0, kMany,
-               "iteration of the checkpoint, where it does not say");
+               "iteration of the checkpoint, if it does not record one");
 }
 
 Status SaveFlags::CheckRules(const cli::App& app) {
@@ -95,11 +99,10 @@ Status SaveFlags::CheckRules(const cli::App& app) {
   if (selection.policy == pec::Policy::kReplay) {
     if (!agent) {
       return Fail(Errc::kUsage,
-                  "--policy replay: gradients come out of a running trainer only: give it to "
-                  "pec-save agent, or to shardwright.PartialCheckpoints(..., lossless=True) "
-                  "(docs/lossless.md)");
+                  "--policy replay requires gradients from a running trainer: use pec-save agent, "
+                  "or shardwright.PartialCheckpoints(..., lossless=True) (docs/lossless.md)");
     }
-    SW_TRY(app.Refuse({"--keep"}, "with --policy replay, which has one version of an expert"));
+    SW_TRY(app.Exclude({"--keep"}, "--policy replay, which has one version of an expert"));
   }
   SW_TRY(CheckDynamicK(app));
   if (keep.empty()) return {};
@@ -110,16 +113,17 @@ Status SaveFlags::CheckRules(const cli::App& app) {
 Status SaveFlags::CheckDynamicK(const cli::App& app) const {
   if (!selection.dynamic_k) return {};
   if (selection.policy != pec::Policy::kSequential && selection.policy != pec::Policy::kLoadAware) {
-    return Fail(Errc::kUsage, "--dynamic-k means nothing with --policy " +
+    return Fail(Errc::kUsage, "--dynamic-k cannot be combined with --policy " +
                                   std::string(pec::Name(selection.policy)) + ", which has no K");
   }
   if (app.Given("--k-persist")) {
-    return Fail(Errc::kUsage, "--dynamic-k and --k-persist exclude each other: both levels have K");
+    return Fail(
+        Errc::kUsage,
+        "--dynamic-k cannot be combined with --k-persist: its K applies to memory and to storage");
   }
   if (!selection.tokens.empty()) return {};
   return Fail(Errc::kUsage,
-              "--dynamic-k: lost tokens are known from the tokens per expert only: "
-              "give --tokens");
+              "--dynamic-k requires --tokens FILE, from which lost tokens are counted");
 }
 
 pec::SaveRequest SaveFlags::Options(const cli::CommonFlags& common) const {

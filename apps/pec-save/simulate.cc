@@ -42,75 +42,75 @@ std::optional<double> AsRate(const std::string& text) {
 }
 
 void SimulateFlags::AddTo(cli::App& app) {
-  app.AddInput(&request.tokens, "tokens per expert and iteration (docs/formats/loads.md)",
+  app.AddInput(&request.tokens, "token counts per expert and iteration (docs/formats/loads.md)",
                "TOKENS");
   app.Daily({"--faults", "--interval", "--policy", "--k", "--page", "--plt-limit"});
-  app.Group("The run");
+  app.Group("Run");
   app.AddText("--faults", &faults,
-              "a file of lines \"ITERATION NODE,NODE\" (no nodes: no memory is lost), or faults "
-              "per iteration, at random",
+              "file of lines \"ITERATION NODE,NODE\" (no nodes: no memory is lost), or rate of "
+              "random faults per iteration",
               "FILE|RATE");
   app.AddReal("--node-share", &request.node_share, 0, 1,
-              "of the faults at random, those that take a node's memory");
+              "share of the random faults that destroy the memory of a node");
   app.AddCount("--interval", &request.interval, 1, kMany, "iterations between checkpoints");
   app.AddFlag("--partial-start", &request.partial_start,
-              "select experts also for the first checkpoint, which else has all");
-  app.AddReal("--plt-limit", &request.plt_limit, 1e-9, 1, "share of lost tokens that is tolerable");
-  app.Group("What is tried, without these flags every policy with K of 1, 2, 4, ...");
-  app.AddEnum<pec::Policy>("--policy", &policy, PolicyWords(), "only this policy");
-  app.AddCount("--k", &request.k, 1, 65536, "only this K");
+              "select experts also for the first checkpoint, which otherwise has all experts");
+  app.AddReal("--plt-limit", &request.plt_limit, 1e-9, 1, "acceptable share of lost tokens");
+  app.Group("Policies to simulate (without these flags: every policy with K of 1, 2, 4, ...)");
+  app.AddEnum<pec::Policy>("--policy", &policy, PolicyWords(), "simulate only this policy");
+  app.AddCount("--k", &request.k, 1, 65536, "simulate only this K");
   app.AddCount("--k-persist", &request.k_persist, 1, 65536,
-               "experts of each layer that go to storage, of those of --k [default: all]");
+               "number of selected experts of each layer to write to storage [default: all]");
   app.AddCount("--max-age", &request.max_age, 1, kMany,
-               "load-aware: checkpoints after which an expert is taken first [default: 4 rounds]");
-  app.AddReal("--dynamic-k", &request.dynamic_limit, 1e-9, 1,
-              "also a K that doubles when its part of this share of lost tokens is spent");
+               "load-aware: number of checkpoints after which an unsaved expert is selected first "
+               "[default: 4 rounds]");
+  app.AddReal(
+      "--dynamic-k", &request.dynamic_limit, 1e-9, 1,
+      "also simulate a K that doubles when its part of this share of lost tokens is used up");
   app.AddSize("--budget", &request.budget_bytes,
-              "replay: bytes of an iteration, log and all, in place of K; 0: none");
+              "replay: bytes per iteration, log included, instead of K; 0: no budget");
   app.AddFlag("--gradients", &request.gradients,
-              "also what MoEtion's rule and the rule of least bytes would send of all experts; "
-              "computed only");
+              "also compute the bytes that MoEtion's rule and the rule of least bytes would send "
+              "for all experts");
   app.AddCount("--full-every", &request.full_every, 1, kMany,
-               "gradients of an expert in a row, after which its state is sent");
-  app.AddSize(
-      "--gradient-budget", &request.gradient_budget,
-      "bytes of an iteration: what gradients leave goes to states of the longest chains; 0: "
-      "none");
+               "number of consecutive gradients of an expert, after which its state is sent");
+  app.AddSize("--gradient-budget", &request.gradient_budget,
+              "bytes per iteration for the rule of least bytes; the rest of the budget is used for "
+              "the states of experts with the longest chains of gradients; 0: no budget");
   job.AddTo(app, &request.job, false);
   AddStepTimes(app, &request.job);
   app.Group("Outputs");
-  app.AddText("--csv", &csv, "also write the rows to this file", "FILE");
-  app.AddText("--page", &page, "also write curves and rows as a page to look at, in one HTML file",
-              "FILE");
+  app.AddText("--csv", &csv, "also write the rows to this CSV file", "FILE");
+  app.AddText("--page", &page, "also write an HTML report with curves and rows", "FILE");
 }
 
 Status SimulateFlags::CheckPolicy(const cli::App& app) const {
   if (app.Given("--policy") && policy != pec::Policy::kLoadAware) {
-    SW_TRY(app.Refuse({"--max-age"}, "without --policy load-aware"));
+    SW_TRY(app.Require({"--max-age"}, "--policy load-aware"));
   }
   if (app.Given("--policy") && policy == pec::Policy::kFull) {
-    SW_TRY(app.Refuse({"--k", "--k-persist"}, "with --policy full"));
+    SW_TRY(app.Exclude({"--k", "--k-persist"}, "--policy full, which saves all experts"));
   }
-  if (!request.k) SW_TRY(app.Refuse({"--k-persist"}, "without --k"));
+  if (!request.k) SW_TRY(app.Require({"--k-persist"}, "--k"));
   if (request.k_persist && *request.k_persist > *request.k) {
     return Fail(Errc::kUsage, "--k-persist " + std::to_string(*request.k_persist) +
-                                  " is above --k " + std::to_string(*request.k));
+                                  " is larger than --k " + std::to_string(*request.k));
   }
   const bool replays = !app.Given("--policy") || policy == pec::Policy::kReplay;
   if (!request.gradients) {
-    SW_TRY(app.Refuse({"--gradient-budget"}, "without --gradients"));
-    if (!replays) SW_TRY(app.Refuse({"--full-every"}, "without --gradients or policy replay"));
+    SW_TRY(app.Require({"--gradient-budget"}, "--gradients"));
+    if (!replays) SW_TRY(app.Require({"--full-every"}, "--gradients or --policy replay"));
   }
-  if (!replays) SW_TRY(app.Refuse({"--budget"}, "without policy replay"));
+  if (!replays) SW_TRY(app.Require({"--budget"}, "--policy replay"));
   if (policy == pec::Policy::kReplay && app.Given("--policy")) {
-    SW_TRY(app.Refuse({"--k-persist"}, "with --policy replay, which has one K"));
+    SW_TRY(app.Exclude({"--k-persist"}, "--policy replay, which has one K"));
   }
   if (!request.dynamic_limit) return {};
   if (app.Given("--policy") && policy != pec::Policy::kSequential) {
-    return Fail(Errc::kUsage,
-                "--dynamic-k goes with --policy sequential, not " + std::string(pec::Name(policy)));
+    return Fail(Errc::kUsage, "--dynamic-k requires --policy sequential, found " +
+                                  std::string(pec::Name(policy)));
   }
-  return app.Refuse({"--k-persist"}, "with --dynamic-k, whose K is that of both levels");
+  return app.Exclude({"--k-persist"}, "--dynamic-k: its K applies to memory and to storage");
 }
 
 Status SimulateFlags::ReadFaults(const cli::App& app) {
@@ -119,13 +119,14 @@ Status SimulateFlags::ReadFaults(const cli::App& app) {
     return {};
   }
   request.fault_file = faults;
-  return app.Refuse({"--node-share", "--seed"}, "with the file " + faults + " of faults");
+  return app.Exclude({"--node-share", "--seed"},
+                     "--faults " + faults + ", because a file has no random faults");
 }
 
 Status SimulateFlags::CheckRules(const cli::App& app) {
-  if (csv.empty() && page.empty()) SW_TRY(app.Refuse({"--force"}, "without --csv or --page"));
+  if (csv.empty() && page.empty()) SW_TRY(app.Require({"--force"}, "--csv or --page"));
   if (!page.empty() && page == csv) {
-    return Fail(Errc::kUsage, "--csv and --page name the same file, " + page);
+    return Fail(Errc::kUsage, "--csv and --page must be different files, found " + page);
   }
   SW_TRY(CheckPolicy(app));
   if (app.Given("--policy")) request.policy = policy;
@@ -154,12 +155,12 @@ Status Simulate(cli::Context& context, const SimulateFlags& flags) {
 
 int SimulateMain(int argc, const char* const* argv) {
   cli::App app("pec-save simulate",
-               "Play a trace of tokens with every policy and K, or those given: what each saves, "
-               "loses and costs.",
+               "Simulate a trace of token counts with every policy and K, or with the given ones, "
+               "and show what each saves, loses and costs.",
                {{"tokens.jsonl --faults 0.02 --interval 10",
-                 "Plays the trace for the sizes of GPT-350M-16E."},
+                 "Simulates the trace with the sizes of GPT-350M-16E."},
                 {"tokens.jsonl store/ --page simulation.html",
-                 "Takes the sizes of a store and writes a page to look at."}});
+                 "Uses the sizes of a store and writes an HTML report."}});
   SimulateFlags flags;
   app.Use({cli::Shared::kForce, cli::Shared::kTakeOver, cli::Shared::kSeed});
   flags.AddTo(app);

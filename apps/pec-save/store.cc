@@ -72,25 +72,28 @@ Status Repair(cli::Context& context, const CheckFlags& flags) {
 }  // namespace
 
 int CheckMain(int argc, const char* const* argv) {
-  cli::App app(
-      "pec-save check", "Verify every blob of a store; exit 5 if one is bad.",
-      {{"store/", "Reads and verifies all that the checkpoints of a store refer to."},
-       {"store/ --repair ckpt/global_step100",
-        "Also writes missing and damaged blobs again, as far as the checkpoint still has them."}});
+  cli::App app("pec-save check",
+               "Verify every blob of a store, and optionally repair damaged ones; exit with code 5 "
+               "if one is damaged.",
+               {{"store/", "Reads and verifies all data of the checkpoints of a store."},
+                {"store/ --repair ckpt/global_step100",
+                 "Also writes missing and damaged blobs again, if the checkpoint still contains "
+                 "their data."}});
   CheckFlags flags;
   app.AddInput(&flags.store, "store to verify", "STORE");
   app.Use({cli::Shared::kThreads, cli::Shared::kMode, cli::Shared::kTakeOver});
   app.Daily({"--repair"});
   app.AddText("--repair", &flags.repair,
-              "checkpoint from which missing and damaged blobs are written again, if its content "
-              "is exactly that of the blob; exit 5 if one is still bad",
+              "checkpoint from which missing and damaged blobs are written again, if it contains "
+              "exactly the data of the blob; exit with code 5 if a blob is still damaged",
               "CKPT");
-  app.AddList("--also", &flags.also, "another folder that holds a part of CKPT", "DIR");
+  app.AddList("--also", &flags.also, "another folder with a part of CKPT", "DIR");
   AddPatterns(app, &flags.patterns);
   app.Check([&]() -> Status {
     if (!flags.repair.empty()) return {};
-    if (app.Given("--repair")) return Fail(Errc::kUsage, "--repair: the path is empty");
-    return app.Refuse({"--also", "--mode", "--take-over"}, "without --repair");
+    if (app.Given("--repair"))
+      return Fail(Errc::kUsage, "--repair: expected the path of a checkpoint, found an empty path");
+    return app.Require({"--also", "--mode", "--take-over"}, "--repair");
   });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     return flags.repair.empty() ? Check(context, flags) : Repair(context, flags);
@@ -98,19 +101,18 @@ int CheckMain(int argc, const char* const* argv) {
 }
 
 int CollectMain(int argc, const char* const* argv) {
-  cli::App app(
-      "pec-save gc",
-      "Remove what no rule keeps from a store, and gradients that bring nothing forward that is "
-      "kept.",
-      {{"store/ --keep-last 3", "Keeps the three newest checkpoints."}});
+  cli::App app("pec-save gc",
+               "Delete checkpoints and blobs that no retention rule covers, and logged gradients "
+               "that no remaining checkpoint needs.",
+               {{"store/ --keep-last 3", "Keeps the three newest checkpoints."}});
   std::string store;
   pec::Retention rules;
-  app.AddInput(&store, "store to collect", "STORE");
+  app.AddInput(&store, "store to clean up", "STORE");
   app.Use({cli::Shared::kDryRun, cli::Shared::kTakeOver});
   app.Daily({"--keep-last", "--keep-every"});
-  app.AddCount("--keep-last", &rules.keep_last, 1, kMany, "newest checkpoints to keep");
+  app.AddCount("--keep-last", &rules.keep_last, 1, kMany, "number of newest checkpoints to keep");
   app.AddCount("--keep-every", &rules.keep_every, 1, kMany,
-               "also checkpoints whose iteration is a multiple of this");
+               "also keep checkpoints at multiples of N iterations");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const bool dry_run = context.flags().dry_run;
     const bool take_over = context.flags().take_over;
@@ -129,8 +131,8 @@ int CollectMain(int argc, const char* const* argv) {
 }
 
 int ListMain(int argc, const char* const* argv) {
-  cli::App app("pec-save list", "Say what a store holds; reads no payload.",
-               {{"store/", "Shows the checkpoints and how old their modules are."}});
+  cli::App app("pec-save list", "List the checkpoints of a store; reads metadata only.",
+               {{"store/", "Shows the checkpoints and the age of their modules."}});
   std::string store;
   app.Alone();
   app.AddInput(&store, "store to list", "STORE");
@@ -143,13 +145,12 @@ int ListMain(int argc, const char* const* argv) {
 }
 
 int UndoMain(int argc, const char* const* argv) {
-  cli::App app("pec-save undo",
-               "Take back the last restore of a store: checkpoints that it abandoned are usable "
-               "again.",
-               {{"store/",
-                 "Forgets a restore that was a look at the store, or a restart before its "
-                 "first save."},
-                {"store/ --confirm", "Records the restore as a restart of the training."}});
+  cli::App app(
+      "pec-save undo",
+      "Undo the last restore of a store: the checkpoints that it abandoned become usable again.",
+      {{"store/",
+        "Forgets a restore that only looked at the store, or a restart that has not saved yet."},
+       {"store/ --confirm", "Records the last restore as a restart of training."}});
   std::string store;
   bool confirm = false;
   app.Alone();

@@ -48,8 +48,9 @@ Status Tune(cli::Context& context, const pec::TuneRequest& request, const std::s
   context.SetResult(pec::TuningJson(tuning));
   context.out() << pec::TuningText(tuning);
   if (!tuning.chosen.config.plt_in_limit) {
-    context.sink().Warn("the expected PLT is above " + Fixed(100 * request.plt_limit, 2) +
-                        " %: no K to persist that fits the interval is enough");
+    context.sink().Warn(
+        "the expected PLT exceeds the limit of " + Fixed(100 * request.plt_limit, 2) +
+        " %, whatever K to persist fits the interval; use faster storage or a larger --plt-limit");
   }
   return {};
 }
@@ -58,31 +59,33 @@ Status Tune(cli::Context& context, const pec::TuneRequest& request, const std::s
 
 int TuneMain(int argc, const char* const* argv) {
   cli::App app("pec-save tune",
-               "Choose K, K to persist and the interval for a store, or for the sizes given.",
-               {{"store/ --fault-rate 0.0001", "Chooses for the model and ranks of a store."},
-                {"--dp 64 --ep 16 --measure /scratch", "Measures bandwidths where stores lie."}});
+               "Choose K, K to persist and the checkpoint interval for a store, or for a model "
+               "with the given sizes.",
+               {{"store/ --fault-rate 0.0001",
+                 "Chooses K and the interval for the model and ranks of a store."},
+                {"--dp 64 --ep 16 --measure /scratch", "Measures both bandwidths in /scratch."}});
   pec::TuneRequest request;
   JobFlags job;
   std::string measure;
   app.Daily({"--fault-rate", "--iterations", "--measure", "--plt-limit", "--interval"});
-  app.Group("The run");
+  app.Group("Run");
   app.AddCount("--interval", &request.interval, 1, kMany,
-               "iterations between checkpoints [default: what is best]");
+               "iterations between checkpoints [default: the best interval]");
   app.AddReal("--fault-rate", &request.fault_rate, 0, 1, "faults per iteration");
-  app.AddCount("--iterations", &request.iterations, 1, kMany, "length of the run");
-  app.AddReal("--plt-limit", &request.plt_limit, 1e-9, 1, "share of lost tokens that is tolerable");
+  app.AddCount("--iterations", &request.iterations, 1, kMany, "length of the run in iterations");
+  app.AddReal("--plt-limit", &request.plt_limit, 1e-9, 1, "acceptable share of lost tokens");
   app.AddReal("--lost-share", &request.lost_share, 0, 1,
-              "share of the memory copies that a fault takes [default: of one node]");
+              "share of the memory copies that a fault destroys [default: the share of one node]");
   app.AddText("--measure", &measure,
-              "measure both bandwidths instead, in FOLDER, where the store will be: every rank "
-              "writes, syncs and removes 256 MiB there, and copies as much in memory",
+              "measure both bandwidths, in the FOLDER of the future store. Every rank writes, "
+              "syncs and removes 256 MiB there, and copies as much in memory",
               "FOLDER");
   job.AddTo(app, &request.job, true);
   AddStepTimes(app, &request.job);
   app.Check([&]() -> Status {
     for (const char* flag : {"--persist-bandwidth", "--snapshot-bandwidth"}) {
       if (measure.empty() || !app.Given(flag)) continue;
-      return Fail(Errc::kUsage, std::string("--measure and ") + flag + " exclude each other");
+      return Fail(Errc::kUsage, std::string("--measure cannot be combined with ") + flag);
     }
     return job.Complete(app, &request.job);
   });

@@ -11,29 +11,30 @@ using shardwright::ucp::Pack;
 int main(int argc, char** argv) {
   shardwright::cli::App app(
       "ucp-extract",
-      "Describe a sharded checkpoint in a fragment catalogue, with its bytes if asked.",
+      "Write a fragment catalogue that describes a sharded checkpoint, optionally with its tensor "
+      "data.",
       {{"ckpt/ catalogue/", "Writes the fragment catalogue of the newest checkpoint in ckpt/."},
-       {"ckpt/ --list", "Shows the parameters of a checkpoint and how they are cut."}});
+       {"ckpt/ --list", "Shows the parameters of a checkpoint and how they are sharded."}});
   shardwright::apps::SourceFlags source;
   std::string output;
   std::optional<std::string> pack;
   app.AddInputOutput(&source.input, &output,
                      "save folder or tag folder of a checkpoint, or a .safetensors file",
-                     "catalogue to make");
+                     "catalogue to create");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
   app.Daily({"--pack", "--also", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
   source.AddMapTo(app);
-  app.AddOptionalValue(
-      "--pack", &pack, "copy",
-      "put the payloads into the catalogue too, copied or compressed, so that INPUT may go away",
-      "copy|zstd");
+  app.AddOptionalValue("--pack", &pack, "copy",
+                       "also store the tensor data in the catalogue, copied or compressed, so that "
+                       "INPUT can be deleted",
+                       "copy|zstd");
   app.Check([&]() -> Status {
     if (!pack || *pack == "copy" || *pack == "zstd") return {};
     return shardwright::Fail(shardwright::Errc::kUsage,
-                             "--pack=" + *pack + ": copy or zstd expected");
+                             "--pack=" + *pack + ": expected copy or zstd");
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);

@@ -72,17 +72,19 @@ Status CheckNames(cli::Context& context, const ucp::Input& input, const dialect:
   if (wanted.empty() || !input.mapped.empty() || input.checkpoint.origin == format.name) return {};
   SW_TRY_ASSIGN(const std::string map, MissingMap(input.checkpoint, wanted));
   if (map.empty()) return {};
-  const std::string what = "the names of " + input.checkpoint.tag +
-                           " are those of another program than the ones that files of format " +
-                           std::string(format.name) + " are for";
+  const std::string what = "the tensor names of " + input.checkpoint.tag +
+                           " belong to another program than the readers of the " +
+                           std::string(format.name) + " format";
   if (format.name != "megatron") {
-    context.sink().Warn(what + "; --map " + map + " writes the names that they look for");
+    context.sink().Warn(what + "; add --map " + map +
+                        " to write the names that those readers expect");
     return {};
   }
-  return Fail(Errc::kUsage, what + ": ucp-load " + ShellWord(input.roots.front()) + " " +
-                                ShellWord(output) + " --format " + std::string(format.name) +
-                                " --map " + map +
-                                " writes the names that they look for, --map none keeps these");
+  return Fail(
+      Errc::kUsage,
+      what + ": run ucp-load " + ShellWord(input.roots.front()) + " " + ShellWord(output) +
+          " --format " + std::string(format.name) + " --map " + map +
+          " to write the names that those readers expect, or --map none to keep the present names");
 }
 
 }  // namespace shardwright::apps

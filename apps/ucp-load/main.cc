@@ -10,15 +10,16 @@ using shardwright::Status, shardwright::cli::Shared;
 
 int main(int argc, char** argv) {
   const std::vector<shardwright::cli::Subcommand> subcommands = {
-      {"serve", "load into memory, and stay for trainers to take it",
+      {"serve", "keep a checkpoint in shared memory for trainers to load",
        &shardwright::apps::ServeMain},
-      {"status", "show what such a load does", &shardwright::apps::ServeStatusMain},
-      {"stop", "end one", &shardwright::apps::ServeStopMain}};
+      {"status", "print the state of a checkpoint in shared memory",
+       &shardwright::apps::ServeStatusMain},
+      {"stop", "remove a checkpoint from shared memory", &shardwright::apps::ServeStopMain}};
   if (const auto* one = shardwright::cli::FindSubcommand(subcommands, argc, argv)) {
     return one->main(argc, argv);
   }
   shardwright::cli::App app(
-      "ucp-load", "Write a checkpoint in another parallel layout.",
+      "ucp-load", "Write a checkpoint in another parallel layout or format.",
       {{"ckpt/ out/ --target zero=3,dp=48",
         "Converts a checkpoint for 48 ranks with ZeRO stage 3."},
        {"--check ckpt/ out/", "Compares two checkpoints of any layouts, tensor by tensor."}});
@@ -32,23 +33,23 @@ int main(int argc, char** argv) {
   bool link = false;
   app.AddInputOutput(&source.input, &output,
                      "checkpoint, catalogue, folder of atoms or .safetensors file",
-                     "folder to make");
+                     "folder to create");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
   app.Daily({"--target", "--format", "--check", "--memory"});
   source.AddTo(app);
   source.AddNeighboursTo(app);
   source.AddMapTo(app);
-  format.AddTo(app, "what is not named stays as in INPUT");
-  app.AddFlag(
-      "--link", &link,
-      "equal layouts only: hard links to the files of INPUT instead of clones or copies; the "
-      "two checkpoints then share their bytes, and a trainer that saves over a file of one "
-      "changes both");
+  format.AddTo(app, "keys you omit keep the source's value");
+  app.AddFlag("--link", &link,
+              "for equal layouts only: create hard links to the files of INPUT instead of clones "
+              "or copies. The two checkpoints then share their bytes: a trainer that overwrites a "
+              "file of one changes both");
   format.AddStrictTo(app);
   format.AddKeyFlags(app);
   app.AddFlag("--check", &check,
-              "compare INPUT with OUTPUT (--only: its weights); exit 5 if they differ");
+              "compare INPUT with OUTPUT (with --only: just these weights); exit with code 5 if "
+              "they differ");
   shardwright::dialect::TargetSpec spec;
   std::string only;  // of --check: "weight", "master", or empty
   app.Check([&]() -> Status {
@@ -56,11 +57,12 @@ int main(int argc, char** argv) {
                              "--neighbours", "--link", "--strict", "--mode"}) {
       if (check && app.Given(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage,
-                                 std::string(flag) + " means nothing with --check");
+                                 std::string(flag) + " cannot be combined with --check");
       }
     }
     if (const std::string flag = format.GivenKeyFlag(app, "--only"); check && !flag.empty()) {
-      return shardwright::Fail(shardwright::Errc::kUsage, flag + " means nothing with --check");
+      return shardwright::Fail(shardwright::Errc::kUsage,
+                               flag + " cannot be combined with --check");
     }
     if (check) {
       only = app.Given("--only") ? format.ValueOf("only") : "";
@@ -80,8 +82,8 @@ int main(int argc, char** argv) {
       SW_TRY_ASSIGN(format.format, shardwright::ucp::DefaultFormat(context.comm(), *input));
       SW_TRY_ASSIGN(spec, format.Spec(app));
       const bool usual = format.format == &shardwright::dialect::Dialects().front();
-      context.sink().Note("the output has the format of the source, " +
-                              std::string(format.format->name) + "; --format chooses another one",
+      context.sink().Note("the output has the checkpoint format of the source, " +
+                              std::string(format.format->name) + "; use --format to choose another",
                           usual ? 1 : 0);
     }
     if (source.maps != std::vector<std::string>{"none"}) {

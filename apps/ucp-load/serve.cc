@@ -52,11 +52,12 @@ void Show(cli::Context& context, const resident::Served& served) {
 }  // namespace
 
 int ServeMain(int argc, const char* const* argv) {
-  cli::App app("ucp-load serve",
-               "Load a checkpoint into shared memory of this node, in the layout of a trainer, and "
-               "stay for trainers to take it: shardwright.load(engine, \"unix:PATH\").",
-               {{"ckpt/ unix:/run/user/1/load.sock --target zero=2,dp=4",
-                 "Serves four ranks of ZeRO stage 2; under mpirun each process holds a share."}});
+  cli::App app(
+      "ucp-load serve",
+      "Keep a checkpoint in shared memory of this node, in the layout of a trainer. Trainers load "
+      "it with shardwright.load(engine, \"unix:PATH\").",
+      {{"ckpt/ unix:/run/user/1/load.sock --target zero=2,dp=4",
+        "Serves four ranks with ZeRO stage 2. Under mpirun, each process loads a share."}});
   SourceFlags source;
   FormatFlags format;
   format.for_ranks = true;
@@ -64,18 +65,19 @@ int ServeMain(int argc, const char* const* argv) {
   std::string device = "host";
   std::optional<std::uint64_t> deadline;
   app.AddInput(&source.input, "checkpoint, catalogue, folder of atoms or .safetensors file");
-  app.AddInput(&address, "where trainers ask, unix:PATH", "ADDRESS");
+  app.AddInput(&address, "address for trainers, unix:PATH", "ADDRESS");
   app.Use({Shared::kVerify, Shared::kThreads, Shared::kMemory});
   app.Daily({"--target", "--format", "--device", "--memory"});
-  app.AddChoice("--device", &device, {"host", "cuda"},
-                "whose memory: this machine's, or that of a CUDA device for each process");
+  app.AddChoice(
+      "--device", &device, {"host", "cuda"},
+      "memory to use: host for the memory of this machine, cuda for one CUDA device per process");
   app.AddCount("--deadline", &deadline, 1, kSecondsMax,
-               "seconds after which it ends by itself [default: never]");
+               "seconds after which the command ends by itself [default: never]");
   source.AddTo(app, false);
   source.AddMapTo(app);
   format.AddTo(app,
-               "what is not named stays as in INPUT; any layout serves any trainer, that of "
-               "the trainer is taken fastest");
+               "keys you omit keep the source's value. Any layout serves any trainer, but the "
+               "layout of the trainer loads fastest");
   dialect::TargetSpec spec;
   resident::ServeOptions options;
   app.Check([&]() -> Status {
@@ -84,12 +86,13 @@ int ServeMain(int argc, const char* const* argv) {
     if (address.empty()) return {};
     SW_TRY_ASSIGN(options.address, os::ParseAddress(address));
     if (options.address.is_local()) return {};
-    return Fail(Errc::kUsage, address + ": unix:PATH is needed");
+    return Fail(Errc::kUsage, address + ": expected an address unix:PATH");
   });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const cli::CommonFlags& flags = context.flags();
     if (flags.verify != Verify::kNone && flags.verify != Verify::kSums) {
-      return Fail(Errc::kUsage, "--verify: none or sums, as nothing is written");
+      return Fail(Errc::kUsage,
+                  "--verify: expected none or sums, because ucp-load serve writes no files");
     }
     options.input = source.Options(flags);
     options.input.maps.sides = format.Sides(spec);
@@ -103,15 +106,17 @@ int ServeMain(int argc, const char* const* argv) {
 }
 
 int ServeStatusMain(int argc, const char* const* argv) {
-  cli::App app("ucp-load status", "Show what a resident load does.",
-               {{"unix:/run/user/1/load.sock --wait 600", "Waits until trainers can be served."}});
+  cli::App app(
+      "ucp-load status",
+      "Print the state of a checkpoint that ucp-load serve keeps in shared memory.",
+      {{"unix:/run/user/1/load.sock --wait 600", "Waits until trainers can load the checkpoint."}});
   std::string address;
   TrustFlags trust;
   std::uint64_t wait = 0;
   app.Alone();
-  app.AddInput(&address, "where the load listens, unix:PATH", "ADDRESS");
+  app.AddInput(&address, "address of ucp-load serve, unix:PATH", "ADDRESS");
   app.AddCount("--wait", &wait, 0, kSecondsMax,
-               "seconds to wait until it is there and has loaded; exit 3 if it has not");
+               "seconds to wait until the checkpoint is loaded; exit with code 3 if it is not");
   trust.AddTo(app);
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     return context.comm().OnRoot([&]() -> Status {
@@ -141,12 +146,13 @@ int ServeStatusMain(int argc, const char* const* argv) {
 
 int ServeStopMain(int argc, const char* const* argv) {
   cli::App app("ucp-load stop",
-               "End a resident load: trainers that are reading get ten seconds to let go.",
-               {{"unix:/run/user/1/load.sock", "Ends the one that listens there."}});
+               "Stop ucp-load serve and remove its checkpoint from shared memory. Trainers that "
+               "are reading get ten seconds to finish.",
+               {{"unix:/run/user/1/load.sock", "Stops ucp-load serve at this address."}});
   std::string address;
   TrustFlags trust;
   app.Alone();
-  app.AddInput(&address, "where the load listens, unix:PATH", "ADDRESS");
+  app.AddInput(&address, "address of ucp-load serve, unix:PATH", "ADDRESS");
   trust.AddTo(app);
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));

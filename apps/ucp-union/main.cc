@@ -13,13 +13,13 @@ int main(int argc, char** argv) {
       "Merge the fragments of a checkpoint into atoms: one file per parameter and state.",
       {{"ckpt/ atoms/", "Writes a universal checkpoint that DeepSpeed's own loader opens."},
        {"--input_folder ckpt/global_step100 --output_folder ckpt/global_step100_universal",
-        "The same with the flags of ds_to_universal."}});
+        "Does the same with the flags of DeepSpeed's ds_to_universal."}});
   shardwright::apps::SourceFlags source;
   shardwright::ucp::DsToUniversal compatible;
   std::string output;
   app.AddInputOutput(&source.input, &output,
                      "catalogue, save folder or tag folder, or a .safetensors file",
-                     "folder of atoms to make");
+                     "folder to create for the atoms");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
   app.Daily({"--input_folder", "--output_folder", "--memory"});
@@ -31,20 +31,21 @@ int main(int argc, char** argv) {
   format.fixed = true;
   format.AddStrictTo(app);
   format.AddKeyFlags(app);
-  app.AddText("--input_folder", &source.input, "INPUT, as ds_to_universal names it: a tag folder",
-              "DIR");
+  app.AddText("--input_folder", &source.input,
+              "INPUT, with the flag name of ds_to_universal; a tag folder", "DIR");
   app.AddText("--output_folder", &compatible.output,
-              "tag folder to make, as ds_to_universal lays it out", "DIR");
+              "tag folder to create, in the layout of ds_to_universal", "DIR");
   app.AddCount("--num_extract_workers", &compatible.extract_workers, 0, 4096,
-               "0, or threads per rank at least");
+               "minimum threads per rank; 0: no minimum");
   app.AddCount("--num_merge_workers", &compatible.merge_workers, 0, 4096,
-               "0, or threads per rank at least");
+               "minimum threads per rank; 0: no minimum");
   app.AddFlag("--keep_temp_folder", &compatible.keep_temp_folder,
-              "accepted: no temporary files are made");
+              "accepted and ignored: ucp-union creates no temporary files");
   app.AddFlag("--no_strict", &compatible.no_strict,
-              "accepted: a pattern that no parameter needs is never an error");
-  app.AddFlag("--inject_missing_state", &compatible.inject_missing_state,
-              "accepted: universal_checkpoint_info is not needed where nothing is cut");
+              "accepted and ignored: a pattern that matches no parameter is never an error");
+  app.AddFlag(
+      "--inject_missing_state", &compatible.inject_missing_state,
+      "accepted and ignored: universal_checkpoint_info is not required where nothing is sharded");
   shardwright::dialect::TargetSpec spec;
   app.Check([&]() -> Status {
     SW_TRY_ASSIGN(spec, format.Spec(app));
@@ -52,7 +53,8 @@ int main(int argc, char** argv) {
       // As the converter that these flags are of, which leaves what lies beside where it is.
       if (source.neighbours && app.Given("--neighbours")) {
         return shardwright::Fail(shardwright::Errc::kUsage,
-                                 "--neighbours=copy: with --output_folder they lie beside it");
+                                 "--neighbours=copy cannot be combined with --output_folder, which "
+                                 "leaves sibling files where they are");
       }
       source.neighbours = false;
     }

@@ -52,8 +52,8 @@ void App::AddOptionalInput(std::string* input, std::string_view what, const std:
   parser_->AddPositional(name, input, what, PositionalKind::kOptional);
 }
 
-void App::AddOutput(std::string* output, std::string_view what) {
-  parser_->AddPositional("OUTPUT", output, what, PositionalKind::kWritten);
+void App::AddOutput(std::string* output, std::string_view what, const std::string& name) {
+  parser_->AddPositional(name, output, what, PositionalKind::kWritten);
 }
 
 void App::AddInputOutput(std::string* input, std::string* output, std::string_view what_input,
@@ -89,8 +89,7 @@ CLI::Option* App::AddText(const std::string& flag, std::string* value, std::stri
 
 CLI::Option* App::AddList(const std::string& flag, std::vector<std::string>* values,
                           std::string_view what, std::string_view kind) {
-  CLI::Option* option =
-      cli().add_option(flag, *values, std::string(what) + "; may be given several times");
+  CLI::Option* option = cli().add_option(flag, *values, std::string(what) + "; may be repeated");
   return option->allow_extra_args(false)->type_name(std::string(kind));
 }
 
@@ -157,7 +156,7 @@ CLI::Option* App::AddChosen(const std::string& flag, const std::vector<std::stri
         for (std::size_t i = 0; i < words.size(); ++i) {
           if (words[i] == text) return choose(i);
         }
-        throw CLI::ValidationError(name, "\"" + text + "\" is none of " + all);
+        throw CLI::ValidationError(name, "\"" + text + "\" is not one of " + all);
       },
       std::string(what));
   parser_->Choose(option, words);
@@ -190,9 +189,17 @@ bool App::Given(const std::string& flag) const {
   return option != nullptr && option->count() > 0;
 }
 
-Status App::Refuse(std::initializer_list<const char*> flags, const std::string& why) const {
+Status App::Exclude(std::initializer_list<const char*> flags, const std::string& other) const {
   for (const char* flag : flags) {
-    if (Given(flag)) return Fail(Errc::kUsage, std::string(flag) + " means nothing " + why);
+    if (!Given(flag)) continue;
+    return Fail(Errc::kUsage, std::string(flag) + " cannot be combined with " + other);
+  }
+  return {};
+}
+
+Status App::Require(std::initializer_list<const char*> flags, const std::string& needed) const {
+  for (const char* flag : flags) {
+    if (Given(flag)) return Fail(Errc::kUsage, std::string(flag) + " requires " + needed);
   }
   return {};
 }

@@ -107,12 +107,13 @@ class App {
   void AddInput(std::string* input, std::string_view what, const std::string& name = "INPUT");
   /// A positional that may be absent.
   void AddOptionalInput(std::string* input, std::string_view what, const std::string& name);
-  /// The positional OUTPUT, needed unless --list or --explain is given, and refused with them.
-  void AddOutput(std::string* output, std::string_view what);
+  /// Adds the positional OUTPUT, or one with another name. It is required unless --list or
+  /// --explain is given, and an error with them.
+  void AddOutput(std::string* output, std::string_view what, const std::string& name = "OUTPUT");
   /// INPUT and OUTPUT.
   void AddInputOutput(std::string* input, std::string* output,
                       std::string_view what_input = "checkpoint to read",
-                      std::string_view what_output = "folder to make");
+                      std::string_view what_output = "folder to create");
 
   /// Names the other things that the command does, for its help.
   void AddSubcommands(const std::vector<Subcommand>& list);
@@ -192,10 +193,15 @@ class App {
   /// True once Run has parsed `flag` ("--name") among the arguments.
   bool Given(const std::string& flag) const;
 
-  /// Within a rule: refuses flags that do nothing here.
-  /// \param why  continues "--x means nothing "
-  /// \error kUsage  names the first that is given
-  Status Refuse(std::initializer_list<const char*> flags, const std::string& why) const;
+  /// Within a rule: fails if one of `flags` is given, because it has no effect with `other`.
+  /// \param other  ends the message "--x cannot be combined with "
+  /// \error kUsage  names the first flag that is given
+  Status Exclude(std::initializer_list<const char*> flags, const std::string& other) const;
+
+  /// Within a rule: fails if one of `flags` is given, because it has no effect without `needed`.
+  /// \param needed  ends the message "--x requires "
+  /// \error kUsage  names the first flag that is given
+  Status Require(std::initializer_list<const char*> flags, const std::string& needed) const;
 
   /// The parser underneath, for what the helpers above cannot say.
   CLI::App& cli();

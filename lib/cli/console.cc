@@ -68,8 +68,9 @@ Status Console::OpenLog(const std::string& path) {
   const int fd = OpenToAppend(name);
   if (fd < 0) {
     const int error = errno;
-    const std::string why = error == ELOOP ? "a symbolic link of another user, or one to itself"
-                                           : std::string(std::strerror(error));
+    const std::string why = error == ELOOP
+                                ? "a symbolic link that another user owns, or that links to itself"
+                                : std::string(std::strerror(error));
     return Fail(Errc::kIo, "log " + name + ": cannot open: " + why, error);
   }
   const std::lock_guard lock(mutex_);

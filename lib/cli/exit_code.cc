@@ -12,17 +12,18 @@ struct Row {
 };
 
 constexpr std::array<Row, 11> kRows = {{
-    {Errc::kInternal, "internal", "our fault"},
-    {Errc::kUsage, "usage", "usage"},
-    {Errc::kNotFound, "not_found", "input, or folder for the output, not found or unreadable"},
+    {Errc::kInternal, "internal", "internal error"},
+    {Errc::kUsage, "usage", "usage error"},
+    {Errc::kNotFound, "not_found",
+     "input, or parent directory of the output, not found or unreadable"},
     {Errc::kBadInput, "bad_input", "input corrupt or unsafe"},
-    {Errc::kMismatch, "mismatch", "a check answered \"no\""},
-    {Errc::kBusy, "busy", "output exists, is in use or is another user's"},
-    {Errc::kIo, "io", "write failed (I/O, space, quota)"},
-    {Errc::kLimit, "limit", "over a memory or size limit"},
+    {Errc::kMismatch, "mismatch", "a check failed"},
+    {Errc::kBusy, "busy", "output exists, is in use or belongs to another user"},
+    {Errc::kIo, "io", "write failed (I/O error, no space, quota)"},
+    {Errc::kLimit, "limit", "memory or size limit exceeded"},
     {Errc::kUnsupported, "unsupported", "unsupported layout or version"},
     {Errc::kInfeasible, "infeasible", "no feasible plan"},
-    {Errc::kStopped, "stopped", "stopped on request, `--resume` continues"},
+    {Errc::kStopped, "stopped", "stopped on request; `--resume` continues"},
 }};
 
 }  // namespace

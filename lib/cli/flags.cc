@@ -20,7 +20,7 @@ Result<E> ParseWord(std::string_view text,
     if (!words.empty()) words += ", ";
     words += word;
   }
-  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is none of " + words);
+  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is not one of " + words);
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ std::string Parser::ShortHelpText() const {
   std::string text = HeadText();
   std::string lines;
   for (const std::string& group : groups_) lines += OptionLines(group, true);
-  text += "\nFlags for every day:\n" + lines + OptionLines(kSharedGroup, true);
+  text += "\nCommon flags:\n" + lines + OptionLines(kSharedGroup, true);
   return text + "\nAll flags, exit codes and environment: " + name_ + " --help\n";
 }
 
@@ -127,7 +127,7 @@ std::string Parser::HelpText() const {
   for (const Variable& one : environment_) variables += one.name + ", ";
   text += "\n" + Indented(variables + "SHARDWRIGHT_LOG (docs/commands.md)", 0);
   return text +
-         "Exit codes: 0 done, 1 to 10 failed, of them 5 a check's \"no\", 75 stopped "
+         "Exit codes: 0 done, 1 to 10 failed (5: check failed), 75 stopped on request "
          "(docs/commands.md)\n";
 }
 

@@ -73,13 +73,14 @@ void Parser::AddShared() {
 
 void Parser::AddDescribeFlags() {
   if (Uses(Shared::kList)) {
-    cli_.add_flag("--list", flags_.list, "say what INPUT holds and stop; reads no payload")
+    cli_.add_flag("--list", flags_.list,
+                  "print the contents of INPUT and exit; reads metadata only")
         ->disable_flag_override();
   }
   if (Uses(Shared::kExplain)) {
     cli_.add_option_function<std::string>(
             "--explain", [this](const std::string& name) { flags_.explain = name; },
-            "say which shards and bytes form one tensor and stop; reads no payload")
+            "print the shards and bytes of tensor NAME and exit; reads metadata only")
         ->type_name("NAME");
   }
 }
@@ -89,22 +90,21 @@ void Parser::AddRunFlags() {
     if (Uses(which)) cli_.add_flag(flag, value, what)->disable_flag_override();
   };
   add_switch(Shared::kDryRun, "-n,--dry-run", flags_.dry_run,
-             "plan in full, print reads, writes, files, memory and disk, and write nothing");
-  add_switch(Shared::kForce, "--force", flags_.force,
-             "replace an existing output; it stays whole until the new one is committed");
+             "print all reads, writes, files, memory and disk space; write nothing");
+  add_switch(Shared::kForce, "--force", flags_.force, "replace an existing output atomically");
   add_switch(Shared::kResume, "--resume", flags_.resume,
-             "continue a stopped run of the same inputs, flags and version");
+             "continue a stopped run with the same inputs, flags and version");
   add_switch(Shared::kTakeOver, "--take-over", flags_.take_over,
-             "wait until the last heartbeat of a process on another machine is 180 s old, then "
-             "remove its lock (docs/filesystems.md)");
+             "if a process on another machine has the lock: wait until its last heartbeat is 180 s "
+             "old, then remove the lock (docs/filesystems.md)");
   if (Uses(Shared::kVerify)) {
     CLI::Option* option = cli_.add_option_function<std::string>(
         "--verify",
         [this](const std::string& text) {
           flags_.verify = ValueOrThrow(ParseVerify(text), "--verify");
         },
-        "what is checked: nothing, the sums of what is read, also that replicas are equal, or also "
-        "the output read again before it is committed");
+        "how much to verify. sums: checksums of the data that is read; replicas: also that "
+        "replicas are equal; readback: also read the output again before committing it");
     Choose(option, {"none", "sums", "replicas", "readback"});
     ShowDefault(option, "sums");
   }
@@ -124,8 +124,9 @@ void Parser::AddRunFlags() {
         [this](const std::string& text) {
           flags_.memory_bytes = ValueOrThrow(ParseMemory(text), "--memory");
         },
-        "memory per rank that is never exceeded, in GiB (2^30) or GB or G (10^9)");
-    ShowDefault(option->type_name("SIZE"), "1GiB, or a rank's share of a quarter of the memory");
+        "memory limit per rank, in GiB (2^30) or GB or G (10^9)");
+    ShowDefault(option->type_name("SIZE"),
+                "1GiB or, if less, a rank's share of a quarter of the memory");
   }
   if (Uses(Shared::kSeed)) {
     CLI::Option* option = cli_.add_option_function<std::string>(
@@ -133,47 +134,47 @@ void Parser::AddRunFlags() {
         [this](const std::string& text) {
           flags_.seed = ValueOrThrow(ParseCount(text, 0, UINT64_MAX), "--seed");
         },
-        "number that decides where there is a choice");
+        "random seed");
     ShowDefault(option->type_name("N"), "0");
   }
   if (Uses(Shared::kMode)) {
     CLI::Option* option = cli_.add_option_function<std::string>(
         "--mode",
         [this](const std::string& text) { flags_.mode = ValueOrThrow(ParseMode(text), "--mode"); },
-        "permissions of new files, such as 0600 or 0640; folders also get the right to enter for "
-        "those who may read");
-    ShowDefault(option->type_name("MODE"), "as the umask says");
+        "permissions of new files, such as 0600 or 0640; new folders also get execute where they "
+        "have read");
+    ShowDefault(option->type_name("MODE"), "set by the umask");
   }
 }
 
 void Parser::AddCommonFlags() {
   // The value is read early, so that even a usage error is reported; here it only gets its name.
-  CLI::Option* json =
-      cli_.add_flag("--json{-}", json_text_, "write a JSON report to FILE, or to stdout");
+  CLI::Option* json = cli_.add_flag("--json{-}", json_text_,
+                                    "write a JSON report to FILE, or to stdout without FILE");
   ShowOptional(json, "FILE");
   CLI::Option* progress = cli_.add_option_function<std::string>(
       "--progress",
       [this](const std::string& text) {
         flags_.progress = ValueOrThrow(ParseProgressMode(text), "--progress");
       },
-      "how progress is shown on stderr");
+      "how to show progress on stderr");
   Choose(progress, {"auto", "tty", "plain", "json", "off"});
   ShowDefault(progress, "auto");
   cli_.add_option("--log-file", flags_.log_file,
-                  "append every message to FILE; {rank} in it stands for the rank")
+                  "append every message to FILE; {rank} in FILE is replaced by the rank")
       ->type_name("FILE");
   CLI::Option* color = cli_.add_option_function<std::string>(
       "--color",
       [this](const std::string& text) {
         flags_.color = ValueOrThrow(ParseColorMode(text), "--color");
       },
-      "colours on stderr");
+      "use colours on stderr");
   Choose(color, {"auto", "always", "never"});
   ShowDefault(color, "auto");
-  cli_.add_flag("-v,--verbose", verbose_, "say more; may be repeated");
-  cli_.add_flag("-q,--quiet", quiet_, "say nothing but errors")->disable_flag_override();
-  cli_.set_help_flag("-h,--help", "print what is needed daily, or all there is, and stop");
-  cli_.set_version_flag("--version", std::string(), "print the version and stop");
+  cli_.add_flag("-v,--verbose", verbose_, "print more messages; may be repeated");
+  cli_.add_flag("-q,--quiet", quiet_, "print errors only")->disable_flag_override();
+  cli_.set_help_flag("-h,--help", "print the common flags (-h) or all flags (--help) and exit");
+  cli_.set_version_flag("--version", std::string(), "print the version and exit");
 }
 
 void Parser::ReadEarlyFlags(const std::vector<std::string>& args) {
@@ -213,7 +214,7 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
     SW_TRY(FromParseError(error));
   }
   SW_TRY(CheckUnknown());
-  if (quiet_ && verbose_ > 0) return Usage("-q and -v contradict each other");
+  if (quiet_ && verbose_ > 0) return Usage("-q cannot be combined with -v");
   flags_.verbosity = quiet_ ? -1 : verbose_;
   for (const Variable& one : environment_) {
     if (!GivenFlag(one.flag)) *one.value = EnvironmentText(one.name.c_str());
@@ -231,7 +232,7 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
 Status Parser::CheckTokens(const std::vector<std::string>& args) const {
   for (const std::string& arg : args) {
     if (arg.starts_with("--") && arg.size() > 3 && arg.find('=') == arg.size() - 1) {
-      return Usage(arg.substr(0, arg.size() - 1) + ": the value after \"=\" is empty");
+      return Usage(arg.substr(0, arg.size() - 1) + ": expected a value after \"=\"");
     }
   }
   return {};
@@ -240,7 +241,8 @@ Status Parser::CheckTokens(const std::vector<std::string>& args) const {
 Status Parser::CheckReplaced() const {
   for (const std::string& arg : cli_.remaining()) {
     const auto found = replaced_.find(arg.substr(0, arg.find('=')));
-    if (found != replaced_.end()) return Usage(found->first + " is now: " + found->second);
+    if (found != replaced_.end())
+      return Usage(found->first + " was replaced; run: " + found->second);
   }
   return {};
 }
@@ -252,7 +254,7 @@ Status Parser::CheckUnknown() const {
     const std::string flag = arg.substr(0, arg.find('='));
     if (std::find(std::begin(kSharedNames), std::end(kSharedNames), flag) !=
         std::end(kSharedNames)) {
-      return Usage(name_ + " does not take " + flag);
+      return Usage(name_ + " does not accept " + flag);
     }
     std::string message = "unknown flag " + Quoted(flag);
     if (const std::string near = text::Nearest(flag, FlagNames()); !near.empty()) {
@@ -261,7 +263,7 @@ Status Parser::CheckUnknown() const {
     return Usage(std::move(message));
   }
   if (const auto rest = cli_.remaining(); !rest.empty()) {
-    return Usage("one argument too many: " + Quoted(rest.front()));
+    return Usage("unexpected argument " + Quoted(rest.front()));
   }
   return {};
 }
@@ -269,8 +271,8 @@ Status Parser::CheckUnknown() const {
 Status Parser::CheckPositionals() const {
   for (const Subcommand& one : subcommands_) {
     if (positionals_.empty() || *positionals_.front().value != one.name) continue;
-    return Usage(Quoted(one.name) + " is a subcommand, which comes before all flags: " + name_ +
-                 " " + one.name + "; a file of that name is ./" + one.name);
+    return Usage(Quoted(one.name) + " is a subcommand: put it before all flags, as in " + name_ +
+                 " " + one.name + "; for a file of that name, write ./" + one.name);
   }
   for (const Positional& positional : positionals_) {
     const bool is_written = positional.kind == PositionalKind::kWritten;
@@ -283,19 +285,20 @@ Status Parser::CheckPositionals() const {
       return Usage(given ? name + " is empty" : name + " is missing");
     }
     if (!wanted && given) {
-      return Usage(std::string(flags_.list ? "--list" : "--explain") + " takes no " + name + ": " +
-                   Quoted(*positional.value) + " is one argument too many");
+      return Usage(std::string(flags_.list ? "--list" : "--explain") +
+                   ", which writes nothing, takes no " + name + ": remove " +
+                   Quoted(*positional.value));
     }
   }
   return {};
 }
 
 Status Parser::CheckCombinations() const {
-  if (flags_.list && flags_.explain) return Usage("--list and --explain exclude each other");
+  if (flags_.list && flags_.explain) return Usage("--list cannot be combined with --explain");
   if (!flags_.describes()) return {};
   for (const char* flag : {"--dry-run", "--force", "--resume", "--verify", "--seed", "--mode"}) {
     if (GivenFlag(flag)) {
-      return Usage(std::string(flag) + " means nothing with " +
+      return Usage(std::string(flag) + " cannot be combined with " +
                    (flags_.list ? "--list" : "--explain") + ", which writes nothing");
     }
   }
@@ -335,7 +338,7 @@ Status Parser::FromParseError(const CLI::ParseError& error) const {
                         option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw;
     if (single && option->results().size() > 1) {
       return Usage(option->get_name() + ": given " + std::to_string(option->results().size()) +
-                   " times");
+                   " times, expected once");
     }
   }
   std::string text = error.what();
@@ -345,7 +348,7 @@ Status Parser::FromParseError(const CLI::ParseError& error) const {
   const CLI::Option* option = cli_.get_option_no_throw(flag);
   if (error.get_name() == "ArgumentMismatch" && option != nullptr) {
     const bool is_switch = option->get_items_expected_max() == 0;
-    return Usage(flag + (is_switch ? ": takes no value" : ": needs a value"));
+    return Usage(flag + (is_switch ? ": takes no value" : ": requires a value"));
   }
   if (!text.empty() && text.back() == '.') text.pop_back();
   if (!text.empty()) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));

@@ -123,7 +123,8 @@ Result<RankFacts> UnpackFacts(std::string_view text) {
     facts.warnings = json.at("warnings").get<std::vector<std::string>>();
     return facts;
   } catch (const nlohmann::json::exception& error) {
-    return Fail(Errc::kInternal, std::string("facts of a rank: ") + error.what());
+    return Fail(Errc::kInternal,
+                std::string("unpacking the statistics of a rank: ") + error.what());
   }
 }
 

@@ -275,7 +275,7 @@ int Finish(Session& session, Status status, const std::string& answer,
   comm::Comm& comm = session.comm;
   RankFacts facts = session.sink.Finish();
   if (const int error = session.console.log_errno(); error != 0) {
-    facts.warnings.push_back(std::string("the log is cut off: ") + std::strerror(error));
+    facts.warnings.push_back(std::string("the log file is incomplete: ") + std::strerror(error));
     if (comm.size() == 1) session.console.Warning(facts.warnings.back());
   }
   Result<MergedFacts> merged = GatherFacts(comm, facts);
@@ -320,9 +320,9 @@ Status CallBodyBeside(const App::Body& body, Context& context, CommonFlags& flag
   constexpr std::chrono::milliseconds kLongestWait(10'000);
   constexpr std::chrono::milliseconds kTick(100);
   Sink& sink = context.sink();
-  sink.Note("srun has started " + std::to_string(comm::TasksApart()) +
-                " tasks without MPI: one writes the output, the others wait for it; "
-                "srun --mpi=pmix (or pmi2) makes them share the work",
+  sink.Note("srun started " + std::to_string(comm::TasksApart()) +
+                " tasks without MPI: one task writes the output and the others wait for it. To "
+                "share the work, use srun --mpi=pmix (or pmi2)",
             0);
   flags.resume = true;
   for (std::chrono::milliseconds wait = kFirstWait;; wait = std::min(2 * wait, kLongestWait)) {
@@ -402,9 +402,9 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
     status = comm->Agree(std::move(status));
   }
   if (!status && status.error().code == Errc::kBusy && !alone_ && comm::TasksApart() > 1) {
-    status.error().message += "; srun has started " + std::to_string(comm::TasksApart()) +
-                              " tasks without MPI, each of which does all of the work: srun "
-                              "--mpi=pmix (or pmi2) makes them share it";
+    status.error().message += "; srun started " + std::to_string(comm::TasksApart()) +
+                              " tasks without MPI, so each of them does all of the work. To share "
+                              "the work, use srun --mpi=pmix (or pmi2)";
   }
   return Finish(session, std::move(status), context.out_->str(), *context.result_);
 }

@@ -170,8 +170,7 @@ void RunSink::Tick() {
 
 void RunSink::AnswerSignals() {
   if (stop_requested() && !std::exchange(stop_told_, true) && options_.rank == 0) {
-    console_.Note("stopping: the current unit is being finished; interrupt again to end at once",
-                  0);
+    console_.Note("stopping: finishing the current unit; interrupt again to exit immediately", 0);
   }
   if (SignalGuard::TakeProgressRequest()) ShowProgress(true);
 }
@@ -179,7 +178,7 @@ void RunSink::AnswerSignals() {
 void RunSink::ShowProgress(bool asked_for) {
   const std::lock_guard lock(mutex_);
   if (pass_.empty()) {
-    if (asked_for) console_.Say("no pass has started");
+    if (asked_for) console_.Say("no pass has started yet");
     return;
   }
   const double now = Now();

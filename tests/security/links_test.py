@@ -144,7 +144,7 @@ class Logs(users.TestCase):
                 log.unlink(missing_ok=True)
                 call_as(ATTACKER, os.symlink, secret, log)
                 with self.unchanged(secret):
-                    self.expect_exit(7, run_as(VICTIM, *command), log, "link of another user")
+                    self.expect_exit(7, run_as(VICTIM, *command), log, "link that another user owns")
                 self.assertFalse(out.exists())
         log.unlink()
         call_as(VICTIM, os.symlink, secret, log)

@@ -116,15 +116,15 @@ class Auto(ModelTest):
     def test_names_of_another_program_are_refused_for_megatron(self):
         self.make()
         said = self.run_in("ucp-load", "hf", "out", "--format", "megatron", code=2).stderr
-        self.assertIn("ucp-load hf out --format megatron --map auto writes the names", said)
-        self.assertIn("--map none keeps these", said)
+        self.assertIn("run ucp-load hf out --format megatron --map auto to write the names", said)
+        self.assertIn("--map none to keep the present names", said)
         self.assertFalse((self.work / "out").exists())
         self.assertEqual(self.mapped("ucp-load", "hf", "kept", "--format", "megatron", "--map", "none"), [])
         # The line of the message works, and Megatron's own names are no question.
         self.run_in("ucp-load", "hf", "titan", "--format", "megatron", "--map", "auto")
         self.run_in("ucp-load", "titan", "again", "--format", "megatron")
         said = self.run_in("ucp-load", "titan", "weights", "--format", "safetensors").stderr
-        self.assertIn("--map auto writes the names that they look for", said)  # several maps have Megatron's
+        self.assertIn("add --map auto to write the names that those readers expect", said)  # several maps have Megatron's
 
     def test_of_two_maps_the_one_that_fits(self):
         self.make({"model_type": "qwen3"}, **NORMS)

@@ -71,7 +71,7 @@ class Maps(ModelTest):
             (["--map", "map.json", "--map-sizes", "heads=x"], 2, "NAME=NUMBER,... expected"),
             (["--map", "map.json", "--map-sizes", "heads"], 2, "NAME=NUMBER,... expected"),
             (["--map", "map.json", "--map-sizes", "bits=4"], 2, 'no size "bits": there are heads'),
-            (["--map-sizes", "heads=3"], 2, "--map-sizes means nothing without --map"),
+            (["--map-sizes", "heads=3"], 2, "--map-sizes requires --map"),
             (["--map", "nobody"], 3, 'map "nobody": there are experts, gpt2, llama'),
             (["--map", "none.json"], 3, "none.json"),
             (["--map", "map.json:"], 2, "MAP:FROM:TO expected"),

@@ -253,9 +253,9 @@ class BadInput(Case):
                 self.write("c.json", cluster)
                 self.refused(code, part, "loads.jsonl", "--cluster", "c.json", "-o", "p")
         self.refused(3, "gone.json", "loads.jsonl", "--cluster", "gone.json", "-o", "p")
-        self.refused(2, "a cluster is missing", "loads.jsonl", "-o", "p")
-        self.refused(2, "a cluster is missing", "loads.jsonl", "--nodes", "4", "-o", "p")
-        self.refused(2, "more than 262144 gpus", "loads.jsonl", "--nodes", "16384", "--gpus", "999", "--slots", "1")
+        self.refused(2, "no cluster: pass --cluster", "loads.jsonl", "-o", "p")
+        self.refused(2, "no cluster: pass --cluster", "loads.jsonl", "--nodes", "4", "-o", "p")
+        self.refused(2, "expected at most 262144 GPUs, found 16367616", "loads.jsonl", "--nodes", "16384", "--gpus", "999", "--slots", "1")
 
     def test_no_plan_exists(self):
         base = ["loads.jsonl", "--gpus", "1"]

@@ -186,33 +186,33 @@ class Asked(Case):
         base = ["loads.jsonl", *CLUSTER]
         self.write("nodes.csv", NODES)
         for part, words in (
-                ("--distinct means nothing with --strategy eplb", ["--strategy", "eplb", "--distinct"]),
-                ("--effort means nothing with --strategy lazarus", ["--strategy", "lazarus", "--effort", "1"]),
-                ("--effort means nothing with --strategy best --objective recovery",
+                ("--distinct cannot be combined with --strategy eplb", ["--strategy", "eplb", "--distinct"]),
+                ("--effort cannot be combined with --strategy lazarus", ["--strategy", "lazarus", "--effort", "1"]),
+                ("--effort cannot be combined with --strategy best --objective recovery",
                  ["--objective", "recovery", "--effort", "1"]),
-                ("--objective means nothing with --strategy spread", ["--strategy", "spread", "--objective", "mixed"]),
-                ("--overlap means nothing", ["--overlap", "2"]), ("--spare means nothing", ["--spare", "2"]),
-                ("--overlap and --nonmoe-seconds exclude", ["--strategy", "hecate", "--overlap", "2",
+                ("--objective cannot be combined with --strategy spread", ["--strategy", "spread", "--objective", "mixed"]),
+                ("--overlap cannot be combined", ["--overlap", "2"]), ("--spare cannot be combined", ["--spare", "2"]),
+                ("--overlap cannot be combined with --nonmoe-seconds", ["--strategy", "hecate", "--overlap", "2",
                                                             "--nonmoe-seconds", "1"]),
                 ("needs a --cluster with bandwidth", ["--strategy", "hecate", "--nonmoe-seconds", "1"]),
-                ("--recovery-loss needs --objective mixed", ["--strategy", "lazarus", "--recovery-loss", "0.1"]),
-                ("--forward needs --old", ["--forward"]), ("--map needs --old", ["--map", "greedy"]),
-                ("--format needs --output", ["--format", "vllm"]), ("--force needs --output", ["--force"]),
+                ("--recovery-loss requires --objective mixed", ["--strategy", "lazarus", "--recovery-loss", "0.1"]),
+                ("--forward requires --old", ["--forward"]), ("--map requires --old", ["--map", "greedy"]),
+                ("--format requires --output", ["--format", "vllm"]), ("--force requires --output", ["--force"]),
                 ('unknown flag "--rebalance-every"', ["--rebalance-every", "5"]),
-                ("--nodes and --cluster exclude each other", ["--cluster", "c.json"])):
+                ("--nodes cannot be combined with --cluster", ["--cluster", "c.json"])):
             with self.subTest(part):
                 self.refused(2, part, *base, *words)
         replay = ["replay", "loads.jsonl", "nodes.csv", *CLUSTER]
         for part, words in (
                 ('unknown flag "-o"', ["compare", *base, "-o", "p"]),
                 ('unknown flag "--strategy"', ["compare", *base, "--strategy", "best"]),
-                ("--force needs --report", ["compare", *base, "--force"]),
-                ("--map needs --old", ["compare", *base, "--map", "greedy"]),
+                ("--force requires --report", ["compare", *base, "--force"]),
+                ("--map requires --old", ["compare", *base, "--map", "greedy"]),
                 ('unknown flag "--at"', [*replay, "--at", "5"]),
                 ('unknown flag "--report"', [*replay, "--report", "r.html"]),
                 ('unknown flag "--failures"', [*replay, "--failures", "5"]),
-                ("--strategy means nothing with --compare", [*replay, "--compare", "--strategy", "best"]),
-                ("--faults means nothing with --strategy eplb in a replay",
+                ("--strategy cannot be combined with --compare", [*replay, "--compare", "--strategy", "best"]),
+                ("--faults cannot be combined with --strategy eplb in moe-replace replay",
                  [*replay, "--strategy", "eplb", "--faults", "1"]),
                 ('unknown flag "--strategy"', ["evaluate", "p", *base, "--strategy", "best"]),
                 ('unknown flag "--effort"', ["evaluate", "p", *base, "--effort", "2"])):
@@ -222,7 +222,7 @@ class Asked(Case):
     def test_groups_are_known_to_eplb_and_its_format(self):
         self.plan("--strategy", "lazarus", "--format", "eplb", "--groups", "4", "-o", "p.json")
         self.assertEqual(self.read("p.json")["groups"], 4)
-        self.refused(2, "--groups means nothing", "loads.jsonl", *CLUSTER, "--strategy", "lazarus", "--groups", "4")
+        self.refused(2, "--groups cannot be combined", "loads.jsonl", *CLUSTER, "--strategy", "lazarus", "--groups", "4")
 
     def test_experts_on_every_gpu(self):
         for strategy in ("best", "eplb+"):
@@ -256,7 +256,7 @@ class Asked(Case):
         self.refused(2, "there is nothing to plan", *words, "0-15")
         self.refused(10, 'node "node0" gpu 0 has 4 slots: the 4 experts of --everywhere and one more', *words, "0-3")
         self.refused(2, 'expected numbers of experts such as 256 or 0-3,7', *words, "a")
-        self.refused(2, "--everywhere means nothing", *words, "1", "--strategy", "lazarus")
+        self.refused(2, "--everywhere cannot be combined", *words, "1", "--strategy", "lazarus")
 
     def test_best_keeps_groups_on_a_node(self):
         words = ["loads.jsonl", *CLUSTER, "--groups", "8"]
@@ -272,7 +272,7 @@ class Asked(Case):
         # From its own plan with the same counts nothing moves.
         again = self.result(*words, "--old", "p.json", "-o", "q.json")["plan"]
         self.assertEqual(again["migration"]["transfers"], 0)
-        self.refused(2, "--max-moves and --target-balance", *words, "--old", "p.json", "--max-moves", "3", "-o", "r")
+        self.refused(2, "--max-moves and --target-balance cannot be combined with expert groups", *words, "--old", "p.json", "--max-moves", "3", "-o", "r")
         self.refused(10, "16 experts in 6 groups on 4 nodes", "loads.jsonl", *CLUSTER, "--groups", "6", "--policy",
                      "hierarchical", "-o", "r")
         self.refused(10, "leave out --faults or --groups", *words, "--faults", "1", "-o", "r")

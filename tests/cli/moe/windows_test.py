@@ -202,11 +202,11 @@ class Moves(Case):
                             (["--max-moves", "0%"], "above 0"), (["--max-moves", "101%"], "above 0"),
                             (["--max-moves", "many"], "above 0"), (["--max-moves", "1KB"], "is less than one expert"),
                             (["--max-moves", "0.01%"], "is less than one replica"), (["--target-balance", "0.9"], "0.9"),
-                            (["--max-moves", "3", "--target-balance", "2"], "exclude each other"),
+                            (["--max-moves", "3", "--target-balance", "2"], "cannot be combined"),
                             (["--max-moves", "3", "--strategy", "eplb"], "--strategy eplb")):
             with self.subTest(" ".join(words)):
                 self.refused(2, part, *base, *words, "-o", "p")
-        self.refused(2, "--max-moves needs --old", "loads.jsonl", *CLUSTER, "--max-moves", "3")
+        self.refused(2, "--max-moves requires --old", "loads.jsonl", *CLUSTER, "--max-moves", "3")
         self.refused(2, "needs the size of an expert", "loads.jsonl", *CLUSTER[:-2], "--old", "old.json", "--max-moves", "1GB")
         self.write("c.json", {"nodes": [{"name": f"node{n}", "alive": n != 1} for n in range(4)], "gpus": 2, "slots": 4})
         self.refused(10, "raise --max-moves", "loads.jsonl", "--cluster", "c.json", "--old", "old.json", "--max-moves", "1")

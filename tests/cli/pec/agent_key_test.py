@@ -78,7 +78,7 @@ class Letting(Keyed):
         agent, address = self.serve()
         self.at(address, "--key", self.key)
         self.at(address, code=2)
-        self.assertIn("--insecure, which lets everybody in", self.stderr)
+        self.assertIn("--insecure to accept every client", self.stderr)
         self.at(address, "--insecure", code=2)
         self.assertIn("the agent's key is needed here: --key FILE", self.stderr)
         self.at(address, "--key", self.other_key, code=5)
@@ -125,7 +125,7 @@ class Hooks(Keyed):
         start = ("pec-agent.sh", "start", self.work / "a", self.run_folder, self.store, "--k", 2,
                  "--listen", "127.0.0.1:0", "--peer", far, "--name", "node-a")
         self.hook(*start, code=1)
-        self.assertIn("a port needs the agents' key", self.stderr)
+        self.assertIn("a port requires the key of the agents", self.stderr)
         self.hook(*start, **variables)
         pid = int((self.work / "a.pid").read_text())
         self.addCleanup(lambda: os.path.exists(f"/proc/{pid}") and os.kill(pid, signal.SIGKILL))

@@ -458,7 +458,7 @@ class Restoring(Agents):
         self.restore("out", "--agents", self.address("a"), "--lost-nodes", 0)
         result = self.report["result"]
         self.assertEqual((result["bytes"]["memory"], result["lost_nodes"]), (0, [0]))
-        for words, said in ((["--lost-nodes", 0], "without --agents"),
+        for words, said in ((["--lost-nodes", 0], "--lost-nodes requires --agents"),
                             (["--agents", self.address("a"), "--lost-nodes", 1], "0 to 0"),
                             (["--agents", self.address("a"), "--lost-nodes", "all"], "all"),
                             (["--agents", "unix:/x,,"], "address")):
@@ -475,7 +475,7 @@ class Restoring(Agents):
             self.wait(lambda: self.status("b")["copies"])
             self.wait(lambda: self.status("a")["persisted"] == 3)
             self.restore("out", "--force", "--agents", address, *words)
-            self.assertEqual("--insecure: nobody proves who he is" in self.stderr, len(words) == 1)
+            self.assertEqual("--insecure turns off authentication" in self.stderr, len(words) == 1)
             result = self.report["result"]
             self.assertEqual((result["bytes"]["memory"], result["bytes"]["storage"]), (0, 0))
             self.assertGreater(result["bytes"]["peer"], 0)

@@ -75,7 +75,7 @@ class Agents(stores.Stores):
         self.assertIn(str(second.pid), self.stdout)
 
         self.agents("--stop")
-        self.assertIn("ended, all that it held is saved", self.stderr)
+        self.assertIn("stopped; all its snapshots are saved", self.stderr)
         self.assertEqual([agent.wait(PATIENCE) for agent in (first, second)], [0, 0])
         self.assertEqual([one["iteration"] for one in self.run_tool("pec-save", "list", self.store)["checkpoints"]], [3])
         self.assertEqual({one["state"] for one in self.agents().values()}, {"ended"})

@@ -211,16 +211,16 @@ class State(Run):
     def test_refuses(self):
         for words, said in ((["--policy", "full"], "has no K"), (["--policy", "budget"], "has no K"),
                             (["--policy", "budget-global"], "has no K"),
-                            (["--k-persist", 1], "exclude each other"),
+                            (["--k-persist", 1], "cannot be combined with --k-persist"),
                             (["--k", 5], "starts at 5, expected 1 to 4"),
                             (["--dynamic-k", 0], "--dynamic-k"), (["--list"], "pec-save list STORE")):
             self.save_as(1, *words, code=2)
             self.assertIn(said, self.stderr)
         self.save_as(1, tokens=False, code=2)
-        self.assertIn("give --tokens", self.stderr)
+        self.assertIn("--dynamic-k requires --tokens", self.stderr)
         for flag in (["--iterations", 5], ["--dynamic-k-mode", "react"]):
             self.save_as(1, *flag, limit=None, code=2)
-            self.assertIn("without --dynamic-k", self.stderr)
+            self.assertIn(f"{flag[0]} requires --dynamic-k", self.stderr)
         self.assertEqual(list(self.store.glob("manifests/*")), [])
 
 

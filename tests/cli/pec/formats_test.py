@@ -67,8 +67,8 @@ class Formats(Stores):
         self.same("out", NEWEST, self.versions)
 
     def test_what_flags_mean_nothing(self):
-        for words, message in ((("--flavour", "torchtitan"), "means nothing without --format=dcp"),
-                               (("--format", "none", "--strict"), "--strict means nothing with --format none")):
+        for words, message in ((("--flavour", "torchtitan"), "--flavour requires --format=dcp"),
+                               (("--format", "none", "--strict"), "--strict cannot be combined with --format none")):
             out = [self.work / "out"] if "none" not in words else []
             self.run_tool("pec-restore", self.store, *out, *words, code=2)
             self.assertIn(message, self.stderr)

@@ -215,13 +215,13 @@ class Plan(Stores):
             self.plan(*words, *wrong, code=2)
             self.assertIn("--policy replay: gradients are replayed on", self.stderr)
         self.run_tool("pec-save", self.work / "ckpt", self.store, "--policy", "replay", code=2)
-        self.assertIn("give it to pec-save agent, or to shardwright.PartialCheckpoints(..., lossless=True)", self.stderr)
+        self.assertIn("use pec-save agent, or shardwright.PartialCheckpoints(..., lossless=True)", self.stderr)
         agent = ["pec-save", "agent", self.work / "ckpt", self.store]
         for wrong, said in [(["--policy", "replay", "--k-persist", 1], "with --policy replay, which has one K"),
                             (["--policy", "replay", "--keep", "master"], "with --policy replay, which has one version"),
-                            (["--full-every", 9], "without --policy replay"),
-                            (["--log-memory", "1MiB"], "without --policy replay"),
-                            (["--budget", "1MiB"], "without a budget policy")]:
+                            (["--full-every", 9], "--full-every requires --policy replay"),
+                            (["--log-memory", "1MiB"], "--log-memory requires --policy replay"),
+                            (["--budget", "1MiB"], "--budget requires --policy budget")]:
             self.run_tool(*agent, *wrong, code=2)
             self.assertIn(said, self.stderr)
 
@@ -314,14 +314,14 @@ class Plan(Stores):
                 (["--iterations", 2], "--dynamic-k"), (["--checkpoint-time", 2], "--retrieval"),
                 (["--dynamic-k-mode", "predict"], "--dynamic-k"), (["--ranks-per-node", 2], "--copies"),
                 (["--snapshot-bandwidth", 2], "--micro-batches"),
-                (["--copies", 1, "--dead-ranks", 0], "exclude"),
+                (["--copies", 1, "--dead-ranks", 0], "--copies cannot be combined with --dead-ranks"),
                 (["--retrieval-time", 1, "--checkpoint-time", 1, "--snapshot-bandwidth", 9],
                  "--checkpoint-time"),
                 (["--dead-ranks", "1-0"], "--dead-ranks"), (["--dead-ranks", "99"], "99"),
                 (["--dead-ranks", "1-2-3"], "1-2-3"), (["--zero", 4], "--zero"),
                 (["--k", 1, "--k-persist", 2], "--k-persist"), (["--budget", 9], "budget"),
                 (["--faults", 0], "--faults"), (["--dry-run"], "--dry-run"),
-                (["--persist-bandwidth", 1], "--persist-bandwidth"), (["a", "b"], "one argument"),
+                (["--persist-bandwidth", 1], "--persist-bandwidth"), (["a", "b"], "unexpected argument"),
                 (["--tokens", self.tokens_path, "--experts", 4], "--tokens"),
                 (["--dp", 12], "12")):
             with self.subTest(words=words):

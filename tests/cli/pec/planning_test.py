@@ -376,7 +376,7 @@ class Planning(Stores):
         loss = interval * (phases - 1) * (1 - result["k_persist"] * phases / 32)
         self.assertEqual(k, result["k_persist"])
         self.assertAlmostEqual(result["expected_plt"], 0.01 * loss, 9)
-        self.assertIn("expected PLT is above", self.stderr)
+        self.assertIn("expected PLT exceeds", self.stderr)
 
     def test_auto_measures(self):
         folder = self.work / "where"
@@ -404,7 +404,7 @@ class Planning(Stores):
         self.run_tool("pec-save", "tune", "--measure", self.work / "nowhere", code=3)
         for flag in ("--persist-bandwidth", "--snapshot-bandwidth"):
             self.run_tool("pec-save", "tune", "--measure", folder, flag, "1GB", code=2)
-            self.assertIn("exclude each other", self.stderr)
+            self.assertIn(f"--measure cannot be combined with {flag}", self.stderr)
         self.run_tool("pec-save", "simulate", self.work / "t.jsonl", "--measure", folder, code=2)
 
     def test_refusals(self):
@@ -413,7 +413,7 @@ class Planning(Stores):
                 (["--tokens", trace], "--tokens"), (["--dry-run"], "--dry-run"),
                 (["--experts", 4], "--experts"), (["--k-persist", 1], "--k-persist"),
                 (["--fault-rate", 0.1], "--fault-rate"), (["--force"], "--csv or --page"),
-                (["--csv", "x", "--page", "x"], "same file"),
+                (["--csv", "x", "--page", "x"], "different files"),
                 (["--dynamic-k", 0.1, "--policy", "load-aware"], "load-aware"),
                 (["--dynamic-k", 0.1, "--k", 2, "--k-persist", 1], "--k-persist"),
                 (["--dynamic-k", 0], "--dynamic-k"),

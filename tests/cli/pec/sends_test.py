@@ -61,7 +61,7 @@ class Sends(agent_test.Agents):
         self.held(1)
         other.mark(1)
         self.assertGreater(self.saved(1)["sent"]["idle"], 0)
-        self.assertIn("while ranks idled", self.stdout)
+        self.assertIn("while ranks were idle", self.stdout)
         shapes, texts = self.picture()
         self.assertEqual((shapes.count("row"), shapes.count("bar b-row"), "bar b0" in shapes), (2, 2, True))
         for text in ("rank 0", "rank 3", "snapshot 1"):
@@ -111,7 +111,7 @@ class Sends(agent_test.Agents):
         self.assertIn("rank 1", texts)
         self.assertIn("bar b-row", shapes)
         self.assertEqual(self.end(agent), 0)
-        for words, said in ((("--pipeline", "4,8,1,2"), "--stages"), (("--stages", "1"), "without --pipeline"),
+        for words, said in ((("--pipeline", "4,8,1,2"), "--stages"), (("--stages", "1"), "--stages requires --pipeline"),
                             (("--pipeline", "4,8,1", "--stages", "0"), "four numbers"),
                             (("--pipeline", "4,8,1,x", "--stages", "0"), "not a number"),
                             (("--pipeline", "4,8,1,2", "--stages", "4"), "stage 4"),

@@ -67,7 +67,7 @@ class Commands(ModelTest):
                             (("--only", "both"), "--only")):
             with self.subTest(words=words):
                 self.assertIn(word, self.convert(*words, code=2).stderr)
-        self.assertIn("means nothing", self.run_in("ucp-load", "ckpt", "out", "--only", "master", code=2).stderr)
+        self.assertIn("--only requires --format", self.run_in("ucp-load", "ckpt", "out", "--only", "master", code=2).stderr)
 
     def test_types_are_converted_by_name_only(self):
         self.convert("--target", "dtype=float32")

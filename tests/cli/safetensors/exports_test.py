@@ -71,7 +71,7 @@ class DefaultFormat(ModelTest):
         shutil.rmtree(self.work / "out", ignore_errors=True)
         done = self.run_in("ucp-load", "-v", *words)
         kind = self.manifest("out")["kind"]
-        self.assertIn(f"the output has the format of the source, {kind}; --format chooses another one", done.stderr)
+        self.assertIn(f"the output has the checkpoint format of the source, {kind}; use --format to choose another", done.stderr)
         return kind
 
     def test_is_that_of_the_source(self):
@@ -144,7 +144,7 @@ class Checks(ModelTest):
         self.assertEqual(lines[20:], ["and 4 more", "1 tensors equal, 24 differences, 800 B compared"])
 
     def test_other_flags_of_formats_mean_nothing(self):
-        self.assertIn("--adapter means nothing with --check", self.check("ckpt", "ckpt", "--adapter", "all", code=2).stderr)
+        self.assertIn("--adapter cannot be combined with --check", self.check("ckpt", "ckpt", "--adapter", "all", code=2).stderr)
 
 
 class Space(ModelTest):
