@@ -5,6 +5,8 @@
 
 #include <tbb/task_arena.h>
 
+#include "exec/for_each.h"
+
 namespace shardwright::pec {
 namespace {
 
