@@ -1,7 +1,7 @@
 #include "common/outputs.h"
 
-#include "os/commit.h"
-#include "os/dir.h"
+#include "support/os/commit.h"
+#include "support/os/dir.h"
 
 namespace shardwright::apps {
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
-#include "cli/app.h"
+#include "support/base/result.h"
+#include "support/cli/app.h"
 
 // Single files that a command writes beside its answer.
 

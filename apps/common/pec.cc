@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "base/bytes.h"
-#include "base/text.h"
-#include "pec/report/report_json.h"
-#include "text/text.h"
+#include "partial/report/report_json.h"
+#include "support/base/bytes.h"
+#include "support/base/text.h"
+#include "support/text/text.h"
 
 namespace shardwright::apps {
 namespace {
@@ -32,8 +32,8 @@ std::string Iterations(const std::vector<std::uint64_t>& list) {
 }
 
 /// K now, what it has spent of its share, all K of the limit, and faults that are left.
-void ShowDynamicK(cli::Context& context, const pec::DynamicKReport& report) {
-  const pec::DynamicK& now = report.state;
+void ShowDynamicK(cli::Context& context, const partial::DynamicKReport& report) {
+  const partial::DynamicK& now = report.state;
   std::string covered = "unknown";
   if (report.fault_plt) {
     covered = report.faults_covered ? std::to_string(*report.faults_covered) : "any";
@@ -103,19 +103,19 @@ Result<std::shared_ptr<const os::TlsKey>> KeyFlags::Read(cli::Context& context) 
   return std::shared_ptr<const os::TlsKey>();
 }
 
-Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words) {
-  pec::KeptComponents keep{};
+Result<partial::KeptComponents> ParseKeep(const std::vector<std::string>& words) {
+  partial::KeptComponents keep{};
   for (const std::string& word : Words(words)) {
-    auto component = pec::ParseComponent(word);
+    auto component = partial::ParseComponent(word);
     if (!component) return Within("--keep", std::move(component).error());
     keep[static_cast<std::size_t>(*component)] = true;
   }
   return keep;
 }
 
-void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run) {
-  const pec::TwoLevelSelection& selection = report.selection;
-  context.SetResult(pec::SaveJson(report, dry_run));
+void ShowSave(cli::Context& context, const partial::SaveReport& report, bool dry_run) {
+  const partial::TwoLevelSelection& selection = report.selection;
+  context.SetResult(partial::SaveJson(report, dry_run));
   std::ostream& out = context.out();
   const double share = report.full_bytes == 0 ? 0
                                               : static_cast<double>(report.bytes) /
@@ -123,7 +123,7 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
   out << "iteration " << report.iteration << ", checkpoint " << report.sequence << " of the store"
       << (report.first ? ", its first" : "") << "\n"
       << "modules   " << report.nonexpert_modules << " non-expert, "
-      << pec::SizeOf(selection.persist) << " of " << report.modules - report.nonexpert_modules
+      << partial::SizeOf(selection.persist) << " of " << report.modules - report.nonexpert_modules
       << " experts\n"
       << "bytes     " << FormatBytes(report.bytes) << " of " << FormatBytes(report.full_bytes)
       << " (" << Percent(share, 3) << ")";
@@ -153,12 +153,12 @@ void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run
   context.Print(table);
 }
 
-void ShowListing(cli::Context& context, const pec::StoreListing& listing) {
-  context.SetResult(pec::ListingJson(listing));
+void ShowListing(cli::Context& context, const partial::StoreListing& listing) {
+  context.SetResult(partial::ListingJson(listing));
   text::Table table({Column{"CHECKPOINT", kRight}, Column{"ITERATION", kRight}, Column{"POLICY"},
                      Column{"K", kRight}, Column{"STALE", kRight}, Column{"OLDEST", kRight},
                      Column{"STATE"}});
-  for (const pec::ListedCheckpoint& one : listing.checkpoints) {
+  for (const partial::ListedCheckpoint& one : listing.checkpoints) {
     std::string state = one.checkpoint.abandoned ? "abandoned" : "usable";
     if (one.missing_modules > 0) {
       state += ", " + std::to_string(one.missing_modules) + " modules missing";
@@ -167,9 +167,9 @@ void ShowListing(cli::Context& context, const pec::StoreListing& listing) {
                   one.policy, std::to_string(one.k_persist), std::to_string(one.stale_modules),
                   std::to_string(one.oldest), state});
   }
-  const pec::StoreHead& head = listing.head;
+  const partial::StoreHead& head = listing.head;
   context.out() << "store of " << head.modules << " modules, " << head.experts.size()
-                << " MoE layers, keeps " << pec::KeepText(head.keep) << " of every expert\n\n";
+                << " MoE layers, keeps " << partial::KeepText(head.keep) << " of every expert\n\n";
   context.Print(table);
   if (listing.dynamic_k) ShowDynamicK(context, *listing.dynamic_k);
 }
@@ -177,7 +177,8 @@ void ShowListing(cli::Context& context, const pec::StoreListing& listing) {
 namespace {
 
 /// \error kMismatch  something is damaged
-Status ShowDamage(cli::Context& context, const std::string& path, const pec::StoreCheck& check) {
+Status ShowDamage(cli::Context& context, const std::string& path,
+                  const partial::StoreCheck& check) {
   for (const std::string& line : check.damaged) context.out() << text::Printable(line) << "\n";
   context.out() << check.checkpoints << " checkpoints, " << check.blobs << " blobs, "
                 << FormatBytes(check.bytes) << ", " << check.damaged.size() << " damaged\n";
@@ -190,14 +191,15 @@ Status ShowDamage(cli::Context& context, const std::string& path, const pec::Sto
 
 }  // namespace
 
-Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check) {
-  context.SetResult(pec::CheckJson(check));
+Status ShowCheck(cli::Context& context, const std::string& path, const partial::StoreCheck& check) {
+  context.SetResult(partial::CheckJson(check));
   return ShowDamage(context, path, check);
 }
 
-Status ShowRepair(cli::Context& context, const std::string& path, const pec::StoreRepair& repair) {
-  context.SetResult(pec::RepairJson(repair));
-  for (const pec::BlobRepair& blob : repair.blobs) {
+Status ShowRepair(cli::Context& context, const std::string& path,
+                  const partial::StoreRepair& repair) {
+  context.SetResult(partial::RepairJson(repair));
+  for (const partial::BlobRepair& blob : repair.blobs) {
     if (blob.repaired()) context.out() << "repaired " << text::Printable(blob.damage) << "\n";
   }
   context.out() << "repaired " << repair.repaired << " of " << Plural(repair.blobs.size(), "blob")
@@ -206,11 +208,11 @@ Status ShowRepair(cli::Context& context, const std::string& path, const pec::Sto
   return ShowDamage(context, path, repair.check);
 }
 
-void ShowCollected(cli::Context& context, const pec::Collected& collected,
-                   const pec::CollectedLog& log, bool dry_run) {
-  const std::vector<std::uint64_t> kept = pec::IterationsOf(collected.kept);
-  const std::vector<std::uint64_t> removed = pec::IterationsOf(collected.removed);
-  context.SetResult(pec::CollectedJson(collected, log, dry_run));
+void ShowCollected(cli::Context& context, const partial::Collected& collected,
+                   const partial::CollectedLog& log, bool dry_run) {
+  const std::vector<std::uint64_t> kept = partial::IterationsOf(collected.kept);
+  const std::vector<std::uint64_t> removed = partial::IterationsOf(collected.removed);
+  context.SetResult(partial::CollectedJson(collected, log, dry_run));
   context.out() << "keeps    " << kept.size() << " checkpoints: " << Iterations(kept) << "\n"
                 << (dry_run ? "would remove " : "removed  ") << removed.size() << " checkpoints"
                 << (removed.empty() ? "" : ": " + Iterations(removed)) << ", "
@@ -227,8 +229,8 @@ void ShowCollected(cli::Context& context, const pec::Collected& collected,
                 << ": gradients up to iteration " << collected.oldest_version << "\n";
 }
 
-void ShowUndone(cli::Context& context, const pec::Undone& undone, bool confirmed) {
-  context.SetResult(pec::UndoneJson(undone, confirmed));
+void ShowUndone(cli::Context& context, const partial::Undone& undone, bool confirmed) {
+  context.SetResult(partial::UndoneJson(undone, confirmed));
   const std::string resume = std::to_string(undone.resume);
   if (confirmed) {
     context.out() << "recorded  a restart from iteration " << resume << "\n";
@@ -243,15 +245,15 @@ void ShowUndone(cli::Context& context, const pec::Undone& undone, bool confirmed
   context.out() << "newest    iteration " << undone.newest << ", which the next save continues\n";
 }
 
-void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
-  context.SetResult(pec::RestoreJson(report));
+void ShowRestore(cli::Context& context, const partial::RestoreReport& report) {
+  context.SetResult(partial::RestoreJson(report));
   if (report.empty) {
     context.out() << "no checkpoint yet\n";
     return;
   }
   const auto experts = static_cast<std::size_t>(
       std::count_if(report.modules.begin(), report.modules.end(),
-                    [](const pec::RestoredModule& module) { return module.id.is_expert(); }));
+                    [](const partial::RestoredModule& module) { return module.id.is_expert(); }));
   std::ostream& out = context.out();
   out << "iteration " << report.iteration << ", checkpoint " << report.sequence << " of the store, "
       << FormatBytes(report.storage_bytes) << " from storage, " << FormatBytes(report.memory_bytes)
@@ -280,9 +282,9 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
         << Iterations(report.abandoned) << "\n";
   }
   if (report.loss) {
-    const pec::RestoreLoss& loss = *report.loss;
+    const partial::RestoreLoss& loss = *report.loss;
     out << "lost      PLT " << Percent(loss.run.plt, 3) << " of limit "
-        << Percent(pec::kPltLimit, 3) << ", MLT " << Percent(loss.run.mlt_avg, 3)
+        << Percent(partial::kPltLimit, 3) << ", MLT " << Percent(loss.run.mlt_avg, 3)
         << " on average, over " << Plural(loss.faults, "fault") << "\n";
   } else if (experts > 0) {
     out << "lost      unknown: the tokens were not counted\n";
@@ -291,7 +293,7 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
   if (report.stale_modules == 0 && report.replay.modules == 0) return;
   text::Table table({Column{"MODULE", text::Table::Align::kLeft, true}, Column{"VERSION", kRight},
                      Column{"BEHIND", kRight}, Column{"LOST TOKENS", kRight}, Column{"SOURCE"}});
-  for (const pec::RestoredModule& module : report.modules) {
+  for (const partial::RestoredModule& module : report.modules) {
     if (module.replayed) {
       table.AddRow({module.name, std::to_string(module.version), "0", "0",
                     "iteration " + std::to_string(module.replayed->version) + " + " +
@@ -307,7 +309,7 @@ void ShowRestore(cli::Context& context, const pec::RestoreReport& report) {
     }
     table.AddRow({module.name, std::to_string(module.version),
                   std::to_string(report.iteration - module.version), lost,
-                  pec::Name(module.source)});
+                  partial::Name(module.source)});
   }
   out << "\n";
   context.Print(table);

@@ -5,19 +5,19 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
-#include "cli/app.h"
 #include "common/ucp.h"
-#include "os/tls.h"
-#include "pec/log/log_collect.h"
-#include "pec/report/list_store.h"
-#include "pec/restore/restore.h"
-#include "pec/save/repair.h"
-#include "pec/save/save.h"
-#include "pec/store/check_store.h"
-#include "pec/store/collect.h"
-#include "pec/store/manifest.h"
-#include "pec/store/undo.h"
+#include "partial/gradient_log/log_collect.h"
+#include "partial/report/list_store.h"
+#include "partial/restore/restore.h"
+#include "partial/save/repair.h"
+#include "partial/save/save.h"
+#include "partial/store/check_store.h"
+#include "partial/store/collect.h"
+#include "partial/store/manifest.h"
+#include "partial/store/undo.h"
+#include "support/base/result.h"
+#include "support/cli/app.h"
+#include "support/os/tls.h"
 
 namespace shardwright::apps {
 
@@ -29,7 +29,7 @@ std::vector<std::string> Words(const std::vector<std::string>& values);
 
 /// Parses --keep: components, each once, separated by commas or given several times.
 /// \error kUsage
-Result<pec::KeptComponents> ParseKeep(const std::vector<std::string>& words);
+Result<partial::KeptComponents> ParseKeep(const std::vector<std::string>& words);
 
 /// Whose agents are accepted, at socket files and at ports. At ports: --key, or --insecure. On this
 /// host too, where every user can reach a port; those of the agent's own have the socket file,
@@ -53,27 +53,28 @@ struct KeyFlags {
 };
 
 /// What a save did, or with --dry-run what it would do.
-void ShowSave(cli::Context& context, const pec::SaveReport& report, bool dry_run);
+void ShowSave(cli::Context& context, const partial::SaveReport& report, bool dry_run);
 
 /// The checkpoints of a store and how old their modules are.
-void ShowListing(cli::Context& context, const pec::StoreListing& listing);
+void ShowListing(cli::Context& context, const partial::StoreListing& listing);
 
 /// What is wrong with a store.
 /// \error kMismatch  something is damaged
-Status ShowCheck(cli::Context& context, const std::string& path, const pec::StoreCheck& check);
+Status ShowCheck(cli::Context& context, const std::string& path, const partial::StoreCheck& check);
 
 /// Shows the blobs that a repair has written again, and the remaining damage.
 /// \error kMismatch  something is damaged
-Status ShowRepair(cli::Context& context, const std::string& path, const pec::StoreRepair& repair);
+Status ShowRepair(cli::Context& context, const std::string& path,
+                  const partial::StoreRepair& repair);
 
 /// What a collection removed, or would remove.
-void ShowCollected(cli::Context& context, const pec::Collected& collected,
-                   const pec::CollectedLog& log, bool dry_run);
+void ShowCollected(cli::Context& context, const partial::Collected& collected,
+                   const partial::CollectedLog& log, bool dry_run);
 
 /// What pec-save undo did.
-void ShowUndone(cli::Context& context, const pec::Undone& undone, bool confirmed);
+void ShowUndone(cli::Context& context, const partial::Undone& undone, bool confirmed);
 
 /// What a restore chose: module, version, source; tokens lost; what is abandoned.
-void ShowRestore(cli::Context& context, const pec::RestoreReport& report);
+void ShowRestore(cli::Context& context, const partial::RestoreReport& report);
 
 }  // namespace shardwright::apps

@@ -7,19 +7,19 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/bytes.h"
-#include "base/peer.h"
-#include "base/stop.h"
-#include "base/text.h"
-#include "ucp/describe.h"
+#include "convert/describe.h"
+#include "support/base/bytes.h"
+#include "support/base/peer.h"
+#include "support/base/stop.h"
+#include "support/base/text.h"
 
 namespace shardwright::apps {
 namespace {
 
 /// "dp tp zero", without those that are flags.
-std::string KeysOf(const dialect::Dialect& dialect) {
+std::string KeysOf(const checkpoints::Dialect& dialect) {
   std::string keys;
-  for (const dialect::TargetKey& key : dialect.keys) {
+  for (const checkpoints::TargetKey& key : dialect.keys) {
     if (key.is_flag) continue;
     keys += keys.empty() ? "" : " ";
     keys += key.name;
@@ -28,9 +28,9 @@ std::string KeysOf(const dialect::Dialect& dialect) {
 }
 
 /// The sets of weights that a checkpoint has, where there are several.
-void ShowWeightSets(const dialect::Checkpoint& checkpoint, std::ostream& out) {
+void ShowWeightSets(const checkpoints::Checkpoint& checkpoint, std::ostream& out) {
   if (checkpoint.weight_sets.size() < 2) return;
-  for (const dialect::WeightSet& set : checkpoint.weight_sets) {
+  for (const checkpoints::WeightSet& set : checkpoint.weight_sets) {
     out << "weights of " << Quoted(set.name);
     if (set.tensors > 0) out << ": " << Plural(set.tensors, "tensor");
     if (set.bytes > 0) out << ", " << FormatBytes(set.bytes);
@@ -82,7 +82,7 @@ void SourceFlags::AddNeighboursTo(cli::App& app) {
 void SourceFlags::AddMapTo(cli::App& app) {
   app.AddList("--map", &maps,
               "rename and reshape tensors for another program. MAP is " +
-                  Joined(dialect::ModelMap::BuiltInNames(), ", ") +
+                  Joined(checkpoints::ModelMap::BuiltInNames(), ", ") +
                   ", a file, or auto (the map of the model family that INPUT or a config.json next "
                   "to it names). TO is the naming scheme to write; FROM is detected unless given. "
                   "Maps apply in order; \"none\" keeps all names",
@@ -103,9 +103,9 @@ void SourceFlags::AddMapTo(cli::App& app) {
   });
 }
 
-ucp::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
-                                       const std::string& output) const {
-  ucp::InputOptions options;
+convert::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
+                                           const std::string& output) const {
+  convert::InputOptions options;
   options.roots = {input};
   options.pattern_files = patterns;
   options.node_local = node_local;
@@ -116,7 +116,7 @@ ucp::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
   options.weights_of = weights_of;
   options.proof.reset();
   if (!flags.dry_run && !flags.describes()) {
-    options.proof = ucp::CompareOptions{flags.threads, flags.memory_bytes};
+    options.proof = convert::CompareOptions{flags.threads, flags.memory_bytes};
   }
   options.roots.insert(options.roots.end(), also.begin(), also.end());
   options.output = output;
@@ -125,8 +125,8 @@ ucp::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
 }
 
 void FormatFlags::AddTo(cli::App& app, const std::string& what) {
-  std::vector<std::pair<std::string, const dialect::Dialect*>> formats;
-  for (const dialect::Dialect& dialect : dialect::Dialects()) {
+  std::vector<std::pair<std::string, const checkpoints::Dialect*>> formats;
+  for (const checkpoints::Dialect& dialect : checkpoints::Dialects()) {
     if (dialect.write == nullptr || (for_ranks && dialect.readers == nullptr)) continue;
     formats.emplace_back(dialect.name, &dialect);
   }
@@ -139,7 +139,7 @@ void FormatFlags::AddTo(cli::App& app, const std::string& what) {
   const std::string first_keys = KeysOf(*format);
   for (const auto& [name, dialect] : formats) {
     if (dialect == nullptr) continue;
-    for (const dialect::TargetKey& key : dialect->keys) {
+    for (const checkpoints::TargetKey& key : dialect->keys) {
       if (!key.is_flag) keys.insert(std::string(key.name) + "=");
     }
     summaries += ". " + name + ": " + std::string(dialect->summary);
@@ -149,14 +149,15 @@ void FormatFlags::AddTo(cli::App& app, const std::string& what) {
   if (of_source) format = nullptr;
   const std::string start =
       of_source ? "checkpoint format to write, by default that of INPUT" : "checkpoint format";
-  app.AddEnum<const dialect::Dialect*>("--format", &format, formats, start + summaries + none_help);
+  app.AddEnum<const checkpoints::Dialect*>("--format", &format, formats,
+                                           start + summaries + none_help);
   app.Suggest(spec, {keys.begin(), keys.end()});
 }
 
 void FormatFlags::AddKeyFlags(cli::App& app) {
-  for (const dialect::Dialect& dialect : dialect::Dialects()) {
+  for (const checkpoints::Dialect& dialect : checkpoints::Dialects()) {
     if (dialect.write == nullptr || (fixed && &dialect != format)) continue;
-    for (const dialect::TargetKey& key : dialect.keys) {
+    for (const checkpoints::TargetKey& key : dialect.keys) {
       if (!key.is_flag || FindFlag(key.name) != nullptr) continue;
       KeyFlag& flag = *key_flags_.emplace_back(std::make_unique<KeyFlag>());
       flag.dialect = &dialect;
@@ -204,15 +205,16 @@ const std::string& FormatFlags::ValueOf(std::string_view key) const {
   return flag->value;
 }
 
-Result<dialect::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
-  dialect::TargetSpec spec;
+Result<checkpoints::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
+  checkpoints::TargetSpec spec;
   if (format == nullptr) return spec;
-  SW_TRY_ASSIGN(spec, dialect::ParseTarget(*format, target));
+  SW_TRY_ASSIGN(spec, checkpoints::ParseTarget(*format, target));
   for (const std::unique_ptr<KeyFlag>& one : key_flags_) {
     const std::string name(one->key->name);
     if (!app.Given("--" + name)) continue;
-    const auto key = std::find_if(format->keys.begin(), format->keys.end(),
-                                  [&](const dialect::TargetKey& its) { return its.name == name; });
+    const auto key =
+        std::find_if(format->keys.begin(), format->keys.end(),
+                     [&](const checkpoints::TargetKey& its) { return its.name == name; });
     if (key == format->keys.end()) {
       return Fail(Errc::kUsage,
                   "--" + name + " requires --format=" + std::string(one->dialect->name));
@@ -228,14 +230,14 @@ Result<dialect::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
   return spec;
 }
 
-std::vector<std::string> FormatFlags::Sides(const dialect::TargetSpec& spec) const {
+std::vector<std::string> FormatFlags::Sides(const checkpoints::TargetSpec& spec) const {
   if (format == nullptr || format->sides == nullptr) return {};
   const std::span<const std::string_view> sides = format->sides(spec);
   return {sides.begin(), sides.end()};
 }
 
-ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output) {
-  ucp::ConvertOptions options;
+convert::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output) {
+  convert::ConvertOptions options;
   options.output = output;
   options.force = flags.force;
   options.resume = flags.resume;
@@ -247,35 +249,36 @@ ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::strin
   return options;
 }
 
-Result<std::unique_ptr<ucp::Input>> OpenInput(cli::Context& context,
-                                              const ucp::InputOptions& options) {
+Result<std::unique_ptr<convert::Input>> OpenInput(cli::Context& context,
+                                                  const convert::InputOptions& options) {
   const Interruptible reading(context.sink());
-  SW_TRY_ASSIGN(auto input, ucp::OpenInput(context.comm(), options, context.sink()));
+  SW_TRY_ASSIGN(auto input, convert::OpenInput(context.comm(), options, context.sink()));
   SW_TRY(context.comm().Agree(CheckStop(StopOf(context.sink()))));
   return input;
 }
 
 Status Describe(cli::Context& context, const SourceFlags& source) {
   const Interruptible reading(context.sink());
-  ucp::InputOptions options = source.Options(context.flags());
+  convert::InputOptions options = source.Options(context.flags());
   options.neighbours = false;
   options.bound = true;
   SW_TRY_ASSIGN(const auto input, OpenInput(context, options));
-  const dialect::Checkpoint& checkpoint = input->checkpoint;
+  const checkpoints::Checkpoint& checkpoint = input->checkpoint;
   const auto with_maps = [&](nlohmann::json json) {
-    if (!input->mapped.empty()) json["maps"] = ucp::MapsJson(input->mapped);
+    if (!input->mapped.empty()) json["maps"] = convert::MapsJson(input->mapped);
     return json;
   };
-  for (const std::string& one : dialect::OptimizerLeftOut(checkpoint)) context.sink().Warn(one);
+  for (const std::string& one : checkpoints::OptimizerLeftOut(checkpoint)) context.sink().Warn(one);
   if (context.flags().explain) {
-    SW_TRY_ASSIGN(const std::string text, ucp::ExplainParam(checkpoint, *context.flags().explain));
-    SW_TRY_ASSIGN(const auto json, ucp::ExplainJson(checkpoint, *context.flags().explain));
+    SW_TRY_ASSIGN(const std::string text,
+                  convert::ExplainParam(checkpoint, *context.flags().explain));
+    SW_TRY_ASSIGN(const auto json, convert::ExplainJson(checkpoint, *context.flags().explain));
     context.out() << text;
     context.SetResult(with_maps(json));
     return {};
   }
   context.out() << checkpoint.origin << " checkpoint " << checkpoint.tag << ": "
-                << ucp::Explain(checkpoint.layout) << ", " << checkpoint.map.files.size()
+                << convert::Explain(checkpoint.layout) << ", " << checkpoint.map.files.size()
                 << " files\n";
   ShowWeightSets(checkpoint, context.out());
   context.out() << "\n";
@@ -283,26 +286,26 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
   text::Table table({Column{"NAME", text::Table::Align::kLeft, true}, Column{"SHAPE"},
                      Column{"KIND"}, Column{"SIZE", text::Table::Align::kRight}, Column{"SPLIT"},
                      Column{"STATES"}});
-  for (ucp::ListRow& row : ucp::List(checkpoint)) {
+  for (convert::ListRow& row : convert::List(checkpoint)) {
     table.AddRow({std::move(row.name), std::move(row.shape), std::move(row.kind),
                   FormatBytes(row.bytes), std::move(row.split), std::move(row.states)});
   }
   context.Print(table);
   // A report takes more memory than all else of a list, and nothing reads it without --json.
   if (!context.flags().json) return {};
-  nlohmann::json list = ucp::ListJson(checkpoint);
-  list["fingerprint"] = ucp::FingerprintText(*input);
+  nlohmann::json list = convert::ListJson(checkpoint);
+  list["fingerprint"] = convert::FingerprintText(*input);
   context.SetResult(with_maps(std::move(list)));
   return {};
 }
 
-Status ShowConversion(cli::Context& context, const ucp::ConvertReport& report,
+Status ShowConversion(cli::Context& context, const convert::ConvertReport& report,
                       const std::string& output) {
-  context.SetResult(ucp::ConversionJson(report));
+  context.SetResult(convert::ConversionJson(report));
   if (!report.dry_run) return {};
   const plan::Totals& totals = report.totals;
-  context.out() << "source   " << ucp::Explain(report.source) << "\n"
-                << "target   " << ucp::Explain(report.target) << "\n";
+  context.out() << "source   " << convert::Explain(report.source) << "\n"
+                << "target   " << convert::Explain(report.target) << "\n";
   if (report.verbatim) {
     context.out() << "equal layouts: the source's files are taken unchanged, "
                   << (report.linked ? "as hard links\n"

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
-#include "cli/app.h"
-#include "dialect/dialects.h"
-#include "ucp/convert.h"
-#include "ucp/input.h"
+#include "checkpoints/registry.h"
+#include "convert/convert.h"
+#include "convert/input.h"
+#include "support/base/result.h"
+#include "support/cli/app.h"
 
 namespace shardwright::apps {
 
@@ -49,13 +49,14 @@ struct SourceFlags {
   void AddMapTo(cli::App& app);
   /// As the library takes them; with --dry-run and what describes INPUT no payload is read.
   /// \param output  what is to be written, if it is a path
-  ucp::InputOptions Options(const cli::CommonFlags& flags, const std::string& output = {}) const;
+  convert::InputOptions Options(const cli::CommonFlags& flags,
+                                const std::string& output = {}) const;
 };
 
 /// What a command writes: --format, --target with the format's keys, and the keys that are flags of
 /// their own.
 struct FormatFlags {
-  const dialect::Dialect* format = &dialect::Dialects().front();
+  const checkpoints::Dialect* format = &checkpoints::Dialects().front();
   std::string target;
   bool fixed = false;      ///< the command writes one format, and has no --format
   bool of_source = false;  ///< without --format that of INPUT is written: then `format` is null
@@ -70,9 +71,9 @@ struct FormatFlags {
   /// And --strict.
   void AddStrictTo(cli::App& app);
   /// What is asked for, once the flags are parsed; nothing while `format` is null. \error kUsage
-  Result<dialect::TargetSpec> Spec(const cli::App& app) const;
-  /// The names that a map that is found by itself leads to (dialect::Dialect::sides).
-  std::vector<std::string> Sides(const dialect::TargetSpec& spec) const;
+  Result<checkpoints::TargetSpec> Spec(const cli::App& app) const;
+  /// The names that a map that is found by itself leads to (checkpoints::Dialect::sides).
+  std::vector<std::string> Sides(const checkpoints::TargetSpec& spec) const;
   /// The first flag of a key that is given, "--loader", but for `except`; empty without one.
   std::string GivenKeyFlag(const cli::App& app, std::string_view except = {}) const;
   /// The value of the flag of a key, that was given or its default. \pre there is such a flag
@@ -81,8 +82,8 @@ struct FormatFlags {
  private:
   /// A key of one format as a flag.
   struct KeyFlag {
-    const dialect::Dialect* dialect = nullptr;
-    const dialect::TargetKey* key = nullptr;
+    const checkpoints::Dialect* dialect = nullptr;
+    const checkpoints::TargetKey* key = nullptr;
     std::string value;
     bool on = false;  // the value of a flag without an argument
   };
@@ -92,13 +93,13 @@ struct FormatFlags {
 };
 
 /// The shared flags of a command that writes `output`.
-ucp::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output);
+convert::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output);
 
-/// Opens a command's input as ucp::OpenInput does. A stop request interrupts it at any point.
-/// \error kStopped; as ucp::OpenInput
+/// Opens a command's input as convert::OpenInput does. A stop request interrupts it at any point.
+/// \error kStopped; as convert::OpenInput
 /// Collective.
-Result<std::unique_ptr<ucp::Input>> OpenInput(cli::Context& context,
-                                              const ucp::InputOptions& options);
+Result<std::unique_ptr<convert::Input>> OpenInput(cli::Context& context,
+                                                  const convert::InputOptions& options);
 
 /// Answers --list or --explain.
 /// Collective.
@@ -106,7 +107,7 @@ Status Describe(cli::Context& context, const SourceFlags& source);
 
 /// Shows what was done, or with --dry-run what would be done.
 /// \error kIo  with --dry-run, and `output` would not fit on its file system
-Status ShowConversion(cli::Context& context, const ucp::ConvertReport& report,
+Status ShowConversion(cli::Context& context, const convert::ConvertReport& report,
                       const std::string& output);
 
 }  // namespace shardwright::apps

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/bytes.h"
-#include "base/limits.h"
+#include "support/base/bytes.h"
+#include "support/base/limits.h"
 
 namespace shardwright::apps {
 namespace {
@@ -45,8 +45,8 @@ constexpr Known kKnownInReplays[] = {
 
 /// Reads --max-moves: a count, a size or a share.
 /// \error kUsage
-Result<moe::MovesLimit> ParseMaxMoves(const std::string& text) {
-  moe::MovesLimit limit;
+Result<placement::MovesLimit> ParseMaxMoves(const std::string& text) {
+  placement::MovesLimit limit;
   const char* const end = text.data() + text.size();
   std::uint64_t count = 0;
   const auto [rest, code] = std::from_chars(text.data(), end, count);
@@ -70,8 +70,8 @@ Result<moe::MovesLimit> ParseMaxMoves(const std::string& text) {
 
 /// Reads --join: a path, or a path and a weight.
 /// \error kUsage
-Result<moe::JoinedLoads> ParseJoined(const std::string& text) {
-  moe::JoinedLoads joined;
+Result<placement::JoinedLoads> ParseJoined(const std::string& text) {
+  placement::JoinedLoads joined;
   const std::size_t equals = text.rfind('=');
   joined.path = text.substr(0, equals);
   if (equals == std::string::npos) return joined;
@@ -88,7 +88,7 @@ Result<moe::JoinedLoads> ParseJoined(const std::string& text) {
 
 /// Reads --effort: a count of steps, or a time with its unit.
 /// \error kUsage
-Status SetEffort(const std::string& text, moe::Options* options) {
+Status SetEffort(const std::string& text, placement::Options* options) {
   constexpr double kMostSeconds = 3600;
   double number = 0;
   const char* end = text.data() + text.size();
@@ -105,7 +105,7 @@ Status SetEffort(const std::string& text, moe::Options* options) {
                  "\": expected a count from 0 to 1000 or a time up to 3600s, such as 500ms or 2s");
   }
   options->best_seconds = seconds;
-  options->clock = moe::ClockSeconds;
+  options->clock = placement::ClockSeconds;
   return {};
 }
 
@@ -125,7 +125,7 @@ void MoeFlags::AddLoadsTo(cli::App& app) {
 void MoeFlags::AddInputTo(cli::App& app, bool at) {
   app.Daily({"--cluster", "--nodes", "--gpus", "--slots"});
   app.Group("Cluster and token counts");
-  moe::ClusterRequest& cluster = request.cluster;
+  placement::ClusterRequest& cluster = request.cluster;
   app.AddText("--cluster", &cluster.file, "file that describes nodes, GPUs, slots and bandwidths",
               "FILE");
   app.AddCount("--nodes", &cluster.nodes, 1, limits::kMoeNodes,
@@ -159,15 +159,15 @@ void MoeFlags::AddFaultsTo(cli::App& app) {
   app.Daily({"--faults"});
   app.AddCount("--faults", &request.faults, 0, limits::kMoeNodes,
                "number of failures that the plan must survive, whichever units fail");
-  app.AddEnum<moe::FailureUnit>(
+  app.AddEnum<placement::FailureUnit>(
       "--unit", &request.options.failure_unit,
-      {{"node", moe::FailureUnit::kNode}, {"rack", moe::FailureUnit::kRack}},
+      {{"node", placement::FailureUnit::kNode}, {"rack", placement::FailureUnit::kRack}},
       "unit that fails as a whole");
 }
 
 void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
   AddFaultsTo(app);
-  moe::Options& options = request.options;
+  placement::Options& options = request.options;
   if (moves) {
     app.Daily({"--old"});
     app.AddText("--old", &request.old_plan,
@@ -190,19 +190,20 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
                 "the strategy");
   app.AddReal("--recovery-loss", &options.recovery_loss, 0, 1,
               "recovery probability that mixed may trade for balance");
-  app.AddEnum<moe::NodeMap>("--map", &options.node_map,
-                            {{"joint", moe::NodeMap::kJoint},
-                             {"greedy", moe::NodeMap::kGreedy},
-                             {"per-layer", moe::NodeMap::kPerLayer},
-                             {"none", moe::NodeMap::kNone}},
-                            "how nodes of the new plan are matched with nodes of the old plan");
+  app.AddEnum<placement::NodeMap>(
+      "--map", &options.node_map,
+      {{"joint", placement::NodeMap::kJoint},
+       {"greedy", placement::NodeMap::kGreedy},
+       {"per-layer", placement::NodeMap::kPerLayer},
+       {"none", placement::NodeMap::kNone}},
+      "how nodes of the new plan are matched with nodes of the old plan");
   app.AddFlag("--distinct", &options.distinct,
               "lazarus: at most as many replicas of an expert as nodes");
-  app.AddEnum<moe::EplbPolicy>(
+  app.AddEnum<placement::EplbPolicy>(
       "--policy", &options.eplb_policy,
-      {{"auto", moe::EplbPolicy::kAuto},
-       {"hierarchical", moe::EplbPolicy::kHierarchical},
-       {"global", moe::EplbPolicy::kGlobal}},
+      {{"auto", placement::EplbPolicy::kAuto},
+       {"hierarchical", placement::EplbPolicy::kHierarchical},
+       {"global", placement::EplbPolicy::kGlobal}},
       "best, eplb: whether the experts of a group stay on one node. hierarchical: yes; global: no; "
       "auto: yes if the number of nodes divides the number of groups");
   app.AddCount("--groups", &groups_, 1, limits::kMoeExperts, "expert groups of the model's router");
@@ -228,7 +229,7 @@ void MoeFlags::AddReportTo(cli::App& app) {
 }
 
 Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
-  const moe::ClusterRequest& cluster = request.cluster;
+  const placement::ClusterRequest& cluster = request.cluster;
   if (!cluster.file.empty()) {
     for (const char* flag : {"--nodes", "--gpus", "--slots", "--expert-bytes"}) {
       if (app.Given(flag)) return Usage(std::string(flag) + " cannot be combined with --cluster");
@@ -251,14 +252,14 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
   SW_TRY(CheckCluster(app, cluster_needed));
   request.cluster.slots = slots_.value_or(0);
   if (!windows_.empty()) {
-    SW_TRY_ASSIGN(request.window.windows, loads::ParseWindows(windows_));
+    SW_TRY_ASSIGN(request.window.windows, token_counts::ParseWindows(windows_));
   }
   for (const std::string& joined : joined_) {
-    SW_TRY_ASSIGN(moe::JoinedLoads one, ParseJoined(joined));
+    SW_TRY_ASSIGN(placement::JoinedLoads one, ParseJoined(joined));
     request.joined.push_back(std::move(one));
   }
   if (!layers_.empty()) {
-    SW_TRY_ASSIGN(request.window.layers, loads::ParseLayers(layers_));
+    SW_TRY_ASSIGN(request.window.layers, token_counts::ParseLayers(layers_));
   }
   if (objective_ != "mixed" && app.Given("--recovery-loss")) {
     return Usage("--recovery-loss requires --objective mixed");
@@ -274,7 +275,7 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
     if (app.Given("--target-balance")) {
       return Usage("--everywhere cannot be combined with --target-balance");
     }
-    auto experts = loads::ParseLayers(everywhere_);
+    auto experts = token_counts::ParseLayers(everywhere_);
     if (!experts) {
       return Usage("--everywhere \"" + everywhere_ +
                    "\": expected numbers of experts such as 256 or 0-3,7");
@@ -288,10 +289,10 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
   if (overlap_ && app.Given("--nonmoe-seconds")) {
     return Usage("--overlap cannot be combined with --nonmoe-seconds");
   }
-  moe::Options& options = request.options;
-  if (objective_ == "balance") options.objective = moe::Objective::kBalance;
-  if (objective_ == "recovery") options.objective = moe::Objective::kRecovery;
-  if (objective_ == "mixed") options.objective = moe::Objective::kMixed;
+  placement::Options& options = request.options;
+  if (objective_ == "balance") options.objective = placement::Objective::kBalance;
+  if (objective_ == "recovery") options.objective = placement::Objective::kRecovery;
+  if (objective_ == "mixed") options.objective = placement::Objective::kMixed;
   options.copies_min = static_cast<std::uint32_t>(request.faults + 1);
   options.eplb_groups = static_cast<std::uint32_t>(groups_);
   SW_TRY(SetEffort(effort_, &options));
@@ -329,7 +330,7 @@ void AddStrategy(cli::App& app, std::string* strategy) {
   app.Daily({"--strategy"});
   std::vector<std::string> names;
   std::string what = "placement strategy.";
-  for (const moe::Strategy& one : moe::Strategies()) {
+  for (const placement::Strategy& one : placement::Strategies()) {
     names.emplace_back(one.name);
     what.append(names.size() == 1 ? " " : ". ").append(one.name).append(": ").append(one.summary);
   }

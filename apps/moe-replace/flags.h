@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
-#include "cli/app.h"
-#include "moe/planning/planning.h"
+#include "placement/planning/planning.h"
+#include "support/base/result.h"
+#include "support/cli/app.h"
 
 namespace shardwright::apps {
 
 /// The flags of moe-replace and its subcommands; each adds those that it knows.
 struct MoeFlags {
-  moe::PlanRequest request;
+  placement::PlanRequest request;
   std::string report;
 
   /// The positional LOADS.

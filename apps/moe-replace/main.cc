@@ -6,7 +6,7 @@
 #include "moe-replace/show.h"
 
 namespace apps = shardwright::apps;
-namespace moe = shardwright::moe;
+namespace placement = shardwright::placement;
 using shardwright::Errc;
 using shardwright::Fail;
 using shardwright::Status;
@@ -18,7 +18,7 @@ namespace {
 struct PlanFlags : apps::MoeFlags {
   std::string strategy = "best";
   std::string output;
-  moe::PlanFormat format = moe::PlanFormat::kPlan;
+  placement::PlanFormat format = placement::PlanFormat::kPlan;
 };
 
 void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
@@ -30,14 +30,14 @@ void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
   app.Group("Outputs");
   app.Daily({"--output", "--format"});
   app.AddText("-o,--output", &flags.output, "file for the plan", "FILE");
-  app.AddEnum<moe::PlanFormat>("--format", &flags.format,
-                               {{"plan", moe::PlanFormat::kPlan},
-                                {"eplb", moe::PlanFormat::kEplb},
-                                {"sglang", moe::PlanFormat::kSglang},
-                                {"vllm", moe::PlanFormat::kVllm},
-                                {"tensorrt-llm", moe::PlanFormat::kTensorrt},
-                                {"vllm-ascend", moe::PlanFormat::kAscend}},
-                               "program that reads the plan");
+  app.AddEnum<placement::PlanFormat>("--format", &flags.format,
+                                     {{"plan", placement::PlanFormat::kPlan},
+                                      {"eplb", placement::PlanFormat::kEplb},
+                                      {"sglang", placement::PlanFormat::kSglang},
+                                      {"vllm", placement::PlanFormat::kVllm},
+                                      {"tensorrt-llm", placement::PlanFormat::kTensorrt},
+                                      {"vllm-ascend", placement::PlanFormat::kAscend}},
+                                     "program that reads the plan");
   flags.AddReportTo(app);
 }
 
@@ -46,7 +46,7 @@ Status CheckRules(const shardwright::cli::App& app, PlanFlags& flags) {
   if (flags.request.old_plan.empty() && app.Given("--map")) {
     return Fail(Errc::kUsage, "--map requires --old");
   }
-  const bool writes_eplb = flags.format == moe::PlanFormat::kEplb && !flags.output.empty();
+  const bool writes_eplb = flags.format == placement::PlanFormat::kEplb && !flags.output.empty();
   SW_TRY(flags.CheckKnown(app, flags.strategy, false, writes_eplb));
   if (!flags.output.empty()) return {};
   if (app.Given("--format")) return Fail(Errc::kUsage, "--format requires --output");
@@ -56,30 +56,30 @@ Status CheckRules(const shardwright::cli::App& app, PlanFlags& flags) {
 
 Status Plan(shardwright::cli::Context& context, PlanFlags flags) {
   flags.AddShared(context.flags());
-  const moe::PlanRequest& request = flags.request;
+  const placement::PlanRequest& request = flags.request;
   SW_TRY(apps::CheckOutputs(context, {flags.output, flags.report}));
-  SW_TRY_ASSIGN(const moe::PlanInput input,
-                moe::ReadPlanInput(context.comm(), request, context.sink()));
-  SW_TRY_ASSIGN(const moe::Strategy* strategy, moe::FindStrategy(flags.strategy));
-  SW_TRY_ASSIGN(const moe::PlannedRow row,
-                moe::PlanWith(context.comm(), request, input, *strategy, context.sink()));
+  SW_TRY_ASSIGN(const placement::PlanInput input,
+                placement::ReadPlanInput(context.comm(), request, context.sink()));
+  SW_TRY_ASSIGN(const placement::Strategy* strategy, placement::FindStrategy(flags.strategy));
+  SW_TRY_ASSIGN(const placement::PlannedRow row,
+                placement::PlanWith(context.comm(), request, input, *strategy, context.sink()));
   if (!row.reason.empty()) return Fail(Errc::kInfeasible, row.reason);
-  std::vector<moe::PlannedRow> others;
+  std::vector<placement::PlannedRow> others;
   if (!flags.report.empty()) {
-    SW_TRY_ASSIGN(others, moe::PlanWithAll(context.comm(), request, input, context.sink()));
+    SW_TRY_ASSIGN(others, placement::PlanWithAll(context.comm(), request, input, context.sink()));
   }
   return context.comm().OnRoot([&]() -> Status {
-    SW_TRY(moe::CheckSurvives(*row.plan, request.faults, input.loads, input.cluster,
-                              request.options.failure_unit));
+    SW_TRY(placement::CheckSurvives(*row.plan, request.faults, input.loads, input.cluster,
+                                    request.options.failure_unit));
     for (const std::string& warning : row.plan->result.warnings) context.sink().Warn(warning);
     context.sink().Pass("write");
     if (!flags.output.empty()) {
       SW_TRY_ASSIGN(const std::string text,
-                    moe::PlanBytes(flags.format, request, input, *row.plan, context.sink()));
+                    placement::PlanBytes(flags.format, request, input, *row.plan, context.sink()));
       SW_TRY(apps::WriteText(context, flags.output, text));
     }
     if (!flags.report.empty()) {
-      const std::string page = moe::PlanPage(request, input, row, others, context.sink());
+      const std::string page = placement::PlanPage(request, input, row, others, context.sink());
       SW_TRY(apps::WriteText(context, flags.report, page));
     }
     apps::ShowPlan(context, flags, input, row, flags.output);

@@ -3,20 +3,20 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "moe/planning/planning_json.h"
-#include "moe/planning/planning_text.h"
-#include "text/text.h"
+#include "placement/planning/planning_json.h"
+#include "placement/planning/planning_text.h"
+#include "support/text/text.h"
 
 namespace shardwright::apps {
 
-void ShowPlan(cli::Context& context, const MoeFlags& flags, const moe::PlanInput& input,
-              const moe::PlannedRow& row, const std::string& output) {
+void ShowPlan(cli::Context& context, const MoeFlags& flags, const placement::PlanInput& input,
+              const placement::PlannedRow& row, const std::string& output) {
   std::ostream& out = context.out();
-  out << moe::SummaryText(flags.request, input, row);
+  out << placement::SummaryText(flags.request, input, row);
   if (!output.empty()) out << "written   " << text::Printable(output) << "\n";
   if (!flags.report.empty()) out << "report    " << text::Printable(flags.report) << "\n";
-  out << "\n" << moe::LayersText(input, row);
-  context.SetResult(moe::PlanJson(flags.request, input, row));
+  out << "\n" << placement::LayersText(input, row);
+  context.SetResult(placement::PlanJson(flags.request, input, row));
 }
 
 }  // namespace shardwright::apps

@@ -3,12 +3,12 @@
 #include <string>
 #include <vector>
 
-#include "base/limits.h"
 #include "common/outputs.h"
 #include "moe-replace/flags.h"
 #include "moe-replace/show.h"
-#include "moe/planning/planning_json.h"
-#include "moe/planning/planning_text.h"
+#include "placement/planning/planning_json.h"
+#include "placement/planning/planning_text.h"
+#include "support/base/limits.h"
 
 namespace shardwright::apps {
 namespace {
@@ -20,39 +20,41 @@ Status CheckForce(const cli::App& app, const MoeFlags& flags) {
 
 Status Compare(cli::Context& context, MoeFlags flags) {
   flags.AddShared(context.flags());
-  const moe::PlanRequest& request = flags.request;
+  const placement::PlanRequest& request = flags.request;
   SW_TRY(CheckOutputs(context, {flags.report}));
-  SW_TRY_ASSIGN(const moe::PlanInput input,
-                moe::ReadPlanInput(context.comm(), request, context.sink()));
-  SW_TRY_ASSIGN(const std::vector<moe::PlannedRow> rows,
-                moe::PlanWithAll(context.comm(), request, input, context.sink()));
+  SW_TRY_ASSIGN(const placement::PlanInput input,
+                placement::ReadPlanInput(context.comm(), request, context.sink()));
+  SW_TRY_ASSIGN(const std::vector<placement::PlannedRow> rows,
+                placement::PlanWithAll(context.comm(), request, input, context.sink()));
   return context.comm().OnRoot([&]() -> Status {
-    context.out() << moe::ComparisonText(request, input, rows);
-    context.SetResult(moe::ComparisonJson(request, input, rows));
-    const moe::PlannedRow* const chosen = moe::FirstPlan(rows);
+    context.out() << placement::ComparisonText(request, input, rows);
+    context.SetResult(placement::ComparisonJson(request, input, rows));
+    const placement::PlannedRow* const chosen = placement::FirstPlan(rows);
     if (chosen == nullptr)
       return Fail(Errc::kInfeasible,
                   "no strategy found a feasible plan; the table shows the reason of each strategy");
     if (flags.report.empty()) return {};
     context.sink().Pass("write");
     return WriteText(context, flags.report,
-                     moe::PlanPage(request, input, *chosen, rows, context.sink()));
+                     placement::PlanPage(request, input, *chosen, rows, context.sink()));
   });
 }
 
 Status Evaluate(cli::Context& context, MoeFlags flags, const std::string& plan) {
   flags.AddShared(context.flags());
-  const moe::PlanRequest& request = flags.request;
+  const placement::PlanRequest& request = flags.request;
   SW_TRY(CheckOutputs(context, {flags.report}));
   return context.comm().OnRoot([&]() -> Status {
-    SW_TRY_ASSIGN(const moe::EvaluatedPlan found, moe::EvaluatePlan(request, plan, context.sink()));
+    SW_TRY_ASSIGN(const placement::EvaluatedPlan found,
+                  placement::EvaluatePlan(request, plan, context.sink()));
     if (!flags.report.empty()) {
       context.sink().Pass("write");
-      const std::string page = moe::PlanPage(request, found.input, found.row, {}, context.sink());
+      const std::string page =
+          placement::PlanPage(request, found.input, found.row, {}, context.sink());
       SW_TRY(WriteText(context, flags.report, page));
     }
     ShowPlan(context, flags, found.input, found.row, "");
-    return moe::CheckEvaluated(request, found.row);
+    return placement::CheckEvaluated(request, found.row);
   });
 }
 
@@ -84,7 +86,7 @@ int ReplayMain(int argc, const char* const* argv) {
                {{"loads.jsonl nodes.csv --nodes 32 --gpus 1 --slots 4 --strategy lazarus",
                  "Simulates the failures and arrivals in nodes.csv on 32 equal nodes."}});
   MoeFlags flags;
-  moe::EventsRequest events;
+  placement::EventsRequest events;
   events.strategy = "best";
   bool compare = false;
   app.Use({cli::Shared::kThreads, cli::Shared::kSeed});
@@ -110,11 +112,11 @@ int ReplayMain(int argc, const char* const* argv) {
   });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     flags.AddShared(context.flags());
-    SW_TRY_ASSIGN(const moe::Replays replays,
-                  moe::ReplayEvents(context.comm(), flags.request, events, context.sink()));
+    SW_TRY_ASSIGN(const placement::Replays replays,
+                  placement::ReplayEvents(context.comm(), flags.request, events, context.sink()));
     if (context.comm().rank() != 0) return {};
-    context.out() << moe::ReplaysText(events.events, replays);
-    context.SetResult(moe::ReplaysJson(replays));
+    context.out() << placement::ReplaysText(events.events, replays);
+    context.SetResult(placement::ReplaysJson(replays));
     return {};
   });
 }

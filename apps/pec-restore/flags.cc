@@ -1,14 +1,14 @@
 #include "pec-restore/flags.h"
 
-#include "cli/flags.h"
 #include "common/pec.h"
 #include "common/ucp.h"
+#include "support/cli/flags.h"
 
 namespace shardwright::apps {
 namespace {
 
 /// The values of --lost-nodes.
-Status ParseLost(const std::vector<std::string>& words, pec::RestoreOptions* options) {
+Status ParseLost(const std::vector<std::string>& words, partial::RestoreOptions* options) {
   if (words.empty()) return {};
   if (options->agents.empty()) {
     return Fail(Errc::kUsage,
@@ -42,12 +42,13 @@ void RestoreFlags::AddTo(cli::App& app) {
   format.AddStrictTo(app);
   app.AddFlag("--require-complete", &options.require_complete,
               "exit with code 5 if a module is older than the restored iteration");
-  app.AddEnum<pec::ReplayMode>("--replay", &options.replay,
-                               {{"auto", pec::ReplayMode::kAuto},
-                                {"never", pec::ReplayMode::kNever},
-                                {"require", pec::ReplayMode::kRequire}},
-                               "replay logged gradients to bring experts to the restored "
-                               "iteration. require: exit with code 5 unless all experts reach it");
+  app.AddEnum<partial::ReplayMode>(
+      "--replay", &options.replay,
+      {{"auto", partial::ReplayMode::kAuto},
+       {"never", partial::ReplayMode::kNever},
+       {"require", partial::ReplayMode::kRequire}},
+      "replay logged gradients to bring experts to the restored "
+      "iteration. require: exit with code 5 unless all experts reach it");
   app.AddFlag("--allow-older", &options.allow_older,
               "use an older version for a damaged blob; verifies all blobs");
   app.AddText("--restart-missing", &options.restart_missing,
@@ -89,7 +90,7 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   if (options.require_complete && !options.restart_missing.empty()) {
     return Fail(Errc::kUsage, "--require-complete cannot be combined with --restart-missing");
   }
-  if (options.replay == pec::ReplayMode::kRequire && !options.restart_missing.empty()) {
+  if (options.replay == partial::ReplayMode::kRequire && !options.restart_missing.empty()) {
     return Fail(Errc::kUsage, "--replay require cannot be combined with --restart-missing");
   }
   if (options.restart && options.read_only) {

@@ -3,17 +3,17 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
-#include "cli/app.h"
 #include "common/pec.h"
 #include "common/ucp.h"
-#include "pec/restore/restore.h"
+#include "partial/restore/restore.h"
+#include "support/base/result.h"
+#include "support/cli/app.h"
 
 namespace shardwright::apps {
 
 /// The flags of pec-restore.
 struct RestoreFlags {
-  pec::RestoreOptions options;  ///< without how to write
+  partial::RestoreOptions options;  ///< without how to write
   std::string output;
   FormatFlags format;
   std::vector<std::string> agents;

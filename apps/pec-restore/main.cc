@@ -2,13 +2,13 @@
 
 #include "common/pec.h"
 #include "common/ucp.h"
-#include "loads/trim_log.h"
+#include "partial/restore/restore.h"
 #include "pec-restore/flags.h"
-#include "pec/restore/restore.h"
+#include "token_counts/trim_log.h"
 
 namespace apps = shardwright::apps;
-namespace loads = shardwright::loads;
-namespace pec = shardwright::pec;
+namespace token_counts = shardwright::token_counts;
+namespace partial = shardwright::partial;
 using shardwright::Status;
 using shardwright::cli::Shared;
 
@@ -28,11 +28,11 @@ int main(int argc, char** argv) {
     flags.options.write = apps::WriteOptions(context.flags(), flags.output);
     flags.options.write.strict = flags.format.strict;
     const std::string& log = flags.token_log;
-    if (!log.empty()) SW_TRY(context.comm().OnRoot([&] { return loads::CheckLog(log); }));
-    SW_TRY_ASSIGN(const pec::RestoreReport report,
-                  pec::RestoreStore(context.comm(), flags.options, context.sink()));
+    if (!log.empty()) SW_TRY(context.comm().OnRoot([&] { return token_counts::CheckLog(log); }));
+    SW_TRY_ASSIGN(const partial::RestoreReport report,
+                  partial::RestoreStore(context.comm(), flags.options, context.sink()));
     if (!log.empty() && !context.flags().dry_run) {
-      SW_TRY(context.comm().OnRoot([&] { return loads::TrimLog(log, report.iteration); }));
+      SW_TRY(context.comm().OnRoot([&] { return token_counts::TrimLog(log, report.iteration); }));
     }
     apps::ShowRestore(context, report);
     return {};

@@ -7,23 +7,23 @@
 #include <utility>
 #include <vector>
 
-#include "base/bytes.h"
-#include "base/stop.h"
-#include "base/system.h"
-#include "base/text.h"
 #include "common/outputs.h"
 #include "common/pec.h"
-#include "format/json/json.h"
-#include "os/socket.h"
-#include "os/tls.h"
+#include "partial/agent/agent_client.h"
+#include "partial/agent/agent_run.h"
+#include "partial/report/report_json.h"
+#include "partial/report/sends_page.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
-#include "pec/agent/agent_client.h"
-#include "pec/agent/agent_run.h"
-#include "pec/report/report_json.h"
-#include "pec/report/sends_page.h"
-#include "text/text.h"
+#include "support/base/bytes.h"
+#include "support/base/stop.h"
+#include "support/base/system.h"
+#include "support/base/text.h"
+#include "support/json/json.h"
+#include "support/os/socket.h"
+#include "support/os/tls.h"
+#include "support/text/text.h"
 
 namespace shardwright::apps {
 namespace {
@@ -106,14 +106,14 @@ struct ReplayFlags {
                 "limit on the gradients that are buffered in memory until a checkpoint makes them "
                 "unnecessary");
   }
-  Status CheckRules(const cli::App& app, pec::Policy policy) const {
-    if (policy == pec::Policy::kReplay) return {};
+  Status CheckRules(const cli::App& app, partial::Policy policy) const {
+    if (policy == partial::Policy::kReplay) return {};
     return app.Require({"--full-every", "--log-memory"}, "--policy replay");
   }
 };
 
 Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& key,
-                const ReplayFlags& replay, pec::AgentRunOptions options) {
+                const ReplayFlags& replay, partial::AgentRunOptions options) {
   options.agent.save = save.Options(context.flags());
   options.agent.save.replay.full_every = replay.full_every;
   // A copy on another node may be gone on from when this agent and what it holds back are gone.
@@ -124,20 +124,21 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
   if (options.name.empty()) options.name = HostName();
   SW_TRY_ASSIGN(options.key, key.Read(context));
   SW_TRY_ASSIGN(options.trusted_user, key.trust.User());
-  SW_TRY_ASSIGN(const pec::AgentStatus end, pec::RunAgent(options, context.sink()));
-  context.SetResult(pec::AgentJson(end));
+  SW_TRY_ASSIGN(const partial::AgentStatus end, partial::RunAgent(options, context.sink()));
+  context.SetResult(partial::AgentJson(end));
   context.out() << "snapshots " << end.snapshots << ", " << FormatBytes(end.snapshot_bytes)
                 << "\npersists  " << end.persists << ", " << end.snapshots_skipped
                 << " snapshots were not persisted\n";
-  ShowSent(context.out(), pec::AgentJson(end));
+  ShowSent(context.out(), partial::AgentJson(end));
   return {};
 }
 
 /// Where --replay has nothing to do.
-Status CheckReplay(const cli::App& app, const pec::AgentRunOptions& options, pec::Policy policy) {
+Status CheckReplay(const cli::App& app, const partial::AgentRunOptions& options,
+                   partial::Policy policy) {
   if (options.copies_only)
     return app.Exclude({"--replay"}, "--copies-only: such an agent gets no gradients");
-  if (policy == pec::Policy::kFull) {
+  if (policy == partial::Policy::kFull) {
     return app.Exclude({"--replay"}, "--policy full, which leaves no expert older");
   }
   const bool local = std::ranges::any_of(
@@ -159,11 +160,11 @@ struct IdleFlags {
                 "micro-batches, seconds of one forward and one backward pass",
                 "P,B,TF,TB");
     app.AddText("--stages", &stages, "stages on this node, for --pipeline", "LIST");
-    app.AddCount("--idle-ranks", &needed, 0, pec::kMostJobRanks,
+    app.AddCount("--idle-ranks", &needed, 0, partial::kMostJobRanks,
                  "number of ranks that must be idle at the same time; 0: all ranks that report "
                  "idle intervals");
   }
-  Status Read(const cli::App& app, pec::IdleOptions* options) const {
+  Status Read(const cli::App& app, partial::IdleOptions* options) const {
     options->needed = static_cast<std::uint32_t>(needed);
     if (pipeline.empty()) return app.Require({"--stages"}, "--pipeline");
     if (stages.empty()) {
@@ -174,9 +175,9 @@ struct IdleFlags {
       return Fail(Errc::kUsage, "--pipeline \"" + pipeline + "\": expected four numbers, found " +
                                     std::to_string(parts.size()));
     }
-    pec::PipelineTimes times;
+    partial::PipelineTimes times;
     auto read = [&]() -> Status {
-      SW_TRY_ASSIGN(const std::uint64_t p, cli::ParseCount(parts[0], 1, pec::kMostJobRanks));
+      SW_TRY_ASSIGN(const std::uint64_t p, cli::ParseCount(parts[0], 1, partial::kMostJobRanks));
       SW_TRY_ASSIGN(const std::uint64_t b, cli::ParseCount(parts[1], 1, kMostMicroBatches));
       times.stages = static_cast<std::uint32_t>(p);
       times.micro_batches = static_cast<std::uint32_t>(b);
@@ -187,7 +188,7 @@ struct IdleFlags {
     if (!read) return Within("--pipeline", std::move(read).error());
     auto ranks = ParseRanks(stages);
     if (!ranks) return Within("--stages", std::move(ranks).error());
-    auto schedule = pec::ScheduleOf(times, *ranks, options->needed);
+    auto schedule = partial::ScheduleOf(times, *ranks, options->needed);
     if (!schedule) return Within("--pipeline", std::move(schedule).error());
     options->schedule = *std::move(schedule);
     return {};
@@ -207,13 +208,13 @@ struct AddressFlags {
       return key.CheckRules(app, {address});
     });
   }
-  Result<std::unique_ptr<pec::AgentClient>> Client(
-      cli::Context& context, std::chrono::milliseconds patience = pec::kAgentPatience) const {
+  Result<std::unique_ptr<partial::AgentClient>> Client(
+      cli::Context& context, std::chrono::milliseconds patience = partial::kAgentPatience) const {
     SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
     SW_TRY_ASSIGN(where.trusted_user, key.trust.User());
     SW_TRY_ASSIGN(auto secret, key.Read(context));
-    return std::make_unique<pec::AgentClient>(std::move(where), std::move(secret),
-                                              StopOf(context.sink()), patience);
+    return std::make_unique<partial::AgentClient>(std::move(where), std::move(secret),
+                                                  StopOf(context.sink()), patience);
   }
 };
 
@@ -232,7 +233,7 @@ int AgentMain(int argc, const char* const* argv) {
   KeyFlags key;
   IdleFlags idle;
   ReplayFlags replay;
-  pec::AgentRunOptions options;
+  partial::AgentRunOptions options;
   save.agent = true;
   options.agent.memory_bytes = std::uint64_t{8} << 30;
   app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory, cli::Shared::kMode,
@@ -315,7 +316,8 @@ int StatusMain(int argc, const char* const* argv) {
     context.SetResult(std::move(json));
     if (page.empty()) return {};
     SW_TRY_ASSIGN(const std::string sends, client->AskText("sends"));
-    SW_TRY_ASSIGN(const std::string html, pec::SendsPage(sends, text::Printable(flags.address)));
+    SW_TRY_ASSIGN(const std::string html,
+                  partial::SendsPage(sends, text::Printable(flags.address)));
     return WriteText(context, page, html);
   });
 }
@@ -333,7 +335,7 @@ int TellMain(int argc, const char* const* argv) {
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     // Stopping takes as long as saving all snapshots; a signal ends the wait.
     const std::chrono::milliseconds patience =
-        request == "stop" ? kStopPatience : pec::kAgentPatience;
+        request == "stop" ? kStopPatience : partial::kAgentPatience;
     SW_TRY_ASSIGN(const auto client, flags.Client(context, patience));
     SW_TRY_ASSIGN(const std::string answer, client->Ask(request));
     context.SetResult({{"answer", answer}});

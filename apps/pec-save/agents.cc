@@ -1,5 +1,5 @@
 // pec-save agents: agents that trainers started for themselves, found by the names of their folders
-// (lib/torch/shardwright/_agent_process.py).
+// (lib/trainer/torch/shardwright/_agent_process.py).
 
 #include <unistd.h>
 
@@ -12,15 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include "base/bytes.h"
-#include "base/stop.h"
-#include "base/text.h"
-#include "cli/app.h"
-#include "format/json/json.h"
-#include "os/dir.h"
-#include "os/socket.h"
+#include "partial/agent/agent_client.h"
 #include "pec-save/subcommands.h"
-#include "pec/agent/agent_client.h"
+#include "support/base/bytes.h"
+#include "support/base/stop.h"
+#include "support/base/text.h"
+#include "support/cli/app.h"
+#include "support/json/json.h"
+#include "support/os/dir.h"
+#include "support/os/socket.h"
 
 namespace shardwright::apps {
 namespace {
@@ -48,11 +48,12 @@ std::string RuntimeFolder() {
 
 std::string AddressIn(const std::string& folder) { return "unix:" + folder + "/agent.sock"; }
 
-Result<std::unique_ptr<pec::AgentClient>> ClientOf(const std::string& folder, cli::Context& context,
-                                                   std::chrono::milliseconds patience) {
+Result<std::unique_ptr<partial::AgentClient>> ClientOf(const std::string& folder,
+                                                       cli::Context& context,
+                                                       std::chrono::milliseconds patience) {
   SW_TRY_ASSIGN(os::Address address, os::ParseAddress(AddressIn(folder)));
-  return std::make_unique<pec::AgentClient>(std::move(address), nullptr, StopOf(context.sink()),
-                                            patience);
+  return std::make_unique<partial::AgentClient>(std::move(address), nullptr, StopOf(context.sink()),
+                                                patience);
 }
 
 /// \error kStopped

@@ -1,9 +1,9 @@
 #include "pec-save/job_flags.h"
 
-#include "base/limits.h"
-#include "cli/flags.h"
 #include "common/pec.h"
 #include "common/ucp.h"
+#include "support/base/limits.h"
+#include "support/cli/flags.h"
 
 namespace shardwright::apps {
 namespace {
@@ -34,13 +34,13 @@ Result<std::vector<std::uint64_t>> ParseModules(const std::string& text) {
 }
 
 /// "WEIGHTS,MASTER,MOMENTS".
-Result<pec::ComponentBytes> ParseParamBytes(const std::string& text) {
+Result<partial::ComponentBytes> ParseParamBytes(const std::string& text) {
   const std::vector<std::string> parts = Split(text, ',');
   if (parts.size() != 3) {
     return Fail(Errc::kUsage,
                 "\"" + text + "\": expected three numbers, found " + std::to_string(parts.size()));
   }
-  pec::ComponentBytes bytes;
+  partial::ComponentBytes bytes;
   SW_TRY_ASSIGN(bytes.weights, cli::ParseCount(parts[0], 0, 64));
   SW_TRY_ASSIGN(bytes.master, cli::ParseCount(parts[1], 0, 64));
   SW_TRY_ASSIGN(bytes.moments, cli::ParseCount(parts[2], 0, 64));
@@ -49,7 +49,7 @@ Result<pec::ComponentBytes> ParseParamBytes(const std::string& text) {
 
 }  // namespace
 
-void JobFlags::AddTo(cli::App& app, pec::JobRequest* job, bool shape) {
+void JobFlags::AddTo(cli::App& app, partial::JobRequest* job, bool shape) {
   app.AddOptionalInput(&job->store, "store; its newest checkpoint provides the sizes", "STORE");
   app.Daily({"--ep", "--dp"});
   app.Group("Job");
@@ -71,20 +71,20 @@ void JobFlags::AddTo(cli::App& app, pec::JobRequest* job, bool shape) {
               "component saved of every expert in every checkpoint: weights, master or moments",
               "COMPONENT");
   AddPatterns(app, &job->pattern_files);
-  app.AddCount("--ep", &job->ep, 1, pec::kMostJobRanks,
+  app.AddCount("--ep", &job->ep, 1, partial::kMostJobRanks,
                "number of expert-parallel ranks, a divisor of the number of experts [default: that "
                "of the store, or the number of experts]");
-  app.AddCount("--dp", &job->dp, 1, pec::kMostJobRanks,
+  app.AddCount("--dp", &job->dp, 1, partial::kMostJobRanks,
                "number of data-parallel ranks, a multiple of --ep [default: that of the store if "
                "it is a multiple, otherwise --ep]");
-  app.AddCount("--ranks-per-node", &job->ranks_per_node, 1, pec::kMostJobRanks,
+  app.AddCount("--ranks-per-node", &job->ranks_per_node, 1, partial::kMostJobRanks,
                "number of consecutive ranks that lose their memory when their node fails");
   app.AddBandwidth("--snapshot-bandwidth", &job->snapshot_bandwidth,
                    "bytes per second that a rank copies into memory");
   app.AddReal("--iteration-time", &job->iteration_s, 1e-6, 1e6, "seconds per iteration");
 }
 
-void AddStepTimes(cli::App& app, pec::JobRequest* job) {
+void AddStepTimes(cli::App& app, partial::JobRequest* job) {
   app.AddReal("--forward-backward", &job->forward_backward_s, 1e-6, 1e6,
               "seconds of a forward and backward pass, which hides the time of a snapshot");
   app.AddReal("--restart-time", &job->restart_s, 0, 1e7, "seconds of a restart after a fault");
@@ -94,7 +94,7 @@ void AddStepTimes(cli::App& app, pec::JobRequest* job) {
                "speed at which a rank replays optimizer steps, in expert elements per second");
 }
 
-Status JobFlags::Complete(const cli::App& app, pec::JobRequest* job) const {
+Status JobFlags::Complete(const cli::App& app, partial::JobRequest* job) const {
   if (!job->store.empty()) {
     return app.Exclude({"--experts", "--moe-layers", "--expert-params", "--nonexpert-params",
                         "--param-bytes", "--keep"},
@@ -119,12 +119,12 @@ Result<std::vector<std::uint32_t>> ParseRanks(const std::string& text) {
       return Fail(Errc::kUsage, "\"" + part + "\": expected RANK or FIRST-LAST");
     }
     SW_TRY_ASSIGN(const std::uint64_t first,
-                  cli::ParseCount(ends.front(), 0, pec::kMostJobRanks - 1));
+                  cli::ParseCount(ends.front(), 0, partial::kMostJobRanks - 1));
     SW_TRY_ASSIGN(const std::uint64_t last,
-                  cli::ParseCount(ends.back(), first, pec::kMostJobRanks - 1));
-    if (last - first >= pec::kMostJobRanks - ranks.size()) {
-      return Fail(Errc::kLimit,
-                  "expected at most " + std::to_string(pec::kMostJobRanks) + " ranks, found more");
+                  cli::ParseCount(ends.back(), first, partial::kMostJobRanks - 1));
+    if (last - first >= partial::kMostJobRanks - ranks.size()) {
+      return Fail(Errc::kLimit, "expected at most " + std::to_string(partial::kMostJobRanks) +
+                                    " ranks, found more");
     }
     for (std::uint64_t rank = first; rank <= last; ++rank) {
       ranks.push_back(static_cast<std::uint32_t>(rank));

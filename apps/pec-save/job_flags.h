@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
-#include "cli/app.h"
-#include "pec/planning/job.h"
+#include "partial/planner/job.h"
+#include "support/base/result.h"
+#include "support/cli/app.h"
 
 namespace shardwright::apps {
 
@@ -17,13 +17,13 @@ struct JobFlags {
   std::vector<std::string> keep;
 
   /// \param shape  also --experts and --moe-layers; without it a trace says them
-  void AddTo(cli::App& app, pec::JobRequest* job, bool shape);
+  void AddTo(cli::App& app, partial::JobRequest* job, bool shape);
   /// Parses what is text. \error kUsage  sizes beside a store; a text that is none
-  Status Complete(const cli::App& app, pec::JobRequest* job) const;
+  Status Complete(const cli::App& app, partial::JobRequest* job) const;
 };
 
 /// The times of a step, which tune and simulate know besides.
-void AddStepTimes(cli::App& app, pec::JobRequest* job);
+void AddStepTimes(cli::App& app, partial::JobRequest* job);
 
 /// "0-3,7" as numbers. \error kUsage  not such a list; kLimit
 Result<std::vector<std::uint32_t>> ParseRanks(const std::string& text);

@@ -2,13 +2,13 @@
 #include <vector>
 
 #include "common/pec.h"
+#include "convert/input.h"
+#include "partial/store/token_log.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
-#include "pec/store/token_log.h"
-#include "ucp/input.h"
 
 namespace apps = shardwright::apps;
-namespace pec = shardwright::pec;
+namespace partial = shardwright::partial;
 using shardwright::Status;
 using shardwright::cli::Shared;
 using shardwright::cli::Subcommand;
@@ -16,14 +16,14 @@ using shardwright::cli::Subcommand;
 namespace {
 
 Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
-  pec::SaveRequest options = flags.Options(context.flags());
-  std::shared_ptr<pec::TokenLog> tokens;
+  partial::SaveRequest options = flags.Options(context.flags());
+  std::shared_ptr<partial::TokenLog> tokens;
   if (!flags.selection.tokens.empty()) {
-    SW_TRY_ASSIGN(tokens, pec::TokenLog::Open(flags.selection.tokens));
+    SW_TRY_ASSIGN(tokens, partial::TokenLog::Open(flags.selection.tokens));
     options.tokens = tokens.get();
   }
   SW_TRY_ASSIGN(const auto input, apps::OpenInput(context, flags.source.Options(context.flags())));
-  SW_TRY_ASSIGN(const auto report, pec::Save(context.comm(), *input, options, context.sink()));
+  SW_TRY_ASSIGN(const auto report, partial::Save(context.comm(), *input, options, context.sink()));
   apps::ShowSave(context, report, options.dry_run);
   return {};
 }

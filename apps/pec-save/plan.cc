@@ -5,10 +5,10 @@
 #include <string>
 #include <string_view>
 
+#include "partial/planner/plan.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
-#include "pec/planning/plan.h"
 
 namespace shardwright::apps {
 namespace {
@@ -41,13 +41,13 @@ constexpr Need kNeeds[] = {{"--pp", {"--copies", "--micro-batches"}},
                            {"--ranks-per-node", {"--copies", "--dynamic-k"}},
                            {"--lost-share", {"--dynamic-k"}}};
 
-Status CheckNeeds(const cli::App& app, pec::Policy policy) {
+Status CheckNeeds(const cli::App& app, partial::Policy policy) {
   for (const Need& need : kNeeds) {
     if (!app.Given(need.flag)) continue;
     // Gradients are logged in every iteration between.
     const std::string_view name = need.flag;
     const bool of_log = name == "--interval" || name == "--full-every";
-    if (policy == pec::Policy::kReplay && of_log) continue;
+    if (policy == partial::Policy::kReplay && of_log) continue;
     bool there = false;
     std::string names;
     for (const char* flag : need.any) {
@@ -62,7 +62,7 @@ Status CheckNeeds(const cli::App& app, pec::Policy policy) {
 }
 
 struct PlanFlags {
-  pec::PlanRequest request;
+  partial::PlanRequest request;
   SelectionFlags selection;
   JobFlags job;
   std::string dead_ranks;
@@ -188,11 +188,11 @@ int PlanMain(int argc, const char* const* argv) {
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
-    SW_TRY_ASSIGN(const pec::PlanAnswer answer,
-                  pec::PlanCheckpoints(flags.request, context.sink()));
-    SW_TRY_ASSIGN(nlohmann::json result, pec::PlanJson(answer));
+    SW_TRY_ASSIGN(const partial::PlanAnswer answer,
+                  partial::PlanCheckpoints(flags.request, context.sink()));
+    SW_TRY_ASSIGN(nlohmann::json result, partial::PlanJson(answer));
     context.SetResult(std::move(result));
-    context.out() << pec::PlanText(answer);
+    context.out() << partial::PlanText(answer);
     return {};
   });
 }

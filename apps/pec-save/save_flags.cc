@@ -4,14 +4,14 @@
 
 namespace shardwright::apps {
 
-const std::vector<std::pair<std::string, pec::Policy>>& PolicyWords() {
-  static const std::vector<std::pair<std::string, pec::Policy>> kWords = {
-      {"sequential", pec::Policy::kSequential},
-      {"load-aware", pec::Policy::kLoadAware},
-      {"budget", pec::Policy::kBudget},
-      {"budget-global", pec::Policy::kBudgetGlobal},
-      {"full", pec::Policy::kFull},
-      {"replay", pec::Policy::kReplay}};
+const std::vector<std::pair<std::string, partial::Policy>>& PolicyWords() {
+  static const std::vector<std::pair<std::string, partial::Policy>> kWords = {
+      {"sequential", partial::Policy::kSequential},
+      {"load-aware", partial::Policy::kLoadAware},
+      {"budget", partial::Policy::kBudget},
+      {"budget-global", partial::Policy::kBudgetGlobal},
+      {"full", partial::Policy::kFull},
+      {"replay", partial::Policy::kReplay}};
   return kWords;
 }
 
@@ -20,11 +20,12 @@ void SelectionFlags::AddTo(cli::App& app) {
   app.AddCount("--k", &k, 1, 65536, "number of experts to select in each MoE layer");
   app.AddCount("--k-persist", &k_persist, 1, 65536,
                "number of selected experts of each layer to write to storage [default: all]");
-  app.AddEnum<pec::Policy>("--policy", &policy, PolicyWords(),
-                           "how experts are selected. sequential: in turn; load-aware: those with "
-                           "most unsaved tokens; budget, budget-global: within a budget per layer "
-                           "or over all layers; full: all; replay: in turn or within a budget, "
-                           "with a log of the gradients of the other experts (docs/lossless.md)");
+  app.AddEnum<partial::Policy>(
+      "--policy", &policy, PolicyWords(),
+      "how experts are selected. sequential: in turn; load-aware: those with "
+      "most unsaved tokens; budget, budget-global: within a budget per layer "
+      "or over all layers; full: all; replay: in turn or within a budget, "
+      "with a log of the gradients of the other experts (docs/lossless.md)");
   app.AddText("--tokens", &tokens, "token counts per expert and iteration (docs/formats/loads.md)",
               "FILE");
   app.AddSize("--budget", &budget,
@@ -42,17 +43,17 @@ void SelectionFlags::AddTo(cli::App& app) {
 }
 
 Status SelectionFlags::CheckRules(const cli::App& app) const {
-  if (policy != pec::Policy::kLoadAware) {
+  if (policy != partial::Policy::kLoadAware) {
     SW_TRY(app.Require({"--max-age"}, "--policy load-aware"));
   }
-  if (policy != pec::Policy::kBudget && policy != pec::Policy::kBudgetGlobal &&
-      policy != pec::Policy::kReplay) {
+  if (policy != partial::Policy::kBudget && policy != partial::Policy::kBudgetGlobal &&
+      policy != partial::Policy::kReplay) {
     SW_TRY(app.Require({"--budget"}, "--policy budget, budget-global or replay"));
   }
-  if (policy == pec::Policy::kReplay) {
+  if (policy == partial::Policy::kReplay) {
     SW_TRY(app.Exclude({"--k-persist"}, "--policy replay, which has one K"));
   }
-  if (policy == pec::Policy::kFull) {
+  if (policy == partial::Policy::kFull) {
     SW_TRY(app.Exclude({"--k", "--k-persist"}, "--policy full, which saves all experts"));
   }
   if (!dynamic_k) {
@@ -96,7 +97,7 @@ void SaveFlags::AddSaveOnlyTo(cli::App& app) {
 
 Status SaveFlags::CheckRules(const cli::App& app) {
   SW_TRY(selection.CheckRules(app));
-  if (selection.policy == pec::Policy::kReplay) {
+  if (selection.policy == partial::Policy::kReplay) {
     if (!agent) {
       return Fail(Errc::kUsage,
                   "--policy replay requires gradients from a running trainer: use pec-save agent, "
@@ -112,9 +113,11 @@ Status SaveFlags::CheckRules(const cli::App& app) {
 
 Status SaveFlags::CheckDynamicK(const cli::App& app) const {
   if (!selection.dynamic_k) return {};
-  if (selection.policy != pec::Policy::kSequential && selection.policy != pec::Policy::kLoadAware) {
+  if (selection.policy != partial::Policy::kSequential &&
+      selection.policy != partial::Policy::kLoadAware) {
     return Fail(Errc::kUsage, "--dynamic-k cannot be combined with --policy " +
-                                  std::string(pec::Name(selection.policy)) + ", which has no K");
+                                  std::string(partial::Name(selection.policy)) +
+                                  ", which has no K");
   }
   if (app.Given("--k-persist")) {
     return Fail(
@@ -126,14 +129,14 @@ Status SaveFlags::CheckDynamicK(const cli::App& app) const {
               "--dynamic-k requires --tokens FILE, from which lost tokens are counted");
 }
 
-pec::SaveRequest SaveFlags::Options(const cli::CommonFlags& common) const {
-  const ucp::ConvertOptions write = WriteOptions(common, request.store);
-  pec::SaveRequest options = request;
+partial::SaveRequest SaveFlags::Options(const cli::CommonFlags& common) const {
+  const convert::ConvertOptions write = WriteOptions(common, request.store);
+  partial::SaveRequest options = request;
   options.policy = selection.policy;
   options.k_snapshot = static_cast<std::uint32_t>(selection.k);
   if (selection.k_persist) options.k_persist = static_cast<std::uint32_t>(*selection.k_persist);
   if (selection.dynamic_k) {
-    options.dynamic_k = pec::DynamicKOptions{
+    options.dynamic_k = partial::DynamicKOptions{
         *selection.dynamic_k, selection.dynamic_k_mode == "predict", iterations.value_or(0)};
   }
   options.max_age = selection.max_age;

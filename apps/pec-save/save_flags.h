@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "cli/app.h"
 #include "common/ucp.h"
-#include "pec/save/save.h"
+#include "partial/save/save.h"
+#include "support/cli/app.h"
 
 namespace shardwright::apps {
 
@@ -16,11 +16,11 @@ namespace shardwright::apps {
 inline constexpr std::uint64_t kMany = std::uint64_t{1} << 53;
 
 /// The words of --policy.
-const std::vector<std::pair<std::string, pec::Policy>>& PolicyWords();
+const std::vector<std::pair<std::string, partial::Policy>>& PolicyWords();
 
 /// The flags that choose experts, of a save, an agent and a plan.
 struct SelectionFlags {
-  pec::Policy policy = pec::Policy::kSequential;
+  partial::Policy policy = partial::Policy::kSequential;
   std::uint64_t k = 1;
   std::optional<std::uint64_t> k_persist;
   std::optional<std::uint64_t> max_age;
@@ -39,7 +39,7 @@ struct SelectionFlags {
 struct SaveFlags {
   SourceFlags source;
   SelectionFlags selection;
-  pec::SaveRequest request;
+  partial::SaveRequest request;
   std::vector<std::string> keep;
   std::string compress = "none";
   std::optional<std::uint64_t> iterations;
@@ -51,7 +51,7 @@ struct SaveFlags {
   /// \error kUsage
   Status CheckRules(const cli::App& app);
   /// As the library takes them, but for the tokens.
-  pec::SaveRequest Options(const cli::CommonFlags& common) const;
+  partial::SaveRequest Options(const cli::CommonFlags& common) const;
 
  private:
   Status CheckDynamicK(const cli::App& app) const;

@@ -7,19 +7,19 @@
 #include <vector>
 
 #include "common/outputs.h"
+#include "partial/planner/simulation.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
-#include "pec/planning/simulation.h"
-#include "text/text.h"
+#include "support/text/text.h"
 
 namespace shardwright::apps {
 namespace {
 
 struct SimulateFlags {
-  pec::SimulateRequest request;
+  partial::SimulateRequest request;
   JobFlags job;
-  pec::Policy policy = pec::Policy::kSequential;
+  partial::Policy policy = partial::Policy::kSequential;
   std::string faults = "0.02";
   std::string csv;
   std::string page;
@@ -57,7 +57,7 @@ void SimulateFlags::AddTo(cli::App& app) {
               "select experts also for the first checkpoint, which otherwise has all experts");
   app.AddReal("--plt-limit", &request.plt_limit, 1e-9, 1, "acceptable share of lost tokens");
   app.Group("Policies to simulate (without these flags: every policy with K of 1, 2, 4, ...)");
-  app.AddEnum<pec::Policy>("--policy", &policy, PolicyWords(), "simulate only this policy");
+  app.AddEnum<partial::Policy>("--policy", &policy, PolicyWords(), "simulate only this policy");
   app.AddCount("--k", &request.k, 1, 65536, "simulate only this K");
   app.AddCount("--k-persist", &request.k_persist, 1, 65536,
                "number of selected experts of each layer to write to storage [default: all]");
@@ -85,10 +85,10 @@ void SimulateFlags::AddTo(cli::App& app) {
 }
 
 Status SimulateFlags::CheckPolicy(const cli::App& app) const {
-  if (app.Given("--policy") && policy != pec::Policy::kLoadAware) {
+  if (app.Given("--policy") && policy != partial::Policy::kLoadAware) {
     SW_TRY(app.Require({"--max-age"}, "--policy load-aware"));
   }
-  if (app.Given("--policy") && policy == pec::Policy::kFull) {
+  if (app.Given("--policy") && policy == partial::Policy::kFull) {
     SW_TRY(app.Exclude({"--k", "--k-persist"}, "--policy full, which saves all experts"));
   }
   if (!request.k) SW_TRY(app.Require({"--k-persist"}, "--k"));
@@ -96,19 +96,19 @@ Status SimulateFlags::CheckPolicy(const cli::App& app) const {
     return Fail(Errc::kUsage, "--k-persist " + std::to_string(*request.k_persist) +
                                   " is larger than --k " + std::to_string(*request.k));
   }
-  const bool replays = !app.Given("--policy") || policy == pec::Policy::kReplay;
+  const bool replays = !app.Given("--policy") || policy == partial::Policy::kReplay;
   if (!request.gradients) {
     SW_TRY(app.Require({"--gradient-budget"}, "--gradients"));
     if (!replays) SW_TRY(app.Require({"--full-every"}, "--gradients or --policy replay"));
   }
   if (!replays) SW_TRY(app.Require({"--budget"}, "--policy replay"));
-  if (policy == pec::Policy::kReplay && app.Given("--policy")) {
+  if (policy == partial::Policy::kReplay && app.Given("--policy")) {
     SW_TRY(app.Exclude({"--k-persist"}, "--policy replay, which has one K"));
   }
   if (!request.dynamic_limit) return {};
-  if (app.Given("--policy") && policy != pec::Policy::kSequential) {
+  if (app.Given("--policy") && policy != partial::Policy::kSequential) {
     return Fail(Errc::kUsage, "--dynamic-k requires --policy sequential, found " +
-                                  std::string(pec::Name(policy)));
+                                  std::string(partial::Name(policy)));
   }
   return app.Exclude({"--k-persist"}, "--dynamic-k: its K applies to memory and to storage");
 }
@@ -136,18 +136,19 @@ Status SimulateFlags::CheckRules(const cli::App& app) {
 
 Status Simulate(cli::Context& context, const SimulateFlags& flags) {
   SW_TRY(CheckOutputs(context, {flags.csv, flags.page}));
-  pec::SimulateRequest request = flags.request;
+  partial::SimulateRequest request = flags.request;
   request.seed = context.flags().seed;
-  SW_TRY_ASSIGN(const pec::Simulation simulation, pec::SimulateTrace(request, context.sink()));
-  context.SetResult(pec::SimulationJson(simulation));
-  context.out() << pec::SimulationText(simulation);
+  SW_TRY_ASSIGN(const partial::Simulation simulation,
+                partial::SimulateTrace(request, context.sink()));
+  context.SetResult(partial::SimulationJson(simulation));
+  context.out() << partial::SimulationText(simulation);
   return context.comm().OnRoot([&]() -> Status {
     if (!flags.csv.empty()) {
-      SW_TRY(WriteText(context, flags.csv, pec::SimulationCsv(simulation.rows)));
+      SW_TRY(WriteText(context, flags.csv, partial::SimulationCsv(simulation.rows)));
     }
     if (flags.page.empty()) return {};
-    const auto page = pec::PageOf(simulation, text::Printable(request.tokens));
-    return WriteText(context, flags.page, pec::PageText(page));
+    const auto page = partial::PageOf(simulation, text::Printable(request.tokens));
+    return WriteText(context, flags.page, partial::PageText(page));
   });
 }
 

@@ -3,17 +3,17 @@
 #include <string>
 #include <vector>
 
-#include "base/stop.h"
 #include "common/pec.h"
-#include "os/dir.h"
+#include "convert/input.h"
+#include "partial/gradient_log/log_collect.h"
+#include "partial/gradient_log/log_reader.h"
+#include "partial/save/repair.h"
+#include "partial/store/store.h"
+#include "partial/store/undo.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
-#include "pec/log/log_collect.h"
-#include "pec/log/log_reader.h"
-#include "pec/save/repair.h"
-#include "pec/store/store.h"
-#include "pec/store/undo.h"
-#include "ucp/input.h"
+#include "support/base/stop.h"
+#include "support/os/dir.h"
 
 namespace shardwright::apps {
 
@@ -23,8 +23,8 @@ namespace {
 Result<std::string> DamageOfLog(const std::string& path, unsigned threads) {
   SW_TRY_ASSIGN(const bool there, os::IsDir(path + "/logs"));
   if (!there) return std::string();
-  SW_TRY_ASSIGN(const pec::Store store, pec::Store::Open(path));
-  const auto log = pec::GradientLog::Open(path + "/logs", store.head().fingerprint, threads);
+  SW_TRY_ASSIGN(const partial::Store store, partial::Store::Open(path));
+  const auto log = partial::GradientLog::Open(path + "/logs", store.head().fingerprint, threads);
   return log ? std::string() : log.error().message;
 }
 
@@ -36,7 +36,7 @@ struct CheckFlags {
 };
 
 /// Adds the damage of the gradient log to a check. Collective.
-Status CheckLog(cli::Context& context, const std::string& store, pec::StoreCheck* report) {
+Status CheckLog(cli::Context& context, const std::string& store, partial::StoreCheck* report) {
   const auto look = [&] {
     const Interruptible reading(context.sink());
     return DamageOfLog(store, context.flags().threads);
@@ -47,15 +47,15 @@ Status CheckLog(cli::Context& context, const std::string& store, pec::StoreCheck
 }
 
 Status Check(cli::Context& context, const CheckFlags& flags) {
-  SW_TRY_ASSIGN(const auto rules, ucp::ReadPatterns(flags.patterns));
-  SW_TRY_ASSIGN(auto report, pec::CheckStore(context.comm(), flags.store, rules,
-                                             context.flags().threads, context.sink()));
+  SW_TRY_ASSIGN(const auto rules, convert::ReadPatterns(flags.patterns));
+  SW_TRY_ASSIGN(auto report, partial::CheckStore(context.comm(), flags.store, rules,
+                                                 context.flags().threads, context.sink()));
   SW_TRY(CheckLog(context, flags.store, &report));
   return ShowCheck(context, flags.store, report);
 }
 
 Status Repair(cli::Context& context, const CheckFlags& flags) {
-  ucp::InputOptions source;
+  convert::InputOptions source;
   source.roots = {flags.repair};
   source.roots.insert(source.roots.end(), flags.also.begin(), flags.also.end());
   source.pattern_files = flags.patterns;
@@ -63,8 +63,9 @@ Status Repair(cli::Context& context, const CheckFlags& flags) {
   source.allow_mixed = true;
   source.proof.reset();
   SW_TRY_ASSIGN(const auto input, OpenInput(context, source));
-  const pec::RepairRequest request{flags.store, context.flags().take_over, context.flags().threads};
-  SW_TRY_ASSIGN(auto repair, pec::RepairStore(context.comm(), *input, request, context.sink()));
+  const partial::RepairRequest request{flags.store, context.flags().take_over,
+                                       context.flags().threads};
+  SW_TRY_ASSIGN(auto repair, partial::RepairStore(context.comm(), *input, request, context.sink()));
   SW_TRY(CheckLog(context, flags.store, &repair.check));
   return ShowRepair(context, flags.store, repair);
 }
@@ -106,7 +107,7 @@ int CollectMain(int argc, const char* const* argv) {
                "that no remaining checkpoint needs.",
                {{"store/ --keep-last 3", "Keeps the three newest checkpoints."}});
   std::string store;
-  pec::Retention rules;
+  partial::Retention rules;
   app.AddInput(&store, "store to clean up", "STORE");
   app.Use({cli::Shared::kDryRun, cli::Shared::kTakeOver});
   app.Daily({"--keep-last", "--keep-every"});
@@ -116,13 +117,13 @@ int CollectMain(int argc, const char* const* argv) {
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const bool dry_run = context.flags().dry_run;
     const bool take_over = context.flags().take_over;
-    pec::Collected collected;
-    pec::CollectedLog log;
+    partial::Collected collected;
+    partial::CollectedLog log;
     const StopCheck stop = StopOf(context.sink());
     SW_TRY(context.comm().OnRoot([&]() -> Status {
-      SW_TRY_ASSIGN(collected, pec::CollectGarbage(store, rules, dry_run, stop, take_over));
-      SW_TRY_ASSIGN(const pec::Store opened, pec::Store::Open(store));
-      SW_TRY_ASSIGN(log, pec::CollectLog(opened, collected.oldest_version, dry_run, stop));
+      SW_TRY_ASSIGN(collected, partial::CollectGarbage(store, rules, dry_run, stop, take_over));
+      SW_TRY_ASSIGN(const partial::Store opened, partial::Store::Open(store));
+      SW_TRY_ASSIGN(log, partial::CollectLog(opened, collected.oldest_version, dry_run, stop));
       return {};
     }));
     ShowCollected(context, collected, log, dry_run);
@@ -138,7 +139,7 @@ int ListMain(int argc, const char* const* argv) {
   app.AddInput(&store, "store to list", "STORE");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const Interruptible reading(context.sink());
-    SW_TRY_ASSIGN(const pec::StoreListing listing, pec::ListStore(store));
+    SW_TRY_ASSIGN(const partial::StoreListing listing, partial::ListStore(store));
     ShowListing(context, listing);
     return {};
   });
@@ -161,10 +162,10 @@ int UndoMain(int argc, const char* const* argv) {
               "record the last restore as a restart instead, which abandons newer checkpoints");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const bool take_over = context.flags().take_over;
-    pec::Undone undone;
+    partial::Undone undone;
     SW_TRY(context.comm().OnRoot([&]() -> Status {
-      SW_TRY_ASSIGN(undone, confirm ? pec::ConfirmRestart(store, take_over)
-                                    : pec::UndoRestart(store, take_over));
+      SW_TRY_ASSIGN(undone, confirm ? partial::ConfirmRestart(store, take_over)
+                                    : partial::UndoRestart(store, take_over));
       return {};
     }));
     ShowUndone(context, undone, confirm);

@@ -3,22 +3,22 @@
 #include <ostream>
 #include <string>
 
-#include "base/bytes.h"
-#include "base/stop.h"
-#include "base/text.h"
+#include "partial/planner/tune.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
-#include "pec/planning/tune.h"
-#include "text/text.h"
+#include "support/base/bytes.h"
+#include "support/base/stop.h"
+#include "support/base/text.h"
+#include "support/text/text.h"
 
 namespace shardwright::apps {
 namespace {
 
 /// Both bandwidths of a rank, measured while all ranks do the same.
-Result<pec::Bandwidths> Measure(cli::Context& context, const std::string& folder) {
-  SW_TRY_ASSIGN(const pec::Bandwidths measured,
-                pec::MeasureBandwidths(context.comm(), folder, context.sink()));
+Result<partial::Bandwidths> Measure(cli::Context& context, const std::string& folder) {
+  SW_TRY_ASSIGN(const partial::Bandwidths measured,
+                partial::MeasureBandwidths(context.comm(), folder, context.sink()));
   const auto rate = [](double bytes_per_s) {
     return FormatBytes(static_cast<std::uint64_t>(bytes_per_s)) + "/s";
   };
@@ -26,27 +26,27 @@ Result<pec::Bandwidths> Measure(cli::Context& context, const std::string& folder
   context.out() << "measured  persist " << rate(measured.persist_bytes_per_s) << ", snapshot "
                 << rate(measured.snapshot_bytes_per_s) << " of a rank"
                 << (ranks > 1 ? ", the slowest of " + std::to_string(ranks) + " at once" : "")
-                << ": " << FormatBytes(pec::kMeasuredBytes) << " written to "
+                << ": " << FormatBytes(partial::kMeasuredBytes) << " written to "
                 << text::Printable(folder) << " and synced, and as much copied\n\n";
   return measured;
 }
 
-Status Tune(cli::Context& context, const pec::TuneRequest& request, const std::string& folder) {
+Status Tune(cli::Context& context, const partial::TuneRequest& request, const std::string& folder) {
   Sink& sink = context.sink();
   const auto read = [&] {
     const Interruptible reading(sink);
-    return pec::ReadJob(request.job, std::nullopt);
+    return partial::ReadJob(request.job, std::nullopt);
   };
-  SW_TRY_ASSIGN(const pec::Job job, read());
-  std::optional<pec::Bandwidths> measured;
+  SW_TRY_ASSIGN(const partial::Job job, read());
+  std::optional<partial::Bandwidths> measured;
   if (!folder.empty()) {
     SW_TRY_ASSIGN(measured, Measure(context, folder));
   }
   sink.Pass("tune");
   const Interruptible tuning_now(sink);
-  SW_TRY_ASSIGN(const pec::Tuning tuning, pec::Tune(request, job, measured, StopOf(sink)));
-  context.SetResult(pec::TuningJson(tuning));
-  context.out() << pec::TuningText(tuning);
+  SW_TRY_ASSIGN(const partial::Tuning tuning, partial::Tune(request, job, measured, StopOf(sink)));
+  context.SetResult(partial::TuningJson(tuning));
+  context.out() << partial::TuningText(tuning);
   if (!tuning.chosen.config.plt_in_limit) {
     context.sink().Warn(
         "the expected PLT exceeds the limit of " + Fixed(100 * request.plt_limit, 2) +
@@ -64,7 +64,7 @@ int TuneMain(int argc, const char* const* argv) {
                {{"store/ --fault-rate 0.0001",
                  "Chooses K and the interval for the model and ranks of a store."},
                 {"--dp 64 --ep 16 --measure /scratch", "Measures both bandwidths in /scratch."}});
-  pec::TuneRequest request;
+  partial::TuneRequest request;
   JobFlags job;
   std::string measure;
   app.Daily({"--fault-rate", "--iterations", "--measure", "--plt-limit", "--interval"});

@@ -2,11 +2,11 @@
 #include <string>
 
 #include "common/ucp.h"
-#include "ucp/catalogue.h"
+#include "convert/catalogue.h"
 
 using shardwright::Status;
 using shardwright::cli::Shared;
-using shardwright::ucp::Pack;
+using shardwright::convert::Pack;
 
 int main(int argc, char** argv) {
   shardwright::cli::App app(
@@ -38,15 +38,15 @@ int main(int argc, char** argv) {
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
-    shardwright::ucp::InputOptions from = source.Options(context.flags(), output);
+    shardwright::convert::InputOptions from = source.Options(context.flags(), output);
     if (!pack) from.proof.reset();  // no payload is read
     from.bound = true;              // a catalogue describes every file as it is
     SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, from));
-    for (const std::string& one : shardwright::dialect::OptimizerLeftOut(input->checkpoint)) {
+    for (const std::string& one : shardwright::checkpoints::OptimizerLeftOut(input->checkpoint)) {
       context.sink().Warn(one);
     }
     SW_TRY_ASSIGN(const auto report,
-                  shardwright::ucp::ExtractCatalogue(
+                  shardwright::convert::ExtractCatalogue(
                       context.comm(), *input,
                       !pack             ? Pack::kNone
                       : *pack == "zstd" ? Pack::kZstd

@@ -6,30 +6,30 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/bytes.h"
-#include "base/text.h"
-#include "ucp/check.h"
-#include "ucp/describe.h"
+#include "convert/check.h"
+#include "convert/describe.h"
+#include "support/base/bytes.h"
+#include "support/base/text.h"
 
 namespace shardwright::apps {
 
 Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::string& other,
                  const std::string& only) {
-  ucp::InputOptions first = source.Options(context.flags());
+  convert::InputOptions first = source.Options(context.flags());
   first.neighbours = false;
   first.bound = !only.empty();  // what is not compared may be of any form
-  ucp::InputOptions second = first;
+  convert::InputOptions second = first;
   second.roots = {other};
   second.maps = {};  // its names are those that the first gets
   second.weights_if_present = true;
   SW_TRY_ASSIGN(const auto b, OpenInput(context, second));
   first.maps.like = &b->checkpoint;
   SW_TRY_ASSIGN(const auto a, OpenInput(context, first));
-  const ucp::CompareOptions options{context.flags().threads, context.flags().memory_bytes};
+  const convert::CompareOptions options{context.flags().threads, context.flags().memory_bytes};
   SW_TRY_ASSIGN(const auto report,
-                ucp::Check(context.comm(), *a, *b, options, context.sink(), only));
-  nlohmann::json result = ucp::CheckJson(report);
-  if (!a->mapped.empty()) result["maps"] = ucp::MapsJson(a->mapped);
+                convert::Check(context.comm(), *a, *b, options, context.sink(), only));
+  nlohmann::json result = convert::CheckJson(report);
+  if (!a->mapped.empty()) result["maps"] = convert::MapsJson(a->mapped);
   context.SetResult(std::move(result));
   for (const std::string& line : report.differences) context.out() << line << "\n";
   if (report.difference_count > report.differences.size()) {
@@ -46,12 +46,12 @@ namespace {
 /// Finds a map that leads from the names of a checkpoint to those of a format's programs.
 /// \returns "llama:megatron", or "auto" if several maps do; empty where the names are theirs
 ///          already, or no map knows them
-Result<std::string> MissingMap(const dialect::Checkpoint& checkpoint,
+Result<std::string> MissingMap(const checkpoints::Checkpoint& checkpoint,
                                const std::vector<std::string>& wanted) {
   std::vector<std::string> found;
-  for (const std::string& name : dialect::ModelMap::BuiltInNames()) {
-    SW_TRY_ASSIGN(const auto map, dialect::ModelMap::BuiltIn(name));
-    const std::vector<std::string> has = dialect::SidesOf(map, checkpoint);
+  for (const std::string& name : checkpoints::ModelMap::BuiltInNames()) {
+    SW_TRY_ASSIGN(const auto map, checkpoints::ModelMap::BuiltIn(name));
+    const std::vector<std::string> has = checkpoints::SidesOf(map, checkpoint);
     const auto is_wanted = [&](const std::string& side) {
       return std::ranges::find(wanted, side) != wanted.end();
     };
@@ -67,8 +67,9 @@ Result<std::string> MissingMap(const dialect::Checkpoint& checkpoint,
 
 }  // namespace
 
-Status CheckNames(cli::Context& context, const ucp::Input& input, const dialect::Dialect& format,
-                  const std::vector<std::string>& wanted, const std::string& output) {
+Status CheckNames(cli::Context& context, const convert::Input& input,
+                  const checkpoints::Dialect& format, const std::vector<std::string>& wanted,
+                  const std::string& output) {
   if (wanted.empty() || !input.mapped.empty() || input.checkpoint.origin == format.name) return {};
   SW_TRY_ASSIGN(const std::string map, MissingMap(input.checkpoint, wanted));
   if (map.empty()) return {};

@@ -3,18 +3,18 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
-#include "cli/app.h"
+#include "checkpoints/registry.h"
 #include "common/ucp.h"
-#include "dialect/dialects.h"
-#include "ucp/input.h"
+#include "convert/input.h"
+#include "support/base/result.h"
+#include "support/cli/app.h"
 
 namespace shardwright::apps {
 
 /// Answers --check: compares the source with a second checkpoint and shows what differs.
 /// \param other  path of the second checkpoint
 /// \param only   the state to compare alone: "weight" or "master"; empty: everything
-/// \error kMismatch  they differ; as ucp::OpenInput and ucp::Check
+/// \error kMismatch  they differ; as convert::OpenInput and convert::Check
 /// Collective.
 Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::string& other,
                  const std::string& only);
@@ -23,7 +23,8 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
 /// \param wanted  as FormatFlags::Sides
 /// \error kUsage  Megatron, which initializes parameters that it does not find
 /// Local.
-Status CheckNames(cli::Context& context, const ucp::Input& input, const dialect::Dialect& format,
-                  const std::vector<std::string>& wanted, const std::string& output);
+Status CheckNames(cli::Context& context, const convert::Input& input,
+                  const checkpoints::Dialect& format, const std::vector<std::string>& wanted,
+                  const std::string& output);
 
 }  // namespace shardwright::apps

@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "common/ucp.h"
+#include "convert/convert.h"
 #include "ucp-load/check.h"
 #include "ucp-load/serve.h"
-#include "ucp/convert.h"
 
 using shardwright::Status, shardwright::cli::Shared;
 
@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
   app.AddFlag("--check", &check,
               "compare INPUT with OUTPUT (with --only: just these weights); exit with code 5 if "
               "they differ");
-  shardwright::dialect::TargetSpec spec;
+  shardwright::checkpoints::TargetSpec spec;
   std::string only;  // of --check: "weight", "master", or empty
   app.Check([&]() -> Status {
     for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
@@ -74,14 +74,14 @@ int main(int argc, char** argv) {
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     if (check) return shardwright::apps::CheckBoth(context, source, output, only);
-    shardwright::ucp::InputOptions first = source.Options(context.flags(), output);
+    shardwright::convert::InputOptions first = source.Options(context.flags(), output);
     first.bound = true;  // equal layouts keep every file as it is
     first.maps.sides = format.Sides(spec);
     SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, first));
     if (format.format == nullptr) {
-      SW_TRY_ASSIGN(format.format, shardwright::ucp::DefaultFormat(context.comm(), *input));
+      SW_TRY_ASSIGN(format.format, shardwright::convert::DefaultFormat(context.comm(), *input));
       SW_TRY_ASSIGN(spec, format.Spec(app));
-      const bool usual = format.format == &shardwright::dialect::Dialects().front();
+      const bool usual = format.format == &shardwright::checkpoints::Dialects().front();
       context.sink().Note("the output has the checkpoint format of the source, " +
                               std::string(format.format->name) + "; use --format to choose another",
                           usual ? 1 : 0);
@@ -94,8 +94,8 @@ int main(int argc, char** argv) {
     options.link = link;
     options.strict = format.strict;
     SW_TRY_ASSIGN(const auto report,
-                  shardwright::ucp::Convert(context.comm(), *input, spec, *format.format,
-                                            "ucp-load", options, context.sink()));
+                  shardwright::convert::Convert(context.comm(), *input, spec, *format.format,
+                                                "ucp-load", options, context.sink()));
     return shardwright::apps::ShowConversion(context, report, output);
   });
 }

@@ -8,12 +8,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/bytes.h"
-#include "base/stop.h"
 #include "common/ucp.h"
-#include "device/device.h"
-#include "resident/serve.h"
-#include "text/text.h"
+#include "engine/device/device.h"
+#include "support/base/bytes.h"
+#include "support/base/stop.h"
+#include "support/text/text.h"
+#include "trainer/cache/serve.h"
 
 namespace shardwright::apps {
 namespace {
@@ -23,20 +23,20 @@ using nlohmann::json;
 
 constexpr std::uint64_t kSecondsMax = std::uint64_t{30} * 24 * 3600;
 
-std::string_view EndText(resident::End end) {
+std::string_view EndText(cache::End end) {
   switch (end) {
-    case resident::End::kAsked:
+    case cache::End::kAsked:
       return "stopped by a request";
-    case resident::End::kSignal:
+    case cache::End::kSignal:
       return "stopped by a signal";
-    case resident::End::kDeadline:
+    case cache::End::kDeadline:
       break;
   }
   return "its deadline has passed";
 }
 
-void Show(cli::Context& context, const resident::Served& served) {
-  const resident::Loaded& loaded = served.loaded;
+void Show(cli::Context& context, const cache::Served& served) {
+  const cache::Loaded& loaded = served.loaded;
   context.SetResult({{"target", json::parse(served.target)},
                      {"bytes_read", loaded.bytes_read},
                      {"bytes_gathered", loaded.bytes_gathered},
@@ -78,8 +78,8 @@ int ServeMain(int argc, const char* const* argv) {
   format.AddTo(app,
                "keys you omit keep the source's value. Any layout serves any trainer, but the "
                "layout of the trainer loads fastest");
-  dialect::TargetSpec spec;
-  resident::ServeOptions options;
+  checkpoints::TargetSpec spec;
+  cache::ServeOptions options;
   app.Check([&]() -> Status {
     SW_TRY_ASSIGN(options.kind, device::ParseKind(device));
     SW_TRY_ASSIGN(spec, format.Spec(app));
@@ -98,8 +98,8 @@ int ServeMain(int argc, const char* const* argv) {
     options.input.maps.sides = format.Sides(spec);
     options.load = {flags.verify == Verify::kSums, flags.threads, flags.memory_bytes};
     if (deadline) options.deadline = std::chrono::seconds(*deadline);
-    SW_TRY_ASSIGN(const resident::Served served,
-                  resident::Serve(context.comm(), options, spec, *format.format, context.sink()));
+    SW_TRY_ASSIGN(const cache::Served served,
+                  cache::Serve(context.comm(), options, spec, *format.format, context.sink()));
     Show(context, served);
     return {};
   });
@@ -123,7 +123,7 @@ int ServeStatusMain(int argc, const char* const* argv) {
       SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
       SW_TRY_ASSIGN(where.trusted_user, trust.User());
       SW_TRY_ASSIGN(json status,
-                    resident::AskStatus(where, std::chrono::seconds(wait), StopOf(context.sink())));
+                    cache::AskStatus(where, std::chrono::seconds(wait), StopOf(context.sink())));
       const auto number = [&](const char* key) {
         return status.contains(key) && status[key].is_number_unsigned()
                    ? status[key].get<std::uint64_t>()
@@ -157,7 +157,7 @@ int ServeStopMain(int argc, const char* const* argv) {
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
     SW_TRY_ASSIGN(where.trusted_user, trust.User());
-    return resident::AskStop(where, StopOf(context.sink()));
+    return cache::AskStop(where, StopOf(context.sink()));
   });
 }
 

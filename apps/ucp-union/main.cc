@@ -1,8 +1,8 @@
 #include <string>
 
 #include "common/ucp.h"
-#include "ucp/convert.h"
-#include "ucp/ds_to_universal.h"
+#include "convert/convert.h"
+#include "convert/ds_to_universal.h"
 
 using shardwright::Status;
 using shardwright::cli::Shared;
@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
        {"--input_folder ckpt/global_step100 --output_folder ckpt/global_step100_universal",
         "Does the same with the flags of DeepSpeed's ds_to_universal."}});
   shardwright::apps::SourceFlags source;
-  shardwright::ucp::DsToUniversal compatible;
+  shardwright::convert::DsToUniversal compatible;
   std::string output;
   app.AddInputOutput(&source.input, &output,
                      "catalogue, save folder or tag folder, or a .safetensors file",
@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   source.AddNeighboursTo(app);
   source.AddMapTo(app);
   shardwright::apps::FormatFlags format;
-  format.format = shardwright::dialect::FindDialect("universal");
+  format.format = shardwright::checkpoints::FindDialect("universal");
   format.fixed = true;
   format.AddStrictTo(app);
   format.AddKeyFlags(app);
@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
   app.AddFlag(
       "--inject_missing_state", &compatible.inject_missing_state,
       "accepted and ignored: universal_checkpoint_info is not required where nothing is sharded");
-  shardwright::dialect::TargetSpec spec;
+  shardwright::checkpoints::TargetSpec spec;
   app.Check([&]() -> Status {
     SW_TRY_ASSIGN(spec, format.Spec(app));
     if (!compatible.output.empty()) {
@@ -62,15 +62,15 @@ int main(int argc, char** argv) {
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
-    shardwright::ucp::InputOptions from = source.Options(context.flags(), output);
+    shardwright::convert::InputOptions from = source.Options(context.flags(), output);
     from.bound = true;  // Convert refuses what it cannot write
     SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, from));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.strict = format.strict;
     compatible.Adjust(&options);
     SW_TRY_ASSIGN(const auto report,
-                  shardwright::ucp::Convert(context.comm(), *input, spec, *format.format,
-                                            "ucp-union", options, context.sink()));
+                  shardwright::convert::Convert(context.comm(), *input, spec, *format.format,
+                                                "ucp-union", options, context.sink()));
     return shardwright::apps::ShowConversion(context, report, output);
   });
 }

@@ -4,11 +4,11 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "dialect/dialects.h"
+#include "checkpoints/registry.h"
 
 int main() try {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  for (const shardwright::dialect::Dialect& dialect : shardwright::dialect::Dialects()) {
+  for (const shardwright::checkpoints::Dialect& dialect : shardwright::checkpoints::Dialects()) {
     rows.push_back({{"name", dialect.name}, {"writes", dialect.write != nullptr}});
   }
   std::cout << rows.dump() << "\n";

@@ -5,7 +5,7 @@ Usage: errors_test.py BIN_FOLDER [--part PART]... [--preload LIBRARY] [--limit N
                       [--case NAME]... [--shard I/N]
 
 Parts, all of them unless told otherwise (syncs and memory need the library of failing.c):
-  errors  each call of lib/os, those that only read too, fails with each of nine errors. EINTR changes nothing
+  errors  each call of lib/support/os, those that only read too, fails with each of nine errors. EINTR changes nothing
   syncs   each sync of a file fails in the C library; none of the same file follows
   memory  the N-th allocation fails, once or from then on
   lies    a write is acknowledged and not done, or one of its bits differs; --verify=readback or the next reader sees it

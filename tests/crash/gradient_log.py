@@ -1,4 +1,4 @@
-"""Logs of gradients, written as docs/formats/log.md says and without lib/pec/log, and steps of AdamW
+"""Logs of gradients, written as docs/formats/log.md says and without lib/partial/gradient_log, and steps of AdamW
 in plain Python."""
 
 import ctypes

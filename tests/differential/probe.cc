@@ -29,15 +29,15 @@
 #include <utility>
 #include <vector>
 
-#include "base/crc32.h"
-#include "format/pickle/reader.h"
-#include "format/pickle/writer.h"
-#include "format/safetensors/header.h"
-#include "format/safetensors/layout.h"
-#include "format/torch_pt/reader.h"
-#include "format/torch_pt/writer.h"
-#include "format/zip/reader.h"
-#include "os/file.h"
+#include "files/pickle/reader.h"
+#include "files/pickle/writer.h"
+#include "files/safetensors/header.h"
+#include "files/safetensors/layout.h"
+#include "files/torch_pt/reader.h"
+#include "files/torch_pt/writer.h"
+#include "files/zip/reader.h"
+#include "support/base/crc32.h"
+#include "support/os/file.h"
 
 namespace {
 

@@ -23,9 +23,9 @@ class Site(unittest.TestCase):
             self.assertEqual(self.links(text), text)
 
     def test_links_to_sources_lead_to_the_repository(self):
-        self.assertEqual(self.links("[a](../lib/cli/app.h#L3)"), f"[a]({REPOSITORY}/blob/main/lib/cli/app.h#L3)")
+        self.assertEqual(self.links("[a](../lib/support/cli/app.h#L3)"), f"[a]({REPOSITORY}/blob/main/lib/support/cli/app.h#L3)")
         self.assertEqual(self.links("[`x` y](../../patterns)", "formats/dcp.md"), f"[`x` y]({REPOSITORY}/tree/main/patterns)")
-        self.assertEqual(self.links("[`a`](../lib/cli/app.h) b", repository=""), "`a` b")
+        self.assertEqual(self.links("[`a`](../lib/support/cli/app.h) b", repository=""), "`a` b")
 
     def test_links_to_folders_lead_to_their_first_page(self):
         index = hooks.index_of("formats")

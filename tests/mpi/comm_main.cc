@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "comm/comm.h"
-#include "unit/comm/collectives.h"
+#include "support/comm/comm.h"
+#include "unit/support/comm/collectives.h"
 
 namespace shardwright::comm {
 namespace {

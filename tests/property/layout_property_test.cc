@@ -9,10 +9,10 @@
 #include <mutex>
 #include <numeric>
 
-#include "base/crc32.h"
-#include "exec/units.h"
+#include "engine/exec/units.h"
 #include "property/cases.h"
 #include "random_layout.h"
+#include "support/base/crc32.h"
 
 namespace shardwright::property {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/checked.h"
+#include "support/base/checked.h"
 
 namespace shardwright::property {
 namespace {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "layout/rule.h"
-#include "layout/shard_map.h"
-#include "plan/target.h"
+#include "engine/layout/rule.h"
+#include "engine/layout/shard_map.h"
+#include "engine/plan/target.h"
 
 namespace shardwright::property {
 

@@ -72,7 +72,7 @@ class Clean(unittest.TestCase):
             path.mkdir()
         (self.tree / "scripts").mkdir(parents=True)
         shutil.copy(SOURCE / "scripts" / "clean", self.tree / "scripts" / "clean")
-        package = self.tree / "lib/torch/shardwright/__init__.py"
+        package = self.tree / "lib/trainer/torch/shardwright/__init__.py"
         package.parent.mkdir(parents=True)
         package.touch()
         self.agent = f"shardwright-{os.geteuid()}-0123456789abcdef"

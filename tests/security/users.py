@@ -5,7 +5,7 @@ A test program calls main(). Run as root, it moves into a mount namespace of its
 
     bin, lib, share   the built commands and what they load
     data, scripts     tests/data and scripts of the project
-    python            the Python package (lib/torch)
+    python            the Python package (lib/trainer/torch)
     shared            sticky and writable by everybody, like /tmp
     group             a project folder: setgid, writable by GROUP, of which both users can be members
     home1001, ...     private folders of the users

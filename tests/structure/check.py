@@ -3,7 +3,7 @@
 
 Usage: check.py [--graph] ROOT
 Prints one line per violation, "PATH[:LINE]: WHAT", and exits 1 if there is one.
-  --graph  prints who includes whom instead, folder by folder: "pec/save -> pec/shares pec/store"
+  --graph  prints who includes whom instead, folder by folder: "partial/save -> partial/select partial/store"
 """
 
 import os
@@ -11,114 +11,114 @@ import re
 import sys
 
 # Each module of lib/ and the modules it may include directly; what those may include, it may too.
-ARROWS = {
-    "base": [],
-    "os": ["base"],
-    "comm": ["base"],
-    "page": ["text"],
-    "text": ["base"],
-    "tensor": ["base"],
-    "format": ["os", "tensor"],
-    "layout": ["tensor"],
-    "replay": ["layout"],
-    "plan": ["layout"],
-    "dialect": ["plan", "format"],
-    "exec": ["plan", "format", "comm", "device"],
-    "device": ["tensor", "comm"],
-    "loads": ["format"],
-    "ucp": ["exec", "dialect"],
-    "shardwright": ["ucp"],
-    "live": ["ucp"],
-    "resident": ["live", "device"],
-    "torch": ["live", "resident", "moe", "pec"],
-    "pec": ["exec", "ucp", "loads", "page", "replay", "text"],
-    "moe": ["exec", "loads", "page", "text"],
-    "cli": ["comm", "text"],
+MODULES = {
+    "support": [],
+    "engine": ["support"],
+    "files": ["engine"],
+    "checkpoints": ["files"],
+    "token_counts": ["files"],
+    "convert": ["checkpoints"],
+    "placement": ["token_counts"],
+    "partial": ["convert", "token_counts"],
+    "trainer": ["partial", "placement"],
 }
 
-# The rooms of a module, its sub-folders, and the rooms that each may include directly. "" is the
-# module's own folder. A module that is not listed has no sub-folders with source files.
-ROOMS = {
-    "device": {
-        "": ["kernels"],
-        "cuda": ["", "kernels"],
-        "kernels": [],
+# The submodules of a module, its sub-folders, and the submodules that each may include directly. ""
+# is the module's own folder. A module that is not listed has no sub-folders with source files.
+SUBMODULES = {
+    "support": {
+        "base": [],
+        "os": ["base"],
+        "os/net": ["os"],
+        "zstd": ["os"],
+        "json": ["base"],
+        "comm": ["base"],
+        "text": ["base"],
+        "html": ["text"],
+        "cli": ["comm", "text"],
     },
-    "dialect": {
-        "": ["dcp", "deepspeed", "dtensor", "maps", "megatron", "safetensors", "universal"],
-        "core": [],
-        "build": ["core"],
-        "rules": ["core"],
-        "maps": ["rules"],
-        "zero": ["build", "rules"],
-        "dcp": ["build", "rules"],
-        "deepspeed": ["zero"],
-        "deepspeed/read": ["deepspeed"],
-        "deepspeed/write": ["deepspeed"],
-        "dtensor": ["build", "rules"],
-        "megatron": ["build", "rules"],
+    "engine": {
+        "tensor": [],
+        "layout": ["tensor"],
+        "plan": ["layout"],
+        "device": ["tensor"],
+        "device/kernels": ["tensor"],
+        "device/cuda": ["device", "device/kernels"],
+        "exec": ["plan", "device"],
+        "exec/run": ["exec"],
+    },
+    "files": {
+        "": [],
+        "zip": [""],
+        "pickle": [""],
+        "torch_pt": ["pickle", "zip"],
+        "safetensors": [""],
+        "dcp": ["torch_pt"],
+    },
+    "checkpoints": {
+        "": ["dcp", "deepspeed/native", "deepspeed/universal", "dtensor", "megatron", "name_maps", "safetensors"],
+        "model": [],
+        "pickled": ["model"],
+        "tp_rules": ["model"],
+        "name_maps": ["tp_rules"],
+        "dcp": ["pickled", "tp_rules"],
+        "deepspeed/common": ["pickled", "tp_rules"],
+        "deepspeed/native": ["deepspeed/common"],
+        "deepspeed/native/read": ["deepspeed/native"],
+        "deepspeed/native/write": ["deepspeed/native"],
+        "deepspeed/universal": ["deepspeed/common"],
+        "dtensor": ["pickled", "tp_rules"],
+        "megatron": ["pickled", "tp_rules"],
         "megatron/read": ["megatron"],
         "megatron/write": ["megatron"],
-        "safetensors": ["build", "rules"],
-        "universal": ["zero"],
+        "safetensors": ["pickled", "tp_rules"],
     },
-    "exec": {
-        "": [],
-        "run": [""],
+    "convert": {
+        "": ["scan"],
+        "api": [""],
+        "scan": [],
     },
-    "format": {
-        "": [],
-        "dcp": ["torch_pt"],
-        "json": [],
-        "pickle": [""],
-        "safetensors": ["", "json"],
-        "torch_pt": ["pickle", "zip"],
-        "zip": [""],
-    },
-    "moe": {
+    "placement": {
         "core": [],
         "recovery": ["core"],
         "migration": ["core"],
         "strategy": ["migration", "recovery"],
         "best": ["strategy"],
-        "judge": ["strategy"],
-        "io": ["judge", "io/page"],
-        "io/page": [],
-        "replay": ["migration"],
-        "planning": ["io", "replay"],
+        "verify": ["strategy"],
+        "io": ["verify", "io/html"],
+        "io/html": [],
+        "failure_simulation": ["migration"],
+        "planning": ["io", "failure_simulation"],
     },
-    "os": {
-        "": [],
-        "net": [""],
-    },
-    "pec": {
+    "partial": {
+        "optimizer_steps": [],
         "select": [],
-        "shares": ["select"],
-        "forecast": ["shares"],
+        "select/sharding": ["select"],
         "store": ["select"],
-        "log": ["store"],
-        "planning": ["forecast", "store"],
-        "save": ["shares", "store"],
-        "pace": ["forecast"],
-        "replay": ["log"],
-        "agent": ["save", "replay", "pace"],
-        "restore": ["agent", "replay"],
+        "gradient_log": ["store", "optimizer_steps"],
+        "save": ["select/sharding", "store"],
+        "planner/forecast": ["select/sharding"],
+        "planner": ["planner/forecast", "store"],
+        "agent/throttle": ["planner/forecast"],
+        "agent": ["save", "gradient_log", "agent/throttle"],
+        "restore": ["agent"],
         "report": ["restore"],
     },
-    "ucp": {
-        "": ["scan"],
-        "scan": [],
+    "trainer": {
+        "load": [],
+        "cache": ["load"],
+        "torch": ["cache"],
     },
 }
 
 # Headers of others that are kept behind one module; None means nowhere.
 FENCED = [
-    (re.compile(r"mpi(-ext)?\.h"), "comm"),
-    (re.compile(r"openssl/.*"), "os"),
-    (re.compile(r"torch/(csrc/stable|headeronly)/.*"), "torch"),
+    (re.compile(r"mpi(-ext)?\.h"), "support/comm"),
+    (re.compile(r"openssl/.*"), "support/os"),
+    (re.compile(r"torch/(csrc/stable|headeronly)/.*"), "trainer/torch"),
     (re.compile(r"(torch/(csrc(?!/stable/)|nn|optim|data)|ATen|c10|caffe2)/.*"), None),
     (re.compile(r"torch/(torch|extension|library|all|script|python|types|cuda)\.h"), None),
-    (re.compile(r"(cuda|cu(blas|rand)|nccl|nvToolsExt)[^/]*(/.*)?"), "device"),
+    (re.compile(r"(cuda|cu(blas|rand)|nccl|nvToolsExt)[^/]*(/.*)?"), "engine/device"),
 ]
 
 # nlohmann's parsers: their trees have no limit of memory, MessagePack none of depth, and ordered
@@ -126,35 +126,35 @@ FENCED = [
 # which keeps no tree).
 PARSE = re.compile(r"::(?:sax_)?parse\(|::accept\(|\bfrom_(?:msgpack|cbor|ubjson|bjdata|bson)\(")
 PARSERS = {
-    "lib/format/json/parse.cc",
-    "lib/format/safetensors/header_sax.cc",
+    "lib/support/json/parse.cc",
+    "lib/files/safetensors/header_sax.cc",
     # Texts that this run, or the process that it is loaded into, has made itself.
     "apps/ucp-load/serve.cc",
-    "lib/cli/report.cc",
-    "lib/exec/manifest.cc",
-    "lib/pec/planning/plan_json.cc",
-    "lib/resident/serve.cc",
-    "lib/torch/answer.h",
-    "lib/ucp/convert.cc",
+    "lib/support/cli/report.cc",
+    "lib/engine/exec/manifest.cc",
+    "lib/partial/planner/plan_json.cc",
+    "lib/trainer/cache/serve.cc",
+    "lib/trainer/torch/answer.h",
+    "lib/convert/convert.cc",
 }
 
 # Tests that stand in for what such headers declare.
-STAND_INS = {"device": ("tests/device/", "tests/unit/device/"), None: ("tests/interop/live/far_device.cc",)}
+STAND_INS = {"engine/device": ("tests/device/", "tests/unit/engine/device/"), None: ("tests/interop/live/far_device.cc",)}
 
-# Calls that take a path. They are made in lib/os, which opens names relative to their directory and follows no link.
+# Calls that take a path. They are made in lib/support/os, which opens names relative to their directory and follows no link.
 PATH_CALL = re.compile(
     r"(?<![\w.>])(?:(?:std::)?[io]?fstream\b|std::filesystem\b|::open\(|open\([^()]*(?:\(\))?[^()]*\bO_(?:RD|WR|CREAT|PATH)|"
     r"(?:::)?(?:openat2?|creat|fopen|freopen|renameat2?|rename|unlinkat|unlink|mkdirat|mkdir|rmdir|linkat|link|symlinkat|"
     r"symlink|fchmodat|chmod|fchownat|chown|truncate|mkfifo|mknod|mkd?o?stemp|mkdtemp|opendir|utimensat)\()"
 )
-# Files outside lib/os that make such calls, with what they open.
+# Files outside lib/support/os that make such calls, with what they open.
 PATH_CALLERS = {
-    "lib/base/system.cc": "/proc",
-    "lib/cli/console.cc": "--log-file",
-    "lib/cli/report.cc": "--json",
-    "lib/cli/resources.cc": "/sys/fs/cgroup",
-    "lib/device/host_memory.cc": "/proc",
-    "lib/device/windows.cc": "/proc",
+    "lib/support/base/system.cc": "/proc",
+    "lib/support/cli/console.cc": "--log-file",
+    "lib/support/cli/report.cc": "--json",
+    "lib/support/cli/resources.cc": "/sys/fs/cgroup",
+    "lib/engine/device/host_memory.cc": "/proc",
+    "lib/engine/device/windows.cc": "/proc",
 }
 
 TOP_LEVEL = {
@@ -248,26 +248,26 @@ def module_of(path):
     return parts[1] if parts[0] == "lib" and len(parts) > 2 else None
 
 
-def room_of(path):
-    """The room of its module that a path "module/room/file" belongs to, "" for the module itself."""
+def submodule_of(path):
+    """The submodule that a path "module/submodule/file" belongs to, "" for the module itself."""
     return "/".join(path.split("/")[1:-1])
 
 
-def room_name(module, room):
-    return f"{module}/{room}" if room else module
+def full_name(module, submodule):
+    return f"{module}/{submodule}" if submodule else module
 
 
-def check_room(module, path, included):
-    """What is wrong with an include from one room of a module to another, or None."""
-    rooms = ROOMS.get(module, {"": []})
-    room, target = room_of(path), room_of(included)
-    for each in (room, target):
-        if each not in rooms:
-            return f"{room_name(module, each)} is no room of {module} that this check knows"
-    if target not in allowed(room, rooms):
+def check_submodule(module, path, included):
+    """What is wrong with an include from one submodule of a module to another, or None."""
+    submodules = SUBMODULES.get(module, {"": []})
+    source, target = submodule_of(path), submodule_of(included)
+    for each in (source, target):
+        if each not in submodules:
+            return f"{full_name(module, each)} is not a submodule that this check knows"
+    if target not in allowed(source, submodules):
         return (
-            f"lib/{room_name(module, room)} may not include {included}: no arrow leads from "
-            f"{room_name(module, room)} to {room_name(module, target)}"
+            f"lib/{full_name(module, source)} may not include {included}: no arrow leads from "
+            f"{full_name(module, source)} to {full_name(module, target)}"
         )
     return None
 
@@ -291,10 +291,13 @@ def check_private(path, included):
     if not included.endswith("_internal.h"):
         return None
     home = os.path.dirname(included)
-    module = included.split("/")[0]
-    tests_of_it = [os.path.join("tests", kind, module) + os.sep for kind in ("unit", "property")]
-    if folder_of(path) == f"lib/{home}" or path.startswith(tuple(tests_of_it)):
+    folder = folder_of(path)
+    if folder == f"lib/{home}":
         return None
+    for kind in ("tests/unit/", "tests/property/"):
+        tested = folder.removeprefix(kind)
+        if folder.startswith(kind) and f"{home}/".startswith(f"{tested}/"):
+            return None
     return f"{included} is private to lib/{home}"
 
 
@@ -304,21 +307,22 @@ def check_include(root, path, included, quoted):
     for pattern, home in FENCED:
         if path.replace(os.sep, "/").startswith(STAND_INS.get(home, ())):
             continue
-        if pattern.fullmatch(included) and (home is None or module != home):
+        inside = home is not None and f"{folder_of(path)}/".startswith(f"lib/{home}/")
+        if pattern.fullmatch(included) and not inside:
             return f"{included} may be included " + (f"in lib/{home} only" if home else "nowhere")
     if not is_project_header(root, included):
         if not quoted:
             return None
         if is_helper_header(root, path, included):
             return None
-        return f'"{included}" is no header of lib/ (written "module/file.h")'
+        return f'"{included}" is not a header of lib/ (written "module/file.h")'
     target = included.split("/")[0]
-    if target not in ARROWS:
-        return f"{included}: {target} is no module that this check knows"
-    if module is not None and module in ARROWS and target not in allowed(module, ARROWS):
+    if target not in MODULES:
+        return f"{included}: {target} is not a module that this check knows"
+    if module is not None and module in MODULES and target not in allowed(module, MODULES):
         return f"lib/{module} may not include {included}: no arrow leads from {module} to {target}"
     if module == target:
-        wrong = check_room(module, path.replace(os.sep, "/").removeprefix("lib/"), included)
+        wrong = check_submodule(module, path.replace(os.sep, "/").removeprefix("lib/"), included)
         if wrong:
             return wrong
     return check_private(path, included)
@@ -348,15 +352,15 @@ def check_comments(path, text):
 
 
 def check_path_calls(path, text):
-    """Calls that open, make, rename or remove what a path names, outside lib/os."""
+    """Calls that open, make, rename or remove what a path names, outside lib/support/os."""
     name = path.replace(os.sep, "/")
-    if name.startswith("lib/os/") or not name.startswith(("lib/", "apps/")) or name in PATH_CALLERS:
+    if name.startswith("lib/support/os/") or not name.startswith(("lib/", "apps/")) or name in PATH_CALLERS:
         return
     for number, line in enumerate(without_comments(text).splitlines(), 1):
         found = PATH_CALL.search(re.sub(r'"(?:\\.|[^"\\])*"', '""', line))
         if found:
             call = found.group().split("(")[0].removeprefix("::")
-            yield f"{path}:{number}: {call}: paths are opened in lib/os only (os/directory.h)"
+            yield f"{path}:{number}: {call}: paths are opened in lib/support/os only (support/os/directory.h)"
 
 
 def check_top_level(root):
@@ -377,14 +381,14 @@ def check_file(root, path):
         yield f"{path}: {line_count} lines, at most {MAIN_LINES_MAX} are allowed in a main"
     if os.path.splitext(path)[1] not in CPP_SUFFIXES:
         return
-    if module_of(path) is not None and module_of(path) not in ARROWS:
-        yield f"{path}: {module_of(path)} is no module that this check knows"
+    if module_of(path) is not None and module_of(path) not in MODULES:
+        yield f"{path}: {module_of(path)} is not a module that this check knows"
     yield from check_comments(path, text)
     yield from check_path_calls(path, text)
     if parts[0] in ("apps", "lib") and path.replace(os.sep, "/") not in PARSERS:
         for number, line in enumerate(without_comments(text).splitlines(), 1):
             if PARSE.search(line):
-                yield f"{path}:{number}: texts from outside are parsed by format/json/json.h only"
+                yield f"{path}:{number}: texts from outside are parsed by support/json/json.h only"
     for line, included, quoted in includes_of(text):
         wrong = check_include(root, path, included, quoted)
         if wrong:
@@ -429,7 +433,7 @@ def check_tree(root):
 
 
 def graph_of(root):
-    """Lines "ROOM -> ROOM..." for every folder of lib/ with sources: what its files include."""
+    """Lines "FOLDER -> FOLDER..." for every folder of lib/ with sources: what its files include."""
     edges = {}
     for path in source_files(root):
         if module_of(path) is None or os.path.splitext(path)[1] not in CPP_SUFFIXES:

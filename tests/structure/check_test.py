@@ -18,22 +18,22 @@ GOOD = {
     "apps/ucp-load/main.cc": '#include "ucp/load.h"\n#include "common/ucp.h"\n' + "\n" * 118,
     "build/dev/big.cc": "\n" * 5000 + "#include <mpi.h>\n",
     "docs/long.md": "line\n" * 5000,
-    "lib/base/result.h": "// lib/base: words\n#include <tl/expected.hpp>\n",
-    "lib/base/version.h.in": "\n",
-    "lib/comm/mpi_comm.cc": '#include <mpi.h>\n\n#include "base/result.h"\n',
-    "lib/device/copy.cc": "#include <cuda_runtime.h>\n#include <nccl.h>\n",
-    "lib/exec/run.cc": '#include "base/version.h"\n#include "layout/map.h"\n#include "exec/x_internal.h"\n',
-    "lib/exec/x_internal.h": "// lib/exec: words\n",
-    "lib/format/zip/a.cc": '#include "format/zip/x_internal.h"\n',
-    "lib/format/zip/x_internal.h": "// lib/format/zip: words\n",
-    "lib/layout/map.h": "// lib/layout: words\n/* words\n#include <mpi.h>\n*/\n// #include <torch/torch.h>\n",
-    "lib/os/file.h": '// lib/os: words\n#include "base/result.h"\n',
-    "lib/ucp/load.h": "// lib/ucp: words\n" + "\n" * 599,
+    "lib/support/base/result.h": "// lib/support/base: words\n#include <tl/expected.hpp>\n",
+    "lib/support/base/version.h.in": "\n",
+    "lib/support/comm/mpi_comm.cc": '#include <mpi.h>\n\n#include "support/base/result.h"\n',
+    "lib/engine/device/copy.cc": "#include <cuda_runtime.h>\n#include <nccl.h>\n",
+    "lib/engine/exec/run.cc": '#include "support/base/version.h"\n#include "layout/map.h"\n#include "exec/x_internal.h"\n',
+    "lib/engine/exec/x_internal.h": "// lib/engine/exec: words\n",
+    "lib/files/zip/a.cc": '#include "files/zip/x_internal.h"\n',
+    "lib/files/zip/x_internal.h": "// lib/files/zip: words\n",
+    "lib/engine/layout/map.h": "// lib/engine/layout: words\n/* words\n#include <mpi.h>\n*/\n// #include <torch/torch.h>\n",
+    "lib/support/os/file.h": '// lib/support/os: words\n#include "support/base/result.h"\n',
+    "lib/convert/load.h": "// lib/convert: words\n" + "\n" * 599,
     "tests/mpi/main.cc": '#include "shared.h"\n#include "unit/exec/help.h"\n' + "\n" * 200,
     "tests/mpi/shared.h": "",
-    "tests/unit/exec/help.h": "",
-    "tests/unit/exec/x_test.cc": '#include "exec/x_internal.h"\n',
-    "tests/unit/format/zip_test.cc": '#include "format/zip/x_internal.h"\n',
+    "tests/unit/engine/exec/help.h": "",
+    "tests/unit/engine/exec/x_test.cc": '#include "exec/x_internal.h"\n',
+    "tests/unit/files/zip_test.cc": '#include "files/zip/x_internal.h"\n',
 }
 
 
@@ -61,59 +61,59 @@ class CheckTest(unittest.TestCase):
 
     def test_include_against_the_arrows(self):
         self.assert_found(
-            {"lib/os/a.cc": '\n#include "layout/map.h"\n'},
-            "lib/os/a.cc:2: lib/os may not include layout/map.h: no arrow leads from os to layout",
+            {"lib/support/os/a.cc": '\n#include "layout/map.h"\n'},
+            "lib/support/os/a.cc:2: lib/support/os may not include layout/map.h: no arrow leads from os to layout",
         )
         self.assert_found(
-            {"lib/base/a.h": "#  include <os/file.h>\n"},
-            "lib/base/a.h:1: lib/base may not include os/file.h: no arrow leads from base to os",
+            {"lib/support/base/a.h": "#  include <support/os/file.h>\n"},
+            "lib/support/base/a.h:1: lib/support/base may not include support/os/file.h: no arrow leads from base to os",
         )
         self.assert_found(
-            {"lib/base/version.h.in": '#include "os/file.h"\n'},
-            "lib/base/version.h.in:1: lib/base may not include os/file.h: no arrow leads from base to os",
+            {"lib/support/base/version.h.in": '#include "support/os/file.h"\n'},
+            "lib/support/base/version.h.in:1: lib/support/base may not include support/os/file.h: no arrow leads from base to os",
         )
         self.assert_found(
-            {"lib/cli/a.cc": '#include "os/file.h"\n'},
-            "lib/cli/a.cc:1: lib/cli may not include os/file.h: no arrow leads from cli to os",
+            {"lib/support/cli/a.cc": '#include "support/os/file.h"\n'},
+            "lib/support/cli/a.cc:1: lib/support/cli may not include support/os/file.h: no arrow leads from cli to os",
         )
 
     def test_fenced_headers(self):
         self.assert_found(
-            {"lib/os/a.cc": "#include <mpi.h>\n"},
-            "lib/os/a.cc:1: mpi.h may be included in lib/comm only",
+            {"lib/support/os/a.cc": "#include <mpi.h>\n"},
+            "lib/support/os/a.cc:1: mpi.h may be included in lib/support/comm only",
         )
         self.assert_found(
             {"tests/mpi/a.cc": '/* why */\n#include "mpi.h"\n'},
-            "tests/mpi/a.cc:2: mpi.h may be included in lib/comm only",
+            "tests/mpi/a.cc:2: mpi.h may be included in lib/support/comm only",
         )
         self.assert_found(
-            {"lib/tensor/a.cc": "#include <torch/script.h>\n#include <ATen/ATen.h>\n"},
-            "lib/tensor/a.cc:1: torch/script.h may be included nowhere",
-            "lib/tensor/a.cc:2: ATen/ATen.h may be included nowhere",
+            {"lib/engine/tensor/a.cc": "#include <torch/script.h>\n#include <ATen/ATen.h>\n"},
+            "lib/engine/tensor/a.cc:1: torch/script.h may be included nowhere",
+            "lib/engine/tensor/a.cc:2: ATen/ATen.h may be included nowhere",
         )
         self.assert_found(
-            {"lib/exec/a.cc": "#include <cuda.h>\n#include <nccl.h>\n#include <cuda/std/span>\n"},
-            "lib/exec/a.cc:1: cuda.h may be included in lib/device only",
-            "lib/exec/a.cc:2: nccl.h may be included in lib/device only",
-            "lib/exec/a.cc:3: cuda/std/span may be included in lib/device only",
+            {"lib/engine/exec/a.cc": "#include <cuda.h>\n#include <nccl.h>\n#include <cuda/std/span>\n"},
+            "lib/engine/exec/a.cc:1: cuda.h may be included in lib/engine/device only",
+            "lib/engine/exec/a.cc:2: nccl.h may be included in lib/engine/device only",
+            "lib/engine/exec/a.cc:3: cuda/std/span may be included in lib/engine/device only",
         )
 
     def test_an_include_in_comments_hides_nothing_after_it(self):
         self.assert_found(
-            {"lib/os/a.cc": 'const char* a = "/*";\n#include <mpi.h>\nconst char* b = "*/";\n'},
-            "lib/os/a.cc:2: mpi.h may be included in lib/comm only",
+            {"lib/support/os/a.cc": 'const char* a = "/*";\n#include <mpi.h>\nconst char* b = "*/";\n'},
+            "lib/support/os/a.cc:2: mpi.h may be included in lib/support/comm only",
         )
 
     def test_quoted_paths_start_at_a_module(self):
         self.assert_found(
-            {"lib/os/a.cc": '#include "file.h"\n#include "../base/result.h"\n'},
-            'lib/os/a.cc:1: "file.h" is no header of lib/ (written "module/file.h")',
-            'lib/os/a.cc:2: "../base/result.h" is no header of lib/ (written "module/file.h")',
+            {"lib/support/os/a.cc": '#include "file.h"\n#include "../base/result.h"\n'},
+            'lib/support/os/a.cc:1: "file.h" is no header of lib/ (written "module/file.h")',
+            'lib/support/os/a.cc:2: "../base/result.h" is no header of lib/ (written "module/file.h")',
         )
 
     def test_helpers_of_commands_and_tests_stay_theirs(self):
         for path, helper in (
-            ("lib/os/a.cc", "common/ucp.h"),
+            ("lib/support/os/a.cc", "common/ucp.h"),
             ("apps/ucp-load/main.cc", "unit/exec/help.h"),
             ("tests/mpi/main.cc", "common/ucp.h"),
         ):
@@ -124,23 +124,23 @@ class CheckTest(unittest.TestCase):
 
     def test_private_headers_stay_private(self):
         self.assert_found(
-            {"lib/ucp/a.cc": '#include "exec/x_internal.h"\n'},
-            "lib/ucp/a.cc:1: exec/x_internal.h is private to lib/exec",
+            {"lib/convert/a.cc": '#include "exec/x_internal.h"\n'},
+            "lib/convert/a.cc:1: exec/x_internal.h is private to lib/engine/exec",
         )
-        for path in ("lib/format/torch_pt/a.cc", "lib/exec/a.cc", "tests/unit/exec/a_test.cc"):
+        for path in ("lib/files/torch_pt/a.cc", "lib/engine/exec/a.cc", "tests/unit/engine/exec/a_test.cc"):
             self.assert_found(
-                {path: '#include "format/zip/x_internal.h"\n'},
-                f"{path}:1: format/zip/x_internal.h is private to lib/format/zip",
+                {path: '#include "files/zip/x_internal.h"\n'},
+                f"{path}:1: files/zip/x_internal.h is private to lib/files/zip",
             )
 
     def test_texts_from_outside_have_one_parser(self):
-        wrong = "texts from outside are parsed by format/json/json.h only"
+        wrong = "texts from outside are parsed by support/json/json.h only"
         for call in ("json::parse(text)", "Json::sax_parse(a, b, &c)", "json::from_msgpack(a)"):
             text = f"// json::parse(text) in a comment\nx = nlohmann::{call};\n"
-            self.assert_found({"lib/os/a.cc": text}, f"lib/os/a.cc:2: {wrong}")
-            self.assertEqual(self.check({"lib/format/json/parse.cc": text,
+            self.assert_found({"lib/support/os/a.cc": text}, f"lib/support/os/a.cc:2: {wrong}")
+            self.assertEqual(self.check({"lib/support/json/parse.cc": text,
                                          "tests/mpi/a.cc": text}), (0, ""))
-        self.assertEqual(self.check({"lib/os/a.cc": "cli_.parse(words); json::Parse(text, x);\n"}),
+        self.assertEqual(self.check({"lib/support/os/a.cc": "cli_.parse(words); json::Parse(text, x);\n"}),
                          (0, ""))
 
     def test_unknown_module(self):
@@ -150,7 +150,7 @@ class CheckTest(unittest.TestCase):
         )
 
     def test_long_files(self):
-        for path in ("lib/os/a.cc", "lib/os/a.h", "tests/a.py", "scripts/slurm/a.sh"):
+        for path in ("lib/support/os/a.cc", "lib/support/os/a.h", "tests/a.py", "scripts/slurm/a.sh"):
             self.assert_found(
                 {path: "\n" * 601}, f"{path}: 601 lines, at most 600 are allowed"
             )
@@ -167,28 +167,28 @@ class CheckTest(unittest.TestCase):
 
     def test_comments(self):
         good = "/// Reads.\n/// \\error kIo\n/// Local.\nint f();\n\n/// One. \\error kIo\nint g();\n"
-        self.assertEqual(self.check({"lib/os/a.h": good}), (0, ""))
+        self.assertEqual(self.check({"lib/support/os/a.h": good}), (0, ""))
         self.assert_found(
-            {"lib/os/a.h": "/// Reads. \\error kIo\n/// Local.\nint f();\n"},
-            "lib/os/a.h:1: \\error does not begin its line of the comment",
+            {"lib/support/os/a.h": "/// Reads. \\error kIo\n/// Local.\nint f();\n"},
+            "lib/support/os/a.h:1: \\error does not begin its line of the comment",
         )
         self.assert_found(
-            {"lib/os/a.h": "  /// Reads a file\n  /// whole. \\pre open\nint f();\n"},
-            "lib/os/a.h:2: \\pre does not begin its line of the comment",
+            {"lib/support/os/a.h": "  /// Reads a file\n  /// whole. \\pre open\nint f();\n"},
+            "lib/support/os/a.h:2: \\pre does not begin its line of the comment",
         )
         self.assert_found(
-            {"lib/os/a.h": "/// \\error " + "x" * 90 + "\n"},
-            "lib/os/a.h:1: a comment of 101 columns, at most 100 are allowed",
+            {"lib/support/os/a.h": "/// \\error " + "x" * 90 + "\n"},
+            "lib/support/os/a.h:1: a comment of 101 columns, at most 100 are allowed",
         )
 
     def test_one_header_of_a_folder_is_read_first(self):
         self.assert_found(
-            {"lib/os/file.h": ""},
-            'lib/os: one header begins with "// lib/os: ", to be read first; found none',
+            {"lib/support/os/file.h": ""},
+            'lib/support/os: one header begins with "// lib/support/os: ", to be read first; found none',
         )
         self.assert_found(
-            {"lib/os/dir.h": "// lib/os: words\n"},
-            'lib/os: one header begins with "// lib/os: ", to be read first; found dir.h, file.h',
+            {"lib/support/os/dir.h": "// lib/support/os: words\n"},
+            'lib/support/os: one header begins with "// lib/support/os: ", to be read first; found dir.h, file.h',
         )
 
     def test_paths_are_opened_in_os_only(self):
@@ -201,13 +201,13 @@ class CheckTest(unittest.TestCase):
             ("  std::filesystem::remove(path);", "std::filesystem"),
         ]:
             self.assert_found(
-                {"lib/exec/run.cc": line + "\n"},
-                f"lib/exec/run.cc:1: {call}: paths are opened in lib/os only (os/directory.h)",
+                {"lib/engine/exec/run.cc": line + "\n"},
+                f"lib/engine/exec/run.cc:1: {call}: paths are opened in lib/support/os only (support/os/directory.h)",
             )
-            self.assertEqual(self.check({"lib/os/dir.cc": line + "\n"}), (0, ""))
+            self.assertEqual(self.check({"lib/support/os/dir.cc": line + "\n"}), (0, ""))
             self.assertEqual(self.check({"tests/mpi/main.cc": line + "\n"}), (0, ""))
         text = "// ::open(a)\nf(\"unlink(x)\"); directory.open(); Rename(a); return comm.Agree(open());\n"
-        self.assertEqual(self.check({"lib/exec/run.cc": text}), (0, ""))
+        self.assertEqual(self.check({"lib/engine/exec/run.cc": text}), (0, ""))
 
     def test_top_level(self):
         self.assert_found(

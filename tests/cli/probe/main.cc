@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "cli/app.h"
+#include "support/cli/app.h"
 
 namespace {
 

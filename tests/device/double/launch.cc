@@ -1,12 +1,12 @@
-// The launches of lib/device/cuda/launch.h: the same bodies, in a loop.
+// The launches of lib/engine/device/cuda/launch.h: the same bodies, in a loop.
 
-#include "device/cuda/launch.h"
+#include "engine/device/cuda/launch.h"
 
 #include <utility>
 #include <vector>
 
 #include "device/double/world.h"
-#include "device/kernels/convert.h"
+#include "engine/device/kernels/convert.h"
 
 namespace shardwright::device::cuda {
 

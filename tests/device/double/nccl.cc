@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "device/double/world.h"
-#include "tensor/float_codes.h"
+#include "engine/tensor/float_codes.h"
 
 // The real one is opaque.
 struct ncclComm {

@@ -12,10 +12,10 @@
 #include <iterator>
 #include <set>
 
-#include "format/pickle/reader.h"
-#include "format/safetensors/header.h"
-#include "format/torch_pt/reader.h"
-#include "os/file.h"
+#include "files/pickle/reader.h"
+#include "files/safetensors/header.h"
+#include "files/torch_pt/reader.h"
+#include "support/os/file.h"
 
 namespace shardwright::fuzz {
 namespace {

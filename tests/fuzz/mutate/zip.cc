@@ -5,8 +5,8 @@
 #include <optional>
 #include <span>
 
-#include "base/crc32.h"
 #include "fuzz/mutate/mutate.h"
+#include "support/base/crc32.h"
 
 namespace shardwright::fuzz {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <iostream>
 
-#include <shardwright/base/version.h>
 #include <shardwright/compare.h>
 #include <shardwright/convert.h>
+#include <shardwright/support/base/version.h>
 
 int main(int argc, char** argv) {
   if (argc != 4) {

@@ -1,4 +1,4 @@
-"""Makes tests/unit/replay/vectors.jsonl, steps as torch makes them: make_vectors.py > vectors.jsonl
+"""Makes tests/unit/partial/optimizer_steps/vectors.jsonl, steps as torch makes them: make_vectors.py > vectors.jsonl
 
 A line is a run of an optimizer: options and gradients of each step, and the parameter and states before and after
 each, as the bits of float32 in hexadecimal. Elements are kept whose square roots torch rounds correctly, so that

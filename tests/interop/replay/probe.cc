@@ -19,11 +19,11 @@
 #include <tbb/task_arena.h>
 #include <nlohmann/json.hpp>
 
-#include "replay/apply.h"
+#include "partial/optimizer_steps/apply.h"
 
 namespace {
 
-namespace replay = shardwright::replay;
+namespace optimizer_steps = shardwright::optimizer_steps;
 using Json = nlohmann::json;
 using shardwright::DType;
 using shardwright::Result;
@@ -32,15 +32,15 @@ using shardwright::Status;
 /// Parameter and states.
 using Arrays = std::vector<std::vector<float>>;
 
-Result<replay::Step> StepFrom(const Json& described, const Json& made) {
-  std::vector<replay::Option> options;
+Result<optimizer_steps::Step> StepFrom(const Json& described, const Json& made) {
+  std::vector<optimizer_steps::Option> options;
   for (const auto& [name, value] : made.at("options").items()) {
     options.push_back({name, value.get<double>()});
   }
-  SW_TRY_ASSIGN(replay::Step step,
-                replay::StepOf(described.at("optimizer").get<std::string>(), options));
-  step.rounding =
-      described.at("separate").get<bool>() ? replay::Rounding::kSeparate : replay::Rounding::kFused;
+  SW_TRY_ASSIGN(optimizer_steps::Step step,
+                optimizer_steps::StepOf(described.at("optimizer").get<std::string>(), options));
+  step.rounding = described.at("separate").get<bool>() ? optimizer_steps::Rounding::kSeparate
+                                                       : optimizer_steps::Rounding::kFused;
   step.count = made.at("count").get<float>();
   step.gradient_factor = made.at("gradient_factor").get<double>();
   step.skipped = made.at("skipped").get<bool>();
@@ -49,16 +49,16 @@ Result<replay::Step> StepFrom(const Json& described, const Json& made) {
 }
 
 /// A step on the ranges between the cuts, on the threads of an arena.
-Status MakeStep(const replay::Step& step, DType dtype, const std::vector<std::size_t>& cuts,
-                std::span<const std::byte> gradient, const replay::RootTable& roots,
-                tbb::task_arena& arena, Arrays* arrays) {
-  const std::size_t states = replay::StatesOf(step).size();
+Status MakeStep(const optimizer_steps::Step& step, DType dtype,
+                const std::vector<std::size_t>& cuts, std::span<const std::byte> gradient,
+                const optimizer_steps::RootTable& roots, tbb::task_arena& arena, Arrays* arrays) {
+  const std::size_t states = optimizer_steps::StatesOf(step).size();
   std::vector<Status> done(cuts.size() - 1);
   arena.execute([&] {
     tbb::parallel_for(std::size_t{0}, done.size(), [&](std::size_t i) {
       const std::size_t first = cuts[i];
       const std::size_t count = cuts[i + 1] - first;
-      replay::Elements range;
+      optimizer_steps::Elements range;
       range.param = std::span((*arrays)[0]).subspan(first, count);
       for (std::size_t s = 0; s < states; ++s) {
         range.states[s] = std::span((*arrays)[s + 1]).subspan(first, count);
@@ -66,7 +66,7 @@ Status MakeStep(const replay::Step& step, DType dtype, const std::vector<std::si
       range.gradient_dtype = dtype;
       const std::uint64_t item = shardwright::ItemSize(dtype);
       range.gradient = gradient.subspan(first * item, count * item);
-      done[i] = replay::Apply(step, range, roots.IsCorrect() ? nullptr : &roots);
+      done[i] = optimizer_steps::Apply(step, range, roots.IsCorrect() ? nullptr : &roots);
     });
   });
   for (Status& status : done) SW_TRY(std::move(status));
@@ -79,7 +79,7 @@ void Read(std::istream& in, std::vector<T>* to) {
           static_cast<std::streamsize>(to->size() * sizeof(T)));
 }
 
-Status MakeCase(const std::string& line, const replay::RootTable& roots, std::istream& in,
+Status MakeCase(const std::string& line, const optimizer_steps::RootTable& roots, std::istream& in,
                 std::ostream& out) {
   const Json described = Json::parse(line);
   const auto elems = described.at("elems").get<std::size_t>();
@@ -94,7 +94,7 @@ Status MakeCase(const std::string& line, const replay::RootTable& roots, std::is
   for (const Json& made : described.at("steps")) {
     const auto bytes = std::span(gradient).subspan(unaligned ? 1 : 0, gradient.size() - 1);
     in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-    SW_TRY_ASSIGN(const replay::Step step, StepFrom(described, made));
+    SW_TRY_ASSIGN(const optimizer_steps::Step step, StepFrom(described, made));
     SW_TRY(MakeStep(step, *dtype, described.at("cuts").get<std::vector<std::size_t>>(), bytes,
                     roots, arena, &arrays));
     for (const auto& array : arrays) {
@@ -114,10 +114,10 @@ int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape): a test'
   }
   // More threads than cores, too.
   const tbb::global_control threads(tbb::global_control::max_allowed_parallelism, 4);
-  std::vector<float> listed(replay::RootTable::kRoots);
+  std::vector<float> listed(optimizer_steps::RootTable::kRoots);
   std::ifstream roots_file(argv[3], std::ios::binary);
   Read(roots_file, &listed);
-  const auto roots = replay::RootTable::FromRoots(
+  const auto roots = optimizer_steps::RootTable::FromRoots(
       listed, static_cast<std::uint32_t>(std::strtoul(argv[4], nullptr, 10)));
   if (!roots) {
     std::fprintf(stderr, "%s\n", roots.error().message.c_str());

@@ -1,4 +1,4 @@
-"""Steps of torch's optimizers and of lib/replay give the same bits: replay_test.py PROBE [SEED]
+"""Steps of torch's optimizers and of lib/partial/optimizer_steps give the same bits: replay_test.py PROBE [SEED]
 
 Random cases for each optimizer, 10,000 steps or more, with options that change between steps, gradients in
 three types, extreme values, and ranges cut and shared among threads at random. torch runs once for each set of

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "base/crc32.h"
-#include "format/torch_pt/reader.h"
-#include "format/torch_pt/writer.h"
-#include "os/file.h"
+#include "files/torch_pt/reader.h"
+#include "files/torch_pt/writer.h"
+#include "support/base/crc32.h"
+#include "support/os/file.h"
 
 namespace {
 

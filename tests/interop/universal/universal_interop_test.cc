@@ -2,12 +2,12 @@
 
 #include <cstdlib>
 
-#include "unit/dialect/same_checkpoint.h"
+#include "unit/checkpoints/same_checkpoint.h"
 
 // Folders that DeepSpeed's own ds_to_universal makes of real checkpoints, held against those
 // checkpoints.
 
-namespace shardwright::dialect {
+namespace shardwright::checkpoints {
 namespace {
 
 struct Case {
@@ -137,4 +137,4 @@ INSTANTIATE_TEST_SUITE_P(SharedOnly, Upstream,
                          CaseName);
 
 }  // namespace
-}  // namespace shardwright::dialect
+}  // namespace shardwright::checkpoints

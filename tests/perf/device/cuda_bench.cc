@@ -21,9 +21,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "comm/comm.h"
-#include "device/cuda_plugin.h"
-#include "device/device.h"
+#include "engine/device/cuda_plugin.h"
+#include "engine/device/device.h"
+#include "support/comm/comm.h"
 
 namespace shardwright::device {
 namespace {

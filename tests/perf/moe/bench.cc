@@ -13,16 +13,16 @@
 #include <tbb/parallel_for.h>
 #include <nlohmann/json.hpp>
 
-#include "loads/load_window.h"
-#include "moe/core/metrics.h"
-#include "moe/core/types.h"
-#include "moe/migration/migration.h"
-#include "moe/recovery/recovery.h"
+#include "placement/core/metrics.h"
+#include "placement/core/types.h"
+#include "placement/migration/migration.h"
+#include "placement/recovery/recovery.h"
+#include "token_counts/window.h"
 
 namespace {
 
-namespace loads = shardwright::loads;
-namespace moe = shardwright::moe;
+namespace token_counts = shardwright::token_counts;
+namespace placement = shardwright::placement;
 using shardwright::Errc;
 using shardwright::Fail;
 using shardwright::Result;
@@ -37,23 +37,24 @@ struct Task {
   std::uint32_t nodes = 0, gpus = 0, slots = 0, runs = 0;
 };
 
-Result<moe::Loads> ReadLoads(const std::string& path) {
-  SW_TRY_ASSIGN(const loads::LoadTrace trace, loads::ReadLoads(path));
-  return loads::Pick(trace, {});
+Result<placement::Loads> ReadLoads(const std::string& path) {
+  SW_TRY_ASSIGN(const token_counts::LoadTrace trace, token_counts::ReadLoads(path));
+  return token_counts::Pick(trace, {});
 }
 
 // Seconds that the recovery probabilities of all layers and of the model take.
-double TimeRecovery(const moe::Placement& placement, const moe::Cluster& cluster,
+double TimeRecovery(const placement::Placement& placement, const placement::Cluster& cluster,
                     nlohmann::json* report) {
-  moe::RecoveryOptions options;
+  placement::RecoveryOptions options;
   options.failures_max = 16;
   const double start = Now();
-  std::vector<moe::RecoveryProbability> layers(placement.layers);
+  std::vector<placement::RecoveryProbability> layers(placement.layers);
   tbb::parallel_for(std::uint32_t{0}, placement.layers, [&](std::uint32_t l) {
-    layers[l] = moe::LayerRecovery(placement, cluster, l, moe::FailureUnit::kNode, options);
+    layers[l] =
+        placement::LayerRecovery(placement, cluster, l, placement::FailureUnit::kNode, options);
   });
-  const moe::RecoveryProbability model =
-      moe::ModelRecovery(placement, cluster, moe::FailureUnit::kNode, options);
+  const placement::RecoveryProbability model =
+      placement::ModelRecovery(placement, cluster, placement::FailureUnit::kNode, options);
   const double seconds = Now() - start;
   (*report)["recovery_method"] = Name(model.method);
   (*report)["model_recovery"] = model.survived;
@@ -61,27 +62,28 @@ double TimeRecovery(const moe::Placement& placement, const moe::Cluster& cluster
 }
 
 Result<nlohmann::json> Run(const Task& task) {
-  SW_TRY_ASSIGN(const moe::Loads loads, ReadLoads(task.loads));
-  const moe::Cluster cluster = moe::UniformCluster(task.nodes, task.gpus, task.slots);
-  SW_TRY(moe::Validate(loads, cluster));
-  SW_TRY_ASSIGN(const moe::Strategy* strategy, moe::FindStrategy(task.strategy));
-  moe::Options options;
-  moe::Placement current;
+  SW_TRY_ASSIGN(const placement::Loads loads, ReadLoads(task.loads));
+  const placement::Cluster cluster = placement::UniformCluster(task.nodes, task.gpus, task.slots);
+  SW_TRY(placement::Validate(loads, cluster));
+  SW_TRY_ASSIGN(const placement::Strategy* strategy, placement::FindStrategy(task.strategy));
+  placement::Options options;
+  placement::Placement current;
   if (!task.old_loads.empty()) {
-    SW_TRY_ASSIGN(const moe::Loads old, ReadLoads(task.old_loads));
-    SW_TRY_ASSIGN(const moe::Strategy* first, moe::FindStrategy("eplb+"));
-    SW_TRY_ASSIGN(moe::StrategyResult plan, first->plan(old, cluster, nullptr, options));
+    SW_TRY_ASSIGN(const placement::Loads old, ReadLoads(task.old_loads));
+    SW_TRY_ASSIGN(const placement::Strategy* first, placement::FindStrategy("eplb+"));
+    SW_TRY_ASSIGN(placement::StrategyResult plan, first->plan(old, cluster, nullptr, options));
     current = std::move(plan.placement);
   }
-  const moe::Placement* now = task.old_loads.empty() ? nullptr : &current;
+  const placement::Placement* now = task.old_loads.empty() ? nullptr : &current;
   nlohmann::json report;
   for (std::uint32_t run = 0; run < task.runs; ++run) {
     double start = Now();
-    SW_TRY_ASSIGN(const moe::StrategyResult plan, strategy->plan(loads, cluster, now, options));
+    SW_TRY_ASSIGN(const placement::StrategyResult plan,
+                  strategy->plan(loads, cluster, now, options));
     report["plan_seconds"].push_back(Now() - start);
     report["recovery_seconds"].push_back(TimeRecovery(plan.placement, cluster, &report));
     start = Now();
-    const moe::ModelMetrics metrics = moe::Measure(plan.placement, loads, cluster);
+    const placement::ModelMetrics metrics = placement::Measure(plan.placement, loads, cluster);
     report["metrics_seconds"].push_back(Now() - start);
     if (run + 1 < task.runs) continue;
     for (std::uint32_t l = 0; l < loads.layers; ++l) {
@@ -92,8 +94,8 @@ Result<nlohmann::json> Run(const Task& task) {
     }
     if (now == nullptr) continue;
     start = Now();
-    SW_TRY_ASSIGN(const moe::Migration migration,
-                  moe::PlanMigration(current, plan.placement, cluster));
+    SW_TRY_ASSIGN(const placement::Migration migration,
+                  placement::PlanMigration(current, plan.placement, cluster));
     report["migration_seconds"] = Now() - start;
     report["moves"] = migration.transfers.size();
   }

@@ -4,11 +4,11 @@
 #include <random>
 #include <string>
 
-#include "pec/select/selection.h"
-#include "pec/shares/sharding.h"
-#include "pec/store/manifest.h"
+#include "partial/select/selection.h"
+#include "partial/select/sharding/sharding.h"
+#include "partial/store/manifest.h"
 
-namespace shardwright::pec {
+namespace shardwright::partial {
 namespace {
 
 template <class Work>
@@ -91,11 +91,11 @@ Status Carry() {
 }
 
 }  // namespace
-}  // namespace shardwright::pec
+}  // namespace shardwright::partial
 
 int main() {
-  auto done = shardwright::pec::Select();
-  if (done) done = shardwright::pec::Carry();
+  auto done = shardwright::partial::Select();
+  if (done) done = shardwright::partial::Carry();
   if (!done) std::fprintf(stderr, "pec_bench: %s\n", done.error().message.c_str());
   return done ? 0 : 1;
 }

@@ -19,12 +19,12 @@
 #include <utility>
 #include <vector>
 
-#include "os/tls.h"
-#include "pec/agent/agent_protocol.h"
-#include "pec/store/write_blobs.h"
-#include "plan/plan.h"
+#include "engine/plan/plan.h"
+#include "partial/agent/agent_protocol.h"
+#include "partial/store/write_blobs.h"
+#include "support/os/tls.h"
 
-namespace shardwright::pec {
+namespace shardwright::partial {
 namespace {
 
 constexpr int kRuns = 25;
@@ -118,7 +118,7 @@ Status Measure(std::uint64_t bytes) {
 }
 
 }  // namespace
-}  // namespace shardwright::pec
+}  // namespace shardwright::partial
 
 int main(int argc, char** argv) {
   const std::uint64_t mib = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 64;
@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
     std::fputs("use: pec_copy_bench [MIB]\n", stderr);
     return 2;
   }
-  const auto done = shardwright::pec::Measure(mib << 20);
+  const auto done = shardwright::partial::Measure(mib << 20);
   if (!done) std::fprintf(stderr, "pec_copy_bench: %s\n", done.error().message.c_str());
   return done ? 0 : 1;
 }

@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "dialect/dialects.h"
-#include "layout/states.h"
-#include "os/dir.h"
-#include "pec/log/log_writer.h"
-#include "pec/store/modules.h"
-#include "pec/store/store.h"
+#include "checkpoints/registry.h"
+#include "engine/layout/states.h"
+#include "partial/gradient_log/log_writer.h"
+#include "partial/store/modules.h"
+#include "partial/store/store.h"
+#include "support/os/dir.h"
 
-namespace shardwright::pec {
+namespace shardwright::partial {
 namespace {
 
 constexpr std::uint64_t kPieceElems = std::uint64_t{4} << 20;
@@ -55,8 +55,8 @@ Status Write(const std::string& path, std::uint64_t last, std::uint64_t iteratio
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> all, store.List());
   SW_TRY_ASSIGN(const Manifest manifest, store.ReadManifest(all.back()));
-  SW_TRY_ASSIGN(const dialect::SourceSet set, store.ReadCatalogue(manifest));
-  SW_TRY_ASSIGN(const dialect::Checkpoint checkpoint, dialect::ReadCheckpoint(set, {}));
+  SW_TRY_ASSIGN(const checkpoints::SourceSet set, store.ReadCatalogue(manifest));
+  SW_TRY_ASSIGN(const checkpoints::Checkpoint checkpoint, checkpoints::ReadCheckpoint(set, {}));
   SW_TRY_ASSIGN(const Model model, DescribeModel(checkpoint));
   LogWriterOptions options;
   options.fingerprint = store.head().fingerprint;
@@ -95,7 +95,7 @@ Status Write(const std::string& path, std::uint64_t last, std::uint64_t iteratio
 }
 
 }  // namespace
-}  // namespace shardwright::pec
+}  // namespace shardwright::partial
 
 int main(int argc, char** argv) {
   namespace sw = shardwright;
@@ -105,8 +105,8 @@ int main(int argc, char** argv) {
   }
   const auto dtype = sw::DTypeFromName(argc > 4 ? argv[4] : "float32");
   const sw::Status done =
-      sw::pec::Write(argv[1], std::stoull(argv[2]), std::stoull(argv[3]),
-                     dtype.value_or(sw::DType::kF32), argc > 5 ? std::stoi(argv[5]) : 0);
+      sw::partial::Write(argv[1], std::stoull(argv[2]), std::stoull(argv[3]),
+                         dtype.value_or(sw::DType::kF32), argc > 5 ? std::stoi(argv[5]) : 0);
   if (!done) std::fprintf(stderr, "pec_log_bench: %s\n", done.error().message.c_str());
   return done ? 0 : 1;
 }

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "comm/comm.h"
-#include "pec/agent/memory.h"
-#include "pec/store/modules.h"
+#include "partial/agent/memory.h"
+#include "partial/store/modules.h"
+#include "support/comm/comm.h"
 
-namespace shardwright::pec {
+namespace shardwright::partial {
 namespace {
 
 constexpr int kRuns = 7;
@@ -36,7 +36,7 @@ std::vector<std::vector<std::uint32_t>> Half(const Model& model) {
 Status Measure(const std::string& folder, std::uint64_t iteration) {
   NullSink sink;
   const auto comm = comm::MakeSerialComm();
-  SW_TRY_ASSIGN(const auto input, ucp::OpenInput(*comm, {{folder}, {}, false}, sink));
+  SW_TRY_ASSIGN(const auto input, convert::OpenInput(*comm, {{folder}, {}, false}, sink));
   SnapshotChoice choice;
   choice.iteration = iteration;
   SW_TRY_ASSIGN(choice.model, DescribeModel(input->checkpoint));
@@ -78,14 +78,14 @@ Status Measure(const std::string& folder, std::uint64_t iteration) {
 }
 
 }  // namespace
-}  // namespace shardwright::pec
+}  // namespace shardwright::partial
 
 int main(int argc, char** argv) {
   if (argc != 3) {
     std::fputs("use: pec_snapshot_bench CHECKPOINT ITERATION\n", stderr);
     return 2;
   }
-  const auto done = shardwright::pec::Measure(argv[1], std::strtoull(argv[2], nullptr, 10));
+  const auto done = shardwright::partial::Measure(argv[1], std::strtoull(argv[2], nullptr, 10));
   if (!done) std::fprintf(stderr, "pec_snapshot_bench: %s\n", done.error().message.c_str());
   return done ? 0 : 1;
 }

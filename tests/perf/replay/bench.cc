@@ -17,11 +17,11 @@
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 
-#include "replay/apply.h"
+#include "partial/optimizer_steps/apply.h"
 
 namespace {
 
-namespace replay = shardwright::replay;
+namespace optimizer_steps = shardwright::optimizer_steps;
 
 constexpr std::size_t kRangeElems = std::size_t{1} << 18;  // a unit of 1 MiB
 
@@ -43,12 +43,12 @@ void ForRanges(std::size_t elems, const std::function<void(std::size_t, std::siz
   });
 }
 
-std::optional<replay::RootTable> ReadRoots(const char* path, const char* last) {
-  std::vector<float> roots(replay::RootTable::kRoots);
+std::optional<optimizer_steps::RootTable> ReadRoots(const char* path, const char* last) {
+  std::vector<float> roots(optimizer_steps::RootTable::kRoots);
   std::ifstream in(path, std::ios::binary);
   in.read(reinterpret_cast<char*>(roots.data()),
           static_cast<std::streamsize>(roots.size() * sizeof(float)));
-  auto table = replay::RootTable::FromRoots(
+  auto table = optimizer_steps::RootTable::FromRoots(
       roots, static_cast<std::uint32_t>(std::strtoul(last, nullptr, 10)));
   if (!table) {
     std::fprintf(stderr, "%s\n", table.error().message.c_str());
@@ -86,21 +86,21 @@ int main(int argc, char** argv) {
     gradient[i] = param[i] * 0.1F;
     second[i] = param[i] * param[i] * 0.01F;
   }
-  replay::Step step;
+  optimizer_steps::Step step;
   step.lr = 1e-3;
   step.beta1 = 0.9;
   step.beta2 = 0.999;
   step.eps = 1e-8;
   step.weight_decay = 0.01;
   step.count = 1000;
-  const auto run = [&](const replay::RootTable* roots) {
+  const auto run = [&](const optimizer_steps::RootTable* roots) {
     ForRanges(elems, [&](std::size_t at, std::size_t count) {
-      replay::Elements range;
+      optimizer_steps::Elements range;
       range.param = std::span(param).subspan(at, count);
       range.states = {
           std::span(first).subspan(at, count), std::span(second).subspan(at, count), {}};
       range.gradient = std::as_bytes(std::span(gradient).subspan(at, count));
-      if (!replay::Apply(step, range, roots)) std::abort();
+      if (!optimizer_steps::Apply(step, range, roots)) std::abort();
     });
   };
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "base/crc32.h"
-#include "format/pickle/writer.h"
-#include "format/torch_pt/reader.h"
-#include "format/torch_pt/writer.h"
-#include "os/file.h"
+#include "files/pickle/writer.h"
+#include "files/torch_pt/reader.h"
+#include "files/torch_pt/writer.h"
+#include "support/base/crc32.h"
+#include "support/os/file.h"
 
 namespace {
 
@@ -41,7 +41,7 @@ Result<Times> Pass(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     double start = Now();
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
-    SW_TRY_ASSIGN(const shardwright::format::Skeleton skeleton, torch_pt::ReadSkeleton(file));
+    SW_TRY_ASSIGN(const shardwright::files::Skeleton skeleton, torch_pt::ReadSkeleton(file));
     times.open_s += Now() - start;
     start = Now();
     SW_TRY_ASSIGN(const torch_pt::Document document, torch_pt::Parse(skeleton));

@@ -1,0 +1,572 @@
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "checkpoints/open_source.h"
+#include "checkpoints/registry.h"
+#include "support/base/crc32.h"
+#include "support/os/dir.h"
+#include "support/zstd/contexts.h"
+
+// Byte form: magic, CRC-32 of what follows it, one zstd frame. In the frame, numbers are LEB128,
+// texts a length and bytes: the dialect's name, tag, warnings, manifest, files, neighbours, what is
+// left out. A file has containers, and each of these the number of its skeleton: the first
+// container that has one brings it along. A storage is its key (unless it is its index), the gap to
+// the payload before it, its length, and its CRC-32 if it has one. Form 5 is written of a source
+// with compressed items, whose stretches follow each container; form 4, which has none, of all
+// others. The forms before are read: every container of form 3 brings its skeleton along, files of
+// forms 1 and 2 are one pickled container and dialects have numbers, and form 1 has no neighbours.
+
+namespace shardwright::checkpoints {
+namespace {
+
+constexpr std::string_view kMagic("SWsource\0\0\0", 11);  // and a byte, the form
+constexpr unsigned kForm = 5;
+constexpr unsigned kPlainForm = 4;
+constexpr std::size_t kHeaderBytes = kMagic.size() + 1 + 4;
+constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
+constexpr int kLevel = 1;
+// The window covers the whole content up to this: a skeleton is 200 KiB and much like the one 100
+// files before.
+constexpr int kWindowLog = 27;
+constexpr int kWindowLogMin = 17;
+// What goes in and out of zstd at once: less than what malloc gets from the system each time anew.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 16;
+
+/// Compresses what is written to it.
+class Packer {
+ public:
+  /// \param content_bytes  about how much will be written: no larger a window is made
+  explicit Packer(std::uint64_t content_bytes) : context_(NewZstdWriter()), buffer_(kPieceBytes) {
+    Set(ZSTD_c_compressionLevel, kLevel);
+    Set(ZSTD_c_enableLongDistanceMatching, 1);
+    Set(ZSTD_c_windowLog,
+        std::clamp(static_cast<int>(std::bit_width(content_bytes)), kWindowLogMin, kWindowLog));
+    Set(ZSTD_c_checksumFlag, 1);
+  }
+
+  // Small pieces are gathered: a call into zstd costs more than a copy.
+  void Bytes(std::string_view bytes) {
+    if (bytes.size() < kPieceBytes) {
+      gathered_.append(bytes);
+      if (gathered_.size() >= kPieceBytes) Flush();
+      return;
+    }
+    Flush();
+    Compress(bytes, ZSTD_e_continue);
+  }
+
+  void Number(std::uint64_t value) {
+    std::array<char, 10> bytes{};
+    std::size_t count = 0;
+    do {
+      bytes[count++] = static_cast<char>((value & 0x7f) | (value > 0x7f ? 0x80 : 0));
+      value >>= 7;
+    } while (value != 0);
+    Bytes(std::string_view(bytes.data(), count));
+  }
+
+  void Text(std::string_view text) {
+    Number(text.size());
+    Bytes(text);
+  }
+
+  std::string Finish() {
+    Flush();
+    Compress({}, ZSTD_e_end);
+    return std::move(out_);
+  }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
+  };
+
+  void Set(ZSTD_cParameter parameter, int value) {
+    SW_CHECK(!ZstdFailed(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
+  }
+
+  void Flush() {
+    Compress(gathered_, ZSTD_e_continue);
+    gathered_.clear();
+  }
+
+  void Compress(std::string_view bytes, ZSTD_EndDirective how) {
+    ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
+    for (;;) {
+      ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
+      const std::size_t left = ZSTD_compressStream2(context_.get(), &to, &in, how);
+      SW_CHECK(!ZstdFailed(left));
+      out_.append(buffer_.data(), to.pos);
+      if (how == ZSTD_e_end ? left == 0 : in.pos == in.size) return;
+    }
+  }
+
+  std::unique_ptr<ZSTD_CCtx, Free> context_;
+  std::vector<char> buffer_;
+  std::string gathered_;
+  std::string out_;
+};
+
+tl::unexpected<Error> Damaged(const std::string& what) {
+  return Fail(Errc::kBadInput, "catalogue: " + what);
+}
+
+/// Reads a frame piece by piece. Lengths are believed only as far as there are bytes.
+class Unpacker {
+ public:
+  explicit Unpacker(std::string_view frame) : context_(NewZstdReader()), buffer_(kPieceBytes) {
+    SW_CHECK(!ZstdFailed(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
+    in_ = {frame.data(), frame.size(), 0};
+  }
+
+  Result<std::uint8_t> Byte() {
+    while (at_ == have_) SW_TRY(Refill());
+    return static_cast<std::uint8_t>(buffer_[at_++]);
+  }
+
+  Result<std::uint64_t> Number() {
+    std::uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+      SW_TRY_ASSIGN(const std::uint8_t byte, Byte());
+      const std::uint64_t bits = byte & 0x7f;
+      if (shift == 63 && bits > 1) break;
+      value |= bits << shift;
+      if (byte < 0x80) return value;
+    }
+    return Damaged("a number beyond 64 bits");
+  }
+
+  Result<std::string> Text() {
+    SW_TRY_ASSIGN(std::uint64_t left, Number());
+    std::string text;
+    while (left > 0) {
+      while (at_ == have_) SW_TRY(Refill());
+      const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(left, have_ - at_));
+      // Doubling by hand: an exact append would copy a long text once per block.
+      if (text.capacity() - text.size() < n) {
+        text.reserve(std::max(text.size() + n, text.capacity() * 2));
+      }
+      text.append(buffer_.data() + at_, n);
+      at_ += n;
+      left -= n;
+    }
+    text.shrink_to_fit();
+    return text;
+  }
+
+  /// The frame is read to its end, and nothing follows it.
+  Status Done() {
+    while (!ended_) {
+      SW_TRY(Refill());
+      if (at_ != have_) return Damaged("bytes after its end");
+    }
+    if (at_ != have_ || in_.pos != in_.size) return Damaged("bytes after its end");
+    return {};
+  }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
+  };
+
+  Status Refill() {
+    if (ended_) return Damaged("it ends early");
+    ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
+    const std::size_t before = in_.pos;
+    const std::size_t hint = ZSTD_decompressStream(context_.get(), &to, &in_);
+    if (ZstdFailed(hint)) return Damaged(ZSTD_getErrorName(hint));
+    if (hint == 0) ended_ = true;
+    if (!ended_ && to.pos == 0 && in_.pos == before) return Damaged("it ends early");
+    at_ = 0;
+    have_ = to.pos;
+    total_ += to.pos;
+    if (total_ > kCatalogueBytes) {
+      return Fail(Errc::kLimit, "catalogue: more than " + std::to_string(kCatalogueBytes) +
+                                    " bytes when unpacked");
+    }
+    return {};
+  }
+
+  std::unique_ptr<ZSTD_DCtx, Free> context_;
+  std::vector<char> buffer_;
+  ZSTD_inBuffer in_{};
+  std::size_t at_ = 0;
+  std::size_t have_ = 0;
+  std::uint64_t total_ = 0;
+  bool ended_ = false;
+};
+
+std::string Index(std::size_t i) { return std::to_string(i); }
+
+std::uint64_t ZigZag(std::int64_t value) {
+  return (static_cast<std::uint64_t>(value) << 1) ^ static_cast<std::uint64_t>(value >> 63);
+}
+
+std::int64_t UnZigZag(std::uint64_t value) {
+  return static_cast<std::int64_t>(value >> 1) ^ -static_cast<std::int64_t>(value & 1);
+}
+
+constexpr std::uint64_t kHasSum = 1;
+constexpr std::uint64_t kKeyIsIndex = 2;
+
+void PackSkeleton(const files::Skeleton& skeleton, Packer* out) {
+  out->Number(static_cast<std::uint64_t>(skeleton.head));
+  out->Number(skeleton.first);
+  out->Number(skeleton.last);
+  out->Text(skeleton.header);
+  out->Number(skeleton.storages.size());
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < skeleton.storages.size(); ++i) {
+    const files::Storage& storage = skeleton.storages[i];
+    const bool index = storage.key == Index(i);
+    out->Number((storage.crc32 ? kHasSum : 0) | (index ? kKeyIsIndex : 0));
+    if (!index) out->Text(storage.key);
+    out->Number(ZigZag(static_cast<std::int64_t>(storage.offset - end)));
+    out->Number(storage.bytes);
+    if (storage.crc32) {
+      std::array<char, 4> sum{};
+      for (unsigned b = 0; b < 4; ++b) sum[b] = static_cast<char>(*storage.crc32 >> (8 * b));
+      out->Bytes(std::string_view(sum.data(), sum.size()));
+    }
+    end = storage.offset + storage.bytes;
+  }
+}
+
+/// \param head  whether it says of what kind it is and where it begins
+/// \param name  of the file
+Result<files::Skeleton> UnpackSkeleton(bool head, const std::string& name, Unpacker* in) {
+  files::Skeleton out;
+  if (head) {
+    SW_TRY_ASSIGN(const std::uint64_t kind, in->Number());
+    if (kind > static_cast<std::uint64_t>(files::Head::kJson)) {
+      return Damaged(name + ": a container of an unknown kind");
+    }
+    out.head = static_cast<files::Head>(kind);
+    SW_TRY_ASSIGN(out.first, in->Number());
+  }
+  SW_TRY_ASSIGN(out.last, in->Number());
+  if (out.first > out.last) return Damaged(name + ": a container that ends before it begins");
+  SW_TRY_ASSIGN(out.header, in->Text());
+  SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
+  std::uint64_t end = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    files::Storage storage;
+    SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());
+    if (flags > (kHasSum | kKeyIsIndex)) return Damaged(name + ": unknown flags of a storage");
+    if ((flags & kKeyIsIndex) != 0) {
+      storage.key = Index(static_cast<std::size_t>(i));
+    } else {
+      SW_TRY_ASSIGN(storage.key, in->Text());
+    }
+    SW_TRY_ASSIGN(const std::uint64_t gap, in->Number());
+    storage.offset = end + static_cast<std::uint64_t>(UnZigZag(gap));
+    SW_TRY_ASSIGN(storage.bytes, in->Number());
+    if (storage.offset < out.first || storage.offset > out.last ||
+        storage.bytes > out.last - storage.offset) {
+      return Damaged(name + ": a storage outside its container");
+    }
+    if ((flags & kHasSum) != 0) {
+      std::uint32_t sum = 0;
+      for (unsigned b = 0; b < 4; ++b) {
+        SW_TRY_ASSIGN(const std::uint8_t byte, in->Byte());
+        sum |= static_cast<std::uint32_t>(byte) << (8 * b);
+      }
+      storage.crc32 = sum;
+    }
+    end = storage.offset + storage.bytes;
+    out.storages.push_back(std::move(storage));
+  }
+  return out;
+}
+
+void PackIdentity(const os::Identity& identity, Packer* out) {
+  out->Number(identity.bytes);
+  out->Number(ZigZag(identity.mtime_ns));
+  out->Number(identity.inode);
+}
+
+Status UnpackIdentity(Unpacker* in, os::Identity* out) {
+  SW_TRY_ASSIGN(out->bytes, in->Number());
+  SW_TRY_ASSIGN(const std::uint64_t mtime, in->Number());
+  out->mtime_ns = UnZigZag(mtime);
+  SW_TRY_ASSIGN(out->inode, in->Number());
+  return {};
+}
+
+constexpr std::uint64_t kExecutable = 1;
+constexpr std::uint64_t kHasContent = 2;
+
+void PackNeighbours(const SourceSet& source, Packer* out) {
+  out->Number(source.neighbours.size());
+  for (const Neighbour& neighbour : source.neighbours) {
+    out->Text(neighbour.name);
+    out->Text(neighbour.path);
+    PackIdentity(neighbour.identity, out);
+    out->Number((neighbour.executable ? kExecutable : 0) | (neighbour.content ? kHasContent : 0));
+    if (neighbour.content) out->Text(*neighbour.content);
+  }
+  out->Number(source.left_out.size());
+  for (const LeftOut& one : source.left_out) {
+    out->Text(one.name);
+    out->Text(one.why);
+  }
+}
+
+Result<Neighbour> UnpackNeighbour(Unpacker* in) {
+  Neighbour out;
+  SW_TRY_ASSIGN(out.name, in->Text());
+  if (!os::SafeName(out.name)) return Damaged("a neighbour with a name that no file has");
+  if (IsPointer(out.name) || WhyOurs(out.name)) {
+    return Damaged("a neighbour with a name that is never carried over: " + out.name);
+  }
+  SW_TRY_ASSIGN(out.path, in->Text());
+  SW_TRY(UnpackIdentity(in, &out.identity));
+  SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());
+  if (flags > (kExecutable | kHasContent)) return Damaged("unknown flags of a neighbour");
+  out.executable = (flags & kExecutable) != 0;
+  if ((flags & kHasContent) != 0) {
+    SW_TRY_ASSIGN(out.content, in->Text());
+    if (out.content->size() != out.identity.bytes) return Damaged("a neighbour of another size");
+  }
+  return out;
+}
+
+void PackStretches(const std::vector<zstd::CompressedItem>& stretches, Packer* out) {
+  out->Number(stretches.size());
+  for (const zstd::CompressedItem& one : stretches) {
+    out->Number(one.stored_first);
+    out->Number(one.stored_bytes);
+    out->Number(one.bytes);
+    out->Number(one.zstd ? 1 : 0);
+  }
+}
+
+Status UnpackStretches(const SourceFile& file, Unpacker* in, Container* out) {
+  SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
+  std::uint64_t end = 0;
+  std::uint64_t stored_end = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    zstd::CompressedItem one;
+    SW_TRY_ASSIGN(one.stored_first, in->Number());
+    SW_TRY_ASSIGN(one.stored_bytes, in->Number());
+    SW_TRY_ASSIGN(one.bytes, in->Number());
+    SW_TRY_ASSIGN(const std::uint64_t zstd, in->Number());
+    one.zstd = zstd == 1;
+    one.first = end;
+    const std::uint64_t file_bytes = file.identity.bytes;
+    const bool fits = one.stored_first >= stored_end && one.stored_first <= file_bytes &&
+                      one.stored_bytes <= file_bytes - one.stored_first &&
+                      one.bytes <= out->skeleton->last - end && zstd <= 1 &&
+                      (one.zstd || one.bytes == one.stored_bytes);
+    if (!fits) return Damaged(file.name + ": items that do not lie in it");
+    stored_end = one.stored_first + one.stored_bytes;
+    end += one.bytes;
+    out->stretches.push_back(one);
+  }
+  if (count == 0 || end == out->skeleton->last) return {};
+  return Damaged(file.name + ": items that are not all of it");
+}
+
+Status UnpackNeighbours(Unpacker* in, SourceSet* out) {
+  SW_TRY_ASSIGN(const std::uint64_t neighbours, in->Number());
+  for (std::uint64_t i = 0; i < neighbours; ++i) {
+    SW_TRY_ASSIGN(Neighbour neighbour, UnpackNeighbour(in));
+    out->neighbours.push_back(std::move(neighbour));
+  }
+  SW_TRY_ASSIGN(const std::uint64_t left_out, in->Number());
+  for (std::uint64_t i = 0; i < left_out; ++i) {
+    LeftOut one;
+    SW_TRY_ASSIGN(one.name, in->Text());
+    SW_TRY_ASSIGN(one.why, in->Text());
+    out->left_out.push_back(std::move(one));
+  }
+  return {};
+}
+
+void PackFile(const SourceFile& file, unsigned form, Skeletons* skeletons, std::size_t* packed,
+              Packer* out) {
+  out->Text(file.name);
+  out->Text(file.path);
+  PackIdentity(file.identity, out);
+  out->Number(file.containers.size());
+  for (const Container& container : file.containers) {
+    const auto [skeleton, index] = skeletons->Share(container.skeleton);
+    out->Number(index);
+    if (index == *packed) {
+      PackSkeleton(*skeleton, out);
+      ++*packed;
+    }
+    out->Number(container.inlined.size());
+    for (const auto& [storage, bytes] : container.inlined) {
+      out->Number(storage);
+      out->Text(bytes);
+    }
+    if (form >= 5) PackStretches(container.stretches, out);
+  }
+}
+
+/// Reads the files of a set, in any form.
+class FileUnpacker {
+ public:
+  FileUnpacker(unsigned form, Unpacker* in) : form_(form), in_(*in) {}
+
+  Result<SourceFile> Next() {
+    SourceFile out;
+    SW_TRY_ASSIGN(out.name, in_.Text());
+    SW_TRY_ASSIGN(out.path, in_.Text());
+    SW_TRY(UnpackIdentity(&in_, &out.identity));
+    std::uint64_t count = 1;
+    if (form_ >= 3) {
+      SW_TRY_ASSIGN(count, in_.Number());
+    }
+    if (count == 0) return Damaged(out.name + ": a file without containers");
+    for (std::uint64_t i = 0; i < count; ++i) {
+      Container one;
+      SW_TRY_ASSIGN(one.skeleton, NextSkeleton(out.name));
+      SW_TRY(UnpackInlined(out.name, &one));
+      if (form_ >= 5) SW_TRY(UnpackStretches(out, &in_, &one));
+      out.containers.push_back(std::move(one));
+    }
+    return out;
+  }
+
+ private:
+  using Shared = std::shared_ptr<const files::Skeleton>;
+
+  Result<Shared> NextSkeleton(const std::string& name) {
+    if (form_ < 4) {
+      SW_TRY_ASSIGN(files::Skeleton skeleton, UnpackSkeleton(form_ == 3, name, &in_));
+      return shared_.Share(std::make_shared<const files::Skeleton>(std::move(skeleton))).first;
+    }
+    SW_TRY_ASSIGN(const std::uint64_t index, in_.Number());
+    if (index > known_.size()) return Damaged(name + ": a skeleton that is not there");
+    if (index == known_.size()) {
+      SW_TRY_ASSIGN(files::Skeleton skeleton, UnpackSkeleton(true, name, &in_));
+      known_.push_back(std::make_shared<const files::Skeleton>(std::move(skeleton)));
+    }
+    return known_[static_cast<std::size_t>(index)];
+  }
+
+  Status UnpackInlined(const std::string& name, Container* out) {
+    const std::vector<files::Storage>& storages = out->skeleton->storages;
+    SW_TRY_ASSIGN(const std::uint64_t inlined, in_.Number());
+    for (std::uint64_t i = 0; i < inlined; ++i) {
+      SW_TRY_ASSIGN(const std::uint64_t storage, in_.Number());
+      SW_TRY_ASSIGN(std::string bytes, in_.Text());
+      if (storage >= storages.size() ||
+          bytes.size() != storages[static_cast<std::size_t>(storage)].bytes) {
+        return Damaged(name + ": an inlined payload without its storage");
+      }
+      out->inlined.emplace(static_cast<std::uint32_t>(storage), std::move(bytes));
+    }
+    return {};
+  }
+
+  const unsigned form_;
+  Unpacker& in_;
+  std::vector<Shared> known_;  // by number
+  Skeletons shared_;           // of the forms without numbers
+};
+
+// Forms 1 and 2 number the dialects that there were then.
+constexpr std::array<std::string_view, 2> kNumbered = {"deepspeed", "universal"};
+
+Result<std::string> UnpackDialect(unsigned form, Unpacker* in) {
+  std::string name;
+  if (form < 3) {
+    SW_TRY_ASSIGN(const std::uint64_t kind, in->Number());
+    if (kind >= kNumbered.size()) return Damaged("unknown kind");
+    name = kNumbered[static_cast<std::size_t>(kind)];
+  } else {
+    SW_TRY_ASSIGN(name, in->Text());
+  }
+  if (FindDialect(name) == nullptr) return Damaged("unknown kind");
+  return name;
+}
+
+std::uint32_t Sum(std::string_view bytes) { return Crc32(std::as_bytes(std::span(bytes))); }
+
+}  // namespace
+
+std::string Serialize(const SourceSet& source) {
+  constexpr std::uint64_t kStorageBytes = 16;  // a usual storage, packed
+  constexpr std::uint64_t kFileBytes = 256;    // a usual file without its skeleton
+  Skeletons skeletons;
+  std::uint64_t content_bytes = kFileBytes * source.files.size();
+  std::size_t different = 0;
+  unsigned form = kPlainForm;
+  for (const SourceFile& file : source.files) {
+    for (const Container& one : file.containers) {
+      if (!one.stretches.empty()) form = kForm;
+      const auto [skeleton, index] = skeletons.Share(one.skeleton);
+      if (index < different) continue;
+      content_bytes += skeleton->header.size() + kStorageBytes * skeleton->storages.size();
+      ++different;
+    }
+  }
+  Packer packer(content_bytes);
+  packer.Text(source.dialect);
+  packer.Text(source.tag);
+  packer.Number(source.warnings.size());
+  for (const std::string& warning : source.warnings) packer.Text(warning);
+  packer.Text(source.manifest);
+  packer.Number(source.files.size());
+  std::size_t packed = 0;
+  for (const SourceFile& file : source.files) PackFile(file, form, &skeletons, &packed, &packer);
+  PackNeighbours(source, &packer);
+  const std::string frame = packer.Finish();
+
+  std::string out(kMagic);
+  out += static_cast<char>(form);
+  const std::uint32_t sum = Sum(frame);
+  for (unsigned b = 0; b < 4; ++b) out += static_cast<char>(sum >> (8 * b));
+  out += frame;
+  return out;
+}
+
+Result<SourceSet> DeserializeSource(std::string_view bytes) {
+  constexpr std::size_t kVersionBytes = 3;  // but for the form
+  const std::string_view name = kMagic.substr(0, kMagic.size() - kVersionBytes);
+  if (!bytes.starts_with(name)) return Damaged("not a catalogue");
+  if (bytes.size() <= kMagic.size()) return Damaged("it ends early");
+  const unsigned form = static_cast<std::uint8_t>(bytes[kMagic.size()]);
+  if (!bytes.starts_with(kMagic) || form < 1 || form > kForm) {
+    return Fail(Errc::kUnsupported, "catalogue: written by another version of this program");
+  }
+  if (bytes.size() < kHeaderBytes) return Damaged("it ends early");
+  std::uint32_t sum = 0;
+  for (unsigned b = 0; b < 4; ++b) {
+    sum |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[kMagic.size() + 1 + b]))
+           << (8 * b);
+  }
+  const std::string_view frame = bytes.substr(kHeaderBytes);
+  if (Sum(frame) != sum) return Damaged("its checksum does not hold");
+
+  Unpacker in(frame);
+  SourceSet out;
+  SW_TRY_ASSIGN(out.dialect, UnpackDialect(form, &in));
+  SW_TRY_ASSIGN(out.tag, in.Text());
+  // A rank that sees nothing of a checkpoint does not know its tag.
+  if (!out.tag.empty() && !os::SafeName(out.tag)) return Damaged("a tag that no folder has");
+  SW_TRY_ASSIGN(const std::uint64_t warnings, in.Number());
+  for (std::uint64_t i = 0; i < warnings; ++i) {
+    SW_TRY_ASSIGN(std::string warning, in.Text());
+    out.warnings.push_back(std::move(warning));
+  }
+  SW_TRY_ASSIGN(out.manifest, in.Text());
+  SW_TRY_ASSIGN(const std::uint64_t files, in.Number());
+  FileUnpacker unpacker(form, &in);
+  for (std::uint64_t i = 0; i < files; ++i) {
+    SW_TRY_ASSIGN(SourceFile file, unpacker.Next());
+    out.files.push_back(std::move(file));
+  }
+  if (form >= 2) SW_TRY(UnpackNeighbours(&in, &out));
+  SW_TRY(in.Done());
+  return out;
+}
+
+}  // namespace shardwright::checkpoints

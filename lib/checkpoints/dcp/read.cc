@@ -1,0 +1,523 @@
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "checkpoints/dcp/parts_internal.h"
+#include "checkpoints/dcp/reader_internal.h"
+#include "checkpoints/pickled/wrappers.h"
+#include "checkpoints/tp_rules/quantized.h"
+#include "checkpoints/tp_rules/rule_source.h"
+#include "engine/layout/states.h"
+#include "support/base/text.h"
+
+namespace shardwright::checkpoints::dcp {
+
+namespace file_format = shardwright::dcp;
+using file_format::Entry;
+using pickle::Node;
+
+namespace {
+
+/// What a scan has found of items is of the index that it was scanned with; a catalogue of both may
+/// say anything.
+Status CheckItem(const file_format::Index& index, const ItemRef& ref, const Node* node,
+                 const std::string& file) {
+  const Entry& entry = index.entries[ref.entry];
+  if (!entry.is_tensor) return {};
+  const bool tensor = node != nullptr && node->is_tensor() && node->tensor->dtype == entry.dtype &&
+                      node->tensor->shape == entry.chunks[ref.chunk].sizes;
+  if (tensor) return {};
+  return Fail(Errc::kBadInput, file + ": " + Quoted(entry.name) + ": tensor " +
+                                   std::string(Name(entry.dtype)) + " " +
+                                   ToString(entry.chunks[ref.chunk].sizes) + " expected, found " +
+                                   (node == nullptr ? "bytes" : Describe(node)));
+}
+
+/// Returns true for the buffers of PyTorch's BatchNorm, which no module has as parameters.
+bool IsStatistic(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  return last == "running_mean" || last == "running_var" || last == "num_batches_tracked";
+}
+
+}  // namespace
+
+Status FolderReader::ReadFolder(std::string folder_name,
+                                const std::vector<std::uint32_t>& indexes) {
+  Folder folder;
+  folder.name = std::move(folder_name);
+  std::vector<IndexText> texts;
+  for (const std::uint32_t file : indexes) {
+    const SourceFile& source = source_.files[file];
+    if (source.containers.size() != 1) {
+      return Fail(Errc::kBadInput, source.name + ": one pickle expected");
+    }
+    texts.push_back({std::string_view(source.name).substr(folder.name.size()),
+                     source.containers.front().skeleton->header, source.name});
+  }
+  const std::string where = texts.front().where;
+  folder.index_name = texts.size() == 1 ? texts.front().name : "__*.metadata";
+  SW_TRY_ASSIGN(folder.index, UnderstandIndexes(texts));
+  std::unordered_map<std::string_view, std::uint32_t> by_name;
+  for (std::uint32_t i = 0; i < source_.files.size(); ++i)
+    by_name.emplace(source_.files[i].name, i);
+  const std::vector<std::vector<ItemRef>> items = ItemsByFile(folder.index);
+  std::size_t count = 0;
+  folder.first.reserve(folder.index.entries.size());
+  for (const Entry& entry : folder.index.entries) {
+    folder.first.push_back(static_cast<std::uint32_t>(count));
+    count += entry.is_tensor ? entry.chunks.size() : 1;
+  }
+  folder.first.push_back(static_cast<std::uint32_t>(count));
+  folder.numbers.resize(count + folder.index.copies.size());
+  for (std::uint32_t i = 0; i < items.size(); ++i) {
+    const std::string name = folder.name + folder.index.files[i];
+    const auto found = by_name.find(name);
+    if (found == by_name.end() || source_.files[found->second].containers.size() != 1) {
+      return Fail(Errc::kNotFound,
+                  Joined(std::vector<std::string>{where, "names data file " + name}, ": ") +
+                      ", which is not there");
+    }
+    folder.source.push_back(found->second);
+    auto parsed =
+        file_format::ParseItems(*source_.files[found->second].containers.front().skeleton);
+    if (!parsed) return Within(name, parsed.error());
+    file_format::ItemValues& values = items_[found->second];
+    values = *std::move(parsed);
+    if (values.items.size() != items[i].size()) {
+      return Fail(Errc::kBadInput, name + ": " + std::to_string(items[i].size()) +
+                                       " items expected, found " +
+                                       std::to_string(values.items.size()));
+    }
+    for (std::uint32_t k = 0; k < items[i].size(); ++k) {
+      SW_TRY(CheckItem(folder.index, items[i][k], values.NodeOf(values.items[k]), name));
+      const ItemRef& ref = items[i][k];
+      const std::size_t at =
+          ref.copy > 0 ? folder.first.back() + ref.copy - 1 : folder.first[ref.entry] + ref.chunk;
+      folder.numbers[at] = k;
+    }
+    for (const pickle::Graph& graph : values.values) own_->arenas.push_back(graph.arena);
+  }
+  folders_.push_back(std::move(folder));
+  return {};
+}
+
+Status FolderReader::ReadFolders() {
+  items_.resize(source_.files.size());
+  struct Indexes {
+    std::vector<std::uint32_t> common;
+    std::map<std::uint64_t, std::uint32_t> by_rank;
+  };
+  std::map<std::string_view, Indexes> found;  // by folder
+  for (std::uint32_t file = 0; file < source_.files.size(); ++file) {
+    const std::string_view name = source_.files[file].name;
+    const std::string_view folder = FolderOf(name);
+    const std::string_view last = name.substr(folder.size());
+    if (last == file_format::kIndexName) found[folder].common.push_back(file);
+    if (const auto rank = file_format::RankOfIndex(last))
+      found[folder].by_rank.emplace(*rank, file);
+  }
+  for (const auto& [folder, indexes] : found) {
+    std::vector<std::uint32_t> all = indexes.common;
+    for (const auto& [rank, file] : indexes.by_rank) {
+      if (indexes.common.empty()) all.push_back(file);
+    }
+    SW_TRY(ReadFolder(std::string(folder), all));
+  }
+  if (folders_.empty()) return Fail(Errc::kNotFound, source_.tag + ": no .metadata");
+  return ChooseFolders();
+}
+
+HeldItem FolderReader::ItemOf(EntryRef ref, std::uint32_t chunk) const {
+  const Folder& folder = folders_[ref.folder];
+  const Entry& entry = At(ref);
+  HeldItem held;
+  held.file = folder.source[(entry.is_tensor ? entry.chunks[chunk].at : entry.at).file];
+  const file_format::ItemValues& values = items_[held.file];
+  held.item = values.items[folder.numbers[folder.first[ref.entry] + chunk]];
+  held.node = values.NodeOf(held.item);
+  return held;
+}
+
+/// The elements of a small contiguous tensor.
+Result<std::string> FolderReader::BytesOf(const HeldItem& held) const {
+  const pickle::Tensor& tensor = *held.node->tensor;
+  const SourceFile& source = source_.files[held.file];
+  const auto& inlined = source.containers.front().inlined;
+  const auto found = inlined.find(held.item.storage + tensor.storage);
+  const std::uint64_t bytes = Elems(tensor.shape) * ItemSize(tensor.dtype);
+  const std::uint64_t first = tensor.offset * ItemSize(tensor.dtype);
+  if (found == inlined.end() || first + bytes > found->second.size()) {
+    return Fail(Errc::kUnsupported, source.name + ": " + Describe(held.node) + " is no number");
+  }
+  return found->second.substr(first, bytes);
+}
+
+/// An item as a document of its own.
+Extra::Value FolderReader::ValueOf(const HeldItem& held) {
+  Extra::Value value;
+  const auto add = [&](torch_pt::Document::StorageRef ref, std::uint32_t storage) {
+    const files::Storage& stored = StorageOf(held, storage);
+    ref.bytes = stored.bytes;
+    ref.offset = stored.offset;
+    ref.crc32 = stored.crc32;
+    value.document.storages.push_back(std::move(ref));
+    value.members.push_back(map_.MemberOf(held.file, 0, held.item.storage + storage));
+  };
+  if (held.node == nullptr) {
+    add({}, 0);
+    return value;
+  }
+  const pickle::Graph& graph = items_[held.file].values[held.item.value];
+  value.document.arena = graph.arena;
+  value.document.root = graph.root;
+  for (std::uint32_t i = 0; i < graph.storages.size(); ++i) {
+    torch_pt::Document::StorageRef ref;
+    ref.dtype = graph.storages[i].dtype;
+    ref.untyped = graph.storages[i].untyped;
+    ref.member = "data/" + graph.storages[i].key;
+    add(std::move(ref), i);
+  }
+  return value;
+}
+
+Status FolderReader::SortEntries() {
+  std::vector<const file_format::Index*> indexes;
+  for (const Folder& folder : folders_) indexes.push_back(&folder.index);
+  const Optimizers optimizers = only_weights_ ? Optimizers::kAny : Optimizers::kOne;
+  const std::string_view asked =
+      folders_chosen_ ? std::string_view() : std::string_view(source_.weights_of);
+  SW_TRY_ASSIGN(Sorting sorting, Sort(indexes, optimizers, asked, &sorted_));
+  own_->naming = std::move(sorting.naming);
+  Naming& naming = own_->naming;
+  for (const Folder& folder : folders_) {
+    if (folder.name.empty()) continue;
+    const std::string name = folder.name.substr(0, folder.name.size() - 1);
+    naming.pair = true;
+    (IsModelFolder(name) ? naming.model_folder : naming.optimizer_folder) = name;
+  }
+  const bool accelerate = naming.model_folder != "model" && naming.optimizer_folder != "optimizer";
+  if (naming.pair && accelerate) {
+    own_->flavour = Flavour::kAccelerate;
+  } else if (naming.model.empty() && naming.flat) {
+    own_->flavour = Flavour::kTorchtitan;
+  }
+  for (std::uint32_t f = 0; f < folders_.size(); ++f) {
+    for (std::uint32_t e = 0; e < sorted_[f].size(); ++e) {
+      const Sorted& sorted = sorted_[f][e];
+      const EntryRef ref{f, e};
+      if (sorted.kind == Sorted::Kind::kModel) {
+        const auto fresh =
+            by_name_.emplace(sorted.name, static_cast<std::uint32_t>(model_.size())).second;
+        if (!fresh) return Fail(Errc::kBadInput, Where(ref) + " is in both folders");
+        model_.push_back(ref);
+        continue;
+      }
+      if (sorted.kind == Sorted::Kind::kExtra) continue;
+      if (only_weights_) {
+        const auto other = sorting.model_names.find(sorted.name);
+        const bool same = other == sorting.model_names.end();
+        if (!sorted.name.empty()) trained_.insert(same ? sorted.name : other->second);
+        continue;
+      }
+      if (sorted.kind == Sorted::Kind::kOption && !naming.flat) {
+        group_options_[sorted.group].emplace_back(sorted.key, ref);
+        continue;
+      }
+      const auto other = sorting.model_names.find(sorted.name);
+      const std::string_view name =
+          other == sorting.model_names.end() ? sorted.name : other->second;
+      if (name != sorted.name) {
+        own_->optimizer_names.emplace(name, sorted.name);
+        model_names_.emplace(sorted.name, name);
+      }
+      const auto [at, fresh] = kept_.try_emplace(name);
+      if (fresh) kept_order_.push_back(name);
+      (sorted.kind == Sorted::Kind::kSlot ? at->second.slots : at->second.options)
+          .emplace_back(sorted.key, ref);
+    }
+  }
+  // Only PyTorch Lightning numbers optimizers within one folder.
+  const bool numbered = naming.optimizer.size() == 1 &&
+                        naming.optimizer.front().starts_with("optimizer_") &&
+                        IsOptimizerFolder(naming.optimizer.front());
+  const bool lightning = !naming.pair && numbered;
+  if (lightning) out_.facts.emplace(kLightningFact, "");
+  TakeSets(std::move(sorting.sets), sorting.chosen_by_name);
+  return {};
+}
+
+void FolderReader::MakeParams() {
+  const bool trained = !kept_.empty() || !group_options_.empty() ||
+                       std::any_of(trained_.begin(), trained_.end(),
+                                   [&](std::string_view name) { return by_name_.contains(name); });
+  bool parts = false;  // the optimizer has modules that the model saves in parts
+  for (const std::string_view name : kept_order_) {
+    parts = parts || (!by_name_.contains(name) && !kept_.at(name).slots.empty());
+  }
+  std::vector<NamedTensor> all;
+  all.reserve(model_.size());
+  for (const EntryRef ref : model_) {
+    const Entry& entry = At(ref);
+    all.push_back({sorted_[ref.folder][ref.entry].name, entry.dtype, entry.shape});
+  }
+  const auto scales = QuantizationTensors(all);
+  if (!scales.empty() && (!trained || parts))
+    out_.warnings.push_back(KeptWithWeights(scales.size()));
+  for (const EntryRef ref : model_) {
+    const Sorted& sorted = sorted_[ref.folder][ref.entry];
+    Param param;
+    param.name = sorted.name;
+    param.shape = At(ref).shape;
+    param.dtype = At(ref).dtype;
+    const bool kept = kept_.contains(sorted.name) || trained_.contains(sorted.name);
+    const bool guess =
+        (!trained || parts) && CanBeTrained(param.dtype) && !scales.contains(param.name);
+    param.kind = kept || guess ? ParamKind::kTrainable : ParamKind::kBuffer;
+    out_.params.push_back(std::move(param));
+  }
+  for (const std::string_view name : kept_order_) {
+    if (by_name_.contains(name)) continue;
+    Param param;
+    param.name = name;
+    out_.fused.push_back(std::move(param));
+  }
+  if (parts) WarnOfUnmatched();
+}
+
+Status FolderReader::DecideRules() {
+  std::vector<std::string> names;
+  std::vector<Shape> shapes;
+  for (const Param& param : out_.params) {
+    names.push_back(param.name);
+    shapes.push_back(param.shape);
+  }
+  const Patterns chosen = patterns_.ForModel(names, shapes);
+  for (Param& param : out_.params) {
+    SW_TRY_ASSIGN(Ruled ruled, DecideRule({}, chosen, param.name, std::span(&param.shape, 1)));
+    param.rule = std::move(ruled.rule);
+  }
+  return {};
+}
+
+Status FolderReader::AddTensor(const std::string& name, std::string_view state, EntryRef ref) {
+  const Entry& entry = At(ref);
+  layout::LogicalTensor logical;
+  logical.name = name;
+  logical.state = state;
+  logical.dtype = entry.dtype;
+  logical.shape = entry.shape;
+  logical.fragments.reserve(entry.chunks.size());
+  const auto add = [&](std::uint32_t c, const HeldItem& held, layout::Role role) -> Status {
+    if (entry.chunks[c].is_empty()) return {};
+    if (held.node == nullptr || held.node->tensor == nullptr) {
+      return Fail(Errc::kInternal, Where(ref) + ": an item without a tensor");
+    }
+    const pickle::Tensor& tensor = *held.node->tensor;
+    auto stored = cuts_.Stored(entry.shape, entry.chunks[c].offsets, tensor,
+                               StorageOf(held, tensor.storage).bytes / ItemSize(tensor.dtype));
+    if (!stored) return Within(Where(ref), stored.error());
+    layout::Fragment fragment;
+    fragment.cut = stored->cut;
+    fragment.at.array =
+        map_.AddWhole({.member = map_.MemberOf(held.file, 0, held.item.storage + tensor.storage),
+                       .offset = stored->first * ItemSize(tensor.dtype),
+                       .elems = stored->elems,
+                       .dtype = tensor.dtype});
+    fragment.role = role;
+    logical.fragments.push_back(std::move(fragment));
+    return {};
+  };
+  for (std::uint32_t c = 0; c < entry.chunks.size(); ++c) {
+    SW_TRY(add(c, ItemOf(ref, c), layout::Role::kOwner));
+  }
+  const auto [first_copy, last_copy] = folders_[ref.folder].CopiesOf(ref.entry);
+  for (std::uint32_t copy = first_copy; copy < last_copy; ++copy) {
+    SW_TRY(add(folders_[ref.folder].index.copies[copy].chunk, CopyOf(ref.folder, copy),
+               layout::Role::kReplica));
+  }
+  out_.map.tensors.push_back(std::move(logical));
+  return {};
+}
+
+Status FolderReader::AddModel() {
+  for (std::uint32_t i = 0; i < out_.params.size(); ++i) {
+    const Param& param = out_.params[i];
+    const bool stepped = param.kind == ParamKind::kTrainable && param.dtype == DType::kF32 &&
+                         (kept_.contains(param.name) || (param.group >= 0 && !kept_.empty()));
+    const std::string_view state = param.kind == ParamKind::kBuffer   ? layout::kBuffer
+                                   : param.kind == ParamKind::kFrozen ? layout::kFrozen
+                                   : stepped                          ? layout::kMaster
+                                                                      : layout::kWeight;
+    SW_TRY(AddTensor(param.name, state, model_[i]));
+  }
+  return {};
+}
+
+Status FolderReader::AddSlot(Param* param, std::string_view slot, EntryRef ref, bool in_model) {
+  const Entry& entry = At(ref);
+  if (!entry.is_tensor) {
+    const Node* value = ObjectOf(ref);
+    if (value == nullptr) {
+      out_.bound.push_back(Where(ref) + ": a value of a class that is not known");
+      return {};
+    }
+    Scalar scalar;
+    scalar.state = slot;
+    scalar.value = value;
+    param->scalars.push_back(std::move(scalar));
+    return {};
+  }
+  const bool whole = in_model ? entry.shape == param->shape : !entry.shape.empty();
+  if (whole && !(entry.shape.empty() && slot == layout::kStep)) {
+    if (std::find(out_.states.begin(), out_.states.end(), slot) == out_.states.end()) {
+      out_.states.emplace_back(slot);
+    }
+    if (!in_model) param->shape = entry.shape;
+    return AddTensor(param->name, slot, ref);
+  }
+  const std::uint64_t elems = Elems(entry.shape);
+  if (elems != 1 || entry.chunks.size() != 1) {
+    out_.bound.push_back(Where(ref) + ": a state " + ToString(entry.shape) + " of a parameter " +
+                         ToString(param->shape));
+    return {};
+  }
+  Scalar scalar;
+  scalar.state = slot;
+  scalar.is_tensor = true;
+  scalar.dtype = entry.dtype;
+  scalar.shape = entry.shape;
+  auto bytes = BytesOf(ItemOf(ref, 0));
+  if (!bytes) return Within(Where(ref), bytes.error());
+  scalar.bytes = *std::move(bytes);
+  param->scalars.push_back(std::move(scalar));
+  return {};
+}
+
+Status FolderReader::AddSlots() {
+  for (Param& param : out_.params) {
+    const auto kept = kept_.find(param.name);
+    if (kept == kept_.end()) continue;
+    for (const auto& [slot, ref] : kept->second.slots) SW_TRY(AddSlot(&param, slot, ref, true));
+  }
+  for (Param& param : out_.fused) {
+    for (const auto& [slot, ref] : kept_.at(param.name).slots) {
+      SW_TRY(AddSlot(&param, slot, ref, false));
+    }
+  }
+  std::sort(out_.states.begin(), out_.states.end());
+  return {};
+}
+
+void FolderReader::AddExtras() {
+  for (std::uint32_t f = 0; f < folders_.size(); ++f) {
+    const std::string& folder = folders_[f].name;
+    for (std::uint32_t e = 0; e < sorted_[f].size(); ++e) {
+      if (sorted_[f][e].kind != Sorted::Kind::kExtra) continue;
+      const EntryRef ref{f, e};
+      // Weights that were not asked for do not take the place of those that were.
+      if (others_left_out_ && sorted_[f][e].set) continue;
+      Extra extra;
+      extra.entry = At(ref);
+      extra.set = sorted_[f][e].set;
+      extra.with_optimizer =
+          !folder.empty() && IsOptimizerFolder(folder.substr(0, folder.size() - 1));
+      const std::size_t count = extra.entry.is_tensor ? extra.entry.chunks.size() : 1;
+      extra.raw = !extra.entry.is_tensor && ObjectOf(ref) == nullptr;
+      for (std::uint32_t c = 0; c < count; ++c) {
+        extra.values.push_back(ValueOf(ItemOf(ref, c)));
+      }
+      own_->extras.push_back(std::move(extra));
+    }
+  }
+}
+
+/// Where trainers say it: train_state.step, step; else every parameter's own count.
+void FolderReader::FindIteration() {
+  for (const Extra& extra : own_->extras) {
+    if (extra.raw || extra.entry.is_tensor) continue;
+    if (extra.entry.name != "train_state.step" && extra.entry.name != "step") continue;
+    if (const auto count = pickle::AsCount(extra.values.front().document.root)) {
+      out_.iteration = *count;
+      return;
+    }
+  }
+  std::optional<float> steps;
+  for (const Param& param : out_.params) {
+    for (const Scalar& scalar : param.scalars) {
+      if (scalar.state != layout::kStep) continue;
+      const std::optional<double> number = NumberOf(scalar);
+      if (!number) continue;
+      const auto value = static_cast<float>(*number);
+      if (steps && *steps != value) return;
+      steps = value;
+    }
+  }
+  if (steps && *steps >= 0 && *steps < 1e15F) out_.iteration = static_cast<std::uint64_t>(*steps);
+}
+
+/// Whether FSDP has sharded every trained parameter that it can. It shards frozen ones too, but no
+/// buffers.
+bool FolderReader::ShardsParameters() const {
+  bool any = false;
+  for (std::size_t i = 0; i < out_.params.size(); ++i) {
+    const Param& param = out_.params[i];
+    if (param.kind != ParamKind::kTrainable || param.shape.empty() || param.shape[0] < 2) continue;
+    if (At(model_[i]).chunks.size() < 2) return false;
+    any = true;
+  }
+  return any;
+}
+
+void FolderReader::Finish() {
+  FindIteration();
+  std::map<DType, std::uint64_t> elems;
+  const bool shards = ShardsParameters();
+  for (std::size_t i = 0; i < out_.params.size(); ++i) {
+    Param& param = out_.params[i];
+    if (param.kind == ParamKind::kTrainable) elems[param.dtype] += Elems(param.shape);
+    // A folder does not tell frozen parameters from buffers, and DeepSpeed's loader looks each of
+    // them up in the list of frozen ones, but none where there is no list.
+    out_.frozen_unknown = out_.frozen_unknown || param.kind == ParamKind::kBuffer;
+    // Tensor parallelism replicates some parameters, which have these names.
+    const bool whole = shards && !param.shape.empty() && param.shape[0] > 1 &&
+                       At(model_[i]).chunks.size() == 1 && !param.name.ends_with("weight") &&
+                       !param.name.ends_with("bias");
+    const bool counts = param.dtype == DType::kI64 || param.dtype == DType::kBool;
+    param.undecided =
+        param.kind == ParamKind::kBuffer && !IsStatistic(param.name) && !whole && !counts;
+  }
+  const auto most = std::max_element(
+      elems.begin(), elems.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most != elems.end()) out_.layout.dtype = most->first;
+  const Node* decoupled =
+      out_.groups.empty() ? nullptr : out_.groups.front().options->Find("decoupled_weight_decay");
+  if (decoupled != nullptr && decoupled->kind == pickle::Kind::kBool) {
+    out_.optimizer = decoupled->integer != 0 ? "adamw" : "adam";
+  }
+  auto layout = std::make_shared<FolderLayout>();
+  std::set<std::uint32_t> used;
+  for (const Folder& folder : folders_) {
+    if (folder.source.size() > used.size()) used = {folder.source.begin(), folder.source.end()};
+  }
+  layout->mesh.dp_shard = std::max<std::uint64_t>(1, used.size());
+  layout->flavour = own_->flavour;
+  layout->naming = own_->naming;
+  out_.layout.mesh = layout->mesh;
+  out_.layout.own = std::move(layout);
+  out_.own = own_;
+}
+
+Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
+  return FolderReader(source, patterns, false).Go();
+}
+
+Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns) {
+  SW_TRY_ASSIGN(Checkpoint read, FolderReader(source, patterns, true).Go());
+  read.only_weights = OnlyWeights{};  // the model's tensors are all the weights there are
+  return read;
+}
+
+}  // namespace shardwright::checkpoints::dcp

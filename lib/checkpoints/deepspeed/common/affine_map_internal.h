@@ -1,0 +1,27 @@
+#pragma once
+
+#include <span>
+
+#include "checkpoints/deepspeed/common/universal_info.h"
+#include "engine/layout/cut.h"
+#include "files/pickle/node.h"
+#include "support/base/result.h"
+
+namespace shardwright::checkpoints {
+
+/// The rule that one parameter's entry of an affine_map (format version 1) amounts to: replicated,
+/// a cut along one dimension, a stack of sub-tensors, or boxes listed by rank.
+/// The map may describe a view of the parameter, as AutoTP does for layers with a `shape`. The rule
+/// applies to the stored parameter.
+/// \param shards shapes of the shards that the checkpoint holds, by tensor-parallel rank
+/// \error kBadInput     not an entry, or it disagrees with the shards; kUnsupported for scaled or
+///        partly replicated pieces, and for blocks of a view that no rule describes
+/// Pure.
+Result<Ruled> RuleFromAffine(const pickle::Node* entry, std::span<const Shape> shards);
+
+/// Returns the entry of an affine_map for the cuts of all ranks, in the shape of the cuts' view.
+/// \pre  there is at least one cut, and all have the same view, without padding
+const pickle::Node* AffineFromCuts(pickle::Arena& arena, std::span<const layout::Cut> cuts,
+                                   bool replicated);
+
+}  // namespace shardwright::checkpoints

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoints/deepspeed/common/topology.h"
+#include "checkpoints/model/checkpoint.h"
+#include "files/torch_pt/reader.h"
+
+namespace shardwright::checkpoints {
+
+/// A source file kept for what is passed through: client state, scheduler, loss scaler, random
+/// states.
+struct Passed {
+  torch_pt::Document document;
+  std::vector<std::uint32_t> members;  ///< by storage of the document: index into map.members
+};
+
+/// An entry of the model's state dict that is not a tensor: the value that get_extra_state() of a
+/// module returned, or None. It is read as a graph of inert nodes and written back unchanged.
+struct OpaqueEntry {
+  struct Value {
+    std::shared_ptr<const Passed> from;  ///< the file that holds it
+    const pickle::Node* node = nullptr;
+  };
+  std::string name;                   ///< in the model's state dict
+  std::string after;                  ///< the tensor before it in the state dict, or empty
+  std::vector<std::uint32_t> layers;  ///< pipeline: layer files that hold it
+  std::vector<Value> by_tp;           ///< by tensor-parallel rank; `from` is null where absent
+};
+
+/// What DeepSpeed's engine keeps beside the tensors; native and universal folders have the same.
+struct EngineState : OwnState {
+  std::vector<Passed> model_states;  ///< by mp rank: root is the model-states dict of ZeRO rank 0
+  std::vector<Passed> optimizer;  ///< by mp rank: root is the shard's `optimizer_state_dict` dict
+                                  ///< of ZeRO rank 0, or the `optimizer` value at stage 0
+  std::vector<OpaqueEntry> entries;  ///< in the order of the state dict
+
+  std::vector<std::uint32_t> Members() const override;
+  std::vector<std::string> Contents() const override;
+  bool OutlivesNames() const override { return true; }
+  std::shared_ptr<const OwnState> WithoutNames(std::vector<std::string>* lost) const override;
+};
+
+/// Compares two tensors of graphs.
+using SameTensor = std::function<bool(const pickle::Tensor& a, const pickle::Tensor& b)>;
+
+/// Returns true if two graphs hold the same plain values, and `same` returns true for their
+/// tensors. If `same` is null, no two tensors are equal. Pure.
+bool SameValues(const pickle::Node* a, const pickle::Node* b, const SameTensor& same = nullptr);
+
+/// Describes opaque entries: "entries of the state dict that are not tensors: x._extra_state
+/// (dict)".
+std::string DescribeEntries(const std::vector<OpaqueEntry>& entries);
+
+/// Compares the opaque entries of two checkpoints, and tensors in them by checksum. Returns one
+/// line for each difference, and none if one of the two has no engine state.
+/// Pure.
+std::vector<std::string> EntryDifferences(const Checkpoint& a, const Checkpoint& b);
+
+/// The engine's state of a checkpoint, or null if its dialect has none.
+const EngineState* EngineStateOf(const Checkpoint& checkpoint);
+
+/// What two model files of a checkpoint do not have the same of client state, by key: "\"rng\"".
+/// Tensors are never the same, for their elements are not compared.
+/// \param a, b  model-states dicts, which may be one
+/// Pure.
+std::vector<std::string> OwnClientState(const pickle::Node* a, const pickle::Node* b);
+
+/// Describes the client state and opaque entries that are lost if a target has a different number
+/// of tensor-parallel or pipeline ranks: those of ranks that another one replaces (PassedRank).
+/// Returns one sentence for each.
+/// Pure.
+std::vector<std::string> LostClientState(const EngineState& state, const Topology& from,
+                                         const Topology& to);
+
+/// The model-parallel rank whose engine state goes on at rank `mp` of the target.
+std::uint64_t PassedRank(const Topology& from, const Topology& to, std::uint64_t mp,
+                         std::size_t ranks);
+
+/// Completes a checkpoint that a reader of DeepSpeed's files has made: layout, the engine's state,
+/// and the neutral values that it holds (iteration, samples, optimizer, hyper-parameters).
+void TakeEngineState(const Topology& topology, EngineState state, Checkpoint* checkpoint);
+
+/// Key of stage-3 model files of ours: a dict of frozen parameters by name, each whole. It holds
+/// the other names of tied ones that were left out, for which DeepSpeed's files have a place at
+/// stages 0 to 2 only.
+inline constexpr std::string_view kWholeFrozen = "shardwright_frozen";
+
+/// Key in model files of Shardwright's universal folders: a list of opaque entries (entries.h).
+inline constexpr std::string_view kOpaqueEntries = "shardwright_entries";
+
+/// Key in native model files of ours: a dict of kinds of untrained tensors that DeepSpeed's lists
+/// do not record, by name: "frozen", "entry", or "undecided" (Param::undecided), whatever lists of
+/// DeepSpeed's the name is in.
+inline constexpr std::string_view kKinds = "shardwright_kinds";
+
+/// Keys of a model file that depend on the layout or hold what the writer builds anew.
+inline constexpr std::array<std::string_view, 16> kModelKeys = {
+    "module",
+    "model",
+    "buffer_names",
+    "optimizer",
+    "param_shapes",
+    "frozen_param_shapes",
+    "shared_params",
+    "frozen_param_fragments",
+    "dp_world_size",
+    "mp_world_size",
+    "checkpoint_parallel_dimensions",
+    "ds_version",
+    "universal_checkpoint_info",
+    kWholeFrozen,
+    kOpaqueEntries,
+    kKinds,
+};
+
+/// True if a dict's key is one of these texts.
+bool IsOneOf(const pickle::Node* key, std::span<const std::string_view> keys);
+
+}  // namespace shardwright::checkpoints

@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "checkpoints/deepspeed/common/flat.h"
+#include "checkpoints/deepspeed/common/pipeline_stages.h"
+#include "engine/layout/rule.h"
+#include "engine/tensor/shape.h"
+#include "support/base/limits.h"
+
+namespace shardwright::checkpoints {
+
+namespace {
+
+using Stages = std::vector<std::vector<std::uint32_t>>;
+
+// Balancing looks at every pair of layers for every stage.
+constexpr std::uint64_t kLayers = 4096;
+// Layers without state after the last one with state do not show in the files; losses and logits
+// rarely take more than this.
+constexpr std::uint64_t kHiddenLayers = 4;
+
+std::vector<std::uint32_t> LayersWithState(const Topology& from) {
+  std::set<std::uint32_t> layers;
+  for (const auto& stage : from.stages) layers.insert(stage.begin(), stage.end());
+  return {layers.begin(), layers.end()};
+}
+
+Stages ByBounds(const std::vector<std::uint32_t>& layers,
+                const std::vector<std::uint64_t>& bounds) {
+  Stages stages(bounds.size() - 1);
+  for (std::uint32_t layer : layers) {
+    const auto at = std::upper_bound(bounds.begin(), bounds.end(), std::uint64_t{layer});
+    const auto stage = static_cast<std::size_t>(at - bounds.begin()) - 1;
+    stages[std::min(stage, stages.size() - 1)].push_back(layer);
+  }
+  return stages;
+}
+
+/// Trained elements of every layer, as one tensor-parallel rank of the target holds them.
+Result<std::vector<std::uint64_t>> LayerElems(const Checkpoint& source, std::uint64_t layers,
+                                              std::uint64_t tp) {
+  std::vector<std::uint64_t> elems(layers, 0);
+  for (const Param& param : source.params) {
+    if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
+    std::uint64_t count = Elems(param.shape);
+    if (tp > 1) {
+      SW_TRY_ASSIGN(const auto cut, layout::MakeCut(param.rule, param.shape, tp, 0));
+      count = cut.shard_elems();
+    }
+    for (std::uint32_t layer : param.tied_layers) {
+      if (layer < layers) elems[layer] += count;
+    }
+    if (param.tied_layers.empty() && param.layer && *param.layer < layers) {
+      elems[*param.layer] += count;
+    }
+  }
+  return elems;
+}
+
+/// How many layers the module has, if uniform stages of that many layers are the source's.
+std::optional<std::uint64_t> UniformLayers(const Topology& from,
+                                           const std::vector<std::uint32_t>& layers) {
+  const std::uint64_t known = std::uint64_t{layers.back()} + 1;
+  for (std::uint64_t count = known; count <= known + kHiddenLayers; ++count) {
+    if (ByBounds(layers, PartitionUniform(count, from.pp)) == from.stages) return count;
+  }
+  return std::nullopt;
+}
+
+Result<Stages> ByRanges(std::string_view method, const std::vector<std::uint32_t>& layers,
+                        std::uint64_t pp) {
+  SW_TRY_ASSIGN(const auto ranges, ParseStageRanges(method));
+  if (ranges.size() != pp) {
+    return Fail(Errc::kUsage, "stages=" + std::string(method) + ": " +
+                                  std::to_string(ranges.size()) +
+                                  " ranges for pp=" + std::to_string(pp));
+  }
+  std::vector<std::uint64_t> bounds = {ranges.front().first};
+  for (const StageRange& range : ranges) bounds.push_back(range.second);
+  if (layers.front() < bounds.front() || layers.back() >= bounds.back()) {
+    return Fail(Errc::kUsage, "stages=" + std::string(method) + ": layers " +
+                                  std::to_string(layers.front()) + " to " +
+                                  std::to_string(layers.back()) + " have state");
+  }
+  return ByBounds(layers, bounds);
+}
+
+struct Choice {
+  std::optional<Stages> uniform;
+  std::optional<Stages> balanced;
+};
+
+/// What each method that fits the source's stages makes of the target's.
+Result<Choice> ChoicesLike(const Topology& to, const Checkpoint& source,
+                           const std::vector<std::uint32_t>& layers) {
+  const Topology from = TopologyOf(source.layout);
+  const std::uint64_t count = std::uint64_t{layers.back()} + 1;
+  Choice choice;
+  if (const auto uniform = UniformLayers(from, layers)) {
+    choice.uniform = ByBounds(layers, PartitionUniform(*uniform, to.pp));
+  }
+  SW_TRY_ASSIGN(const auto before, LayerElems(source, count, from.tp));
+  if (ByBounds(layers, PartitionBalanced(before, from.pp)) == from.stages) {
+    SW_TRY_ASSIGN(const auto after, LayerElems(source, count, to.tp));
+    choice.balanced = ByBounds(layers, PartitionBalanced(after, to.pp));
+  }
+  return choice;
+}
+
+Result<Stages> LikeSource(const Topology& to, const Checkpoint& source,
+                          const std::vector<std::uint32_t>& layers) {
+  const Topology from = TopologyOf(source.layout);
+  if (to.pp == from.pp) return from.stages;
+  if (to.pp == 1) return Stages{layers};
+  SW_TRY_ASSIGN(const Choice choice, ChoicesLike(to, source, layers));
+  if (choice.uniform && choice.balanced && *choice.uniform != *choice.balanced) {
+    return Fail(Errc::kUsage, "pp=" + std::to_string(to.pp) +
+                                  ": the source's stages fit partition methods \"uniform\" and "
+                                  "\"parameters\", which now differ: add stages=uniform, "
+                                  "stages=parameters or layer ranges");
+  }
+  if (choice.uniform) return *choice.uniform;
+  if (choice.balanced) return *choice.balanced;
+  return Fail(Errc::kUsage, "pp=" + std::to_string(to.pp) +
+                                ": the source's stages fit no known partition method: add "
+                                "stages=uniform, stages=parameters or layer ranges");
+}
+
+Result<Stages> Choose(std::string_view method, const Topology& to, const Checkpoint& source,
+                      const std::vector<std::uint32_t>& layers) {
+  if (method.empty()) return LikeSource(to, source, layers);
+  const std::uint64_t count = std::uint64_t{layers.back()} + 1;
+  if (method == "uniform") {
+    const Topology from = TopologyOf(source.layout);
+    return ByBounds(layers, PartitionUniform(UniformLayers(from, layers).value_or(count), to.pp));
+  }
+  if (method == "parameters") {
+    SW_TRY_ASSIGN(const auto elems, LayerElems(source, count, to.tp));
+    return ByBounds(layers, PartitionBalanced(elems, to.pp));
+  }
+  return ByRanges(method, layers, to.pp);
+}
+
+}  // namespace
+
+Result<std::vector<StageRange>> ParseStageRanges(std::string_view text) {
+  const auto bad = [&] {
+    return Fail(Errc::kUsage, "target stages=" + std::string(text) +
+                                  ": uniform, parameters or ranges of layers such as 0-3,4-7 "
+                                  "expected");
+  };
+  std::vector<StageRange> ranges;
+  const char* at = text.data();
+  const char* const end = text.data() + text.size();
+  while (true) {
+    std::uint32_t first = 0;
+    std::uint32_t last = 0;
+    auto parsed = std::from_chars(at, end, first);
+    if (parsed.ec != std::errc()) return bad();
+    last = first;
+    if (parsed.ptr != end && *parsed.ptr == '-') {
+      parsed = std::from_chars(parsed.ptr + 1, end, last);
+      if (parsed.ec != std::errc()) return bad();
+    }
+    if (last < first || (!ranges.empty() && ranges.back().second != first)) return bad();
+    ranges.emplace_back(first, std::uint64_t{last} + 1);
+    if (parsed.ptr == end) return ranges;
+    if (*parsed.ptr != ',') return bad();
+    at = parsed.ptr + 1;
+  }
+}
+
+Result<Stages> ChooseStages(std::string_view method, const Topology& target,
+                            const Checkpoint& source) {
+  const std::vector<std::uint32_t> layers = LayersWithState(TopologyOf(source.layout));
+  if (layers.empty()) return Fail(Errc::kBadInput, "the pipeline module has no layer with state");
+  if (layers.back() >= kLayers) {
+    return Fail(Errc::kLimit, "layer " + std::to_string(layers.back()) + ": at most " +
+                                  std::to_string(kLayers) + " layers");
+  }
+  SW_TRY_ASSIGN(Stages stages, Choose(method, target, source, layers));
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    if (!stages[stage].empty()) continue;
+    return Fail(Errc::kInfeasible, "pp=" + std::to_string(target.pp) + ": stage " +
+                                       std::to_string(stage) + " would hold no layer with state");
+  }
+  return stages;
+}
+
+}  // namespace shardwright::checkpoints

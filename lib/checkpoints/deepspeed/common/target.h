@@ -1,0 +1,49 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "checkpoints/deepspeed/common/topology.h"
+#include "checkpoints/model/format.h"
+#include "support/base/result.h"
+
+namespace shardwright::checkpoints {
+
+/// As TargetKey::check, by the key's name, for the keys of native and universal folders.
+Status CheckZeroKey(std::string_view key, std::string_view value);
+
+/// The keys that --target takes for DeepSpeed's layouts.
+inline constexpr std::array<TargetKey, 9> kZeroKeys = {{
+    {.name = "dp", .help = "data-parallel ranks", .check = CheckZeroKey},
+    {.name = "tp", .help = "tensor-parallel ranks", .check = CheckZeroKey},
+    {.name = "pp", .help = "pipeline stages", .check = CheckZeroKey},
+    {.name = "ep", .help = "expert-parallel ranks", .check = CheckZeroKey},
+    {.name = "zero", .help = "ZeRO stage", .check = CheckZeroKey},
+    {.name = "dtype", .help = "of the compute weights", .check = CheckZeroKey},
+    {.name = "sub_group", .help = "elements of a ZeRO-3 sub-group", .check = CheckZeroKey},
+    {.name = "round_robin", .help = "order of round_robin_gradients", .check = CheckZeroKey},
+    {.name = "stages", .help = "layers by stage", .check = CheckZeroKey, .lists = true},
+}};
+
+/// What a specification asks for of a topology; what is unset keeps the source's value.
+struct ZeroSpec {
+  std::optional<std::uint64_t> zero, dp, tp, pp, ep, sub_group;
+  std::optional<DType> dtype;
+  std::optional<bool> round_robin;
+  /// "uniform", "parameters", or explicit layer ranges "0-3,4-7"; empty means the source's method.
+  std::string stages;
+};
+
+/// \error kUsage names the key and what it accepts
+/// Pure.
+Result<ZeroSpec> ReadZeroSpec(const TargetSpec& spec);
+
+/// The full topology that a specification asks for, checked against the checkpoint.
+/// \error kUnsupported or kInfeasible  names both sides: "ep=3: 8 experts do not divide"
+/// Pure.
+Result<Topology> ResolveTopology(const ZeroSpec& spec, const Checkpoint& source);
+
+}  // namespace shardwright::checkpoints

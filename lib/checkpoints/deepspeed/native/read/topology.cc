@@ -1,0 +1,149 @@
+#include <algorithm>
+
+#include "checkpoints/deepspeed/native/read/read_internal.h"
+
+namespace shardwright::checkpoints::reader {
+namespace {
+
+/// Tensor-parallel ranks by the layer files: every layer has one per rank.
+Result<std::uint64_t> LayerWidth(const Reading& reading) {
+  const auto& layers = reading.grid.layers;
+  std::size_t width = 0;
+  for (const auto& [layer, files] : layers) width = std::max(width, files.size());
+  for (const auto& [layer, files] : layers) {
+    if (files.size() == width) continue;
+    return Fail(Errc::kNotFound, reading.source.tag + ": layer " + std::to_string(layer) + " has " +
+                                     std::to_string(files.size()) + " files (" +
+                                     reading.file_name(files.begin()->second) +
+                                     "), other layers have " + std::to_string(width));
+  }
+  return std::uint64_t{width};
+}
+
+/// True if two mp ranks hold the same parameters, as tensor-parallel peers do.
+bool SameNames(const Model& a, const Model& b) {
+  if (a.has_shapes && b.has_shapes) return a.trainable == b.trainable;
+  if (a.module == nullptr || b.module == nullptr) return a.module == b.module;
+  if (a.module->entry_count() != b.module->entry_count()) return false;
+  for (std::size_t i = 0; i < a.module->entry_count(); ++i) {
+    if (a.module->key(i)->text != b.module->key(i)->text) return false;
+  }
+  return true;
+}
+
+/// Whether a model file itself counts as many model-parallel ranks as there are. Then degrees that
+/// say otherwise do not count: with groups for sequence parallelism (Ulysses) DeepSpeed writes the
+/// ranks of a sequence as tp_degree.
+Result<bool> CountsAllRanks(const Reading& reading, const Model& model) {
+  if (model.document.root->Find("mp_world_size") == nullptr) return false;
+  SW_TRY_ASSIGN(const std::uint64_t said,
+                CountAt(reading, model.file, model.document.root, "mp_world_size"));
+  return said == reading.mp_ranks;
+}
+
+Status ReadDegrees(Reading* reading) {
+  Topology& to = reading->topology;
+  const Model& model = reading->models.front();
+  const std::string& name = reading->file_name(model.file);
+  const std::uint64_t mp = reading->mp_ranks;
+  if (const Node* said = model.document.root->Find("checkpoint_parallel_dimensions");
+      said != nullptr && said->is_dict()) {
+    SW_TRY_ASSIGN(to.pp, CountAt(*reading, model.file, said, "pp_degree"));
+    SW_TRY_ASSIGN(to.tp, CountAt(*reading, model.file, said, "tp_degree"));
+    if (to.pp != 0 && mp % to.pp == 0 && mp / to.pp == to.tp) return {};
+    SW_TRY_ASSIGN(const bool counted, CountsAllRanks(*reading, model));
+    if (!counted) {
+      return Fail(Errc::kBadInput, name + ": checkpoint_parallel_dimensions: pp " +
+                                       std::to_string(to.pp) + " times tp " +
+                                       std::to_string(to.tp) + " differs from " +
+                                       std::to_string(mp) + " model-parallel ranks");
+    }
+  }
+  to.tp = mp;
+  if (!reading->grid.layers.empty()) {
+    SW_TRY_ASSIGN(to.tp, LayerWidth(*reading));
+    if (to.tp == 0 || mp % to.tp != 0) {
+      return Fail(Errc::kBadInput, reading->source.tag + ": " + std::to_string(mp) +
+                                       " model-parallel ranks do not divide into the " +
+                                       std::to_string(to.tp) + " files of each layer");
+    }
+  }
+  to.pp = mp / to.tp;
+  return {};
+}
+
+Status CheckPeers(const Reading& reading) {
+  const Topology& to = reading.topology;
+  for (std::uint64_t mp = 0; mp < reading.mp_ranks; ++mp) {
+    const Model& peer = reading.models[mp - mp % to.tp];
+    if (SameNames(peer, reading.models[mp])) continue;
+    return Fail(Errc::kBadInput,
+                reading.file_name(peer.file) + " and " +
+                    reading.file_name(reading.models[mp].file) +
+                    ": different parameters on ranks of one tensor-parallel group");
+  }
+  return {};
+}
+
+Status ReadExpertParallel(Reading* reading) {
+  Topology& to = reading->topology;
+  if (reading->shards.empty()) return {};
+  const Shard& shard = reading->shards.front().front();
+  std::optional<std::uint64_t> expert_ranks;
+  for (const std::uint64_t count : shard.partition_count) {
+    if (count == reading->ranks) continue;
+    if (count == 0 || reading->ranks % count != 0) {
+      return Fail(Errc::kBadInput, reading->file_name(shard.file) + ": partition_count " +
+                                       std::to_string(count) + " does not divide " +
+                                       std::to_string(reading->ranks));
+    }
+    if (expert_ranks && *expert_ranks != count) {
+      return Fail(Errc::kUnsupported, reading->file_name(shard.file) +
+                                          ": expert groups of different sizes: partition_count " +
+                                          std::to_string(*expert_ranks) + " and " +
+                                          std::to_string(count));
+    }
+    expert_ranks = count;
+  }
+  if (!expert_ranks) return {};
+  to.ep = reading->ranks / *expert_ranks;
+  const Model& model = reading->models.front();
+  if (model.has_shapes && reading->config == nullptr && *expert_ranks > 1) {
+    reading->out.warnings.push_back(
+        reading->file_name(model.file) +
+        ": ds_config is not in it: use_data_before_expert_parallelism is taken to be off");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status ReadTopology(Reading* reading) {
+  Topology& to = reading->topology;
+  to.dp = reading->ranks;
+  to.pipeline = !reading->grid.layers.empty();
+  if (!reading->shards.empty()) {
+    to.zero = reading->shards.front().front().stage;
+    to.bf16_optimizer = reading->shards.front().front().bf16_optimizer;
+  }
+  if (reading->only_weights) {
+    const auto stage = pickle::AsCount(FindPath(reading->config, {"zero_optimization", "stage"}));
+    to.zero = stage ? std::min<std::uint64_t>(*stage, 2) : 0;
+  }
+  SW_TRY(ReadDegrees(reading));
+  SW_TRY(CheckPeers(*reading));
+  SW_TRY(ReadExpertParallel(reading));
+  to.stages.resize(to.pp);
+  if (to.pp > 1 && !to.pipeline) {
+    return Fail(Errc::kUnsupported,
+                reading->source.tag + ": " + std::to_string(to.pp) +
+                    " pipeline stages without layer files: only DeepSpeed pipeline modules are "
+                    "supported");
+  }
+  if (to.pipeline && !reading->grid.experts.empty()) {
+    return Fail(Errc::kUnsupported, reading->source.tag + ": experts in a pipeline module");
+  }
+  return {};
+}
+
+}  // namespace shardwright::checkpoints::reader

@@ -1,0 +1,281 @@
+#include "checkpoints/dtensor/dtensor.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoints/dtensor/layout_internal.h"
+#include "checkpoints/dtensor/names_internal.h"
+#include "checkpoints/tp_rules/rule_source.h"
+#include "support/base/limits.h"
+#include "support/base/text.h"
+
+namespace shardwright::checkpoints::dtensor {
+namespace {
+
+tl::unexpected<Error> BadValue(std::string_view key, std::string_view value,
+                               std::string_view accepts) {
+  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) + ": " +
+                                std::string(accepts) + " expected");
+}
+
+Result<std::uint64_t> RanksOf(std::string_view key, std::string_view value) {
+  std::uint64_t count = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), count);
+  const bool whole = error == std::errc() && end == value.data() + value.size();
+  if (whole && count > 0 && count <= limits::kRanks) return count;
+  return BadValue(key, value, "a number from 1 to " + std::to_string(limits::kRanks));
+}
+
+/// "ddp:fsdp" as names.
+std::vector<std::string> SplitNames(std::string_view value) {
+  std::vector<std::string> names;
+  while (true) {
+    const std::size_t colon = std::min(value.find(':'), value.size());
+    names.emplace_back(value.substr(0, colon));
+    if (colon == value.size()) return names;
+    value.remove_prefix(colon + 1);
+  }
+}
+
+bool IsOneOfWords(std::span<const std::string_view> words, std::string_view value) {
+  return std::find(words.begin(), words.end(), value) != words.end();
+}
+
+/// What trainers call the dimensions of their meshes. Accelerate gives a mesh of one no name.
+std::optional<std::vector<std::string>> UsualNames(Trainer trainer,
+                                                   const std::vector<Role>& roles) {
+  const bool accelerate = trainer == Trainer::kAccelerate;
+  if (accelerate && roles.size() == 1) return std::nullopt;
+  std::vector<std::string> names;
+  names.reserve(roles.size());
+  for (const Role role : roles) {
+    names.emplace_back(role == Role::kReplicate ? (accelerate ? "dp_replicate" : "ddp")
+                       : role == Role::kShard   ? (accelerate ? "dp_shard_cp" : "fsdp")
+                                                : "tp");
+  }
+  return names;
+}
+
+/// Sizes by role.
+using Sizes = std::array<std::uint64_t, 3>;
+
+Sizes SizesOf(const FilesLayout& layout) {
+  Sizes sizes = {1, 1, 1};
+  for (std::size_t dim = 0; dim < layout.sizes.size(); ++dim) {
+    sizes[static_cast<std::size_t>(layout.roles[dim])] *= layout.sizes[dim];
+  }
+  return sizes;
+}
+
+/// Names for the roles of `to` from those that `from` has, where it has all of them.
+std::optional<std::vector<std::string>> NamesFrom(const FilesLayout& from,
+                                                  const std::vector<Role>& roles) {
+  std::vector<std::string> names;
+  names.reserve(roles.size());
+  for (const Role role : roles) {
+    const auto found = std::find(from.roles.begin(), from.roles.end(), role);
+    if (found == from.roles.end()) return std::nullopt;
+    names.push_back((*from.names)[static_cast<std::size_t>(found - from.roles.begin())]);
+  }
+  return names;
+}
+
+void ResolveMesh(const Sizes& sizes, const FilesLayout* from, FilesLayout* to) {
+  if (from != nullptr && SizesOf(*from) == sizes) {
+    to->sizes = from->sizes;
+    to->roles = from->roles;
+    to->names = from->names;
+    if (from->form == to->form) to->groups = from->groups;
+    return;
+  }
+  for (const Role role : {Role::kReplicate, Role::kShard, Role::kTensorParallel}) {
+    const std::uint64_t size = sizes[static_cast<std::size_t>(role)];
+    if (size == 1 && role != Role::kShard) continue;
+    to->sizes.push_back(size);
+    to->roles.push_back(role);
+  }
+  to->names = UsualNames(to->trainer, to->roles);
+  if (from == nullptr || from->trainer != to->trainer) return;
+  if (from->names) {
+    if (auto names = NamesFrom(*from, to->roles)) to->names = std::move(names);
+  } else if (from->roles.size() == to->roles.size()) {
+    to->names.reset();
+  }
+}
+
+Status ResolveNames(const TargetSpec& spec, FilesLayout* to) {
+  const std::string* value = spec.Find("mesh_names");
+  if (value == nullptr) return {};
+  to->names.reset();
+  if (*value == "none") return {};
+  std::vector<std::string> names = SplitNames(*value);
+  if (names.size() != to->sizes.size()) {
+    return Fail(Errc::kUsage, "target mesh_names=" + *value + ": the mesh " + ToString(to->sizes) +
+                                  " has " + Plural(to->sizes.size(), "dimension"));
+  }
+  to->names = std::move(names);
+  return {};
+}
+
+Status ResolveVersion(const TargetSpec& spec, const FilesLayout* from, FilesLayout* to) {
+  const bool verl = to->trainer == Trainer::kVerl;
+  if (from != nullptr && verl) to->fsdp_version = from->fsdp_version;
+  if (const std::string* version = spec.Find("fsdp_version")) {
+    to->fsdp_version = *version == "1" ? 1 : 2;
+  }
+  if (to->fsdp_version == 2) return {};
+  if (!verl) {
+    return Fail(Errc::kUnsupported, "fsdp_version=1: of the files of verl only");
+  }
+  const Sizes sizes = SizesOf(*to);
+  if (sizes[static_cast<std::size_t>(Role::kTensorParallel)] > 1) {
+    return Fail(Errc::kUnsupported, "fsdp_version=1: flat vectors have no tensor parallelism");
+  }
+  if (sizes[static_cast<std::size_t>(Role::kShard)] == 1) {
+    return Fail(Errc::kUnsupported,
+                "fsdp_version=1 with dp_shard=1: FSDP1 does not shard among one rank and loads no "
+                "DTensors then; fsdp_version=2 does");
+  }
+  return {};
+}
+
+}  // namespace
+
+std::uint64_t FilesLayout::ranks() const {
+  std::uint64_t ranks = 1;
+  for (const std::uint64_t size : sizes) ranks *= size;
+  return ranks;
+}
+
+std::string FilesLayout::Json() const {
+  constexpr std::array<std::string_view, 3> kRoles = {"dp_replicate", "dp_shard", "tp"};
+  nlohmann::ordered_json json = {{"trainer", kTrainerWords[static_cast<std::size_t>(trainer) + 1]},
+                                 {"torch", form == MeshForm::kNew ? "2.15" : "2.9"},
+                                 {"device", device}};
+  const Sizes by_role = SizesOf(*this);
+  for (const Role role : {Role::kReplicate, Role::kShard, Role::kTensorParallel}) {
+    const auto at = static_cast<std::size_t>(role);
+    if (by_role[at] > 1 || role == Role::kShard) json[std::string(kRoles[at])] = by_role[at];
+  }
+  json["mesh_names"] = names ? Joined(*names, ":") : "none";
+  if (trainer == Trainer::kVerl) json["fsdp_version"] = fsdp_version;
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::vector<std::uint32_t> OwnFiles::Members() const {
+  std::vector<std::uint32_t> all;
+  for (const One& item : items) {
+    for (const Passed& one : item.ranks) {
+      all.insert(all.end(), one.members.begin(), one.members.end());
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> OwnFiles::Contents() const {
+  std::vector<std::string> contents;
+  for (const One& item : items) {
+    contents.push_back(item.name == "extra_state" ? "schedule and random states (extra_state)"
+                                                  : Quoted(item.name));
+  }
+  return contents;
+}
+
+Status CheckKey(std::string_view key, std::string_view value) {
+  if (key == "mesh_names") {
+    const std::vector<std::string> names = SplitNames(value);
+    const bool empty = std::any_of(names.begin(), names.end(),
+                                   [](const std::string& name) { return name.empty(); });
+    if (empty) return BadValue(key, value, "names with : between them, or none");
+  } else if (key == "device") {
+    if (value.empty()) return BadValue(key, value, "a type of device, such as cuda");
+  } else if (key == "fsdp_version") {
+    if (value != "1" && value != "2") return BadValue(key, value, "1 or 2");
+  } else if (key == "trainer") {
+    if (!IsOneOfWords(kTrainerWords, value)) {
+      return BadValue(key, value, "source, verl, accelerate or torch_checkpointing");
+    }
+  } else if (key == "torch") {
+    if (!IsOneOfWords(kTorchWords, value)) return BadValue(key, value, "source, 2.15, 2.9 or 2.6");
+  } else {
+    SW_TRY(RanksOf(key, value));
+  }
+  return {};
+}
+
+Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
+  const auto* from = dynamic_cast<const FilesLayout*>(source.layout.own.get());
+  auto to = std::make_shared<FilesLayout>();
+  if (from != nullptr) {
+    to->trainer = from->trainer;
+    to->form = from->form;
+    to->device = from->device;
+    to->blocks = from->blocks;
+    to->splits = from->splits;
+    to->listed = from->listed;
+    to->optimizer_names = from->optimizer_names;
+  }
+  if (const std::string* trainer = spec.Find("trainer");
+      trainer != nullptr && *trainer != "source") {
+    const auto* const at = std::find(kTrainerWords.begin(), kTrainerWords.end(), *trainer);
+    to->trainer = static_cast<Trainer>(at - kTrainerWords.begin() - 1);
+  }
+  if (const std::string* torch = spec.Find("torch"); torch != nullptr && *torch != "source") {
+    to->form = *torch == "2.15" ? MeshForm::kNew : MeshForm::kOld;
+  }
+  if (const std::string* device = spec.Find("device")) to->device = *device;
+  Layout layout;
+  Mesh& mesh = layout.mesh;
+  mesh.dp_replicate = source.layout.mesh.dp_replicate;
+  mesh.dp_shard = source.layout.mesh.dp_shard;
+  mesh.tp = source.layout.mesh.tp;
+  for (const auto& [key, size] :
+       {std::pair("dp_replicate", &mesh.dp_replicate), std::pair("dp_shard", &mesh.dp_shard),
+        std::pair("tp", &mesh.tp)}) {
+    if (const std::string* value = spec.Find(key)) {
+      SW_TRY_ASSIGN(*size, RanksOf(key, *value));
+    }
+  }
+  if (mesh.dp_replicate > limits::kRanks / mesh.dp_shard || mesh.dp() > limits::kRanks / mesh.tp) {
+    return Fail(Errc::kLimit, "more than " + std::to_string(limits::kRanks) + " ranks");
+  }
+  ResolveMesh({mesh.dp_replicate, mesh.dp_shard, mesh.tp}, from, to.get());
+  SW_TRY(ResolveNames(spec, to.get()));
+  SW_TRY(ResolveVersion(spec, from, to.get()));
+  const bool kept = from != nullptr && from->trainer == to->trainer;
+  to->model_item = kept                                  ? from->model_item
+                   : to->trainer == Trainer::kAccelerate ? "pytorch_model_fsdp_0"
+                                                         : "model";
+  to->optimizer_item = kept && !from->optimizer_item.empty() ? from->optimizer_item
+                       : to->trainer == Trainer::kVerl       ? "optim"
+                       : to->trainer == Trainer::kAccelerate ? "optimizer_0"
+                                                             : "optimizer";
+  layout.dtype = source.layout.dtype;
+  layout.ranks = to->ranks();
+  layout.own = std::move(to);
+  return layout;
+}
+
+FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> files) {
+  FileReaders readers;
+  readers.ranks = *layout.ranks;
+  for (const plan::OutputFile& file : files) {
+    std::vector<std::uint32_t>& ranks = readers.by_file.emplace_back();
+    const auto name = ParseRankFile(std::string_view(file.path).substr(file.path.rfind('/') + 1));
+    if (name && name->rank < readers.ranks) ranks.push_back(static_cast<std::uint32_t>(name->rank));
+  }
+  return readers;
+}
+
+std::span<const std::string_view> Sides(const TargetSpec& spec) {
+  static constexpr std::array<std::string_view, 1> kSides = {"hf"};
+  const std::string* trainer = spec.Find("trainer");
+  if (trainer != nullptr && (*trainer == "verl" || *trainer == "accelerate")) return kSides;
+  return {};
+}
+
+}  // namespace shardwright::checkpoints::dtensor

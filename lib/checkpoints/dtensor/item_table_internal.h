@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/layout/mesh_cut.h"
+#include "engine/tensor/shape.h"
+#include "support/base/result.h"
+
+namespace shardwright::checkpoints::dtensor {
+
+/// How torch_checkpointing's metadata.pkl says that a tensor lies on some ranks.
+struct ListedTensor {
+  std::string path;  ///< as in the file: ["state","a.weight","exp_avg"]
+  std::vector<std::uint64_t> ranks;
+  Shape shape;
+  std::string dtype;  ///< "torch.float32"
+  std::vector<std::uint64_t> mesh;
+  std::vector<layout::MeshSplit> splits;
+};
+
+/// metadata.pkl: which ranks there are, and how tensors of some items lie on them.
+struct ItemTable {
+  std::uint64_t world = 0;
+  struct Of {
+    std::string item;
+    std::vector<ListedTensor> tensors;
+  };
+  std::vector<Of> items;
+};
+
+/// \error kBadInput  not such a table; kUnsupported  another version, or files of another form than
+///        ITEM_RANK.pt
+/// Pure.
+Result<ItemTable> ReadItemTable(std::string_view bytes);
+
+}  // namespace shardwright::checkpoints::dtensor

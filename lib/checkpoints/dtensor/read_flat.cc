@@ -1,0 +1,136 @@
+#include <algorithm>
+
+#include "checkpoints/dtensor/flat_units_internal.h"
+#include "checkpoints/dtensor/read_internal.h"
+#include "support/base/text.h"
+
+namespace shardwright::checkpoints::dtensor {
+namespace {
+
+/// Enters what one flat vector holds.
+class FlatVector {
+ public:
+  FlatVector(Reading* reading, const Kept& kept, std::uint64_t length, std::uint64_t shards)
+      : reading_(*reading), kept_(kept), length_(length), shards_(shards) {}
+
+  /// \param entries  that lie in it, and their places
+  Status Add(const std::vector<std::uint32_t>& entries, const std::vector<std::uint64_t>& offsets);
+
+ private:
+  Status AddState(const std::string& state, const Spread& spread,
+                  const std::vector<std::uint32_t>& entries,
+                  const std::vector<std::uint64_t>& offsets);
+  Result<std::uint32_t> ArrayOf(const Spread& spread, std::uint64_t copy);
+
+  Reading& reading_;
+  const Kept& kept_;
+  std::uint64_t length_;
+  std::uint64_t shards_;
+};
+
+/// The stretches of one copy of the vector, in the order of its shards. Ranks of one copy lie
+/// together: copies are the outer dimension of the mesh.
+Result<std::uint32_t> FlatVector::ArrayOf(const Spread& spread, std::uint64_t copy) {
+  std::vector<layout::Region> regions;
+  for (const Spread::Held& held : spread.held) {
+    if (held.rank / shards_ == copy && held.place.elems == length_) {
+      regions.push_back(reading_.map.RegionOf(held.place));
+    }
+  }
+  if (regions.size() != shards_) {
+    return BadInput("a flat vector has other lengths on other ranks, or lacks some");
+  }
+  return reading_.map.AddArray(spread.first.dtype, std::move(regions));
+}
+
+Status FlatVector::AddState(const std::string& state, const Spread& spread,
+                            const std::vector<std::uint32_t>& entries,
+                            const std::vector<std::uint64_t>& offsets) {
+  std::vector<layout::LogicalTensor> tensors;
+  for (const std::uint32_t at : entries) {
+    layout::LogicalTensor tensor;
+    tensor.name = reading_.entries[at].name;
+    tensor.state = state;
+    tensor.dtype = spread.first.dtype;
+    tensor.shape = reading_.entries[at].spread.first.shape;
+    tensors.push_back(std::move(tensor));
+  }
+  for (std::uint64_t copy = 0; length_ > 0 && copy < reading_.family.world / shards_; ++copy) {
+    SW_TRY_ASSIGN(const std::uint32_t array, ArrayOf(spread, copy));
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      layout::Fragment fragment;
+      fragment.cut = std::make_shared<const layout::Cut>(layout::Cut::Whole(tensors[i].shape));
+      fragment.at = {array, offsets[i], length_, 0};
+      fragment.role = copy == 0 ? layout::Role::kOwner : layout::Role::kReplica;
+      if (fragment.cut->shard_elems() > 0) tensors[i].fragments.push_back(std::move(fragment));
+    }
+  }
+  for (layout::LogicalTensor& tensor : tensors) {
+    reading_.out.map.tensors.push_back(std::move(tensor));
+  }
+  return {};
+}
+
+Status FlatVector::Add(const std::vector<std::uint32_t>& entries,
+                       const std::vector<std::uint64_t>& offsets) {
+  for (const auto& [state, slot] : kept_.slots) {
+    if (!slot.is_scalar) {
+      Status added = AddState(state, slot.spread, entries, offsets);
+      if (!added) return Within(Quoted(kept_.id) + " " + state, std::move(added).error());
+      continue;
+    }
+    for (const std::uint32_t at : entries) reading_.out.params[at].scalars.push_back(slot.scalar);
+  }
+  return {};
+}
+
+/// The length of each vector on one rank.
+Result<std::vector<std::uint64_t>> LengthsOf(const std::vector<Kept>& kept) {
+  std::vector<std::uint64_t> lengths;
+  for (const Kept& one : kept) {
+    const auto found = std::find_if(one.slots.begin(), one.slots.end(),
+                                    [](const auto& slot) { return !slot.second.is_scalar; });
+    if (found == one.slots.end()) {
+      return Fail(Errc::kUnsupported, Quoted(one.id) + " has no flat state");
+    }
+    lengths.push_back(Elems(found->second.spread.first.shape));
+  }
+  return lengths;
+}
+
+}  // namespace
+
+Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(
+    Reading* reading, const std::vector<std::uint32_t>& candidates, const std::vector<Kept>& kept) {
+  std::vector<std::string> names;
+  std::vector<Shape> shapes;
+  const DeviceMesh* mesh = nullptr;
+  for (const std::uint32_t at : candidates) {
+    const Entry& entry = reading->entries[at];
+    names.push_back(entry.name);
+    shapes.push_back(entry.spread.first.shape);
+    if (mesh == nullptr) mesh = entry.spread.first.mesh.get();
+  }
+  if (mesh == nullptr || mesh->sizes.size() > 2) {
+    return Fail(Errc::kUnsupported, "flat vectors without a mesh of one or two dimensions");
+  }
+  for (std::uint64_t i = 0; i < mesh->ranks.size(); ++i) {
+    if (mesh->ranks[i] == i && mesh->ranks.size() == reading->family.world) continue;
+    return Fail(Errc::kUnsupported, "flat vectors on a mesh whose ranks are not in order");
+  }
+  const std::uint64_t shards = mesh->sizes.back();
+  SW_TRY_ASSIGN(const std::vector<std::uint64_t> lengths, LengthsOf(kept));
+  SW_TRY_ASSIGN(const FoundUnits found, UnitsOfLengths(names, shapes, lengths, shards));
+  std::vector<std::vector<std::uint32_t>> all;
+  for (std::size_t i = 0; i < found.units.size(); ++i) {
+    std::vector<std::uint32_t> entries;
+    for (const std::uint32_t at : found.units[i].params) entries.push_back(candidates[at]);
+    SW_TRY(FlatVector(reading, kept[i], lengths[i], shards).Add(entries, found.units[i].offsets));
+    all.push_back(std::move(entries));
+  }
+  reading->own.blocks = found.index;
+  reading->own.fsdp_version = 1;
+  return all;
+}
+
+}  // namespace shardwright::checkpoints::dtensor

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoints/dtensor/layout_internal.h"
+#include "checkpoints/dtensor/local_shard_internal.h"
+#include "checkpoints/model/checkpoint.h"
+#include "checkpoints/model/source.h"
+#include "checkpoints/pickled/map_builder.h"
+#include "checkpoints/tp_rules/patterns.h"
+#include "engine/layout/cut.h"
+#include "files/torch_pt/reader.h"
+#include "support/base/result.h"
+
+namespace shardwright::checkpoints::dtensor {
+
+/// A tensor as all ranks have it.
+struct Spread {
+  struct Held {
+    std::uint64_t rank = 0;
+    layout::CutPtr cut;
+    Place place;
+    std::vector<std::uint64_t> offset;  ///< of the piece
+    layout::CutPtr order;               ///< of the piece in its storage, as PlacedPart::order
+    std::size_t part = 0;               ///< number of this part, if several store the piece
+  };
+  bool known = false;
+  RankTensor first;  ///< as the first rank has it, without pieces; if known
+  std::uint64_t first_rank = 0;
+  std::vector<Held> held;  ///< by rank
+};
+
+/// One entry of the model's files.
+struct Entry {
+  std::string name;
+  Spread spread;
+  std::string alias_of;  ///< its bytes are those of this name
+};
+
+/// One state of the optimizer of one id, as all ranks have it.
+struct Slot {
+  bool is_nested = false;  ///< a dict or list, which cannot be interpreted
+  bool is_scalar = false;
+  Scalar scalar;
+  Spread spread;
+};
+
+/// What the optimizer keeps of one parameter, or of one flat vector.
+struct Kept {
+  std::string id;                     ///< for messages, and to find it: a name or a number
+  std::map<std::string, Slot> slots;  ///< by state
+  bool has_state = false;
+};
+
+/// The work on one checkpoint.
+struct Reading {
+  Reading(const SourceSet& set, const Patterns& rules)
+      : source(set), patterns(rules), map(set, &out.map) {}
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+  const SourceSet& source;
+  const Patterns& patterns;
+  Checkpoint out;
+  MapBuilder map;
+  Family family;
+  std::vector<Entry> entries;  ///< in the model's order
+  std::unordered_map<std::string, std::uint32_t> by_name;
+  std::map<std::pair<Shape, std::vector<std::uint64_t>>, std::vector<layout::CutPtr>> cuts;
+  FilesLayout own;
+
+  const std::string& file_name(std::uint32_t file) const { return source.files[file].name; }
+};
+
+/// Parses a file; errors name it.
+Result<torch_pt::Document> Open(const Reading& reading, std::uint32_t file);
+
+/// Adds what a rank has of a tensor.
+/// \param what  for messages: "tensor "a.weight""
+/// \error kBadInput  the ranks contradict each other; the files are named
+Status AddPieces(Reading* reading, std::uint64_t rank, std::uint32_t file,
+                 const torch_pt::Document& document, const RankTensor& tensor,
+                 const std::string& what, Spread* spread);
+
+/// Enters a tensor into the map: the first rank that has a piece owns it, others repeat it.
+/// \param files  of the item, by rank
+/// \error kBadInput  copies whose checksums differ
+Status AddTensor(Reading* reading, const Spread& spread, const std::string& name,
+                 std::string_view state, const std::vector<std::uint32_t>& files);
+
+/// Fills `entries` from the model's files.
+Status ReadModel(Reading* reading);
+
+/// Parameters, groups and the optimizer's states from its files; weights alone without them.
+Status ReadOptimizer(Reading* reading);
+
+/// Enters the states of FSDP1's flat vectors.
+/// \param candidates  the entries that may lie in them
+/// \returns for each vector the entries that do
+/// \error kUnsupported  the lengths fit no grouping of the entries
+Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(
+    Reading* reading, const std::vector<std::uint32_t>& candidates, const std::vector<Kept>& kept);
+
+/// What torch_checkpointing's table says is what the files hold. \error kBadInput
+Status CheckItemTable(const Reading& reading);
+
+}  // namespace shardwright::checkpoints::dtensor

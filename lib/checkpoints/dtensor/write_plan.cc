@@ -1,0 +1,349 @@
+#include <algorithm>
+#include <set>
+
+#include "checkpoints/dtensor/dtensor.h"
+#include "checkpoints/dtensor/write_internal.h"
+#include "checkpoints/pickled/torch_optimizer.h"
+#include "checkpoints/tp_rules/rule_source.h"
+#include "engine/layout/states.h"
+#include "support/base/checked.h"
+#include "support/base/text.h"
+
+namespace shardwright::checkpoints::dtensor {
+namespace {
+
+using layout::MeshSplit;
+using pickle::Node;
+
+class Planner {
+ public:
+  Planner(const Checkpoint& source, const FilesLayout& layout)
+      : source_(source), index_(source.map) {
+    plan_.layout = layout;
+    plan_.made = std::make_shared<pickle::Arena>();
+    plan_.source = source.arena;
+    own_format_ = source.origin == kName;
+  }
+
+  Result<FilesPlan> Make();
+
+ private:
+  Status AddParam(const Param& param);
+  Status SetSplits(PlannedParam* planned) const;
+  Status SetTensors(PlannedParam* planned);
+  std::uint32_t AddTensor(std::string_view state, DType dtype);
+  Status SetScalars(const Param& param, PlannedParam* planned);
+  Result<Scalar> StepScalar(const Param& param) const;
+  Status AddGroups();
+  Status AddUnits();
+  void TakeOwn();
+  void TellWhatIsLeft();
+  void Leave(std::string what) { plan_.not_carried.push_back(std::move(what)); }
+
+  const Checkpoint& source_;
+  layout::TensorIndex index_;
+  bool own_format_ = false;
+  std::set<std::string> left_options_;
+  FilesPlan plan_;
+};
+
+/// The tensor-parallel part of how a parameter is cut.
+Result<ParamSplit> ParamSplitOf(const Param& param, const FilesLayout& layout, std::uint64_t tp) {
+  if (const auto known = layout.splits.find(param.name); known != layout.splits.end()) {
+    ParamSplit split = known->second;
+    const bool tells = split.tp != ParamSplit::Tp::kOutside;
+    if (tp == 1 || tells || param.rule.split == layout::Split::kReplicated) return split;
+  }
+  ParamSplit split;
+  if (const auto known = layout.splits.find(param.name); known != layout.splits.end()) {
+    split.shard_dim = known->second.shard_dim;
+  }
+  if (tp == 1) return split;
+  switch (param.rule.split) {
+    case layout::Split::kReplicated:
+    case layout::Split::kAverage:
+      return split;
+    case layout::Split::kDim:
+      split.tp = ParamSplit::Tp::kShard;
+      split.tp_dim = param.rule.dim;
+      return split;
+    case layout::Split::kUnknown: {
+      SW_TRY(CutOf(param, tp, 0));
+      return split;
+    }
+    case layout::Split::kSub:
+    case layout::Split::kListed:
+      break;
+  }
+  return Fail(Errc::kUnsupported, "tp=" + std::to_string(tp) + ": " + Quoted(param.name) +
+                                      " is cut " + layout::Explain(param.rule) +
+                                      ", which no placement of a DTensor says");
+}
+
+Status Planner::SetSplits(PlannedParam* planned) const {
+  const FilesLayout& layout = plan_.layout;
+  std::uint64_t tp = 1;
+  for (std::size_t dim = 0; dim < layout.sizes.size(); ++dim) {
+    if (layout.roles[dim] == Role::kTensorParallel) tp *= layout.sizes[dim];
+  }
+  const Param& param = planned->param;
+  SW_TRY_ASSIGN(const ParamSplit split, ParamSplitOf(param, layout, tp));
+  planned->on_whole_mesh = split.tp != ParamSplit::Tp::kOutside;
+  const std::size_t rank = param.shape.size();
+  const bool outside =
+      split.shard_dim >= rank || (split.tp == ParamSplit::Tp::kShard && split.tp_dim >= rank);
+  if (outside) {
+    return Fail(Errc::kUnsupported, Quoted(param.name) + " " + ToString(param.shape) +
+                                        ": it is to be cut along a dimension that it lacks");
+  }
+  // From the right, since a split in front depends on those behind it.
+  std::vector<std::uint64_t> sizes;
+  for (std::size_t dim = layout.sizes.size(); dim-- > 0;) {
+    const Role role = layout.roles[dim];
+    if (role == Role::kTensorParallel && !planned->on_whole_mesh) continue;
+    MeshSplit one = MeshSplit::Replicate();
+    if (role == Role::kTensorParallel && split.tp == ParamSplit::Tp::kShard) {
+      one = MeshSplit::Shard(split.tp_dim);
+    } else if (role == Role::kShard) {
+      one = layout::FullyShard(split.shard_dim, sizes, planned->splits);
+    }
+    planned->splits.insert(planned->splits.begin(), one);
+    sizes.insert(sizes.begin(), layout.sizes[dim]);
+  }
+  return {};
+}
+
+std::uint32_t Planner::AddTensor(std::string_view state, DType dtype) {
+  StateTensor tensor;
+  tensor.param = static_cast<std::uint32_t>(plan_.params.size());
+  tensor.state = state;
+  tensor.dtype = dtype;
+  plan_.tensors.push_back(std::move(tensor));
+  return static_cast<std::uint32_t>(plan_.tensors.size() - 1);
+}
+
+/// The model's tensor is the master where there is one: training goes on with it.
+Status Planner::SetTensors(PlannedParam* planned) {
+  const Param& param = planned->param;
+  const auto dtype_of = [&](std::string_view state) -> std::optional<DType> {
+    const auto found = index_.Find(param.name, state);
+    return found ? std::optional(source_.map.tensors[*found].dtype) : std::nullopt;
+  };
+  std::string_view state = param.kind == ParamKind::kBuffer   ? layout::kBuffer
+                           : param.kind == ParamKind::kFrozen ? layout::kFrozen
+                                                              : layout::kMaster;
+  std::optional<DType> dtype = dtype_of(state);
+  if (!dtype && param.kind == ParamKind::kTrainable) {
+    state = layout::kWeight;
+    dtype = dtype_of(state);
+  }
+  if (!dtype) {
+    return BadInput("\"" + param.name + "\": the source has no " + std::string(state) + " tensor");
+  }
+  planned->model = AddTensor(state, *dtype);
+  if (param.kind != ParamKind::kTrainable) return {};
+  for (const std::string& one : source_.states) {
+    if (const auto found = dtype_of(one)) planned->states.push_back(AddTensor(one, *found));
+  }
+  return {};
+}
+
+/// The number of steps as PyTorch's optimizers have it: one float.
+Result<Scalar> Planner::StepScalar(const Param& param) const {
+  SW_TRY_ASSIGN(const float steps, TorchStep(source_, param));
+  Scalar made;
+  made.state = layout::kStep;
+  made.is_tensor = true;
+  made.bytes.assign(reinterpret_cast<const char*>(&steps), sizeof(steps));
+  return made;
+}
+
+Status Planner::SetScalars(const Param& param, PlannedParam* planned) {
+  if (own_format_) {
+    planned->scalars = param.scalars;
+    return {};
+  }
+  bool counts = false;
+  for (const Scalar& scalar : param.scalars) {
+    if (scalar.state == layout::kStep) {
+      counts = true;
+    } else {
+      planned->scalars.push_back(scalar);
+    }
+  }
+  counts =
+      counts || std::any_of(planned->states.begin(), planned->states.end(), [&](std::uint32_t at) {
+        return plan_.tensors[at].state == layout::kFirstMoment;
+      });
+  if (!counts) return {};
+  SW_TRY_ASSIGN(Scalar made, StepScalar(param));
+  planned->scalars.insert(planned->scalars.begin(), std::move(made));
+  return {};
+}
+
+Status Planner::AddParam(const Param& param) {
+  PlannedParam planned;
+  planned.param = param;
+  planned.param.scalars.clear();
+  if (!param.alias_of.empty()) {
+    plan_.params.push_back(std::move(planned));
+    return {};
+  }
+  planned.plain = param.kind == ParamKind::kBuffer || param.shape.empty();
+  if (!planned.plain) SW_TRY(SetSplits(&planned));
+  SW_TRY(SetTensors(&planned));
+  if (param.kind == ParamKind::kTrainable) SW_TRY(SetScalars(param, &planned));
+  plan_.params.push_back(std::move(planned));
+  return {};
+}
+
+Status Planner::AddGroups() {
+  plan_.has_optimizer = !source_.groups.empty();
+  const std::vector<std::vector<std::string>>& listed = plan_.layout.listed;
+  for (std::size_t g = 0; g < source_.groups.size(); ++g) {
+    const Group& group = source_.groups[g];
+    PlannedGroup planned;
+    planned.options = own_format_ && group.options != nullptr
+                          ? group.options
+                          : TorchOptions(source_, group, plan_.made.get(), &left_options_);
+    planned.tensors = group.tensors;
+    planned.params = group.params;
+    if (own_format_ && g < listed.size()) {
+      planned.params.clear();
+      for (const std::string& name : listed[g]) {
+        const auto found = plan_.by_name.find(name);
+        if (found != plan_.by_name.end()) planned.params.push_back(found->second);
+      }
+    }
+    // Ids without names are places in the model, whatever order the source lists them in.
+    if (plan_.layout.trainer == Trainer::kVerl) {
+      std::sort(planned.params.begin(), planned.params.end());
+    }
+    plan_.groups.push_back(std::move(planned));
+  }
+  if (plan_.layout.trainer != Trainer::kVerl || plan_.groups.size() <= 1) return {};
+  return Fail(Errc::kUnsupported,
+              "trainer=verl: its optimizer has one parameter group, the source has " +
+                  std::to_string(plan_.groups.size()) +
+                  "; trainer=accelerate has names for the parameters of each");
+}
+
+/// Ids without names are places in the model: the only group has to list all of it.
+Status CheckAllAreListed(const FilesPlan& plan) {
+  if (plan.layout.trainer != Trainer::kVerl || plan.groups.empty()) return {};
+  const std::vector<std::uint32_t>& listed = plan.groups.front().params;
+  std::vector<std::uint32_t> wanted;
+  for (std::uint32_t i = 0; i < plan.params.size(); ++i) {
+    const Param& param = plan.params[i].param;
+    if (param.kind != ParamKind::kBuffer && param.alias_of.empty()) wanted.push_back(i);
+  }
+  if (listed != wanted && plan.layout.fsdp_version == 2) {
+    return Fail(Errc::kUnsupported,
+                "trainer=verl: its optimizer lists every parameter of the model, the source's " +
+                    std::to_string(listed.size()) + " of " + std::to_string(wanted.size()));
+  }
+  return {};
+}
+
+Status Planner::AddUnits() {
+  if (plan_.layout.fsdp_version != 1) return {};
+  std::vector<std::string> names;
+  std::vector<Shape> shapes;
+  for (std::uint32_t i = 0; i < plan_.params.size(); ++i) {
+    const PlannedParam& planned = plan_.params[i];
+    if (planned.plain || !planned.param.alias_of.empty()) continue;
+    if (planned.param.kind == ParamKind::kFrozen) {
+      return Fail(Errc::kUnsupported, "fsdp_version=1: " + Quoted(planned.param.name) +
+                                          " is frozen, and lies in a flat vector with others");
+    }
+    plan_.flat.push_back(i);
+    names.push_back(planned.param.name);
+    shapes.push_back(planned.param.shape);
+  }
+  plan_.units = UnitsOf(names, shapes, plan_.layout.blocks);
+  for (const FlatUnit& unit : plan_.units) {
+    const PlannedParam& first = plan_.params[plan_.flat[unit.params.front()]];
+    for (const std::uint32_t at : unit.params) {
+      const PlannedParam& other = plan_.params[plan_.flat[at]];
+      bool same = other.scalars == first.scalars && other.states.size() == first.states.size();
+      for (std::size_t s = 0; same && s < first.states.size(); ++s) {
+        const StateTensor& a = plan_.tensors[first.states[s]];
+        const StateTensor& b = plan_.tensors[other.states[s]];
+        same = a.state == b.state && a.dtype == b.dtype;
+      }
+      if (same) continue;
+      return Fail(Errc::kUnsupported,
+                  "fsdp_version=1: " + Quoted(first.param.name) + " and " +
+                      Quoted(other.param.name) +
+                      " lie in one flat vector, and their states or steps differ");
+    }
+  }
+  return {};
+}
+
+void Planner::TakeOwn() {
+  if (source_.own == nullptr) return;
+  auto own = std::dynamic_pointer_cast<const OwnFiles>(source_.own);
+  if (own == nullptr || own->trainer != plan_.layout.trainer) {
+    for (const std::string& one : source_.own->Contents()) Leave(one);
+    return;
+  }
+  const std::uint64_t ranks = plan_.layout.ranks();
+  for (const OwnFiles::One& item : own->items) {
+    if (item.ranks.size() == ranks || item.same) continue;
+    Leave("what " + Quoted(item.name) + " has of each of " + std::to_string(item.ranks.size()) +
+          " ranks, such as random states: rank R of the target has that of rank R modulo " +
+          std::to_string(item.ranks.size()));
+  }
+  plan_.own = std::move(own);
+}
+
+void Planner::TellWhatIsLeft() {
+  if (!left_options_.empty()) {
+    Leave("options of the optimizer that are no plain values: " +
+          FirstFew({left_options_.begin(), left_options_.end()}));
+  }
+  if (own_format_) return;
+  bool stepped = false;
+  bool rounded = false;
+  bool experts = false;
+  for (const PlannedParam& planned : plan_.params) {
+    if (!planned.param.alias_of.empty()) continue;
+    stepped = stepped || !planned.scalars.empty();
+    rounded = rounded || plan_.tensors[planned.model].dtype != planned.param.dtype;
+    experts = experts || planned.param.expert.has_value();
+  }
+  if (rounded) {
+    Leave("the type of the compute weights, " + std::string(Name(source_.layout.dtype)) +
+          ": the model's tensors are the masters, and trainers round them as they are told");
+  }
+  if (source_.iteration && !stepped) Leave("the iteration, " + std::to_string(*source_.iteration));
+  if (source_.consumed_samples) {
+    Leave("the number of samples, " + std::to_string(*source_.consumed_samples));
+  }
+  if (experts) Leave("which parameters are those of experts");
+  if (plan_.layout.trainer != Trainer::kAccelerate) {
+    Leave("schedule and random states: files of them are not written");
+  }
+}
+
+Result<FilesPlan> Planner::Make() {
+  for (std::uint32_t i = 0; i < source_.params.size(); ++i) {
+    plan_.by_name.emplace(source_.params[i].name, i);
+    SW_TRY(AddParam(source_.params[i]));
+  }
+  SW_TRY(AddGroups());
+  SW_TRY(CheckAllAreListed(plan_));
+  SW_TRY(AddUnits());
+  TakeOwn();
+  TellWhatIsLeft();
+  return std::move(plan_);
+}
+
+}  // namespace
+
+Result<FilesPlan> MakePlan(const Checkpoint& source, const FilesLayout& layout) {
+  return Planner(source, layout).Make();
+}
+
+}  // namespace shardwright::checkpoints::dtensor

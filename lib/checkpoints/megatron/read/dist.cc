@@ -1,0 +1,582 @@
+#include "checkpoints/megatron/read/dist_internal.h"
+
+#include <algorithm>
+#include <set>
+
+#include "checkpoints/megatron/folder.h"
+#include "checkpoints/megatron/integrity.h"
+#include "engine/layout/states.h"
+#include "support/base/checked.h"
+#include "support/base/text.h"
+
+namespace shardwright::checkpoints::megatron {
+namespace {
+
+using pickle::Node;
+
+constexpr std::string_view kState = "optimizer.state.";
+constexpr std::string_view kCommonKey = "common_state/shard_0_1";
+
+/// "chained_1." taken from the front.
+std::string_view WithoutChain(std::string_view key) {
+  constexpr std::string_view kChained = "chained_";
+  if (!key.starts_with(kChained)) return key;
+  const std::size_t dot = key.find('.');
+  return dot == std::string_view::npos ? key : key.substr(dot + 1);
+}
+
+/// What our notes tell of a parameter.
+void TakeNoted(const Param& noted, Param* param) {
+  param->kind = noted.kind;
+  param->group = noted.group;
+  param->expert = noted.expert;
+  param->scalars = noted.scalars;
+}
+
+/// A tensor's items are not smaller than its elements: before anything is made for each of its
+/// layers.
+Status CheckStored(const dcp::Entry& entry, bool stacked) {
+  SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(entry.shape));
+  SW_TRY_ASSIGN(const std::uint64_t bytes, CheckedMul(elems, ItemSize(entry.dtype)));
+  std::uint64_t stored = 0;
+  for (const dcp::Chunk& chunk : entry.chunks) {
+    SW_TRY_ASSIGN(stored, CheckedAdd(stored, chunk.at.bytes));
+  }
+  if (bytes <= stored && (elems > 0 || !stacked)) return {};
+  return Fail(Errc::kBadInput, "\"" + entry.name + "\" " + ToString(entry.shape) + ": " +
+                                   std::to_string(bytes) + " bytes expected, its items have " +
+                                   std::to_string(stored));
+}
+
+}  // namespace
+
+/// Finds the container of every item. They are told apart by their order: in a catalogue payloads
+/// may lie elsewhere.
+Status Dist::Locate() {
+  auto index = dcp::ReadIndex(source_.manifest);
+  if (!index) return Within(tag() + "/" + std::string(dcp::kIndexName), index.error());
+  index_ = *std::move(index);
+  if (Status whole = dcp::CheckVolumes(index_); !whole) {
+    return Within(tag() + "/" + std::string(dcp::kIndexName), whole.error());
+  }
+  containers_.resize(index_.files.size());
+  const auto note = [&](const dcp::Place& at) -> Status {
+    if (at.transforms != 0) {
+      return Fail(Errc::kUnsupported, index_.files[at.file] + ": items that are transformed");
+    }
+    containers_[at.file].emplace(at.offset, 0);
+    return {};
+  };
+  for (const dcp::Entry& entry : index_.entries) {
+    if (!entry.is_tensor) SW_TRY(note(entry.at));
+    for (const dcp::Chunk& chunk : entry.chunks) SW_TRY(note(chunk.at));
+  }
+  std::map<std::string_view, std::uint32_t> by_name;
+  for (std::uint32_t i = 0; i < source_.files.size(); ++i) by_name[source_.files[i].name] = i;
+  std::vector<std::string> missing;
+  for (std::size_t file = 0; file < index_.files.size(); ++file) {
+    const auto found = by_name.find(index_.files[file]);
+    files_.push_back(found == by_name.end() ? 0 : found->second);
+    if (containers_[file].empty()) continue;
+    if (found == by_name.end()) {
+      missing.push_back(index_.files[file]);
+      continue;
+    }
+    const std::size_t count = source_.files[found->second].containers.size();
+    if (count != containers_[file].size()) {
+      return Fail(Errc::kBadInput, index_.files[file] + ": " + std::to_string(count) +
+                                       " items, the index names " +
+                                       std::to_string(containers_[file].size()));
+    }
+    std::uint32_t number = 0;
+    for (auto& [offset, container] : containers_[file]) container = number++;
+  }
+  if (missing.empty()) return {};
+  return Fail(Errc::kNotFound, tag() + ": the index names files that are not there: " +
+                                   FirstFew(missing) + ": an incomplete copy or save");
+}
+
+Result<Object> Dist::ObjectAt(const dcp::Place& at) {
+  Object object;
+  object.file = files_[at.file];
+  object.container = containers_[at.file].at(at.offset);
+  const SourceFile& file = source_.files[object.file];
+  auto document = torch_pt::Parse(*file.containers[object.container].skeleton);
+  if (!document) return Within(file.name, document.error());
+  object.document = std::make_shared<const torch_pt::Document>(*std::move(document));
+  object.value = object.document->root;
+  return object;
+}
+
+Value Dist::ValueAt(const Object& object) {
+  return ValueOf(collector_.map, object.file, object.container, object.document, object.value);
+}
+
+/// An object stands in a list by itself.
+Result<Object> Dist::OnlyOf(const std::string& name, const dcp::Place& at) {
+  SW_TRY_ASSIGN(Object object, ObjectAt(at));
+  if (!object.value->is_list() || object.value->items.size() != 1) {
+    return Fail(Errc::kBadInput, "\"" + name + "\": a list of one expected, found " +
+                                     pickle::Describe(object.value));
+  }
+  object.value = object.value->items[0];
+  return object;
+}
+
+Result<Place> Dist::TensorAt(const dcp::Entry& entry, const dcp::Chunk& chunk) {
+  SW_TRY_ASSIGN(const Object object, ObjectAt(chunk.at));
+  const std::string what = "tensor \"" + entry.name + "\"";
+  SW_TRY_ASSIGN(const Place place, collector_.map.PlaceOf(object.file, object.container,
+                                                          *object.document, object.value, what));
+  const pickle::Tensor& tensor = *object.value->tensor;
+  // Leading axes of extent 1 may be missing in what is stored.
+  Shape shape = chunk.sizes;
+  while (shape.size() > tensor.shape.size() && shape.front() == 1) shape.erase(shape.begin());
+  if (shape == tensor.shape && tensor.dtype == entry.dtype) return place;
+  return Fail(Errc::kBadInput, source_.files[object.file].name + ": " + what + ": " +
+                                   std::string(Name(entry.dtype)) + " " + ToString(chunk.sizes) +
+                                   " expected, found " + pickle::Describe(object.value));
+}
+
+/// Tells what each entry is for.
+Status Dist::SortEntries() {
+  Entries others;
+  for (const dcp::Entry& entry : index_.entries) {
+    if (!entry.is_tensor) {
+      objects_.emplace(entry.name, &entry);
+      continue;
+    }
+    const std::string_view bare = WithoutChain(entry.name);
+    if (bare.starts_with(kState)) {
+      const std::string_view rest = bare.substr(kState.size());
+      const std::size_t dot = rest.find('.');
+      if (dot == std::string_view::npos) {
+        return Fail(Errc::kBadInput, "\"" + entry.name + "\": no key of optimizer state");
+      }
+      states_.emplace_back(rest.substr(0, dot), &entry);
+    } else if (ParseBucketKey(entry.name)) {
+      buckets_.emplace(entry.name, &entry);
+    } else if (bare.starts_with("optimizer.")) {
+      if (reads_ == Reads::kOnlyWeights) continue;
+      return Fail(Errc::kUnsupported,
+                  "\"" + entry.name + "\": optimizer state of a form that is not known");
+    } else {
+      weights_.push_back(&entry);
+    }
+  }
+  for (const dcp::Entry* entry : weights_) {
+    if (!entry->name.ends_with(kEmbedding)) continue;
+    const std::string before = entry->name.substr(0, entry->name.size() - kEmbedding.size());
+    if (before == "module." || before == "model.") prefix_ = before;
+  }
+  has_optimizer_ = reads_ == Reads::kAll && (!states_.empty() || !buckets_.empty());
+  return CheckGrids();
+}
+
+/// Objects that belong together fill a grid.
+Status Dist::CheckGrids() const {
+  std::map<std::string, std::pair<std::vector<std::uint64_t>, std::uint64_t>> grids;
+  for (const auto& [name, entry] : objects_) {
+    SW_TRY_ASSIGN(const ObjectKey key, ParseObjectKey(name));
+    const auto [at, fresh] = grids.try_emplace(key.name, key.shape, 0);
+    if (!fresh && at->second.first != key.shape) {
+      return Fail(Errc::kBadInput, "\"" + name + "\": objects of one name in grids of " +
+                                       ToString(at->second.first) + " and " + ToString(key.shape));
+    }
+    ++at->second.second;
+  }
+  for (const auto& [name, grid] : grids) {
+    SW_TRY_ASSIGN(const std::uint64_t wanted, CountElems(grid.first));
+    if (wanted == grid.second) continue;
+    return Fail(Errc::kBadInput, "\"" + name + "\": " + std::to_string(wanted) +
+                                     " objects expected in a grid of " + ToString(grid.first) +
+                                     ", found " + std::to_string(grid.second));
+  }
+  return {};
+}
+
+/// Arguments, schedule and so on: in a file of their own, or in an item.
+Status Dist::ReadCommon() {
+  for (std::uint32_t i = 0; i < source_.files.size(); ++i) {
+    if (source_.files[i].name != kCommonFile) continue;
+    auto document = torch_pt::Parse(*source_.files[i].containers.front().skeleton);
+    if (!document) return Within(source_.files[i].name, document.error());
+    common_.file = i;
+    common_.document = std::make_shared<const torch_pt::Document>(*std::move(document));
+    common_.value = common_.document->root;
+  }
+  const auto item = objects_.find(std::string(kCommonKey));
+  if (common_.value == nullptr) {
+    if (item == objects_.end()) {
+      return Fail(Errc::kBadInput, tag() + ": neither " + std::string(kCommonFile) +
+                                       " nor an item \"" + std::string(kCommonKey) + "\"");
+    }
+    SW_TRY_ASSIGN(common_, OnlyOf(item->first, item->second->at));
+  }
+  if (!common_.value->is_dict()) {
+    return Fail(Errc::kBadInput,
+                tag() + ": common state: dict expected, found " + pickle::Describe(common_.value));
+  }
+  const Node* told = common_.value->Find("args");
+  if (told == nullptr) return InferArgs();
+  auto args = ReadArgs(told);
+  if (!args) return Within(tag() + ": common state", args.error());
+  args_ = *std::move(args);
+  if (const Node* notes = common_.value->Find(kNotesKey); notes != nullptr) {
+    auto parsed = ParseNotes(notes);
+    if (!parsed) return Within(tag(), parsed.error());
+    notes_ = *std::move(parsed);
+    for (std::size_t i = 0; i < notes_->params.size(); ++i) {
+      if (noted_.emplace(notes_->params[i].name, i).second) continue;
+      return Fail(Errc::kBadInput, "\"" + notes_->params[i].name + "\": twice in the notes");
+    }
+  }
+  return ReadForm();
+}
+
+/// Which form the optimizer's state has.
+Status Dist::ReadForm() {
+  if (reads_ == Reads::kOnlyWeights) return {};
+  metadata_ = common_.value->Find("content_metadata");
+  const Node* type = FindIn(metadata_, "distrib_optim_sharding_type");
+  const Node* single = FindIn(metadata_, "singleton_local_shards");
+  if (const auto flag = pickle::AsInt(single); flag && *flag != 0) {
+    return Fail(Errc::kUnsupported, tag() +
+                                        ": shards under names of their own "
+                                        "(singleton_local_shards)");
+  }
+  std::string name;
+  if (type != nullptr && !type->is_none()) {
+    SW_TRY_ASSIGN(name, pickle::AsString(type));
+  } else if (!args_.distributed) {
+    return {};
+  } else if (metadata_ == nullptr) {
+    name = args_.fully_parallel_save ? "fully_sharded_model_space" : "dp_zero_gather_scatter";
+  }
+  if (name == "dp_reshardable") {
+    form_ = OptimizerForm::kDpReshardable;
+  } else if (name == "fully_reshardable") {
+    form_ = OptimizerForm::kFullyReshardable;
+  } else if (name == "fully_sharded_model_space") {
+    form_ = OptimizerForm::kFullyShardedModelSpace;
+  } else if (has_optimizer_ || !name.empty()) {
+    return Fail(Errc::kUnsupported, tag() + ": optimizer state as \"" + name +
+                                        "\": save it once with the fully reshardable form");
+  }
+  return {};
+}
+
+std::string_view Dist::BareName(const dcp::Entry& entry) const {
+  return std::string_view(entry.name).substr(entry.name.starts_with(prefix_) ? prefix_.size() : 0);
+}
+
+/// In the order in which Megatron's modules make them, or as our notes say.
+Status Dist::OrderParams(std::vector<Found>* found) const {
+  if (!notes_) {
+    std::sort(found->begin(), found->end(),
+              [](const Found& a, const Found& b) { return ModelOrderLess(a.name, b.name); });
+    return {};
+  }
+  std::size_t there = 0;
+  for (const Param& param : notes_->params) there += param.alias_of.empty() ? 1 : 0;
+  const bool all = std::all_of(found->begin(), found->end(), [&](const Found& one) {
+    const auto noted = noted_.find(one.name);
+    return noted != noted_.end() && notes_->params[noted->second].alias_of.empty();
+  });
+  if (!all || there != found->size()) {
+    return Fail(Errc::kBadInput, tag() + ": the notes of Shardwright are of other tensors");
+  }
+  std::sort(found->begin(), found->end(),
+            [&](const Found& a, const Found& b) { return noted_.at(a.name) < noted_.at(b.name); });
+  return {};
+}
+
+/// All parameters.
+Status Dist::AddParams() {
+  SW_TRY(CheckLists());
+  std::vector<Found> found;
+  for (const dcp::Entry* entry : weights_) {
+    const std::string_view name = BareName(*entry);
+    const Key key = ParseKey(name, args_);
+    if (entry->shape.size() < key.axes()) {
+      return Fail(Errc::kBadInput,
+                  "\"" + entry->name + "\": no axis of layers in " + ToString(entry->shape));
+    }
+    const std::uint64_t layers = key.layers ? entry->shape[0] : 1;
+    const std::uint64_t experts = key.experts ? entry->shape[key.axes() - 1] : 1;
+    if (key.layers && layers != args_.layers) {
+      return Fail(Errc::kBadInput, "\"" + entry->name + "\": " + std::to_string(layers) +
+                                       " layers, the arguments say " +
+                                       std::to_string(args_.layers));
+    }
+    if (key.experts && experts != args_.experts) {
+      return Fail(Errc::kBadInput, "\"" + entry->name + "\": " + std::to_string(experts) +
+                                       " experts, the arguments say " +
+                                       std::to_string(args_.experts));
+    }
+    SW_TRY(CheckStored(*entry, key.axes() > 0));
+    const Shape shape(entry->shape.begin() + static_cast<std::ptrdiff_t>(key.axes()),
+                      entry->shape.end());
+    for (std::uint64_t layer = 0; layer < layers; ++layer) {
+      for (std::uint64_t expert = 0; expert < experts; ++expert) {
+        found.push_back({key.Text(layer, expert), shape, entry->dtype});
+      }
+    }
+    by_weight_.emplace(name, entry);
+  }
+  SW_TRY(OrderParams(&found));
+  std::vector<std::string> names;
+  std::vector<Shape> shapes;
+  std::set<std::string_view> seen;
+  for (const Found& one : found) {
+    if (!seen.insert(one.name).second) {
+      return Fail(Errc::kBadInput, "\"" + one.name + "\": under two keys");
+    }
+    names.push_back(one.name);
+    shapes.push_back(one.shape);
+  }
+  SW_TRY_ASSIGN(const bool gated, IsGated(names, shapes));
+  if (common_.value->Find("args") == nullptr) args_.swiglu = gated;
+  const Rules rules(args_, gated);
+  for (const Found& one : found) {
+    SW_TRY_ASSIGN(const std::uint32_t index,
+                  collector_.AddParam(rules, args_, one.name, one.dtype, std::span(&one.shape, 1)));
+    if (!notes_) continue;
+    TakeNoted(notes_->params[noted_.at(one.name)], &collector_.out.params[index]);
+  }
+  return AddWeights();
+}
+
+Status Dist::AddWeights() {
+  for (const dcp::Entry* entry : weights_) {
+    const Key key = ParseKey(BareName(*entry), args_);
+    const auto first = collector_.by_name.find(key.Text(0, 0));
+    if (first == collector_.by_name.end()) continue;  // no layers
+    const ParamKind kind = collector_.out.params[first->second].kind;
+    const bool master = has_optimizer_ && entry->dtype == DType::kF32;
+    const std::string_view state = kind == ParamKind::kBuffer   ? layout::kBuffer
+                                   : kind == ParamKind::kFrozen ? layout::kFrozen
+                                   : master                     ? layout::kMaster
+                                                                : layout::kWeight;
+    SW_TRY(AddTensors(*entry, key, state));
+  }
+  return {};
+}
+
+/// Names that share the data of others, where our notes tell.
+Status Dist::AddTied() {
+  if (!notes_) return {};
+  Checkpoint& out = collector_.out;
+  std::vector<Param> params;
+  for (const Param& noted : notes_->params) {
+    const auto holder =
+        collector_.by_name.find(noted.alias_of.empty() ? noted.name : noted.alias_of);
+    if (holder == collector_.by_name.end()) {
+      return Fail(Errc::kBadInput,
+                  "\"" + noted.name + "\": tied to \"" + noted.alias_of + "\", which is not there");
+    }
+    Param param = out.params[holder->second];
+    if (!noted.alias_of.empty()) {
+      param.name = noted.name;
+      param.alias_of = noted.alias_of;
+      TakeNoted(noted, &param);
+    }
+    params.push_back(std::move(param));
+  }
+  out.params = std::move(params);
+  out.groups = notes_->groups;
+  out.optimizer = notes_->optimizer;
+  out.order_unknown = notes_->order_unknown;
+  return {};
+}
+
+Status Dist::AddTensors(const dcp::Entry& entry, const Key& key, std::string_view state) {
+  // A tensor without elements has no items.
+  const auto only = collector_.by_name.find(key.Text(0, 0));
+  if (Elems(entry.shape) == 0 && only != collector_.by_name.end()) {
+    collector_.TensorOf(only->second, state, entry.dtype);
+  }
+  for (const dcp::Chunk& chunk : entry.chunks) {
+    if (!chunk.is_empty()) SW_TRY(AddChunk(entry, chunk, key, state));
+  }
+  return {};
+}
+
+/// Adds a chunk, which may be a box of several layers and experts.
+Status Dist::AddChunk(const dcp::Entry& entry, const dcp::Chunk& chunk, const Key& key,
+                      std::string_view state) {
+  SW_TRY_ASSIGN(const Place place, TensorAt(entry, chunk));
+  const auto axes = static_cast<std::ptrdiff_t>(key.axes());
+  const Shape offsets(chunk.offsets.begin() + axes, chunk.offsets.end());
+  const Shape sizes(chunk.sizes.begin() + axes, chunk.sizes.end());
+  const auto range = [&](bool there, std::size_t axis) {
+    return there ? std::pair(chunk.offsets[axis], chunk.sizes[axis])
+                 : std::pair(std::uint64_t{0}, std::uint64_t{1});
+  };
+  const auto [first_layer, layers] = range(key.layers, 0);
+  const auto [first_expert, experts] = range(key.experts, key.layers ? 1 : 0);
+  layout::Placement at;
+  at.array = collector_.map.AddWhole(place);
+  for (std::uint64_t layer = first_layer; layer < first_layer + layers; ++layer) {
+    for (std::uint64_t expert = first_expert; expert < first_expert + experts; ++expert) {
+      const std::string name = key.Text(layer, expert);
+      const auto param = collector_.by_name.find(name);
+      if (param == collector_.by_name.end()) {
+        return Fail(Errc::kBadInput,
+                    "\"" + entry.name + "\": of \"" + name + "\", which the model lacks");
+      }
+      SW_TRY(collector_.AddBox(param->second, state, entry.dtype, at, offsets, sizes));
+      at.vector_offset += Elems(sizes);
+    }
+  }
+  return {};
+}
+
+/// Optimizer state under the keys of weights.
+Status Dist::AddModelSpace() {
+  for (const auto& [slot, entry] : states_) {
+    const std::string_view rest = WithoutChain(entry->name).substr(kState.size() + slot.size() + 1);
+    const std::string_view name = rest.substr(rest.starts_with(prefix_) ? prefix_.size() : 0);
+    const auto weight = by_weight_.find(std::string(name));
+    if (weight == by_weight_.end()) {
+      return Fail(Errc::kBadInput,
+                  "\"" + entry->name + "\": state of a parameter that the model lacks");
+    }
+    const bool master = slot == "param" || slot == "fp32_param";
+    // Float32 weights are masters themselves.
+    if (master && weight->second->dtype == DType::kF32) continue;
+    const std::string_view state = master ? layout::kMaster : std::string_view(slot);
+    const Key key = ParseKey(name, args_);
+    const bool flat = entry->shape.size() == weight->second->shape.size() + 1;
+    if (entry->shape == weight->second->shape) {
+      SW_TRY(AddTensors(*entry, key, state));
+    } else if (form_ == OptimizerForm::kFullyShardedModelSpace && flat) {
+      SW_TRY(AddFlat(*entry, weight->second->shape, key, state));
+    } else {
+      return Fail(Errc::kUnsupported, "\"" + entry->name + "\": optimizer state of shape " +
+                                          ToString(entry->shape) + ", that of the parameter is " +
+                                          ToString(weight->second->shape));
+    }
+  }
+  return {};
+}
+
+/// State in stretches of local shards: the shape counts shards along each axis, then the elements
+/// of one.
+Status Dist::AddFlat(const dcp::Entry& entry, const Shape& whole, const Key& key,
+                     std::string_view state) {
+  const std::size_t rank = whole.size();
+  Shape local(rank);
+  bool fits = true;
+  for (std::size_t d = 0; d < rank && fits; ++d) {
+    fits = entry.shape[d] > 0 && whole[d] % entry.shape[d] == 0;
+    if (fits) local[d] = whole[d] / entry.shape[d];
+  }
+  if (!fits || Elems(local) != entry.shape[rank]) {
+    return Fail(Errc::kBadInput, "\"" + entry.name + "\": " + ToString(entry.shape) +
+                                     " are no stretches of shards of " + ToString(whole));
+  }
+  for (const dcp::Chunk& chunk : entry.chunks) {
+    if (chunk.is_empty()) continue;
+    for (std::size_t d = 0; d < rank; ++d) {
+      if (chunk.sizes[d] == 1) continue;
+      return Fail(Errc::kUnsupported, "\"" + entry.name + "\": a chunk of several shards");
+    }
+    SW_TRY_ASSIGN(const Place place, TensorAt(entry, chunk));
+    layout::Placement at;
+    at.array = collector_.map.AddWhole(place);
+    const std::uint64_t first = chunk.offsets[rank];
+    for (const layout::Box& box : BoxesOfRange(local, first, first + chunk.sizes[rank])) {
+      dcp::Chunk part;
+      part.sizes = box.sizes;
+      part.offsets = box.at_view;
+      for (std::size_t d = 0; d < rank; ++d) part.offsets[d] += chunk.offsets[d] * local[d];
+      const auto axes = static_cast<std::ptrdiff_t>(key.axes());
+      for (std::size_t d = 0; d < key.axes(); ++d) {
+        if (part.sizes[d] == 1) continue;
+        return Fail(Errc::kUnsupported, "\"" + entry.name + "\": a shard of several layers");
+      }
+      const std::string name = key.Text(key.layers ? part.offsets[0] : 0,
+                                        key.experts ? part.offsets[key.axes() - 1] : 0);
+      SW_TRY(collector_.AddBox(collector_.by_name.at(name), state, entry.dtype, at,
+                               Shape(part.offsets.begin() + axes, part.offsets.end()),
+                               Shape(part.sizes.begin() + axes, part.sizes.end())));
+      at.vector_offset += Elems(part.sizes);
+    }
+  }
+  return {};
+}
+
+Result<Checkpoint> Dist::Go() {
+  SW_TRY(Locate());
+  SW_TRY(SortEntries());
+  SW_TRY(ReadCommon());
+  SW_TRY(AddParams());
+  if (has_optimizer_) {
+    SW_TRY(AddModelSpace());
+    if (!notes_) SW_TRY(ReadGroups());
+    SW_TRY(ReadBuckets());
+  }
+  SW_TRY(AddTied());
+  SW_TRY(ReadRunState());
+  return collector_.Finish();
+}
+
+Status Dist::ReadRunState() {
+  Checkpoint& out = collector_.out;
+  auto own = std::make_shared<RunState>();
+  Node* common = CopyDict(*out.arena, common_.value);
+  pickle::Remove(common, "optimizer");
+  pickle::Remove(common, "content_metadata");
+  pickle::Remove(common, kNotesKey);
+  TakeSchedule(common);
+  own->common = ValueOf(collector_.map, common_.file, common_.container, common_.document, common);
+  own->args = args_;
+  own->kept = kept_;
+  own->noted = notes_.has_value();
+  own->scalers = scalers_;
+  for (const auto& [name, entry] : objects_) {
+    SW_TRY_ASSIGN(const ObjectKey key, ParseObjectKey(name));
+    if (name == kCommonKey || ParseBucketKey(name)) continue;
+    SW_TRY_ASSIGN(const Object object, OnlyOf(name, entry->at));
+    if (key.name == "rng_state" && key.offset.size() == 2) {
+      own->random[{key.offset[0], key.offset[1]}] = ValueAt(object);
+      continue;
+    }
+    const std::string_view bare =
+        std::string_view(key.name).substr(key.name.starts_with(prefix_) ? prefix_.size() : 0);
+    const Key of = ParseKey(bare, args_);
+    if (!key.name.ends_with(kExtraState) || key.offset.size() < of.axes()) {
+      own->extra.push_back(name);
+      continue;
+    }
+    AddModule(
+        of.Text(key.offset[0], of.axes() > 0 ? key.offset[of.axes() - 1] : 0), object.value,
+        [&] { return ValueAt(object); }, own.get());
+  }
+  const auto count = pickle::AsCount(common_.value->Find("iteration"));
+  const auto steps = pickle::AsCount(common_.value->Find("global_step"));  // NeMo
+  if (count || steps) {
+    out.iteration = count ? *count : *steps;
+  } else {
+    out.iteration = Fail(Errc::kBadInput, tag() +
+                                              ": no \"iteration\" in the common state: give "
+                                              "--iteration");
+  }
+  out.consumed_samples = args_.samples;
+  out.own = own;
+  MegatronLayout layout;
+  layout.files = Files::kTorchDist;
+  layout.optimizer = form_;
+  FillLayout(args_, layout, &out);
+  if (!told_vocab_.empty()) out.facts.emplace("vocab_size", told_vocab_);
+  return {};
+}
+
+Result<Checkpoint> ReadDist(const SourceSet& source, const Patterns& patterns, Reads reads) {
+  SW_TRY_ASSIGN(Checkpoint read, Dist(source, patterns, reads).Go());
+  SW_TRY_ASSIGN(read.digests, DigestsOf(source));
+  return read;
+}
+
+}  // namespace shardwright::checkpoints::megatron

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "checkpoints/megatron/buckets.h"
+#include "checkpoints/megatron/holdings.h"
+#include "checkpoints/megatron/write/write_internal.h"
+#include "engine/tensor/shape.h"
+#include "support/base/result.h"
+
+namespace shardwright::checkpoints::megatron {
+
+/// A parameter of a rank.
+struct Mine {
+  std::uint32_t param = 0;
+  std::string name;  ///< as the rank calls it
+  Shape shape;       ///< of its shard
+  bool shared = false;
+  bool copy = false;  ///< of the embedding, in the last stage
+};
+
+/// A gradient buffer of a rank.
+struct StateBuffer {
+  DType dtype = DType::kF32;  ///< of its parameters
+  DType gradient = DType::kF32;
+  std::vector<Mine> mine;
+  Buffer buffer;
+  /// What it holds of each parameter: the master weight, called "param" there, then the states.
+  std::vector<std::string> states;
+};
+
+/// "param" of masters, else the state.
+std::string_view SlotOf(std::string_view state);
+
+/// Whether a checkpoint can have its optimizer in gradient buffers of torch_dist.
+/// \error kUnsupported  Megatron-Core could not load them, or does not tell their order
+/// Pure.
+Status CheckBuffers(const Writing& w);
+
+/// What the ranks of a target have of a model, and the fragments of it.
+class Shards {
+ public:
+  /// \param order  of the parameters in the model
+  Shards(Writing& writing, std::vector<Stage> stages, std::vector<std::uint32_t> order)
+      : w_(writing),
+        stages_(std::move(stages)),
+        order_(std::move(order)),
+        chained_(IsChained(writing.source, writing.to)) {}
+
+  /// What a rank has of a virtual chunk, in the order of the model.
+  Result<std::vector<Mine>> MineOf(const Rank& rank, std::uint64_t chunk) const;
+  /// The trained ones of them that an optimizer of a chain has.
+  std::vector<Mine> PartOf(const std::vector<Mine>& mine, bool experts) const;
+
+  /// Adds a rank's shard of a parameter in a state, which lies in `array` from `first` on.
+  Status AddShard(const Rank& rank, const Mine& mine, std::string_view state, DType dtype,
+                  std::uint32_t array, std::uint64_t first);
+
+  /// Lays out the gradient buffers of a rank.
+  /// \param chunks  what it has, by virtual chunk
+  /// \error kUnsupported  torch_dist: as CheckLoadable; a parameter lacks a state
+  Result<std::vector<StateBuffer>> BuffersOf(const Rank& rank,
+                                             const std::vector<std::vector<Mine>>& chunks,
+                                             bool experts) const;
+
+  bool chained() const { return chained_; }
+  const std::vector<Stage>& stages() const { return stages_; }
+
+ private:
+  Result<std::vector<Part>> PartsFor(const Whole& whole, const Param& param, std::uint64_t t) const;
+  Result<StateBuffer> BufferOf(const Rank& rank, std::vector<Mine> mine, std::uint64_t chunk,
+                               bool experts) const;
+
+  Writing& w_;
+  std::vector<Stage> stages_;
+  std::vector<std::uint32_t> order_;
+  bool chained_;
+  std::set<std::pair<std::uint32_t, std::uint64_t>> owned_;  // tensor, tensor rank
+};
+
+}  // namespace shardwright::checkpoints::megatron

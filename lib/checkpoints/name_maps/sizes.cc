@@ -1,0 +1,349 @@
+#include <algorithm>
+#include <charconv>
+
+#include "checkpoints/name_maps/map_internal.h"
+#include "support/base/checked.h"
+#include "support/base/text.h"
+#include "support/json/json.h"
+
+namespace shardwright::checkpoints::maps {
+namespace {
+
+using Sizes = std::vector<std::optional<std::uint64_t>>;
+
+std::optional<std::uint64_t> ValueOf(const SizeOf& size, const Sizes& sizes) {
+  return size.symbol ? sizes[*size.symbol] : size.number;
+}
+
+/// What a factor multiplies a dimension by: the sum of some sizes, of which one may be open.
+struct Term {
+  std::uint64_t known = 0;
+  std::optional<std::uint32_t> open;  ///< symbol
+  bool several = false;               ///< more than one is open
+};
+
+Term TermOf(const MapRule& rule, const Factor& factor, const Sizes& sizes) {
+  Term term;
+  const Axis& axis = rule.axes[factor.axis];
+  const auto add = [&](const SizeOf& size) {
+    const std::optional<std::uint64_t> value = ValueOf(size, sizes);
+    if (value) {
+      term.known += *value;
+    } else {
+      term.several = term.several || term.open.has_value();
+      term.open = size.symbol;
+    }
+  };
+  if (factor.captured) {
+    term.known = 1;
+  } else if (factor.segment) {
+    add(axis.segments[*factor.segment].size);
+  } else if (axis.segments.empty()) {
+    add(axis.size);
+  } else {
+    for (const Segment& segment : axis.segments) add(segment.size);
+  }
+  return term;
+}
+
+/// Works out sizes until nothing new comes of it.
+class Solver {
+ public:
+  Solver(const ModelMap::Impl& map, std::uint32_t side, const Checkpoint& source,
+         std::vector<Instance>* instances, ModelSizes* known)
+      : map_(map), side_(side), source_(source), instances_(*instances), known_(*known) {}
+
+  Status Go();
+
+ private:
+  Status Relate(bool* progress);
+  Status SolveInstance(Instance* instance, bool* progress);
+  Status SolveDim(Instance* instance, const Member& member, std::size_t dim, bool* progress);
+  Status SetSymbol(Instance* instance, std::uint32_t symbol, std::uint64_t value);
+  void SetCaptured(Instance* instance) const;
+  Status SetPadded(Instance* instance);
+  Status CheckKnown(const Instance& instance) const;
+  const TensorForm& FormOf(const Instance& instance, const Member& member) const {
+    return map_.rules[instance.rule].sides[side_]->tensors[member.tensor];
+  }
+  tl::unexpected<Error> Contradiction(const Instance& instance, const Member& member) const;
+
+  const ModelMap::Impl& map_;
+  const std::uint32_t side_;
+  const Checkpoint& source_;
+  std::vector<Instance>& instances_;
+  ModelSizes& known_;
+};
+
+tl::unexpected<Error> Solver::Contradiction(const Instance& instance, const Member& member) const {
+  const Param& param = source_.params[member.param];
+  const MapRule& rule = map_.rules[instance.rule];
+  std::string sizes;
+  for (std::size_t s = 0; s < rule.symbols.size(); ++s) {
+    if (!instance.sizes[s]) continue;
+    sizes +=
+        (sizes.empty() ? "" : ", ") + rule.symbols[s] + "=" + std::to_string(*instance.sizes[s]);
+  }
+  return Fail(Errc::kBadInput,
+              Quoted(param.name) + " " + ToString(param.shape) + ": " + rule.origin + " expects " +
+                  Quoted(FormOf(instance, member).text) + (sizes.empty() ? "" : " with " + sizes));
+}
+
+Status Solver::SetSymbol(Instance* instance, std::uint32_t symbol, std::uint64_t value) {
+  instance->sizes[symbol] = value;
+  const std::string& name = map_.rules[instance->rule].symbols[symbol];
+  if (map_.sizes.contains(name)) known_.emplace(name, value);
+  return {};
+}
+
+/// "heads = kv_heads query": the one that is open.
+Status Solver::Relate(bool* progress) {
+  for (const Relation& relation : map_.relations) {
+    std::uint64_t product = 1;
+    const std::string* open = nullptr;
+    std::size_t opens = 0;
+    for (const std::string& factor : relation.factors) {
+      const auto at = known_.find(factor);
+      if (at == known_.end()) {
+        open = &factor;
+        ++opens;
+        continue;
+      }
+      SW_TRY_ASSIGN(product, CheckedMul(product, at->second));
+    }
+    const auto whole = known_.find(relation.product);
+    if (opens > 1 || (opens == 1 && whole == known_.end())) continue;
+    if (opens == 0 && whole == known_.end()) {
+      known_.emplace(relation.product, product);
+      *progress = true;
+      continue;
+    }
+    if (opens == 0 ? whole->second != product : whole->second % product != 0) {
+      return Fail(Errc::kBadInput, "sizes of the model: " + relation.product + "=" +
+                                       std::to_string(whole->second) + " is not " +
+                                       Joined(relation.factors, " x ") + ", " +
+                                       std::to_string(product) + (opens == 0 ? "" : " times any"));
+    }
+    if (opens == 1) {
+      known_.emplace(*open, whole->second / product);
+      *progress = true;
+    }
+  }
+  return {};
+}
+
+/// A dimension is the product of its factors; where one size of it is open, it follows.
+Status Solver::SolveDim(Instance* instance, const Member& member, std::size_t dim, bool* progress) {
+  const MapRule& rule = map_.rules[instance->rule];
+  const TensorForm& form = FormOf(*instance, member);
+  const std::uint64_t extent = source_.params[member.param].shape[dim];
+  std::uint64_t product = 1;
+  std::optional<Term> open;
+  for (const Factor& factor : form.dims[dim]) {
+    if (factor.padded) return {};
+    const Term term = TermOf(rule, factor, instance->sizes);
+    if (term.open && (open || term.several)) return {};
+    if (term.open) {
+      open = term;
+    } else {
+      SW_TRY_ASSIGN(product, CheckedMul(product, term.known));
+    }
+  }
+  if (!open) {
+    if (product != extent) return Contradiction(*instance, member);
+    return {};
+  }
+  if (product == 0 || extent % product != 0 || extent / product < open->known) {
+    return Contradiction(*instance, member);
+  }
+  *progress = true;
+  return SetSymbol(instance, *open->open, extent / product - open->known);
+}
+
+/// An axis that names count has as many places as the largest of them says.
+void Solver::SetCaptured(Instance* instance) const {
+  const MapRule& rule = map_.rules[instance->rule];
+  for (const Member& member : instance->members) {
+    for (const std::vector<Factor>& dim : FormOf(*instance, member).dims) {
+      for (const Factor& factor : dim) {
+        if (!factor.captured) continue;
+        std::optional<std::uint64_t>& size = instance->sizes[*rule.axes[factor.axis].size.symbol];
+        size = std::max(size.value_or(0), member.place + 1);
+      }
+    }
+  }
+}
+
+Status Solver::SolveInstance(Instance* instance, bool* progress) {
+  const MapRule& rule = map_.rules[instance->rule];
+  for (std::uint32_t s = 0; s < rule.symbols.size(); ++s) {
+    const auto known = known_.find(rule.symbols[s]);
+    if (known == known_.end() || !map_.sizes.contains(rule.symbols[s])) continue;
+    instance->sizes[s] = known->second;
+  }
+  SetCaptured(instance);
+  for (const Member& member : instance->members) {
+    const TensorForm& form = FormOf(*instance, member);
+    if (form.dims.size() != source_.params[member.param].shape.size()) {
+      return Contradiction(*instance, member);
+    }
+    for (std::size_t dim = 0; dim < form.dims.size(); ++dim) {
+      SW_TRY(SolveDim(instance, member, dim, progress));
+    }
+  }
+  return {};
+}
+
+/// An axis that may be padded and of which nobody knows the true extent has none.
+Status Solver::SetPadded(Instance* instance) {
+  for (const Member& member : instance->members) {
+    const TensorForm& form = FormOf(*instance, member);
+    for (std::size_t dim = 0; dim < form.dims.size(); ++dim) {
+      const auto padded = std::find_if(form.dims[dim].begin(), form.dims[dim].end(),
+                                       [](const Factor& factor) { return factor.padded; });
+      if (padded == form.dims[dim].end()) continue;
+      const std::uint64_t stored = source_.params[member.param].shape[dim];
+      const std::uint32_t symbol = *map_.rules[instance->rule].axes[padded->axis].size.symbol;
+      if (!instance->sizes[symbol]) SW_TRY(SetSymbol(instance, symbol, stored));
+      if (*instance->sizes[symbol] > stored) return Contradiction(*instance, member);
+    }
+  }
+  return {};
+}
+
+Status Solver::CheckKnown(const Instance& instance) const {
+  const MapRule& rule = map_.rules[instance.rule];
+  std::vector<std::string> open;
+  for (std::size_t s = 0; s < rule.symbols.size(); ++s) {
+    if (!instance.sizes[s] && map_.sizes.contains(rule.symbols[s])) open.push_back(rule.symbols[s]);
+  }
+  if (open.empty() && std::find(instance.sizes.begin(), instance.sizes.end(), std::nullopt) ==
+                          instance.sizes.end()) {
+    return {};
+  }
+  const Param& param = source_.params[instance.members.front().param];
+  // One that people have a name for is asked for first.
+  std::stable_partition(open.begin(), open.end(),
+                        [&](const std::string& name) { return !map_.sizes.at(name).empty(); });
+  if (open.empty()) {
+    return Fail(Errc::kBadInput, Quoted(param.name) + ": " + rule.origin +
+                                     " leaves sizes open; name them under \"sizes\"");
+  }
+  return Fail(Errc::kUsage, Quoted(param.name) + " " + ToString(param.shape) + ": " + rule.origin +
+                                " needs sizes that neither shapes nor a config.json beside the "
+                                "checkpoint tell (" +
+                                Joined(open, ", ") + "): give --map-sizes " + open.front() + "=N");
+}
+
+Status Solver::Go() {
+  for (const auto& [name, value] : map_.constants) {
+    if (!known_.emplace(name, value).second && known_[name] != value) {
+      return Fail(Errc::kUsage, "size " + name + " of the map is " + std::to_string(value));
+    }
+  }
+  for (Instance& instance : instances_) {
+    instance.sizes.resize(map_.rules[instance.rule].symbols.size());
+  }
+  for (bool progress = true; progress;) {
+    progress = false;
+    SW_TRY(Relate(&progress));
+    for (Instance& instance : instances_) {
+      if (!map_.rules[instance.rule].sides[side_]->rename) {
+        SW_TRY(SolveInstance(&instance, &progress));
+      }
+    }
+  }
+  for (Instance& instance : instances_) {
+    if (map_.rules[instance.rule].sides[side_]->rename) continue;
+    SW_TRY(SetPadded(&instance));
+    if (!instance.same) SW_TRY(CheckKnown(instance));
+  }
+  for (const auto& [name, value] : map_.constants) known_.erase(name);
+  return {};
+}
+
+}  // namespace
+
+Status SolveSizes(const ModelMap::Impl& map, std::uint32_t side, const Checkpoint& source,
+                  std::vector<Instance>* instances, ModelSizes* known) {
+  return Solver(map, side, source, instances, known).Go();
+}
+
+std::uint64_t ExtentOf(const Axis& axis, const Instance& instance) {
+  if (axis.segments.empty()) return *ValueOf(axis.size, instance.sizes);
+  std::uint64_t extent = 0;
+  for (const Segment& segment : axis.segments) extent += *ValueOf(segment.size, instance.sizes);
+  return extent;
+}
+
+Range RangeOf(const MapRule& rule, const Factor& factor, std::uint64_t place,
+              const Instance& instance) {
+  const Axis& axis = rule.axes[factor.axis];
+  if (factor.captured) return {place, place + 1};
+  if (!factor.segment) return {0, ExtentOf(axis, instance)};
+  Range range;
+  for (std::uint32_t s = 0; s <= *factor.segment; ++s) {
+    range.first = range.last;
+    range.last += *ValueOf(axis.segments[s].size, instance.sizes);
+  }
+  return range;
+}
+
+}  // namespace shardwright::checkpoints::maps
+
+namespace shardwright::checkpoints {
+namespace {
+
+/// The conditions of one alternative as text, if all of them hold: "model_type=llama".
+std::optional<std::string> Agreement(const maps::Told& told, const ModelFacts& facts) {
+  std::vector<std::string> agreed;
+  for (const auto& [key, values] : told) {
+    const auto fact = facts.find(key);
+    if (fact == facts.end()) return std::nullopt;
+    if (std::find(values.begin(), values.end(), fact->second) == values.end()) return std::nullopt;
+    agreed.push_back(key + "=" + fact->second);
+  }
+  return Joined(agreed, " ");
+}
+
+}  // namespace
+
+Result<ModelFacts> FactsIn(std::string_view config, const std::string& where) {
+  SW_TRY_ASSIGN(const json::Json root, json::Parse(config, where));
+  if (!root.is_object()) return Fail(Errc::kBadInput, where + ": object expected");
+  ModelFacts facts;
+  for (const auto& [key, value] : root.items()) {
+    if (value.is_string()) {
+      facts.emplace(key, value.get<std::string>());
+    } else if (value.is_boolean() || value.is_number_unsigned()) {
+      facts.emplace(key, value.dump());
+    }
+  }
+  return facts;
+}
+
+std::optional<std::string> ModelMap::ToldBy(const ModelFacts& facts) const {
+  for (const maps::Told& told : impl_->told_by) {
+    if (auto agreement = Agreement(told, facts)) return agreement;
+  }
+  return std::nullopt;
+}
+
+ModelSizes ModelMap::SizesIn(const ModelFacts& facts) const {
+  ModelSizes sizes;
+  for (const auto& [name, keys] : impl_->sizes) {
+    for (const std::string& key : keys) {
+      const auto fact = facts.find(key);
+      if (fact == facts.end()) continue;
+      const char* const end = fact->second.data() + fact->second.size();
+      std::uint64_t value = 0;
+      const auto [at, error] = std::from_chars(fact->second.data(), end, value);
+      if (error != std::errc() || at != end || value == 0) continue;
+      sizes.emplace(name, value);
+      break;
+    }
+  }
+  return sizes;
+}
+
+}  // namespace shardwright::checkpoints

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "checkpoints/model/format.h"
+#include "support/base/result.h"
+
+// Error messages for unreadable sources: they describe the source and state the next step.
+
+namespace shardwright::checkpoints {
+
+/// Returns the error for a file of pickled weights, by its name; nothing for other names.
+/// \param folder  the folder of the file
+/// Pure.
+std::optional<Error> PickledWeights(const std::string& folder, const std::string& name);
+
+/// Adds the newest complete sibling steps to the error of an incomplete step.
+/// \param folder  the folder of the step; empty: its files are in several folders
+/// \param name    the name of that folder
+/// Local; scans up to three folders.
+Error WithOtherSteps(Error error, const Dialect& dialect, const std::string& folder,
+                     const std::string& name);
+
+}  // namespace shardwright::checkpoints

@@ -1,0 +1,453 @@
+#include "checkpoints/open_source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoints/next_step.h"
+#include "checkpoints/registry.h"
+#include "support/base/text.h"
+#include "support/os/dir.h"
+
+namespace shardwright::checkpoints {
+namespace {
+
+constexpr std::uint64_t kTagBytes = 4096;
+
+/// One root, looked at.
+struct Root {
+  std::string path;
+  std::optional<std::string> tag;        // what its pointer file says
+  std::string_view pointer;              // its name
+  std::optional<Listing::Folder> alone;  // it is a file, and this its listing
+};
+
+/// The tag in a root's pointer file, if it has one.
+Status ReadPointer(Root* root) {
+  for (const Dialect& dialect : Dialects()) {
+    if (dialect.pointer.empty()) continue;
+    const std::string path = root->path + "/" + std::string(dialect.pointer);
+    SW_TRY_ASSIGN(const bool there, os::Exists(path));
+    if (!there) continue;
+    SW_TRY_ASSIGN(root->tag, PointedTag(dialect, root->path));
+    root->pointer = dialect.pointer;
+    return {};
+  }
+  return {};
+}
+
+/// The dialect that claims a folder with these names, or null.
+const Dialect* ClaimantOf(const Listing& listing) {
+  for (const Dialect& dialect : Dialects()) {
+    if (dialect.claims(listing)) return &dialect;
+  }
+  return nullptr;
+}
+
+const Dialect* ClaimantOf(const std::string& path, const std::vector<os::Entry>& entries) {
+  return ClaimantOf(Listing{{{path, entries}}});
+}
+
+/// A folder in a root, as far as the names in it tell.
+struct Below {
+  std::string name;
+  const Dialect* claimant = nullptr;
+  bool pointed = false;  // it holds a pointer file
+
+  /// Weights beside a pointer file are no tag folder: there the pointer says what is meant.
+  bool IsTag() const { return claimant != nullptr && !(claimant->pointer.empty() && pointed); }
+};
+
+Result<std::vector<Below>> FoldersIn(const std::string& root,
+                                     const std::vector<os::Entry>& entries) {
+  std::vector<Below> folders;
+  for (const os::Entry& entry : entries) {
+    if (entry.type != os::EntryType::kDir) continue;
+    const std::string path = root + "/" + entry.name;
+    SW_TRY_ASSIGN(const std::vector<os::Entry> names, os::ListDir(path));
+    const bool pointed = std::any_of(names.begin(), names.end(),
+                                     [](const os::Entry& one) { return IsPointer(one.name); });
+    folders.push_back({entry.name, ClaimantOf(path, names), pointed});
+  }
+  return folders;
+}
+
+/// Why a file cannot be INPUT.
+/// \error kUnsupported  pickled weights; kNotFound  one of several files of a checkpoint, or absent
+Status NotAlone(const std::string& path, const std::string& parent, const std::string& name) {
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (!there) return os::ExpectDir(path);
+  SW_TRY_ASSIGN(const std::vector<os::Entry> siblings, os::ListDir(parent));
+  const Dialect* claimant = ClaimantOf(parent, siblings);
+  if (claimant != nullptr && claimant->belongs(name) != Belongs::kNo) {
+    return Fail(Errc::kNotFound, path +
+                                     ": a file, where a folder is expected: it is one of the files "
+                                     "of a checkpoint (" +
+                                     std::string(claimant->name) + "): give the folder, " + parent);
+  }
+  if (auto pickled = PickledWeights(parent, name)) return tl::unexpected<Error>(*pickled);
+  return os::ExpectDir(path);
+}
+
+/// The one file of a root that is no folder but a whole checkpoint by itself; nothing if it is a
+/// folder.
+/// \error kNotFound  it is absent, or a file of which no dialect says that; as NotAlone
+Result<std::optional<Listing::Folder>> FileAlone(const std::string& path) {
+  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+  if (folder) return std::nullopt;
+  const std::size_t slash = path.rfind('/');
+  const std::string name = path.substr(slash + 1);
+  const std::span<const Dialect> all = Dialects();
+  const bool alone = std::any_of(all.begin(), all.end(), [&](const Dialect& dialect) {
+    return dialect.stands_alone != nullptr && dialect.stands_alone(name);
+  });
+  const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash);
+  if (!alone) {
+    SW_TRY(NotAlone(path, parent, name));
+    return std::nullopt;
+  }
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (!there) return Fail(Errc::kNotFound, path + ": no such file");
+  return Listing::Folder{parent, {{name, os::EntryType::kFile}}};
+}
+
+/// A file's name without its last extension, where that leaves more than dots: the name of a
+/// folder.
+std::string Stem(const std::string& name) {
+  const std::string stem = name.substr(0, name.rfind('.'));
+  return stem.find_first_not_of('.') == std::string::npos ? name : stem;
+}
+
+/// True if a folder is a save folder, as far as can be told: it has a pointer file, or tag folders.
+bool LooksLikeSave(const std::string& folder) {
+  const auto entries = os::ListDir(folder);
+  if (!entries) return false;
+  return std::any_of(entries->begin(), entries->end(), [&](const os::Entry& entry) {
+    if (IsFile(entry)) return IsPointer(entry.name);
+    if (entry.type != os::EntryType::kDir) return false;
+    const std::string path = folder + "/" + entry.name;
+    const auto below = os::ListDir(path);
+    return below && ClaimantOf(path, *below) != nullptr;
+  });
+}
+
+/// "b and a", newest first as far as their numbers tell, the oldest of many left out.
+std::string NewestOf(std::vector<std::string> names) {
+  constexpr std::size_t kShown = 5;
+  std::sort(names.begin(), names.end(),
+            [](const auto& a, const auto& b) { return NaturalLess(b, a); });
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    const bool last = i + 1 == names.size();
+    text += (i == 0 ? "" : last ? " and " : ", ") + names[i];
+  }
+  if (names.size() > kShown)
+    text += " and " + std::to_string(names.size() - kShown) + " older ones";
+  return text;
+}
+
+/// ", but b and a are checkpoints: name one of them": the tag folders `found` in a root, and save
+/// folders in it, as a Trainer makes one for every step. Nothing where there is none.
+std::string ButThere(const std::string& root, const std::vector<os::Entry>& entries,
+                     std::vector<std::string> found) {
+  for (const os::Entry& entry : entries) {
+    const bool folder = entry.type == os::EntryType::kDir;
+    const bool known = std::find(found.begin(), found.end(), entry.name) != found.end();
+    if (folder && !known && LooksLikeSave(root + "/" + entry.name)) found.push_back(entry.name);
+  }
+  if (found.empty()) return "";
+  const bool one = found.size() == 1;
+  return ", but " + NewestOf(std::move(found)) +
+         (one ? " is a checkpoint: name it" : " are checkpoints: name one of them");
+}
+
+/// Why a folder without a pointer file is no checkpoint.
+tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os::Entry>& entries,
+                                   std::vector<std::string> found) {
+  const os::Entry store{"store.json", os::EntryType::kFile};
+  if (std::find(entries.begin(), entries.end(), store) != entries.end()) {
+    return Fail(Errc::kNotFound, root +
+                                     ": a store of partial checkpoints; pec-restore makes a "
+                                     "checkpoint of it");
+  }
+  const std::string there = ButThere(root, entries, std::move(found));
+  if (!there.empty()) return Fail(Errc::kNotFound, root + ": no \"latest\" here" + there);
+  for (const os::Entry& entry : entries) {
+    if (!IsFile(entry)) continue;
+    if (auto pickled = PickledWeights(root, entry.name)) return tl::unexpected<Error>(*pickled);
+  }
+  return Fail(Errc::kNotFound, root +
+                                   ": no checkpoint here: neither a \"latest\" file nor files "
+                                   "of a checkpoint of any format (" +
+                                   FormatNames() + ")");
+}
+
+/// The folder's own name, also where the path ends in "." or a slash.
+Result<std::string> FolderName(const std::string& path) {
+  // Only the parent of a name is made canonical, so the folder is asked for as one.
+  SW_TRY_ASSIGN(const os::ParentName inside, os::SplitOutput(path + "/name"));
+  const std::size_t slash = inside.parent.rfind('/');
+  return slash == std::string::npos ? inside.parent : inside.parent.substr(slash + 1);
+}
+
+/// The folder that holds a tag folder, if it is a save folder: it has a pointer to some tag.
+Result<std::optional<std::string>> SaveFolderOf(const std::string& tag_folder) {
+  std::string path = tag_folder;
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  const std::size_t slash = path.rfind('/');
+  const std::string_view last = std::string_view(path).substr(slash + 1);
+  if (last == "." || last == "..") {
+    path += "/..";
+  } else if (slash == std::string::npos) {
+    path = ".";
+  } else {
+    path.resize(std::max<std::size_t>(slash, 1));
+  }
+  SW_TRY_ASSIGN(const std::string_view pointer, PointerIn(path));
+  if (pointer.empty()) return std::nullopt;
+  return path;
+}
+
+/// Adds the save folder of a tag folder that was named itself.
+Status AddSaveFolder(const Dialect& dialect, const std::string& folder,
+                     std::vector<std::string>* save_folders) {
+  if (dialect.pointer.empty()) {
+    save_folders->push_back(folder);
+    return {};
+  }
+  SW_TRY_ASSIGN(const std::optional<std::string> above, SaveFolderOf(folder));
+  if (above) save_folders->push_back(*above);
+  return {};
+}
+
+/// Looks at every root. \param pointed  gets the tag that their pointer files name
+Result<std::vector<Root>> LookAt(const std::vector<std::string>& paths,
+                                 std::optional<std::string>* pointed) {
+  std::vector<Root> roots;
+  for (const std::string& path : paths) {
+    Root root;
+    root.path = path;
+    SW_TRY_ASSIGN(root.alone, FileAlone(path));
+    if (!root.alone) SW_TRY(ReadPointer(&root));
+    if (root.tag && *pointed && **pointed != *root.tag) {
+      return Fail(Errc::kBadInput, path + ": latest tag " + *root.tag +
+                                       " differs from that of another root, " + **pointed);
+    }
+    if (root.tag) *pointed = root.tag;
+    roots.push_back(std::move(root));
+  }
+  return roots;
+}
+
+/// What a folder without a pointer file stands for.
+struct Meant {
+  const Dialect* claimant = nullptr;  // of the folder itself; null: its tag folder `tag`
+  std::string tag;
+};
+
+/// \param pointed  the tag that another root's pointer file names
+/// \error kNotFound  no checkpoint, or several
+Result<Meant> MeantBy(const std::string& root, const std::vector<os::Entry>& entries,
+                      const std::optional<std::string>& pointed) {
+  Meant meant;
+  meant.claimant = ClaimantOf(root, entries);
+  if (meant.claimant != nullptr && !meant.claimant->pointer.empty()) return meant;
+  SW_TRY_ASSIGN(const std::vector<Below> folders, FoldersIn(root, entries));
+  // A Trainer puts weights beside its tag folders; whoever names that folder means the training
+  // state, and must not get less of it only because the pointer file is missing.
+  const bool trained = std::any_of(folders.begin(), folders.end(), [](const Below& one) {
+    return one.claimant != nullptr && !one.claimant->pointer.empty();
+  });
+  if (meant.claimant != nullptr && !trained) return meant;
+  meant.claimant = nullptr;
+  std::vector<std::string> tags;
+  for (const Below& one : folders) {
+    if (one.IsTag()) tags.push_back(one.name);
+  }
+  if (pointed && std::find(tags.begin(), tags.end(), *pointed) != tags.end()) {
+    meant.tag = *pointed;
+  } else if (tags.size() == 1) {
+    meant.tag = tags.front();
+  } else {
+    return NoCheckpoint(root, entries, tags);
+  }
+  return meant;
+}
+
+/// Reports what lies around the one folder that a root stands for, which may be of the same
+/// checkpoint: OLMo-core has config.json and train/ there.
+void ReportAround(const std::vector<os::Entry>& entries, const std::string& folder,
+                  SourceSet* out) {
+  std::vector<std::string> names;
+  for (const os::Entry& entry : entries) {
+    if (entry.name == folder || IsPointer(entry.name) || WhyOurs(entry.name)) continue;
+    names.push_back(entry.name);
+    out->left_out.push_back({entry.name, "around the checkpoint's folder"});
+  }
+  if (names.empty()) return;
+  out->warnings.push_back("around " + folder + ", not carried over: " + FirstFew(names));
+}
+
+/// The same of a folder that was named itself, where its name tells that there is more.
+Status ReportAroundNamed(const std::string& path, SourceSet* out) {
+  constexpr std::string_view kOlmo = "model_and_optim";
+  SW_TRY_ASSIGN(const std::string name, FolderName(path));
+  if (name != kOlmo) return {};
+  // The folder above may be out of reach.
+  const auto above = os::ListDir(path + "/..");
+  if (above) ReportAround(*above, name, out);
+  return {};
+}
+
+/// Turns every root into the tag folder it stands for, or the one file, and finds the one tag of
+/// all; fills tag and save folders of the set.
+Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
+  std::optional<std::string> pointed;
+  SW_TRY_ASSIGN(std::vector<Root> roots, LookAt(paths, &pointed));
+  Listing listing;
+  for (Root& root : roots) {
+    if (root.alone) {
+      if (out->tag.empty()) out->tag = pointed.value_or(Stem(root.alone->entries.front().name));
+      listing.folders.push_back(*std::move(root.alone));
+      continue;
+    }
+    SW_TRY_ASSIGN(std::vector<os::Entry> entries, os::ListDir(root.path));
+    Meant meant;
+    if (root.tag) {
+      meant.tag = *root.tag;
+    } else {
+      SW_TRY_ASSIGN(meant, MeantBy(root.path, entries, pointed));
+    }
+    if (meant.claimant != nullptr) {
+      SW_TRY(AddSaveFolder(*meant.claimant, root.path, &out->save_folders));
+      SW_TRY(ReportAroundNamed(root.path, out));
+      if (out->tag.empty() && pointed) out->tag = *pointed;
+      if (out->tag.empty()) {
+        SW_TRY_ASSIGN(out->tag, FolderName(root.path));
+      }
+      listing.folders.push_back({root.path, std::move(entries)});
+      continue;
+    }
+    if (!out->tag.empty() && out->tag != meant.tag) {
+      return Fail(Errc::kBadInput, root.path + ": checkpoint " + meant.tag + " here, " + out->tag +
+                                       " in another root");
+    }
+    out->tag = meant.tag;
+    std::string folder = root.path + "/" + meant.tag;
+    const std::vector<os::Entry> around = entries;
+    SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
+    if (!there) {
+      // verl's pointer file has the name of Megatron's, and another meaning.
+      return Fail(Errc::kNotFound, folder + ": no such folder, although " + root.path + "/" +
+                                       std::string(root.pointer) + " names it" +
+                                       ButThere(root.path, entries, {}));
+    }
+    SW_TRY_ASSIGN(entries, os::ListDir(folder));
+    const Dialect* claimant = ClaimantOf(folder, entries);
+    const bool own = claimant != nullptr && claimant->pointer.empty();
+    out->save_folders.push_back(own ? folder : root.path);
+    if (own && !root.tag) ReportAround(around, meant.tag, out);
+    listing.folders.push_back({std::move(folder), std::move(entries)});
+  }
+  return listing;
+}
+
+/// Reads what is listed: nothing, if there is nothing.
+Status ScanListing(const Listing& listing, const ScanOptions& options, SourceSet* out) {
+  const Dialect* dialect = ClaimantOf(listing);
+  // A folder that nobody claims may still hold what its files cannot be told without.
+  if (dialect == nullptr) dialect = &Dialects().front();
+  Result<SourceSet> scanned = dialect->scan(listing, options);
+  if (!scanned) {
+    const bool one = listing.folders.size() == 1;
+    const auto name = one ? FolderName(listing.folders.front().path) : Result<std::string>("");
+    return tl::unexpected<Error>(WithOtherSteps(std::move(scanned).error(), *dialect,
+                                                one ? listing.folders.front().path : "",
+                                                name.value_or("")));
+  }
+  SourceSet found = *std::move(scanned);
+  found.dialect = dialect->name;
+  found.tag = std::move(out->tag);
+  found.save_folders = std::move(out->save_folders);
+  found.left_out = std::move(out->left_out);
+  found.warnings.insert(found.warnings.end(), out->warnings.begin(), out->warnings.end());
+  *out = std::move(found);
+  return {};
+}
+
+}  // namespace
+
+Result<std::string_view> PointerIn(const std::string& folder) {
+  for (const Dialect& dialect : Dialects()) {
+    if (dialect.pointer.empty()) continue;
+    SW_TRY_ASSIGN(const bool there, os::Exists(folder + "/" + std::string(dialect.pointer)));
+    if (there) return dialect.pointer;
+  }
+  return std::string_view();
+}
+
+bool IsPointer(std::string_view name) {
+  const std::span<const Dialect> all = Dialects();
+  return std::any_of(all.begin(), all.end(), [&](const Dialect& dialect) {
+    return !name.empty() && dialect.pointer == name;
+  });
+}
+
+Result<std::string> PointedTag(const Dialect& dialect, const std::string& folder) {
+  const std::string path = folder + "/" + std::string(dialect.pointer);
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kTagBytes));
+  std::string tag(Trimmed(text));
+  if (tag.empty()) return Fail(Errc::kNotFound, path + ": the tag is empty");
+  if (dialect.tag_of != nullptr) {
+    Result<std::string> meant = dialect.tag_of(tag);
+    if (!meant) return Within(path, std::move(meant).error());
+    tag = *std::move(meant);
+  }
+  if (Status safe = os::SafeName(tag); !safe) return Within(path, std::move(safe).error());
+  return tag;
+}
+
+Result<SourceSet> ScanSource(const std::vector<std::string>& roots, const ScanOptions& options) {
+  if (roots.empty()) return Fail(Errc::kUsage, "no source given");
+  SourceSet out;
+  SW_TRY_ASSIGN(const Listing listing, Resolve(roots, &out));
+  SW_TRY(ScanListing(listing, options, &out));
+  if (out.files.empty()) {
+    return Fail(Errc::kNotFound, listing.folders.front().path +
+                                     ": no files of a checkpoint of any format (" + FormatNames() +
+                                     ") here");
+  }
+  return out;
+}
+
+Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag,
+                           const ScanOptions& options) {
+  SourceSet out;
+  out.tag = tag;
+  Listing listing;
+  for (const std::string& root : roots) {
+    SW_TRY_ASSIGN(const bool there, os::Exists(root));
+    if (!there) continue;
+    SW_TRY_ASSIGN(std::optional<Listing::Folder> alone, FileAlone(root));
+    if (alone) {
+      listing.folders.push_back(*std::move(alone));
+      continue;
+    }
+    SW_TRY_ASSIGN(std::vector<os::Entry> entries, os::ListDir(root));
+    std::string folder = root;
+    folder.append("/").append(tag);
+    SW_TRY_ASSIGN(const bool below, os::IsDir(folder));
+    const Dialect* claimant = ClaimantOf(root, entries);
+    if (claimant != nullptr && !(claimant->pointer.empty() && below)) {
+      listing.folders.push_back({root, std::move(entries)});
+      SW_TRY(AddSaveFolder(*claimant, root, &out.save_folders));
+    } else if (below) {
+      SW_TRY_ASSIGN(entries, os::ListDir(folder));
+      listing.folders.push_back({std::move(folder), std::move(entries)});
+      out.save_folders.push_back(root);
+    }
+  }
+  SW_TRY(ScanListing(listing, options, &out));
+  return out;
+}
+
+}  // namespace shardwright::checkpoints

@@ -1,0 +1,250 @@
+#include "checkpoints/registry.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "checkpoints/dcp/dcp.h"
+#include "checkpoints/deepspeed/common/scan.h"
+#include "checkpoints/deepspeed/common/target.h"
+#include "checkpoints/deepspeed/native/deepspeed.h"
+#include "checkpoints/deepspeed/universal/universal.h"
+#include "checkpoints/dtensor/dtensor.h"
+#include "checkpoints/megatron/megatron.h"
+#include "checkpoints/safetensors/safetensors.h"
+#include "engine/layout/states.h"
+#include "support/base/text.h"
+
+namespace shardwright::checkpoints {
+namespace {
+
+constexpr Dialect kDialects[] = {
+    {.name = "deepspeed",
+     .summary = "native files of a parallel layout",
+     .keys = kZeroKeys,
+     .pointer = "latest",
+     .claims = deepspeed::Claims,
+     .belongs = deepspeed::BelongsTo,
+     .scan = deepspeed::Scan,
+     .read_file = ReadEngineFile,
+     .read = ReadDeepSpeed,
+     .read_weights = ReadDeepSpeedWeights,
+     .resolve = deepspeed::Resolve,
+     .write = deepspeed::Write,
+     .readers = deepspeed::Readers,
+     .same_files = SameFiles},
+    {.name = "universal",
+     .summary = "atoms, one file per parameter and state",
+     .keys = kUniversalKeys,
+     .pointer = "latest_universal",
+     .claims = universal::Claims,
+     .belongs = universal::BelongsTo,
+     .scan = universal::Scan,
+     .read_file = ReadEngineFile,
+     .read = ReadUniversal,
+     .read_weights = ReadUniversalWeights,
+     .resolve = universal::Resolve,
+     .write = universal::Write},
+    {.name = dcp::kName,
+     .summary = "folders of torch.distributed.checkpoint",
+     .keys = kDcpKeys,
+     .claims = dcp::Claims,
+     .belongs = dcp::BelongsTo,
+     .folders_beside = dcp::kFoldersBeside,
+     .scan = dcp::Scan,
+     .read_file = dcp::ReadFile,
+     .read = dcp::Read,
+     .read_weights = dcp::ReadWeights,
+     .resolve = dcp::Resolve,
+     .write = dcp::Write,
+     .readers = dcp::Readers,
+     .sides = dcp::Sides},
+    {.name = "dtensor",
+     .summary = "a file of DTensors for each rank, as verl and Accelerate have them",
+     .keys = kDTensorKeys,
+     .claims = dtensor::Claims,
+     .belongs = dtensor::BelongsTo,
+     .folders_beside = dtensor::kFoldersBeside,
+     .scan = dtensor::Scan,
+     .read_file = dtensor::ReadFile,
+     .read = dtensor::Read,
+     .read_weights = dtensor::ReadWeights,
+     .resolve = dtensor::Resolve,
+     .write = dtensor::Write,
+     .readers = dtensor::Readers,
+     .sides = dtensor::Sides},
+    {.name = "megatron",
+     .summary = "checkpoints of Megatron-Core, torch_dist and legacy",
+     .keys = kMegatronKeys,
+     .pointer = megatron::kTracker,
+     .tag_of = megatron::TagOf,
+     .claims = megatron::Claims,
+     .belongs = megatron::BelongsTo,
+     .scan = megatron::Scan,
+     .read_file = megatron::ReadFile,
+     .read = megatron::Read,
+     .read_weights = megatron::ReadWeights,
+     .resolve = megatron::Resolve,
+     .write = megatron::Write,
+     .sides = megatron::Sides},
+    {.name = "safetensors",
+     .summary = "weights by name, as model hubs have them",
+     .keys = kSafetensorsKeys,
+     .claims = safetensors::Claims,
+     .belongs = safetensors::BelongsTo,
+     .stands_alone = safetensors::StandsAlone,
+     .scan = safetensors::Scan,
+     .read_file = safetensors::ReadFile,
+     .read = safetensors::Read,
+     .only_weights = true,
+     .resolve = safetensors::Resolve,
+     .write = safetensors::Write,
+     .sides = safetensors::Sides},
+};
+
+/// The names of records of a table: "deepspeed, universal".
+template <typename Record>
+std::string NamesOf(std::span<const Record> records) {
+  std::vector<std::string> names;
+  for (const Record& record : records) names.emplace_back(record.name);
+  return Joined(names, ", ");
+}
+
+Result<const TargetKey*> NeedKey(const Dialect& dialect, std::string_view name) {
+  for (const TargetKey& key : dialect.keys) {
+    if (key.name == name) return &key;
+  }
+  std::vector<std::string> others;
+  for (const Dialect& other : kDialects) {
+    if (std::ranges::find(other.keys, name, &TargetKey::name) != other.keys.end()) {
+      others.push_back("--format " + std::string(other.name));
+    }
+  }
+  return Fail(Errc::kUsage, "target key " + Quoted(name) + " is none of " + NamesOf(dialect.keys) +
+                                (others.empty() ? "" : "; it is one of " + Joined(others, ", ")));
+}
+
+}  // namespace
+
+std::span<const Dialect> Dialects() { return kDialects; }
+
+std::string FormatNames() { return NamesOf(Dialects()); }
+
+const Dialect* FindDialect(std::string_view name) {
+  for (const Dialect& dialect : kDialects) {
+    if (dialect.name == name) return &dialect;
+  }
+  return nullptr;
+}
+
+Result<const Dialect*> NeedDialect(std::string_view name) {
+  if (const Dialect* dialect = FindDialect(name)) return dialect;
+  return Fail(Errc::kUsage,
+              "format " + Quoted(name) + " does not exist, there are " + FormatNames());
+}
+
+namespace {
+
+/// Takes the kind of tensors whose kind no file records from the user's pattern files.
+void DecideKinds(const Patterns& patterns, Checkpoint* checkpoint) {
+  std::unordered_set<std::string> frozen;
+  for (Param& param : checkpoint->params) {
+    if (!param.undecided) continue;
+    const std::optional<bool> is_frozen = patterns.IsFrozenParameter(param.name);
+    if (!is_frozen) continue;
+    param.undecided = false;
+    if (!*is_frozen) continue;
+    param.kind = ParamKind::kFrozen;
+    param.entry = false;
+    frozen.insert(param.name);
+  }
+  if (frozen.empty()) return;
+  checkpoint->frozen_unknown = false;
+  for (layout::LogicalTensor& tensor : checkpoint->map.tensors) {
+    if (tensor.state == layout::kBuffer && frozen.contains(tensor.name)) {
+      tensor.state = layout::kFrozen;
+    }
+  }
+}
+
+/// As Dialect::read. Scans find what is in the given folders, so a reader that lacks files lacks
+/// folders too.
+Result<Checkpoint> ReadWhole(const Dialect& dialect, const SourceSet& source,
+                             const Patterns& patterns) {
+  Result<Checkpoint> whole = dialect.read(source, patterns);
+  if (whole) DecideKinds(patterns, &*whole);
+  if (whole && !source.weights_of.empty() && whole->weight_sets.empty()) {
+    return Fail(Errc::kUsage, "--weights-of " + source.weights_of + ": " + source.tag +
+                                  ": format " + source.dialect +
+                                  " has one set of weights; leave --weights-of out");
+  }
+  if (whole || whole.error().code != Errc::kNotFound) return whole;
+  Error error = std::move(whole).error();
+  error.message += kAddFolder;
+  return tl::unexpected<Error>(std::move(error));
+}
+
+}  // namespace
+
+Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patterns) {
+  SW_TRY_ASSIGN(const Dialect* dialect, NeedDialect(source.dialect));
+  return ReadWhole(*dialect, source, patterns);
+}
+
+Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patterns& patterns) {
+  SW_TRY_ASSIGN(const Dialect* dialect, NeedDialect(source.dialect));
+  Result<Checkpoint> whole = ReadWhole(*dialect, source, patterns);
+  if (whole || dialect->read_weights == nullptr) return whole;
+  const Errc code = whole.error().code;
+  if (code != Errc::kNotFound && code != Errc::kUnsupported) return whole;
+  Result<Checkpoint> model = dialect->read_weights(source, patterns);
+  if (!model) {
+    // What the model lacks is mostly what the first error names.
+    Error error = std::move(whole).error();
+    const std::string& alone = model.error().message;
+    if (error.message.find(alone) == std::string::npos) {
+      error.message += "; nor can the weights be read alone: " + alone;
+    }
+    return tl::unexpected<Error>(std::move(error));
+  }
+  DecideKinds(patterns, &*model);
+  SW_CHECK(model->only_weights.has_value());
+  model->only_weights->why = std::move(whole).error();
+  return model;
+}
+
+Result<TargetSpec> ParseTarget(const Dialect& dialect, std::string_view text) {
+  TargetSpec spec;
+  std::set<std::string_view> seen;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::size_t equals = rest.find('=');
+    std::size_t comma = rest.find(',');
+    if (equals == std::string_view::npos || equals > comma) {
+      return Fail(Errc::kUsage,
+                  "target \"" + std::string(rest.substr(0, comma)) + "\": key=value expected");
+    }
+    const std::string_view name = rest.substr(0, equals);
+    if (!seen.insert(name).second) {
+      return Fail(Errc::kUsage, "target key \"" + std::string(name) + "\" is given twice");
+    }
+    SW_TRY_ASSIGN(const TargetKey* key, NeedKey(dialect, name));
+    const bool ranges = key->lists && equals + 1 < rest.size() && rest[equals + 1] >= '0' &&
+                        rest[equals + 1] <= '9';
+    if (ranges) comma = std::string_view::npos;
+    const std::string_view value =
+        rest.substr(equals + 1, comma == std::string_view::npos ? comma : comma - equals - 1);
+    SW_TRY(key->check(name, value));
+    spec.settings.emplace_back(name, value);
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+    if (rest.empty())
+      return Fail(Errc::kUsage, "target \"" + std::string(text) + "\" ends in a comma");
+  }
+  return spec;
+}
+
+}  // namespace shardwright::checkpoints

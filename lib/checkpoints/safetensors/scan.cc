@@ -1,0 +1,171 @@
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "checkpoints/safetensors/safetensors.h"
+#include "files/safetensors/header.h"
+#include "files/safetensors/index.h"
+#include "support/base/limits.h"
+#include "support/base/text.h"
+
+namespace shardwright::checkpoints::safetensors {
+namespace {
+
+namespace file_format = shardwright::safetensors;
+
+constexpr std::string_view kSingleName = "model.safetensors";
+
+/// What lies in the folders under names of the format.
+struct Names {
+  std::vector<Found> files;
+  std::vector<Found> indexes;
+};
+
+Names NamesIn(const Listing& listing) {
+  Names names;
+  for (const Listing::Folder& folder : listing.folders) {
+    for (const os::Entry& entry : folder.entries) {
+      if (!IsFile(entry)) continue;
+      const Found found{folder.path + "/" + entry.name, entry.name};
+      if (IsIndex(entry.name)) {
+        names.indexes.push_back(found);
+      } else if (entry.name.ends_with(file_format::kSuffix)) {
+        names.files.push_back(found);
+      }
+    }
+  }
+  return names;
+}
+
+bool HasName(const std::vector<Found>& files, std::string_view name) {
+  return std::any_of(files.begin(), files.end(),
+                     [&](const Found& file) { return file.name == name; });
+}
+
+/// The index that says which files count, if there is one that does.
+Result<const Found*> ChooseIndex(const Names& names, std::vector<std::string>* warnings) {
+  if (names.indexes.empty()) return nullptr;
+  if (HasName(names.files, kSingleName)) {
+    warnings->push_back(std::string(kSingleName) +
+                        " is taken, as others do, and not the files of " +
+                        names.indexes.front().name);
+    return nullptr;
+  }
+  const auto usual =
+      std::find_if(names.indexes.begin(), names.indexes.end(),
+                   [](const Found& index) { return index.name == file_format::kIndexName; });
+  if (usual != names.indexes.end()) return &*usual;
+  const bool one = std::all_of(names.indexes.begin(), names.indexes.end(), [&](const Found& index) {
+    return index.name == names.indexes.front().name;
+  });
+  if (one) return &names.indexes.front();
+  return Fail(Errc::kUnsupported, names.indexes.front().path + " and " + names.indexes.back().name +
+                                      ": several sets of files in one folder");
+}
+
+/// An index that names no file of the folder although there are others: they were renamed, or saved
+/// again in other sizes.
+Status CheckStale(const Found& index, const std::set<std::string, std::less<>>& wanted,
+                  const std::vector<Found>& files) {
+  const bool stale =
+      !files.empty() && std::none_of(files.begin(), files.end(),
+                                     [&](const Found& file) { return wanted.contains(file.name); });
+  if (!stale) return {};
+  std::vector<std::string> others;
+  others.reserve(files.size());
+  for (const Found& file : files) others.push_back(file.name);
+  return Fail(Errc::kNotFound, index.path + ": a stale index: it names " +
+                                   FirstFew({wanted.begin(), wanted.end()}) +
+                                   ", none of which is here; here are " + FirstFew(others) +
+                                   ": move the index away to read the files as they are named");
+}
+
+/// The rank in "model-rank-3-part-0.safetensors", as vLLM names the files of its sharded_state.
+std::optional<std::string> RankOfVllm(std::string_view name) {
+  constexpr std::string_view kRank = "model-rank-";
+  constexpr std::string_view kPart = "-part-";
+  if (!name.starts_with(kRank)) return std::nullopt;
+  name.remove_prefix(kRank.size());
+  const std::size_t end = name.find(kPart);
+  if (end == std::string_view::npos || end == 0) return std::nullopt;
+  const std::string_view rank = name.substr(0, end);
+  if (rank.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
+  return std::string(rank);
+}
+
+/// vLLM saves what each tensor-parallel rank holds, its projections fused, and nothing of how. A
+/// single rank holds whole tensors.
+Status CheckVllm(const std::vector<Found>& files, std::vector<std::string>* warnings) {
+  std::set<std::string> ranks;
+  for (const Found& file : files) {
+    if (auto rank = RankOfVllm(file.name)) ranks.insert(*std::move(rank));
+  }
+  if (ranks.empty()) return {};
+  if (ranks.size() == 1) {
+    warnings->push_back(files.front().name +
+                        ": sharded_state of vLLM: names and fused tensors are those of vLLM");
+    return {};
+  }
+  return Fail(Errc::kUnsupported,
+              files.front().path + ": sharded_state of vLLM, of " +
+                  Plural(ranks.size(), "tensor-parallel rank") +
+                  ": its files do not tell how tensors were fused and cut; convert the model that "
+                  "it was made of");
+}
+
+}  // namespace
+
+Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
+                                        const os::Identity& /*identity*/) {
+  auto text = file_format::ReadHeaderText(file);
+  if (!text) return Within(found.path, text.error());
+  const auto header = file_format::ParseHeader(*text);
+  if (!header) return Within(found.path, header.error());
+  shardwright::files::Skeleton skeleton;
+  skeleton.head = shardwright::files::Head::kJson;
+  skeleton.last = text->file_bytes;
+  for (const file_format::Entry& entry : header->entries) {
+    skeleton.storages.push_back({entry.name, entry.offset, entry.bytes, std::nullopt});
+  }
+  skeleton.header = std::move(text->text);
+  Container container;
+  container.skeleton = std::make_shared<const shardwright::files::Skeleton>(std::move(skeleton));
+  return std::vector<Container>{std::move(container)};
+}
+
+Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
+  SourceSet set;
+  Names names = NamesIn(listing);
+  std::vector<std::string> skipped;
+  SW_TRY(CheckVllm(names.files, &set.warnings));
+  SW_TRY_ASSIGN(const Found* index, ChooseIndex(names, &set.warnings));
+  std::set<std::string, std::less<>> wanted;
+  if (index != nullptr) {
+    SW_TRY_ASSIGN(set.manifest, os::ReadWholeText(index->path, limits::kSafetensorsIndexBytes));
+    SW_TRY_ASSIGN(const file_format::Index parsed,
+                  file_format::ParseIndex(set.manifest, index->path));
+    for (const auto& [name, file] : parsed.files) wanted.insert(file);
+    SW_TRY(CheckStale(*index, wanted, names.files));
+  } else if (HasName(names.files, kSingleName)) {
+    wanted.emplace(kSingleName);
+  } else {
+    for (const Found& file : names.files) wanted.insert(file.name);
+  }
+  std::vector<Found> chosen;
+  for (Found& file : names.files) {
+    if (wanted.contains(file.name)) {
+      chosen.push_back(std::move(file));
+    } else {
+      skipped.push_back(file.name);
+    }
+  }
+  WarnAboutSkipped(skipped, &set);
+  SW_TRY(ReadFiles(std::move(chosen), ReadFile, options, &set));
+  return set;
+}
+
+}  // namespace shardwright::checkpoints::safetensors

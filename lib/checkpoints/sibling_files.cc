@@ -1,0 +1,261 @@
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "checkpoints/model/links.h"
+#include "checkpoints/registry.h"
+#include "support/base/text.h"
+#include "support/os/directory.h"
+
+namespace shardwright::checkpoints {
+namespace {
+
+// Large enough for the scripts and settings that trainers write with every checkpoint.
+constexpr std::uint64_t kContentBytes = std::uint64_t{64} << 10;
+constexpr std::uint64_t kAllContentBytes = std::uint64_t{4} << 20;
+constexpr int kAttempts = 3;
+
+/// Where each neighbour is in the set, by name.
+using ByName = std::map<std::string, std::size_t>;
+
+/// The neighbours of one save folder.
+class Folder {
+ public:
+  Folder(const std::string& path, SourceSet* set, ByName* by_name)
+      : path_(path), set_(set), by_name_(*by_name), dialect_(FindDialect(set->dialect)) {}
+
+  Status Read() {
+    const std::string real = os::RealPath(path_);
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_));
+    const std::size_t before = set_->neighbours.size();
+    for (const os::Entry& entry : entries) {
+      if (IsPointer(entry.name)) continue;  // written anew
+      if (entry.name == set_->tag) continue;
+      if (dialect_ != nullptr && dialect_->pointer.empty() &&
+          dialect_->belongs(entry.name) != Belongs::kNo) {
+        continue;
+      }
+      if (auto why = WhyOurs(entry.name)) {
+        LeaveOut(entry.name, *why);
+        continue;
+      }
+      switch (entry.type) {
+        case os::EntryType::kFile:
+          SW_TRY(Add(entry.name, path_ + "/" + entry.name, real + "/" + entry.name, false));
+          break;
+        case os::EntryType::kDir:
+          SW_TRY(AddFolder(entry.name, real));
+          break;
+        case os::EntryType::kSymlink:
+          SW_TRY(AddLink(entry.name, real));
+          break;
+        case os::EntryType::kOther:
+          LeaveOutSurprising(entry.name, "neither a file nor a folder");
+          break;
+      }
+    }
+    if (set_->neighbours.size() > before) WarnIfNotNewest();
+    for (const auto& [why, names] : surprising_) {
+      set_->warnings.push_back("beside the checkpoint, not carried over: " + FirstFew(names) +
+                               ": " + why);
+    }
+    return {};
+  }
+
+ private:
+  /// A folder that comes along: its files. Of others only the name is told.
+  Status AddFolder(const std::string& name, const std::string& real) {
+    const auto along =
+        dialect_ == nullptr ? std::span<const std::string_view>() : dialect_->folders_beside;
+    if (std::find(along.begin(), along.end(), name) == along.end()) {
+      LeaveOut(name, "a folder");
+      return {};
+    }
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/" + name));
+    for (const os::Entry& entry : entries) {
+      const std::string below = std::string(name).append("/").append(entry.name);
+      if (entry.type == os::EntryType::kFile) {
+        SW_TRY(Add(below, path_ + "/" + below, std::string(real).append("/").append(below), false));
+      } else if (entry.type == os::EntryType::kSymlink) {
+        SW_TRY(AddLink(below, real));
+      } else {
+        LeaveOut(below, "no file");
+      }
+    }
+    return {};
+  }
+
+  /// Trainers write these files anew with every checkpoint, and the pointer names the last one.
+  void WarnIfNotNewest() {
+    std::string newest;
+    for (const Dialect& dialect : Dialects()) {
+      if (dialect.pointer.empty()) continue;
+      const Result<std::string> tag = PointedTag(dialect, path_);
+      if (!tag) continue;
+      if (PlainTag(*tag) == PlainTag(set_->tag)) return;  // atoms are of the step of their source
+      if (newest.empty()) newest = *tag;
+    }
+    if (newest.empty()) return;
+    set_->warnings.push_back("what lies beside " + set_->tag + " may be of " + newest);
+  }
+
+  void LeaveOut(const std::string& name, const std::string& why) {
+    set_->left_out.push_back({name, why});
+  }
+
+  void LeaveOutSurprising(const std::string& name, const std::string& why) {
+    LeaveOut(name, why);
+    surprising_[why].push_back(name);
+  }
+
+  /// A link is followed only where IsLinkAllowed: a checkpoint from elsewhere must not be able to
+  /// put any file of this machine into the output.
+  Status AddLink(const std::string& name, const std::string& real_folder) {
+    const std::string real = os::RealPath(path_ + "/" + name);
+    if (real.empty()) {
+      LeaveOutSurprising(name, "a link that leads nowhere");
+      return {};
+    }
+    if (!IsLinkAllowed(real_folder, real)) {
+      LeaveOutSurprising(name, "a link that leads out of the folder");
+      return {};
+    }
+    SW_TRY_ASSIGN(const bool folder, os::IsDir(real));
+    if (folder) {
+      LeaveOut(name, "a link to a folder");
+      return {};
+    }
+    // By where it leads now: led elsewhere later, it would be another file.
+    return Add(name, real, real, true);
+  }
+
+  /// \param real  where it is without links: none is followed, also if one took its place since
+  Status Add(const std::string& name, const std::string& path, const std::string& real,
+             bool is_link) {
+    Neighbour found;
+    found.path = path;
+    found.name = name;
+    found.real = real;
+    Result<os::File> file = os::Directory::OpenReal(real, path);
+    if (!file) {
+      SW_TRY_ASSIGN(const bool there, os::Exists(found.path));
+      if (!there) return {};  // removed since it was listed
+      if (file.error().sys == ELOOP || file.error().sys == ENOTDIR) {
+        LeaveOutSurprising(name, "a link took its place while the folder was read");
+        return {};
+      }
+      if (is_link) {
+        LeaveOutSurprising(name, "a link to what cannot be read as a file");
+        return {};
+      }
+      file.error().message += " (--neighbours=none leaves out what lies beside the checkpoint)";
+      return tl::unexpected<Error>(std::move(file).error());
+    }
+    SW_TRY_ASSIGN(found.executable, file->IsExecutable());
+    SW_TRY_ASSIGN(found.identity, file->Stat());
+    for (int attempt = 0; attempt < kAttempts && !found.content; ++attempt) {
+      SW_TRY(ReadContent(*file, &found));
+    }
+    SW_TRY_ASSIGN(const bool fresh, IsNew(found));
+    if (!fresh) return {};
+    if (found.content) content_bytes_ += found.content->size();
+    by_name_.emplace(found.name, set_->neighbours.size());
+    set_->neighbours.push_back(std::move(found));
+    return {};
+  }
+
+  /// Takes the bytes of a small file, if they stay the same while they are read.
+  Status ReadContent(const os::File& file, Neighbour* found) const {
+    const std::uint64_t bytes = found->identity.bytes;
+    if (bytes > kContentBytes || content_bytes_ + bytes > kAllContentBytes) return {};
+    std::string content(static_cast<std::size_t>(bytes), '\0');
+    const Status read = file.ReadAt(0, std::as_writable_bytes(std::span(content)));
+    const os::Identity before = found->identity;
+    SW_TRY_ASSIGN(found->identity, file.Stat());
+    if (found->identity != before) return {};
+    SW_TRY(read);
+    found->content = std::move(content);
+    return {};
+  }
+
+  static Result<bool> IsSame(const Neighbour& a, const Neighbour& b) {
+    if (a.identity.bytes != b.identity.bytes) return false;
+    if (a.content && b.content) return *a.content == *b.content;
+    if (a.identity == b.identity) return true;
+    return SameBytes(a.path, b.path, a.identity.bytes);
+  }
+
+  /// False if another root has a file of that name; a different one is worth a warning.
+  Result<bool> IsNew(const Neighbour& found) {
+    const auto have = by_name_.find(found.name);
+    if (have == by_name_.end()) return true;
+    const Neighbour& other = set_->neighbours[have->second];
+    SW_TRY_ASSIGN(const bool same, IsSame(other, found));
+    if (!same) {
+      LeaveOutSurprising(found.name, "differs from the file of that name in " +
+                                         other.path.substr(0, other.path.rfind('/')));
+    }
+    return false;
+  }
+
+  const std::string& path_;
+  SourceSet* set_;
+  ByName& by_name_;
+  const Dialect* dialect_;
+  std::uint64_t content_bytes_ = 0;
+  std::map<std::string, std::vector<std::string>> surprising_;  // by reason
+};
+
+}  // namespace
+
+std::optional<std::string> WhyOurs(std::string_view name) {
+  if (name == "shardwright.json") return "the manifest of another output";
+  if (name == ".journal") return "a name that outputs need while they are made";
+  if (name.ends_with(".report.json")) return "a report";
+  if (name.ends_with(".lock")) return "a lock";
+  if (name.ends_with(".partial")) return "an output that is not complete";
+  if (name.starts_with(".nfs")) return "removed, but still open somewhere";
+  return std::nullopt;
+}
+
+Status FindNeighbours(SourceSet* set) {
+  std::set<std::string> seen;
+  ByName by_name;
+  for (const std::string& folder : set->save_folders) {
+    if (!seen.insert(os::RealPath(folder)).second) continue;
+    SW_TRY(Folder(folder, set, &by_name).Read());
+  }
+  std::sort(set->neighbours.begin(), set->neighbours.end(),
+            [](const Neighbour& a, const Neighbour& b) { return NaturalLess(a.name, b.name); });
+  return {};
+}
+
+bool IsAppendedTo(std::string_view path) {
+  constexpr std::array<std::string_view, 4> kEnds = {".log", ".jsonl", ".out", ".err"};
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  return name.starts_with("events.out.tfevents") ||  // TensorBoard
+         std::any_of(kEnds.begin(), kEnds.end(),
+                     [&](std::string_view end) { return name.ends_with(end); });
+}
+
+std::optional<std::uint64_t> RankOfNeighbour(std::string_view name) {
+  // Hugging Face Trainer; Accelerate.
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kForms = {
+      {{"rng_state_", ".pth"}, {"random_states_", ".pkl"}}};
+  for (const auto& [begin, end] : kForms) {
+    if (!name.starts_with(begin) || !name.ends_with(end)) continue;
+    if (name.size() <= begin.size() + end.size()) continue;
+    const std::string_view digits =
+        name.substr(begin.size(), name.size() - begin.size() - end.size());
+    std::uint64_t rank = 0;
+    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+    if (error == std::errc() && stop == digits.data() + digits.size()) return rank;
+  }
+  return std::nullopt;
+}
+
+}  // namespace shardwright::checkpoints

@@ -1,0 +1,238 @@
+#include "convert/catalogue.h"
+
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "convert/pack_compressed.h"
+#include "engine/exec/manifest.h"
+#include "engine/plan/target_builder.h"
+#include "support/base/checked.h"
+#include "support/base/limits.h"
+#include "support/json/json.h"
+#include "support/os/dir.h"
+#include "support/os/file.h"
+#include "support/os/io_threads.h"
+
+namespace shardwright::convert {
+namespace {
+
+constexpr const char* kCatalogueFile = "catalogue.swc";
+constexpr std::uint64_t kCatalogueBytes = std::uint64_t{4} << 30;
+constexpr std::uint64_t kPackAlign = 64;
+
+constexpr std::string_view kCompressedSuffix = ".zst";
+
+std::string PackName(std::size_t file, Pack pack) {
+  char name[32];
+  std::snprintf(name, sizeof name, "pack/%06zu", file);
+  return name + std::string(pack == Pack::kZstd ? kCompressedSuffix : ".bin");
+}
+
+const char* PackWord(Pack pack) {
+  switch (pack) {
+    case Pack::kNone:
+      return "none";
+    case Pack::kCopy:
+      return "copy";
+    case Pack::kZstd:
+      return "zstd";
+  }
+  return "";
+}
+
+Result<nlohmann::json> ReadManifest(const std::string& folder) {
+  const std::string path = folder + "/" + exec::kManifestName;
+  SW_TRY_ASSIGN(const std::string manifest, os::ReadWholeText(path, limits::kJsonBytes));
+  SW_TRY_ASSIGN(json::Json json, json::Parse(manifest, path));
+  if (!json.is_object() || !json.contains("kind") || json["kind"] != "catalogue") {
+    return Fail(Errc::kBadInput, path + ": not the manifest of a fragment catalogue");
+  }
+  return json;
+}
+
+/// The packed twin of a source: one file of payloads for each of its files.
+/// \param builder  gets the pack files, `map` the members that feed them
+checkpoints::SourceSet PackedTwin(const checkpoints::SourceSet& set, Pack pack,
+                                  layout::ShardMap* map, plan::TargetBuilder* builder) {
+  checkpoints::SourceSet packed = set;
+  for (std::size_t f = 0; f < set.files.size(); ++f) {
+    checkpoints::SourceFile& twin = packed.files[f];
+    map->files.push_back(set.files[f].path);
+    const std::string path = PackName(f, pack);
+    const std::uint32_t out = builder->AddFile(path);
+    std::vector<files::Skeleton> skeletons;
+    for (const checkpoints::Container& container : twin.containers) {
+      files::Skeleton& skeleton = skeletons.emplace_back(*container.skeleton);
+      for (files::Storage& to : skeleton.storages) {
+        const files::Storage from = to;
+        // An empty storage lies nowhere, and rounded up its place could be beyond the file's end.
+        const std::uint64_t end = builder->bytes(out);
+        to.offset = from.bytes == 0 ? end : RoundUp(end, kPackAlign);
+        if (from.bytes == 0) continue;
+        builder->AddMember(out, to.offset, static_cast<std::uint32_t>(map->members.size()),
+                           from.bytes);
+        map->members.push_back({static_cast<std::uint32_t>(f), from.offset, from.bytes, from.crc32,
+                                NameOf(skeleton, from)});
+      }
+    }
+    for (std::size_t c = 0; c < skeletons.size(); ++c) {
+      skeletons[c].first = 0;
+      skeletons[c].last = builder->bytes(out);
+      twin.containers[c].skeleton =
+          std::make_shared<const files::Skeleton>(std::move(skeletons[c]));
+      twin.containers[c].stretches.clear();
+    }
+    twin.path = path;  // relative: a packed catalogue may be moved
+    twin.identity = {builder->bytes(out), 0, 0};
+  }
+  for (checkpoints::Neighbour& twin : packed.neighbours) {
+    if (twin.content) continue;
+    const std::uint64_t bytes = twin.identity.bytes;
+    plan::OutputFile out = plan::WholeFile(PackName(builder->file_count(), pack), twin.path, bytes,
+                                           plan::Twin::kCopy, map);
+    twin.path = out.path;
+    twin.identity = {bytes, 0, 0};
+    builder->AddFile(std::move(out));
+  }
+  return packed;
+}
+
+/// Compares a neighbour's pack file with its digest in the manifest. Nothing else vouches for its
+/// bytes: the checksums of a checkpoint's own files are in those files.
+Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
+                 const std::map<std::string, exec::ListedFile>& files) {
+  const auto listed = files.find(name);
+  if (listed == files.end() || listed->second.digest.empty()) {
+    return Fail(Errc::kBadInput, stored.path() + ": no digest of it in the manifest");
+  }
+  SW_TRY_ASSIGN(const os::Identity identity, stored.Stat());
+  std::vector<std::byte> buffer;
+  std::vector<exec::Digest> units;
+  exec::DigestStream whole;
+  for (std::uint64_t at = 0; at < identity.bytes; at += buffer.size()) {
+    buffer.resize(std::min(plan::kUnitBytes, identity.bytes - at));
+    SW_TRY(stored.ReadAt(at, buffer));
+    if (pack == Pack::kCopy) {
+      units.push_back(exec::DigestOf(buffer));
+    } else {
+      whole.Add(buffer);  // a compressed file is all frame
+    }
+  }
+  const std::string found = exec::Hex(exec::FileDigest(units, whole.Finish()));
+  if (found == listed->second.digest) return {};
+  return Fail(Errc::kBadInput, stored.path() + ": damaged: its digest is " + found +
+                                   ", in the manifest " + listed->second.digest);
+}
+
+/// Points a packed set at the payload files beside its catalogue. They were written after the
+/// catalogue's text was fixed, so only their sizes can be in it.
+Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& manifest,
+                 checkpoints::SourceSet* set) {
+  const auto files = exec::ListedFiles(manifest);
+  if (!files) {
+    return Fail(Errc::kBadInput,
+                folder + "/" + exec::kManifestName + ": lists no files, or not as a manifest does");
+  }
+  const auto find = [&](std::size_t number, std::string* path, os::Identity* identity,
+                        bool neighbour) -> Status {
+    const std::string name = PackName(number, pack);
+    *path = folder + "/" + name;
+    SW_TRY_ASSIGN(const os::File stored, os::File::OpenRead(*path));
+    SW_TRY_ASSIGN(const os::Identity found, stored.Stat());
+    if (pack == Pack::kCopy && found.bytes != identity->bytes) {
+      return Fail(Errc::kBadInput, *path + ": " + std::to_string(identity->bytes) +
+                                       " bytes expected from the catalogue, found " +
+                                       std::to_string(found.bytes));
+    }
+    // A compressed one has another size; what it stands for is what the catalogue says.
+    *identity = {pack == Pack::kCopy ? found.bytes : identity->bytes, found.mtime_ns, found.inode};
+    return neighbour ? CheckPack(stored, name, pack, *files) : Status();
+  };
+  SW_TRY(os::ForEachFile(set->files.size(), os::kIoThreads, [&](std::uint64_t i) {
+    checkpoints::SourceFile& file = set->files[i];
+    return find(i, &file.path, &file.identity, false);
+  }));
+  std::size_t number = set->files.size();
+  for (checkpoints::Neighbour& neighbour : set->neighbours) {
+    if (!neighbour.content) SW_TRY(find(number++, &neighbour.path, &neighbour.identity, true));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<bool> IsCatalogue(const std::string& folder) {
+  return os::Exists(folder + "/" + kCatalogueFile);
+}
+
+Result<checkpoints::SourceSet> ReadCatalogue(const std::string& folder, bool neighbours) {
+  SW_TRY_ASSIGN(const nlohmann::json json, ReadManifest(folder));
+  const std::string path = folder + "/" + kCatalogueFile;
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
+  Result<checkpoints::SourceSet> set = checkpoints::DeserializeSource(text);
+  if (!set) return Within(path, std::move(set).error());
+  if (!neighbours) {
+    set->neighbours.clear();
+    set->left_out.clear();
+  }
+  if (json.contains("packed")) {
+    for (const Pack pack : {Pack::kNone, Pack::kCopy, Pack::kZstd}) {
+      if (json["packed"] != PackWord(pack)) continue;
+      if (pack != Pack::kNone) SW_TRY(FindPacks(folder, pack, json, &*set));
+      return set;
+    }
+  }
+  return Fail(Errc::kBadInput,
+              folder + "/" + exec::kManifestName + ": \"packed\": none, copy or zstd expected");
+}
+
+Result<std::string> MapsOfCatalogue(const std::string& folder) {
+  SW_TRY_ASSIGN(const nlohmann::json json, ReadManifest(folder));
+  const auto maps = json.find("maps");
+  return maps == json.end() ? std::string() : maps->dump();
+}
+
+Result<std::string> WeightsOfCatalogue(const std::string& folder) {
+  SW_TRY_ASSIGN(const nlohmann::json json, ReadManifest(folder));
+  const auto weights = json.find("weights_of");
+  return weights != json.end() && weights->is_string() ? weights->get<std::string>()
+                                                       : std::string();
+}
+
+bool IsCompressed(const checkpoints::SourceSet& set) {
+  return !set.files.empty() && set.files.front().path.ends_with(kCompressedSuffix);
+}
+
+Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack,
+                                       const ConvertOptions& options, Sink& sink) {
+  layout::ShardMap map;
+  plan::TargetBuilder builder;
+  const checkpoints::SourceSet packed =
+      pack == Pack::kNone ? checkpoints::SourceSet() : PackedTwin(input.set, pack, &map, &builder);
+  const auto text = std::make_shared<const std::string>(
+      checkpoints::Serialize(pack == Pack::kNone ? input.set : packed));
+  exec::FileBytes bytes(map, PathsOf(input.set));
+  nlohmann::ordered_json head = ManifestHead("ucp-extract", "catalogue", input);
+  head["packed"] = PackWord(pack);
+  if (!input.set.weights_of.empty()) head["weights_of"] = input.set.weights_of;
+  for (const MapUsed& used : input.mapped) head["maps"].push_back(used.Recipe());
+  ConvertReport report;
+  if (pack != Pack::kZstd) builder.AddText(kCatalogueFile, *text);
+  const plan::Target target = std::move(builder).Take();
+  if (pack == Pack::kZstd) {
+    SW_TRY_ASSIGN(report, PackCompressed(comm, input,
+                                         {map, target, bytes, kCatalogueFile, *text, head.dump()},
+                                         options, sink));
+  } else {
+    SW_TRY_ASSIGN(report, RunPlan(comm, input, map, target, bytes, head.dump(), PackWord(pack),
+                                  options, sink));
+  }
+  report.neighbours = ListNeighbours(input.set);
+  report.maps = input.mapped;
+  return report;
+}
+
+}  // namespace shardwright::convert

@@ -1,0 +1,453 @@
+#include "convert/convert.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoints/dcp/dcp.h"
+#include "checkpoints/pickled/hyper.h"
+#include "convert/clone_output.h"
+#include "convert/ds_to_universal.h"
+#include "engine/exec/integrity.h"
+#include "engine/exec/manifest.h"
+#include "engine/exec/replicas.h"
+#include "engine/layout/states.h"
+#include "support/base/limits.h"
+#include "support/base/stop.h"
+#include "support/base/text.h"
+#include "support/base/version.h"
+#include "support/json/json.h"
+#include "support/os/dir.h"
+
+namespace shardwright::convert {
+
+nlohmann::ordered_json ToJson(const checkpoints::Layout& layout) {
+  return nlohmann::ordered_json::parse(layout.Json());
+}
+
+std::string Explain(const checkpoints::Layout& layout) {
+  std::string text;
+  const nlohmann::ordered_json json = ToJson(layout);
+  for (const auto& [key, value] : json.items()) {
+    if (key == "stages") continue;
+    text += (text.empty() ? "" : " ") + key + "=" +
+            (value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return text;
+}
+
+nlohmann::ordered_json ManifestHead(const std::string& command, const std::string& kind,
+                                    const Input& input) {
+  nlohmann::ordered_json source = {{"kind", input.checkpoint.origin},
+                                   {"tag", input.checkpoint.tag},
+                                   {"layout", ToJson(input.checkpoint.layout)},
+                                   {"fingerprint", FingerprintText(input)}};
+  for (const MapUsed& map : input.mapped) source["maps"].push_back(map.Json());
+  return {{"schema", 1},
+          {"program", "shardwright"},
+          {"version", kVersion},
+          {"command", command},
+          {"kind", kind},
+          {"source", std::move(source)},
+          {"neighbours", input.neighbours ? "copy" : "none"}};
+}
+
+namespace {
+
+/// A dry run writes nothing, so it only warns.
+void WarnOfInodes(const std::string& output, const plan::Totals& totals, Sink& sink) {
+  const Result<os::ParentName> place = os::SplitOutput(output);
+  if (!place) return;
+  const Status space =
+      exec::CheckSpace(output, place->parent, 0, totals.output_files - totals.linked_files);
+  if (!space) sink.Warn(space.error().message);
+}
+
+}  // namespace
+
+Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
+                       const std::string& manifest_head, const Error& error, Sink& sink) {
+  if (!options.resume || options.force || error.code != Errc::kBusy) return false;
+  const auto same = [&]() -> Result<std::string> {
+    const Result<std::string> text =
+        os::ReadWholeText(options.output + "/" + exec::kManifestName, limits::kJsonBytes);
+    if (!text) return std::string();
+    const Result<json::Json> found = json::Parse(*text, exec::kManifestName);
+    const nlohmann::json head = nlohmann::json::parse(manifest_head);
+    if (!found || !found->is_object()) return std::string();
+    for (const auto& [key, value] : head.items()) {
+      const json::Json* const theirs = json::Find(*found, key.c_str());
+      if (theirs == nullptr || *theirs != value) return std::string();
+    }
+    return std::string("same");
+  };
+  SW_TRY_ASSIGN(const std::string answer, comm.OnRootText(same));
+  if (answer.empty()) return false;
+  sink.Note(options.output + ": complete already, nothing to resume", 0);
+  return true;
+}
+
+Result<std::uint64_t> FreeBytesFor(comm::Comm& comm, const std::string& output) {
+  const auto look = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(output));
+    SW_TRY_ASSIGN(const os::FreeSpace free, os::FreeSpaceAt(split.parent));
+    return std::to_string(free.bytes.value_or(~std::uint64_t{0}));
+  };
+  SW_TRY_ASSIGN(const std::string text, comm.OnRootText(look));
+  return std::uint64_t{std::stoull(text)};
+}
+
+Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
+                              const plan::Target& target, exec::ByteSource& bytes,
+                              const std::string& manifest_head, const std::string& parameters,
+                              const ConvertOptions& options, Sink& sink) {
+  sink.Pass("plan");
+  const auto make = [&]() -> Result<plan::Plan> {
+    const Interruptible planning(sink);
+    SW_TRY_ASSIGN(plan::Plan made, plan::Plan::Make(source, target));
+    SW_TRY(CheckStop(StopOf(sink)));
+    return made;
+  };
+  SW_TRY_ASSIGN(const plan::Plan plan, comm.Agree(make()));
+  exec::RunOptions run;
+  run.output = options.output;
+  run.force = options.force;
+  run.resume = options.resume;
+  run.take_over = options.take_over;
+  run.verify = options.verify;
+  run.threads = options.threads;
+  run.io_threads = input.io_threads;
+  run.memory_bytes = options.memory_bytes;
+  run.fingerprint = RunFingerprint(input, parameters);
+  run.manifest = manifest_head;
+  run.file_owner = input.file_owner;
+  ConvertReport report;
+  report.dry_run = options.dry_run;
+  report.totals = plan.totals();
+  if (options.verify == exec::Verify::kNone) report.totals.verify_bytes = 0;
+  report.buffer_bytes = exec::BufferBytes(run);
+  if (options.dry_run) {
+    for (const plan::OutputFile& file : target.files) {
+      if (file.twin == plan::Twin::kCopy) report.needed_bytes += file.bytes;
+    }
+    SW_TRY_ASSIGN(report.free_bytes, FreeBytesFor(comm, options.output));
+    if (comm.rank() == 0) WarnOfInodes(options.output, report.totals, sink);
+    return report;
+  }
+  const exec::CountReads reads(bytes, sink);
+  if (options.verify != exec::Verify::kNone) {
+    SW_TRY(VerifyDigests(comm, input, options.threads, sink));
+  }
+  if (options.verify == exec::Verify::kReplicas) {
+    sink.Pass("replicas");
+    exec::Exchange replicas(comm, input.checkpoint.map, *input.bytes, input.file_owner);
+    SW_TRY(exec::CompareReplicas(comm, replicas, options.threads, options.memory_bytes, sink));
+  }
+  Result<exec::RunReport> ran = exec::Run(comm, plan, bytes, run, sink);
+  if (!ran) {
+    SW_TRY_ASSIGN(report.found_done, FoundDone(comm, options, manifest_head, ran.error(), sink));
+    if (!report.found_done) return tl::unexpected<Error>(std::move(ran).error());
+    return report;
+  }
+  report.run = *std::move(ran);
+  if (comm.rank() == 0) sink.AddWritten(report.run.bytes_written, report.run.files_written);
+  return report;
+}
+
+namespace {
+
+/// Equal layouts: how the source's files become the output's.
+plan::Twin TwinFor(const Input& input, const ConvertOptions& options) {
+  // A clone is not read, so nothing of it could be verified; and the root makes it.
+  const bool reads =
+      options.verify == exec::Verify::kReplicas || options.verify == exec::Verify::kReadback;
+  if (reads || !input.file_owner.empty()) return plan::Twin::kCopy;
+  return options.link ? plan::Twin::kLink : plan::Twin::kClone;
+}
+
+/// Refuses what cannot be done with links instead of doing something else.
+Status CheckLink(const Input& input, const checkpoints::Layout& layout,
+                 const checkpoints::Dialect& format, const ConvertOptions& options) {
+  std::string why;
+  if (format.same_files == nullptr) {
+    why = "files of format " + std::string(format.name) + " are always written";
+  } else if (!format.same_files(input.checkpoint.layout, layout)) {
+    why = "the source is " + Explain(input.checkpoint.layout) + ", the target " + Explain(layout);
+  } else if (!input.mapped.empty()) {
+    why = "with --map its tensors get other names";
+  } else if (!IsVerbatim(input, format, layout)) {
+    why = "the source has no native files of its own";
+  } else if (!input.file_owner.empty()) {
+    why = "with --node-local nobody sees all of them";
+  } else if (TwinFor(input, options) == plan::Twin::kCopy) {
+    why = "with --verify=replicas and readback they are read and written";
+  } else {
+    return {};
+  }
+  return Fail(Errc::kUsage,
+              "--link: files of an equal layout can be linked, but " + why + "; leave --link out");
+}
+
+/// Copies, clones or links the source's files.
+Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
+                                  const checkpoints::Dialect& format,
+                                  const nlohmann::ordered_json& head, const ConvertOptions& options,
+                                  Sink& sink) {
+  const plan::Twin twin = TwinFor(input, options);
+  const bool link = twin == plan::Twin::kLink;
+  sink.Note("source and target layouts are equal (" + Explain(input.checkpoint.layout) + "): " +
+                (link ? "linking its files: a program that writes into one of them changes both "
+                        "checkpoints"
+                      : "its files are taken as they are"),
+            0);
+  SW_TRY_ASSIGN(Verbatim verbatim, PlanVerbatim(input, format, twin));
+  NeighbourReport neighbours =
+      AddNeighbours(input.set, format, std::nullopt, link ? plan::Twin::kCopy : twin, &verbatim.map,
+                    &verbatim.target, sink);
+  SW_TRY(CheckCarried(options, neighbours.not_carried));
+  exec::FileBytes bytes(verbatim.map, PathsOf(input.set));
+  SW_TRY_ASSIGN(ConvertReport report,
+                RunPlan(comm, input, verbatim.map, verbatim.target, bytes, head.dump(),
+                        link ? "links" : "verbatim", options, sink));
+  report.verbatim = true;
+  report.linked = link;
+  report.not_carried = neighbours.not_carried;
+  report.neighbours = std::move(neighbours);
+  return report;
+}
+
+}  // namespace
+
+Result<const checkpoints::Dialect*> DefaultFormat(comm::Comm& comm, const Input& input) {
+  const checkpoints::Dialect* const first = &checkpoints::Dialects().front();
+  std::string origin = input.checkpoint.origin;
+  if (origin == "universal") {  // atoms: what they were made from, if their manifest tells
+    const auto look = [&]() -> Result<std::string> {
+      for (const std::string& folder : input.set.save_folders) {
+        const Result<std::string> text =
+            os::ReadWholeText(folder + "/" + exec::kManifestName, limits::kJsonBytes);
+        if (!text) continue;
+        const Result<json::Json> manifest = json::Parse(*text, exec::kManifestName);
+        if (!manifest || !manifest->is_object()) continue;
+        const json::Json* const source = json::Find(*manifest, "source");
+        const json::Json* const kind =
+            source != nullptr && source->is_object() ? json::Find(*source, "kind") : nullptr;
+        if (kind != nullptr && kind->is_string()) return kind->get<std::string>();
+      }
+      return std::string(first->name);
+    };
+    SW_TRY_ASSIGN(origin, comm.OnRootText(look));
+  }
+  const checkpoints::Dialect* const own = checkpoints::FindDialect(origin);
+  return own == nullptr || own->write == nullptr || own->name == "universal" ? first : own;
+}
+
+tl::unexpected<Error> WithExport(Error error, const Input& input, const std::string& output) {
+  std::string command = "ucp-load " + ShellWord(input.roots.front());
+  command += " " + (output.empty() ? std::string("OUTPUT") : ShellWord(output));
+  for (std::size_t i = 1; i < input.roots.size(); ++i) {
+    command += " --also " + ShellWord(input.roots[i]);
+  }
+  if (!input.file_owner.empty()) command += " --node-local";
+  error.message += "; the weights can be exported: " + command + " --format safetensors";
+  return tl::unexpected<Error>(std::move(error));
+}
+
+Status CheckCarried(const ConvertOptions& options, const std::vector<std::string>& not_carried) {
+  if (!options.strict || not_carried.empty()) return {};
+  std::string message = "--strict: nothing is written, for this would not be carried over:";
+  for (const std::string& one : not_carried) message += "\n" + one;
+  return Fail(Errc::kMismatch, std::move(message));
+}
+
+namespace {
+
+/// Hyper-parameters that are tensors are only carried over to another format if they were read.
+Status CheckOptions(const checkpoints::Checkpoint& source) {
+  for (std::size_t g = 0; g < source.groups.size(); ++g) {
+    const checkpoints::Group& group = source.groups[g];
+    const std::string unread = checkpoints::UnreadTensor(group.options, group.tensors);
+    if (unread.empty()) continue;
+    return Fail(Errc::kUnsupported,
+                source.tag + ": option " + Quoted(unread) + " of parameter group " +
+                    std::to_string(g) + " is a tensor, which is not read from format " +
+                    source.origin + ": save it as a number, or stay in that format");
+  }
+  return {};
+}
+
+}  // namespace
+
+namespace {
+
+/// One line for all lines that differ in numbers only: the first of them, and how many more.
+std::vector<std::string> OneOfEachKind(const std::vector<std::string>& lines) {
+  std::vector<std::string> kinds;
+  std::map<std::string, std::pair<std::size_t, std::uint64_t>> by_kind;  // place, how many
+  for (const std::string& line : lines) {
+    std::string kind;
+    for (const char c : line) {
+      if (c < '0' || c > '9') {
+        kind += c;
+      } else if (kind.empty() || kind.back() != '#') {
+        kind += '#';
+      }
+    }
+    const auto [entry, fresh] = by_kind.try_emplace(std::move(kind), kinds.size(), 0);
+    ++entry->second.second;
+    if (fresh) kinds.push_back(line);
+  }
+  for (const auto& [kind, found] : by_kind) {
+    const auto& [place, count] = found;
+    if (count > 1)
+      kinds[place].append(", and ").append(std::to_string(count - 1)).append(" more like it");
+  }
+  return kinds;
+}
+
+/// Warns that programs cannot open a folder of weights without the model's configuration.
+void WarnIfNoConfig(const Input& input, const checkpoints::Dialect& format,
+                    const plan::Target& target, Sink& sink) {
+  if (!format.only_weights || !input.neighbours) return;
+  const bool there = std::ranges::any_of(target.files, [](const plan::OutputFile& file) {
+    return file.path == "config.json" || file.path == "adapter_config.json";
+  });
+  if (there) return;
+  sink.Warn(
+      "no config.json was found beside the checkpoint: from_pretrained of transformers needs "
+      "the model's config.json next to the weights; copy it into the output");
+}
+
+}  // namespace
+
+Result<checkpoints::Written> WriteLayout(const checkpoints::Dialect& format,
+                                         const checkpoints::Checkpoint& source,
+                                         const checkpoints::Layout& layout, Sink& sink) {
+  if (!format.only_weights) SW_TRY(checkpoints::CheckUnbound(source));
+  if (format.name != source.origin) SW_TRY(CheckOptions(source));
+  const Interruptible planning(sink);
+  SW_TRY_ASSIGN(checkpoints::Written written, format.write(source, layout));
+  const std::vector<std::string> optimizer = checkpoints::OptimizerLeftOut(source);
+  written.not_carried.insert(written.not_carried.end(), optimizer.begin(), optimizer.end());
+  written.not_carried.insert(written.not_carried.end(), source.left_out.begin(),
+                             source.left_out.end());
+  if (format.name != checkpoints::dcp::kName) {
+    for (const checkpoints::Param& param : source.fused) {
+      written.not_carried.push_back("the optimizer's state of " + Quoted(param.name) +
+                                    ", which the model has in parts: a --map takes it apart");
+    }
+  }
+  for (const std::string& one : written.notes) sink.Note(one, 0);
+  for (const std::string& one : OneOfEachKind(written.not_carried)) {
+    sink.Warn("not carried over: " + one);
+  }
+  return written;
+}
+
+void DescribeLayout(const checkpoints::Layout& layout, nlohmann::ordered_json* head) {
+  (*head)["layout"] = ToJson(layout);
+  for (const auto& [key, value] : layout.options) (*head)[key] = value;
+}
+
+namespace {
+
+/// Parameters whose compute weights differ from the master weights, where the target is made of the
+/// masters only; one sentence, or nothing.
+std::vector<std::string> WeightsLeftBehind(const Input& input, const plan::Target& target) {
+  if (input.one_save.weights_apart.empty()) return {};
+  const layout::TensorIndex of_source(input.checkpoint.map);
+  const layout::TensorIndex of_target(target.map);
+  const bool any = std::any_of(target.map.tensors.begin(), target.map.tensors.end(),
+                               [](const auto& one) { return one.state == layout::kWeight; });
+  std::vector<std::string> lost;
+  for (const std::string& name : input.one_save.weights_apart) {
+    const auto from = of_source.Find(name, layout::kWeight);
+    const auto to = of_target.Find(name, layout::kWeight);
+    // Under a map's names it is not found again: then any weights are taken for its own.
+    const bool kept =
+        from ? to && input.checkpoint.map.tensors[*from].dtype == target.map.tensors[*to].dtype
+             : any;
+    if (!kept) lost.push_back(Quoted(name));
+  }
+  if (lost.empty()) return {};
+  const std::size_t count = lost.size();
+  return {"the compute weights of " + std::to_string(count) +
+          " parameters, which differ from their master weights (the target is made of the master "
+          "weights): " +
+          FirstFew(lost)};
+}
+
+/// \error kMismatch  options.strict, and the source may be of two saves
+Status CheckDoubt(const ConvertOptions& options, const Input& input) {
+  if (!options.strict || input.one_save.doubt.empty()) return {};
+  return Fail(Errc::kMismatch, "--strict: nothing is written: " + input.one_save.doubt +
+                                   "; give --allow-mixed to write it as it is");
+}
+
+}  // namespace
+
+Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints::TargetSpec& spec,
+                              const checkpoints::Dialect& format, const std::string& command,
+                              const ConvertOptions& options, Sink& sink) {
+  const checkpoints::Checkpoint& source = input.checkpoint;
+  // Nothing that was not read can be repeated, not even by copies of the files: some are missing.
+  if (source.only_weights && !format.only_weights) {
+    return WithExport(source.only_weights->why, input, options.output);
+  }
+  SW_TRY_ASSIGN(const checkpoints::Layout layout, format.resolve(spec, source));
+  SW_TRY(CheckDoubt(options, input));
+  ConvertReport report;
+  nlohmann::ordered_json head = ManifestHead(command, std::string(format.name), input);
+  DescribeLayout(layout, &head);
+  if (options.link) {
+    SW_TRY(CheckLink(input, layout, format, options));
+    head["linked"] = true;
+  }
+  if (IsVerbatim(input, format, layout)) {
+    SW_TRY_ASSIGN(report, RunVerbatim(comm, input, format, head, options, sink));
+  } else {
+    Result<checkpoints::Written> made = WriteLayout(format, source, layout, sink);
+    if (!made) {
+      const bool exports = !source.bound.empty() && !format.only_weights;
+      if (exports) return WithExport(std::move(made).error(), input, options.output);
+      return tl::unexpected<Error>(std::move(made).error());
+    }
+    checkpoints::Written written = *std::move(made);
+    plan::Target& target = written.target;
+    for (const MapUsed& map : input.mapped) {
+      for (const std::string& one : map.left_behind) {
+        sink.Warn("not carried over: " + one);
+        written.not_carried.push_back(one);
+      }
+    }
+    if (options.flat) Flatten(format, &target);
+    NeighbourReport neighbours = AddNeighbours(input.set, format, layout.ranks, plan::Twin::kCopy,
+                                               &input.checkpoint.map, &target, sink);
+    written.not_carried.insert(written.not_carried.end(), neighbours.not_carried.begin(),
+                               neighbours.not_carried.end());
+    WarnIfNoConfig(input, format, target, sink);
+    for (std::string& one : WeightsLeftBehind(input, target)) {
+      sink.Warn("not carried over: " + one);
+      written.not_carried.push_back(std::move(one));
+    }
+    SW_TRY(CheckCarried(options, written.not_carried));
+    if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
+    std::string parameters = std::string(format.name) + " " + head["layout"].dump() + " ";
+    for (const auto& [key, value] : layout.options) parameters += value;
+    SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
+                                  parameters, options, sink));
+    report.neighbours = std::move(neighbours);
+    report.not_carried = std::move(written.not_carried);
+  }
+  if (options.flat && !options.dry_run) {
+    SW_TRY(comm.OnRoot([&] { return PointLatest(format, options.output); }));
+  }
+  report.maps = input.mapped;
+  report.source = source.layout;
+  report.target = layout;
+  return report;
+}
+
+}  // namespace shardwright::convert

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "convert/convert.h"
+#include "engine/plan/target.h"
+#include "support/base/result.h"
+
+namespace shardwright::convert {
+
+/// The flags of DeepSpeed's ds_to_universal, so that a job script changes one word. With
+/// --output_folder the atoms lie directly in that tag folder, and its parent's `latest_universal`
+/// is pointed to it once it is complete.
+/// Source: docs/formats/deepspeed.md, "The upstream converter".
+struct DsToUniversal {
+  std::string output;
+  std::uint64_t extract_workers = 0;
+  std::uint64_t merge_workers = 0;
+  bool keep_temp_folder = false;
+  bool no_strict = false;
+  bool inject_missing_state = false;
+
+  /// Makes --output_folder the command's OUTPUT.
+  /// \error kUsage if both are given
+  Status Apply(std::string* positional);
+
+  /// Turns the flags into options of the conversion.
+  void Adjust(ConvertOptions* options) const;
+};
+
+/// Moves a target from save-folder form (tag folder beside its pointer) to the tag folder
+/// alone.
+void Flatten(const checkpoints::Dialect& format, plan::Target* target);
+
+/// Points the format's pointer file beside a finished tag folder to it, in one step.
+/// \error kIo
+Status PointLatest(const checkpoints::Dialect& format, const std::string& tag_folder);
+
+}  // namespace shardwright::convert

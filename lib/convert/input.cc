@@ -1,0 +1,525 @@
+#include "convert/input.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+
+#include <tbb/task_arena.h>
+
+#include "checkpoints/deepspeed/common/scan.h"
+#include "checkpoints/model/links.h"
+#include "checkpoints/pickled/wrappers.h"
+#include "checkpoints/registry.h"
+#include "convert/catalogue.h"
+#include "convert/convert.h"
+#include "convert/scan/manifest_check.h"
+#include "convert/scan/scan_ranks.h"
+#include "engine/exec/for_each.h"
+#include "engine/exec/integrity.h"
+#include "engine/exec/manifest.h"
+#include "engine/exec/zpack.h"
+#include "support/base/crc32.h"
+#include "support/base/limits.h"
+#include "support/base/system.h"
+#include "support/base/version.h"
+#include "support/json/json.h"
+#include "support/os/dir.h"
+#include "support/os/sha256.h"
+
+namespace shardwright::convert {
+namespace {
+
+std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+std::string TextOf(const comm::Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+void ReplaceAll(std::string* text, std::string_view what, std::string_view by) {
+  for (std::size_t at = text->find(what); at != std::string::npos;
+       at = text->find(what, at + by.size())) {
+    text->replace(at, what.size(), by);
+  }
+}
+
+std::vector<std::string> Expand(std::vector<std::string> roots, int rank) {
+  const std::string node = HostName();
+  for (std::string& root : roots) {
+    ReplaceAll(&root, "{rank}", std::to_string(rank));
+    ReplaceAll(&root, "{node}", node);
+  }
+  return roots;
+}
+
+Result<checkpoints::SourceSet> ScanAny(const std::vector<std::string>& roots, bool neighbours,
+                                       const checkpoints::ScanOptions& scan) {
+  if (roots.size() == 1) {
+    SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
+    if (catalogue) {
+      return ReadCatalogue(roots.front(), neighbours);
+    }
+  }
+  SW_TRY_ASSIGN(checkpoints::SourceSet set, checkpoints::ScanSource(roots, scan));
+  SW_TRY(CheckListed(set));
+  if (neighbours) SW_TRY(checkpoints::FindNeighbours(&set));
+  return set;
+}
+
+exec::SourcePath PathOf(const checkpoints::SourceFile& file) {
+  exec::SourcePath path{file.path, file.identity, false, {}, file.real};
+  for (const checkpoints::Container& one : file.containers) {
+    path.stretches.insert(path.stretches.end(), one.stretches.begin(), one.stretches.end());
+  }
+  return path;
+}
+
+exec::SourcePath PathOf(const checkpoints::Neighbour& neighbour) {
+  const std::string& path = neighbour.path;
+  std::string real = neighbour.real;  // empty: found by another rank
+  if (real.empty()) real = checkpoints::RealPathInFolder(path).value_or(path);
+  return {path, neighbour.identity, checkpoints::IsAppendedTo(path), {}, std::move(real)};
+}
+
+/// True if this rank sees a catalogued file as it was then.
+bool IsVisible(const exec::SourcePath& source) { return exec::OpenUnchanged(source).has_value(); }
+
+/// Leaves the files of a catalogue that this rank sees as they were when it was made.
+void KeepVisible(unsigned io_threads, checkpoints::SourceSet* set) {
+  std::vector<std::uint8_t> visible_files(set->files.size());
+  // It never fails: a file that cannot be opened is not visible.
+  (void)os::ForEachFile(set->files.size(), io_threads, [&](std::uint64_t i) -> Status {
+    visible_files[i] = IsVisible(PathOf(set->files[i])) ? 1 : 0;
+    return {};
+  });
+  std::vector<checkpoints::SourceFile> files;
+  for (std::size_t i = 0; i < set->files.size(); ++i) {
+    if (visible_files[i] != 0) files.push_back(std::move(set->files[i]));
+  }
+  set->files = std::move(files);
+  std::vector<checkpoints::Neighbour> neighbours;
+  for (checkpoints::Neighbour& neighbour : set->neighbours) {
+    const bool visible = neighbour.content.has_value() || IsVisible(PathOf(neighbour));
+    if (visible) neighbours.push_back(std::move(neighbour));
+  }
+  set->neighbours = std::move(neighbours);
+}
+
+/// Every catalogued file is in what the ranks see together.
+/// \error kNotFound, naming one that is not
+Status CheckCatalogued(const std::set<std::string>& catalogued, const checkpoints::SourceSet& all) {
+  std::set<std::string> seen;
+  for (const checkpoints::SourceFile& file : all.files) seen.insert(file.name);
+  for (const checkpoints::Neighbour& neighbour : all.neighbours) seen.insert(neighbour.name);
+  for (const std::string& name : catalogued) {
+    if (seen.contains(name)) continue;
+    return Fail(Errc::kNotFound, name + ": no rank sees it as it was catalogued");
+  }
+  return {};
+}
+
+/// This rank's part of a node-local source.
+struct Part {
+  checkpoints::SourceSet set;
+  std::set<std::string> catalogued;  // names of all files, if it is a catalogue
+};
+
+Result<Part> ScanPart(const std::vector<std::string>& roots, bool neighbours,
+                      const checkpoints::ScanOptions& scan) {
+  Part part;
+  SW_TRY_ASSIGN(part.set, ScanAny(roots, neighbours, scan));
+  SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
+  // Compressed files are in the catalogue itself, and have been looked for when it was read.
+  if (!catalogue || IsCompressed(part.set)) return part;
+  for (const checkpoints::SourceFile& file : part.set.files) part.catalogued.insert(file.name);
+  for (const checkpoints::Neighbour& one : part.set.neighbours) part.catalogued.insert(one.name);
+  KeepVisible(scan.io_threads, &part.set);
+  return part;
+}
+
+/// A text of every rank. Collective.
+Result<std::vector<std::string>> GatherTexts(comm::Comm& comm, const std::string& mine) {
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> gathered, comm.AllGather(BytesOf(mine)));
+  std::vector<std::string> texts;
+  texts.reserve(gathered.size());
+  for (const comm::Bytes& text : gathered) texts.push_back(TextOf(text));
+  return texts;
+}
+
+bool HasPointer(const std::string& dialect) {
+  const checkpoints::Dialect* row = checkpoints::FindDialect(dialect);
+  return row != nullptr && !row->pointer.empty();
+}
+
+/// Looks again where this rank did not find what others have: only one node needs to hold `latest`,
+/// and not every node a part, so those without are told the tag. A node that sees weights where
+/// others see a tag folder looks for that, and for what lies beside it.
+/// \param mine  what this rank has found by itself
+/// Collective.
+Result<Part> LookAgain(comm::Comm& comm, const std::vector<std::string>& roots, bool neighbours,
+                       const checkpoints::ScanOptions& scan, Result<Part> mine) {
+  const std::string my_dialect = mine ? mine->set.dialect : "";
+  SW_TRY_ASSIGN(const std::vector<std::string> dialects, GatherTexts(comm, my_dialect));
+  SW_TRY_ASSIGN(const std::vector<std::string> tags, GatherTexts(comm, mine ? mine->set.tag : ""));
+  auto known = std::find_if(dialects.begin(), dialects.end(), HasPointer);
+  const bool lacks = mine ? known != dialects.end() && !HasPointer(my_dialect)
+                          : mine.error().code == Errc::kNotFound;
+  if (known == dialects.end()) {
+    known = std::find_if(dialects.begin(), dialects.end(),
+                         [](const std::string& dialect) { return !dialect.empty(); });
+  }
+  if (!lacks || known == dialects.end()) return mine;
+  const auto rank = static_cast<std::size_t>(known - dialects.begin());
+  Part part;
+  SW_TRY_ASSIGN(part.set, checkpoints::ScanPart(roots, tags[rank], scan));
+  SW_TRY(CheckListed(part.set));
+  if (neighbours) SW_TRY(checkpoints::FindNeighbours(&part.set));
+  return part;
+}
+
+/// XXH3-128 of a file's bytes. Local; reads all of it.
+Result<std::string> DigestOfFile(const std::string& path) {
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  exec::DigestStream digest;
+  std::vector<std::byte> buffer;
+  for (std::uint64_t at = 0; at < identity.bytes; at += buffer.size()) {
+    buffer.resize(std::min(plan::kUnitBytes, identity.bytes - at));
+    SW_TRY(file.ReadAt(at, buffer));
+    digest.Add(buffer);
+  }
+  return exec::Hex(digest.Finish());
+}
+
+/// Gives files that only their bytes can prove the same their digests. Each is read by one of the
+/// ranks that see it.
+/// Collective.
+Status DigestCopies(comm::Comm& comm, std::vector<checkpoints::SourceSet>* parts) {
+  SW_TRY_ASSIGN(const auto names, checkpoints::CopiesToCompare(*parts));
+  if (names.empty()) return {};
+  const auto for_copies = [&](const auto& act) {
+    for (std::size_t name = 0; name < names.size(); ++name) {
+      for (const checkpoints::Copy& copy : names[name]) {
+        act(copy, copy.seen[name % copy.seen.size()]);
+      }
+    }
+  };
+  std::string mine;
+  Status outcome;
+  for_copies([&](const checkpoints::Copy&, const checkpoints::Copy::Seen& reader) {
+    if (reader.rank != static_cast<std::size_t>(comm.rank()) || !outcome) return;
+    const Result<std::string> digest = DigestOfFile((*parts)[reader.rank].files[reader.file].path);
+    if (!digest) outcome = tl::unexpected(digest.error());
+    mine += digest.value_or("");
+  });
+  SW_TRY(comm.Agree(outcome));
+  SW_TRY_ASSIGN(const std::vector<std::string> digests, GatherTexts(comm, mine));
+  const std::size_t length = exec::Hex(exec::Digest()).size();
+  std::vector<std::size_t> used(digests.size());
+  for_copies([&](const checkpoints::Copy& copy, const checkpoints::Copy::Seen& reader) {
+    const std::string digest = digests[reader.rank].substr(used[reader.rank], length);
+    used[reader.rank] += length;
+    for (const auto& [rank, file] : copy.seen) (*parts)[rank].files[file].digest = digest;
+  });
+  return {};
+}
+
+/// Every rank's part of a node-local source, united: a file that several ranks see belongs to the
+/// lowest of them. Ranks that see nothing of it are told in a warning.
+/// Collective.
+Result<checkpoints::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
+                                         std::vector<int>* file_owner) {
+  const std::vector<std::string> roots = Expand(options.roots, comm.rank());
+  checkpoints::ScanOptions scan;
+  scan.io_threads = options.io_threads;
+  SW_TRY_ASSIGN(const Part mine, comm.Agree(LookAgain(comm, roots, options.neighbours, scan,
+                                                      ScanPart(roots, options.neighbours, scan))));
+  SW_TRY_ASSIGN(const std::vector<std::string> texts,
+                GatherTexts(comm, checkpoints::Serialize(mine.set)));
+  std::vector<checkpoints::SourceSet> parts;
+  std::string blind;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    SW_TRY_ASSIGN(checkpoints::SourceSet part, checkpoints::DeserializeSource(texts[rank]));
+    if (part.files.empty()) blind += (blind.empty() ? "" : ", ") + std::to_string(rank);
+    parts.push_back(std::move(part));
+  }
+  SW_TRY(DigestCopies(comm, &parts));
+  SW_TRY_ASSIGN(checkpoints::SourceSet all, checkpoints::UniteParts(std::move(parts), file_owner));
+  SW_TRY(comm.Agree(CheckCatalogued(mine.catalogued, all)));
+  if (!blind.empty()) all.warnings.push_back(all.tag + ": nothing of it is seen by ranks " + blind);
+  return all;
+}
+
+/// A text of the source's manifest, if the source is a catalogue; else empty.
+/// Collective.
+Result<std::string> FromCatalogue(comm::Comm& comm, const InputOptions& options,
+                                  Result<std::string> (*text_of)(const std::string& folder)) {
+  const std::vector<std::string> roots = Expand(options.roots, comm.rank());
+  const auto read = [&]() -> Result<std::string> {
+    if (roots.size() > 1 && !options.node_local) return std::string();
+    // What cannot be asked is told by the scan.
+    if (!IsCatalogue(roots.front()).value_or(false)) return std::string();
+    return text_of(roots.front());
+  };
+  if (!options.node_local) return comm.OnRootText(read);
+  SW_TRY_ASSIGN(const std::string mine, comm.Agree(read()));
+  SW_TRY_ASSIGN(const std::vector<std::string> texts, GatherTexts(comm, mine));
+  for (const std::string& text : texts) {
+    if (!text.empty()) return text;
+  }
+  return std::string();
+}
+
+/// The maps that a catalogue was made with: whoever reads it sees the names that they lead to.
+/// Collective.
+Result<std::vector<MapChoice>> CataloguedMaps(comm::Comm& comm, const InputOptions& options) {
+  SW_TRY_ASSIGN(const std::string recipes, FromCatalogue(comm, options, MapsOfCatalogue));
+  return MapsOfRecipes(recipes, Expand(options.roots, comm.rank()).front());
+}
+
+/// Understands a source. What is asked for by name may be missing in it, if the options say so.
+Result<checkpoints::Checkpoint> ReadAsked(const InputOptions& options,
+                                          const checkpoints::Patterns& patterns,
+                                          checkpoints::SourceSet* set) {
+  Result<checkpoints::Checkpoint> read = checkpoints::ReadCheckpointOrWeights(*set, patterns);
+  const bool without = !read && read.error().code == Errc::kUsage && options.weights_if_present &&
+                       !set->weights_of.empty();
+  if (!without) return read;
+  set->weights_of.clear();
+  return checkpoints::ReadCheckpointOrWeights(*set, patterns);
+}
+
+Result<std::string> ReadPatternFile(const std::string& path) {
+  return os::ReadWholeText(path, limits::kJsonBytes);
+}
+
+template <class Read>
+Result<checkpoints::Patterns> PatternsFrom(const std::vector<std::string>& files,
+                                           const Read& read) {
+  checkpoints::Patterns patterns;
+  for (const std::string& file : files) {
+    SW_TRY_ASSIGN(const std::string text, read(file));
+    SW_TRY(patterns.AddFile(text, file));
+  }
+  SW_TRY(patterns.AddBuiltIn());
+  return patterns;
+}
+
+os::Fingerprint Finish(const exec::DigestStream& digest) {
+  const exec::Digest sum = digest.Finish();
+  os::Fingerprint fingerprint;
+  std::memcpy(fingerprint.data(), sum.data(), sum.size());
+  return fingerprint;
+}
+
+os::Fingerprint FingerprintOf(const std::vector<checkpoints::Neighbour>& neighbours) {
+  exec::DigestStream digest;
+  for (const checkpoints::Neighbour& neighbour : neighbours) {
+    digest.Add(BytesOf(neighbour.name));
+    digest.Add(std::as_bytes(std::span(&neighbour.identity.bytes, 1)));
+    if (neighbour.content) {
+      digest.Add(BytesOf(*neighbour.content));
+    } else {
+      digest.Add(std::as_bytes(std::span(&neighbour.identity.mtime_ns, 1)));
+    }
+  }
+  return Finish(digest);
+}
+
+/// Reads the payloads of an input's map.
+std::unique_ptr<exec::ByteSource> PayloadsOf(const Input& input) {
+  std::vector<exec::SourcePath> paths = PathsOf(input.set);
+  if (!IsCompressed(input.set)) {
+    return std::make_unique<exec::FileBytes>(input.checkpoint.map, std::move(paths));
+  }
+  std::vector<std::string> packs;
+  packs.reserve(paths.size());
+  for (exec::SourcePath& path : paths) packs.push_back(std::move(path.path));
+  return std::make_unique<exec::ZpackBytes>(input.checkpoint.map, std::move(packs));
+}
+
+/// The error of a scan that found no checkpoint; it says so if the checkpoint lies at the output.
+/// Collective.
+tl::unexpected<Error> WithOrder(comm::Comm& comm, const InputOptions& options, Error error) {
+  if (error.code == Errc::kNotFound && !options.output.empty()) {
+    InputOptions turned = options;
+    turned.roots = {options.output};
+    std::vector<int> owner;
+    if (ScanInput(comm, turned, &owner)) {
+      error.message += "; OUTPUT " + options.output +
+                       " holds one, so the two seem to have changed places: INPUT comes first";
+    }
+  }
+  return tl::unexpected<Error>(std::move(error));
+}
+
+/// Adds names, identities and object graphs of files to the fingerprint of a source.
+void AddFiles(const std::vector<checkpoints::SourceFile>& files, exec::DigestStream* digest) {
+  for (const checkpoints::SourceFile& file : files) {
+    digest->Add(BytesOf(file.name));
+    digest->Add(std::as_bytes(std::span(&file.identity.bytes, 1)));
+    digest->Add(std::as_bytes(std::span(&file.identity.mtime_ns, 1)));
+    for (const checkpoints::Container& one : file.containers) {
+      digest->Add(BytesOf(one.skeleton->header));
+    }
+  }
+}
+
+Status CheckNew(const std::string& output) {
+  SW_TRY_ASSIGN(const bool exists, os::Exists(output));
+  if (exists) return Fail(Errc::kBusy, output + ": exists (--force replaces it)");
+  return {};
+}
+
+/// Proves what a reader inferred, or warns that nothing has proved it.
+/// Collective.
+Status ProvePlaces(comm::Comm& comm, const InputOptions& options, const Input& input, Sink& sink) {
+  const checkpoints::Inferred& inferred = input.checkpoint.inferred;
+  if (options.proof) {
+    return ProveInferred(comm, input.checkpoint, *input.bytes, input.file_owner, *options.proof,
+                         sink);
+  }
+  if (!inferred.params.empty()) {
+    sink.Warn(input.checkpoint.tag + ": " + inferred.why + ": the places of " +
+              std::to_string(inferred.params.size()) +
+              " parameters were worked out, and are proved by their weights when they are read");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
+                                         std::vector<int>* file_owner) {
+  file_owner->clear();
+  if (options.node_local) return ScanParts(comm, options, file_owner);
+  checkpoints::ScanOptions scan;
+  scan.io_threads = options.io_threads;
+  return ScanByRanks(comm, scan, [&](const checkpoints::ScanOptions& how) {
+    return ScanAny(options.roots, options.neighbours, how);
+  });
+}
+
+Result<checkpoints::Patterns> ReadPatterns(const std::vector<std::string>& files) {
+  return PatternsFrom(files, ReadPatternFile);
+}
+
+Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options,
+                                         Sink& sink) {
+  sink.Pass("scan");
+  auto input = std::make_unique<Input>();
+  input->roots = options.roots;
+  input->neighbours = options.neighbours;
+  input->io_threads = options.io_threads;
+  exec::DigestStream digest;
+  // Read once and by one rank: all go by the same rules, and the fingerprint is theirs.
+  const auto read_pattern_file = [&](const std::string& path) -> Result<std::string> {
+    Result<std::string> text = comm.OnRootText([&] { return ReadPatternFile(path); });
+    if (text) digest.Add(BytesOf(*text));
+    return text;
+  };
+  SW_TRY_ASSIGN(input->patterns, PatternsFrom(options.pattern_files, read_pattern_file));
+  SW_TRY_ASSIGN(std::vector<MapChoice> maps, CataloguedMaps(comm, options));
+  SW_TRY_ASSIGN(const std::vector<MapChoice> asked, ReadMaps(comm, options.maps));
+  maps.insert(maps.end(), asked.begin(), asked.end());
+  Result<checkpoints::SourceSet> scanned = ScanInput(comm, options, &input->file_owner);
+  if (!scanned) return WithOrder(comm, options, std::move(scanned).error());
+  input->set = *std::move(scanned);
+  sink.Pass("map");
+  SW_TRY_ASSIGN(input->set.weights_of, FromCatalogue(comm, options, WeightsOfCatalogue));
+  if (!options.weights_of.empty()) input->set.weights_of = options.weights_of;
+  SW_TRY_ASSIGN(input->checkpoint, comm.Agree(ReadAsked(options, input->patterns, &input->set)));
+  digest.Add(BytesOf(input->set.weights_of));
+  if (Status whole = checkpoints::CheckUnbound(input->checkpoint); !whole && !options.bound) {
+    return WithExport(std::move(whole).error(), *input, options.output);
+  }
+  for (const std::string& warning : input->checkpoint.warnings) sink.Warn(warning);
+  if (options.new_output) SW_TRY(comm.OnRoot([&] { return CheckNew(options.output); }));
+  AddFiles(input->set.files, &digest);
+  input->neighbours_fingerprint = FingerprintOf(input->set.neighbours);
+  input->bytes = PayloadsOf(*input);
+  SW_TRY(ProvePlaces(comm, options, *input, sink));
+  // By a reader of its own: what the command reads is counted without it.
+  const std::unique_ptr<exec::ByteSource> checked = PayloadsOf(*input);
+  std::optional<exec::CountReads> reads(std::in_place, *checked, sink);
+  SW_TRY_ASSIGN(input->one_save, CheckOneSave(comm, input->checkpoint, *checked, input->file_owner,
+                                              options.has_payloads ? options.proof : std::nullopt,
+                                              options.allow_mixed, sink));
+  reads.reset();
+  if (std::ranges::any_of(input->checkpoint.params, checkpoints::IsAdapterName,
+                          &checkpoints::Param::name)) {
+    SW_TRY_ASSIGN(input->checkpoint.adapter_config, comm.OnRootText([&] {
+      return FindAdapterConfig(Expand(options.roots, comm.rank()));
+    }));
+    digest.Add(BytesOf(input->checkpoint.adapter_config));
+  }
+  if (!maps.empty()) {
+    std::vector<std::string> roots = Expand(options.roots, comm.rank());
+    roots.insert(roots.end(), input->set.save_folders.begin(), input->set.save_folders.end());
+    SW_TRY_ASSIGN(const std::string config, comm.OnRootText([&] { return FindConfig(roots); }));
+    SW_TRY_ASSIGN(input->mapped, comm.Agree(UseMaps(maps, options.maps, config, input->patterns,
+                                                    &input->checkpoint, sink)));
+    for (const MapChoice& map : maps) digest.Add(BytesOf(map.text));
+    for (const MapUsed& map : input->mapped) digest.Add(BytesOf(map.Json().dump()));
+  }
+  input->fingerprint = Finish(digest);
+  return input;
+}
+
+std::vector<exec::SourcePath> PathsOf(const checkpoints::SourceSet& set) {
+  std::vector<exec::SourcePath> paths;
+  for (const checkpoints::SourceFile& file : set.files) paths.push_back(PathOf(file));
+  for (const checkpoints::Neighbour& neighbour : set.neighbours) {
+    if (!neighbour.content) paths.push_back(PathOf(neighbour));
+  }
+  return paths;
+}
+
+std::string FingerprintText(const Input& input) {
+  exec::Digest digest;
+  std::memcpy(digest.data(), input.fingerprint.data(), digest.size());
+  return exec::Hex(digest);
+}
+
+os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters) {
+  exec::DigestStream digest;
+  digest.Add(input.fingerprint);
+  digest.Add(input.neighbours_fingerprint);
+  digest.Add(BytesOf(kVersion));
+  digest.Add(BytesOf(parameters));
+  return Finish(digest);
+}
+
+namespace {
+
+Status VerifyFile(const checkpoints::SourceFile& file, const std::string& expected) {
+  SW_TRY_ASSIGN(const os::File opened, os::File::OpenRead(file.path));
+  SW_TRY_ASSIGN(const std::string found, os::Sha256Of(opened));
+  if (found == expected) return {};
+  return Fail(Errc::kBadInput, file.path + ": damaged: SHA-256 " + expected +
+                                   " expected by the checkpoint, found " + found);
+}
+
+}  // namespace
+
+Status VerifyDigests(comm::Comm& comm, const Input& input, unsigned threads, Sink& sink) {
+  const std::vector<checkpoints::FileDigest>& digests = input.checkpoint.digests;
+  if (digests.empty()) return {};
+  if (IsCompressed(input.set)) {
+    sink.Warn("the source's own digests are of files that are not here: its blocks are checked");
+    return {};
+  }
+  sink.Pass("digests");
+  std::vector<const checkpoints::FileDigest*> mine;
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    const int reader = input.file_owner.empty()
+                           ? static_cast<int>(i % static_cast<std::size_t>(comm.size()))
+                           : input.file_owner[digests[i].file];
+    if (reader == comm.rank()) mine.push_back(&digests[i]);
+  }
+  tbb::task_arena arena(exec::ArenaThreads(threads));
+  return comm.Agree(exec::ForEach(arena, mine.size(), [&](std::uint64_t i) {
+    return VerifyFile(input.set.files[mine[i]->file], mine[i]->sha256);
+  }));
+}
+
+}  // namespace shardwright::convert

@@ -1,0 +1,266 @@
+#include "engine/device/cuda/collective_internal.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/device/cuda/communicator_internal.h"
+#include "engine/device/cuda/stream_internal.h"
+
+namespace shardwright::device::cuda {
+
+namespace {
+
+std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
+
+class CudaCollective final : public Collective {
+ public:
+  /// \param communicator  nothing for a group of one
+  CudaCollective(std::shared_ptr<Communicator> communicator, int rank, int size)
+      : communicator_(std::move(communicator)), rank_(rank), size_(size) {}
+  ~CudaCollective() override {
+    if (communicator_ != nullptr) communicator_->Finish();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  Status AllGather(Stream& stream, std::byte* to, const std::byte* from,
+                   std::span<const std::uint64_t> bytes) override {
+    if (bytes.size() != Index(size_)) return Fail(Errc::kInternal, "a part for each rank expected");
+    std::uint64_t before = 0;
+    std::uint64_t all = 0;
+    for (std::size_t r = 0; r < bytes.size(); ++r) {
+      if (r < Index(rank_)) before += bytes[r];
+      all += bytes[r];
+    }
+    std::byte* const own = to + before;
+    if (communicator_ == nullptr) return Move(stream, own, from, bytes[0]);
+    if (all == 0) return Alive();
+    const bool even = std::all_of(bytes.begin(), bytes.end(),
+                                  [&](std::uint64_t part) { return part == bytes[0]; });
+    const Nccl& nccl = communicator_->nccl();
+    return Queue(stream, "an all-gather", [&](ncclComm_t comm, cudaStream_t queue) {
+      if (even) return nccl.all_gather(from, to, bytes[0], ncclInt8, comm, queue);
+      // What NCCL has for uneven parts: a broadcast of each, all at once.
+      ncclResult_t code = nccl.group_start();
+      if (code != ncclSuccess) return code;
+      std::byte* at = to;
+      for (int root = 0; root < size_; ++root) {
+        const std::uint64_t part = bytes[Index(root)];
+        const std::byte* const source = root == rank_ ? from : at;
+        if (part > 0) Add(code, nccl.broadcast(source, at, part, ncclInt8, root, comm, queue));
+        at += part;
+      }
+      return End(code);
+    });
+  }
+
+  Status Broadcast(Stream& stream, std::byte* data, std::uint64_t bytes, int root) override {
+    if (root < 0 || root >= size_) {
+      return Fail(Errc::kInternal,
+                  "root " + std::to_string(root) + " of " + std::to_string(size_) + " ranks");
+    }
+    if (bytes == 0 || communicator_ == nullptr) return Alive();
+    return Queue(stream, "a broadcast", [&](ncclComm_t comm, cudaStream_t queue) {
+      return communicator_->nccl().broadcast(data, data, bytes, ncclInt8, root, comm, queue);
+    });
+  }
+
+  Status Exchange(Stream& stream, std::span<const std::span<const std::byte>> out,
+                  std::span<const std::span<std::byte>> in) override {
+    if (out.size() != Index(size_) || in.size() != Index(size_)) {
+      return Fail(Errc::kInternal, "a part for each rank expected");
+    }
+    const auto own = out[Index(rank_)];
+    if (own.size() != in[Index(rank_)].size()) {
+      return Fail(Errc::kInternal, "a rank exchanges with itself: " + std::to_string(own.size()) +
+                                       " bytes sent, " + std::to_string(in[Index(rank_)].size()) +
+                                       " expected");
+    }
+    SW_TRY(Alive());
+    SW_TRY(Move(stream, in[Index(rank_)].data(), own.data(), own.size()));
+    bool any = false;
+    for (int r = 0; r < size_; ++r) {
+      any = any || (r != rank_ && !(out[Index(r)].empty() && in[Index(r)].empty()));
+    }
+    if (!any) return {};
+    const Nccl& nccl = communicator_->nccl();
+    return Queue(stream, "an exchange", [&](ncclComm_t comm, cudaStream_t queue) {
+      ncclResult_t code = nccl.group_start();
+      if (code != ncclSuccess) return code;
+      for (int r = 0; r < size_; ++r) {
+        if (r == rank_) continue;
+        const auto sent = out[Index(r)];
+        const auto got = in[Index(r)];
+        if (!sent.empty()) {
+          Add(code, nccl.send(sent.data(), sent.size(), ncclInt8, r, comm, queue));
+        }
+        if (!got.empty()) Add(code, nccl.recv(got.data(), got.size(), ncclInt8, r, comm, queue));
+      }
+      return End(code);
+    });
+  }
+
+  Status ReduceScatter(Stream& stream, std::byte* to, const std::byte* from, std::uint64_t elems,
+                       DType dtype) override {
+    const std::optional<ncclDataType_t> type = TypeOf(dtype);
+    if (!type) {
+      return Fail(Errc::kInternal, "sums of " + std::string(Name(dtype)) + " are not formed");
+    }
+    if (communicator_ == nullptr) return Move(stream, to, from, elems * ItemSize(dtype));
+    if (elems == 0) return Alive();
+    return Queue(stream, "a reduce-scatter", [&](ncclComm_t comm, cudaStream_t queue) {
+      return communicator_->nccl().reduce_scatter(from, to, elems, *type, ncclSum, comm, queue);
+    });
+  }
+
+  void Abort() override {
+    aborted_ = true;
+    if (communicator_ != nullptr) communicator_->Abort(kAborted);
+  }
+
+ private:
+  static constexpr const char* kAborted = "the collective was aborted";
+
+  static std::optional<ncclDataType_t> TypeOf(DType dtype) {
+    switch (dtype) {
+      case DType::kF64:
+        return ncclFloat64;
+      case DType::kF32:
+        return ncclFloat32;
+      case DType::kF16:
+        return ncclFloat16;
+      case DType::kBF16:
+        return ncclBfloat16;
+      default:
+        return std::nullopt;
+    }
+  }
+
+  Status Alive() const {
+    if (aborted_) return Fail(Errc::kIo, kAborted);
+    return communicator_ == nullptr ? Status() : communicator_->Healthy();
+  }
+
+  Status Move(Stream& stream, std::byte* to, const std::byte* from, std::uint64_t bytes) const {
+    if (aborted_) return Fail(Errc::kIo, kAborted);
+    return to == from ? Status() : stream.Copy(to, from, bytes);
+  }
+
+  // The first failure of a group is the one to tell of.
+  static void Add(ncclResult_t& all, ncclResult_t code) {
+    if (all == ncclSuccess || all == ncclInProgress) all = code;
+  }
+
+  // A group that was begun is ended, whatever came of its calls.
+  ncclResult_t End(ncclResult_t code) const {
+    const ncclResult_t ended = communicator_->nccl().group_end();
+    return code == ncclSuccess || code == ncclInProgress ? ended : code;
+  }
+
+  template <class Call>
+  Status Queue(Stream& stream, const char* what, Call&& call) {
+    SW_TRY_ASSIGN(CudaStream* const ours, OfCuda(stream));
+    SW_TRY(communicator_->Healthy());
+    SW_TRY(ours->Enter());
+    ours->Shares(communicator_);
+    return ours->Keep(communicator_->Queued(call(communicator_->get(), ours->get()), what));
+  }
+
+  std::shared_ptr<Communicator> communicator_;
+  int rank_;
+  int size_;
+  bool aborted_ = false;
+};
+
+// What a rank brings to the making of a communicator.
+struct Card {
+  int group = 0;
+  std::array<char, 16> device = {};
+  ncclUniqueId id = {};  // of the first rank of its group
+};
+
+struct Meant {
+  std::vector<int> ranks;  // of `comm`, of this rank's group
+  int rank = 0;            // this one's place among them
+};
+
+Result<Meant> GroupOf(const comm::Comm& comm, std::span<const int> group) {
+  if (group.size() != Index(comm.size())) {
+    return Fail(Errc::kInternal, "a group for each of " + std::to_string(comm.size()) +
+                                     " ranks expected, found " + std::to_string(group.size()));
+  }
+  Meant meant;
+  for (int r = 0; r < comm.size(); ++r) {
+    if (group[Index(r)] != group[Index(comm.rank())]) continue;
+    if (r == comm.rank()) meant.rank = static_cast<int>(meant.ranks.size());
+    meant.ranks.push_back(r);
+  }
+  return meant;
+}
+
+Status EachItsOwnDevice(const Meant& meant, const std::vector<Card>& cards,
+                        const std::string& name) {
+  for (std::size_t i = 0; i < meant.ranks.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const Card& one = cards[Index(meant.ranks[j])];
+      const Card& other = cards[Index(meant.ranks[i])];
+      if (one.device != other.device) continue;
+      return Fail(Errc::kUnsupported,
+                  "ranks " + std::to_string(meant.ranks[j]) + " and " +
+                      std::to_string(meant.ranks[i]) +
+                      " share a device, NCCL needs one for each (this rank: " + name + ")");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Collective>> MakeCudaCollective(const Context& context,
+                                                       std::array<char, 16> uuid, comm::Comm& comm,
+                                                       std::span<const int> group) {
+  // Whatever can fail on one rank alone comes before all agree; then nothing keeps a rank from the
+  // others.
+  SW_TRY_ASSIGN(const Meant meant, comm.Agree(GroupOf(comm, group)));
+  const int size = static_cast<int>(meant.ranks.size());
+  Card card;
+  card.group = group[Index(comm.rank())];
+  card.device = uuid;
+  std::optional<Nccl> nccl;
+  const auto prepare = [&]() -> Status {
+    if (size == 1) return {};
+    SW_TRY_ASSIGN(nccl, OpenNccl());
+    SW_TRY(context.Enter());
+    if (meant.rank != 0) return {};
+    return Check(*nccl, nccl->get_unique_id(&card.id), nullptr, "an id for the communicator");
+  };
+  SW_TRY(comm.Agree(prepare()));
+  SW_TRY_ASSIGN(const auto shown, comm.AllGather(std::as_bytes(std::span(&card, 1))));
+  std::vector<Card> cards(shown.size());
+  const auto read = [&]() -> Status {
+    for (std::size_t r = 0; r < shown.size(); ++r) {
+      if (shown[r].size() != sizeof(Card)) return Fail(Errc::kInternal, "ranks of other builds");
+      std::memcpy(&cards[r], shown[r].data(), sizeof(Card));
+      if (cards[r].group != group[r]) {
+        return Fail(Errc::kInternal, "rank " + std::to_string(r) + " is of group " +
+                                         std::to_string(cards[r].group) + ", " +
+                                         std::to_string(group[r]) + " to this rank");
+      }
+    }
+    return EachItsOwnDevice(meant, cards, context.name);
+  };
+  SW_TRY(comm.Agree(read()));
+  Result<std::shared_ptr<Communicator>> made = std::shared_ptr<Communicator>();
+  if (size > 1) {
+    made = Communicator::Make(context, *nccl, cards[Index(meant.ranks[0])].id, size, meant.rank);
+  }
+  SW_TRY_ASSIGN(auto communicator, comm.Agree(std::move(made)));
+  return std::make_unique<CudaCollective>(std::move(communicator), meant.rank, size);
+}
+
+}  // namespace shardwright::device::cuda

@@ -1,0 +1,40 @@
+// NCCL, opened when a group has several ranks.
+
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+
+#include "support/base/result.h"
+
+namespace shardwright::device::cuda {
+
+/// The calls that we make of it.
+struct Nccl {
+  decltype(&ncclGetVersion) get_version = nullptr;
+  decltype(&ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&ncclCommInitRankConfig) comm_init = nullptr;
+  decltype(&ncclCommGetAsyncError) comm_async_error = nullptr;
+  decltype(&ncclCommFinalize) comm_finalize = nullptr;
+  decltype(&ncclCommDestroy) comm_destroy = nullptr;
+  decltype(&ncclCommAbort) comm_abort = nullptr;
+  decltype(&ncclGroupStart) group_start = nullptr;
+  decltype(&ncclGroupEnd) group_end = nullptr;
+  decltype(&ncclAllGather) all_gather = nullptr;
+  decltype(&ncclBroadcast) broadcast = nullptr;
+  decltype(&ncclSend) send = nullptr;
+  decltype(&ncclRecv) recv = nullptr;
+  decltype(&ncclReduceScatter) reduce_scatter = nullptr;
+  decltype(&ncclGetErrorString) error_string = nullptr;
+  decltype(&ncclGetLastError) last_error = nullptr;
+};
+
+/// Opens libnccl.so.2, or what SHARDWRIGHT_NCCL names; it stays open. Local.
+/// \error kNotFound  there is none, one without a call of ours, or one older than 2.18
+Result<Nccl> OpenNccl();
+
+/// Success, or kIo "<what>: <text of the error>: <last words of NCCL>"; ncclInProgress is success.
+Status Check(const Nccl& nccl, ncclResult_t code, ncclComm_t comm, const std::string& what);
+
+}  // namespace shardwright::device::cuda

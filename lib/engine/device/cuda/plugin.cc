@@ -1,0 +1,13 @@
+// What a program opens: see engine/device/cuda_plugin.h.
+
+#include "engine/device/cuda/open.h"
+#include "engine/device/cuda_plugin.h"
+#include "support/base/version.h"
+
+extern "C" __attribute__((visibility("default")))
+const shardwright::device::CudaPlugin shardwright_cuda_plugin;  // NOLINT: what is looked up
+const shardwright::device::CudaPlugin shardwright_cuda_plugin = {
+    .form = shardwright::device::kCudaPluginForm,
+    .version = shardwright::kVersion,
+    .open = shardwright::device::cuda::Open,
+};

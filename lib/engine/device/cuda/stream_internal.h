@@ -1,0 +1,77 @@
+// Streams and events.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "engine/device/cuda/communicator_internal.h"
+#include "engine/device/cuda/context_internal.h"
+#include "engine/device/device.h"
+#include "support/base/result.h"
+
+namespace shardwright::device::cuda {
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent(Context& context, cudaEvent_t event, Communicators others)
+      : context_(context), event_(event), others_(std::move(others)) {}
+  ~CudaEvent() override;
+
+  Result<bool> Ended() const override;
+  Status Wait() const override;
+
+  cudaEvent_t get() const { return event_; }
+  const Communicators& others() const { return others_; }
+
+ private:
+  Context& context_;
+  cudaEvent_t event_;
+  Communicators others_;  // that have work before it
+};
+
+/// A stream that has failed stays so, as what was queued behind the failure may not have run. It is
+/// quiet when the call that tells so returns: nothing of it touches memory any more.
+class CudaStream final : public Stream {
+ public:
+  static Result<std::unique_ptr<Stream>> Make(Context& context);
+
+  CudaStream(Context& context, cudaStream_t stream) : context_(context), stream_(stream) {}
+  ~CudaStream() override;
+
+  Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
+  Status CopyRuns(std::byte* to, const std::byte* from, std::span<const Run> runs) override;
+  Status Convert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
+                 std::uint64_t elems) override;
+  Result<std::unique_ptr<Event>> Record() override;
+  Status WaitFor(const Event& event) override;
+  Status Synchronize() override;
+
+  cudaStream_t get() const { return stream_; }
+
+  /// Before a communicator puts work on it: makes its device the thread's, and says why nothing
+  /// can be queued any more.
+  Status Enter();
+  /// Remembers that a communicator has work on it.
+  void Shares(const std::shared_ptr<Communicator>& other);
+  /// Keeps the first failure. \returns `status`
+  Status Keep(Status status);
+
+ private:
+  Status Queue(cudaError_t code, const char* what);
+  Status CopyBytes(std::byte* to, const std::byte* from, std::uint64_t bytes);
+
+  Context& context_;
+  cudaStream_t stream_;
+  Communicators others_;  // that may have work on it
+  bool queued_ = false;   // something may be under way
+  Status failed_;
+};
+
+/// `stream`, if it was made by the cuda twin. \error kInternal
+Result<CudaStream*> OfCuda(Stream& stream);
+
+}  // namespace shardwright::device::cuda

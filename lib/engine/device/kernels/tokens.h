@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+
+#include "engine/device/kernels/portable.h"
+
+// Tokens on their way to experts and back. A token has `hidden` elements and goes to `choices`
+// rows of a send buffer; place[token * choices + choice] is the row, negative for none. No two
+// choices have the same row. Pack and Unpack are each other's transposes, and Dots is what both
+// have as the derivative by the weights, so that the three are closed under differentiation.
+//
+// The functions do a part of the work of one token, elements [first, last): a CPU gives them whole
+// tokens, a GPU pieces of 16 bytes. T is double, float, or a 16-bit type that converts to and from
+// float.
+
+namespace shardwright::device {
+
+/// What sums and weights of elements of a type are.
+template <class T>
+struct SumType {
+  using Type = float;
+};
+template <>
+struct SumType<double> {
+  using Type = double;
+};
+template <class T>
+using Sum = typename SumType<T>::Type;
+
+/// Rows out of tokens, or tokens out of rows.
+template <class T>
+struct TokenRows {
+  const std::int64_t* place = nullptr;  ///< [tokens][choices]
+  const Sum<T>* weights = nullptr;      ///< [tokens][choices]; null: all are 1
+  std::int64_t choices = 0;
+  std::int64_t hidden = 0;
+};
+
+/// rows[place] = weight * token, for all choices of a token.
+/// \param rows    [rows][hidden]
+/// \param tokens  [tokens][hidden]
+template <class T>
+SW_HOST_DEVICE inline void PackPart(const TokenRows<T>& work, T* rows, const T* tokens,
+                                    std::int64_t token, std::int64_t first, std::int64_t last) {
+  const T* from = tokens + token * work.hidden;
+  for (std::int64_t k = token * work.choices; k < (token + 1) * work.choices; ++k) {
+    if (work.place[k] < 0) continue;
+    T* to = rows + work.place[k] * work.hidden;
+    if (work.weights == nullptr) {
+      for (std::int64_t h = first; h < last; ++h) to[h] = from[h];
+    } else {
+      const Sum<T> weight = work.weights[k];
+      for (std::int64_t h = first; h < last; ++h) {
+        to[h] = static_cast<T>(static_cast<Sum<T>>(from[h]) * weight);
+      }
+    }
+  }
+}
+
+/// token = sum of weight * rows[place] over its choices, in their order, rounded once; zeros where
+/// there is no choice. \tparam kBlock  elements that are summed at once
+template <class T, int kBlock = 64>
+SW_HOST_DEVICE inline void UnpackPart(const TokenRows<T>& work, T* tokens, const T* rows,
+                                      std::int64_t token, std::int64_t first, std::int64_t last) {
+  T* to = tokens + token * work.hidden;
+  for (; first < last; first += kBlock) {
+    const int count = static_cast<int>(last - first < kBlock ? last - first : kBlock);
+    Sum<T> sum[kBlock];
+    bool none = true;
+    for (std::int64_t k = token * work.choices; k < (token + 1) * work.choices; ++k) {
+      if (work.place[k] < 0) continue;
+      const T* from = rows + work.place[k] * work.hidden + first;
+      const Sum<T> weight = work.weights == nullptr ? Sum<T>(1) : work.weights[k];
+      if (none) {  // not added to zero: a negative zero stays one
+        for (int i = 0; i < count; ++i) sum[i] = weight * static_cast<Sum<T>>(from[i]);
+      } else {
+        for (int i = 0; i < count; ++i) sum[i] += weight * static_cast<Sum<T>>(from[i]);
+      }
+      none = false;
+    }
+    for (int i = 0; i < count; ++i) to[first + i] = none ? T(0) : static_cast<T>(sum[i]);
+  }
+}
+
+/// The product of a token with the row of its k-th choice (k counted over all tokens), 0 for none.
+/// The sum is formed in kLanes interleaved parts, so that it is the same wherever it runs.
+template <class T>
+SW_HOST_DEVICE inline Sum<T> DotOf(const TokenRows<T>& work, const T* rows, const T* tokens,
+                                   std::int64_t k) {
+  constexpr int kLanes = 16;
+  if (work.place[k] < 0) return Sum<T>(0);
+  const T* a = rows + work.place[k] * work.hidden;
+  const T* b = tokens + k / work.choices * work.hidden;
+  Sum<T> part[kLanes] = {};
+  std::int64_t h = 0;
+  for (; h + kLanes <= work.hidden; h += kLanes) {
+    for (int i = 0; i < kLanes; ++i) {
+      part[i] += static_cast<Sum<T>>(a[h + i]) * static_cast<Sum<T>>(b[h + i]);
+    }
+  }
+  for (int i = 0; h < work.hidden; ++h, ++i) {
+    part[i] += static_cast<Sum<T>>(a[h]) * static_cast<Sum<T>>(b[h]);
+  }
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+  }
+  return part[0];
+}
+
+/// to[i] = sum of parts[p][i] over p, in that order, rounded once, for i in [first, last).
+/// \param parts  [count][elems]; count >= 1
+template <class T, int kBlock = 64>
+SW_HOST_DEVICE inline void SumPart(T* to, const T* parts, std::int64_t count, std::int64_t elems,
+                                   std::int64_t first, std::int64_t last) {
+  for (; first < last; first += kBlock) {
+    const int width = static_cast<int>(last - first < kBlock ? last - first : kBlock);
+    Sum<T> sum[kBlock];
+    for (int i = 0; i < width; ++i) sum[i] = static_cast<Sum<T>>(parts[first + i]);
+    for (std::int64_t p = 1; p < count; ++p) {
+      const T* from = parts + p * elems + first;
+      for (int i = 0; i < width; ++i) sum[i] += static_cast<Sum<T>>(from[i]);
+    }
+    for (int i = 0; i < width; ++i) to[first + i] = static_cast<T>(sum[i]);
+  }
+}
+
+}  // namespace shardwright::device

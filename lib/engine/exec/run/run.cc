@@ -1,0 +1,335 @@
+// One run:
+//
+//   1 begin     stage directory (root), its path to all ranks
+//   2 journal   what a stopped run noted; refused, with nothing touched, if it was another run
+//   3 create    clones and links where they are wanted, then every other output file, at its full
+//               size
+//   4 recover   units that a stopped run wrote are read again; those with the recorded digest stay
+//   5 units     gather, checksum, write, note in the journal; ranks own equal bytes, threads steal
+//   6 sums      checksums of all units and source pieces to all ranks
+//   7 verify    source members against the checksums in their files; files that are copied
+//               without one must not have changed
+//   8 frames    what the payloads' checksums complete: headers, pickles, directories; sync; then
+//               files that tell the digests of others
+//   9 readback  if asked
+//  10 commit    manifest last, then the rename (support/os/commit.cc)
+
+#include "engine/exec/run/run.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/exec/run/run_internal.h"
+#include "support/base/bytes.h"
+#include "support/os/dir.h"
+
+namespace shardwright::exec {
+namespace {
+
+/// A journal record: unit, CRC-32, digest, shares. Host order: a journal is read where it was
+/// written.
+std::vector<std::byte> Encode(std::uint64_t unit, const UnitRecord& record) {
+  std::vector<std::byte> bytes(sizeof unit + sizeof record.sum.crc32 + sizeof record.sum.digest +
+                               record.shares.size() * sizeof(Share));
+  std::byte* at = bytes.data();
+  const auto put = [&](const void* from, std::size_t count) {
+    if (count > 0) std::memcpy(at, from, count);
+    at += count;
+  };
+  put(&unit, sizeof unit);
+  put(&record.sum.crc32, sizeof record.sum.crc32);
+  put(record.sum.digest.data(), record.sum.digest.size());
+  put(record.shares.data(), record.shares.size() * sizeof(Share));
+  return bytes;
+}
+
+bool Decode(std::span<const std::byte> bytes, std::uint64_t* unit, UnitRecord* record) {
+  constexpr std::size_t kFixed =
+      sizeof *unit + sizeof record->sum.crc32 + sizeof record->sum.digest;
+  if (bytes.size() < kFixed || (bytes.size() - kFixed) % sizeof(Share) != 0) return false;
+  std::memcpy(unit, bytes.data(), sizeof *unit);
+  std::memcpy(&record->sum.crc32, bytes.data() + 8, sizeof record->sum.crc32);
+  std::memcpy(record->sum.digest.data(), bytes.data() + 12, record->sum.digest.size());
+  record->shares.resize((bytes.size() - kFixed) / sizeof(Share));
+  if (!record->shares.empty())
+    std::memcpy(record->shares.data(), bytes.data() + kFixed, bytes.size() - kFixed);
+  return true;
+}
+
+}  // namespace
+
+std::uint64_t BufferBytes(const RunOptions& options) {
+  const std::uint64_t workspaces = options.threads * kWorkspaceBytes;
+  return options.file_owner.empty() ? workspaces : std::max(workspaces, options.memory_bytes);
+}
+
+Status CheckSpace(const std::string& output, const std::string& folder, std::uint64_t bytes,
+                  std::uint64_t files) {
+  SW_TRY_ASSIGN(const os::FreeSpace free, os::FreeSpaceAt(folder));
+  if (free.bytes && *free.bytes < bytes) {
+    return Fail(Errc::kIo, output + ": " + FormatBytes(bytes) + " needed, " +
+                               FormatBytes(*free.bytes) + " free");
+  }
+  if (free.files && *free.files < files) {
+    return Fail(Errc::kIo, output + ": " + std::to_string(files) + " inodes needed, " +
+                               std::to_string(*free.files) + " free");
+  }
+  return {};
+}
+
+Result<os::Directory> OpenShared(comm::Comm& comm, const std::string& stage,
+                                 const std::string& output) {
+  const auto open = [&]() -> Result<os::Directory> {
+    SW_TRY_ASSIGN(const bool seen, os::IsDir(stage));
+    if (seen) return os::OpenStage(stage);
+    return Fail(Errc::kIo, output + ": " + stage +
+                               ", which rank 0 has made, is not there: OUTPUT must lie where all "
+                               "ranks see it");
+  };
+  return comm.Agree(open());
+}
+
+Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
+               const RunOptions& options, Sink& sink)
+    : comm_(comm),
+      plan_(plan),
+      source_(comm, plan.source(), source, options.file_owner),
+      options_(options),
+      sink_(sink),
+      arena_(ArenaThreads(options.threads)),
+      output_([this](std::uint32_t file) { return OfOutput(directory_.OpenWrite(PathOf(file))); }),
+      source_sums_(plan.source().members.size()),
+      writes_(sink) {}
+
+Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
+                      const RunOptions& options, Sink& sink) {
+  Runner runner(comm, plan, source, options, sink);
+  return runner.Go();
+}
+
+Result<RunReport> Runner::Go() {
+  Status status = Passes();
+  if (!status) {
+    if (Status left = LeaveStage(status.error().code); !left) sink_.Warn(left.error().message);
+  }
+  SW_TRY(std::move(status));
+  writes_.Complete();
+  return Report();
+}
+
+Status Runner::LeaveStage(Errc code) {
+  // After a failed write or sync the kernel may show pages that never reached the device, so no
+  // later run can find out what of the files is there: all is written again.
+  Status left;
+  if (code == Errc::kIo && journal_) left = journal_->Clear();
+  // A file that is removed while it is open leaves a hidden file on NFS and FUSE.
+  journal_.reset();
+  (void)output_.CloseAll();
+  if (comm_.size() > 1) SW_TRY(comm_.Barrier());
+  if (!stage_ || stage_->committed()) return left;
+  // What was written is worth keeping when the user may go on, never when the input is wrong. A
+  // resume with other inputs or flags is refused and takes nothing from the run that it meant.
+  const bool keep = code == Errc::kStopped || (code == Errc::kIo && left) ||
+                    code == Errc::kNotFound || (code == Errc::kMismatch && resumed_);
+  SW_TRY(stage_->Abandon(keep));
+  return left;
+}
+
+Status Runner::Passes() {
+  if (options_.memory_bytes < options_.threads * kWorkspaceBytes) {
+    return Fail(Errc::kLimit, "--memory " + FormatBytes(options_.memory_bytes) + ": " +
+                                  std::to_string(options_.threads) + " threads need " +
+                                  FormatBytes(options_.threads * kWorkspaceBytes) + " of buffers");
+  }
+  SW_TRY(Begin());
+  SW_TRY(comm_.Agree(ReadJournals()));
+  SW_TRY(comm_.Agree(OpenJournal()));
+  SW_TRY(comm_.Agree(CreateFiles()));
+  SW_TRY(comm_.Agree(Recover()));
+  SW_TRY(WriteUnits());
+  SW_TRY(ShareSums());
+  if (options_.verify != Verify::kNone) SW_TRY(VerifyRead());
+  SW_TRY(WriteFrames());
+  if (options_.verify == Verify::kReadback) SW_TRY(ReadBackAll());
+  return Commit();
+}
+
+Status Runner::Begin() {
+  sink_.Pass("prepare");
+  const auto open_stage = [&]() -> Result<std::string> {
+    if (options_.force) SW_TRY(CheckReplaceable(options_.output, plan_.source().files));
+    SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
+    SW_TRY_ASSIGN(os::Stage stage,
+                  os::Stage::Begin(options_.output,
+                                   {options_.force, options_.resume, run_id, options_.take_over}));
+    stage_.emplace(std::move(stage));
+    stage_->Print(sink_);
+    return (stage_->resumed() ? "r" : "n") + stage_->path();
+  };
+  const Result<std::string> opened = comm_.OnRootText(open_stage);
+  SW_TRY(opened);
+  resumed_ = opened->starts_with('r');
+  SW_TRY_ASSIGN(directory_, OpenShared(comm_, opened->substr(1), options_.output));
+  SW_TRY_ASSIGN(journals_, comm_.Agree(directory_.OpenDir(os::kJournalDir)));
+  const std::uint64_t total = plan_.totals().payload_bytes;
+  const auto rank = static_cast<std::uint64_t>(comm_.rank());
+  const auto size = static_cast<std::uint64_t>(comm_.size());
+  const auto cut = [&](std::uint64_t r) {
+    return r == size ? plan_.unit_count()
+                     : plan_.unit_of_byte(total / size * r + total % size * r / size);
+  };
+  first_ = cut(rank);
+  last_ = cut(rank + 1);
+  sums_.resize(plan_.unit_count());
+  done_.assign(last_ - first_, false);
+  return {};
+}
+
+Status Runner::ReadJournals() {
+  if (!resumed_) return {};
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, journals_.List());
+  std::vector<std::string> names;
+  names.reserve(entries.size());
+  for (const os::Entry& entry : entries) {
+    if (entry.name != kCreatedName) names.push_back(entry.name);
+  }
+  SW_TRY_ASSIGN(const os::JournalRecords found,
+                os::ReadJournals(journals_, names, options_.fingerprint));
+  for (const std::vector<std::byte>& bytes : found.records) {
+    std::uint64_t unit = 0;
+    UnitRecord record;
+    bool ours = Decode(bytes, &unit, &record) && unit < plan_.unit_count();
+    for (const Share& share : record.shares) {
+      ours = ours && share.member < plan_.source().members.size();
+    }
+    if (!ours)
+      return Fail(Errc::kBadInput, journals_.path() + ": a record that is not of this run");
+    // A run that compared no checksums of the source noted no shares of them.
+    if (options_.verify != Verify::kNone && record.shares.empty()) continue;
+    record.sum.bytes = static_cast<std::uint32_t>(plan_.unit(unit).bytes);
+    if (unit >= first_ && unit < last_) noted_.insert_or_assign(unit, std::move(record));
+  }
+  return {};
+}
+
+Status Runner::OpenJournal() {
+  SW_TRY_ASSIGN(os::Journal journal,
+                os::Journal::Open(journals_, std::to_string(comm_.rank()), options_.fingerprint));
+  journal_.emplace(std::move(journal));
+  // Durable before the first output file: files must never lie in a stage that does not say whose
+  // they are.
+  SW_TRY(journal_->Sync());
+  return journals_.Sync();
+}
+
+Status Runner::Recover() {
+  std::vector<std::byte> bytes;
+  for (const auto& [index, record] : noted_) {
+    const plan::Unit unit = plan_.unit(index);
+    if (IsTwin(unit.file)) continue;
+    bytes.resize(unit.bytes);
+    SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
+    SW_TRY(file->ReadAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
+                        bytes));
+    // A power failure may lose data that the journal speaks of, and a bad share must not count.
+    if (DigestOf(bytes) != record.sum.digest) continue;
+    done_[index - first_] = true;
+    sums_[index] = record.sum;
+    source_sums_.Add(record.shares);
+    ++report_.units_resumed;
+  }
+  noted_.clear();
+  return {};
+}
+
+Status Runner::Put(const UnitInHand& unit) {
+  const plan::Unit& at = unit.unit;
+  SW_TRY_ASSIGN(const auto file, output_.Get(at.file));
+  SW_TRY(file->WriteAt(plan_.target().files[at.file].payloads[at.payload].offset + at.first,
+                       unit.bytes));
+  writes_.Add(unit.bytes.size());
+  SW_TRY(journal_->Append(Encode(unit.index, *unit.record)));
+  sums_[unit.index] = unit.record->sum;
+  return {};
+}
+
+Status Runner::WriteUnits() {
+  sink_.Pass("write");
+  UnitLoopOptions loop_options;
+  loop_options.sums = options_.verify == Verify::kNone ? nullptr : &source_sums_;
+  loop_options.stopped = "stopped on request; --resume continues";
+  std::vector<std::uint64_t> todo;
+  for (std::uint64_t index = first_; index < last_; ++index) {
+    const plan::Unit unit = plan_.unit(index);
+    if (done_[index - first_] || IsTwin(unit.file)) continue;
+    todo.push_back(index);
+    loop_options.bytes_total += unit.bytes;
+  }
+  SortByPlace(plan_, source_, &todo);
+  const std::uint64_t most =
+      source_.RoundUnits(options_.memory_bytes - options_.threads * kWorkspaceBytes);
+  UnitLoop loop(plan_, source_, arena_, sink_, std::move(loop_options));
+  return ForUnitsInRounds(comm_, loop, plan_, source_, todo, most, *this);
+}
+
+Status Runner::ShareSums() {
+  if (comm_.size() == 1) return {};
+  const std::span<const UnitSum> mine = std::span(sums_).subspan(first_, last_ - first_);
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm_.AllGather(std::as_bytes(mine)));
+  std::byte* at = reinterpret_cast<std::byte*>(sums_.data());
+  for (const comm::Bytes& part : parts) {
+    if (!part.empty()) std::memcpy(at, part.data(), part.size());
+    at += part.size();
+  }
+  return CombineSums(comm_, &source_sums_);
+}
+
+Status Runner::VerifyRead() {
+  sink_.Pass("verify");
+  MembersToVerify which{&source_};
+  which.mine = [this](std::uint32_t member) {
+    return source_.Mine(member) && !twin_sources_.contains(plan_.source().members[member].file);
+  };
+  SW_TRY_ASSIGN(const MembersVerified members,
+                comm_.Agree(VerifyMembers(plan_, source_sums_, which, arena_)));
+  report_.members_verified = members.verified;
+  report_.members_without_sum = members.without_sum;
+  return comm_.Agree(LookAgain());
+}
+
+Status Runner::LookAgain() {
+  for (const std::uint32_t file : plan_.files_without_sums()) {
+    if (!source_.MineFile(file) || twin_sources_.contains(file)) continue;
+    SW_TRY_ASSIGN(const bool grown, source_.LookAgain(file));
+    if (!grown) continue;
+    sink_.Warn(plan_.source().files[file] +
+               ": grew while it was copied: what it was when it was found is in the output");
+  }
+  return {};
+}
+
+Result<RunReport> Runner::Report() {
+  RunReport total;
+  const auto sum = [&](std::uint64_t mine, std::uint64_t* out) -> Status {
+    SW_TRY_ASSIGN(*out, comm_.AllReduceSum(mine));
+    return {};
+  };
+  SW_TRY(sum(source_.bytes_read(), &total.bytes_read));
+  SW_TRY(sum(source_.files_read(), &total.files_read));
+  SW_TRY(sum(report_.units_resumed, &total.units_resumed));
+  SW_TRY(sum(report_.members_verified, &total.members_verified));
+  SW_TRY(sum(report_.members_without_sum, &total.members_without_sum));
+  total.units = plan_.unit_count();
+  for (std::uint32_t index = 0; index < plan_.target().files.size(); ++index) {
+    const plan::OutputFile& file = plan_.target().files[index];
+    if (IsTwin(index)) {
+      ++(file.twin == plan::Twin::kLink ? total.files_linked : total.files_cloned);
+      continue;
+    }
+    total.bytes_written += file.bytes;
+    ++total.files_written;
+  }
+  return total;
+}
+
+}  // namespace shardwright::exec

@@ -1,0 +1,443 @@
+// The passes of a run that work on whole output files: create, frame, sync, read back, commit.
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "engine/exec/run/run_internal.h"
+#include "support/base/bytes.h"
+#include "support/os/dir.h"
+#include "support/os/sha256.h"
+
+namespace shardwright::exec {
+
+namespace {
+
+/// Above this number of files the file system is synced as a whole: 1197 atoms cost 3 s of single
+/// syncs on a disk that takes their 4 GB in 2 s.
+constexpr std::size_t kFilesSyncedOneByOne = 64;
+
+tl::unexpected<Error> TwoOutputs(const std::string& path) {
+  return Fail(Errc::kUnsupported,
+              path +
+                  ": two outputs have one name on this file system, which may ignore case or dots "
+                  "at the end of a name; write to another file system");
+}
+
+Status NotAsWritten(const std::string& path) {
+  return Fail(Errc::kIo, path + ": what was read back is not what was written");
+}
+
+/// The last barrier before anything is written: whatever a path was made of, it stays in the
+/// output.
+Status CheckPath(std::string_view path) {
+  for (std::size_t first = 0; first <= path.size();) {
+    const std::size_t last = std::min(path.find('/', first), path.size());
+    if (Status safe = os::SafeName(path.substr(first, last - first)); !safe) {
+      return Within("output file \"" + std::string(path) + "\"", std::move(safe).error());
+    }
+    first = last + 1;
+  }
+  return {};
+}
+
+/// Writes a frame as it is made; small stretches that follow one another become one write.
+class FrameWriter {
+ public:
+  explicit FrameWriter(const os::File& file) : file_(file) {}
+
+  Status Put(std::uint64_t offset, std::span<const std::byte> bytes) {
+    digest_.Add(bytes);
+    if (offset != first_ + held_.size() || held_.size() + bytes.size() > plan::kUnitBytes) {
+      SW_TRY(Flush());
+      first_ = offset;
+    }
+    if (bytes.size() > plan::kUnitBytes) {
+      first_ = offset + bytes.size();
+      return file_.WriteAt(offset, bytes);
+    }
+    held_.insert(held_.end(), bytes.begin(), bytes.end());
+    return {};
+  }
+
+  /// \returns the digest of the whole frame
+  Result<Digest> Finish() && {
+    SW_TRY(Flush());
+    return digest_.Finish();
+  }
+
+ private:
+  Status Flush() {
+    if (held_.empty()) return {};
+    SW_TRY(file_.WriteAt(first_, held_));
+    held_.clear();
+    return {};
+  }
+
+  const os::File& file_;
+  DigestStream digest_;
+  std::uint64_t first_ = 0;  // of what is held, in the file
+  std::vector<std::byte> held_;
+};
+
+}  // namespace
+
+template <class Visit>
+Status Runner::ForMyFiles(unsigned threads, Visit&& visit) {
+  return os::ForEachFile(plan_.target().files.size(), threads, [&](std::uint64_t file) {
+    return Mine(file) ? visit(static_cast<std::uint32_t>(file)) : Status();
+  });
+}
+
+/// How many frames are made at the same time: many small ones, whose writes and syncs take longer
+/// than they do, and few large ones, for which there is no memory.
+unsigned Runner::FrameThreads() const {
+  constexpr std::uint64_t kMemory = std::uint64_t{32} << 20;
+  constexpr std::uint64_t kTimesFrame = 16;  // an object graph against its bytes
+  std::uint64_t largest = 1;
+  for (const plan::OutputFile& file : plan_.target().files) {
+    std::uint64_t frame = file.bytes;
+    for (const plan::Payload& payload : file.payloads) frame -= payload.bytes;
+    largest = std::max(largest, frame);
+  }
+  const std::uint64_t fit = kMemory / (kTimesFrame * largest);
+  return static_cast<unsigned>(std::clamp<std::uint64_t>(
+      fit, options_.threads, std::max(options_.threads, options_.io_threads)));
+}
+
+Status Runner::CreateFiles() {
+  std::set<std::string> folders;
+  for (const plan::OutputFile& file : plan_.target().files) {
+    SW_TRY(CheckPath(file.path));
+    if (const auto slash = file.path.rfind('/'); slash != std::string::npos) {
+      folders.insert(file.path.substr(0, slash));
+    }
+  }
+  SW_TRY_ASSIGN(const std::string created, comm_.OnRootText([&]() -> Result<std::string> {
+    if (resumed_) SW_TRY(BeginCreating());
+    return created_ ? "yes" : "";
+  }));
+  created_ = !created.empty();
+  if (!created_) noted_.clear();
+  SW_TRY(comm_.OnRoot([&]() -> Status {
+    for (const std::string& folder : folders) SW_TRY(OfOutput(directory_.MakeDirs(folder)));
+    return {};
+  }));
+  SW_TRY(ChooseSync());
+  SW_TRY(MakeTwins());
+  SW_TRY(comm_.OnRoot([&] { return CheckSpace(); }));
+  SW_TRY(comm_.Agree(ForMyFiles(options_.io_threads, [&](std::uint32_t file) {
+    return IsTwin(file) ? Status() : CreateFile(file);
+  })));
+  return comm_.OnRoot(
+      [&] { return created_ ? Status() : journals_.WriteWholeFile(kCreatedName, ""); });
+}
+
+/// A run that was stopped while it created its files has written nothing yet. What it left is
+/// removed, because only a file that is created here proves that no other output has its name.
+Status Runner::BeginCreating() {
+  SW_TRY_ASSIGN(created_, journals_.Exists(kCreatedName));
+  if (created_) return {};
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, directory_.List());
+  for (const os::Entry& entry : entries) {
+    if (entry.name != os::kJournalDir) SW_TRY(directory_.RemoveTree(entry.name));
+  }
+  return {};
+}
+
+/// One sync for all files, where there are many and the file system of every rank supports it.
+Status Runner::ChooseSync() {
+  if (plan_.target().files.size() <= kFilesSyncedOneByOne) return {};
+  // The descriptor is older than every write: a sync of the file system reports their errors.
+  SW_TRY_ASSIGN(const std::uint64_t without,
+                comm_.AllReduceSum(directory_.CanSyncFileSystem() ? 0 : 1));
+  sync_at_once_ = without == 0;
+  return {};
+}
+
+/// A clone or link takes no place and no time, so the root makes them all, before it is asked
+/// whether there is room for the rest.
+Status Runner::MakeTwins() {
+  is_twin_.assign(plan_.target().files.size(), std::byte{0});
+  SW_TRY(comm_.OnRoot([&]() -> Status {
+    for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
+      if (plan_.target().files[index].twin == plan::Twin::kCopy) continue;
+      if (sink_.stop_requested()) {
+        return Fail(Errc::kStopped, "stopped on request; --resume continues");
+      }
+      SW_TRY_ASSIGN(const bool made, MakeTwin(index));
+      is_twin_[index] = std::byte{made};
+    }
+    return {};
+  }));
+  SW_TRY(comm_.Bcast(is_twin_));
+  for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
+    if (IsTwin(index)) twin_sources_.insert(plan_.target().files[index].twin_of);
+  }
+  return {};
+}
+
+/// \returns false where it has to be copied: the file system cannot clone, or the source has grown
+Result<bool> Runner::MakeTwin(std::uint32_t index) {
+  const plan::OutputFile& file = plan_.target().files[index];
+  const std::string& source = plan_.source().files[file.twin_of];
+  const std::string& path = PathOf(index);
+  SW_TRY_ASSIGN(const os::File from, source_.Open(file.twin_of));
+  if (file.twin == plan::Twin::kLink) {
+    // What a stopped run left under this name may be anything; a name is made anew for nothing.
+    SW_TRY_ASSIGN(const bool there, directory_.Exists(path));
+    if (there && !created_) return TwoOutputs(directory_.PathOf(path));
+    if (there) SW_TRY(directory_.RemoveFile(path));
+    SW_TRY(directory_.HardLink(source, from, path));
+  } else {
+    SW_TRY_ASSIGN(const os::File to, OpenOutput(index));
+    SW_TRY_ASSIGN(const bool cloned, os::CloneInto(from, to));
+    if (!cloned) {
+      SW_TRY(directory_.RemoveFile(path));  // CreateFile makes it
+      return false;
+    }
+  }
+  SW_TRY_ASSIGN(const bool grown, source_.LookAgain(file.twin_of));
+  if (grown) {
+    SW_TRY(directory_.RemoveFile(path));
+    return false;
+  }
+  if (!sync_at_once_) SW_TRY(directory_.SyncFile(path));
+  return true;
+}
+
+Status Runner::CheckSpace() {
+  if (resumed_) return {};
+  std::uint64_t bytes = 0;
+  std::uint64_t files = 0;
+  for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
+    if (IsTwin(index)) continue;
+    bytes += plan_.target().files[index].bytes;
+    ++files;
+  }
+  return OfOutput(exec::CheckSpace(options_.output, directory_.path(), bytes, files));
+}
+
+Result<os::File> Runner::OpenOutput(std::uint32_t index) const {
+  const std::string& path = PathOf(index);
+  SW_TRY_ASSIGN(const std::optional<os::NameStatus> there, directory_.Look(path));
+  if (there && !created_) return TwoOutputs(directory_.PathOf(path));
+  if (there) {
+    if (directory_.IsOwnFile(*there)) return directory_.OpenWrite(path);
+    // Bytes of somebody else, or with another name somewhere, are not ours to write into.
+    SW_TRY(directory_.RemoveFile(path));
+  }
+  Result<os::File> made = directory_.Create(path, plan_.target().files[index].executable);
+  if (!made && made.error().code == Errc::kBusy) return TwoOutputs(directory_.PathOf(path));
+  return made;
+}
+
+Status Runner::CreateFile(std::uint32_t index) {
+  SW_TRY_ASSIGN(os::File out, OfOutput(OpenOutput(index)));
+  SW_TRY(out.Allocate(plan_.target().files[index].bytes));
+  return out.Close();
+}
+
+Status Runner::WriteFrame(std::uint32_t index) {
+  const plan::OutputFile& file = plan_.target().files[index];
+  if (IsTwin(index) || !file.digests.files.empty()) return {};
+  const auto sums =
+      std::span<const UnitSum>(sums_).subspan(plan_.first_unit(index, 0), plan_.unit_count(index));
+  SW_TRY_ASSIGN(const std::vector<std::uint32_t> crcs,
+                SumPayloads(plan_, index, sums, options_.verify != Verify::kNone));
+  std::vector<Digest> digests;
+  digests.reserve(sums.size());
+  for (const UnitSum& sum : sums) digests.push_back(sum.digest);
+  SW_TRY_ASSIGN(const auto out, output_.Get(index));
+  FrameWriter frame(*out);
+  SW_TRY(file.frame(crcs, [&](std::uint64_t offset, std::string_view bytes) {
+    return frame.Put(offset, std::as_bytes(std::span(bytes)));
+  }));
+  SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
+  std::uint64_t payload_bytes = 0;
+  for (const plan::Payload& payload : file.payloads) payload_bytes += payload.bytes;
+  writes_.Add(file.bytes - payload_bytes);
+  file_sums_[index] = {FileDigest(digests, digest), CombinedCrc32(sums)};
+  return sync_at_once_ ? Status() : out->Sync();
+}
+
+Status Runner::WriteText(std::uint32_t index, const std::string& text) {
+  SW_CHECK(text.size() == plan_.target().files[index].bytes);
+  SW_TRY_ASSIGN(const auto out, output_.Get(index));
+  FrameWriter frame(*out);
+  SW_TRY(frame.Put(0, std::as_bytes(std::span(text))));
+  SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
+  writes_.Add(text.size());
+  file_sums_[index] = {FileDigest({}, digest), 0};
+  return sync_at_once_ ? Status() : out->Sync();
+}
+
+/// Whoever completed a file reads it again; then all ranks know all digests.
+Status Runner::WriteDigestLists() {
+  const std::vector<plan::OutputFile>& files = plan_.target().files;
+  std::vector<std::string> sums(files.size());
+  std::vector<std::byte> listed(files.size());
+  bool any = false;
+  for (const plan::OutputFile& file : files) {
+    for (const std::uint32_t other : file.digests.files) listed[other] = std::byte{1};
+    any = any || !file.digests.files.empty();
+  }
+  if (!any) return {};
+  SW_TRY(comm_.Agree(ForMyFiles(options_.threads, [&](std::uint32_t file) -> Status {
+    if (listed[file] == std::byte{0}) return {};
+    SW_TRY_ASSIGN(const os::File read, OfOutput(directory_.OpenRead(PathOf(file))));
+    SW_TRY_ASSIGN(sums[file], os::Sha256Of(read));
+    return {};
+  })));
+  std::string mine;
+  for (std::size_t file = 0; file < sums.size(); ++file) {
+    if (!sums[file].empty()) mine += std::to_string(file) + " " + sums[file] + "\n";
+  }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,
+                comm_.AllGather(std::as_bytes(std::span(mine))));
+  for (const comm::Bytes& part : parts) {
+    std::istringstream lines(std::string(reinterpret_cast<const char*>(part.data()), part.size()));
+    std::size_t file = 0;
+    for (std::string sum; lines >> file >> sum;) sums[file] = sum;
+  }
+  return comm_.Agree(ForMyFiles(options_.threads, [&](std::uint32_t file) -> Status {
+    const plan::DigestList& list = files[file].digests;
+    if (list.files.empty()) return {};
+    std::vector<std::string> of_list;
+    for (const std::uint32_t other : list.files) of_list.push_back(sums[other]);
+    return WriteText(file, list.text(of_list));
+  }));
+}
+
+Status Runner::SyncWritten() {
+  // On a network file system only the machine that wrote a page can sync it, so every rank syncs
+  // what its units touched before others complete the files.
+  std::vector<std::uint32_t> files;
+  for (std::uint64_t index = first_; index < last_; ++index) {
+    const std::uint32_t file = plan_.unit(index).file;
+    if (!IsTwin(file) && (files.empty() || files.back() != file)) files.push_back(file);
+  }
+  return comm_.Agree(
+      os::ForEachFile(files.size(), options_.io_threads, [&](std::uint64_t i) -> Status {
+        SW_TRY_ASSIGN(const auto file, output_.Get(files[i]));
+        return file->Sync();
+      }));
+}
+
+Status Runner::WriteFrames() {
+  sink_.Pass("finish");
+  if (comm_.size() > 1 && !sync_at_once_) SW_TRY(SyncWritten());
+  file_sums_.resize(plan_.target().files.size());
+  SW_TRY(comm_.Agree(
+      ForMyFiles(FrameThreads(), [&](std::uint32_t file) { return WriteFrame(file); })));
+  SW_TRY(WriteDigestLists());
+  if (sync_at_once_) SW_TRY(comm_.Agree(SyncFileSystem()));
+  return CloseFiles();
+}
+
+/// Where it fails, syncs this rank's files one by one to find the file and the reason: a sync of a
+/// whole file system reports a full quota as an input/output error.
+Status Runner::SyncFileSystem() {
+  Status all = directory_.SyncFileSystem();
+  if (all) return all;
+  const auto sync = [&](std::uint32_t file) -> Status {
+    if (IsTwin(file)) return {};
+    SW_TRY_ASSIGN(const auto out, output_.Get(file));
+    return out->Sync();
+  };
+  SW_TRY(ForMyFiles(options_.io_threads, sync));
+  return all;
+}
+
+/// Before the output gets its name: some file systems report only at the close that they could not
+/// store a file.
+Status Runner::CloseFiles() { return comm_.Agree(output_.CloseAll()); }
+
+Status Runner::ReadBack(std::uint32_t index) {
+  if (IsTwin(index)) return {};
+  const plan::OutputFile& file = plan_.target().files[index];
+  SW_TRY_ASSIGN(const os::File in, OfOutput(directory_.OpenRead(PathOf(index))));
+  if (!in.DropCache()) ++read_from_memory_;
+  std::vector<std::byte> buffer;
+  std::vector<Digest> digests;
+  DigestStream frame;
+  const auto read = [&](std::uint64_t first, std::uint64_t last, auto&& visit) -> Status {
+    for (; first < last; first += buffer.size()) {
+      buffer.resize(std::min(plan::kUnitBytes, last - first));
+      SW_TRY(in.ReadAt(first, buffer));
+      visit();
+    }
+    return {};
+  };
+  std::uint64_t end = 0;
+  for (const plan::Payload& payload : file.payloads) {
+    SW_TRY(read(end, payload.offset, [&] { frame.Add(buffer); }));
+    SW_TRY(read(payload.offset, payload.offset + payload.bytes,
+                [&] { digests.push_back(DigestOf(buffer)); }));
+    end = payload.offset + payload.bytes;
+  }
+  SW_TRY(read(end, file.bytes, [&] { frame.Add(buffer); }));
+  if (FileDigest(digests, frame.Finish()) != file_sums_[index].digest) {
+    return NotAsWritten(in.path());
+  }
+  return {};
+}
+
+Status Runner::ReadBackAll() {
+  sink_.Pass("readback");
+  SW_TRY(comm_.Agree(
+      ForMyFiles(options_.threads, [&](std::uint32_t file) { return ReadBack(file); })));
+  SW_TRY_ASSIGN(const std::uint64_t from_memory, comm_.AllReduceSum(read_from_memory_.load()));
+  if (from_memory > 0 && comm_.rank() == 0) {
+    sink_.Note("readback: " + std::to_string(from_memory) + " of " +
+                   std::to_string(plan_.target().files.size()) +
+                   " files were read from memory, not from the device: this file system keeps "
+                   "them there",
+               0);
+  }
+  return {};
+}
+
+Status Runner::Commit() {
+  sink_.Pass("commit");
+  SW_TRY(comm_.Agree(journal_->Close()));
+  journal_.reset();
+  std::vector<FileSum> mine;
+  for (std::size_t file = 0; file < file_sums_.size(); ++file) {
+    if (Mine(file)) mine.push_back(file_sums_[file]);
+  }
+  SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm_.Gather(std::as_bytes(std::span(mine))));
+  return comm_.OnRoot([&]() -> Status {
+    std::vector<ManifestFile> files;
+    const auto ranks = static_cast<std::size_t>(comm_.size());
+    for (std::size_t index = 0; index < file_sums_.size(); ++index) {
+      const plan::OutputFile& made = plan_.target().files[index];
+      FileSum sum;
+      std::memcpy(&sum, parts[index % ranks].data() + index / ranks * sizeof sum, sizeof sum);
+      ManifestFile file{made.path, made.bytes, sum.digest};
+      if (!made.payloads.empty()) file.payload_crc32 = sum.payload_crc32;
+      if (IsTwin(static_cast<std::uint32_t>(index))) {
+        file.twin = made.twin == plan::Twin::kLink ? "link" : "clone";
+      }
+      files.push_back(std::move(file));
+    }
+    os::CommitSteps steps;
+    steps.files_synced = true;
+    steps.write_manifest = [&](const os::Directory& stage) -> Status {
+      SW_TRY_ASSIGN(const std::string text, MakeManifest(options_.manifest, files));
+      SW_TRY(stage.ReplaceFile(kManifestName, text));
+      if (options_.verify != Verify::kReadback) return {};
+      // One byte more than it should have is enough to see that it is another.
+      SW_TRY_ASSIGN(const std::string found, stage.ReadWholeText(kManifestName, text.size() + 1));
+      return found == text ? Status() : NotAsWritten(stage.PathOf(kManifestName));
+    };
+    Status committed = stage_->Commit(steps);
+    stage_->Print(sink_);
+    return OfOutput(std::move(committed));
+  });
+}
+
+}  // namespace shardwright::exec

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <tbb/task_arena.h>
+
+#include "engine/exec/exchange.h"
+#include "engine/exec/for_each.h"
+#include "engine/exec/integrity.h"
+#include "engine/exec/manifest.h"
+#include "engine/exec/run/run.h"
+#include "engine/exec/unfinished_writes.h"
+#include "engine/exec/units.h"
+#include "engine/exec/verify.h"
+#include "support/os/commit.h"
+#include "support/os/directory.h"
+
+namespace shardwright::exec {
+
+/// Empty file next to the journals: CreateFiles has created all files of the run.
+inline constexpr const char* kCreatedName = "created";
+
+/// A file of the output that is not there any more is a failed write: kNotFound is for inputs.
+template <class T>
+T OfOutput(T result) {
+  if (!result && result.error().code == Errc::kNotFound) result.error().code = Errc::kIo;
+  return result;
+}
+
+/// What a manifest tells of a file's bytes, as ranks send it to each other.
+struct FileSum {
+  Digest digest{};
+  std::uint32_t payload_crc32 = 0;  ///< 0 without payloads
+};
+
+/// One run: its passes in order, and what they hand to each other. As a sink it writes units into
+/// the output files and notes them in the journal.
+class Runner final : private UnitSink {
+ public:
+  Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source, const RunOptions& options,
+         Sink& sink);
+  Result<RunReport> Go();
+
+ private:
+  Status Passes();
+  Status LeaveStage(Errc code);  // after a pass has failed; collective
+  Status Begin();                // collective
+  Status ReadJournals();         // what a stopped run noted about this rank's units; local
+  Status OpenJournal();          // local
+  Status CreateFiles();          // collective
+  Status MakeTwins();            // clones and links, by the root; collective
+  Result<bool> MakeTwin(std::uint32_t index);
+  Status CheckSpace();                                     // root
+  Result<os::File> OpenOutput(std::uint32_t index) const;  // new, or what a stopped run left of it
+  Status CreateFile(std::uint32_t index);
+  Status BeginCreating();   // root
+  Status ChooseSync();      // collective
+  Status SyncFileSystem();  // local
+  Status CloseFiles();      // collective
+  Status Recover();         // units that a stopped run has written; local
+  Status WriteUnits();      // collective
+  Status Put(const UnitInHand& unit) override;
+  Status ShareSums();    // collective
+  Status VerifyRead();   // collective
+  Status LookAgain();    // at source files that no checksum vouches for; local
+  Status SyncWritten();  // collective
+  Status WriteFrames();  // collective
+  Status WriteFrame(std::uint32_t index);
+  Status WriteDigestLists();  // collective
+  Status WriteText(std::uint32_t index, const std::string& text);
+  Status ReadBack(std::uint32_t index);
+  Status ReadBackAll();  // collective
+  Status Commit();       // collective
+  Result<RunReport> Report();
+
+  bool Mine(std::uint64_t index) const {
+    return index % static_cast<std::uint64_t>(comm_.size()) ==
+           static_cast<std::uint64_t>(comm_.rank());
+  }
+  bool IsTwin(std::uint32_t file) const { return is_twin_[file] != std::byte{0}; }
+  const std::string& PathOf(std::uint32_t file) const {  // in the stage
+    return plan_.target().files[file].path;
+  }
+  template <class Visit>
+  Status ForMyFiles(unsigned threads, Visit&& visit);  // in parallel; local
+  unsigned FrameThreads() const;
+
+  comm::Comm& comm_;
+  const plan::Plan& plan_;
+  Exchange source_;
+  const RunOptions& options_;
+  Sink& sink_;
+
+  tbb::task_arena arena_;
+  std::optional<os::Stage> stage_;  // root only
+  os::Directory directory_;         // the stage
+  os::Directory journals_;          // in it
+  bool resumed_ = false;
+  bool created_ = false;                       // the run that is resumed had created all its files
+  std::map<std::uint64_t, UnitRecord> noted_;  // by unit
+  std::optional<os::Journal> journal_;
+  FilePool output_;
+  bool sync_at_once_ = false;       // all files, by their file system
+  std::vector<std::byte> is_twin_;  // by output file: a clone or link, there is nothing to write
+  std::set<std::uint32_t> twin_sources_;  // source files that were cloned or linked
+
+  std::uint64_t first_ = 0;  // this rank's units
+  std::uint64_t last_ = 0;
+  std::vector<bool> done_;  // of this rank's units: found whole on resume
+  // By unit: of all after ShareSums, before of this rank's.
+  std::vector<UnitSum> sums_;
+  SourceSums source_sums_;
+  std::vector<FileSum> file_sums_;
+  std::atomic<std::uint64_t> read_from_memory_ = 0;  // files that were to be read back
+  RunReport report_;
+  UnfinishedWrites writes_;
+};
+
+}  // namespace shardwright::exec

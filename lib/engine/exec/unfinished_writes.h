@@ -1,0 +1,34 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "support/base/sink.h"
+
+namespace shardwright::exec {
+
+/// Counts the bytes that this rank writes into an output. At the end of its lifetime it adds them
+/// to the sink, unless the output is complete: a complete output is counted as a whole, by rank 0.
+/// Thread-safe. Local.
+class UnfinishedWrites {
+ public:
+  /// \pre the sink outlives it
+  explicit UnfinishedWrites(Sink& sink) : sink_(sink) {}
+  UnfinishedWrites(const UnfinishedWrites&) = delete;
+  UnfinishedWrites& operator=(const UnfinishedWrites&) = delete;
+  ~UnfinishedWrites() {
+    if (!complete_) sink_.AddWritten(bytes_, 0);
+  }
+
+  void Add(std::uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+
+  /// The output is complete.
+  void Complete() { complete_ = true; }
+
+ private:
+  Sink& sink_;
+  std::atomic<std::uint64_t> bytes_ = 0;
+  bool complete_ = false;
+};
+
+}  // namespace shardwright::exec

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <tbb/enumerable_thread_specific.h>
+#include <tbb/task_arena.h>
+
+#include "engine/exec/byte_source.h"
+#include "engine/exec/file_pool.h"
+#include "engine/exec/integrity.h"
+#include "engine/exec/unfinished_writes.h"
+#include "engine/exec/units.h"
+#include "engine/layout/shard_map.h"
+#include "support/base/result.h"
+#include "support/os/file.h"
+
+struct ZSTD_CCtx_s;
+struct ZSTD_DCtx_s;
+
+namespace shardwright::exec {
+
+/// A pack file in compressed form: the bytes of the plain one in blocks of 1 MiB, each a zstd frame
+/// of its own, so that any stretch can be read without the rest. Layout (integers little-endian):
+///
+///   frames, back to back
+///   index    u32 compressed size of every block
+///   footer   u64 plain bytes, u64 blocks, u32 CRC-32 of index, "SWZPACK1"
+///
+/// Source: docs/formats/catalogue.md.
+
+inline constexpr std::uint64_t kZpackBlockBytes = std::uint64_t{1} << 20;
+
+/// A zstd context that is set up for blocks. It takes longer to make one than to compress a small
+/// block.
+class ZstdContext {
+ public:
+  ZstdContext();
+  ZSTD_CCtx_s* get() const { return context_.get(); }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_CCtx_s* context) const;
+  };
+  std::unique_ptr<ZSTD_CCtx_s, Free> context_;
+};
+
+/// One context for each thread that compresses.
+using ZstdContexts = tbb::enumerable_thread_specific<ZstdContext>;
+
+/// What a ZpackWriter has written.
+struct ZpackResult {
+  std::uint64_t bytes = 0;
+  Digest digest{};
+};
+
+/// Writes a compressed pack file, from front to back. Local; one call at a time.
+class ZpackWriter {
+ public:
+  /// \param file      new and empty
+  /// \param contexts  outlive it, and may be used by many writers at once
+  /// \param writes    counts the bytes written; may be null
+  ZpackWriter(os::File file, ZstdContexts& contexts, UnfinishedWrites* writes = nullptr);
+
+  /// Compresses the next plain bytes, block by block on the threads of an arena, and writes them.
+  /// \pre plain.size() is a multiple of kZpackBlockBytes but in the last call
+  /// \error kIo
+  Status Append(std::span<const std::byte> plain, tbb::task_arena& arena);
+
+  /// Completes the file and syncs it. Once, at the end. \error kIo
+  Result<ZpackResult> Finish();
+
+ private:
+  struct Frame {
+    std::vector<std::byte> room;
+    std::size_t bytes = 0;
+  };
+  Status AppendBytes(std::span<const std::byte> data);
+
+  os::File file_;
+  ZstdContexts* contexts_;
+  UnfinishedWrites* writes_;
+  std::unique_ptr<DigestStream> digest_;
+  std::vector<Frame> frames_;  // of one call, by block
+  std::vector<std::uint32_t> sizes_;
+  std::uint64_t plain_bytes_ = 0;
+  std::uint64_t end_ = 0;
+};
+
+/// Writes an output file of a plan in compressed form; what no payload covers is zero.
+/// \param loop   over the plan
+/// \param arena  the loop's
+/// \param sums   gets those of the file's units, in order
+/// \error as UnitLoop::ForUnits and ZpackWriter
+/// Local.
+Result<ZpackResult> PackFile(const plan::Plan& plan, std::uint32_t file, UnitLoop& loop,
+                             ZpackWriter writer, tbb::task_arena& arena,
+                             std::vector<UnitSum>* sums);
+
+/// True if the file is complete and of this plain size: what a resumed run need not write again.
+bool IsZpack(const os::File& file, std::uint64_t bytes);
+/// The same of a path; false if it cannot be opened.
+bool IsZpack(const std::string& path, std::uint64_t bytes);
+
+/// Reads members out of compressed pack files.
+class ZpackBytes final : public ByteSource {
+ public:
+  /// \pre `map` outlives it; paths are by file index of the map
+  ZpackBytes(const layout::ShardMap& map, std::vector<std::string> paths);
+
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
+  std::uint64_t bytes_read() const override { return bytes_.load(std::memory_order_relaxed); }
+  std::uint64_t files_read() const override { return pool_.opened_count(); }
+
+ private:
+  struct Index {
+    std::uint64_t plain_bytes = 0;
+    std::vector<std::uint64_t> begin;  // of every block's frame, plus one past the last
+  };
+  struct FreeContext {
+    void operator()(ZSTD_DCtx_s* context) const;
+  };
+  /// A thread's memory.
+  struct Block {
+    std::uint32_t file = 0;
+    std::uint64_t block = ~std::uint64_t{0};
+    std::vector<std::byte> plain;
+    std::vector<std::byte> frame;
+    std::unique_ptr<ZSTD_DCtx_s, FreeContext> context;
+  };
+  Result<const Index*> IndexOf(std::uint32_t file);
+  Status Load(std::uint32_t file, std::uint64_t block, Block* to);
+
+  const layout::ShardMap& map_;
+  std::vector<std::string> paths_;
+  FilePool pool_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Index>> indexes_;
+  tbb::enumerable_thread_specific<Block> blocks_;
+  std::atomic<std::uint64_t> bytes_ = 0;
+};
+
+}  // namespace shardwright::exec

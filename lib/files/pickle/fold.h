@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/base/result.h"
+
+namespace shardwright::pickle {
+
+struct Box;
+
+/// A value while a pickle is folded: small, and gone as soon as nothing can name it again. Texts
+/// are views into the pickle, or into what the fold owns.
+class Cell {
+ public:
+  enum class Tag : std::uint8_t { kNone, kBool, kInt, kFloat, kText, kBytes, kGlobal, kBox };
+
+  Cell() = default;
+  static Cell Int(std::int64_t value, Tag tag = Tag::kInt);
+  static Cell Real(double value);
+  static Cell Text(std::string_view value, Tag tag = Tag::kText);
+  static Cell Of(Box* box);
+  Cell(const Cell& other);
+  Cell(Cell&& other) noexcept : tag_(other.tag_), value_(other.value_) { other.tag_ = Tag::kNone; }
+  Cell& operator=(Cell other) noexcept {
+    std::swap(tag_, other.tag_);
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~Cell();
+
+  Tag tag() const { return tag_; }
+  bool is_none() const { return tag_ == Tag::kNone; }
+  bool is_int() const { return tag_ == Tag::kInt; }
+  bool is_text() const { return tag_ == Tag::kText; }
+  bool is_global() const { return tag_ == Tag::kGlobal; }
+  /// \pre kInt or kBool
+  std::int64_t integer() const { return value_.integer; }
+  /// \pre kText, kBytes or kGlobal ("module.name")
+  std::string_view text() const { return {value_.text.data, value_.text.size}; }
+  /// Null for what is no container and no object.
+  Box* box() const { return tag_ == Tag::kBox ? value_.box : nullptr; }
+
+ private:
+  Tag tag_ = Tag::kNone;
+  union {
+    std::int64_t integer = 0;
+    double real;
+    struct {
+      const char* data;
+      std::size_t size;
+    } text;
+    Box* box;
+  } value_;
+};
+
+/// A container, or a call that is not run.
+struct Box {
+  enum class Kind : std::uint8_t {
+    kTuple,
+    kList,
+    kSet,
+    kDict,    ///< plain or ordered; keys and values alternate
+    kObject,  ///< class or function, arguments and, once it is set, state: up to three items
+  };
+  Kind kind = Kind::kTuple;
+  bool held = false;  ///< in another one: it cannot change any more
+  std::uint16_t depth = 1;
+  std::uint32_t uses = 0;
+  std::uint64_t number = 0;  ///< of a dict: no other one of the fold has it
+  std::vector<Cell> items;
+  class BoxPool* pool = nullptr;
+};
+
+/// Takes what a pickle of millions of objects says as soon as it is complete, so that it need not
+/// be held as a graph of nodes.
+class Folder {
+ public:
+  Folder() = default;
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  virtual ~Folder() = default;
+  /// Offers an entry that a dict gets. \returns whether it is taken: then the dict does not keep it
+  virtual Result<bool> Take(std::uint64_t dict, const Cell& key, const Cell& value) = 0;
+  /// The value of the whole pickle. Cells live until this returns.
+  virtual Status Root(const Cell& root) = 0;
+};
+
+/// Runs a pickle of protocol 2 to 5 with the names and rules of Load, but for tensors and storages,
+/// which it refuses. What is neither taken nor part of something open is forgotten, so the memory
+/// is that of what the folder keeps.
+/// \error kBadInput  malformed, or naming a global that gives access to code; kUnsupported  a
+///        storage, a container that changes after another one holds it; kLimit  nesting or memory
+///        beyond the caps; and what the folder says
+/// Pure; messages name the byte offset of the opcode at fault.
+Status Fold(std::string_view pickle, Folder& folder);
+
+/// The class of an object, else empty.
+std::string_view ClassOf(const Cell& cell);
+
+/// What BUILD gave an object, or null.
+const Cell* StateOf(const Cell& object);
+
+/// An entry of a dict, or of the dict that is an object's state; null without it.
+const Cell* AttributeOf(const Cell& cell, std::string_view name);
+
+/// "list", "object torch.Size", for messages.
+std::string Describe(const Cell& cell);
+
+}  // namespace shardwright::pickle

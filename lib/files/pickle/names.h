@@ -1,0 +1,13 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "engine/tensor/dtype.h"
+
+namespace shardwright::pickle {
+
+/// The element type that a global like "torch.float32" stands for.
+std::optional<DType> DTypeOfGlobal(std::string_view dotted);
+
+}  // namespace shardwright::pickle

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string_view>
+
+#include "files/part.h"
+#include "files/torch_pt/reader.h"
+#include "support/base/result.h"
+
+namespace shardwright::torch_pt {
+
+/// The first pickle of a legacy stream: its magic number.
+std::string_view LegacyMagic();
+
+/// Reads the head of a stream as torch wrote it before 1.6 and locates its storages.
+/// \error as ReadSkeleton; messages without the file's name
+Result<Skeleton> ReadLegacy(const files::Part& file, std::uint64_t file_bytes);
+
+}  // namespace shardwright::torch_pt

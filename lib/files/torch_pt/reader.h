@@ -1,0 +1,62 @@
+// lib/files/torch_pt: files of torch.save.
+// A Skeleton is a file without its payloads: the pickle, and where each storage lies, in a zip
+// container or in the older stream of pickles. Parse makes the object graph of a Skeleton. writer.h
+// lays a file out to the byte before any payload is known, and completes it when their checksums
+// are. Source: docs/formats/pt.md.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "files/part.h"
+#include "files/pickle/node.h"
+#include "files/skeleton.h"
+#include "support/base/result.h"
+#include "support/os/file.h"
+
+namespace shardwright::torch_pt {
+
+using files::Skeleton;
+using files::Storage;
+
+// Of a `.pt` file: the header is its data.pkl or, in the legacy stream, the object pickle; storage
+// "12" is the record data/12.
+
+/// Reads the directory and data.pkl of a `.pt` file; payloads stay unread.
+/// \error kBadInput  not a readable container, truncated, wrong CRC of a record read, overlapping
+///        or unsafe records (docs/formats/pt.md); kUnsupported TorchScript, tar, preview
+///        containers, big-endian
+/// Local; many threads may read different files.
+/// What it says of places counts from the start of the file, also of a part.
+Result<Skeleton> ReadSkeleton(const files::Part& file);
+inline Result<Skeleton> ReadSkeleton(const os::File& file) {
+  return ReadSkeleton(files::Part(file));
+}
+
+/// The object graph of a file. Tensors refer to `storages` (in first-use order) by index.
+struct Document {
+  struct StorageRef {
+    DType dtype = DType::kU8;  ///< kU8 with untyped = true for torch.UntypedStorage
+    bool untyped = false;
+    std::uint64_t bytes = 0;
+    std::uint64_t offset = 0;  ///< of the payload in the file
+    std::optional<std::uint32_t> crc32;
+    std::string member;  ///< "data/12", for messages
+  };
+  std::shared_ptr<pickle::Arena> arena;
+  const pickle::Node* root = nullptr;
+  std::vector<StorageRef> storages;
+};
+
+/// Interprets the pickle over the closed table of globals; nothing is ever executed. Every tensor
+/// is checked against its storage (bounds, dtype, element count).
+/// \error kBadInput  with the byte offset of the opcode at fault
+/// Pure.
+Result<Document> Parse(const Skeleton& skeleton);
+
+}  // namespace shardwright::torch_pt

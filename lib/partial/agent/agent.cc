@@ -1,0 +1,553 @@
+#include "partial/agent/agent.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "checkpoints/registry.h"
+#include "partial/agent/quiet_sink.h"
+#include "partial/store/modules.h"
+#include "partial/store/store.h"
+#include "support/comm/comm.h"
+
+namespace shardwright::partial {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kRestoredMeanwhile = "the store was restored while the snapshot was taken";
+
+class ThrottledBytes final : public exec::ByteSource {
+ public:
+  ThrottledBytes(std::unique_ptr<exec::ByteSource> source, Limiter::Job& job)
+      : source_(std::move(source)), job_(job) {}
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
+    job_.Spend(out.size());
+    return source_->Read(member, offset, out);
+  }
+  std::uint64_t bytes_read() const override { return source_->bytes_read(); }
+  std::uint64_t files_read() const override { return source_->files_read(); }
+
+ private:
+  std::unique_ptr<exec::ByteSource> source_;
+  Limiter::Job& job_;
+};
+
+/// The experts that a snapshot took: those that its level holds in its own version.
+Snapshotted SnapshottedOf(const Manifest& manifest) {
+  Snapshotted out;
+  out.level = manifest.state.snapshot;
+  for (const auto& layer : out.level.version) {
+    std::vector<std::uint32_t>& ids = out.selection.emplace_back();
+    for (std::uint32_t e = 0; e < layer.size(); ++e) {
+      if (layer[e] == manifest.iteration) ids.push_back(e);
+    }
+  }
+  return out;
+}
+
+/// Whether a checkpoint has something of a module, and all that it has is of that version.
+bool IsAllOf(const HeldModule& module, std::uint64_t version) {
+  const bool held = std::ranges::any_of(module, [](const auto& part) { return part.has_value(); });
+  return held && std::ranges::all_of(module, [&](const std::optional<Held>& part) {
+           return !part || part->version == version;
+         });
+}
+
+/// Experts that a checkpoint has all of in its own version.
+ModuleNames WholeModules(const Manifest& manifest) {
+  ModuleNames names;
+  for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
+    if (IsAllOf(manifest.modules[i], manifest.iteration)) names.insert(manifest.names[i]);
+  }
+  return names;
+}
+
+exec::Digest CatalogueDigest(const convert::Input& input) {
+  const std::string catalogue = checkpoints::Serialize(input.set);
+  return exec::DigestOf(std::as_bytes(std::span(catalogue)));
+}
+
+/// Selects also what an earlier snapshot of the same iteration has of it, read or replayed: its
+/// files had other content, and a version names one state of all modules.
+void AddHeld(const Manifest& earlier, const Model& model, Selection* selection) {
+  for (std::size_t m = 0; m < selection->size(); ++m) {
+    std::vector<std::uint32_t>& ids = (*selection)[m];
+    for (std::uint32_t e = 0; e < model.experts[m]; ++e) {
+      const HeldModule& module = earlier.modules[model.expert_module(m, e)];
+      const bool chosen = std::find(ids.begin(), ids.end(), e) != ids.end();
+      if (!chosen && IsAllOf(module, earlier.iteration)) ids.push_back(e);
+    }
+  }
+}
+
+}  // namespace
+
+Agent::Agent(AgentOptions options)
+    : options_(std::move(options)),
+      pool_(std::make_shared<MemoryPool>(options_.memory_bytes)),
+      limiter_(options_.bandwidth, options_.idle),
+      logs_(options_.save.store, options_.held_bytes, options_.replay ? pool_ : nullptr) {
+  status_.memory_limit_bytes = options_.memory_bytes;
+}
+
+Result<std::shared_ptr<TokenLog>> Agent::OpenTokens() const {
+  if (options_.tokens_path.empty()) return std::shared_ptr<TokenLog>();
+  return TokenLog::Open(options_.tokens_path);
+}
+
+Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known, Sink& sink,
+                                      const Copied& copied, const FillSource& fill) {
+  const std::lock_guard one(snapshot_mutex_);
+  const Clock::time_point start = Clock::now();
+  const auto note_copied = [&](std::uint64_t iteration) {
+    {
+      const std::lock_guard lock(mutex_);
+      status_.snapshot_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    }
+    limiter_.Begin(iteration);
+    if (copied) copied(iteration);
+  };
+  const auto take = [&]() -> Result<std::uint64_t> {
+    SW_TRY(CatchUp());
+    auto record = std::make_shared<MemoryCheckpoint>();
+    SW_TRY_ASSIGN(record->tokens, OpenTokens());
+    SaveRequest options = RequestOfSave();
+    options.existing_store = false;  // a snapshot can wait for the store
+    options.tokens = record->tokens.get();
+    record->recovery = known;
+    std::optional<SelectionState> level;
+    SW_TRY_ASSIGN(const std::uint64_t asked,
+                  options.iteration ? *options.iteration : input.checkpoint.iteration);
+    std::shared_ptr<const MemoryCheckpoint> again;  // a snapshot of this iteration
+    {
+      const std::lock_guard lock(mutex_);
+      // The files may be of what a restore has given up since they were opened.
+      if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
+      const std::optional<std::size_t> newest = buffers_.NewestComplete();
+      again = newest && buffers_.iteration(*newest) == asked ? records_[*newest] : nullptr;
+      level = again ? level_before_ : level_;
+      if (next_)
+        options.replay.before = again ? next_->iteration - next_->interval : next_->iteration;
+    }
+    options.replay.logged_since = logs_.logged_since();
+    // A hook may ask for what `latest` has told already.
+    if (again && again->manifest.catalogue == CatalogueDigest(input)) return asked;
+    const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
+    SW_TRY_ASSIGN(SnapshotChoice choice,
+                  ChooseSnapshot(*comm, input, options, level ? &*level : nullptr, sink));
+    {
+      const std::lock_guard lock(mutex_);
+      if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
+      if (again) {
+        // As it is now, which the new buffer begins with: a replay may have ended meanwhile.
+        const std::optional<std::size_t> newest = buffers_.NewestComplete();
+        AddHeld(records_[*newest]->manifest, choice.model, &choice.selection);
+      }
+      SW_TRY(buffers_.Begin(choice.iteration));
+      DropIdle();
+    }
+    const std::uint64_t iteration = choice.iteration;
+    Status filled = Fill(input, choice, options, std::move(record), sink, note_copied, fill);
+    if (filled) return iteration;
+    const std::lock_guard lock(mutex_);
+    buffers_.AbandonFilling();
+    next_.reset();
+    logs_.HoldNothing();
+    return tl::unexpected<Error>(std::move(filled).error());
+  };
+  Result<std::uint64_t> iteration = take();
+  const std::lock_guard lock(mutex_);
+  if (iteration) {
+    ++status_.snapshots;
+  } else {
+    ++status_.snapshots_failed;
+    status_.last_error = iteration.error().message;
+  }
+  return iteration;
+}
+
+Status Agent::Fill(convert::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
+                   std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied,
+                   const FillSource& fill) {
+  SW_TRY_ASSIGN(const auto taking, Taking::Copy(input, choice, pool_, options, sink, fill));
+  SelectionState after = choice.state;
+  if (!choice.model.experts.empty()) {
+    SW_TRY(CompleteSave(&after.snapshot,
+                        BeginSave(after.snapshot, choice.selection, choice.iteration)));
+  }
+  // Before training goes on, whose gradients it is about.
+  NotePlan(choice, after, record->recovery);
+  copied(choice.iteration);
+  SW_TRY_ASSIGN(Taken taken, taking->Seal());
+  record->catalogue = checkpoints::Serialize(input.set);
+  Manifest& manifest = record->manifest;
+  manifest.iteration = choice.iteration;
+  manifest.tag = input.checkpoint.tag;
+  manifest.policy = std::string(Name(options.policy));
+  manifest.k_snapshot = choice.k_snapshot;
+  manifest.k_persist = choice.k_persist;
+  manifest.catalogue = exec::DigestOf(std::as_bytes(std::span(record->catalogue)));
+  for (const Module& module : choice.model.modules) manifest.names.push_back(module.name);
+  manifest.modules.resize(choice.model.modules.size());
+  if (taken.passed) {
+    manifest.passed = taken.passed->ref();
+    record->blobs.emplace(taken.passed->ref().digest, taken.passed);
+  }
+  manifest.state = after;
+  const std::uint64_t bytes = taken.bytes;
+  const std::lock_guard lock(mutex_);
+  const std::optional<std::size_t> filling = buffers_.Find(BufferState::kFilling);
+  if (!filling) return Fail(Errc::kMismatch, kRestoredMeanwhile);
+  SW_TRY(Put(choice, std::move(taken)));
+  Hold(buffers_.content(*filling), choice.model, record.get());
+  SW_TRY(buffers_.End());
+  if (recovery_ == record->recovery) {
+    level_before_ = choice.state;
+    level_ = std::move(after);
+  }
+  records_[*filling] = std::move(record);
+  status_.snapshot_bytes += bytes;
+  pool_->Reserve(bytes);  // for the next one
+  return {};
+}
+
+/// Makes a record say what a buffer holds. \pre manifest.modules has a place for every module
+void Agent::Hold(const SnapshotBuffers::Content& content, const Model& model,
+                 MemoryCheckpoint* record) {
+  Manifest& manifest = record->manifest;
+  const std::optional<BlobRef>& passed = manifest.passed;
+  BlobMap blobs;
+  if (passed) blobs.emplace(passed->digest, record->blobs.at(passed->digest));
+  record->replayed.clear();
+  record->own_bytes = passed ? passed->bytes : 0;
+  for (const auto& [id, blob] : content) {
+    const auto* copy = static_cast<const ModuleCopy*>(blob.data.get());
+    const std::uint32_t index = model.index_of(id);
+    if (copy->replayed_from) record->replayed[model.modules[index].name] = *copy->replayed_from;
+    for (std::size_t c = 0; c < kComponents; ++c) {
+      if (!copy->parts[c]) continue;
+      const BlobRef& ref = copy->parts[c]->ref();
+      manifest.modules[index][c] = Held{blob.version, ref};
+      blobs.emplace(ref.digest, copy->parts[c]);
+      const bool read = blob.version == manifest.iteration && !copy->replayed_from;
+      if (read) record->own_bytes += ref.bytes;
+    }
+  }
+  record->blobs = std::move(blobs);
+}
+
+/// Hands what was taken to the buffer that is being filled. Content that is in memory already is
+/// kept once.
+/// \pre mutex_ is held
+Status Agent::Put(const SnapshotChoice& choice, Taken taken) {
+  const std::optional<std::size_t> newest = buffers_.NewestComplete();
+  const MemoryCheckpoint* before = newest ? records_[*newest].get() : nullptr;
+  for (std::size_t i = 0; i < choice.model.modules.size(); ++i) {
+    for (const auto& [part, mask] : PartsOf(choice.model.modules[i], choice.keep)) {
+      auto copy = std::make_shared<ModuleCopy>();
+      bool any = false;
+      for (std::size_t c = 0; c < kComponents; ++c) {
+        if (!mask[c] || !taken.modules[i][c]) continue;
+        any = true;
+        copy->parts[c] = std::move(taken.modules[i][c]);
+        if (before == nullptr) continue;
+        const auto known = before->blobs.find(copy->parts[c]->ref().digest);
+        if (known != before->blobs.end()) copy->parts[c] = known->second;
+      }
+      if (!any && choice.model.modules[i].bytes() > 0) continue;
+      ModuleId id = choice.model.modules[i].id;
+      id.part = part;
+      SW_TRY(buffers_.Put(id, std::move(copy)));
+    }
+  }
+  return {};
+}
+
+/// Records of buffers that hold nothing any more. \pre mutex_ is held
+void Agent::DropIdle() {
+  for (std::size_t i = 0; i < SnapshotBuffers::kBuffers; ++i) {
+    const BufferState state = buffers_.state(i);
+    if (state == BufferState::kIdle || state == BufferState::kFilling) records_[i].reset();
+  }
+}
+
+void Agent::WaitForSnapshot() { const std::lock_guard under_way(snapshot_mutex_); }
+
+bool Agent::wants_persist() const {
+  const std::lock_guard lock(mutex_);
+  return buffers_.Find(BufferState::kFilled).has_value();
+}
+
+Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Limiter::Job& job, Sink& sink) {
+  SW_TRY_ASSIGN(const std::unique_ptr<convert::Input> input,
+                OpenMemory(checkpoint, options_.pattern_files));
+  input->bytes = std::make_unique<ThrottledBytes>(std::move(input->bytes), job);
+  std::shared_ptr<TokenLog> tokens = checkpoint.tokens;
+  if (!tokens) {
+    SW_TRY_ASSIGN(tokens, OpenTokens());
+  }
+  Snapshotted snapshotted = SnapshottedOf(checkpoint.manifest);
+  snapshotted.recovery = checkpoint.recovery;
+  SaveRequest options = RequestOfSave();
+  options.iteration = checkpoint.manifest.iteration;
+  options.snapshotted = &snapshotted;
+  options.tokens = tokens.get();
+  // Not stopped with the process: a stop waits for the newest snapshot to be durable.
+  QuietSink own(sink, &stop_persist_);
+  const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
+  SW_TRY_ASSIGN(SaveReport report, Save(*comm, *input, options, own));
+  SW_TRY_ASSIGN(const Store store, Store::Open(options.store));
+  const std::lock_guard lock(mutex_);
+  if (!store_id_) store_id_ = store.head().id;
+  return report;
+}
+
+Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
+  SW_TRY(CatchUp());
+  const std::lock_guard one(persist_mutex_);
+  std::shared_ptr<const MemoryCheckpoint> checkpoint;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::optional<std::size_t> buffer = buffers_.StartPersist();
+    if (!buffer) return std::optional<std::uint64_t>();
+    DropIdle();
+    checkpoint = records_[*buffer];
+    stop_persist_.store(false);
+  }
+  // First, so that whoever finds the checkpoint finds the way of its older experts to it.
+  const ModuleNames saved = WholeModules(checkpoint->manifest);
+  const auto write = [&]() -> Result<SaveReport> {
+    SW_TRY(PersistLogs(checkpoint->manifest.iteration, saved, sink));
+    Limiter::Job job(limiter_, checkpoint->own_bytes);
+    return Write(*checkpoint, job, sink);
+  };
+  const Result<SaveReport> report = write();
+  if (report) logs_.Drop(report->iteration, saved);
+  const std::lock_guard lock(mutex_);
+  if (!report) {
+    ++status_.persists_failed;
+    status_.last_error = report.error().message;
+    SW_TRY(buffers_.FailPersist());
+    DropIdle();
+    return tl::unexpected<Error>(report.error());
+  }
+  SW_TRY(buffers_.EndPersist());
+  DropIdle();
+  ++status_.persists;
+  status_.persisted = report->iteration;
+  return std::optional(report->iteration);
+}
+
+Result<std::optional<std::uint64_t>> Agent::StoredIteration() const {
+  std::optional<std::uint64_t> newest;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
+  if (!there) return newest;
+  SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> all, store.List());
+  for (const StoredCheckpoint& one : all) {
+    if (!one.abandoned) newest = one.iteration;
+  }
+  return newest;
+}
+
+Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
+  const Limiter::Hurry hurry(limiter_);
+  WaitForSnapshot();
+  for (;;) {
+    SW_TRY_ASSIGN(const std::optional<std::uint64_t> done, Persist(sink));
+    if (!done) break;
+  }
+  ReplayInTime(sink);
+  for (const AgentEntry& entry : Entries()) {
+    if (entry.state != "copy") continue;
+    Status saved = FlushCopy(entry, sink);
+    if (saved) continue;
+    SW_TRY(CatchUp());
+    if (Holds(entry)) return tl::unexpected<Error>(std::move(saved).error());
+  }
+  return StoredIteration();
+}
+
+/// \error as GradientLogs::Persist: the checkpoint of that iteration is not to be written
+Status Agent::PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink) {
+  SW_TRY(ExpectStore(RequestOfSave()));
+  const Result<std::string> lacks = logs_.Persist(iteration, saved);
+  if (!lacks) return Within("log of gradients", lacks.error());
+  if (!lacks->empty()) sink.Warn("log of gradients: " + *lacks);
+  return {};
+}
+
+Status Agent::FlushCopy(const AgentEntry& entry, Sink& sink) {
+  const std::lock_guard one(persist_mutex_);
+  SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, StoredIteration());
+  if (stored && *stored >= entry.checkpoint->manifest.iteration) return {};
+  stop_persist_.store(false);
+  SW_TRY(PersistLogs(entry.checkpoint->manifest.iteration, {}, sink));
+  Limiter::Job job(limiter_);
+  SW_TRY(Write(*entry.checkpoint, job, sink));
+  return {};
+}
+
+bool Agent::Holds(const AgentEntry& copy) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = copies_.find(copy.origin);
+  return found != copies_.end() && found->second == copy.checkpoint;
+}
+
+Status Agent::CatchUp() {
+  const std::lock_guard one(catch_up_mutex_);
+  return LookForRestores();
+}
+
+/// Once the agent has seen its store, it saves into no other and makes no new one: the file system
+/// may have been unmounted since.
+SaveRequest Agent::RequestOfSave() const {
+  SaveRequest request = options_.save;
+  const std::lock_guard lock(mutex_);
+  request.continues = status_.persisted;
+  if (!store_id_) return request;
+  request.existing_store = true;
+  request.store_id = *store_id_;
+  return request;
+}
+
+/// \pre catch_up_mutex_ is held
+Status Agent::LookForRestores() {
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
+  if (!there) return {};
+  SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
+  std::uint64_t known = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!store_id_) store_id_ = store.head().id;
+    if (*store_id_ != store.head().id) return {};  // persists are refused: RequestOfSave
+    known = recovery_;
+  }
+  SW_TRY_ASSIGN(const std::vector<RecoveryRecord> news, store.RecoveriesAfter(known));
+  if (!news.empty()) Rollback(news);
+  return {};
+}
+
+/// \param restores  that were not known before
+void Agent::Rollback(const std::vector<RecoveryRecord>& restores) {
+  {
+    // From here on no snapshot begins that was chosen before.
+    const std::lock_guard lock(mutex_);
+    recovery_ = restores.back().sequence;
+  }
+  stop_persist_.store(true);
+  const Limiter::Hurry hurry(limiter_);
+  const std::lock_guard one(persist_mutex_);
+  std::unique_lock lock(mutex_);
+  for (const RecoveryRecord& restore : restores) {
+    buffers_.Rollback(restore.resume);
+    std::erase_if(copies_, [&](const auto& copy) {
+      return GivesUp(restore, copy.second->recovery, copy.second->manifest.iteration);
+    });
+  }
+  DropIdle();
+  level_before_.reset();
+  level_.reset();
+  next_.reset();
+  logs_.HoldNothing();
+  lock.unlock();
+  logs_.GiveUp(restores);
+}
+
+std::vector<AgentEntry> Agent::Entries() const {
+  std::vector<AgentEntry> entries;
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < SnapshotBuffers::kBuffers; ++i) {
+    if (records_[i]) entries.push_back({Name(buffers_.state(i)), "", records_[i]});
+  }
+  std::sort(entries.begin(), entries.end(), [](const AgentEntry& a, const AgentEntry& b) {
+    return a.checkpoint->manifest.iteration > b.checkpoint->manifest.iteration;
+  });
+  for (const auto& [origin, checkpoint] : copies_) entries.push_back({"copy", origin, checkpoint});
+  return entries;
+}
+
+std::shared_ptr<const MemoryCheckpoint> Agent::Newest() const {
+  const std::lock_guard lock(mutex_);
+  const std::optional<std::size_t> newest = buffers_.NewestComplete();
+  return newest ? records_[*newest] : nullptr;
+}
+
+BlobPtr Agent::Find(const exec::Digest& digest) const {
+  for (const AgentEntry& entry : Entries()) {
+    const auto found = entry.checkpoint->blobs.find(digest);
+    if (found != entry.checkpoint->blobs.end()) return found->second;
+  }
+  return nullptr;
+}
+
+Result<Manifest> Agent::ReadManifest(const std::string& text, const std::string& where,
+                                     Counted* counted) {
+  const std::lock_guard one(text_mutex_);
+  SW_TRY_ASSIGN(Manifest manifest, ParseManifest(text, where));
+  SW_TRY(counted->Grow(manifest.modules.size() * (sizeof(HeldModule) + sizeof(std::string))));
+  return manifest;
+}
+
+/// Whether a copy can be of the store, as far as there is one. A first checkpoint makes it.
+Status Agent::CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
+                         const Model& model) const {
+  const std::string& path = options_.save.store;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (!there) {
+    if (checkpoint.recovery == 0) return {};
+    return Fail(Errc::kNotFound, path + ": no store here, but " + what + " knows of its recovery " +
+                                     std::to_string(checkpoint.recovery));
+  }
+  SW_TRY_ASSIGN(const Store store, Store::Open(path));
+  if (store.head().fingerprint != model.fingerprint) {
+    return Fail(Errc::kMismatch, what + ": fingerprint " + exec::Hex(store.head().fingerprint) +
+                                     " of " + path + " expected, found " +
+                                     exec::Hex(model.fingerprint));
+  }
+  return store.CheckPast(checkpoint.recovery, checkpoint.manifest.iteration, what);
+}
+
+Status Agent::Accept(const std::string& origin, MemoryCheckpoint checkpoint) {
+  const std::string what = "copy of " + origin;
+  Model model;
+  {
+    const std::lock_guard one(text_mutex_);
+    SW_TRY_ASSIGN(const std::unique_ptr<convert::Input> input,
+                  OpenMemory(checkpoint, options_.pattern_files));
+    SW_TRY_ASSIGN(model, DescribeModel(input->checkpoint));
+  }
+  SW_TRY(Validate(checkpoint.manifest.state.snapshot, model.experts));
+  // What came in may have been under way for long. No restore is news between the look and the
+  // end: one that comes later is, for the next look.
+  const std::lock_guard one(catch_up_mutex_);
+  SW_TRY(LookForRestores());
+  SW_TRY(CheckStore(what, checkpoint, model));
+  const std::lock_guard lock(mutex_);
+  copies_[origin] = std::make_shared<const MemoryCheckpoint>(std::move(checkpoint));
+  return {};
+}
+
+AgentStatus Agent::status() const {
+  const std::lock_guard lock(mutex_);
+  AgentStatus out = status_;
+  for (std::size_t i = 0; i < SnapshotBuffers::kBuffers; ++i) {
+    out.states[i] = buffers_.state(i);
+    out.iterations[i] = out.states[i] == BufferState::kIdle ? 0 : buffers_.iteration(i);
+  }
+  if (const auto newest = buffers_.NewestComplete()) {
+    out.newest = buffers_.iteration(*newest);
+    out.replays.older = static_cast<std::uint64_t>(
+        std::ranges::count_if(buffers_.content(*newest),
+                              [&](const auto& held) { return held.second.version < *out.newest; }));
+  }
+  out.snapshots_skipped = buffers_.skipped();
+  out.memory_bytes = pool_->used_bytes();
+  out.sent = limiter_.sent();
+  out.sends_due = limiter_.jobs_due();
+  out.ranks_marking = limiter_.idle().marking();
+  return out;
+}
+
+}  // namespace shardwright::partial

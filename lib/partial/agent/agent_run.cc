@@ -1,0 +1,387 @@
+#include "partial/agent/agent_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <list>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "checkpoints/open_source.h"
+#include "partial/agent/agent_client.h"
+#include "partial/agent/agent_server.h"
+#include "partial/agent/quiet_sink.h"
+#include "partial/store/store.h"
+#include "support/base/limits.h"
+#include "support/base/system.h"
+#include "support/comm/comm.h"
+#include "support/os/dir.h"
+#include "support/os/file.h"
+
+namespace shardwright::partial {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kTick(50);
+constexpr std::chrono::milliseconds kRetry(1000);
+/// How long a checkpoint may take to be whole after its `latest`.
+constexpr std::chrono::seconds kSettle(30);
+/// Of the id of a process.
+constexpr std::size_t kIdBytes = 16;
+/// How long the last persist waits for a restore to let go of the store.
+constexpr std::chrono::seconds kPatience(120);
+
+class Runner {
+ public:
+  Runner(const AgentRunOptions& options, Sink& sink)
+      : options_(options),
+        sink_(sink),
+        whole_(sink, &never_),
+        agent_(options.agent),
+        seen_(Latest()) {
+    if (const auto last = LastRestore()) seen_restore_ = last->sequence;
+    commands_.self = {Hello::Role::kAgent, options.name, {}};
+    commands_.checkpoints = os::RealPath(options.input.roots.front());
+    commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied,
+                                const FillSource& fill) -> Result<std::uint64_t> {
+      SW_TRY_ASSIGN(const RecoveryFile restore, LastRestore());
+      return Snapshot(tag, restore.sequence, 0, copied, fill);
+    };
+    commands_.flush = [this] {
+      Watch(true);
+      return agent_.Flush(sink_);
+    };
+    commands_.stop = [this] {
+      asked_to_stop_.store(true);
+      return end_.get();
+    };
+  }
+
+  Result<AgentStatus> Go() {
+    // Requests are answered to the end: who asks learns that the agent is there, and who has it
+    // stopped how that went.
+    std::list<AgentServer> servers;
+    const Status end = Work(&servers);
+    ended_.set_value(end);
+    SW_TRY(end);
+    return agent_.status();
+  }
+
+ private:
+  Status Work(std::list<AgentServer>* servers) {
+    if (!IsAgentName(options_.name)) {
+      return Fail(Errc::kUsage, "--name \"" + options_.name +
+                                    "\": 1 to 128 printable characters without spaces expected");
+    }
+    SW_TRY_ASSIGN(commands_.self.id, RandomHex(kIdBytes));
+    if (options_.agent.replay) SW_TRY(CheckReplay());
+    if (const Status confirmed = ConfirmRestore(); !confirmed)
+      sink_.Warn(confirmed.error().message);
+    if (const Status seen = agent_.CatchUp(); !seen) sink_.Warn(seen.error().message);
+    std::vector<os::Address> peers;
+    for (const std::string& text : options_.peers) {
+      SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
+      address.trusted_user = options_.trusted_user;
+      peers.push_back(std::move(address));
+    }
+    for (const std::string& text : options_.listen) {
+      SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
+      SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(address));
+      servers->emplace_back(agent_, commands_, std::move(listener), sink_, options_.key);
+      sink_.Note("listening on " + os::ToText(servers->back().address()), 0);
+    }
+    std::vector<std::thread> threads;
+    threads.emplace_back([this] { PersistLoop(); });
+    if (options_.agent.replay) threads.emplace_back([this] { ReplayLoop(); });
+    for (const os::Address& peer : peers) {
+      threads.emplace_back([this, peer] { PushLoop(peer); });
+    }
+    while (!stopping()) {
+      Watch(false);
+      std::this_thread::sleep_for(kTick);
+    }
+    const Limiter::Hurry hurry(agent_.limiter());
+    Watch(true);  // a `latest` that was written before the stop
+    done_.store(true);
+    // Not after the others: what they are at takes its time, and who ends the agent may not.
+    const Status durable = PersistLast();
+    for (std::thread& thread : threads) thread.join();
+    SW_TRY(durable);
+    return PersistLast();  // if another thread's persist failed meanwhile
+  }
+
+  bool stopping() const { return sink_.stop_requested() || asked_to_stop_.load(); }
+
+  /// Path of the folder's pointer file, which names its newest checkpoint; nothing where there is
+  /// none yet.
+  std::optional<std::string> PointerPath() const {
+    const std::string& folder = options_.input.roots.front();
+    const Result<std::string_view> pointer = checkpoints::PointerIn(folder);
+    if (!pointer || pointer->empty()) return std::nullopt;
+    return folder + "/" + std::string(*pointer);
+  }
+
+  /// Who `latest` is; nothing where it is absent or not written yet.
+  std::optional<os::Identity> Latest() const {
+    const std::optional<std::string> path = PointerPath();
+    if (!path) return std::nullopt;
+    const auto file = os::File::OpenRead(*path);
+    if (!file) return std::nullopt;
+    const auto identity = file->Stat();
+    if (!identity || identity->bytes == 0) return std::nullopt;
+    return *identity;
+  }
+
+  /// The store's last restore; sequence 0 where there was none yet.
+  Result<RecoveryFile> LastRestore() const {
+    const std::string& path = agent_.options().save.store;
+    SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+    if (!there) return RecoveryFile();
+    SW_TRY_ASSIGN(const Store store, Store::Open(path));
+    SW_TRY_ASSIGN(const std::optional<RecoveryFile> last, store.LastRecoveryFile());
+    return last.value_or(RecoveryFile());
+  }
+
+  /// An agent that starts belongs to a training that starts, so a restore that is not confirmed yet
+  /// was its restart; unless the store has newer checkpoints, which nobody has given up.
+  Status ConfirmRestore() const {
+    const std::string& path = agent_.options().save.store;
+    SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+    if (!there) return {};
+    SW_TRY_ASSIGN(const Store store, Store::Open(path));
+    SW_TRY_ASSIGN(std::optional<RecoveryRecord> pending, store.Pending());
+    if (!pending) return {};
+    SW_TRY_ASSIGN(os::Lock lock,
+                  store.LockForWriting("pec-save agent", agent_.options().save.take_over));
+    SW_TRY_ASSIGN(pending, store.Pending());
+    SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+    if (pending && NewestIteration(checkpoints) <= pending->resume) {
+      SW_TRY(store.ConfirmPending());
+    }
+    return lock.Release();
+  }
+
+  /// Takes a snapshot of what `latest` names, unless a restore that is news came after it: then it
+  /// is of what that has given up. Clocks count here only, where nobody has seen which came first.
+  Result<std::uint64_t> TakeLatest(const os::Identity& latest, const RecoveryFile& restore,
+                                   std::int64_t not_before_ns) {
+    if (restore.sequence != seen_restore_ && latest.mtime_ns < restore.written_ns) {
+      return Fail(Errc::kMismatch, PointerPath().value_or(options_.input.roots.front()) +
+                                       ": written before recovery " +
+                                       std::to_string(restore.sequence) + " of " +
+                                       agent_.options().save.store +
+                                       ", so taken for a past that was given up; if it is not, "
+                                       "ask for the snapshot");
+    }
+    return Snapshot("", restore.sequence, not_before_ns, {});
+  }
+
+  /// Takes a snapshot if `latest` has been written since the last look. The rank that writes it
+  /// does not wait for the others: what is not whole yet is tried again for a while.
+  /// \param last_try  nobody writes any more
+  void Watch(bool last_try) {
+    if (options_.copies_only) return;
+    const std::lock_guard one(watch_mutex_);
+    const std::optional<os::Identity> now = Latest();
+    if (!now || now == seen_) return;
+    if (now != tried_) {
+      tried_ = now;
+      next_try_ = Clock::now();
+      give_up_ = Clock::now() + kSettle;
+    }
+    if (!last_try && Clock::now() < next_try_) return;
+    // A file that is older than the `latest` before is of a checkpoint that once had the same tag,
+    // unless the clock was set back in between.
+    const bool tells = seen_ && seen_->mtime_ns <= now->mtime_ns;
+    const Result<RecoveryFile> restore = LastRestore();
+    auto iteration = restore ? TakeLatest(*now, *restore, tells ? seen_->mtime_ns : 0)
+                             : tl::unexpected<Error>(restore.error());
+    if (restore) seen_restore_ = restore->sequence;
+    if (iteration) {
+      seen_ = now;
+      return sink_.Note("snapshot of iteration " + std::to_string(*iteration), 0);
+    }
+    const Errc code = iteration.error().code;
+    const bool unfinished = code == Errc::kBadInput || code == Errc::kNotFound;
+    next_try_ = Clock::now() + kRetry;
+    if (unfinished && !last_try && next_try_ < give_up_) return;
+    seen_ = now;
+    sink_.Warn("snapshot: " + iteration.error().message);
+  }
+
+  /// \param known  the store's last recovery: one that comes while the checkpoint is opened may
+  ///        give it up
+  Result<std::uint64_t> Snapshot(const std::string& tag, std::uint64_t known,
+                                 std::int64_t not_before_ns, const Agent::Copied& copied,
+                                 const FillSource& fill = {}) {
+    if (done_.load()) return Fail(Errc::kStopped, "the agent is about to end");
+    if (options_.copies_only) {
+      return Fail(Errc::kUsage, "this agent keeps copies only: it takes no snapshots");
+    }
+    convert::InputOptions input = options_.input;
+    if (!tag.empty()) {
+      for (std::string& root : input.roots) {
+        SW_TRY_ASSIGN(root, os::JoinSafe(root, tag));
+      }
+    }
+    input.has_payloads = !fill;
+    const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
+    SW_TRY_ASSIGN(const std::unique_ptr<convert::Input> opened,
+                  convert::OpenInput(*comm, input, whole_));
+    for (const checkpoints::SourceFile& file : opened->set.files) {
+      if (file.identity.mtime_ns >= not_before_ns) continue;
+      return Fail(Errc::kBadInput, file.name + ": older than the checkpoint before, so not of " +
+                                       opened->checkpoint.tag + " as it was saved now");
+    }
+    return agent_.Snapshot(*opened, known, whole_, copied, fill);
+  }
+
+  void PersistLoop() {
+    Clock::time_point next{};
+    while (!done_.load()) {
+      if (agent_.wants_persist() && Clock::now() >= next) {
+        const auto persisted = agent_.Persist(sink_);
+        if (!persisted) {
+          sink_.Warn("persist: " + persisted.error().message);
+          next = Clock::now() + kRetry;
+        } else if (*persisted) {
+          sink_.Note("persisted iteration " + std::to_string(**persisted), 0);
+        }
+      }
+      std::this_thread::sleep_for(kTick);
+    }
+  }
+
+  /// A store that keeps master weights or moments of all experts has no expert of one iteration.
+  Status CheckReplay() const {
+    const SaveRequest& save = options_.agent.save;
+    Mask keep = save.keep.value_or(Mask{});
+    SW_TRY_ASSIGN(const bool there, Store::IsStore(save.store));
+    if (there) {
+      SW_TRY_ASSIGN(const Store store, Store::Open(save.store));
+      keep = store.head().keep;
+    }
+    for (const Component component : {Component::kMaster, Component::kMoments}) {
+      if (!keep[static_cast<std::size_t>(component)]) continue;
+      return Fail(Errc::kUnsupported,
+                  save.store + ": keeps " + std::string(Name(component)) +
+                      " of all experts in each checkpoint, so that older experts are of two "
+                      "iterations; steps that are made again need all of one");
+    }
+    return {};
+  }
+
+  /// As soon as all that the newest snapshot needs has been handed over.
+  void ReplayLoop() {
+    std::string told;
+    Clock::time_point next{};
+    while (!done_.load()) {
+      std::this_thread::sleep_for(kTick);
+      const std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
+      if (Clock::now() < next || !newest || !agent_.logs().AllAt(newest->manifest.iteration))
+        continue;
+      const Status done = agent_.Replay([this] { return done_.load(); });
+      std::string wrong = done ? "" : done.error().message;
+      if (!done) next = Clock::now() + kRetry;
+      if (wrong != told && !wrong.empty()) sink_.Warn("replay in memory: " + wrong);
+      told = std::move(wrong);
+    }
+  }
+
+  /// Two peers must be two agents: something in between could lead both connections to one.
+  Status ExpectOther(const os::Address& peer, const Hello& agent) {
+    const std::lock_guard lock(peers_mutex_);
+    std::erase_if(peers_, [&](const auto& one) { return one.second == os::ToText(peer); });
+    const auto [known, fresh] = peers_.try_emplace(agent.id, os::ToText(peer));
+    if (fresh) return {};
+    return Fail(Errc::kMismatch, os::ToText(peer) + ": the same agent, \"" + agent.name +
+                                     "\", as at " + known->second +
+                                     ", so it would not be a further copy");
+  }
+
+  void PushLoop(const os::Address& peer) {
+    AgentClient client(
+        peer, options_.key, [this] { return done_.load(); }, kAgentPatience, commands_.self,
+        [this, &peer](const Hello& agent) { return ExpectOther(peer, agent); });
+    std::shared_ptr<const MemoryCheckpoint> last;
+    Clock::time_point next{};
+    while (!done_.load()) {
+      std::this_thread::sleep_for(kTick);
+      std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
+      if (!newest || newest == last || Clock::now() < next) continue;
+      const auto push = [&]() -> Result<std::uint64_t> {
+        // The peer may have been away for long, and a restore has given up what it would get.
+        SW_TRY(agent_.CatchUp());
+        newest = agent_.Newest();
+        if (!newest) return std::uint64_t{0};
+        return client.Push(*newest, agent_.limiter());
+      };
+      const auto sent = push();
+      if (sent && !newest) continue;
+      if (!sent) {
+        if (done_.load()) return;
+        sink_.Warn("copy to " + os::ToText(peer) + ": " + sent.error().message);
+        next = Clock::now() + kRetry;
+        continue;
+      }
+      sink_.Note("copied iteration " + std::to_string(newest->manifest.iteration) + " to " +
+                     os::ToText(peer) + ": " + std::to_string(*sent) + " bytes",
+                 0);
+      last = std::move(newest);
+    }
+  }
+
+  /// Nothing complete is lost: waits for a store that another process writes to, or whose file
+  /// system is gone.
+  Status PersistLast() {
+    const Clock::time_point end = Clock::now() + kPatience;
+    agent_.WaitForSnapshot();
+    while (agent_.wants_persist()) {
+      const auto persisted = agent_.Persist(sink_);
+      if (persisted) continue;
+      if (persisted.error().code == Errc::kMismatch) {
+        // A restore that came meanwhile may have given the snapshot up.
+        SW_TRY(agent_.CatchUp());
+        if (!agent_.wants_persist()) break;
+      }
+      const Errc code = persisted.error().code;
+      if ((code != Errc::kBusy && code != Errc::kNotFound) || Clock::now() >= end) {
+        return tl::unexpected<Error>(persisted.error());
+      }
+      std::this_thread::sleep_for(kRetry);
+    }
+    return {};
+  }
+
+  const AgentRunOptions& options_;
+  QuietSink sink_;
+  const std::atomic<bool> never_ = false;
+  QuietSink whole_;  // of snapshots: one that has begun, or is the last, is not stopped
+  Agent agent_;
+  AgentCommands commands_;
+  std::mutex watch_mutex_;
+  /// What was there before the agent may be of a past that training has given up.
+  std::optional<os::Identity> seen_;
+  std::optional<os::Identity> tried_;  // not whole so far
+  std::uint64_t seen_restore_ = 0;     // the last one when `latest` was looked at
+  Clock::time_point next_try_{};
+  Clock::time_point give_up_{};
+  std::mutex peers_mutex_;
+  std::map<std::string, std::string> peers_;  // addresses by the id of the agent there
+  std::atomic<bool> asked_to_stop_ = false;
+  std::atomic<bool> done_ = false;
+  std::promise<Status> ended_;
+  std::shared_future<Status> end_ = ended_.get_future();
+};
+
+}  // namespace
+
+Result<AgentStatus> RunAgent(const AgentRunOptions& options, Sink& sink) {
+  return Runner(options, sink).Go();
+}
+
+}  // namespace shardwright::partial

@@ -1,0 +1,526 @@
+#include "partial/agent/agent_server.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "partial/agent/agent_client.h"
+#include "partial/agent/agent_protocol.h"
+#include "support/base/bytes.h"
+#include "support/base/crc32.h"
+
+namespace shardwright::partial {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr std::chrono::milliseconds kAcceptTick(100);
+/// How often a connection that waits for a place looks for one.
+constexpr std::chrono::milliseconds kRoomTick(10);
+
+/// What a snapshot reads of a source, a line each: the first byte, how many, and the file.
+Result<std::string> StretchesText(const std::vector<FileStretch>& stretches) {
+  std::string text;
+  for (const FileStretch& one : stretches) {
+    if (one.name.find('\n') != std::string::npos) {
+      return Fail(Errc::kUnsupported, "a file whose name has a line feed");
+    }
+    text += std::to_string(one.first) + " " + std::to_string(one.bytes) + " " + one.name + "\n";
+  }
+  if (text.size() <= kAgentTextBytes) return text;
+  return Fail(Errc::kLimit, "what the snapshot reads is a list of " + FormatBytes(text.size()) +
+                                ", at most " + FormatBytes(kAgentTextBytes) + " are sent");
+}
+
+std::string StatusText(const Agent& agent, const std::string& checkpoints) {
+  const AgentStatus status = agent.status();
+  OrderedJson buffers = OrderedJson::array();
+  for (std::size_t i = 0; i < status.states.size(); ++i) {
+    OrderedJson one = {{"state", Name(status.states[i])}};
+    if (status.states[i] != BufferState::kIdle) one["iteration"] = status.iterations[i];
+    buffers.push_back(std::move(one));
+  }
+  OrderedJson copies = OrderedJson::array();
+  for (const AgentEntry& entry : agent.Entries()) {
+    if (entry.state != "copy") continue;
+    copies.push_back(
+        {{"origin", entry.origin}, {"iteration", entry.checkpoint->manifest.iteration}});
+  }
+  OrderedJson out = OrderedJson::object();
+  out["pid"] = ::getpid();
+  out["buffers"] = std::move(buffers);
+  out["copies"] = std::move(copies);
+  out["newest"] = status.newest ? OrderedJson(*status.newest) : OrderedJson(nullptr);
+  out["persisted"] = status.persisted ? OrderedJson(*status.persisted) : OrderedJson(nullptr);
+  out["snapshots"] = status.snapshots;
+  out["snapshots_failed"] = status.snapshots_failed;
+  out["snapshots_skipped"] = status.snapshots_skipped;
+  out["persists"] = status.persists;
+  out["persists_failed"] = status.persists_failed;
+  out["snapshot_bytes"] = status.snapshot_bytes;
+  out["snapshot_seconds"] = status.snapshot_seconds;
+  out["memory_bytes"] = status.memory_bytes;
+  out["memory_limit_bytes"] = status.memory_limit_bytes;
+  out["store"] = agent.options().save.store;
+  out["checkpoints"] = checkpoints;
+  out["policy"] = Name(agent.options().save.policy);
+  out["k"] = agent.options().save.k_snapshot;
+  out["tokens"] = agent.options().tokens_path;
+  const GradientLogStatus logged = agent.logs().status();
+  out["logs"] = {{"writers", logged.writers},
+                 {"records", logged.records},
+                 {"gradient_bytes", logged.gradient_bytes},
+                 {"cut_bytes", logged.cut_bytes},
+                 {"held_bytes", logged.held_bytes},
+                 {"dropped_bytes", logged.dropped_bytes},
+                 {"newest", logged.newest ? OrderedJson(*logged.newest) : OrderedJson()},
+                 {"persisted", logged.persisted ? OrderedJson(*logged.persisted) : OrderedJson()}};
+  if (agent.options().replay) {
+    out["replays"] = {{"modules", status.replays.modules},
+                      {"gradient_bytes", status.replays.gradient_bytes},
+                      {"seconds", status.replays.seconds},
+                      {"older", status.replays.older},
+                      {"refused", status.replays.refused}};
+  }
+  OrderedJson sent = OrderedJson::object();
+  for (std::size_t i = 0; i < kSentKinds; ++i) sent[Name(static_cast<Sent>(i))] = status.sent[i];
+  out["sent"] = std::move(sent);
+  out["sends_due"] = status.sends_due;
+  out["ranks_marking"] = status.ranks_marking;
+  out["last_error"] = status.last_error;
+  return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+Status SendText(os::Connection& connection, const std::string& text) {
+  SW_TRY(SendAnswer(connection, {}, std::to_string(text.size())));
+  return connection.Send(text);
+}
+
+}  // namespace
+
+AgentServer::AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener,
+                         Sink& sink, std::shared_ptr<const os::TlsKey> key, ServerLimits limits)
+    : agent_(agent),
+      commands_(commands),
+      listener_(std::move(listener)),
+      sink_(sink),
+      key_(listener_.address().is_local() ? nullptr : std::move(key)),
+      limits_(limits) {
+  thread_ = std::thread([this] { Accept(); });
+}
+
+AgentServer::~AgentServer() {
+  stop_.store(true);
+  thread_.join();
+}
+
+void AgentServer::Reap(bool all) {
+  for (auto session = sessions_.begin(); session != sessions_.end();) {
+    if (!all && !session->over.load()) {
+      ++session;
+      continue;
+    }
+    session->thread.join();
+    session = sessions_.erase(session);
+  }
+}
+
+void AgentServer::Accept() {
+  while (!stop_.load()) {
+    Reap(false);
+    if (waiting_.load() > 0) MakeRoom();
+    const std::size_t admitted = admitted_.load();
+    const bool full = key_ ? sessions_.size() >= admitted + limits_.handshakes
+                           : sessions_.size() >= limits_.sessions;
+    if (full) {
+      if (!listener_.Pending(kAcceptTick)) continue;
+      if (key_) {
+        EndHandshakes();
+      } else {
+        MakeRoom();
+      }
+      std::this_thread::sleep_for(kRoomTick);
+      continue;
+    }
+    auto connection = listener_.Accept(kAcceptTick, limits_.idle, [this] { return stop_.load(); });
+    if (!connection) {
+      sink_.Warn(connection.error().message);
+      std::this_thread::sleep_for(kAcceptTick);
+      continue;
+    }
+    if (!*connection) continue;
+    Session& session = sessions_.emplace_back();
+    if (key_) {
+      session.proven.store(false);
+      session.state.store(State::kWaits);
+    } else {
+      session.admitted.store(true);
+      ++admitted_;
+    }
+    session.thread = std::thread([this, &session, one = std::move(**connection)]() mutable {
+      Serve(session, std::move(one));
+      if (session.admitted.exchange(false)) --admitted_;
+      session.over.store(true);
+    });
+  }
+  Reap(true);
+}
+
+/// Ends the session that has been without a request for longest, if none is about to end.
+void AgentServer::MakeRoom() {
+  Session* longest = nullptr;
+  const Clock::time_point now = Clock::now();
+  for (Session& session : sessions_) {
+    if (!session.admitted.load()) continue;
+    const State state = session.state.load();
+    const Clock::time_point since = session.since.load();
+    if (state == State::kLeaves) return;  // there is room in a moment
+    if (state == State::kWaits && since <= now - limits_.grace &&
+        (longest == nullptr || since < longest->since.load())) {
+      longest = &session;
+    }
+  }
+  State waits = State::kWaits;
+  if (longest != nullptr) longest->state.compare_exchange_strong(waits, State::kLeaves);
+}
+
+/// Ends all handshakes that have not proved anything for a while.
+void AgentServer::EndHandshakes() {
+  const Clock::time_point now = Clock::now();
+  for (Session& session : sessions_) {
+    if (session.proven.load() || session.since.load() > now - limits_.unproven_grace) continue;
+    State waits = State::kWaits;
+    session.state.compare_exchange_strong(waits, State::kLeaves);
+  }
+}
+
+/// Takes one of the places of sessions for a connection that has proved the key. Only such
+/// connections wait for these places, so that others cannot keep it out.
+/// \returns false: none became free in time
+bool AgentServer::Enter(Session& session) {
+  const Clock::time_point end = Clock::now() + limits_.idle;
+  ++waiting_;
+  bool entered = false;
+  while (!entered && !stop_.load() && Clock::now() < end) {
+    std::size_t taken = admitted_.load();
+    entered = taken < limits_.sessions && admitted_.compare_exchange_strong(taken, taken + 1);
+    if (!entered) std::this_thread::sleep_for(kRoomTick);
+  }
+  --waiting_;
+  session.admitted.store(entered);
+  return entered;
+}
+
+/// Has the other side prove that it has the key. \returns false: the connection ends
+bool AgentServer::Prove(Session& session, os::Connection& connection) {
+  const auto leaves = [&] { return session.state.load() == State::kLeaves; };
+  auto channel = key_->MakeChannel(true);
+  Status done = channel ? connection.Secure(*std::move(channel), limits_.idle, leaves)
+                        : tl::unexpected<Error>(channel.error());
+  if (done) {
+    session.proven.store(true);
+    session.state.store(State::kAsks);  // not to be ended any more, as a handshake that is late
+    return true;
+  }
+  if (done.error().code == Errc::kStopped) return false;
+  TellOf(connection, done.error());
+  if (done.error().code == Errc::kUsage) {
+    // It speaks as one does without a key, and is told so; what it has said is taken first, since
+    // else the answer would be lost with it.
+    (void)connection.HasLine(os::kLineBytes, kAcceptTick);
+    (void)SendAnswer(connection, Fail(Errc::kUsage, "the agent's key is needed here: --key FILE"));
+  }
+  return false;
+}
+
+/// A handshake that has failed.
+void AgentServer::TellOf(const os::Connection& connection, const Error& error) {
+  std::string what = error.message + ": a connection from " + connection.peer();
+  const auto failures = failed_.Report(connection.peer());
+  if (!failures) return sink_.Note("agent: " + what, 1);
+  if (*failures > 1) what += ", " + std::to_string(*failures) + " since the last warning";
+  sink_.Warn(what);
+}
+
+/// Waits for a whole request. \returns false: the connection ends
+bool AgentServer::Await(Session& session, os::Connection& connection) const {
+  const Clock::time_point start = Clock::now();
+  session.since.store(start);
+  if (session.state.exchange(State::kWaits) == State::kLeaves) return false;
+  while (session.state.load() == State::kWaits && Clock::now() - start < limits_.idle) {
+    const Result<bool> line = connection.HasLine(os::kLineBytes, kAcceptTick);
+    if (!line) return false;
+    State waits = State::kWaits;
+    if (*line) return session.state.compare_exchange_strong(waits, State::kAsks);
+  }
+  return false;
+}
+
+void AgentServer::Serve(Session& session, os::Connection connection) {
+  if (key_ && !(Prove(session, connection) && Enter(session))) return;
+  std::optional<Hello> client;  // of a connection to a port
+  while (Await(session, connection)) {
+    const auto line = connection.ReceiveLine(os::kLineBytes);
+    if (!line) {
+      sink_.Note("agent: " + line.error().message, 1);
+      (void)SendAnswer(connection, tl::unexpected<Error>(line.error()));
+      return;
+    }
+    if (!*line) return;
+    Status status;
+    const bool first = !connection.is_local() && !client;
+    if (first) {
+      Result<Hello> hello = Welcome(connection, **line);
+      if (hello) {
+        client = *std::move(hello);
+        status = SendAnswer(connection, {}, ToText(commands_.self));
+      } else {
+        status = tl::unexpected<Error>(std::move(hello).error());
+      }
+    } else {
+      status = Answer(connection, **line, client ? &*client : nullptr);
+    }
+    if (status) continue;
+    sink_.Note("agent: " + status.error().message, 1);
+    (void)SendAnswer(connection, status);
+    if (first) return;
+    // After a cut transfer nobody knows where the next request would begin.
+    const Errc code = status.error().code;
+    if (code == Errc::kIo || code == Errc::kBadInput || code == Errc::kLimit) return;
+  }
+}
+
+/// Reads the first message of a connection to a port.
+Result<Hello> AgentServer::Welcome(os::Connection& connection, const std::string& line) const {
+  constexpr std::string_view kHello = "hello ";
+  if (!line.starts_with(kHello)) {
+    return Fail(Errc::kUsage,
+                "a client of an older version: \"hello VERSION ROLE NAME ID\" is expected first; "
+                "use the same release of Shardwright on both sides");
+  }
+  SW_TRY_ASSIGN(Hello client,
+                ParseHello(std::string_view(line).substr(kHello.size()), connection.peer()));
+  if (client.id != commands_.self.id || client.role != Hello::Role::kAgent) return client;
+  return Fail(Errc::kMismatch,
+              "hello: the agent at the other end is this one itself: its own address is given as "
+              "that of a peer, or a relay stands in between");
+}
+
+/// \param client  at the other end of a connection to a port; null: of a socket file
+Status AgentServer::Answer(os::Connection& connection, const std::string& line,
+                           const Hello* client) {
+  const std::vector<std::string_view> words = WordsOf(line);
+  const std::string_view verb = words.empty() ? std::string_view() : words[0];
+  const auto is = [&](std::string_view name, std::size_t count) {
+    return verb == name && words.size() == count + 1;
+  };
+  if (is("status", 0)) return SendText(connection, StatusText(agent_, commands_.checkpoints));
+  if (is("list", 0)) return List(connection);
+  if (is("sends", 0)) return SendSends(connection);
+  if (is("get", 1)) {
+    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
+    const BlobPtr blob = agent_.Find(digest);
+    if (!blob) return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
+    Limiter::Job job(agent_.limiter());  // who asks waits
+    return SendBlob(connection, *blob, job);
+  }
+  if (is("read", 3)) {
+    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
+    SW_TRY_ASSIGN(const std::uint64_t offset, ParseNumber(words[2], ~std::uint64_t{0}, "offset"));
+    SW_TRY_ASSIGN(const std::uint64_t bytes, ParseNumber(words[3], kAgentReadBytes, "bytes"));
+    return Read(connection, digest, offset, bytes);
+  }
+  if (is("catalogue", 1)) {
+    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
+    for (const AgentEntry& entry : agent_.Entries()) {
+      if (entry.checkpoint->manifest.catalogue == digest) {
+        return SendText(connection, entry.checkpoint->catalogue);
+      }
+    }
+    return Fail(Errc::kNotFound, "catalogue " + exec::Hex(digest) + " is not in memory");
+  }
+  // Without the recovery it comes from a version that did not know of it.
+  if (is("push", 3) || is("push", 4)) return Push(connection, words, client);
+  if (is("flush", 0)) {
+    SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, commands_.flush());
+    return SendAnswer(connection, {}, stored ? std::to_string(*stored) : "none");
+  }
+  if (is("snapshot", 0) || is("snapshot", 1) || is("offer", 1) || is("stop", 0) ||
+      is("experts", 0) || is("roots", 1) || is("gradients", 2) || is("marks", 1)) {
+    if (!connection.is_local()) {
+      return Fail(Errc::kUsage, std::string(verb) + ": only over a socket file");
+    }
+    if (verb == "stop") {
+      SW_TRY(commands_.stop());
+      return SendAnswer(connection, {});
+    }
+    if (verb == "experts") return SendExperts(connection);
+    if (verb == "roots") return TakeRoots(connection, words[1]);
+    if (verb == "gradients") return TakeGradients(connection, words);
+    if (verb == "marks") return TakeMarks(connection, words[1]);
+    if (verb == "offer") return HandOver(connection, std::string(words[1]));
+    return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
+  }
+  return Fail(Errc::kUsage,
+              "no such request; at a port hello VERSION ROLE NAME ID comes first; there are "
+              "status, list, get DIGEST, read DIGEST OFFSET BYTES, "
+              "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG, "
+              "experts, roots LAST, gradients WRITER BYTES, marks RANK, sends and stop");
+}
+
+/// Answers as soon as training may go on.
+Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag) {
+  std::optional<Status> sent;
+  const auto answer = [&](std::uint64_t iteration) {
+    sent = SendAnswer(connection, {}, std::to_string(iteration));
+  };
+  const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer, {});
+  if (iteration && !sent) answer(*iteration);
+  if (sent) {
+    if (!iteration) sink_.Warn("snapshot: " + iteration.error().message);
+    return *std::move(sent);
+  }
+  return tl::unexpected<Error>(iteration.error());
+}
+
+Status AgentServer::List(os::Connection& connection) const {
+  SW_TRY(agent_.CatchUp());
+  // Whoever asks may go on from what is only here.
+  if (const Status appended = agent_.logs().AppendHeld(); !appended) {
+    sink_.Warn("log of gradients: " + appended.error().message);
+  }
+  OrderedJson list = OrderedJson::array();
+  for (const AgentEntry& entry : agent_.Entries()) {
+    list.push_back({{"state", entry.state},
+                    {"origin", entry.origin},
+                    {"recovery", entry.checkpoint->recovery},
+                    {"replayed", entry.checkpoint->replayed},
+                    {"manifest", ToText(entry.checkpoint->manifest)}});
+  }
+  return SendText(connection, list.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+}
+
+Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
+                         std::uint64_t offset, std::uint64_t bytes) {
+  const BlobPtr blob = agent_.Find(digest);
+  if (!blob) return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
+  const std::uint64_t size = blob->ref().bytes;
+  if (offset > size || bytes > size - offset) {
+    return Fail(Errc::kUsage, "read: bytes " + std::to_string(offset) + " and " +
+                                  std::to_string(bytes) + " more of a blob of " +
+                                  std::to_string(size));
+  }
+  const std::span<const std::byte> part = blob->bytes().subspan(offset, bytes);
+  Limiter::Job(agent_.limiter()).Spend(bytes);
+  SW_TRY(SendAnswer(connection, {}, std::to_string(bytes) + " " + std::to_string(Crc32(part))));
+  return connection.Send(part);
+}
+
+Status AgentServer::Push(os::Connection& connection, const std::vector<std::string_view>& words,
+                         const Hello* client) {
+  const std::string_view origin = words[1];
+  if (!IsAgentName(origin)) return Fail(Errc::kBadInput, "push: no name of an agent");
+  const bool bound =
+      client == nullptr || (client->role == Hello::Role::kAgent && client->name == origin);
+  if (!bound) {
+    std::string message = "push: a copy of agent \"" + std::string(origin);
+    message += "\" from a connection of \"" + client->name + "\"";
+    return Fail(Errc::kBadInput, std::move(message));
+  }
+  if (origin == commands_.self.name) {
+    return Fail(Errc::kMismatch, "push: a copy of agent \"" + std::string(origin) +
+                                     "\", which is this agent's own name; give agents different "
+                                     "names with --name");
+  }
+  SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
+  SW_TRY_ASSIGN(const std::uint64_t catalogue, ParseNumber(words[3], kAgentTextBytes, "catalogue"));
+  std::uint64_t recovery = 0;
+  if (words.size() > 4) {
+    SW_TRY_ASSIGN(recovery, ParseNumber(words[4], ~std::uint64_t{0}, "recovery"));
+  }
+  return Take(connection, std::string(words[1]), manifest, catalogue, recovery);
+}
+
+/// A trainer's own hand-over: the headers of a checkpoint are in the folder. Tells which bytes the
+/// snapshot takes, waits until they are there, and answers again when they are in memory.
+Status AgentServer::HandOver(os::Connection& connection, const std::string& tag) {
+  std::optional<Status> sent;
+  bool told = false;
+  const auto fill = [&](const std::vector<FileStretch>& stretches) -> Status {
+    SW_TRY_ASSIGN(const std::string text, StretchesText(stretches));
+    told = true;
+    SW_TRY(SendText(connection, text));
+    return AwaitFilled(connection);
+  };
+  const auto answer = [&](std::uint64_t iteration) {
+    sent = SendAnswer(connection, {}, std::to_string(iteration));
+  };
+  const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer, fill);
+  if (!iteration) {
+    if (sent) sink_.Warn("snapshot: " + iteration.error().message);
+    return sent ? *std::move(sent) : Status(tl::unexpected<Error>(iteration.error()));
+  }
+  if (!told) SW_TRY(fill({}));  // it is in memory already
+  if (!sent) answer(*iteration);
+  return *std::move(sent);
+}
+
+/// \error kStopped  the trainer cannot fill it; kIo  it is gone, or silent for long
+Status AgentServer::AwaitFilled(os::Connection& connection) {
+  const Clock::time_point end = Clock::now() + kAgentPatience;
+  while (!stop_.load() && Clock::now() < end) {
+    SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kAcceptTick));
+    if (!there) continue;
+    SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
+    if (!line) return Fail(Errc::kIo, connection.name() + ": closed before all was handed over");
+    if (*line == "filled") return {};
+    return Fail(Errc::kStopped, connection.name() + ": given up by the trainer");
+  }
+  return Fail(Errc::kIo, connection.name() + ": not handed over in time");
+}
+
+/// A copy of another agent's checkpoint: says which blobs are not here yet, and takes them in.
+Status AgentServer::Take(os::Connection& connection, const std::string& origin,
+                         std::uint64_t manifest_bytes, std::uint64_t catalogue_bytes,
+                         std::uint64_t recovery) {
+  MemoryCheckpoint checkpoint;
+  checkpoint.recovery = recovery;
+  const auto counted = std::make_shared<Counted>(agent_.pool());
+  checkpoint.counted = counted;
+  SW_TRY_ASSIGN(std::string text, ReceiveText(connection, manifest_bytes, counted.get()));
+  SW_TRY_ASSIGN(checkpoint.catalogue, ReceiveText(connection, catalogue_bytes, counted.get()));
+  SW_TRY_ASSIGN(checkpoint.manifest,
+                agent_.ReadManifest(text, "manifest of " + origin, counted.get()));
+  std::map<exec::Digest, BlobRef> missing;
+  const auto want = [&](const BlobRef& ref) {
+    if (BlobPtr blob = agent_.Find(ref.digest); blob && blob->ref() == ref) {
+      checkpoint.blobs[ref.digest] = std::move(blob);
+    } else {
+      missing.emplace(ref.digest, ref);
+    }
+  };
+  for (const HeldModule& module : checkpoint.manifest.modules) {
+    for (const auto& held : module) {
+      if (held) want(held->blob);
+    }
+  }
+  if (checkpoint.manifest.passed) want(*checkpoint.manifest.passed);
+  std::uint64_t bytes = 0;
+  for (const auto& [digest, ref] : missing) {
+    if (__builtin_add_overflow(bytes, ref.bytes, &bytes)) bytes = ~std::uint64_t{0};
+  }
+  SW_TRY(agent_.pool()->CheckRoom(bytes, "copy of " + origin));
+  std::string need;
+  for (const auto& [digest, ref] : missing) need += exec::Hex(digest) + "\n";
+  SW_TRY(SendText(connection, need));
+  for (const auto& [digest, ref] : missing) {
+    SW_TRY_ASSIGN(checkpoint.blobs[digest], ReceiveBlob(connection, ref, agent_.pool()));
+  }
+  SW_TRY(agent_.Accept(origin, std::move(checkpoint)));
+  return SendAnswer(connection, {});
+}
+
+}  // namespace shardwright::partial

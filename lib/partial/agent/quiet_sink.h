@@ -1,0 +1,35 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "support/base/sink.h"
+
+namespace shardwright::partial {
+
+/// Passes on what a user should hear, and neither passes nor progress: several snapshots, persists
+/// and copies are under way at once, and each would end the pass of another.
+class QuietSink final : public NullSink {
+ public:
+  /// \param stop  what asks to stop in place of `sink`; null: `sink` does
+  explicit QuietSink(Sink& sink, const std::atomic<bool>* stop = nullptr)
+      : sink_(sink), stop_(stop) {}
+  void AddRead(std::uint64_t bytes, std::uint64_t files) override { sink_.AddRead(bytes, files); }
+  void AddWritten(std::uint64_t bytes, std::uint64_t files) override {
+    sink_.AddWritten(bytes, files);
+  }
+  void Warn(std::string message) override { sink_.Warn(std::move(message)); }
+  void Note(std::string message, int level) override { sink_.Note(std::move(message), level); }
+  bool stop_requested() const override {
+    return stop_ != nullptr ? stop_->load(std::memory_order_relaxed) : sink_.stop_requested();
+  }
+
+ private:
+  Sink& sink_;
+  const std::atomic<bool>* stop_;
+};
+
+}  // namespace shardwright::partial

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "partial/gradient_log/log.h"
+#include "partial/gradient_log/log_reader.h"
+#include "support/base/result.h"
+#include "support/os/file.h"
+
+struct ZSTD_CCtx_s;
+
+namespace shardwright::partial {
+
+struct LogWriterOptions {
+  std::uint32_t writer = 0;    ///< number of the process; nobody else has it at a time
+  std::uint64_t recovery = 0;  ///< the store's last recovery (LogRecord::recovery)
+  exec::Digest fingerprint{};  ///< StoreHead::fingerprint
+  std::uint64_t segment_bytes = std::uint64_t{1} << 30;  ///< a new one begins when it is reached
+  int zstd_level = 0;                                    ///< 0: not compressed
+};
+
+/// A range of a gradient to be logged.
+struct GradientRange {
+  std::string_view param;
+  std::uint64_t elems = 0;  ///< of the whole parameter
+  std::uint64_t first = 0;
+  DType dtype = DType::kF32;
+  std::uint32_t step = 0;               ///< in the steps of the call
+  std::uint64_t count = 0;              ///< elements of the range
+  std::span<const std::byte> gradient;  ///< as the optimizer got it; empty if it skipped the step
+};
+
+/// Appends to the segments of one writer. Local; one call at a time.
+class LogWriter {
+ public:
+  /// Goes on after the last whole record, whatever follows it is cut off, or begins.
+  /// \param folder  is made if it is absent
+  /// \error kBadInput  the writer's segments are damaged; kMismatch  another model's; kIo
+  static Result<LogWriter> Open(const std::string& folder, const LogWriterOptions& options);
+
+  LogWriter(LogWriter&&) noexcept;
+  LogWriter& operator=(LogWriter&&) noexcept;
+  ~LogWriter();
+
+  /// Appends what this process used of a module in an iteration. It is durable after Persist.
+  /// After a failure every later call fails too: Open again.
+  /// \param logged  gets the record as it lies there; null: nobody asks
+  /// \error kBadInput, kUnsupported, kLimit  what no reader would take, nothing is written; kIo
+  Status Append(std::uint64_t iteration, std::string_view module, std::span<const LogStep> steps,
+                std::span<const GradientRange> ranges, LoggedRecord* logged = nullptr);
+
+  /// Whether Append would take it, as far as that is not the file's affair.
+  /// \error kBadInput, kUnsupported, kLimit  as Append
+  /// Pure.
+  static Status Check(std::uint64_t iteration, std::string_view module,
+                      std::span<const LogStep> steps, std::span<const GradientRange> ranges);
+
+  /// Makes all that was appended durable, and leaves a mark that damage before it is damage.
+  /// \error kIo
+  Status Persist();
+
+  /// Of the records to come: the trainer went on from another recovery.
+  void set_recovery(std::uint64_t recovery) { options_.recovery = recovery; }
+
+  /// Bytes that Open cut off.
+  std::uint64_t cut_bytes() const { return cut_bytes_; }
+
+ private:
+  LogWriter(std::string folder, const LogWriterOptions& options);
+  Status Begin();
+  Result<std::uint64_t> WriteRecord(std::uint32_t kind, std::string_view meta,
+                                    std::span<const std::span<const std::byte>> payload);
+  Result<std::span<const std::byte>> Compressed(std::span<const std::byte> plain,
+                                                std::vector<std::byte>* room);
+
+  struct Free {
+    void operator()(ZSTD_CCtx_s* context) const;
+  };
+
+  std::string folder_;
+  LogWriterOptions options_;
+  os::File file_;
+  std::uint64_t number_ = 0;  // of the segment
+  std::uint64_t end_ = 0;
+  std::uint64_t index_ = 0;  // of the next record
+  exec::Digest previous_{};
+  std::uint64_t cut_bytes_ = 0;
+  bool broken_ = false;
+  std::unique_ptr<ZSTD_CCtx_s, Free> zstd_;
+};
+
+}  // namespace shardwright::partial

@@ -1,0 +1,249 @@
+#include "partial/planner/forecast/auto_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "partial/select/lost_tokens.h"
+#include "partial/select/selection.h"
+#include "support/base/checked.h"
+
+namespace shardwright::partial {
+namespace {
+
+/// Largest sum of consecutive ranks that share a link.
+Result<std::uint64_t> LargestLink(const std::vector<std::uint64_t>& rank_bytes,
+                                  std::uint32_t ranks_per_node) {
+  std::uint64_t largest = 0;
+  for (std::size_t first = 0; first < rank_bytes.size(); first += ranks_per_node) {
+    const std::size_t last = std::min(rank_bytes.size(), first + ranks_per_node);
+    std::uint64_t sum = 0;
+    for (std::size_t r = first; r < last; ++r) {
+      SW_TRY_ASSIGN(sum, CheckedAdd(sum, rank_bytes[r]));
+    }
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+Status CheckPositive(const char* what, double value) {
+  if (std::isfinite(value) && value > 0) return {};
+  return Fail(Errc::kUsage,
+              std::string(what) + " is " + std::to_string(value) + ", expected a positive number");
+}
+
+Status Check(const AutoInput& input) {
+  if (input.snapshot.bytes.empty() || input.snapshot.bytes.size() != input.persist.bytes.size()) {
+    return Fail(Errc::kUsage, "bottlenecks of " + std::to_string(input.snapshot.bytes.size()) +
+                                  " K for snapshots and of " +
+                                  std::to_string(input.persist.bytes.size()) +
+                                  " K for persists, expected 1 .. N for both");
+  }
+  SW_TRY(CheckPositive("the snapshot bandwidth in bytes per second", input.snapshot_bytes_per_s));
+  SW_TRY(CheckPositive("the persist bandwidth in bytes per second", input.persist_bytes_per_s));
+  SW_TRY(CheckPositive("the time of forward and backward in seconds", input.forward_backward_s));
+  SW_TRY(CheckPositive("the time of an iteration in seconds", input.iteration_s));
+  return CheckPositive("the length of the run in iterations", input.iterations);
+}
+
+double SnapshotSeconds(const AutoInput& input, std::uint32_t k) {
+  return static_cast<double>(input.snapshot.bytes[k - 1]) / input.snapshot_bytes_per_s;
+}
+
+double PersistSeconds(const AutoInput& input, std::uint32_t k) {
+  return static_cast<double>(input.persist.bytes[k - 1]) / input.persist_bytes_per_s;
+}
+
+/// The largest K whose snapshot hides, else 1; then more for nothing.
+std::uint32_t ChooseSnapshot(const AutoInput& input) {
+  const std::vector<std::uint64_t>& bytes = input.snapshot.bytes;
+  std::uint32_t chosen = 1;
+  for (std::uint32_t k = 1; k <= bytes.size(); ++k) {
+    if (SnapshotSeconds(input, k) <= input.forward_backward_s) chosen = k;
+  }
+  while (chosen < bytes.size() && bytes[chosen] <= bytes[chosen - 1]) ++chosen;
+  return chosen;
+}
+
+Result<double> PltOf(const AutoInput& input, const AutoConfig& config, std::uint32_t k_persist) {
+  const auto experts = static_cast<std::uint32_t>(input.persist.bytes.size());
+  SW_TRY_ASSIGN(const double loss,
+                SteadyLossTwoLevels(experts, config.k_snapshot, k_persist,
+                                    static_cast<double>(config.interval), input.lost_share));
+  return ExpectedPlt(input.fault_rate * input.iterations, loss, input.iterations);
+}
+
+/// The wanted interval, or the best one; never shorter than the persist of K_persist = 1.
+Result<std::uint64_t> ChooseInterval(const AutoInput& input, const CheckpointCosts& costs) {
+  const double least = std::max(1.0, std::ceil(PersistSeconds(input, 1) / input.iteration_s));
+  if (!(least < 0x1p53)) {
+    return Fail(Errc::kUsage, "a persist takes more than 2^53 iterations: " +
+                                  std::to_string(PersistSeconds(input, 1)) + " seconds");
+  }
+  const auto floor = static_cast<std::uint64_t>(least);
+  if (input.interval) return std::max(*input.interval, floor);
+  SW_TRY_ASSIGN(const std::optional<std::uint64_t> best,
+                BestInterval(costs, PersistSeconds(input, 1)));
+  return best.value_or(floor);
+}
+
+/// K_persist within the chosen interval: the least that keeps the PLT limit, else the one with the
+/// smallest PLT; then more for nothing.
+Status ChoosePersist(const AutoInput& input, const StopCheck& stop, AutoConfig* config) {
+  const double span_s = static_cast<double>(config->interval) * input.iteration_s;
+  SW_TRY_ASSIGN(config->expected_plt, PltOf(input, *config, 1));
+  for (std::uint32_t k = 2; k <= config->k_snapshot && config->expected_plt > input.plt_limit;
+       ++k) {
+    SW_TRY(CheckStop(stop));
+    if (PersistSeconds(input, k) > span_s) continue;
+    config->k_persist = k;
+    SW_TRY_ASSIGN(config->expected_plt, PltOf(input, *config, k));
+  }
+  const std::vector<std::uint64_t>& bytes = input.persist.bytes;
+  while (config->k_persist < config->k_snapshot &&
+         bytes[config->k_persist] <= bytes[config->k_persist - 1]) {
+    ++config->k_persist;
+  }
+  SW_TRY_ASSIGN(config->expected_plt, PltOf(input, *config, config->k_persist));
+  config->plt_in_limit = config->expected_plt <= input.plt_limit;
+  return {};
+}
+
+/// Bytes of an iteration that go into the log beside checkpoints with K experts.
+double LoggedBytes(const AutoInput& input, std::uint32_t k) {
+  const auto experts = static_cast<double>(input.persist.bytes.size());
+  return static_cast<double>(input.log_bytes) * (experts - k) / experts;
+}
+
+/// A lossless run with K experts in a snapshot.
+/// \param free_bytes_per_s  what its log leaves of the bandwidth of a rank
+Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double free_bytes_per_s) {
+  const auto experts = static_cast<std::uint32_t>(input.persist.bytes.size());
+  const ReplayRates rates{input.snapshot_bytes_per_s, input.persist_bytes_per_s,
+                          input.replay_elems_per_s};
+  const auto log_bytes = static_cast<double>(input.log_bytes);
+  ReplayConfig out;
+  out.log_stall_s =
+      LogStall(log_bytes, LoggedBytes(input, k), input.ranks, rates, input.iteration_s);
+  AutoConfig& config = out.config;
+  config.k_snapshot = config.k_persist = k;
+  config.snapshot_s = SnapshotSeconds(input, k);
+  config.stall_s = SaveStall(config.snapshot_s, input.forward_backward_s);
+  config.persist_s = static_cast<double>(input.persist.bytes[k - 1]) / free_bytes_per_s;
+  const double least = std::max(1.0, std::ceil(config.persist_s / input.iteration_s));
+  if (!(least < 0x1p53)) {
+    return Fail(Errc::kUsage,
+                "a persist beside a log of gradients takes more than 2^53 iterations");
+  }
+  // What a restore replays grows with the interval as what is run again does.
+  SW_TRY_ASSIGN(const ReplayWork work, SteadyReplay(experts, k, 1, log_bytes));
+  const double replay_s = ReplaySeconds(work, input.ranks, rates);
+  SW_TRY_ASSIGN(const std::optional<std::uint64_t> best,
+                BestInterval({config.stall_s, 1, input.iteration_s + 2 * replay_s, input.fault_rate,
+                              input.restart_s},
+                             0));
+  config.interval =
+      std::max(static_cast<std::uint64_t>(least), input.interval.value_or(best.value_or(1)));
+  const auto interval = static_cast<double>(config.interval);
+  out.replay_s = replay_s * interval;
+  out.window = config.interval * CeilDiv(experts, k);
+  const CheckpointCosts costs{config.stall_s + interval * out.log_stall_s, interval,
+                              input.iteration_s, input.fault_rate, input.restart_s + out.replay_s};
+  SW_TRY_ASSIGN(config.overhead_s, ExpectedOverhead(costs, input.iterations));
+  SW_TRY_ASSIGN(config.ettr, EffectiveTimeRatio(costs));
+  return out;
+}
+
+/// Whether all values of a layer are equal.
+template <class Rows, class Equal>
+bool AreEven(const Rows& rows, const Equal& equal) {
+  return std::all_of(rows.begin(), rows.end(), [&](const auto& row) {
+    return std::all_of(row.begin(), row.end(), [&](const auto& one) { return equal(one, row[0]); });
+  });
+}
+
+/// Returns whether each checkpoint of a K is the first one with other names for the
+/// expert-parallel ranks, so that the largest share is the same in all of them. This holds where
+/// the experts of a layer have equal bytes and go round the ranks in turn: the next checkpoint
+/// moves every layer by K ranks.
+bool OnlyRanksChange(const SavedModel& model) {
+  const ExpertMap& map = model.map;
+  for (std::size_t m = 0; m < map.ring.size(); ++m) {
+    const std::vector<std::uint32_t>& ring = map.ring[m];
+    if (ring.size() % map.ep != 0) return false;
+    for (std::size_t i = 0; i < ring.size(); ++i) {
+      if (map.rank[m][ring[i]] != i % map.ep) return false;
+    }
+  }
+  const auto same_bytes = [](const ExpertBytes& a, const ExpertBytes& b) {
+    return a.cut == b.cut && a.split == b.split;
+  };
+  const SaveOptions& options = model.options;
+  return AreEven(model.expert_bytes, same_bytes) && AreEven(model.kept_bytes, std::equal_to<>()) &&
+         model.ranks.excluded.empty() && options.adaptive && options.start.empty() &&
+         options.nonexpert_split % model.ranks.dp == 0;
+}
+
+}  // namespace
+
+Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t checkpoints,
+                                      std::uint32_t ranks_per_node, const StopCheck& stop) {
+  if (checkpoints == 0 || ranks_per_node == 0) {
+    return Fail(Errc::kUsage, std::to_string(checkpoints) + " checkpoints and " +
+                                  std::to_string(ranks_per_node) +
+                                  " ranks per node, expected at least one of each");
+  }
+  const LayerExperts experts = model.map.experts();
+  SW_TRY(ValidateExperts(experts));
+  SW_TRY(Validate(model.ranks, model.map.ep));
+  if (ranks_per_node == 1 && OnlyRanksChange(model)) checkpoints = 1;
+  BottleneckTable table;
+  for (std::uint32_t k = 1; k <= *std::max_element(experts.begin(), experts.end()); ++k) {
+    LevelState state = MakeLevelState(experts, k);
+    std::uint64_t largest = 0;
+    for (std::uint32_t t = 0; t < checkpoints; ++t) {
+      SW_TRY(CheckStop(stop));
+      const Selection selection = SelectSequential(model.map, state, k);
+      SW_TRY_ASSIGN(const SavePlan plan, PlanSave(model, selection));
+      SW_TRY_ASSIGN(const std::uint64_t bytes, LargestLink(plan.rank_bytes, ranks_per_node));
+      largest = std::max(largest, bytes);
+      SW_TRY(CompleteSave(&state, BeginSave(state, selection, t)));
+    }
+    table.bytes.push_back(largest);
+  }
+  return table;
+}
+
+Result<AutoConfig> ChooseConfig(const AutoInput& input, const StopCheck& stop) {
+  SW_TRY(Check(input));
+  AutoConfig config;
+  config.k_snapshot = ChooseSnapshot(input);
+  config.snapshot_s = SnapshotSeconds(input, config.k_snapshot);
+  config.stall_s = SaveStall(config.snapshot_s, input.forward_backward_s);
+  CheckpointCosts costs{config.stall_s, 1, input.iteration_s, input.fault_rate, input.restart_s};
+  SW_TRY_ASSIGN(config.interval, ChooseInterval(input, costs));
+  SW_TRY(ChoosePersist(input, stop, &config));
+  config.persist_s = PersistSeconds(input, config.k_persist);
+  costs.interval = static_cast<double>(config.interval);
+  SW_TRY_ASSIGN(config.overhead_s, ExpectedOverhead(costs, input.iterations));
+  SW_TRY_ASSIGN(config.ettr, EffectiveTimeRatio(costs));
+  return config;
+}
+
+Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input, const StopCheck& stop) {
+  SW_TRY(Check(input));
+  std::optional<ReplayConfig> best;
+  for (std::uint32_t k = 1; k < input.persist.bytes.size(); ++k) {
+    SW_TRY(CheckStop(stop));
+    const double log_bytes_per_s = LoggedBytes(input, k) / input.ranks / input.iteration_s;
+    const double free_bytes_per_s = input.persist_bytes_per_s - log_bytes_per_s;
+    if (free_bytes_per_s <= 0) continue;
+    SW_TRY_ASSIGN(const ReplayConfig one, ReplayWithK(input, k, free_bytes_per_s));
+    if (!best || one.config.overhead_s < best->config.overhead_s) best = one;
+  }
+  return best;
+}
+
+}  // namespace shardwright::partial

@@ -1,0 +1,191 @@
+#include "partial/planner/job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoints/registry.h"
+#include "convert/input.h"
+#include "engine/layout/states.h"
+#include "partial/store/store.h"
+#include "support/base/checked.h"
+#include "support/base/limits.h"
+
+namespace shardwright::partial {
+namespace {
+
+ComponentBytes BytesOf(const HeldModule& module) {
+  const auto bytes = [&](Component component) -> std::uint64_t {
+    const auto& held = module[static_cast<std::size_t>(component)];
+    return held ? held->blob.bytes : 0;
+  };
+  return {bytes(Component::kWeights), bytes(Component::kMaster), bytes(Component::kMoments)};
+}
+
+/// Experts that were never saved are as large as others of their layer.
+void FillUnknown(std::vector<ComponentBytes>* layer) {
+  ComponentBytes most;
+  for (const ComponentBytes& expert : *layer) {
+    most = {std::max(most.weights, expert.weights), std::max(most.master, expert.master),
+            std::max(most.moments, expert.moments)};
+  }
+  for (ComponentBytes& expert : *layer) {
+    if (expert.weights == 0) expert.weights = most.weights;
+    if (expert.master == 0) expert.master = most.master;
+    if (expert.moments == 0) expert.moments = most.moments;
+  }
+}
+
+Keep KeepOf(const KeptComponents& keep) { return {keep[0], keep[1], keep[2]}; }
+
+/// Why a lossless run (docs/lossless.md) would refuse a job; empty: it would not.
+std::string NoReplay(bool single_precision, const Keep& keep) {
+  if (keep.master || keep.moments) {
+    return "gradients are replayed on master weights and moments of one iteration, and --keep "
+           "saves some of all experts each time";
+  }
+  if (!single_precision)
+    return "gradients are replayed on float32 states with float32 weights or master weights";
+  return "";
+}
+
+/// Whether what optimizers step is float32: the master weights, or the weights without them.
+bool IsSinglePrecision(const checkpoints::Checkpoint& checkpoint) {
+  bool masters = true;
+  bool weights = true;
+  bool any_master = false;
+  for (const layout::LogicalTensor& tensor : checkpoint.map.tensors) {
+    if (tensor.state == layout::kMaster) {
+      any_master = true;
+      masters = masters && tensor.dtype == DType::kF32;
+    }
+    if (tensor.state == layout::kWeight) weights = weights && tensor.dtype == DType::kF32;
+  }
+  return any_master ? masters : weights;
+}
+
+std::vector<std::uint32_t> Numbers(std::size_t count) {
+  std::vector<std::uint32_t> numbers;
+  for (std::size_t i = 0; i < count; ++i) numbers.push_back(static_cast<std::uint32_t>(i));
+  return numbers;
+}
+
+Status ReadSizesOfStore(const JobRequest& request, Job* job) {
+  const std::string& store = request.store;
+  SW_TRY_ASSIGN(const Store from, Store::Open(store));
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> list, from.List());
+  const auto usable =
+      std::find_if(list.rbegin(), list.rend(), [](const auto& one) { return !one.abandoned; });
+  if (usable == list.rend()) {
+    return Fail(Errc::kNotFound, store + ": holds no checkpoint to take sizes from");
+  }
+  SW_TRY_ASSIGN(Manifest manifest, from.ReadManifest(*usable));
+  const StoreHead& head = from.head();
+  job->state = manifest.state;
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, from.LastRecovery());
+  if (last && last->manifest == manifest.sequence) job->state = last->state;
+  std::uint64_t of_experts = 0;
+  for (const std::uint32_t count : head.experts) of_experts += count;
+  if (head.experts.empty() || of_experts > manifest.modules.size()) {
+    return Fail(Errc::kUsage, store + ": a model of " + std::to_string(of_experts) +
+                                  " experts among " + std::to_string(manifest.modules.size()) +
+                                  " modules: there is nothing to select");
+  }
+  std::size_t next = manifest.modules.size() - of_experts;
+  for (std::size_t i = 0; i < next; ++i) {
+    job->model.nonexpert.push_back(BytesOf(manifest.modules[i]));
+    job->names.push_back(manifest.names[i]);
+  }
+  for (const std::uint32_t count : head.experts) {
+    auto& layer = job->model.expert.emplace_back();
+    for (std::uint32_t e = 0; e < count; ++e) layer.push_back(BytesOf(manifest.modules[next++]));
+    FillUnknown(&layer);
+  }
+  SW_TRY_ASSIGN(const checkpoints::SourceSet source, from.ReadCatalogue(manifest));
+  SW_TRY_ASSIGN(const checkpoints::Patterns rules, convert::ReadPatterns(request.pattern_files));
+  SW_TRY_ASSIGN(const checkpoints::Checkpoint checkpoint,
+                checkpoints::ReadCheckpoint(source, rules));
+  job->mesh = checkpoint.layout.mesh;
+  job->keep = KeepOf(head.keep);
+  job->no_replay = NoReplay(IsSinglePrecision(checkpoint), job->keep);
+  job->layer_id = head.layer_id;
+  job->newest = std::move(manifest);
+  return {};
+}
+
+/// \param experts, layers  the request's, or those of the trace
+Status ReadSizes(const JobRequest& request, std::uint64_t experts, std::uint64_t layers, Job* job) {
+  if (layers * experts > limits::kMoeCounts) {
+    return Fail(Errc::kLimit, std::to_string(layers) + " layers of " + std::to_string(experts) +
+                                  " experts, at most " + std::to_string(limits::kMoeCounts) +
+                                  " experts");
+  }
+  for (const std::uint64_t params : request.nonexpert_params) {
+    SW_TRY_ASSIGN(const ComponentBytes module, BytesOfParams(params, request.param_bytes));
+    job->names.push_back("module " + std::to_string(job->names.size()));
+    job->model.nonexpert.push_back(module);
+  }
+  SW_TRY_ASSIGN(const ComponentBytes expert,
+                BytesOfParams(request.expert_params, request.param_bytes));
+  job->model.expert.assign(layers, std::vector<ComponentBytes>(experts, expert));
+  job->layer_id = Numbers(layers);
+  job->keep = KeepOf(request.keep);
+  const ComponentBytes& each = request.param_bytes;
+  job->no_replay = NoReplay((each.master > 0 ? each.master : each.weights) == 4, job->keep);
+  return {};
+}
+
+}  // namespace
+
+std::uint32_t Job::most_experts() const {
+  const LayerExperts all = experts();
+  return *std::max_element(all.begin(), all.end());
+}
+
+std::uint32_t Job::nodes() const {
+  return static_cast<std::uint32_t>(CeilDiv(ranks.dp, ranks_per_node));
+}
+
+double Job::LostShare(const std::optional<double>& told) const {
+  if (told) return *told;
+  return std::min(1.0, static_cast<double>(ranks_per_node) / static_cast<double>(ranks.dp));
+}
+
+Result<Job> ReadJob(const JobRequest& request, const std::optional<TraceShape>& trace) {
+  Job job;
+  if (!request.store.empty()) {
+    SW_TRY(ReadSizesOfStore(request, &job));
+  } else {
+    const std::uint64_t experts = trace ? trace->experts : request.experts;
+    SW_TRY(ReadSizes(request, experts, trace ? trace->layer_id.size() : request.moe_layers, &job));
+  }
+  const LayerExperts shape = ShapeOf(job.model.expert);
+  if (trace) {
+    const LayerExperts played(trace->layer_id.size(), trace->experts);
+    if (played != shape) {
+      return Fail(Errc::kMismatch,
+                  "the trace has " + std::to_string(played.size()) + " layers of " +
+                      std::to_string(trace->experts) + " experts, " + request.store + " " +
+                      std::to_string(shape.size()) + " layers of " + std::to_string(shape.front()));
+    }
+    job.layer_id = trace->layer_id;
+  }
+  const std::uint64_t own_ep =
+      job.mesh ? job.mesh->ep : *std::min_element(shape.begin(), shape.end());
+  const std::uint64_t ep = request.ep.value_or(own_ep);
+  // The store's ranks, if they hold what was asked for.
+  const bool fits = job.mesh && job.mesh->dp() % ep == 0;
+  const std::uint64_t dp = request.dp.value_or(fits ? job.mesh->dp() : ep);
+  SW_TRY_ASSIGN(job.map, EvenExpertMap(shape, static_cast<std::uint32_t>(ep)));
+  job.ranks.dp = static_cast<std::uint32_t>(dp);
+  SW_TRY(Validate(job.ranks, static_cast<std::uint32_t>(ep)));
+  job.ranks_per_node = static_cast<std::uint32_t>(request.ranks_per_node);
+  return job;
+}
+
+Result<std::uint64_t> FullBytes(const ModelBytes& model) {
+  SW_TRY_ASSIGN(const CheckpointSize size,
+                SizeOfCheckpoint(model, SelectAll(ShapeOf(model.expert)), {}));
+  return size.bytes;
+}
+
+}  // namespace shardwright::partial

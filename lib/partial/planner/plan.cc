@@ -1,0 +1,402 @@
+#include "partial/planner/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "partial/planner/forecast/extra_capacity.h"
+#include "partial/planner/forecast/overhead.h"
+#include "partial/planner/forecast/records.h"
+#include "partial/planner/forecast/replay_costs.h"
+#include "partial/planner/forecast/simulate.h"
+#include "partial/select/lost_tokens.h"
+#include "partial/store/save_tokens.h"
+#include "support/base/checked.h"
+#include "support/base/stop.h"
+#include "token_counts/trace.h"
+
+namespace shardwright::partial {
+namespace {
+
+constexpr std::uint64_t kMostWorkers = 16'384;
+
+/// Tokens of the records after an iteration.
+Result<Counts> TokensAfter(const token_counts::LoadTrace& trace, std::uint64_t iteration) {
+  SW_TRY_ASSIGN(const std::vector<Counts> tables, CountsOfTrace(trace));
+  LevelState sum = MakeLevelState(LayerExperts(trace.layer_id.size(), trace.experts), 1);
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    if (trace.records[i].iteration > iteration) SW_TRY(CountTokens(&sum, tables[i]));
+  }
+  return std::move(sum.tokens);
+}
+
+/// The levels as the store left them and the tokens since then.
+Status StartFromStore(const Job& job, const std::string& tokens_path,
+                      const std::optional<token_counts::LoadTrace>& trace,
+                      CheckpointPlanInput* input) {
+  SelectionState state = job.state;
+  input->iteration = job.newest->iteration;
+  if (trace) {
+    const std::uint64_t last = trace->records.back().iteration;
+    const std::uint64_t first = state.counted_to.value_or(job.newest->iteration);
+    if (last < first) {
+      return Fail(Errc::kUsage, tokens_path + ": ends at iteration " + std::to_string(last) +
+                                    ", the store is at " + std::to_string(first));
+    }
+    SW_TRY(CountUpTo(*trace, tokens_path, last, job.experts(), &state));
+    SW_TRY_ASSIGN(input->between, TokensAfter(*trace, job.newest->iteration));
+    input->iteration = std::max(input->iteration, last);
+  }
+  input->counted = state.counted_to.has_value();
+  input->snapshot = std::move(state.snapshot);
+  input->persist = std::move(state.persist);
+  return {};
+}
+
+Status StartFromNothing(const Job& job, const SelectionOptions& options,
+                        const std::optional<token_counts::LoadTrace>& trace,
+                        CheckpointPlanInput* input) {
+  input->snapshot = MakeLevelState(job.experts(), options.k_snapshot);
+  input->persist = MakeLevelState(job.experts(), options.k_persist);
+  input->counted = trace.has_value();
+  if (!trace) return {};
+  SW_TRY_ASSIGN(input->between, TokensAfter(*trace, 0));
+  SW_TRY(CountTokens(&input->snapshot, input->between));
+  return CountTokens(&input->persist, input->between);
+}
+
+bool IsBudget(Policy policy) {
+  return policy == Policy::kBudget || policy == Policy::kBudgetGlobal;
+}
+
+bool NeedsTokens(Policy policy) { return policy == Policy::kLoadAware || IsBudget(policy); }
+
+Result<SelectionOptions> OptionsOf(const PlanRequest& request, const Job& job, Sink& sink,
+                                   std::uint64_t* stall_bytes) {
+  SelectionOptions options;
+  const std::uint32_t most = job.most_experts();
+  options.policy = request.policy;
+  options.k_snapshot = static_cast<std::uint32_t>(std::min<std::uint64_t>(request.k, most));
+  if (request.k > most) {
+    sink.Warn("--k " + std::to_string(request.k) + " is above the " + std::to_string(most) +
+              " experts of a layer: all are saved");
+  }
+  options.k_persist = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(request.k_persist.value_or(request.k), options.k_snapshot));
+  if (request.policy == Policy::kFull) options.k_snapshot = options.k_persist = most;
+  if (request.max_age) options.max_age = *request.max_age;
+  options.budget = std::uint64_t{options.k_snapshot} * job.experts().size();
+  options.replay.full_every = request.full_every;
+  if (request.policy == Policy::kReplay) {
+    options.k_persist = options.k_snapshot;
+    options.replay.budget_bytes = request.budget_bytes;
+  } else if (request.budget_bytes > 0) {
+    SW_TRY_ASSIGN(const ExpertBudget budget, BudgetOf(request.budget_bytes, job.model, job.keep));
+    options.budget = budget.experts;
+    *stall_bytes = budget.stall_bytes;
+  }
+  return options;
+}
+
+Result<std::string> SelectionRecord(const PlanAnswer& answer) {
+  std::vector<TwoLevelSelection> sets;
+  for (const PlannedCheckpoint& one : answer.checkpoints) {
+    sets.push_back({one.snapshot.selection, one.stored().selection});
+  }
+  std::optional<std::uint32_t> k_persist;
+  if (answer.options.k_persist != answer.options.k_snapshot) k_persist = answer.options.k_persist;
+  return SelectionRecord(answer.job.map, answer.options.k_snapshot, k_persist, sets);
+}
+
+Result<BudgetAnswer> BudgetFor(const PlanAnswer& answer, const CheckpointPlanInput& input,
+                               std::uint64_t stall_bytes) {
+  BudgetAnswer budget;
+  const Counts& tokens = answer.checkpoints.front().unsaved;
+  budget.stall_bytes = stall_bytes;
+  SW_TRY_ASSIGN(budget.layers,
+                SelectByLayerShares(tokens, input.persist.version, answer.options.budget));
+  SW_TRY_ASSIGN(budget.global,
+                SelectGlobally(tokens, input.persist.version, answer.options.budget));
+  const bool by_layers = answer.options.policy == Policy::kBudget;
+  budget.record = BudgetRecord(tokens, by_layers ? budget.layers : budget.global);
+  return budget;
+}
+
+Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer, const StopCheck& stop) {
+  const Job& job = answer.job;
+  const PlanRequest& request = answer.request;
+  const std::uint64_t stages = request.pipeline_stages;
+  // Placing them by load compares all with all.
+  if (job.ranks.dp > kMostWorkers / stages) {
+    return Fail(Errc::kLimit, "--copies: " + std::to_string(job.ranks.dp) + " x " +
+                                  std::to_string(stages) + " workers, at most " +
+                                  std::to_string(kMostWorkers) + " are handled");
+  }
+  CopiesAnswer copies;
+  SW_TRY_ASSIGN(copies.grid, StageMajorGrid(job.ranks.dp, static_cast<std::uint32_t>(stages),
+                                            job.ranks_per_node));
+  SW_TRY_ASSIGN(copies.plan,
+                PlaceReplicas(copies.grid, static_cast<std::uint32_t>(*request.copies), stop));
+  SW_TRY_ASSIGN(
+      const std::vector<std::uint64_t> bytes,
+      CopyBytes(copies.grid, job.map, job.model, answer.checkpoints.front().snapshot.selection,
+                job.keep, static_cast<std::uint32_t>(request.zero_stage)));
+  copies.sends.assign(bytes.size(), 0);
+  copies.receives.assign(bytes.size(), 0);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    for (const std::uint32_t holder : copies.plan.holders[i]) {
+      for (std::uint64_t* sum : {&copies.sends[i], &copies.receives[holder], &copies.all_bytes}) {
+        SW_TRY_ASSIGN(*sum, CheckedAdd(*sum, bytes[i]));
+      }
+    }
+  }
+  const std::uint64_t most =
+      std::max(*std::max_element(copies.sends.begin(), copies.sends.end()),
+               *std::max_element(copies.receives.begin(), copies.receives.end()));
+  if (request.copy_bandwidth > 0) {
+    copies.longest_s = static_cast<double>(most) / static_cast<double>(request.copy_bandwidth);
+  }
+  return copies;
+}
+
+/// Iterations in which every expert is saved once, if checkpoints take as many as the first one.
+Result<std::uint64_t> WindowOf(const PlanAnswer& answer, std::uint64_t taken) {
+  const std::uint64_t interval = answer.request.interval;
+  const LayerExperts experts = answer.job.experts();
+  std::uint64_t all = 0;
+  for (const std::uint32_t n : experts) all += n;
+  // Chains end at --full-every, whatever is taken.
+  const std::uint64_t most = answer.request.full_every / interval + 1;
+  const std::uint64_t rounds = taken == 0 ? most : std::min(most, CeilDiv(all, taken));
+  return CheckedMul(interval, rounds);
+}
+
+/// The gradients beside the first checkpoint.
+Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
+  const Job& job = answer.job;
+  if (!job.no_replay.empty()) {
+    return Fail(Errc::kUsage, "--policy replay: " + job.no_replay);
+  }
+  const std::uint64_t interval = answer.request.interval;
+  const std::uint64_t checkpoint = answer.checkpoints.front().stored().size.bytes;
+  LogAnswer log;
+  SW_TRY_ASSIGN(log.bytes, LogBytes(job.model.expert));
+  // What the checkpoint at the end of the interval will have is not logged.
+  const Selection& taken = answer.checkpoints.front().stored().selection;
+  for (std::size_t m = 0; m < taken.size(); ++m) {
+    for (const std::uint32_t e : taken[m]) log.bytes -= LogBytes(job.model.expert[m][e]);
+  }
+  log.rank_bytes = CeilDiv(log.bytes, job.ranks.dp);
+  SW_TRY_ASSIGN(log.interval_bytes, CheckedMul(log.bytes, interval));
+  SW_TRY_ASSIGN(log.interval_bytes, CheckedAdd(log.interval_bytes, checkpoint));
+  SW_TRY_ASSIGN(log.window, WindowOf(answer, SizeOf(taken)));
+  if (log.bytes > 0) log.pays_up_to = (answer.full.bytes - checkpoint) / log.bytes;
+  return log;
+}
+
+/// The snapshots of the plan as consecutive transfers; a receiver has all that was sent before.
+Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer, const StopCheck& stop) {
+  std::vector<GradientAnswer> list;
+  const std::uint64_t interval = answer.request.interval;
+  GradientOptions options;
+  options.interval = interval;
+  options.full_every = answer.request.full_every;
+  options.budget_bytes = answer.request.gradient_budget;
+  if (options.budget_bytes > 0) options.rule = GradientRule::kLeast;
+  GradientChains chains = GradientChains::Make(answer.job.experts());
+  for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
+    SW_TRY(CheckStop(stop));
+    const Selection& selection = answer.checkpoints[t].snapshot.selection;
+    SW_TRY_ASSIGN(const std::uint64_t iteration, CheckedMul(t + 1, interval));
+    GradientAnswer& one = list.emplace_back();
+    SW_TRY_ASSIGN(one.plan,
+                  PlanTransfers(chains, answer.job.model.expert, selection, iteration, options));
+    SW_TRY(EnterTransfers(&chains, one.plan));
+    SW_TRY_ASSIGN(one.window, CheckedAdd(LongestChain(chains), interval));
+    for (std::size_t m = 0; m < selection.size(); ++m) {
+      for (const std::uint32_t e : selection[m]) {
+        SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(answer.job.model.expert[m][e]));
+        SW_TRY_ASSIGN(one.state_bytes, CheckedAdd(one.state_bytes, bytes));
+      }
+    }
+  }
+  return list;
+}
+
+/// What the rank with most bytes saves of a snapshot, module by module.
+void NameModules(const Job& job, const SavedModel& saved, const SavePlan& plan,
+                 BubblesAnswer* bubbles) {
+  bubbles->rank = static_cast<std::uint32_t>(
+      std::max_element(plan.rank_bytes.begin(), plan.rank_bytes.end()) - plan.rank_bytes.begin());
+  std::uint64_t rest = plan.rank_bytes[bubbles->rank];
+  const auto add = [&](std::string name, std::uint64_t bytes) {
+    if (bytes == 0) return;
+    bubbles->names.push_back(std::move(name));
+    bubbles->bytes.push_back(bytes);
+    rest -= bytes;
+  };
+  for (const ExpertOwner& owner : plan.experts) {
+    if (owner.rank != bubbles->rank) continue;
+    const auto m = static_cast<std::size_t>(owner.module.layer);
+    const auto e = static_cast<std::size_t>(owner.module.expert);
+    add("expert " + std::to_string(e) + " of layer " + std::to_string(job.layer_id[m]),
+        saved.expert_bytes[m][e].cut);
+  }
+  for (const ShardPiece& piece : plan.nonexpert.pieces) {
+    if (piece.rank == bubbles->rank) add(job.names[piece.module], piece.last - piece.first);
+  }
+  add("state that ranks share", rest);
+}
+
+Result<BubblesAnswer> PlanBubbles(const PlanAnswer& answer, const SavedModel& saved) {
+  const PlanRequest& request = answer.request;
+  const PipelineTimes pipeline{static_cast<std::uint32_t>(request.pipeline_stages),
+                               static_cast<std::uint32_t>(*request.micro_batches),
+                               static_cast<std::uint32_t>(request.chunks), request.forward_s,
+                               request.backward_s};
+  BubblesAnswer bubbles;
+  for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
+    SW_TRY_ASSIGN(const BubbleTimes times, BubblesOf(pipeline, stage));
+    bubbles.stage.push_back(times);
+  }
+  const double bubble_s = bubbles.stage.front().bubble_s;
+  NameModules(answer.job, saved, answer.checkpoints.front().snapshot.shares.adaptive, &bubbles);
+  SW_TRY_ASSIGN(
+      bubbles.snapshot,
+      FillBubble(bubbles.bytes, 1, static_cast<double>(request.job.snapshot_bandwidth), bubble_s));
+  if (answer.copies && request.copy_bandwidth > 0) {
+    const auto& sends = answer.copies->sends;
+    SW_TRY_ASSIGN(bubbles.copies,
+                  FillBubble({*std::max_element(sends.begin(), sends.end())}, 1,
+                             static_cast<double>(request.copy_bandwidth), bubble_s));
+  }
+  return bubbles;
+}
+
+Result<ExtraCapacityAnswer> PlanBoost(const PlanRequest& request) {
+  const std::uint64_t capacity = *request.capacity;
+  ExtraCapacityAnswer boost;
+  SW_TRY_ASSIGN(boost.least, IterationsToMakeUp(request.lost_tokens, capacity));
+  // A device with room for all of it: the expert has tokens to spare, another has none.
+  SW_TRY_ASSIGN(const std::vector<std::uint64_t> step,
+                TokensToMakeUp({{capacity, 2 * capacity, request.lost_tokens}, {capacity, 0, 0}}));
+  boost.extra = step.front();
+  boost.iterations = boost.extra == 0 ? 0 : CeilDiv(request.lost_tokens, boost.extra);
+  return boost;
+}
+
+Result<WastedAnswer> PlanWasted(const PlanAnswer& answer) {
+  const PlanRequest& request = answer.request;
+  const auto share =
+      static_cast<double>(answer.checkpoints.front().snapshot.shares.adaptive.bottleneck);
+  WastedAnswer wasted;
+  wasted.checkpoint_s =
+      request.checkpoint_s.value_or(share / static_cast<double>(request.job.snapshot_bandwidth));
+  SW_TRY_ASSIGN(wasted.wasted_s,
+                WastedWork(wasted.checkpoint_s, *request.retrieval_s,
+                           static_cast<double>(request.interval), request.job.iteration_s));
+  return wasted;
+}
+
+Result<DynamicKAnswer> PlanDynamicK(const PlanAnswer& answer) {
+  const PlanRequest& request = answer.request;
+  const std::uint32_t most = answer.job.most_experts();
+  const double share = answer.job.LostShare(request.lost_share);
+  const auto cost = [&](std::uint32_t k) -> Result<double> {
+    SW_TRY_ASSIGN(const double loss,
+                  SteadyLossTwoLevels(most, std::max(answer.options.k_snapshot, k), k,
+                                      static_cast<double>(request.interval), share));
+    return ExpectedPlt(1, loss, static_cast<double>(request.iterations));
+  };
+  DynamicKAnswer dynamic;
+  SW_TRY_ASSIGN(dynamic.state, MakeDynamicK(most, answer.options.k_persist, *request.dynamic_limit,
+                                            request.dynamic_predicts));
+  SW_TRY(cost(answer.options.k_persist));  // no other K fails where this one does not
+  dynamic.levels = LevelsAhead(dynamic.state, [&](std::uint32_t k) { return *cost(k); });
+  return dynamic;
+}
+
+Status AnswerSections(const SavedModel& saved, const StopCheck& stop, PlanAnswer* answer) {
+  const PlanRequest& request = answer->request;
+  if (request.copies) {
+    SW_TRY_ASSIGN(answer->copies, PlanCopies(*answer, stop));
+  }
+  if (request.policy == Policy::kReplay) {
+    SW_TRY_ASSIGN(answer->log, PlanLog(*answer));
+  }
+  if (request.gradients) {
+    SW_TRY_ASSIGN(answer->gradients, PlanGradients(*answer, stop));
+  }
+  if (request.micro_batches) {
+    SW_TRY_ASSIGN(answer->bubbles, PlanBubbles(*answer, saved));
+  }
+  if (request.capacity) {
+    SW_TRY_ASSIGN(answer->extra_capacity, PlanBoost(request));
+  }
+  if (request.retrieval_s) {
+    SW_TRY_ASSIGN(answer->wasted, PlanWasted(*answer));
+  }
+  if (request.dynamic_limit) {
+    SW_TRY_ASSIGN(answer->dynamic_k, PlanDynamicK(*answer));
+  }
+  return {};
+}
+
+/// Eq 9 speaks of the ring, one level, and layers with equally many experts.
+void TellEvenness(PlanAnswer* answer) {
+  const LayerExperts experts = answer->job.experts();
+  const bool ring = !NeedsTokens(answer->options.policy) &&
+                    answer->options.k_persist == answer->options.k_snapshot;
+  const bool equal = std::all_of(experts.begin(), experts.end(),
+                                 [&](std::uint32_t n) { return n == experts.front(); });
+  if (!ring || !equal || !answer->job.ranks.excluded.empty()) return;
+  answer->uneven = IsUneven(answer->options.k_persist, experts.size(), answer->job.ranks.dp);
+  answer->phases = PhaseCount(answer->options.k_persist, answer->job.map.ep);
+}
+
+}  // namespace
+
+Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
+  const Interruptible planning(sink);
+  const StopCheck stop = StopOf(sink);
+  std::optional<token_counts::LoadTrace> trace;
+  std::optional<TraceShape> shape;
+  if (!request.tokens.empty()) {
+    SW_TRY_ASSIGN(trace, token_counts::ReadLoads(request.tokens));
+    for (const std::string& warning : trace->warnings) sink.Warn(warning);
+    shape = TraceShape{trace->experts, trace->layer_id};
+  }
+  PlanAnswer answer;
+  answer.request = request;
+  SW_TRY_ASSIGN(answer.job, ReadJob(request.job, shape));
+  Job& job = answer.job;
+  job.ranks.excluded = request.dead_ranks;
+  std::uint64_t stall_bytes = 0;
+  SW_TRY_ASSIGN(answer.options, OptionsOf(request, job, sink, &stall_bytes));
+  CheckpointPlanInput input;
+  input.options = answer.options;
+  input.checkpoints = request.checkpoints;
+  input.interval = request.interval;
+  input.model = job.model;
+  input.keep = job.keep;
+  SW_TRY_ASSIGN(input.saved, SavedModelOf(job.model, job.keep, job.map, job.ranks,
+                                          static_cast<std::uint32_t>(request.zero_stage)));
+  input.saved.options.split_above = request.split_above;
+  SW_TRY(job.newest ? StartFromStore(job, request.tokens, trace, &input)
+                    : StartFromNothing(job, answer.options, trace, &input));
+  if (NeedsTokens(request.policy) && !input.counted) {
+    return Fail(Errc::kUsage, "--policy " + std::string(Name(request.policy)) +
+                                  " needs the tokens per expert: give --tokens, or a store that "
+                                  "counts them");
+  }
+  SW_TRY_ASSIGN(answer.full, SizeOfCheckpoint(job.model, SelectAll(job.experts()), job.keep));
+  SW_TRY_ASSIGN(answer.checkpoints, PlanCheckpoints(input, stop));
+  SW_TRY_ASSIGN(answer.selection_record, SelectionRecord(answer));
+  if (IsBudget(request.policy)) {
+    SW_TRY_ASSIGN(answer.budget, BudgetFor(answer, input, stall_bytes));
+  }
+  TellEvenness(&answer);
+  SW_TRY(AnswerSections(input.saved, stop, &answer));
+  return answer;
+}
+
+}  // namespace shardwright::partial

@@ -1,0 +1,281 @@
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "partial/planner/plan.h"
+#include "support/base/bytes.h"
+#include "support/base/text.h"
+#include "support/text/table.h"
+#include "support/text/text.h"
+
+namespace shardwright::partial {
+namespace {
+
+using Column = text::Table::Column;
+using text::kRight;
+/// Longer tables show their largest rows; the report has all.
+constexpr std::size_t kRows = 64;
+
+/// For columns headed "%".
+std::string InPercent(double fraction) { return Fixed(100 * fraction, 1); }
+
+std::string Seconds(double value) { return Fixed(value, 3) + " s"; }
+
+std::string Of(std::uint64_t part, std::uint64_t all) {
+  return all == 0 ? "-" : InPercent(static_cast<double>(part) / static_cast<double>(all));
+}
+
+std::uint64_t OptimizerOf(const ComponentBytes& bytes) { return bytes.master + bytes.moments; }
+
+/// The `kRows` rows with the largest keys, in their order.
+std::vector<std::size_t> LargestRows(const std::vector<std::uint64_t>& keys) {
+  std::vector<std::size_t> rows(keys.size());
+  std::iota(rows.begin(), rows.end(), std::size_t{0});
+  if (rows.size() <= kRows) return rows;
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](std::size_t a, std::size_t b) { return keys[a] > keys[b]; });
+  rows.resize(kRows);
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+/// What is said below a table that does not show all rows.
+std::string RowsText(std::size_t count, const std::string& what) {
+  if (count <= kRows) return "";
+  return "the " + std::to_string(kRows) + " largest of " + std::to_string(count) + " " + what +
+         "; --json has all\n";
+}
+
+std::string SizeText(const PlanAnswer& answer) {
+  text::Table table({Column{"BYTES"}, Column{"WEIGHTS", kRight}, Column{"%", kRight},
+                     Column{"OPTIMIZER", kRight}, Column{"%", kRight}, Column{"ALL", kRight},
+                     Column{"%", kRight}});
+  const std::uint64_t full = answer.full.bytes;
+  const auto add = [&](const std::string& name, std::uint64_t weights, std::uint64_t optimizer) {
+    table.AddRow({name, FormatBytes(weights), Of(weights, full), FormatBytes(optimizer),
+                  Of(optimizer, full), FormatBytes(weights + optimizer),
+                  Of(weights + optimizer, full)});
+  };
+  const auto add_size = [&](const std::string& name, const CheckpointSize& size) {
+    add(name, size.expert.weights + size.nonexpert.weights,
+        OptimizerOf(size.expert) + OptimizerOf(size.nonexpert));
+  };
+  add("experts", answer.full.expert.weights, OptimizerOf(answer.full.expert));
+  add("other modules", answer.full.nonexpert.weights, OptimizerOf(answer.full.nonexpert));
+  add_size("full checkpoint", answer.full);
+  const PlannedCheckpoint& first = answer.checkpoints.front();
+  if (first.persist) add_size("snapshot", first.snapshot.size);
+  add_size(first.persist ? "persist" : "partial checkpoint", first.stored().size);
+  return table.Render(0);
+}
+
+std::string BudgetText(const BudgetAnswer& budget) {
+  std::string text =
+      "\nbudget    " + std::to_string(budget.layers.total) +
+      " experts; tokens at risk after it: " + std::to_string(budget.layers.at_risk_tokens) +
+      " by layers, " + std::to_string(budget.global.at_risk_tokens) + " over all layers\n";
+  if (budget.stall_bytes > 0) {
+    text += "stall     " + FormatBytes(budget.stall_bytes) +
+            " of the non-expert part are above the budget\n";
+  }
+  return text;
+}
+
+std::string SelectionText(const PlanAnswer& answer) {
+  text::Table table({Column{"CHECKPOINT", kRight}, Column{"LAYER", kRight}, Column{"EXPERTS"},
+                     Column{"PERSISTED"}, Column{"AT RISK %", kRight}});
+  for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
+    const PlannedCheckpoint& one = answer.checkpoints[t];
+    for (std::size_t m = 0; m < answer.job.layer_id.size(); ++m) {
+      const bool first = m == 0;
+      table.AddRow({first ? std::to_string(t) : "", std::to_string(answer.job.layer_id[m]),
+                    text::Ranges(one.snapshot.selection[m]),
+                    text::Ranges(one.stored().selection[m]),
+                    first && one.risk ? InPercent(one.risk->fraction()) : ""});
+    }
+  }
+  return "\n" + table.Render(0);
+}
+
+std::string RanksText(const PlannedLevel& level, const std::string& name) {
+  const ShareComparison& shares = level.shares;
+  const std::vector<std::uint64_t>& bytes = shares.adaptive.rank_bytes;
+  text::Table table({Column{"RANK", kRight}, Column{"EXPERTS", kRight}, Column{"ADAPTIVE", kRight},
+                     Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}});
+  for (const std::size_t r : LargestRows(bytes)) {
+    table.AddRow({std::to_string(r), FormatBytes(shares.adaptive.expert_bytes[r]),
+                  FormatBytes(bytes[r]), FormatBytes(shares.equal.rank_bytes[r]),
+                  FormatBytes(shares.unshared[r])});
+  }
+  return "\nshares of checkpoint 0, " + name + "\n" + table.Render(0) +
+         RowsText(bytes.size(), "ranks");
+}
+
+std::string BottlenecksText(const PlanAnswer& answer) {
+  text::Table table({Column{"CHECKPOINT", kRight}, Column{"LEVEL"}, Column{"ADAPTIVE", kRight},
+                     Column{"EQUAL", kRight}, Column{"UNSHARED", kRight}, Column{"IDEAL", kRight},
+                     Column{"BOUND", kRight}, Column{"LESS %", kRight}});
+  const auto add = [&](std::size_t t, const char* name, const PlannedLevel& level) {
+    const ShareComparison& s = level.shares;
+    const double less = s.unshared_bottleneck == 0
+                            ? 0
+                            : 1 - static_cast<double>(s.adaptive.bottleneck) /
+                                      static_cast<double>(s.unshared_bottleneck);
+    table.AddRow({std::to_string(t), name, FormatBytes(s.adaptive.bottleneck),
+                  FormatBytes(s.equal.bottleneck), FormatBytes(s.unshared_bottleneck),
+                  FormatBytes(s.adaptive.ideal), FormatBytes(s.adaptive.bound), InPercent(less)});
+  };
+  for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
+    add(t, "persist", answer.checkpoints[t].stored());
+    if (answer.checkpoints[t].persist) add(t, "snapshot", answer.checkpoints[t].snapshot);
+  }
+  std::string text = "\nlargest shares\n" + table.Render(0);
+  if (answer.uneven) {
+    text += "eq 9: the experts are " + std::string(*answer.uneven ? "not " : "") +
+            "spread evenly; shares repeat after " + Plural(*answer.phases, "checkpoint") + "\n";
+  }
+  return text;
+}
+
+std::string CopiesText(const CopiesAnswer& copies, std::uint64_t asked) {
+  const ReplicaPlan& plan = copies.plan;
+  std::string text = "\ncopies    " + std::to_string(plan.replicas) + " of each worker";
+  if (plan.clamped) {
+    text += " (" + std::to_string(asked) + " asked for, there are no more workers)";
+  }
+  text += ": " + std::to_string(plan.cheap) + " within a stage, " + std::to_string(plan.costly) +
+          " outside\nto send   " + FormatBytes(copies.all_bytes) + " in all";
+  if (copies.longest_s > 0) text += ", at most " + Seconds(copies.longest_s) + " for a worker";
+  text += "\n";
+  if (!plan.incomplete.empty()) {
+    text += "not placed: workers " + text::Ranges(plan.incomplete) +
+            " have fewer copies, for there are too few nodes\n";
+  }
+  text::Table table({Column{"WORKER", kRight}, Column{"STAGE", kRight}, Column{"NODE", kRight},
+                     Column{"COPIES ON"}, Column{"HOLDS", kRight}, Column{"SENDS", kRight},
+                     Column{"RECEIVES", kRight}});
+  for (const std::size_t i : LargestRows(copies.sends)) {
+    std::string holders;
+    for (const std::uint32_t holder : plan.holders[i]) {
+      holders += (holders.empty() ? "" : ", ") + std::to_string(holder);
+    }
+    table.AddRow({std::to_string(i), std::to_string(copies.grid.stage[i]),
+                  std::to_string(copies.grid.node[i]), holders.empty() ? "none" : holders,
+                  std::to_string(plan.load[i]), FormatBytes(copies.sends[i]),
+                  FormatBytes(copies.receives[i])});
+  }
+  return text + "\n" + table.Render(0) + RowsText(copies.sends.size(), "workers");
+}
+
+std::string GradientsText(const std::vector<GradientAnswer>& list) {
+  text::Table table({Column{"ITERATION", kRight}, Column{"GRADIENTS", kRight},
+                     Column{"STATES", kRight}, Column{"SENT", kRight}, Column{"STATE ONLY", kRight},
+                     Column{"FACTOR", kRight}, Column{"WINDOW", kRight}});
+  for (const GradientAnswer& one : list) {
+    const std::uint64_t bytes = one.bytes();
+    table.AddRow(
+        {std::to_string(one.plan.iteration), std::to_string(SizeOf(one.plan.gradients)),
+         std::to_string(SizeOf(one.plan.full)), FormatBytes(bytes), FormatBytes(one.state_bytes),
+         bytes == 0 ? "-"
+                    : Fixed(static_cast<double>(one.state_bytes) / static_cast<double>(bytes), 2),
+         std::to_string(one.window)});
+  }
+  std::string text = "\ngradients in place of state\n" + table.Render(0) +
+                     "WINDOW  iterations in which every expert was sent in full\n";
+  if (const std::uint64_t over = list.back().plan.over_bytes; over > 0) {
+    text += "the last of them is " + FormatBytes(over) + " above the budget\n";
+  }
+  return text;
+}
+
+std::string LogText(const PlanAnswer& answer) {
+  const LogAnswer& log = *answer.log;
+  const std::uint64_t interval = answer.request.interval;
+  return "\ngradients " + FormatBytes(log.bytes) + " in an iteration, " +
+         FormatBytes(log.rank_bytes) + " of a rank; with the checkpoint of " +
+         (interval == 1 ? "an iteration " : std::to_string(interval) + " iterations ") +
+         FormatBytes(log.interval_bytes) + "\nwindow    " + std::to_string(log.window) +
+         " iterations in which every expert is saved once\nfull      checkpoints of all write " +
+         FormatBytes(answer.full.bytes) +
+         (log.pays_up_to == 0
+              ? ": always less\n"
+              : ": less with more than " + Plural(log.pays_up_to, "iteration") + " between\n");
+}
+
+std::string FillText(const std::string& name, const BubblePlan& plan) {
+  return name + Seconds(plan.snapshot_s) + ": " + FormatBytes(plan.in_bubble) + " in the bubble, " +
+         FormatBytes(plan.beside) + " beside computation\n";
+}
+
+std::string BubblesText(const BubblesAnswer& bubbles) {
+  const BubbleTimes& any = bubbles.stage.front();
+  std::string text = "\npipeline  an iteration takes " + Seconds(any.iteration_s) +
+                     ", each stage idles " + Seconds(any.bubble_s) + "\n";
+  text += FillText("snapshot  rank " + std::to_string(bubbles.rank) + " needs ", bubbles.snapshot);
+  if (bubbles.copies) text += FillText("copies    the busiest worker needs ", *bubbles.copies);
+  text::Table stages({Column{"STAGE", kRight}, Column{"BEFORE", kRight}, Column{"BETWEEN", kRight},
+                      Column{"AFTER", kRight}});
+  for (std::size_t i = 0; i < bubbles.stage.size(); ++i) {
+    const BubbleTimes& times = bubbles.stage[i];
+    stages.AddRow({std::to_string(i), Seconds(times.before_s), Seconds(times.between_s),
+                   Seconds(times.after_s)});
+  }
+  text::Table modules(
+      {Column{"MODULE"}, Column{"IN THE BUBBLE", kRight}, Column{"BESIDE", kRight}});
+  for (const std::size_t i : LargestRows(bubbles.bytes)) {
+    modules.AddRow({text::Printable(bubbles.names[i]),
+                    FormatBytes(bubbles.snapshot.module[i].in_bubble),
+                    FormatBytes(bubbles.snapshot.module[i].beside)});
+  }
+  return text + "\n" + stages.Render(0) + "\n" + modules.Render(0) +
+         RowsText(bubbles.names.size(), "modules");
+}
+
+std::string DynamicKText(const DynamicKAnswer& dynamic) {
+  const std::string text = "\ndynamic K, PLT up to " + Fixed(100 * dynamic.state.limit, 2) +
+                           " %, " + Fixed(100 * dynamic.state.share(), 4) + " % for each K\n";
+  if (!dynamic.levels) return text + "K stays: faults cost nothing\n";
+  text::Table table(
+      {Column{"K", kRight}, Column{"A FAULT COSTS %", kRight}, Column{"FAULTS", kRight}});
+  std::uint64_t faults = 0;
+  for (const KLevel& level : *dynamic.levels) {
+    table.AddRow(
+        {std::to_string(level.k), Fixed(100 * level.plt, 5), std::to_string(level.faults)});
+    faults += level.faults;
+  }
+  return text + table.Render(0) + "then all experts are saved: " + std::to_string(faults) +
+         " faults are covered\n";
+}
+
+}  // namespace
+
+std::string PlanText(const PlanAnswer& answer) {
+  const PlanRequest& request = answer.request;
+  const PlannedCheckpoint& first = answer.checkpoints.front();
+  std::string text = SizeText(answer);
+  if (answer.budget) text += BudgetText(*answer.budget);
+  text += SelectionText(answer);
+  text += RanksText(first.stored(), first.persist ? "persist" : "both levels");
+  if (first.persist) text += RanksText(first.snapshot, "snapshot");
+  text += BottlenecksText(answer);
+  if (answer.log) text += LogText(answer);
+  if (answer.copies) text += CopiesText(*answer.copies, *request.copies);
+  if (!answer.gradients.empty()) text += GradientsText(answer.gradients);
+  if (answer.bubbles) text += BubblesText(*answer.bubbles);
+  if (answer.extra_capacity) {
+    text += "\nrecovery  " + std::to_string(request.lost_tokens) + " lost tokens, " +
+            std::to_string(answer.extra_capacity->extra) +
+            " more than the capacity in an iteration: " +
+            std::to_string(answer.extra_capacity->iterations) + " iterations\n";
+  }
+  if (answer.wasted) {
+    text += "\nfailure   wastes " + Seconds(answer.wasted->wasted_s) + ": checkpoint " +
+            Seconds(answer.wasted->checkpoint_s) + ", retrieval " + Seconds(*request.retrieval_s) +
+            ", half an interval\n";
+  }
+  if (answer.dynamic_k) text += DynamicKText(*answer.dynamic_k);
+  return text;
+}
+
+}  // namespace shardwright::partial

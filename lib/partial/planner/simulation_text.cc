@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "partial/planner/simulation.h"
+#include "support/base/bytes.h"
+#include "support/base/text.h"
+#include "support/text/table.h"
+
+namespace shardwright::partial {
+namespace {
+
+using Column = text::Table::Column;
+using text::kRight;
+
+std::string RowsTable(const std::vector<SimulationRow>& rows) {
+  text::Table table({Column{"POLICY"}, Column{"K", kRight}, Column{"WRITTEN", kRight},
+                     Column{"LARGEST", kRight}, Column{"BOUND", kRight}, Column{"PLT %", kRight},
+                     Column{"MLT %", kRight}, Column{"RISK %", kRight}, Column{"STALL s", kRight},
+                     Column{"COST s", kRight}});
+  for (const SimulationRow& row : rows) {
+    table.AddRow({PolicyText(row), LevelsText(row), FormatBytes(row.persist_bytes),
+                  FormatBytes(row.bottleneck_bytes), FormatBytes(row.bound_bytes),
+                  Fixed(100 * row.loss.plt, 3), Fixed(100 * row.loss.mlt_sum, 2),
+                  Fixed(100 * row.risk_mean, 2), Fixed(row.stall_s, 3), Fixed(row.overhead_s, 1)});
+  }
+  return table.Render(0);
+}
+
+bool Replays(const SimulationRow& row) { return row.policy.policy == Policy::kReplay; }
+
+/// Checkpoints and gradients of an iteration, memory and restarts: of the rows with gradients, and
+/// of those that write as they do without. Empty where there are none with.
+std::string ReplayTable(const Simulation& simulation) {
+  const std::vector<SimulationRow>& rows = simulation.rows;
+  if (std::ranges::none_of(rows, Replays)) return "";
+  text::Table table({Column{"POLICY"}, Column{"K", kRight}, Column{"STATE/IT", kRight},
+                     Column{"LOG/IT", kRight}, Column{"STALL/IT s", kRight},
+                     Column{"MEMORY", kRight}, Column{"WINDOW", kRight},
+                     Column{"RECOVERY s", kRight}});
+  const std::uint64_t run = simulation.input.tokens.size() + rows.front().replayed_iterations;
+  bool computed = false;
+  for (const SimulationRow& row : rows) {
+    const Policy policy = row.policy.policy;
+    if (!Replays(row) && policy != Policy::kSequential && policy != Policy::kFull) continue;
+    computed = computed || row.policy.rule.has_value();
+    const bool replays = Replays(row);
+    table.AddRow({PolicyText(row) + (row.policy.rule ? " *" : ""), LevelsText(row),
+                  FormatBytes(row.persist_bytes / run),
+                  replays ? FormatBytes(row.log_bytes / run) : "-",
+                  replays ? Fixed(row.log_stall_s, 3) : "-", FormatBytes(row.memory_bytes),
+                  replays ? std::to_string(row.window) : "-",
+                  row.recovery_s ? Fixed(*row.recovery_s, 1) : "-"});
+  }
+  std::string text =
+      "\n" + table.Render(0) +
+      "\nSTATE, LOG  bytes of an iteration for checkpoints and for gradients, which "
+      "stall it by STALL\n"
+      "MEMORY  most of all nodes; WINDOW  iterations in which every expert was saved; "
+      "RECOVERY  longest\n";
+  if (computed) {
+    text +=
+        "* computed only, gradients as large as weights: no command does it "
+        "(docs/pec-planning.md, 9.4)\n";
+  }
+  return text;
+}
+
+/// How K grew, and what it still covers.
+std::string DynamicText(const DynamicRun& dynamic) {
+  std::string text = "dynamic K " + std::to_string(dynamic.k.front().k);
+  for (std::size_t i = 1; i < dynamic.k.size(); ++i) {
+    text += ", " + std::to_string(dynamic.k[i].k) + " after iteration " +
+            std::to_string(dynamic.k[i].iteration);
+  }
+  text += "; lost " + Fixed(100 * dynamic.state.total, 3) + " of " +
+          Fixed(100 * dynamic.state.limit, 3) + " %, covers ";
+  if (!dynamic.faults_covered) return text + "any number of faults\n";
+  return text + Plural(*dynamic.faults_covered, "more fault") + "\n";
+}
+
+}  // namespace
+
+std::string SimulationText(const Simulation& simulation) {
+  const Job& job = simulation.job;
+  const std::vector<SimulationRow>& rows = simulation.rows;
+  std::string text = "run       " + std::to_string(simulation.input.tokens.size()) +
+                     " iterations, " + std::to_string(job.layer_id.size()) + " MoE layers of " +
+                     std::to_string(job.experts().front()) + " experts, " +
+                     std::to_string(rows.front().checkpoints) + " checkpoints, " +
+                     Plural(simulation.input.faults.size(), "fault") + "\njob       " +
+                     FormatBytes(simulation.full_bytes) + " of state, " +
+                     std::to_string(job.ranks.dp) + " data-parallel ranks, " +
+                     std::to_string(job.map.ep) + " of them expert-parallel, " +
+                     Plural(job.nodes(), "node") + "\nrepeated  " +
+                     std::to_string(rows.front().replayed_iterations) +
+                     " iterations after faults\n\n" + RowsTable(rows) +
+                     "\nWRITTEN  bytes of all checkpoints; LARGEST  of a rank in one, BOUND  the "
+                     "least possible\n"
+                     "PLT, MLT  lost tokens, mean and sum of the layers; RISK  unsaved after a "
+                     "checkpoint, mean\n"
+                     "STALL  of the longest snapshot; COST  stalls, restarts and repeated work of "
+                     "the run\n" +
+                     ReplayTable(simulation) + "\n";
+  if (!job.no_replay.empty()) text += "no policy replay: " + job.no_replay + "\n";
+  for (const SimulationRow& row : rows) {
+    if (row.dynamic) text += DynamicText(*row.dynamic);
+  }
+  const std::string limit = Fixed(100 * simulation.plt_limit, 2) + " %";
+  if (!simulation.best) return text + "no row has a PLT up to " + limit + "\n";
+  return text + "least cost with PLT up to " + limit + ": " + RowText(rows[*simulation.best]) +
+         "\n";
+}
+
+}  // namespace shardwright::partial

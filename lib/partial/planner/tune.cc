@@ -1,0 +1,184 @@
+#include "partial/planner/tune.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "partial/planner/forecast/overhead.h"
+#include "partial/select/sharding/saved_model.h"
+#include "support/base/bytes.h"
+
+namespace shardwright::partial {
+namespace {
+
+using Json = nlohmann::json;
+
+Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input, const AutoConfig& config) {
+  TunedNumbers n;
+  n.config = config;
+  SW_TRY_ASSIGN(n.snapshot, SizeForK(job.model, n.config.k_snapshot, job.keep));
+  SW_TRY_ASSIGN(n.persist, SizeForK(job.model, n.config.k_persist, job.keep));
+  n.snapshot_rank_bytes = input.snapshot.bytes[n.config.k_snapshot - 1];
+  n.persist_rank_bytes = input.persist.bytes[n.config.k_persist - 1];
+  const auto interval = static_cast<double>(n.config.interval);
+  const double faults = input.fault_rate * input.iterations;
+  n.stalls_s = n.config.stall_s * input.iterations / interval;
+  n.restarts_s = faults * input.restart_s;
+  n.repeated_s = faults * interval * input.iteration_s / 2;
+  SW_TRY_ASSIGN(n.rate_s, OverheadRate({n.config.stall_s, interval, input.iteration_s,
+                                        input.fault_rate, input.restart_s}));
+  return n;
+}
+
+/// The same job with full checkpoints: every K but N is taken away.
+Result<TunedNumbers> FullNumbers(const Job& job, AutoInput input, const StopCheck& stop) {
+  const std::size_t experts = input.snapshot.bytes.size();
+  for (BottleneckTable* table : {&input.snapshot, &input.persist}) {
+    // Equal costs for all K: the choice is then K = N.
+    std::fill(table->bytes.begin(), table->bytes.end(), table->bytes[experts - 1]);
+  }
+  SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input, stop));
+  return NumbersOf(job, input, config);
+}
+
+/// A lossless run, or why there is none.
+Status TuneReplay(const Job& job, const StopCheck& stop, Tuning* tuning) {
+  const AutoInput& input = tuning->input;
+  tuning->no_replay = job.no_replay;
+  if (!tuning->no_replay.empty()) return {};
+  SW_TRY_ASSIGN(const std::optional<ReplayConfig> chosen, ChooseReplay(input, stop));
+  if (!chosen) {
+    const auto share = static_cast<std::uint64_t>(static_cast<double>(input.log_bytes) /
+                                                  input.ranks / input.iteration_s);
+    tuning->no_replay =
+        input.persist.bytes.size() < 2
+            ? "a layer of one expert leaves no choice"
+            : "the gradients of a rank take " + FormatBytes(share) + "/s, storage " +
+                  FormatBytes(static_cast<std::uint64_t>(input.persist_bytes_per_s)) + "/s";
+    return {};
+  }
+  TunedReplay& replay = tuning->replay.emplace();
+  SW_TRY_ASSIGN(replay.numbers, NumbersOf(job, input, chosen->config));
+  const double faults = input.fault_rate * input.iterations;
+  replay.replay_s = chosen->replay_s;
+  replay.window = chosen->window;
+  replay.numbers.log_stalls_s = chosen->log_stall_s * input.iterations;
+  replay.numbers.replays_s = faults * chosen->replay_s;
+  replay.numbers.rate_s += chosen->log_stall_s + input.fault_rate * chosen->replay_s;
+  return {};
+}
+
+TunedBest BestOf(const Tuning& tuning) {
+  double least = tuning.full.config.overhead_s;
+  TunedBest best = TunedBest::kFull;
+  if (tuning.replay && tuning.replay->numbers.config.overhead_s < least) {
+    least = tuning.replay->numbers.config.overhead_s;
+    best = TunedBest::kReplay;
+  }
+  const AutoConfig& chosen = tuning.chosen.config;
+  return chosen.plt_in_limit && chosen.overhead_s <= least ? TunedBest::kChosen : best;
+}
+
+Json NumbersJson(const TunedNumbers& n) {
+  return {{"k", n.config.k_snapshot},
+          {"k_persist", n.config.k_persist},
+          {"interval", n.config.interval},
+          {"snapshot_bytes", n.snapshot.bytes},
+          {"bytes", n.persist.bytes},
+          {"full_bytes", n.persist.full_bytes},
+          {"snapshot_bottleneck_bytes", n.snapshot_rank_bytes},
+          {"bottleneck_bytes", n.persist_rank_bytes},
+          {"snapshot_s", n.config.snapshot_s},
+          {"persist_s", n.config.persist_s},
+          {"stall_s", n.config.stall_s},
+          {"stalls_s", n.stalls_s},
+          {"restarts_s", n.restarts_s},
+          {"repeated_s", n.repeated_s},
+          {"overhead_s", n.config.overhead_s},
+          {"overhead_per_iteration_s", n.rate_s},
+          {"expected_plt", n.config.expected_plt},
+          {"plt_in_limit", n.config.plt_in_limit},
+          {"ettr", n.config.ettr}};
+}
+
+Json ReplayJson(const Tuning& tuning) {
+  if (!tuning.replay) return nullptr;
+  const TunedReplay& replay = *tuning.replay;
+  Json json = NumbersJson(replay.numbers);
+  json["log"] = {{"bytes", tuning.input.log_bytes},
+                 {"stalls_s", replay.numbers.log_stalls_s},
+                 {"replay_s", replay.replay_s},
+                 {"replays_s", replay.numbers.replays_s},
+                 {"window", replay.window}};
+  return json;
+}
+
+const char* NameOf(TunedBest best) {
+  switch (best) {
+    case TunedBest::kFull:
+      return "full";
+    case TunedBest::kReplay:
+      return "replay";
+    case TunedBest::kChosen:
+      break;
+  }
+  return "chosen";
+}
+
+Json MeasuredJson(const Bandwidths& measured) {
+  return {{"bytes", kMeasuredBytes},
+          {"persist_bytes_per_s", measured.persist_bytes_per_s},
+          {"snapshot_bytes_per_s", measured.snapshot_bytes_per_s}};
+}
+
+}  // namespace
+
+Result<Tuning> Tune(const TuneRequest& request, const Job& job,
+                    const std::optional<Bandwidths>& measured, const StopCheck& stop) {
+  SW_TRY_ASSIGN(const SavedModel model, SavedModelOf(job.model, job.keep, job.map, job.ranks, 0));
+  Tuning tuning;
+  tuning.measured = measured;
+  AutoInput& input = tuning.input;
+  // The loads of ranks repeat after ep checkpoints at most.
+  SW_TRY_ASSIGN(input.snapshot, BottleneckByK(model, job.map.ep, 1, stop));
+  input.persist = input.snapshot;
+  input.snapshot_bytes_per_s = measured ? measured->snapshot_bytes_per_s
+                                        : static_cast<double>(request.job.snapshot_bandwidth);
+  input.persist_bytes_per_s =
+      measured ? measured->persist_bytes_per_s : static_cast<double>(request.job.persist_bandwidth);
+  input.forward_backward_s = request.job.forward_backward_s;
+  input.iteration_s = request.job.iteration_s;
+  input.fault_rate = request.fault_rate;
+  input.restart_s = request.job.restart_s;
+  input.iterations = static_cast<double>(request.iterations);
+  input.plt_limit = request.plt_limit;
+  input.lost_share = job.LostShare(request.lost_share);
+  input.interval = request.interval;
+  SW_TRY_ASSIGN(input.log_bytes, LogBytes(job.model.expert));
+  input.ranks = job.ranks.dp;
+  input.replay_elems_per_s = static_cast<double>(request.job.replay_speed);
+  SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input, stop));
+  SW_TRY_ASSIGN(tuning.chosen, NumbersOf(job, input, config));
+  SW_TRY_ASSIGN(tuning.full, FullNumbers(job, input, stop));
+  SW_TRY(TuneReplay(job, stop, &tuning));
+  tuning.best = BestOf(tuning);
+  return tuning;
+}
+
+Json TuningJson(const Tuning& tuning) {
+  const AutoInput& input = tuning.input;
+  const bool in_limit = tuning.chosen.config.plt_in_limit;
+  const Json partial = NumbersJson(tuning.chosen);
+  return {{"chosen", in_limit ? partial : Json(nullptr)},
+          {"closest", in_limit ? Json(nullptr) : partial},
+          {"full", NumbersJson(tuning.full)},
+          {"replay", ReplayJson(tuning)},
+          {"no_replay", tuning.no_replay.empty() ? Json(nullptr) : Json(tuning.no_replay)},
+          {"best", NameOf(tuning.best)},
+          {"bottleneck_bytes_by_k", input.snapshot.bytes},
+          {"plt_limit", input.plt_limit},
+          {"lost_share", input.lost_share},
+          {"measured", tuning.measured ? MeasuredJson(*tuning.measured) : Json(nullptr)},
+          {"faults", input.fault_rate * input.iterations}};
+}
+
+}  // namespace shardwright::partial

@@ -1,0 +1,118 @@
+#include <string>
+#include <vector>
+
+#include "partial/planner/tune.h"
+#include "support/base/bytes.h"
+#include "support/base/text.h"
+#include "support/text/table.h"
+
+namespace shardwright::partial {
+namespace {
+
+using Column = text::Table::Column;
+using text::kRight;
+
+std::string NumbersTable(const Tuning& tuning) {
+  std::vector<Column> columns = {Column{"NUMBER"}, Column{"EQ"}};
+  std::vector<const TunedNumbers*> all;
+  if (tuning.chosen.config.plt_in_limit) {
+    columns.push_back(Column{"CHOSEN", kRight});
+    all.push_back(&tuning.chosen);
+  }
+  columns.push_back(Column{"FULL", kRight});
+  all.push_back(&tuning.full);
+  if (tuning.replay) {
+    columns.push_back(Column{"REPLAY", kRight});
+    all.push_back(&tuning.replay->numbers);
+  }
+  text::Table table(columns);
+  const auto add = [&](const char* what, const char* eq, const auto& of) {
+    std::vector<std::string> row = {what, eq};
+    for (const TunedNumbers* const one : all) row.push_back(of(*one));
+    table.AddRow(row);
+  };
+  const auto seconds = [](double value) { return Fixed(value, 3) + " s"; };
+  const auto percent = [](double value) { return Fixed(100 * value, 3) + " %"; };
+  // What only a lossless run has.
+  const auto add_replay = [&](const char* what, const std::string& text) {
+    if (!tuning.replay) return;
+    std::vector<std::string> row = {what, ""};
+    row.resize(columns.size() - 1, "-");
+    row.push_back(text);
+    table.AddRow(row);
+  };
+  add("K of a snapshot", "",
+      [](const TunedNumbers& n) { return std::to_string(n.config.k_snapshot); });
+  add("K of a persist", "",
+      [](const TunedNumbers& n) { return std::to_string(n.config.k_persist); });
+  add("iterations between", "",
+      [](const TunedNumbers& n) { return std::to_string(n.config.interval); });
+  add("checkpoint", "5, 6", [](const TunedNumbers& n) { return FormatBytes(n.persist.bytes); });
+  add("of the full one", "6", [&](const TunedNumbers& n) { return percent(n.persist.ratio()); });
+  add_replay("gradients copied", FormatBytes(tuning.input.log_bytes) + "/it");
+  add("snapshot of a rank", "8, 9",
+      [](const TunedNumbers& n) { return FormatBytes(n.snapshot_rank_bytes); });
+  add("persist of a rank", "8, 9",
+      [](const TunedNumbers& n) { return FormatBytes(n.persist_rank_bytes); });
+  add("snapshot takes", "10", [&](const TunedNumbers& n) { return seconds(n.config.snapshot_s); });
+  add("persist takes", "", [&](const TunedNumbers& n) { return seconds(n.config.persist_s); });
+  add("stall", "10", [&](const TunedNumbers& n) { return seconds(n.config.stall_s); });
+  add("all stalls", "3, 11", [&](const TunedNumbers& n) { return seconds(n.stalls_s); });
+  if (tuning.replay) {
+    const TunedReplay& replay = *tuning.replay;
+    add_replay("copies of gradients", seconds(replay.numbers.log_stalls_s));
+    add_replay("a replay", seconds(replay.replay_s));
+    add_replay("all replays", seconds(replay.numbers.replays_s));
+  }
+  add("all restarts", "4, 12", [&](const TunedNumbers& n) { return seconds(n.restarts_s); });
+  add("repeated work", "4, 12", [&](const TunedNumbers& n) { return seconds(n.repeated_s); });
+  add("overhead", "4, 13", [&](const TunedNumbers& n) { return seconds(n.config.overhead_s); });
+  add("per iteration", "14-16",
+      [](const TunedNumbers& n) { return Fixed(1e3 * n.rate_s, 3) + " ms"; });
+  add("lost tokens (PLT)", "7",
+      [&](const TunedNumbers& n) { return percent(n.config.expected_plt); });
+  add("effective time", "", [&](const TunedNumbers& n) { return percent(n.config.ettr); });
+  return table.Render(0);
+}
+
+std::string Every(std::uint64_t interval) {
+  return interval == 1 ? " every iteration" : " every " + std::to_string(interval) + " iterations";
+}
+
+std::string FlagsOf(const AutoConfig& config) {
+  return "--k " + std::to_string(config.k_snapshot) + " --k-persist " +
+         std::to_string(config.k_persist) + Every(config.interval);
+}
+
+/// Returns why there is no column CHOSEN.
+std::string NoneChosenText(const Tuning& tuning) {
+  const AutoConfig& closest = tuning.chosen.config;
+  return "no column CHOSEN: none within the limit of " + Fixed(100 * tuning.input.plt_limit, 3) +
+         " % lost tokens; the closest, " + FlagsOf(closest) + ", loses " +
+         Fixed(100 * closest.expected_plt, 3) + " %\n";
+}
+
+/// The flags of what is best.
+std::string UseText(const Tuning& tuning) {
+  if (tuning.best == TunedBest::kReplay && tuning.replay) {
+    const AutoConfig& config = tuning.replay->numbers.config;
+    return "use shardwright.PartialCheckpoints(k=" + std::to_string(config.k_snapshot) +
+           ", every=" + std::to_string(config.interval) +
+           ", lossless=True, flags=[\"--policy\", \"replay\"])\n";
+  }
+  if (tuning.best == TunedBest::kFull) {
+    return "use --policy full" + Every(tuning.full.config.interval) + "\n";
+  }
+  return "use " + FlagsOf(tuning.chosen.config) + "\n";
+}
+
+}  // namespace
+
+std::string TuningText(const Tuning& tuning) {
+  std::string text = NumbersTable(tuning) + "\n";
+  if (!tuning.chosen.config.plt_in_limit) text += NoneChosenText(tuning);
+  if (!tuning.no_replay.empty()) text += "no column REPLAY: " + tuning.no_replay + "\n";
+  return text + UseText(tuning);
+}
+
+}  // namespace shardwright::partial

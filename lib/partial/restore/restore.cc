@@ -1,0 +1,363 @@
+#include "partial/restore/restore.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "partial/restore/restore_internal.h"
+#include "support/base/text.h"
+#include "support/os/dir.h"
+#include "support/os/lock.h"
+
+namespace shardwright::partial {
+namespace restore {
+namespace {
+
+/// Before agents write anything: a store that cannot be seen must not be made again.
+/// Collective.
+Status FindStore(const Job& job) {
+  const RestoreOptions& options = job.options;
+  return job.comm.OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(const bool there, os::Exists(options.store));
+    if (there || !options.begin) {
+      SW_TRY(Store::HasNoCheckpoint(options.store));
+      return {};
+    }
+    SW_TRY(ExpectNoCopies(job));
+    if (!options.write.dry_run) return Store::Begin(options.store);
+    SW_TRY(os::SplitOutput(options.store));
+    return {};
+  });
+}
+
+/// Whether there is no checkpoint yet, neither in the store nor in the memory of an agent.
+/// \error kNotFound  an agent has one and the store has none
+/// Collective.
+Result<bool> IsEmptyStore(const Job& job, const Agents& agents) {
+  const std::string& path = job.options.store;
+  const auto look = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const bool there, os::Exists(path));
+    if (!there) return "empty";  // a dry run has not made it
+    os::Lock lock;
+    if (job.notes()) {
+      // A save may be about to complete the first checkpoint.
+      SW_TRY_ASSIGN(lock,
+                    os::Lock::Take(path + "/lock", "pec-restore", job.options.write.take_over));
+    }
+    SW_TRY_ASSIGN(const bool empty, Store::HasNoCheckpoint(path));
+    SW_TRY(lock.Release());
+    if (!empty) return "";
+    if (agents.copies.empty()) return "empty";
+    return Fail(Errc::kNotFound, path + ": has no checkpoint, but an agent has iteration " +
+                                     std::to_string(agents.copies.front().manifest.iteration));
+  };
+  SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText(look));
+  return !text.empty();
+}
+
+/// Nothing may be collected or saved between the choice and its record. Nothing is locked where
+/// nothing is noted, and on other ranks than the root.
+/// Collective.
+Result<os::Lock> LockStore(const Job& job) {
+  os::Lock lock;
+  if (!job.notes()) return lock;
+  SW_TRY(job.comm.OnRoot([&]() -> Status {
+    SW_TRY_ASSIGN(const Store store, Store::Open(job.options.store));
+    SW_TRY_ASSIGN(lock, store.LockForWriting("pec-restore", job.options.write.take_over));
+    return {};
+  }));
+  return lock;
+}
+
+/// Collective.
+Result<std::optional<Restart>> OpenRestart(const Job& job) {
+  if (job.options.restart_missing.empty()) return std::optional<Restart>();
+  convert::InputOptions other;
+  other.roots = {job.options.restart_missing};
+  other.pattern_files = job.options.pattern_files;
+  Restart restart;
+  SW_TRY_ASSIGN(restart.input, convert::OpenInput(job.comm, other, job.sink));
+  SW_TRY_ASSIGN(restart.iteration, restart.input->checkpoint.iteration);
+  return std::optional<Restart>(std::move(restart));
+}
+
+Result<Base> OpenStore(const Job& job) {
+  SW_TRY_ASSIGN(Store store, Store::Open(job.options.store));
+  SW_TRY_ASSIGN(std::vector<StoredCheckpoint> all, store.List());
+  return Base{std::move(store), std::move(all)};
+}
+
+/// A module as it is restored.
+/// \param restart_iteration  of the checkpoint that restarted experts are of
+RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen,
+                          const std::shared_ptr<const ReplayedModule>& replayed,
+                          std::uint64_t resume, std::uint64_t restart_iteration) {
+  RestoredModule out;
+  out.name = module.name;
+  out.id = module.id;
+  out.version = chosen.restarted ? restart_iteration : resume;
+  out.source = chosen.source;
+  for (const Component component : kAllComponents) {
+    const std::optional<Held>& held = chosen.of(component);
+    if (!held) continue;
+    RestoredPart part{held->version, held->blob.bytes, false};
+    const bool replays = replayed != nullptr && replayed->makes(component);
+    if (component == Component::kWeights && RoundsMaster(chosen, replayed, resume)) {
+      part = {chosen.of(Component::kMaster)->version, 0, true};
+      if (replayed != nullptr) part.version = resume;
+    } else if (replays) {
+      part.version = resume;
+    }
+    out.version = std::min(out.version, part.version);
+    out.parts[static_cast<std::size_t>(component)] = part;
+  }
+  out.replayed_in_memory = chosen.replayed_from;
+  if (replayed != nullptr) {
+    out.replayed = ReplayedChain{replayed->version, replayed->chain.size(), replayed->bytes};
+  }
+  return out;
+}
+
+/// What is known before anything is written, but for the loss.
+RestoreReport ReportOf(const Base& base, const std::optional<Restart>& restart,
+                       const Chosen& chosen, const Replays& replays) {
+  RestoreReport report;
+  report.iteration = chosen.plan.resume;
+  report.sequence = chosen.at.sequence;
+  report.tag = chosen.at.tag;
+  report.layer_id = chosen.described.model.layer_id;
+  for (std::size_t i = 0; i < chosen.modules.size(); ++i) {
+    const ChosenModule& from = chosen.modules[i];
+    RestoredModule module = RestoredOf(chosen.described.model.modules[i], from, replays.of(i),
+                                       report.iteration, restart ? restart->iteration : 0);
+    for (std::size_t c = 0; c < kComponents; ++c) {
+      if (!module.parts[c]) continue;
+      std::uint64_t& bytes = from.agent[c] == nullptr              ? report.storage_bytes
+                             : from.agent[c]->address().is_local() ? report.memory_bytes
+                                                                   : report.peer_bytes;
+      bytes += module.parts[c]->bytes;
+    }
+    report.stale_modules += module.version < report.iteration ? 1 : 0;
+    report.restarted_modules += from.restarted ? 1 : 0;
+    report.modules.push_back(std::move(module));
+  }
+  for (const StoredCheckpoint& one : base.all) {
+    if (!one.abandoned && IsNewer(one, chosen)) report.abandoned.push_back(one.iteration);
+  }
+  report.damaged = chosen.damaged;
+  report.replay = replays.report;
+  report.replay.in_memory = static_cast<std::uint64_t>(std::ranges::count_if(
+      chosen.modules, [](const ChosenModule& module) { return module.replayed_from.has_value(); }));
+  return report;
+}
+
+Status RefuseStale(const std::string& store, const RestoreReport& report) {
+  std::vector<std::string> names;
+  for (const RestoredModule& module : report.modules) {
+    if (module.version < report.iteration) {
+      names.push_back(module.name + " (" + std::to_string(module.version) + ")");
+    }
+  }
+  if (names.empty()) return {};
+  return Fail(Errc::kMismatch, store + ": " + std::to_string(names.size()) +
+                                   " modules are older than iteration " +
+                                   std::to_string(report.iteration) + ": " + FirstFew(names));
+}
+
+/// What the store is told: that training goes on from here. Its sequence is known when it is
+/// written.
+RecoveryRecord RecordOf(const Base& base, const Chosen& chosen, const RestoreReport& report,
+                        const Loss& loss) {
+  RecoveryRecord record;
+  record.manifest = chosen.at.sequence;
+  record.resume = chosen.plan.resume;
+  for (const StoredCheckpoint& one : base.all) {
+    // Also those whose place a newer one has taken: they must not come back when it goes.
+    if (IsNewer(one, chosen)) record.abandoned.push_back(one.sequence);
+  }
+  record.state = loss.state;
+  record.ledger = loss.ledger;
+  record.older.emplace();
+  for (const RestoredModule& module : report.modules) {
+    if (module.version < report.iteration) (*record.older)[module.name] = module.version;
+  }
+  return record;
+}
+
+/// What every rank finds out for itself before anything is written.
+struct Prepared {
+  Base base;
+  RestoreReport report;
+  RecoveryRecord record;
+  std::unique_ptr<convert::Input> source;
+};
+
+/// The passes in which ranks do not wait for each other.
+/// Local.
+Result<Prepared> Prepare(const Job& job, const std::optional<Restart>& restart,
+                         std::vector<AgentCopy> copies) {
+  SW_TRY_ASSIGN(Base base, OpenStore(job));
+  SW_TRY_ASSIGN(Candidates candidates, FindCandidates(job, base, std::move(copies)));
+  SW_TRY_ASSIGN(Chosen chosen, Choose(job, base, restart, std::move(candidates)));
+  SW_TRY_ASSIGN(const Replays replays, FindReplays(job, base, &chosen));
+  RestoreReport report = ReportOf(base, restart, chosen, replays);
+  if (job.options.require_complete) SW_TRY(RefuseStale(job.options.store, report));
+  SW_TRY_ASSIGN(const Loss loss, CountLoss(base, chosen));
+  report.loss = loss.loss;
+  report.dynamic_k = loss.dynamic_k;
+  report.unknown_spent = loss.unknown_spent;
+  RecoveryRecord record = RecordOf(base, chosen, report, loss);
+  SW_TRY_ASSIGN(BlobMap blobs, MapBlobs(job, base, restart, chosen, replays));
+  auto source =
+      SourceOf(job, std::move(chosen.described.input), std::move(blobs), restart, replays);
+  return Prepared{std::move(base), std::move(report), std::move(record), std::move(source)};
+}
+
+/// What is no reason to stop.
+void Warn(const Job& job, const RestoreReport& report) {
+  for (const std::string& damage : report.damaged) job.sink.Warn(damage);
+  for (const std::string& torn : report.replay.torn) job.sink.Warn(torn);
+  if (!report.replay.refused.empty()) {
+    job.sink.Warn(job.options.store + ": not replayed: " + FirstFew(report.replay.refused));
+  }
+  if (report.unknown_spent) {
+    job.sink.Warn(job.options.store +
+                  ": the tokens were not counted: what this recovery loses is not entered into the "
+                  "budget of dynamic K");
+  }
+}
+
+/// Writes the source in the layout that is asked for.
+/// Collective.
+Result<convert::ConvertReport> Write(const Job& job, const RestoreReport& report,
+                                     convert::Input& source) {
+  const checkpoints::Dialect& format = *job.options.format;
+  SW_TRY_ASSIGN(const checkpoints::Layout layout,
+                format.resolve(job.options.target, source.checkpoint));
+  SW_TRY_ASSIGN(checkpoints::Written written,
+                convert::WriteLayout(format, source.checkpoint, layout, job.sink));
+  SW_TRY(convert::CheckCarried(job.options.write, written.not_carried));
+  nlohmann::ordered_json head =
+      convert::ManifestHead("pec-restore", std::string(format.name), source);
+  convert::DescribeLayout(layout, &head);
+  head["iteration"] = report.iteration;
+  if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
+  // What an output of stale experts is must not be forgotten with the report.
+  head["versions"] = nlohmann::ordered_json::object();
+  for (const RestoredModule& module : report.modules) {
+    if (module.version != report.iteration) head["versions"][module.name] = module.version;
+    if (!module.replayed) continue;
+    if (!head.contains("replayed")) head["replayed"] = nlohmann::ordered_json::object();
+    head["replayed"][module.name] = module.replayed->version;
+  }
+  std::string parameters = "pec " + head["layout"].dump();
+  for (const auto& [key, value] : layout.options) parameters += " " + value;
+  SW_TRY_ASSIGN(
+      convert::ConvertReport done,
+      convert::RunPlan(job.comm, source, source.checkpoint.map, written.target, *source.bytes,
+                       head.dump(), parameters, job.options.write, job.sink));
+  done.source = source.checkpoint.layout;
+  done.target = layout;
+  done.not_carried = std::move(written.not_carried);
+  return done;
+}
+
+/// Lists iterations in words.
+std::string Iterations(const std::vector<std::uint64_t>& iterations) {
+  std::vector<std::string> words;
+  words.reserve(iterations.size());
+  for (const std::uint64_t one : iterations) words.push_back(std::to_string(one));
+  return FirstFew(words);
+}
+
+/// Says what a restart at the report's iteration means for newer checkpoints.
+void ExplainRestart(const Job& job, const RestoreReport& report) {
+  const std::string& store = job.options.store;
+  const std::string at = "iteration " + std::to_string(report.iteration);
+  const bool newer = !report.abandoned.empty();
+  if (job.recorded()) {
+    if (!newer) return;
+    job.sink.Warn(store + ": training restarts from " + at + "; the newer checkpoints " +
+                  Iterations(report.abandoned) + " are abandoned (pec-save undo takes it back)");
+    return;
+  }
+  job.sink.Note(
+      store +
+          ": no restart is recorded until a save confirms it; --restart records it "
+          "at once, --read-only never" +
+          (newer ? "; it would abandon the newer checkpoints " + Iterations(report.abandoned) : ""),
+      newer ? 0 : 1);
+}
+
+/// Records the restart, or notes that there may have been one, and unlocks the store.
+/// Collective.
+Status Note(const Job& job, const Store& store, RecoveryRecord record, const RestoreReport& report,
+            os::Lock* lock) {
+  if (!job.notes()) return {};
+  return job.comm.OnRoot([&]() -> Status {
+    SW_TRY(lock->Check());
+    SW_TRY(job.recorded() ? store.AddRestart(std::move(record)) : store.PutPending(record));
+    ExplainRestart(job, report);
+    return lock->Release();
+  });
+}
+
+}  // namespace
+}  // namespace restore
+
+std::string_view Name(ReplayMode mode) {
+  switch (mode) {
+    case ReplayMode::kAuto:
+      return "auto";
+    case ReplayMode::kNever:
+      return "never";
+    case ReplayMode::kRequire:
+      break;
+  }
+  return "require";
+}
+
+Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink,
+                                   const UseRestored& use) {
+  const restore::Job job{comm, options, sink};
+  if (options.allow_empty) SW_TRY(restore::FindStore(job));
+  SW_TRY_ASSIGN(restore::Agents agents, restore::AskAgents(job));
+  sink.Pass("choose");
+  RestoreReport report;
+  if (options.allow_empty) {
+    SW_TRY_ASSIGN(report.empty, restore::IsEmptyStore(job, agents));
+  }
+  if (!report.empty) {
+    SW_TRY_ASSIGN(os::Lock lock, restore::LockStore(job));
+    SW_TRY_ASSIGN(const std::optional<restore::Restart> restart, restore::OpenRestart(job));
+    const auto prepare = [&] {
+      const Interruptible planning(sink);
+      return restore::Prepare(job, restart, std::move(agents.copies));
+    };
+    SW_TRY_ASSIGN(restore::Prepared prepared, comm.Agree(prepare()));
+    // Each has looked for itself at what may have grown meanwhile.
+    const std::string seen = convert::FingerprintText(*prepared.source);
+    SW_TRY_ASSIGN(const std::string of_root,
+                  comm.OnRootText([&]() -> Result<std::string> { return seen; }));
+    SW_TRY(comm.Agree(seen == of_root
+                          ? Status()
+                          : Fail(Errc::kMismatch, options.store +
+                                                      ": ranks see other versions or gradients "
+                                                      "than rank 0, try again")));
+    report = std::move(prepared.report);
+    report.recorded = job.notes() && job.recorded();
+    restore::Warn(job, report);
+    if (options.format != nullptr) {
+      SW_TRY_ASSIGN(report.convert, restore::Write(job, report, *prepared.source));
+      report.wrote = !options.write.dry_run;
+    }
+    if (use) SW_TRY(use(std::move(prepared.source), report));
+    SW_TRY(restore::Note(job, prepared.base.store, std::move(prepared.record), report, &lock));
+  }
+  report.lost_nodes = std::move(agents.lost_nodes);
+  report.lost_agents = std::move(agents.lost_agents);
+  return report;
+}
+
+}  // namespace shardwright::partial

@@ -1,0 +1,207 @@
+// What agents hold, as a further level of a restore.
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoints/registry.h"
+#include "partial/restore/restore_internal.h"
+#include "support/base/stop.h"
+#include "support/json/json.h"
+#include "support/os/socket.h"
+
+namespace shardwright::partial::restore {
+namespace {
+
+using Json = nlohmann::json;
+
+/// An agent that persists holds the store's lock; a flush of another one waits for it.
+constexpr int kFlushTries = 60;
+constexpr std::chrono::milliseconds kFlushWait(500);
+
+/// The address of a node's agent.
+Result<os::Address> AddressOf(const Job& job, const std::string& text) {
+  SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
+  address.trusted_user = job.options.trusted_user;
+  return address;
+}
+
+Status Flush(AgentClient& client, const Sink& sink) {
+  for (int i = 1;; ++i) {
+    if (sink.stop_requested()) return Fail(Errc::kStopped, "stopped on request");
+    const Result<std::string> done = client.Ask("flush");
+    if (done) return {};
+    if (done.error().code != Errc::kBusy || i == kFlushTries) {
+      return tl::unexpected<Error>(done.error());
+    }
+    std::this_thread::sleep_for(kFlushWait);
+  }
+}
+
+/// The agents that were met at ports, by position in the options. A position leads to one agent all
+/// the time, and two positions lead to two: what another agent has in memory would be missed.
+class Met {
+ public:
+  explicit Met(const RestoreOptions& options) : options_(options), ids_(options.agents.size()) {}
+
+  AcceptsAgent At(std::size_t node) {
+    return [this, node](const Hello& agent) { return Meet(node, agent); };
+  }
+
+ private:
+  Status Meet(std::size_t node, const Hello& agent) {
+    const std::string& address = options_.agents[node];
+    if (!ids_[node].empty() && ids_[node] != agent.id) {
+      return Fail(Errc::kMismatch, address + ": another agent than before, \"" + agent.name +
+                                       "\"; try again when it has started");
+    }
+    ids_[node] = agent.id;
+    for (std::size_t other = 0; other < ids_.size(); ++other) {
+      if (other == node || ids_[other] != agent.id) continue;
+      return Fail(Errc::kMismatch, address + ": the same agent, \"" + agent.name + "\", as at " +
+                                       options_.agents[other] +
+                                       "; each node's agent is expected once");
+    }
+    return {};
+  }
+
+  const RestoreOptions& options_;
+  std::vector<std::string> ids_;  // empty: not met
+};
+
+/// Which agents live, by position in the options. All are looked for before one is told to write
+/// anything. Root.
+Result<std::vector<bool>> FindAgents(const Job& job, Met* met) {
+  const RestoreOptions& options = job.options;
+  std::vector<bool> lives(options.agents.size(), false);
+  for (std::size_t node = 0; node < lives.size(); ++node) {
+    if (options.lost_nodes.contains(node)) continue;
+    SW_TRY_ASSIGN(os::Address address, AddressOf(job, options.agents[node]));
+    AgentClient client(std::move(address), job.options.key, StopOf(job.sink), kAgentPatience,
+                       Hello::OfClient(), met->At(node));
+    const Result<std::string> answer = client.AskText("status");
+    lives[node] = answer.has_value();
+    if (answer) continue;
+    const bool gone = answer.error().code == Errc::kNotFound || answer.error().code == Errc::kIo;
+    if (!gone) return tl::unexpected<Error>(answer.error());
+    if (options.lost_unreachable) continue;
+    return Fail(Errc::kNotFound, "agent of node " + std::to_string(node) + ": " +
+                                     answer.error().message +
+                                     "; if the node is lost with its memory, say --lost-nodes " +
+                                     std::to_string(node));
+  }
+  return lives;
+}
+
+/// Makes durable what agents hold, and asks what that is: a text for all ranks. Root.
+Result<std::string> FlushAndList(const Job& job) {
+  Json answers = Json::array();
+  Met met(job.options);
+  SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents(job, &met));
+  for (std::size_t node = 0; node < lives.size(); ++node) {
+    Json answer = {{"address", job.options.agents[node]}, {"list", nullptr}};
+    if (lives[node]) {
+      SW_TRY_ASSIGN(os::Address address, AddressOf(job, job.options.agents[node]));
+      AgentClient client(std::move(address), job.options.key, StopOf(job.sink), kAgentPatience,
+                         Hello::OfClient(), met.At(node));
+      if (job.notes()) SW_TRY(Flush(client, job.sink));
+      SW_TRY_ASSIGN(answer["list"], client.AskText("list"));
+    }
+    answers.push_back(std::move(answer));
+  }
+  return answers.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+/// Reads the text of FlushAndList.
+Result<Agents> ReadLists(const Job& job, const std::string& text) {
+  SW_TRY_ASSIGN(const Json answers, json::Parse(text, "agents"));
+  SW_CHECK(answers.is_array());  // rank 0 has made it
+  Agents agents;
+  std::uint32_t remote = 0;
+  for (std::size_t position = 0; position < answers.size(); ++position) {
+    const Json& answer = answers[position];
+    const auto name = answer["address"].get<std::string>();
+    if (answer["list"].is_null()) {
+      agents.lost_nodes.push_back(position);
+      agents.lost_agents.push_back(name);
+      continue;
+    }
+    SW_TRY_ASSIGN(os::Address address, AddressOf(job, name));
+    const std::uint32_t node = address.is_local() ? 0 : ++remote;
+    SW_TRY_ASSIGN(std::vector<AgentClient::Listed> list,
+                  ParseAgentList(answer["list"].get<std::string>(), name));
+    const auto agent =
+        std::make_shared<AgentClient>(std::move(address), job.options.key, StopOf(job.sink));
+    for (AgentClient::Listed& one : list) {
+      agents.copies.push_back(
+          {agent, node, one.recovery, std::move(one.replayed), std::move(one.manifest)});
+    }
+  }
+  return agents;
+}
+
+}  // namespace
+
+Status ExpectNoCopies(const Job& job) {
+  Met met(job.options);
+  SW_TRY_ASSIGN(const std::vector<bool> lives, FindAgents(job, &met));
+  for (std::size_t node = 0; node < lives.size(); ++node) {
+    if (!lives[node]) continue;
+    SW_TRY_ASSIGN(os::Address address, AddressOf(job, job.options.agents[node]));
+    AgentClient client(std::move(address), job.options.key, StopOf(job.sink));
+    SW_TRY_ASSIGN(const std::vector<AgentClient::Listed> list, client.List());
+    if (list.empty()) continue;
+    return Fail(Errc::kNotFound, job.options.store + ": there is no store, but " +
+                                     job.options.agents[node] + " has iteration " +
+                                     std::to_string(list.front().manifest.iteration));
+  }
+  return {};
+}
+
+Result<Agents> AskAgents(const Job& job) {
+  if (job.options.agents.empty()) return Agents();
+  job.sink.Pass("agents");
+  SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText([&] { return FlushAndList(job); }));
+  SW_TRY_ASSIGN(Agents agents, job.comm.Agree(ReadLists(job, text)));
+  for (std::size_t i = 0; i < agents.lost_nodes.size(); ++i) {
+    job.sink.Warn("node " + std::to_string(agents.lost_nodes[i]) + " (" + agents.lost_agents[i] +
+                  "): lost with what it held in memory");
+  }
+  return agents;
+}
+
+Result<std::vector<AgentCopy>> NotGivenUp(const Job& job, const Store& store,
+                                          std::vector<AgentCopy> copies) {
+  std::vector<AgentCopy> kept;
+  for (AgentCopy& copy : copies) {
+    const std::string what = "what " + os::ToText(copy.agent->address()) + " holds";
+    Status past = store.CheckPast(copy.recovery, copy.manifest.iteration, what);
+    if (!past && past.error().code != Errc::kMismatch) {
+      return tl::unexpected<Error>(std::move(past).error());
+    }
+    if (past) {
+      kept.push_back(std::move(copy));
+    } else {
+      job.sink.Warn(past.error().message + "; it is not used");
+    }
+  }
+  return kept;
+}
+
+Result<checkpoints::SourceSet> AskCatalogue(const std::vector<AgentCopy>& copies,
+                                            const exec::Digest& catalogue) {
+  for (const AgentCopy& copy : copies) {
+    if (copy.manifest.catalogue != catalogue) continue;
+    SW_TRY_ASSIGN(const std::string text, copy.agent->AskText("catalogue " + exec::Hex(catalogue)));
+    if (exec::DigestOf(std::as_bytes(std::span(text))) != catalogue) {
+      return Fail(Errc::kBadInput, os::ToText(copy.agent->address()) + ": catalogue: digest " +
+                                       exec::Hex(catalogue) + " expected");
+    }
+    return checkpoints::DeserializeSource(text);
+  }
+  return Fail(Errc::kInternal, "a checkpoint in memory without its agent");
+}
+
+}  // namespace shardwright::partial::restore

@@ -1,0 +1,285 @@
+// What a save finds in the store.
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "checkpoints/registry.h"
+#include "partial/save/save_internal.h"
+#include "partial/store/dynamic_run.h"
+
+namespace shardwright::partial::save {
+namespace {
+
+/// The checkpoint that a new one continues, by number; 0 stands for none.
+struct Numbers {
+  std::uint64_t sequence = 0;
+  std::uint64_t iteration = 0;
+  std::uint64_t next = 1;
+};
+
+std::string Pack(const Numbers& numbers) {
+  return std::to_string(numbers.sequence) + " " + std::to_string(numbers.iteration) + " " +
+         std::to_string(numbers.next);
+}
+
+Numbers Unpack(const std::string& text) {
+  unsigned long long a = 0;
+  unsigned long long b = 0;
+  unsigned long long c = 0;
+  SW_CHECK(std::sscanf(text.c_str(), "%llu %llu %llu", &a, &b, &c) == 3);
+  return {a, b, c};
+}
+
+/// The first difference between the models of a store's newest checkpoint and of a source; empty if
+/// that checkpoint cannot be read.
+std::string DifferenceOf(const Store& store, const convert::Input& input) {
+  const auto checkpoints = store.List();
+  if (!checkpoints || checkpoints->empty()) return "";
+  const auto newest = store.ReadManifestLines(checkpoints->back());
+  if (!newest) return "";
+  const auto set = store.ReadCatalogue(newest->head);
+  if (!set) return "";
+  const auto before = checkpoints::ReadCheckpoint(*set, input.patterns);
+  return before ? ": " + FirstDifference(*before, input.checkpoint) : "";
+}
+
+Status CheckModel(const Job& job, const Model& model, const Base& base) {
+  const StoreHead& head = base.store->head();
+  SW_TRY(ExpectModel(*base.store, job.input, model));
+  if (job.options.keep && *job.options.keep != head.keep) {
+    return Fail(Errc::kMismatch, job.options.store + ": made with --keep " + KeepText(head.keep) +
+                                     ", now --keep " + KeepText(*job.options.keep));
+  }
+  return {};
+}
+
+/// Whether a restart at an iteration abandons a checkpoint.
+bool Dropped(std::optional<std::uint64_t> resume, const StoredCheckpoint& checkpoint) {
+  return resume && checkpoint.iteration > *resume;
+}
+
+/// Whether the save continues from a restore that no save has confirmed yet (Store::Pending).
+/// \error kBusy  it may continue from the restore or from the newest checkpoint
+Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Store& store,
+                              const RecoveryRecord& pending) {
+  const SaveRequest& options = job.options;
+  if (options.resumed_from) return *options.resumed_from == pending.resume;
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+  const std::uint64_t newest = NewestIteration(checkpoints);
+  if (options.continues && *options.continues == newest) return false;
+  if (subject.iteration <= pending.resume) return false;
+  // The record of an agent's snapshot is older than a restart that is recorded now.
+  const bool can_confirm = options.snapshotted == nullptr;
+  if (newest <= pending.resume) return can_confirm;
+  if (subject.iteration <= newest && can_confirm) return true;
+  return Fail(Errc::kBusy,
+              options.store + ": iteration " + std::to_string(subject.iteration) +
+                  " may continue iteration " + std::to_string(pending.resume) +
+                  ", which pec-restore wrote last, or iteration " + std::to_string(newest) +
+                  ", the newest checkpoint; if training restarted from the former, run pec-save "
+                  "undo --confirm " +
+                  options.store + ", otherwise pec-save undo " + options.store +
+                  "; pec-restore --restart or --read-only decides this in advance");
+}
+
+/// Decides about a restore that no save has confirmed yet.
+/// \returns the iteration that training went back to, where the save is the first one after that
+/// \error as ContinuesPending
+Result<std::optional<std::uint64_t>> DecidePending(const Job& job, const Subject& subject,
+                                                   const Store& store) {
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
+  if (!pending) return std::optional<std::uint64_t>();
+  SW_TRY_ASSIGN(const bool continues, ContinuesPending(job, subject, store, *pending));
+  if (!job.options.dry_run) SW_TRY(continues ? store.ConfirmPending() : store.DropPending());
+  return continues ? std::optional(pending->resume) : std::nullopt;
+}
+
+Status AbandonNewer(const SaveRequest& options, const Store& store) {
+  if (options.dry_run) return {};
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+  RecoveryRecord recovery;
+  std::optional<StoredCheckpoint> base;
+  bool news = false;
+  for (const StoredCheckpoint& one : checkpoints) {
+    if (Dropped(options.resumed_from, one)) {
+      recovery.abandoned.push_back(one.sequence);
+      news = news || !one.abandoned;
+    } else if (!one.abandoned) {
+      base = one;
+    }
+  }
+  // With nothing newer here, agents may hold something newer all the same.
+  if (!news && !base) return {};
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
+  recovery.sequence = last ? last->sequence + 1 : 1;
+  recovery.resume = *options.resumed_from;
+  if (last) recovery.ledger = last->ledger;
+  if (base) {
+    recovery.manifest = base->sequence;
+    if (last && last->manifest == base->sequence) {
+      recovery.state = last->state;
+    } else {
+      SW_TRY_ASSIGN(const ManifestLines manifest, store.ReadManifestLines(*base));
+      recovery.state = manifest.head.state;
+    }
+    SW_TRY_ASSIGN(recovery.state.dynamic_k, NewestDynamicK(store, checkpoints, last));
+  }
+  return store.AddRecovery(recovery);
+}
+
+/// Root. The modules of the newest checkpoint that have a blob which is not in the store.
+Result<std::vector<std::uint32_t>> FindLost(const Subject& subject, Base* base) {
+  std::vector<std::uint32_t> lost;
+  if (!base->newest) return lost;
+  std::vector<std::string> others;
+  SW_TRY_ASSIGN(const std::vector<BlobFile> blobs, base->store->ListBlobs(&others));
+  const std::set<BlobFile> there(blobs.begin(), blobs.end());
+  for (std::uint32_t i = 0; i < subject.model.modules.size(); ++i) {
+    SW_TRY_ASSIGN(const HeldModule module, NewestOf(base, subject.model, i));
+    const bool whole = std::ranges::all_of(module, [&](const std::optional<Held>& part) {
+      return !part || there.contains({part->blob.digest, part->blob.zstd}) ||
+             there.contains({part->blob.digest, !part->blob.zstd});
+    });
+    if (!whole) lost.push_back(i);
+  }
+  return lost;
+}
+
+/// Rank 0's part: opens or makes the store and locks it.
+Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
+  const SaveRequest& options = job.options;
+  const Model& model = subject.model;
+  Numbers numbers;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(options.store));
+  SW_TRY(ExpectStore(options));
+  if (!there && options.dry_run) return numbers;
+  StoreHead head{model.fingerprint,
+                 model.modules.size(),
+                 model.experts,
+                 model.layer_id,
+                 options.keep.value_or(KeptComponents{}),
+                 ""};
+  SW_TRY_ASSIGN(Store store, Store::OpenOrCreate(options.store, head));
+  if (!options.dry_run) {
+    SW_TRY_ASSIGN(*lock, store.LockForWriting("pec-save", options.take_over));
+  }
+  SW_TRY(CheckPast(job, subject, store));
+  // Another model's store is refused by ReadBase, and must not be touched before.
+  std::optional<std::uint64_t> resume = options.resumed_from;
+  if (store.head().fingerprint == model.fingerprint) {
+    SW_TRY_ASSIGN(const std::optional<std::uint64_t> confirmed, DecidePending(job, subject, store));
+    if (confirmed) {
+      resume = confirmed;
+    } else if (options.resumed_from) {
+      SW_TRY(AbandonNewer(options, store));
+    }
+  }
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+  for (const StoredCheckpoint& one : checkpoints) {
+    if (one.abandoned || Dropped(resume, one)) continue;
+    numbers.sequence = one.sequence;
+    numbers.iteration = one.iteration;
+  }
+  SW_TRY_ASSIGN(numbers.next, store.NextSequence());
+  return numbers;
+}
+
+/// An iteration that is saved again repeats its selection: a job script may not know that a save
+/// was complete when it was killed.
+Status FindParent(const Subject& subject, Base* base) {
+  if (!base->newest) return {};
+  const Manifest& newest = base->newest->head;
+  if (newest.iteration != subject.iteration) {
+    base->continues_newest = true;
+    return {};
+  }
+  if (newest.parent == 0) return {};
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, base->store->List());
+  for (const StoredCheckpoint& one : checkpoints) {
+    if (one.sequence != newest.parent) continue;
+    SW_TRY_ASSIGN(base->earlier, base->store->ReadManifestLines(one));
+    return {};
+  }
+  base->continues_newest = true;  // the parent was collected since
+  return {};
+}
+
+/// Every rank's part.
+Status ReadBase(const Job& job, const Subject& subject, const Numbers& numbers, Base* base) {
+  const std::string& path = job.options.store;
+  SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
+  if (!there) return {};
+  SW_TRY_ASSIGN(Store store, Store::Open(path));
+  base->store.emplace(std::move(store));
+  base->keep = base->store->head().keep;
+  if (numbers.sequence != 0) {
+    SW_TRY_ASSIGN(base->newest,
+                  base->store->ReadManifestLines({numbers.sequence, numbers.iteration, false}));
+  }
+  SW_TRY(CheckModel(job, subject.model, *base));
+  SW_TRY(FindParent(subject, base));
+  if (base->newest && base->newest->head.iteration > subject.iteration) {
+    return Fail(Errc::kMismatch,
+                path + ": holds iteration " + std::to_string(base->newest->head.iteration) +
+                    ", this checkpoint is of iteration " + std::to_string(subject.iteration) +
+                    ": restore the store with pec-restore, or say with --resumed-from where "
+                    "training went on");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Base> FindBase(const Job& job, const Subject& subject) {
+  Base base;
+  base.keep = job.options.keep.value_or(KeptComponents{});
+  const auto look = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const Numbers numbers, Look(job, subject, &base.lock));
+    return Pack(numbers);
+  };
+  SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText(look));
+  const Numbers numbers = Unpack(text);
+  base.sequence = numbers.next;
+  SW_TRY(job.comm.Agree(ReadBase(job, subject, numbers, &base)));
+  const auto find = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const std::vector<std::uint32_t> lost, FindLost(subject, &base));
+    const auto* const bytes = reinterpret_cast<const char*>(lost.data());
+    return std::string(bytes, lost.size() * sizeof(std::uint32_t));
+  };
+  SW_TRY_ASSIGN(const std::string lost, job.comm.OnRootText(find));
+  base.lost.resize(lost.size() / sizeof(std::uint32_t));
+  if (!lost.empty()) std::memcpy(base.lost.data(), lost.data(), lost.size());
+  return base;
+}
+
+Status ExpectModel(const Store& store, const convert::Input& input, const Model& model) {
+  const exec::Digest& expected = store.head().fingerprint;
+  if (expected == model.fingerprint) return {};
+  return Fail(Errc::kMismatch, store.path() + " and " + input.checkpoint.tag +
+                                   ": another model: fingerprint " + exec::Hex(expected) +
+                                   " expected, found " + exec::Hex(model.fingerprint) +
+                                   DifferenceOf(store, input));
+}
+
+Result<HeldModule> NewestOf(Base* base, const Model& model, std::uint32_t module) {
+  if (!base->newest) return HeldModule();
+  const ManifestLines& newest = *base->newest;
+  base->modules.resize(model.modules.size());
+  std::optional<HeldModule>& held = base->modules[module];
+  if (!held) {
+    SW_TRY_ASSIGN(held, ParseModule(newest.lines[module], model.modules[module].name,
+                                    base->store->ManifestPath(
+                                        {newest.head.sequence, newest.head.iteration, false})));
+  }
+  return *held;
+}
+
+Status CheckPast(const Job& job, const Subject& subject, const Store& store) {
+  if (job.options.snapshotted == nullptr) return {};
+  return store.CheckPast(job.options.snapshotted->recovery, subject.iteration, "the snapshot");
+}
+
+}  // namespace shardwright::partial::save

@@ -1,0 +1,199 @@
+#include "partial/select/budget.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "support/base/checked.h"
+
+namespace shardwright::partial {
+namespace {
+
+__extension__ using Wide = unsigned __int128;
+
+/// Tokens of every layer. \error kBadInput  the tokens of all layers do not fit in 64 bits
+Result<std::vector<std::uint64_t>> LayerSums(const Counts& popularity) {
+  std::vector<std::uint64_t> sums(popularity.size(), 0);
+  std::uint64_t total = 0;
+  for (std::size_t m = 0; m < popularity.size(); ++m) {
+    for (std::uint64_t tokens : popularity[m]) {
+      if (__builtin_add_overflow(total, tokens, &total)) {
+        return Fail(Errc::kBadInput, "MoE layer " + std::to_string(m) +
+                                         ": the tokens of the layers up to it overflow 64 bits");
+      }
+      sums[m] += tokens;
+    }
+  }
+  return sums;
+}
+
+/// A layer that takes part in a round of sharing.
+struct Claim {
+  std::size_t layer = 0;
+  std::uint64_t weight = 0;
+  std::uint64_t share = 0;
+  Wide remainder = 0;
+};
+
+/// Shares `amount` in proportion to the weights (all 0: equally), largest remainders first.
+/// \pre claims ascend by layer
+void ShareOut(std::uint64_t amount, std::vector<Claim>* claims) {
+  Wide sum = 0;
+  for (const Claim& claim : *claims) sum += claim.weight;
+  if (sum == 0) {
+    for (Claim& claim : *claims) claim.weight = 1;
+    sum = claims->size();
+  }
+  std::uint64_t left = amount;
+  for (Claim& claim : *claims) {
+    const Wide product = static_cast<Wide>(claim.weight) * amount;
+    claim.share = static_cast<std::uint64_t>(product / sum);
+    claim.remainder = product % sum;
+    left -= claim.share;
+  }
+  std::stable_sort(claims->begin(), claims->end(),
+                   [](const Claim& a, const Claim& b) { return a.remainder > b.remainder; });
+  for (std::size_t i = 0; i < left; ++i) ++(*claims)[i].share;
+}
+
+/// The copy of an expert that is oldest comes first among equally busy ones.
+struct Candidate {
+  std::uint64_t tokens = 0;
+  std::uint64_t version = 0;
+  std::uint32_t layer = 0;
+  std::uint32_t expert = 0;
+
+  bool operator<(const Candidate& other) const {
+    return std::tie(other.tokens, version, layer, expert) <
+           std::tie(tokens, other.version, other.layer, other.expert);
+  }
+};
+
+std::vector<Candidate> CandidatesOf(const Counts& popularity, const Counts& version,
+                                    std::size_t layer) {
+  std::vector<Candidate> candidates;
+  candidates.reserve(popularity[layer].size());
+  for (std::size_t e = 0; e < popularity[layer].size(); ++e) {
+    candidates.push_back({popularity[layer][e], version[layer][e],
+                          static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(e)});
+  }
+  return candidates;
+}
+
+/// Leaves the `count` first ones, in order.
+void KeepFirst(std::size_t count, std::vector<Candidate>* candidates) {
+  std::partial_sort(candidates->begin(), candidates->begin() + static_cast<std::ptrdiff_t>(count),
+                    candidates->end());
+  candidates->resize(count);
+}
+
+void Take(const std::vector<Candidate>& candidates, BudgetSelection* budget) {
+  for (const Candidate& candidate : candidates) {
+    budget->selected[candidate.layer].push_back(candidate.expert);
+    ++budget->share[candidate.layer];
+    budget->saved_tokens += candidate.tokens;
+  }
+}
+
+/// What both choices start from. \error kBadInput, kMismatch, kLimit
+Result<BudgetSelection> EmptySelection(const Counts& popularity, const Counts& version,
+                                       std::uint64_t total) {
+  SW_TRY(ValidateExperts(ShapeOf(popularity)));
+  SW_TRY(ValidateShape(version, ShapeOf(popularity), "versions"));
+  SW_TRY_ASSIGN(const std::vector<std::uint64_t> sums, LayerSums(popularity));
+  BudgetSelection budget;
+  budget.total = total;
+  budget.share.assign(popularity.size(), 0);
+  budget.selected.resize(popularity.size());
+  budget.at_risk_tokens = std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
+  return budget;
+}
+
+}  // namespace
+
+Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, std::uint64_t expert_bytes,
+                              std::uint64_t nonexpert_bytes) {
+  if (expert_bytes == 0) return Fail(Errc::kUsage, "an expert of 0 bytes fits any budget");
+  ExpertBudget budget;
+  if (budget_bytes < nonexpert_bytes) {
+    budget.stall_bytes = nonexpert_bytes - budget_bytes;
+  } else {
+    budget.experts = (budget_bytes - nonexpert_bytes) / expert_bytes;
+  }
+  return budget;
+}
+
+Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, const ModelBytes& model,
+                              const Keep& keep) {
+  std::uint64_t always = 0;
+  std::uint64_t largest = 0;
+  for (const ComponentBytes& module : model.nonexpert) {
+    SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(module));
+    SW_TRY_ASSIGN(always, CheckedAdd(always, bytes));
+  }
+  for (const auto& layer : model.expert) {
+    for (const ComponentBytes& expert : layer) {
+      SW_TRY_ASSIGN(const std::uint64_t bytes, TotalBytes(expert));
+      const std::uint64_t kept = KeptBytes(expert, keep);
+      SW_TRY_ASSIGN(always, CheckedAdd(always, kept));
+      largest = std::max(largest, bytes - kept);
+    }
+  }
+  return BudgetOf(budget_bytes, largest, always);
+}
+
+Result<std::vector<std::uint64_t>> LayerShares(const Counts& popularity, std::uint64_t total) {
+  const LayerExperts experts = ShapeOf(popularity);
+  SW_TRY(ValidateExperts(experts));
+  SW_TRY_ASSIGN(const std::vector<std::uint64_t> tokens, LayerSums(popularity));
+  std::vector<std::uint64_t> shares(experts.size(), 0);
+  std::uint64_t left =
+      std::min(total, std::accumulate(experts.begin(), experts.end(), std::uint64_t{0}));
+  std::vector<Claim> claims;
+  while (left > 0) {
+    claims.clear();
+    for (std::size_t m = 0; m < experts.size(); ++m) {
+      if (shares[m] < experts[m]) claims.push_back({m, tokens[m], 0, 0});
+    }
+    ShareOut(left, &claims);
+    left = 0;
+    for (const Claim& claim : claims) {
+      const std::uint64_t room = experts[claim.layer] - shares[claim.layer];
+      const std::uint64_t taken = std::min(room, claim.share);
+      shares[claim.layer] += taken;
+      left += claim.share - taken;
+    }
+  }
+  return shares;
+}
+
+Result<BudgetSelection> SelectByLayerShares(const Counts& popularity, const Counts& version,
+                                            std::uint64_t total) {
+  SW_TRY_ASSIGN(BudgetSelection budget, EmptySelection(popularity, version, total));
+  SW_TRY_ASSIGN(const std::vector<std::uint64_t> shares, LayerShares(popularity, total));
+  for (std::size_t m = 0; m < popularity.size(); ++m) {
+    std::vector<Candidate> candidates = CandidatesOf(popularity, version, m);
+    KeepFirst(shares[m], &candidates);
+    Take(candidates, &budget);
+  }
+  budget.at_risk_tokens -= budget.saved_tokens;
+  return budget;
+}
+
+Result<BudgetSelection> SelectGlobally(const Counts& popularity, const Counts& version,
+                                       std::uint64_t total) {
+  SW_TRY_ASSIGN(BudgetSelection budget, EmptySelection(popularity, version, total));
+  std::vector<Candidate> candidates;
+  for (std::size_t m = 0; m < popularity.size(); ++m) {
+    const std::vector<Candidate> layer = CandidatesOf(popularity, version, m);
+    candidates.insert(candidates.end(), layer.begin(), layer.end());
+  }
+  KeepFirst(std::min<std::uint64_t>(total, candidates.size()), &candidates);
+  Take(candidates, &budget);
+  budget.at_risk_tokens -= budget.saved_tokens;
+  return budget;
+}
+
+}  // namespace shardwright::partial

@@ -1,0 +1,76 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "partial/select/lost_tokens.h"
+#include "support/base/checked.h"
+#include "support/base/limits.h"
+
+namespace shardwright::partial {
+
+// A row of sums holds, layer after layer, the experts of the layer and then the layer itself.
+TokenHistory::TokenHistory(LayerExperts experts) : experts_(std::move(experts)) {
+  layer_first_.push_back(0);
+  for (std::uint32_t n : experts_) layer_first_.push_back(layer_first_.back() + n + 1);
+  sums_.assign(layer_first_.back(), 0);
+}
+
+Result<TokenHistory> TokenHistory::Make(LayerExperts experts) {
+  SW_TRY(ValidateExperts(experts));
+  return TokenHistory(std::move(experts));
+}
+
+Status TokenHistory::Add(std::uint64_t iteration, const Counts& tokens) {
+  SW_TRY(ValidateShape(tokens, experts_, "tokens of iteration " + std::to_string(iteration)));
+  const std::uint64_t newest = iterations_.empty() ? 0 : iterations_.back();
+  if (iteration <= newest) {
+    return Fail(Errc::kBadInput,
+                "tokens of iteration " + std::to_string(iteration) +
+                    (iterations_.empty() ? ": iterations count from 1"
+                                         : " after those of " + std::to_string(newest)));
+  }
+  const std::size_t cells = layer_first_.back();
+  if (sums_.size() + cells > limits::kMoeCounts + limits::kMoeExperts) {
+    return Fail(Errc::kLimit, "tokens of iteration " + std::to_string(iteration) +
+                                  ": the counts up to it are more than " +
+                                  std::to_string(limits::kMoeCounts));
+  }
+  std::vector<std::uint64_t> row(sums_.end() - static_cast<std::ptrdiff_t>(cells), sums_.end());
+  for (std::size_t m = 0; m < tokens.size(); ++m) {
+    std::uint64_t& layer = row[layer_first_[m + 1] - 1];
+    for (std::size_t e = 0; e < tokens[m].size(); ++e) {
+      std::uint64_t& sum = row[layer_first_[m] + e];
+      SW_TRY_ASSIGN(layer, CheckedAdd(layer, tokens[m][e]));
+      sum += tokens[m][e];  // no more than the layer's
+    }
+  }
+  sums_.insert(sums_.end(), row.begin(), row.end());
+  iterations_.push_back(iteration);
+  return {};
+}
+
+void TokenHistory::Truncate(std::uint64_t iteration) {
+  const std::size_t kept = CountUpTo(iteration);
+  iterations_.resize(kept);
+  sums_.resize((kept + 1) * layer_first_.back());
+}
+
+std::size_t TokenHistory::CountUpTo(std::uint64_t iteration) const {
+  return static_cast<std::size_t>(
+      std::upper_bound(iterations_.begin(), iterations_.end(), iteration) - iterations_.begin());
+}
+
+std::uint64_t TokenHistory::Between(std::size_t layer, std::size_t expert, std::uint64_t after,
+                                    std::uint64_t last) const {
+  if (after >= last) return 0;
+  const std::size_t cells = layer_first_.back();
+  const std::size_t cell = layer_first_[layer] + expert;
+  return sums_[CountUpTo(last) * cells + cell] - sums_[CountUpTo(after) * cells + cell];
+}
+
+std::uint64_t TokenHistory::LayerBetween(std::size_t layer, std::uint64_t after,
+                                         std::uint64_t last) const {
+  return Between(layer, experts_[layer], after, last);
+}
+
+}  // namespace shardwright::partial

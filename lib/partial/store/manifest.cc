@@ -1,0 +1,542 @@
+#include "partial/store/manifest.h"
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "engine/exec/manifest.h"
+#include "support/base/limits.h"
+#include "support/base/version.h"
+#include "support/json/json.h"
+
+namespace shardwright::partial {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;  // of texts that are written
+using json::Json;                            // of texts that are read
+
+constexpr std::string_view kStoreKind = "pec-store";
+constexpr std::string_view kBegunKind = "pec-begun";
+constexpr std::string_view kManifestKind = "pec-manifest";
+constexpr std::string_view kTokensKind = "pec-tokens";
+constexpr std::string_view kRecoveryKind = "pec-recovery";
+
+// How the modules of a manifest follow its other fields.
+constexpr std::string_view kModulesBegin = "\n\"modules\":[\n";
+constexpr std::string_view kModulesNext = ",\n";
+constexpr std::string_view kModulesEnd = "\n]}\n";
+
+OrderedJson Head(std::string_view kind) {
+  return {{"schema", kStoreSchema},
+          {"program", "shardwright"},
+          {"version", kVersion},
+          {"kind", kind},
+          {exec::kTextSum, exec::NoTextSum()}};
+}
+
+OrderedJson BlobJson(const BlobRef& blob) {
+  OrderedJson out = {exec::Hex(blob.digest), blob.bytes, blob.crc32, exec::Hex(blob.head)};
+  if (blob.zstd) out.push_back("zstd");
+  return out;
+}
+
+OrderedJson LevelJson(const LevelState& level) {
+  return {{"checkpoints", level.checkpoints}, {"cursor", level.cursor},
+          {"tokens", level.tokens},           {"covered", level.covered},
+          {"version", level.version},         {"saved_at", level.saved_at}};
+}
+
+OrderedJson StateJson(const SelectionState& state) {
+  OrderedJson out = {
+      {"snapshot", LevelJson(state.snapshot)},
+      {"persist", LevelJson(state.persist)},
+      {"counted_to", state.counted_to ? OrderedJson(*state.counted_to) : OrderedJson(nullptr)}};
+  if (!state.dynamic_k) return out;
+  const DynamicK& dynamic = *state.dynamic_k;
+  out["dynamic_k"] = {{"experts", dynamic.experts}, {"k", dynamic.k},
+                      {"levels", dynamic.levels},   {"limit", dynamic.limit},
+                      {"spent", dynamic.spent},     {"total", dynamic.total},
+                      {"predict", dynamic.predict}, {"iterations", dynamic.iterations}};
+  return out;
+}
+
+OrderedJson LedgerJson(const LossLedger& ledger) {
+  OrderedJson charged = OrderedJson::array();
+  for (const auto& layer : ledger.charged) {
+    OrderedJson experts = OrderedJson::array();
+    for (const auto& ranges : layer) {
+      OrderedJson list = OrderedJson::array();
+      for (const IterationRange& range : ranges) list.push_back({range.after, range.last});
+      experts.push_back(std::move(list));
+    }
+    charged.push_back(std::move(experts));
+  }
+  return {{"layer_lost", ledger.layer_lost},
+          {"resumes", ledger.resumes},
+          {"charged", std::move(charged)}};
+}
+
+/// Reads fields of one text. The first thing that is wrong is remembered; what is read after it is
+/// worth nothing.
+class Fields {
+ public:
+  Fields(std::string_view text, std::string where, std::string_view kind)
+      : where_(std::move(where)) {
+    sum_ = exec::CheckTextSum(text, where_);
+    Parse(text);
+    CheckHead(kind);
+  }
+
+  /// A part of a text, whose digest is not looked at.
+  Fields(std::string_view text, std::string where) : where_(std::move(where)) {
+    Parse(text);
+    if (!root_.is_object()) Wrong("not a JSON object");
+  }
+
+  void CheckHead(std::string_view kind) {
+    if (!root_.is_object()) return Wrong("not a JSON object");
+    if (Text(root_, "kind") != kind) Wrong("\"kind\": " + std::string(kind) + " expected");
+    const std::uint64_t schema = Number(root_, "schema");
+    if (ok() && schema != kStoreSchema) {
+      error_ = {Errc::kUnsupported,
+                where_ + ": schema " + std::to_string(schema) + ", this program reads schema " +
+                    std::to_string(kStoreSchema),
+                0, -1};
+    }
+  }
+
+  const Json& root() const { return root_; }
+  bool ok() const { return error_.message.empty(); }
+
+  template <class T>
+  Result<T> Done(T value) {
+    if (!ok()) return tl::unexpected<Error>(std::move(error_));
+    SW_TRY(std::move(sum_));
+    return value;
+  }
+
+  void Wrong(const std::string& what) {
+    if (ok()) error_ = {Errc::kBadInput, where_ + ": " + what, 0, -1};
+  }
+
+  const Json& At(const Json& object, const char* key) {
+    static const Json kNothing;
+    if (object.is_object()) {
+      if (const auto at = object.find(key); at != object.end()) return *at;
+    }
+    Wrong("\"" + std::string(key) + "\" is missing");
+    return kNothing;
+  }
+
+  std::uint64_t Number(const Json& value, const std::string& what, bool) {
+    if (value.is_number_unsigned()) return value.get<std::uint64_t>();
+    Wrong(what + ": a number from 0 up expected");
+    return 0;
+  }
+  std::uint64_t Number(const Json& object, const char* key) {
+    return Number(At(object, key), "\"" + std::string(key) + "\"", true);
+  }
+  std::uint32_t Number32(const Json& object, const char* key) {
+    const std::uint64_t number = Number(object, key);
+    if (number > std::numeric_limits<std::uint32_t>::max()) {
+      Wrong("\"" + std::string(key) + "\": " + std::to_string(number) + " is too large");
+    }
+    return static_cast<std::uint32_t>(number);
+  }
+  double Real(const Json& object, const char* key) {
+    const Json& value = At(object, key);
+    if (value.is_number()) return value.get<double>();
+    Wrong("\"" + std::string(key) + "\": a number expected");
+    return 0;
+  }
+  std::string Text(const Json& object, const char* key) {
+    const Json& value = At(object, key);
+    if (value.is_string()) return value.get<std::string>();
+    Wrong("\"" + std::string(key) + "\": a text expected");
+    return {};
+  }
+  const Json& List(const Json& value, const std::string& what) {
+    static const Json kEmpty = Json::array();
+    if (value.is_array()) return value;
+    Wrong(what + ": a list expected");
+    return kEmpty;
+  }
+  template <class T>
+  std::vector<T> Numbers(const Json& value, const std::string& what) {
+    std::vector<T> out;
+    for (const Json& one : List(value, what)) {
+      const std::uint64_t number = Number(one, what, true);
+      if (number > std::numeric_limits<T>::max())
+        Wrong(what + ": " + std::to_string(number) + " is too large");
+      out.push_back(static_cast<T>(number));
+    }
+    return out;
+  }
+  Counts Table(const Json& object, const char* key) {
+    Counts out;
+    for (const Json& row : List(At(object, key), key))
+      out.push_back(Numbers<std::uint64_t>(row, key));
+    return out;
+  }
+
+  exec::Digest Hash(const Json& value, const std::string& what) {
+    exec::Digest digest{};
+    const std::string text = value.is_string() ? value.get<std::string>() : "";
+    bool good = text.size() == 2 * digest.size();
+    for (std::size_t i = 0; good && i < text.size(); ++i) {
+      const char c = text[i];
+      const bool digit = c >= '0' && c <= '9';
+      good = digit || (c >= 'a' && c <= 'f');
+      const auto nibble = static_cast<std::uint8_t>(digit ? c - '0' : c - 'a' + 10);
+      digest[i / 2] = static_cast<std::uint8_t>((digest[i / 2] << 4) | nibble);
+    }
+    if (!good) Wrong(what + ": a digest of 32 hexadecimal digits expected");
+    return digest;
+  }
+
+  BlobRef Blob(const Json& list, std::size_t first, const std::string& what) {
+    BlobRef blob;
+    const std::size_t size = list.size();
+    if (!list.is_array() || size < first + 4 || size > first + 5 ||
+        (size == first + 5 && list[first + 4] != "zstd")) {
+      Wrong(what + ": digest, bytes, crc32 and head expected");
+      return blob;
+    }
+    blob.digest = Hash(list[first], what);
+    blob.bytes = Number(list[first + 1], what, true);
+    const std::uint64_t crc = Number(list[first + 2], what, true);
+    if (crc > 0xffff'ffff) Wrong(what + ": a checksum beyond 32 bits");
+    blob.crc32 = static_cast<std::uint32_t>(crc);
+    blob.head = Hash(list[first + 3], what);
+    blob.zstd = size == first + 5;
+    return blob;
+  }
+
+  LevelState Level(const Json& object, const char* key) {
+    const Json& from = At(object, key);
+    LevelState level;
+    level.checkpoints = Number(from, "checkpoints");
+    level.cursor = Numbers<std::uint64_t>(At(from, "cursor"), "cursor");
+    level.tokens = Table(from, "tokens");
+    level.covered = Table(from, "covered");
+    level.version = Table(from, "version");
+    level.saved_at = Table(from, "saved_at");
+    return level;
+  }
+
+  /// A module's components; an empty module after an error.
+  HeldModule Module(const Json& module, const std::string& name) {
+    HeldModule held;
+    for (const Component component : kAllComponents) {
+      const auto found = module.find(std::string(Name(component)));
+      if (found == module.end()) continue;
+      const std::string what = name + " " + std::string(Name(component));
+      Held one;
+      one.blob = Blob(*found, 1, what);
+      if (!ok()) return {};
+      one.version = Number((*found)[0], what, true);
+      held[static_cast<std::size_t>(component)] = one;
+    }
+    return held;
+  }
+
+  DynamicK Dynamic(const Json& from) {
+    DynamicK dynamic;
+    dynamic.experts = Number32(from, "experts");
+    dynamic.k = Number32(from, "k");
+    dynamic.levels = Number32(from, "levels");
+    dynamic.limit = Real(from, "limit");
+    dynamic.spent = Real(from, "spent");
+    dynamic.total = Real(from, "total");
+    const Json& predict = At(from, "predict");
+    if (!predict.is_boolean()) Wrong("\"predict\": true or false expected");
+    dynamic.predict = predict.is_boolean() && predict.get<bool>();
+    dynamic.iterations = Number(from, "iterations");
+    if (const Status possible = Validate(dynamic); !possible) Wrong(possible.error().message);
+    return dynamic;
+  }
+
+  SelectionState State(const Json& object) {
+    const Json& from = At(object, "state");
+    SelectionState state;
+    state.snapshot = Level(from, "snapshot");
+    state.persist = Level(from, "persist");
+    if (const Json& counted = At(from, "counted_to"); !counted.is_null()) {
+      state.counted_to = Number(counted, "counted_to", true);
+    }
+    if (const auto found = from.find("dynamic_k"); from.is_object() && found != from.end()) {
+      state.dynamic_k = Dynamic(*found);
+    }
+    return state;
+  }
+
+  LossLedger Ledger(const Json& from) {
+    LossLedger ledger;
+    ledger.layer_lost = Numbers<std::uint64_t>(At(from, "layer_lost"), "layer_lost");
+    ledger.resumes = Numbers<std::uint64_t>(At(from, "resumes"), "resumes");
+    for (const Json& layer : List(At(from, "charged"), "charged")) {
+      auto& experts = ledger.charged.emplace_back();
+      for (const Json& ranges : List(layer, "charged")) {
+        auto& mine = experts.emplace_back();
+        for (const Json& range : List(ranges, "charged")) {
+          const auto ends = Numbers<std::uint64_t>(range, "charged");
+          if (ends.size() != 2 || ends[0] > ends[1]) {
+            Wrong("charged: pairs of iterations expected");
+            break;
+          }
+          mine.push_back({ends[0], ends[1]});
+        }
+      }
+    }
+    return ledger;
+  }
+
+ private:
+  void Parse(std::string_view text) {
+    Result<Json> parsed = json::Parse(text, where_);
+    if (parsed) {
+      root_ = *std::move(parsed);
+    } else {
+      error_ = std::move(parsed).error();
+    }
+  }
+
+  std::string where_;
+  Json root_;
+  Error error_;
+  Status sum_;  // what a field says that is wrong is told first
+};
+
+}  // namespace
+
+bool GivesUp(const RecoveryRecord& restore, std::uint64_t recovery, std::uint64_t iteration) {
+  return restore.sequence > recovery && restore.resume < iteration;
+}
+
+std::string BegunText() { return exec::WithTextSum(Head(kBegunKind).dump() + "\n"); }
+
+std::string ToText(const StoreHead& head) {
+  OrderedJson out = Head(kStoreKind);
+  out["fingerprint"] = exec::Hex(head.fingerprint);
+  out["modules"] = head.modules;
+  out["experts"] = head.experts;
+  out["layer_id"] = head.layer_id;
+  OrderedJson keep = OrderedJson::array();
+  for (const Component component : kAllComponents) {
+    if (head.keep[static_cast<std::size_t>(component)]) keep.push_back(Name(component));
+  }
+  out["keep"] = std::move(keep);
+  if (!head.id.empty()) out["id"] = head.id;
+  return exec::WithTextSum(out.dump(1) + "\n");
+}
+
+std::string ModuleLine(const std::string& name, const HeldModule& module) {
+  // By hand: a save of many small modules spends much of its time here.
+  std::string line = "{\"module\":" + OrderedJson(name).dump();
+  for (const Component component : kAllComponents) {
+    const auto& held = module[static_cast<std::size_t>(component)];
+    if (!held) continue;
+    const BlobRef& blob = held->blob;
+    line.append(",\"").append(Name(component)).append("\":[");
+    line.append(std::to_string(held->version)).append(",\"").append(exec::Hex(blob.digest));
+    line.append("\",").append(std::to_string(blob.bytes)).append(",");
+    line.append(std::to_string(blob.crc32)).append(",\"").append(exec::Hex(blob.head));
+    line.append(blob.zstd ? "\",\"zstd\"]" : "\"]");
+  }
+  return line + "}";
+}
+
+std::string ToText(const Manifest& manifest, std::span<const std::string_view> lines) {
+  OrderedJson out = Head(kManifestKind);
+  out["sequence"] = manifest.sequence;
+  out["parent"] = manifest.parent;
+  out["iteration"] = manifest.iteration;
+  out["tag"] = manifest.tag;
+  out["policy"] = manifest.policy;
+  out["k_snapshot"] = manifest.k_snapshot;
+  out["k_persist"] = manifest.k_persist;
+  out["catalogue"] = exec::Hex(manifest.catalogue);
+  out["passed"] = manifest.passed ? BlobJson(*manifest.passed) : OrderedJson(nullptr);
+  out["state"] = StateJson(manifest.state);
+  // One line a module: a manifest of thousands of them is still read with a pager.
+  std::string text = out.dump();
+  text.back() = ',';
+  text += kModulesBegin;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) text += kModulesNext;
+    text += lines[i];
+  }
+  text += kModulesEnd;
+  return exec::WithTextSum(std::move(text));
+}
+
+std::string ToText(const Manifest& manifest) {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
+    lines.push_back(ModuleLine(manifest.names[i], manifest.modules[i]));
+  }
+  const std::vector<std::string_view> views(lines.begin(), lines.end());
+  return ToText(manifest, views);
+}
+
+std::string ToText(const TokenRecord& record) {
+  OrderedJson out = Head(kTokensKind);
+  if (record.sequence) out["sequence"] = *record.sequence;
+  out["parent"] = record.parent;
+  out["sums"] = OrderedJson::array();
+  for (const TokenSum& sum : record.sums) {
+    out["sums"].push_back({{"iteration", sum.iteration}, {"tokens", sum.tokens}});
+  }
+  return exec::WithTextSum(out.dump() + "\n");
+}
+
+std::string ToText(const RecoveryRecord& recovery) {
+  OrderedJson out = Head(kRecoveryKind);
+  out["sequence"] = recovery.sequence;
+  out["manifest"] = recovery.manifest;
+  out["resume"] = recovery.resume;
+  out["abandoned"] = recovery.abandoned;
+  out["state"] = StateJson(recovery.state);
+  out["ledger"] = recovery.ledger ? LedgerJson(*recovery.ledger) : OrderedJson(nullptr);
+  if (recovery.older) out["older"] = *recovery.older;
+  return exec::WithTextSum(out.dump() + "\n");
+}
+
+Status ParseBegun(std::string_view text, const std::string& where) {
+  Fields in(text, where, kBegunKind);
+  SW_TRY(in.Done(true));
+  return {};
+}
+
+Result<StoreHead> ParseHead(std::string_view text, const std::string& where) {
+  Fields in(text, where, kStoreKind);
+  StoreHead head;
+  const Json& root = in.root();
+  head.fingerprint = in.Hash(in.At(root, "fingerprint"), "\"fingerprint\"");
+  head.modules = in.Number(root, "modules");
+  head.experts = in.Numbers<std::uint32_t>(in.At(root, "experts"), "\"experts\"");
+  head.layer_id = in.Numbers<std::uint32_t>(in.At(root, "layer_id"), "\"layer_id\"");
+  if (head.layer_id.size() != head.experts.size())
+    in.Wrong("\"layer_id\" and \"experts\" differ in length");
+  for (const Json& word : in.List(in.At(root, "keep"), "\"keep\"")) {
+    const auto component = ParseComponent(word.is_string() ? word.get<std::string>() : "");
+    if (!component) {
+      in.Wrong("\"keep\": " + component.error().message);
+      break;
+    }
+    head.keep[static_cast<std::size_t>(*component)] = true;
+  }
+  if (root.contains("id")) head.id = in.Text(root, "id");
+  return in.Done(std::move(head));
+}
+
+namespace {
+
+/// All but the modules.
+Manifest ReadHead(Fields* in) {
+  Manifest manifest;
+  const Json& root = in->root();
+  manifest.sequence = in->Number(root, "sequence");
+  manifest.parent = in->Number(root, "parent");
+  manifest.iteration = in->Number(root, "iteration");
+  manifest.tag = in->Text(root, "tag");
+  manifest.policy = in->Text(root, "policy");
+  manifest.k_snapshot = in->Number(root, "k_snapshot");
+  manifest.k_persist = in->Number(root, "k_persist");
+  manifest.catalogue = in->Hash(in->At(root, "catalogue"), "\"catalogue\"");
+  if (const Json& passed = in->At(root, "passed"); !passed.is_null()) {
+    manifest.passed = in->Blob(passed, 0, "\"passed\"");
+  }
+  manifest.state = in->State(root);
+  return manifest;
+}
+
+}  // namespace
+
+Result<Manifest> ParseManifest(std::string_view text, const std::string& where) {
+  Fields in(text, where, kManifestKind);
+  Manifest manifest = ReadHead(&in);
+  for (const Json& module : in.List(in.At(in.root(), "modules"), "\"modules\"")) {
+    if (!in.ok()) break;
+    manifest.names.push_back(in.Text(module, "module"));
+    manifest.modules.push_back(in.Module(module, manifest.names.back()));
+    for (const auto& held : manifest.modules.back()) {
+      if (!held || held->version <= manifest.iteration) continue;
+      in.Wrong(manifest.names.back() + ": a version above the checkpoint's iteration");
+    }
+  }
+  return in.Done(std::move(manifest));
+}
+
+Result<ManifestLines> SplitManifest(std::string text, const std::string& where) {
+  const std::size_t begin = text.find(kModulesBegin);
+  if (begin == std::string::npos || begin == 0 || !text.ends_with(kModulesEnd)) {
+    // In another form, but perhaps a manifest.
+    SW_TRY_ASSIGN(const Manifest manifest, ParseManifest(text, where));
+    std::string again = ToText(manifest);
+    if (manifest.modules.empty()) return Fail(Errc::kBadInput, where + ": no modules");
+    return SplitManifest(std::move(again), where);
+  }
+  Fields in(text.substr(0, begin - 1) + "}", where);
+  in.CheckHead(kManifestKind);
+  ManifestLines out;
+  SW_TRY_ASSIGN(out.head, in.Done(ReadHead(&in)));
+  SW_TRY(exec::CheckTextSum(text, where));
+  out.text = std::make_shared<const std::string>(std::move(text));
+  std::string_view rest = *out.text;
+  rest.remove_prefix(begin + kModulesBegin.size());
+  rest.remove_suffix(std::min(rest.size(), kModulesEnd.size()));
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    if (line.ends_with(',')) line.remove_suffix(1);
+    out.lines.push_back(line);
+    rest.remove_prefix(std::min(rest.size(), end + 1));
+  }
+  return out;
+}
+
+Result<HeldModule> ParseModule(std::string_view line, const std::string& name,
+                               const std::string& where) {
+  Fields in(line, where);
+  const std::string found = in.Text(in.root(), "module");
+  if (found != name) in.Wrong("module " + name + " expected, found " + found);
+  return in.Done(in.Module(in.root(), name));
+}
+
+Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where) {
+  Fields in(text, where, kTokensKind);
+  TokenRecord record;
+  record.parent = in.Number(in.root(), "parent");
+  if (in.ok() && in.root().contains("sequence")) {
+    record.sequence = in.Number(in.root(), "sequence");
+  }
+  for (const Json& sum : in.List(in.At(in.root(), "sums"), "\"sums\"")) {
+    if (!in.ok()) break;
+    record.sums.push_back({in.Number(sum, "iteration"), in.Table(sum, "tokens")});
+  }
+  return in.Done(std::move(record));
+}
+
+Result<RecoveryRecord> ParseRecovery(std::string_view text, const std::string& where) {
+  Fields in(text, where, kRecoveryKind);
+  RecoveryRecord recovery;
+  recovery.sequence = in.Number(in.root(), "sequence");
+  recovery.manifest = in.Number(in.root(), "manifest");
+  recovery.resume = in.Number(in.root(), "resume");
+  recovery.abandoned = in.Numbers<std::uint64_t>(in.At(in.root(), "abandoned"), "\"abandoned\"");
+  recovery.state = in.State(in.root());
+  if (const Json& ledger = in.At(in.root(), "ledger"); !ledger.is_null()) {
+    recovery.ledger = in.Ledger(ledger);
+  }
+  if (in.ok() && in.root().contains("older")) {
+    recovery.older.emplace();
+    for (const auto& [name, version] : in.root()["older"].items()) {
+      (*recovery.older)[name] = in.Number(version, "\"older\"", true);
+    }
+  }
+  return in.Done(std::move(recovery));
+}
+
+}  // namespace shardwright::partial

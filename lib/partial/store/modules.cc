@@ -1,0 +1,253 @@
+#include "partial/store/modules.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "engine/layout/states.h"
+#include "support/base/limits.h"
+
+namespace shardwright::partial {
+namespace {
+
+using layout::LogicalTensor;
+
+bool IsNumber(std::string_view word) {
+  return !word.empty() &&
+         std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+std::vector<std::string_view> Words(std::string_view name) {
+  std::vector<std::string_view> words;
+  for (std::size_t at = 0;;) {
+    const std::size_t dot = name.find('.', at);
+    words.push_back(name.substr(at, dot == std::string_view::npos ? dot : dot - at));
+    if (dot == std::string_view::npos) return words;
+    at = dot + 1;
+  }
+}
+
+/// The module of a parameter that is no expert's.
+std::string NonExpertModule(std::string_view name) {
+  const std::vector<std::string_view> words = Words(name);
+  if (words.size() == 1) return std::string(name);
+  const auto path = std::span(words).first(words.size() - 1);
+  const auto number = std::find_if(path.begin(), path.end(), IsNumber);
+  std::size_t keep = path.size();
+  if (number != path.end()) {
+    keep = std::min(keep, static_cast<std::size_t>(number - path.begin()) + 2);
+  }
+  const std::string_view last = words[keep - 1];
+  return std::string(
+      name.substr(0, static_cast<std::size_t>(last.data() - name.data()) + last.size()));
+}
+
+/// Modules under construction, in the order that Model has.
+struct Key {
+  bool expert = false;
+  std::uint32_t layer = 0;
+  std::uint32_t id = 0;
+  std::string name;
+  auto operator<=>(const Key&) const = default;
+};
+
+std::string TensorLine(const LogicalTensor& tensor) {
+  return tensor.name + '\n' + tensor.state + '\n' + std::string(Name(tensor.dtype)) + '\n' +
+         ToString(tensor.shape);
+}
+
+/// What the fingerprint is over, sorted so that no order of reading shows.
+std::map<std::string, std::string> Describe(const checkpoints::Checkpoint& checkpoint) {
+  std::map<std::string, std::string> lines;
+  for (const LogicalTensor& tensor : checkpoint.map.tensors) {
+    lines["\"" + tensor.name + "\" " + tensor.state] =
+        std::string(Name(tensor.dtype)) + " " + ToString(tensor.shape);
+  }
+  for (const checkpoints::Param& param : checkpoint.params) {
+    if (!param.alias_of.empty())
+      lines["\"" + param.name + "\""] = "tied to \"" + param.alias_of + "\"";
+  }
+  return lines;
+}
+
+Status LayOut(const checkpoints::Checkpoint& checkpoint, const std::vector<std::uint32_t>& tensors,
+              Module* module) {
+  for (const std::uint32_t index : tensors) {
+    const LogicalTensor& tensor = checkpoint.map.tensors[index];
+    SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(tensor.shape));
+    ModulePart& part = module->parts[static_cast<std::size_t>(ComponentOf(tensor.state))];
+    part.tensors.push_back({index, part.bytes, elems * ItemSize(tensor.dtype)});
+    part.bytes += part.tensors.back().bytes;
+  }
+  return {};
+}
+
+/// Turns the layer numbers of files into ordinals and demands experts 0 .. N-1 of each.
+Status NumberExperts(Model* model) {
+  for (std::uint32_t i = model->nonexpert_count; i < model->modules.size(); ++i) {
+    Module& module = model->modules[i];
+    const auto layer = static_cast<std::uint32_t>(module.id.layer);
+    if (model->layer_id.empty() || model->layer_id.back() != layer) {
+      model->layer_id.push_back(layer);
+      model->experts.push_back(0);
+      model->first_of_layer.push_back(i);
+    }
+    const std::uint32_t expected = model->experts.back()++;
+    if (static_cast<std::uint32_t>(module.id.expert) != expected) {
+      return Fail(Errc::kBadInput, module.name + ": expert " + std::to_string(expected) +
+                                       " of MoE layer " + std::to_string(layer) +
+                                       " expected, found expert " +
+                                       std::to_string(module.id.expert));
+    }
+    module.id.layer = static_cast<std::int32_t>(model->layer_id.size() - 1);
+  }
+  return model->experts.empty() ? Status() : ValidateExperts(model->experts);
+}
+
+}  // namespace
+
+std::string_view Name(Component component) {
+  switch (component) {
+    case Component::kWeights:
+      return "weights";
+    case Component::kMaster:
+      return "master";
+    case Component::kMoments:
+      return "moments";
+  }
+  return "";
+}
+
+Result<Component> ParseComponent(std::string_view name) {
+  for (const Component component : kAllComponents) {
+    if (Name(component) == name) return component;
+  }
+  return Fail(Errc::kUsage, "component \"" + std::string(name) + "\": weights, master or moments");
+}
+
+Component ComponentOf(std::string_view state) {
+  if (state == layout::kWeight || state == layout::kFrozen || state == layout::kBuffer)
+    return Component::kWeights;
+  return state == layout::kMaster ? Component::kMaster : Component::kMoments;
+}
+
+std::vector<std::pair<Part, Mask>> PartsOf(const Module& module, const Mask& keep) {
+  const bool in_parts = std::find(keep.begin(), keep.end(), true) != keep.end();
+  Mask all;
+  for (std::size_t c = 0; c < kComponents; ++c) all[c] = module.parts[c].bytes > 0;
+  if (!module.id.is_expert() || !in_parts) return {{Part::kWhole, all}};
+  Mask kept{};
+  Mask selected{};
+  for (std::size_t c = 0; c < kComponents; ++c) (keep[c] ? kept : selected)[c] = all[c];
+  std::vector<std::pair<Part, Mask>> parts;
+  for (const auto& [part, mask] : {std::pair(Part::kKept, kept), {Part::kSelected, selected}}) {
+    if (std::find(mask.begin(), mask.end(), true) != mask.end()) parts.emplace_back(part, mask);
+  }
+  return parts;
+}
+
+Result<Model> DescribeModel(const checkpoints::Checkpoint& checkpoint) {
+  std::map<std::string_view, Key> keys;  // by parameter
+  for (const checkpoints::Param& param : checkpoint.params) {
+    if (!param.alias_of.empty()) continue;
+    Key key{param.expert.has_value(), 0, 0, NonExpertModule(param.name)};
+    if (param.expert)
+      key = {true, param.expert->layer, param.expert->expert,
+             param.expert->module.empty() ? NonExpertModule(param.name) : param.expert->module};
+    keys.emplace(param.name, std::move(key));
+  }
+  std::map<Key, std::vector<std::uint32_t>> grouped;
+  for (std::uint32_t t = 0; t < checkpoint.map.tensors.size(); ++t) {
+    const auto key = keys.find(checkpoint.map.tensors[t].name);
+    if (key == keys.end()) {
+      return Fail(Errc::kInternal,
+                  "tensor \"" + checkpoint.map.tensors[t].name + "\": of no parameter");
+    }
+    grouped[key->second].push_back(t);
+  }
+  if (grouped.size() > limits::kMoeLayers * limits::kMoeExperts) {
+    return Fail(Errc::kLimit, checkpoint.tag + ": " + std::to_string(grouped.size()) + " modules");
+  }
+  Model model;
+  model.modules.reserve(grouped.size());
+  exec::DigestStream digest;
+  for (auto& [key, tensors] : grouped) {
+    const auto line = [&](std::uint32_t t) { return TensorLine(checkpoint.map.tensors[t]); };
+    std::sort(tensors.begin(), tensors.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return line(a) < line(b); });
+    Module module;
+    module.name = key.name;
+    if (key.expert) {
+      module.id = {static_cast<std::int32_t>(key.layer), static_cast<std::int32_t>(key.id)};
+    } else {
+      module.id.layer = static_cast<std::int32_t>(model.nonexpert_count++);
+    }
+    SW_TRY(LayOut(checkpoint, tensors, &module));
+    model.modules.push_back(std::move(module));
+  }
+  SW_TRY(NumberExperts(&model));
+  for (const auto& [what, how] : Describe(checkpoint)) {
+    std::string text = what;
+    text.append("\n").append(how).append("\n");
+    digest.Add(std::as_bytes(std::span(text)));
+  }
+  model.fingerprint = digest.Finish();
+  return model;
+}
+
+std::string FirstDifference(const checkpoints::Checkpoint& a, const checkpoints::Checkpoint& b) {
+  const auto left = Describe(a);
+  const auto right = Describe(b);
+  for (auto x = left.begin(), y = right.begin(); x != left.end() || y != right.end();) {
+    if (y == right.end() || (x != left.end() && x->first < y->first)) {
+      return x->first + ": " + x->second + " and absent";
+    }
+    if (x == left.end() || y->first < x->first) return y->first + ": absent and " + y->second;
+    if (x->second != y->second) return x->first + ": " + x->second + " and " + y->second;
+    ++x;
+    ++y;
+  }
+  return "";
+}
+
+std::vector<std::uint32_t> PassedMembers(const checkpoints::Checkpoint& checkpoint) {
+  std::vector<bool> mapped(checkpoint.map.members.size(), false);
+  std::vector<bool> used(checkpoint.map.arrays.size(), false);
+  for (const LogicalTensor& tensor : checkpoint.map.tensors) {
+    for (const layout::Fragment& fragment : tensor.fragments) used[fragment.at.array] = true;
+  }
+  for (std::size_t a = 0; a < checkpoint.map.arrays.size(); ++a) {
+    if (!used[a]) continue;
+    for (const layout::Region& region : checkpoint.map.arrays[a].regions) {
+      mapped[region.member] = true;
+    }
+  }
+  std::vector<bool> passed(checkpoint.map.members.size(), false);
+  if (checkpoint.own != nullptr) {
+    for (const std::uint32_t member : checkpoint.own->Members()) passed[member] = !mapped[member];
+  }
+  std::vector<std::uint32_t> members;
+  for (std::uint32_t m = 0; m < passed.size(); ++m) {
+    if (passed[m] && checkpoint.map.members[m].bytes > 0) members.push_back(m);
+  }
+  return members;
+}
+
+ModelBytes BytesOf(const Model& model) {
+  ModelBytes bytes;
+  for (const std::uint32_t experts : model.experts) bytes.expert.emplace_back().reserve(experts);
+  for (const Module& module : model.modules) {
+    const ComponentBytes one{module.part(Component::kWeights).bytes,
+                             module.part(Component::kMaster).bytes,
+                             module.part(Component::kMoments).bytes};
+    const bool expert = module.id.is_expert();
+    (expert ? bytes.expert[static_cast<std::size_t>(module.id.layer)] : bytes.nonexpert)
+        .push_back(one);
+  }
+  return bytes;
+}
+
+}  // namespace shardwright::partial

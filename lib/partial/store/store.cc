@@ -1,0 +1,493 @@
+// How a checkpoint becomes part of a store; a kill between two steps leaves the state before it.
+//
+//   1 blobs       written and synced in incoming-<run>/ (partial/store/write_blobs.cc)
+//   2 names       renamed to their digests; their folders synced
+//   3 texts       catalogue and token record written and synced
+//   4 manifest    written and synced under a temporary name, renamed; its folder synced
+//   5 cleaning    incoming-<run>/ removed
+//
+// What step 2 and 3 leave without a manifest is garbage that the next collection removes. A save
+// that fails after step 3, and is not killed, removes its texts itself.
+
+#include "partial/store/store.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <iterator>
+#include <utility>
+
+#include "checkpoints/open_source.h"
+#include "engine/exec/zpack.h"
+#include "support/base/limits.h"
+#include "support/os/commit.h"
+#include "support/os/directory.h"
+#include "support/os/fault.h"
+
+namespace shardwright::partial {
+namespace {
+
+constexpr const char* kHeadName = "store.json";
+constexpr const char* kFolders[] = {"manifests", "catalogues", "tokens", "recoveries", "blobs"};
+constexpr std::string_view kIncoming = "incoming-";
+constexpr std::string_view kZstdSuffix = ".zst";
+constexpr std::uint64_t kCatalogueBytes = std::uint64_t{4} << 30;
+constexpr std::uint64_t kManifestBytes = std::uint64_t{1} << 30;
+
+std::string Padded(std::uint64_t number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%010llu", static_cast<unsigned long long>(number));
+  return text;
+}
+
+std::optional<std::uint64_t> Number(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+/// The number in "<number><suffix>"; nothing for other names, which are temporary or strangers.
+std::optional<std::uint64_t> NumberIn(std::string_view name, std::string_view suffix) {
+  if (!name.ends_with(suffix)) return std::nullopt;
+  return Number(name.substr(0, name.size() - suffix.size()));
+}
+
+std::optional<StoredCheckpoint> CheckpointOf(std::string_view name) {
+  constexpr std::string_view kSuffix = ".json";
+  const std::size_t dash = name.find('-');
+  if (dash == std::string_view::npos || !name.ends_with(kSuffix)) return std::nullopt;
+  const auto sequence = Number(name.substr(0, dash));
+  const auto iteration = NumberIn(name.substr(dash + 1), kSuffix);
+  if (!sequence || !iteration) return std::nullopt;
+  return StoredCheckpoint{*sequence, *iteration, false};
+}
+
+std::optional<exec::Digest> DigestIn(std::string_view text) {
+  exec::Digest digest{};
+  if (text.size() != 2 * digest.size()) return std::nullopt;
+  for (std::size_t i = 0; i < digest.size(); ++i) {
+    std::uint8_t byte = 0;
+    const char* const first = text.data() + 2 * i;
+    const auto [end, error] = std::from_chars(first, first + 2, byte, 16);
+    if (error != std::errc() || end != first + 2) return std::nullopt;
+    digest[i] = byte;
+  }
+  return digest;
+}
+
+Result<RecoveryRecord> ReadRecovery(const std::string& path) {
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
+  return ParseRecovery(text, path);
+}
+
+}  // namespace
+
+bool Store::IsOwnName(std::string_view name) {
+  return std::find(std::begin(kFolders), std::end(kFolders), name) != std::end(kFolders) ||
+         name == "lock" || name.starts_with(kHeadName) || name == kBegunName;
+}
+
+Status Store::ExpectOwnNames(const std::string& path) {
+  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+  if (!folder) return Fail(Errc::kBusy, path + ": exists and is not a directory");
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
+  for (const os::Entry& entry : entries) {
+    if (IsOwnName(entry.name)) continue;
+    return Fail(Errc::kBusy, path + ": holds \"" + entry.name + "\" and no store");
+  }
+  return {};
+}
+
+Result<bool> Store::IsStore(const std::string& path) { return os::Exists(path + "/" + kHeadName); }
+
+Result<Store> Store::Open(const std::string& path) {
+  SW_TRY_ASSIGN(const bool there, IsStore(path));
+  if (!there) {
+    SW_TRY(os::ExpectDir(path));
+    return Fail(Errc::kNotFound, path + ": no store of partial checkpoints");
+  }
+  const std::string name = path + "/" + kHeadName;
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
+  SW_TRY_ASSIGN(StoreHead head, ParseHead(text, name));
+  return Store(path, std::move(head));
+}
+
+Result<Store> Store::OpenOrCreate(const std::string& path, const StoreHead& head) {
+  SW_TRY_ASSIGN(const bool there, os::Exists(path));
+  if (there) {
+    SW_TRY_ASSIGN(const bool store, IsStore(path));
+    if (store) return Open(path);
+    SW_TRY(ExpectOwnNames(path));  // a store whose making was killed has folders but no head yet
+  }
+  SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(path));
+  for (const char* folder : kFolders) {
+    SW_TRY(os::MakeDirs(path + "/" + folder));
+  }
+  // The head says that all folders are there, also after a power failure.
+  SW_TRY(os::SyncDir(path));
+  StoreHead named = head;
+  SW_TRY_ASSIGN(named.id, os::MakeRunId());
+  // Of processes that make the store at the same time, the first one names it.
+  const std::string made = path + "/" + kHeadName + "." + named.id;
+  SW_TRY(os::ReplaceFile(made, ToText(named)));
+  if (const Status renamed = os::RenameNew(made, path + "/" + kHeadName); !renamed) {
+    (void)os::RemoveFile(made);
+    SW_TRY_ASSIGN(const bool another, IsStore(path));
+    if (!another) return tl::unexpected<Error>(renamed.error());
+  }
+  SW_TRY(os::SyncDir(path));
+  SW_TRY(os::SyncDir(split.parent));
+  return Open(path);
+}
+
+Result<os::Lock> Store::LockForWriting(const std::string& note, bool take_over) const {
+  SW_TRY_ASSIGN(os::Lock lock, os::Lock::Take(path_ + "/lock", note, take_over));
+  SW_TRY_ASSIGN(const os::Directory folder, os::Directory::Open(path_));
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, folder.List());
+  for (const os::Entry& entry : entries) {
+    const bool begun = entry.type == os::EntryType::kDir && entry.name.starts_with(kIncoming);
+    const bool head = entry.name.starts_with(kHeadName) && entry.name != kHeadName;
+    if (!begun && !head) continue;
+    // What stays is no obstacle: its owner, or the next writer, removes it.
+    static_cast<void>(folder.RemoveTree(entry.name).has_value());
+  }
+  return lock;
+}
+
+std::string Store::ManifestPath(const StoredCheckpoint& checkpoint) const {
+  return path_ + "/manifests/" + Padded(checkpoint.sequence) + "-" + Padded(checkpoint.iteration) +
+         ".json";
+}
+
+std::string Store::CataloguePath(std::uint64_t sequence) const {
+  return path_ + "/catalogues/" + Padded(sequence) + ".swc";
+}
+
+std::string Store::TokensPath(std::uint64_t sequence) const {
+  return path_ + "/tokens/" + Padded(sequence) + ".json";
+}
+
+std::string Store::BlobPath(const BlobFile& blob) const {
+  const std::string hex = exec::Hex(blob.digest);
+  return path_ + "/blobs/" + hex.substr(0, 2) + "/" + hex +
+         (blob.zstd ? std::string(kZstdSuffix) : "");
+}
+
+std::string Store::RecoveryPath(std::uint64_t sequence) const {
+  return path_ + "/recoveries/" + Padded(sequence) + ".json";
+}
+
+Status Store::ForRecoveriesAfter(std::uint64_t sequence,
+                                 const std::function<Status(RecoveryRecord)>& visit) const {
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/recoveries"));
+  std::set<std::uint64_t> found;
+  for (const os::Entry& entry : entries) {
+    const auto number = NumberIn(entry.name, ".json");
+    if (number && *number > sequence) found.insert(*number);
+  }
+  for (const std::uint64_t number : found) {
+    SW_TRY_ASSIGN(RecoveryRecord recovery, ReadRecovery(RecoveryPath(number)));
+    SW_TRY(visit(std::move(recovery)));
+  }
+  return {};
+}
+
+Result<std::vector<RecoveryRecord>> Store::RecoveriesAfter(std::uint64_t sequence) const {
+  std::vector<RecoveryRecord> out;
+  SW_TRY(ForRecoveriesAfter(sequence, [&](RecoveryRecord recovery) -> Status {
+    out.push_back(std::move(recovery));
+    return {};
+  }));
+  return out;
+}
+
+Status Store::CheckPast(std::uint64_t recovery, std::uint64_t iteration,
+                        const std::string& what) const {
+  if (recovery > 0) {
+    SW_TRY_ASSIGN(const bool known, os::Exists(RecoveryPath(recovery)));
+    if (!known) {
+      return Fail(Errc::kNotFound, path_ + ": has no recovery " + std::to_string(recovery) +
+                                       ", after which " + what + " was made");
+    }
+  }
+  return ForRecoveriesAfter(recovery, [&](const RecoveryRecord& one) -> Status {
+    if (!GivesUp(one, recovery, iteration)) return {};
+    return Fail(Errc::kMismatch,
+                path_ + ": " + what + " is of iteration " + std::to_string(iteration) +
+                    " of a past that was given up: made before recovery " +
+                    std::to_string(one.sequence) + ", which went back to iteration " +
+                    std::to_string(one.resume));
+  });
+}
+
+Result<std::set<std::uint64_t>> Store::Abandoned() const {
+  std::set<std::uint64_t> out;
+  SW_TRY(ForRecoveriesAfter(0, [&](const RecoveryRecord& recovery) -> Status {
+    out.insert(recovery.abandoned.begin(), recovery.abandoned.end());
+    return {};
+  }));
+  return out;
+}
+
+Result<std::vector<StoredCheckpoint>> Store::List() const {
+  SW_TRY_ASSIGN(const std::set<std::uint64_t> abandoned, Abandoned());
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/manifests"));
+  std::vector<StoredCheckpoint> out;
+  for (const os::Entry& entry : entries) {
+    auto checkpoint = CheckpointOf(entry.name);
+    if (!checkpoint) continue;
+    checkpoint->abandoned = abandoned.contains(checkpoint->sequence);
+    out.push_back(*checkpoint);
+  }
+  std::sort(out.begin(), out.end(), [](const StoredCheckpoint& a, const StoredCheckpoint& b) {
+    return a.sequence < b.sequence;
+  });
+  std::set<std::uint64_t> later;  // iterations
+  for (auto one = out.rbegin(); one != out.rend(); ++one) {
+    if (!later.insert(one->iteration).second) one->abandoned = true;
+  }
+  return out;
+}
+
+bool Store::IsGone(const StoredCheckpoint& checkpoint) const {
+  // Opened, not only asked for: a network file system may remember a name that is gone. What it
+  // remembers wrongly of one that is there is forgotten with the first answer.
+  for (int i = 0;; ++i) {
+    const auto file = os::File::OpenRead(ManifestPath(checkpoint));
+    const bool stale = !file && file.error().sys == ESTALE;
+    if (!stale || i > 0) return stale || (!file && file.error().sys == ENOENT);
+  }
+}
+
+Result<std::uint64_t> Store::NextSequence() const {
+  SW_TRY_ASSIGN(const std::vector<os::Entry> manifests, os::ListDir(path_ + "/manifests"));
+  std::uint64_t last = 0;
+  for (const os::Entry& entry : manifests) {
+    if (const auto checkpoint = CheckpointOf(entry.name))
+      last = std::max(last, checkpoint->sequence);
+  }
+  SW_TRY_ASSIGN(const std::set<std::uint64_t> abandoned, Abandoned());
+  // A number that a recovery calls abandoned must never name a new checkpoint.
+  if (!abandoned.empty()) last = std::max(last, *abandoned.rbegin());
+  for (const auto& [folder, suffix] : {std::pair("catalogues", ".swc"), {"tokens", ".json"}}) {
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/" + folder));
+    for (const os::Entry& entry : entries) {
+      last = std::max(last, NumberIn(entry.name, suffix).value_or(0));
+    }
+  }
+  return last + 1;
+}
+
+Result<std::string> Store::ReadManifestText(const StoredCheckpoint& checkpoint) const {
+  return os::ReadWholeText(ManifestPath(checkpoint), kManifestBytes);
+}
+
+/// A manifest must be the one that its name says, of this store's model.
+Status Store::CheckManifest(const StoredCheckpoint& checkpoint, const Manifest& manifest,
+                            std::size_t modules) const {
+  if (manifest.sequence == checkpoint.sequence && manifest.iteration == checkpoint.iteration &&
+      modules == head_.modules) {
+    return {};
+  }
+  return Fail(Errc::kBadInput,
+              ManifestPath(checkpoint) + ": checkpoint " + std::to_string(checkpoint.sequence) +
+                  " of iteration " + std::to_string(checkpoint.iteration) + " with " +
+                  std::to_string(head_.modules) + " modules expected, found " +
+                  std::to_string(manifest.sequence) + ", " + std::to_string(manifest.iteration) +
+                  " and " + std::to_string(modules));
+}
+
+Result<Manifest> Store::ReadManifest(const StoredCheckpoint& checkpoint) const {
+  SW_TRY_ASSIGN(const std::string text, ReadManifestText(checkpoint));
+  SW_TRY_ASSIGN(Manifest manifest, ParseManifest(text, ManifestPath(checkpoint)));
+  SW_TRY(CheckManifest(checkpoint, manifest, manifest.modules.size()));
+  return manifest;
+}
+
+Result<ManifestLines> Store::ReadManifestLines(const StoredCheckpoint& checkpoint) const {
+  SW_TRY_ASSIGN(std::string text, ReadManifestText(checkpoint));
+  SW_TRY_ASSIGN(ManifestLines manifest, SplitManifest(std::move(text), ManifestPath(checkpoint)));
+  SW_TRY(CheckManifest(checkpoint, manifest.head, manifest.lines.size()));
+  return manifest;
+}
+
+Result<checkpoints::SourceSet> Store::ReadCatalogue(const Manifest& manifest) const {
+  const std::string path = CataloguePath(manifest.sequence);
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
+  const exec::Digest found = exec::DigestOf(std::as_bytes(std::span(text)));
+  if (found != manifest.catalogue) {
+    return Fail(Errc::kBadInput, path + ": digest " + exec::Hex(manifest.catalogue) +
+                                     " expected, found " + exec::Hex(found));
+  }
+  Result<checkpoints::SourceSet> set = checkpoints::DeserializeSource(text);
+  if (!set) return Within(path, std::move(set).error());
+  return set;
+}
+
+Result<bool> Store::HasTokens(std::uint64_t sequence) const {
+  return os::Exists(TokensPath(sequence));
+}
+
+Result<std::vector<std::uint64_t>> Store::ListTokens() const {
+  std::vector<std::uint64_t> sequences;
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/tokens"));
+  for (const os::Entry& entry : entries) {
+    if (const auto number = NumberIn(entry.name, ".json")) sequences.push_back(*number);
+  }
+  std::sort(sequences.begin(), sequences.end());
+  return sequences;
+}
+
+Result<TokenRecord> Store::ReadTokens(std::uint64_t sequence) const {
+  SW_TRY_ASSIGN(const std::string text,
+                os::ReadWholeText(TokensPath(sequence), limits::kJsonBytes));
+  SW_TRY_ASSIGN(TokenRecord record, ParseTokens(text, TokensPath(sequence)));
+  if (record.sequence.value_or(sequence) == sequence) return record;
+  return Fail(Errc::kBadInput, TokensPath(sequence) + ": it is the record of checkpoint " +
+                                   std::to_string(*record.sequence));
+}
+
+Result<std::optional<RecoveryFile>> Store::LastRecoveryFile() const {
+  std::uint64_t last = 0;
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/recoveries"));
+  for (const os::Entry& entry : entries) {
+    last = std::max(last, NumberIn(entry.name, ".json").value_or(0));
+  }
+  if (last == 0) return std::optional<RecoveryFile>();
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(RecoveryPath(last)));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  return std::optional(RecoveryFile{last, identity.mtime_ns});
+}
+
+Result<std::optional<RecoveryRecord>> Store::LastRecovery() const {
+  SW_TRY_ASSIGN(const std::optional<RecoveryFile> last, LastRecoveryFile());
+  if (!last) return std::optional<RecoveryRecord>();
+  SW_TRY_ASSIGN(RecoveryRecord recovery, ReadRecovery(RecoveryPath(last->sequence)));
+  return std::optional<RecoveryRecord>(std::move(recovery));
+}
+
+Status Store::PutTexts(const StoredCheckpoint& checkpoint, const std::string& manifest,
+                       const std::string& catalogue,
+                       const std::optional<TokenRecord>& tokens) const {
+  SW_TRY(os::FaultPoint("store.texts"));
+  SW_TRY(os::ReplaceFile(CataloguePath(checkpoint.sequence), catalogue));
+  if (tokens) {
+    TokenRecord record = *tokens;
+    record.sequence = checkpoint.sequence;
+    SW_TRY(os::ReplaceFile(TokensPath(checkpoint.sequence), ToText(record)));
+  }
+  SW_TRY(os::FaultPoint("store.manifest"));
+  return os::ReplaceFile(ManifestPath(checkpoint), manifest);
+}
+
+Status Store::Commit(const StoredCheckpoint& checkpoint, const std::string& manifest,
+                     const std::string& catalogue, const std::optional<TokenRecord>& tokens) const {
+  Status put = PutTexts(checkpoint, manifest, catalogue, tokens);
+  if (put) return put;
+  // Catalogues without a manifest tell of manifests that are lost (CheckNoTraces). A manifest that
+  // is there although its folder could not be synced needs what it names.
+  const auto there = os::Exists(ManifestPath(checkpoint));
+  if (there && !*there) {
+    (void)os::RemoveFile(TokensPath(checkpoint.sequence));
+    (void)os::RemoveFile(CataloguePath(checkpoint.sequence));
+  }
+  return put;
+}
+
+Status Store::AddRecovery(const RecoveryRecord& recovery) const {
+  SW_TRY(os::FaultPoint("store.recovery"));
+  return os::ReplaceFile(RecoveryPath(recovery.sequence), ToText(recovery));
+}
+
+Status Store::PutPending(const RecoveryRecord& recovery) const {
+  SW_TRY(os::FaultPoint("store.pending"));
+  return os::ReplaceFile(PendingPath(), ToText(recovery));
+}
+
+Result<std::optional<RecoveryRecord>> Store::Pending() const {
+  SW_TRY_ASSIGN(const bool there, os::Exists(PendingPath()));
+  if (!there) return std::optional<RecoveryRecord>();
+  SW_TRY_ASSIGN(RecoveryRecord recovery, ReadRecovery(PendingPath()));
+  return std::optional<RecoveryRecord>(std::move(recovery));
+}
+
+Status Store::AddRestart(RecoveryRecord recovery) const {
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, LastRecovery());
+  recovery.sequence = last ? last->sequence + 1 : 1;
+  SW_TRY(AddRecovery(recovery));
+  return DropPending();
+}
+
+Status Store::ConfirmPending() const {
+  SW_TRY_ASSIGN(std::optional<RecoveryRecord> pending, Pending());
+  SW_CHECK(pending.has_value());
+  return AddRestart(*std::move(pending));
+}
+
+Status Store::DropPending() const {
+  SW_TRY_ASSIGN(const bool there, os::Exists(PendingPath()));
+  return there ? os::RemoveFile(PendingPath()) : Status();
+}
+
+std::optional<BlobFile> Store::Find(const exec::Digest& digest, std::uint64_t bytes) const {
+  const BlobFile plain{digest, false};
+  if (const auto file = os::File::OpenRead(BlobPath(plain))) {
+    const auto found = file->Stat();
+    if (found && found->bytes == bytes) return plain;
+  }
+  const BlobFile packed{digest, true};
+  if (exec::IsZpack(BlobPath(packed), bytes)) return packed;
+  return std::nullopt;
+}
+
+Result<std::vector<BlobFile>> Store::ListBlobs(std::vector<std::string>* others) const {
+  std::vector<BlobFile> out;
+  SW_TRY_ASSIGN(const std::vector<os::Entry> folders, os::ListDir(path_ + "/blobs"));
+  for (const os::Entry& folder : folders) {
+    const std::string path = path_ + "/blobs/" + folder.name;
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
+    for (const os::Entry& entry : entries) {
+      std::string_view name = entry.name;
+      const bool zstd = name.ends_with(kZstdSuffix);
+      if (zstd) name.remove_suffix(kZstdSuffix.size());
+      const auto digest = DigestIn(name);
+      if (!digest || !name.starts_with(folder.name)) {
+        if (others == nullptr) {
+          return Fail(Errc::kBadInput, path + "/" + entry.name + ": not the name of a blob");
+        }
+        others->push_back(path + "/" + entry.name);
+        continue;
+      }
+      out.push_back({*digest, zstd});
+    }
+  }
+  return out;
+}
+
+Status Store::Remove(const std::vector<StoredCheckpoint>& checkpoints,
+                     const std::vector<BlobFile>& blobs, const StopCheck& stop) const {
+  SW_TRY(os::FaultPoint("store.remove"));
+  for (const StoredCheckpoint& checkpoint : checkpoints) {
+    SW_TRY(os::RemoveFile(ManifestPath(checkpoint)));
+  }
+  // No manifest may be on the device whose blobs are gone.
+  SW_TRY(os::SyncDir(path_ + "/manifests"));
+  for (const BlobFile& blob : blobs) {
+    SW_TRY(CheckStop(stop));
+    SW_TRY(os::RemoveFile(BlobPath(blob)));
+  }
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> left, List());
+  std::set<std::uint64_t> kept;
+  for (const StoredCheckpoint& checkpoint : left) kept.insert(checkpoint.sequence);
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/catalogues"));
+  for (const os::Entry& entry : entries) {
+    const auto sequence = NumberIn(entry.name, ".swc");
+    if (sequence && kept.contains(*sequence)) continue;
+    SW_TRY(os::RemoveFile(path_ + "/catalogues/" + entry.name));
+  }
+  return {};
+}
+
+}  // namespace shardwright::partial

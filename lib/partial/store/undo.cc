@@ -1,0 +1,91 @@
+#include "partial/store/undo.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "partial/store/dynamic_run.h"
+#include "partial/store/store.h"
+
+namespace shardwright::partial {
+namespace {
+
+/// The restart that takes the place of `last`: at the newest checkpoint that no earlier restart has
+/// abandoned.
+Result<RecoveryRecord> WithoutEffect(const Store& store, const RecoveryRecord& last,
+                                     const std::vector<StoredCheckpoint>& checkpoints) {
+  RecoveryRecord out;
+  out.sequence = last.sequence;
+  std::set<std::uint64_t> before;
+  SW_TRY_ASSIGN(const std::vector<RecoveryRecord> recoveries, store.RecoveriesAfter(0));
+  for (const RecoveryRecord& one : recoveries) {
+    if (one.sequence >= last.sequence) continue;
+    before.insert(one.abandoned.begin(), one.abandoned.end());
+    out.ledger = one.ledger;
+  }
+  for (const StoredCheckpoint& one : checkpoints) {
+    if (before.contains(one.sequence)) continue;
+    SW_TRY_ASSIGN(const ManifestLines manifest, store.ReadManifestLines(one));
+    out.manifest = one.sequence;
+    out.resume = one.iteration;
+    out.state = manifest.head.state;
+  }
+  out.older.emplace();
+  return out;
+}
+
+Result<Undone> UndoRecorded(const Store& store) {
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
+  if (!last) return Fail(Errc::kNotFound, store.path() + ": no restore is recorded");
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+  for (const StoredCheckpoint& one : checkpoints) {
+    const bool older = one.sequence <= last->manifest ||
+                       std::ranges::find(last->abandoned, one.sequence) != last->abandoned.end();
+    if (older) continue;
+    return Fail(Errc::kBusy,
+                store.path() + ": iteration " + std::to_string(one.iteration) +
+                    " was saved after the restart from iteration " + std::to_string(last->resume) +
+                    "; to go back to an abandoned checkpoint, restore it from a copy of the store");
+  }
+  SW_TRY_ASSIGN(const RecoveryRecord replaced, WithoutEffect(store, *last, checkpoints));
+  SW_TRY(store.AddRecovery(replaced));
+  Undone out;
+  out.resume = last->resume;
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> now, store.List());
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (checkpoints[i].abandoned && !now[i].abandoned) out.reinstated.push_back(now[i].iteration);
+  }
+  std::sort(out.reinstated.begin(), out.reinstated.end());
+  out.newest = NewestIteration(now);
+  return out;
+}
+
+}  // namespace
+
+Result<Undone> UndoRestart(const std::string& path, bool take_over) {
+  SW_TRY_ASSIGN(const Store store, Store::Open(path));
+  SW_TRY_ASSIGN(os::Lock lock, store.LockForWriting("pec-save undo", take_over));
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
+  Undone out;
+  if (pending) {
+    SW_TRY(store.DropPending());
+    SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+    out = {true, pending->resume, NewestIteration(checkpoints), {}};
+  } else {
+    SW_TRY_ASSIGN(out, UndoRecorded(store));
+  }
+  SW_TRY(lock.Release());
+  return out;
+}
+
+Result<Undone> ConfirmRestart(const std::string& path, bool take_over) {
+  SW_TRY_ASSIGN(const Store store, Store::Open(path));
+  SW_TRY_ASSIGN(os::Lock lock, store.LockForWriting("pec-save undo", take_over));
+  SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
+  if (!pending) return Fail(Errc::kNotFound, path + ": no restore waits to be confirmed");
+  SW_TRY(store.ConfirmPending());
+  SW_TRY(lock.Release());
+  return Undone{true, pending->resume, pending->resume, {}};
+}
+
+}  // namespace shardwright::partial

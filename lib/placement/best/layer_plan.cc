@@ -1,0 +1,306 @@
+#include "placement/best/layer_plan_internal.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "placement/best/bound_internal.h"
+#include "placement/core/metrics.h"
+#include "placement/migration/migration.h"
+#include "placement/strategy/eplb.h"
+#include "placement/strategy/lazarus.h"
+#include "placement/strategy/pack.h"
+#include "placement/strategy/strategies.h"
+
+namespace shardwright::placement::internal {
+namespace {
+
+constexpr double kSame = 1 + 1e-12;  // loads that differ by rounding only
+
+}  // namespace
+
+void KeepBestChoices(std::vector<LayerChoice>* choices) {
+  std::stable_sort(choices->begin(), choices->end(), [](const auto& a, const auto& b) {
+    return a.moves != b.moves ? a.moves < b.moves : a.imbalance < b.imbalance;
+  });
+  std::vector<LayerChoice> kept;
+  for (LayerChoice& choice : *choices) {
+    if (!kept.empty() && choice.imbalance * kSame >= kept.back().imbalance) continue;
+    kept.push_back(std::move(choice));
+  }
+  *choices = std::move(kept);
+}
+
+LayerPlan::LayerPlan(const Loads& loads, std::uint32_t layer, const Cluster& cluster,
+                     const Units& units, const SearchGround& ground, const Placement* current,
+                     const Options& options)
+    : one_(LayersOf(loads, layer, layer + 1)),
+      layer_(layer),
+      cluster_(cluster),
+      units_(units),
+      ground_(ground),
+      current_(current),
+      options_(options),
+      shares_(loads, layer),
+      steps_(std::uint64_t{options.best_effort} * (units.slot_count() + 64)),
+      stop_(options.stop) {
+  if (current == nullptr) return;
+  held_.assign(std::size_t{ground.size()} * loads.experts, 0);
+  for (std::uint32_t d = 0; d < ground.size(); ++d) {
+    for (const std::int32_t e : current->slots(layer, ground.device[d])) {
+      if (e == kNoExpert) continue;
+      held_[std::size_t{d} * loads.experts + static_cast<std::size_t>(e)] = 1;
+    }
+  }
+}
+
+std::vector<LayerChoice> LayerPlan::Run(LayerNotes* notes, double* even) const {
+  const Placement eplb = Eplb();
+  if (Stopped(stop_)) return {ChoiceOf(SlotsOf(eplb))};
+  LayerChoice found = ChoiceOf(MostEven(eplb, notes));
+  *even = found.imbalance;
+  if (current_ != nullptr) return Choices(found.slots);
+  return {std::move(found)};
+}
+
+double LayerPlan::Imbalance(double peak) const {
+  return shares_.total() > 0 ? peak * ground_.size() / shares_.total() : 1;
+}
+
+Placement LayerPlan::PlacementOf(std::span<const std::int32_t> slots) const {
+  Placement placement = EmptyPlacement(one_, cluster_);
+  auto from = slots.begin();
+  for (std::uint32_t d = 0; d < ground_.size(); ++d) {
+    const auto to = placement.slots(0, ground_.device[d]);
+    std::copy_n(from, ground_.slots[d], to.begin());
+    from += ground_.slots[d];
+  }
+  return placement;
+}
+
+std::vector<std::int32_t> LayerPlan::SlotsOf(const Placement& placement) const {
+  std::vector<std::int32_t> slots;
+  slots.reserve(units_.slot_count());
+  for (std::uint32_t d = 0; d < ground_.size(); ++d) {
+    const auto held = placement.slots(0, ground_.device[d]);
+    slots.insert(slots.end(), held.begin(), held.begin() + ground_.slots[d]);
+  }
+  return slots;
+}
+
+LayerChoice LayerPlan::ChoiceOf(std::vector<std::int32_t> slots) const {
+  LayerChoice choice;
+  choice.imbalance = Imbalance(shares_.Peak(ground_, slots));
+  std::size_t slot = 0;
+  for (std::uint32_t d = 0; !held_.empty() && d < ground_.size(); ++d) {
+    for (const std::size_t end = slot + ground_.slots[d]; slot < end; ++slot) {
+      if (slots[slot] == kNoExpert) continue;
+      const auto e = static_cast<std::size_t>(slots[slot]);
+      if (held_[std::size_t{d} * one_.experts + e] == 0) ++choice.moves;
+    }
+  }
+  choice.slots = std::move(slots);
+  return choice;
+}
+
+// Descends from EPLB's plan, then anneals where that is not near the bound.
+std::vector<std::int32_t> LayerPlan::MostEven(const Placement& eplb, LayerNotes* notes) const {
+  LayerSearch search(ground_, tokens(), current_, layer_);
+  if (!StartFresh(eplb, &search)) return SlotsOf(eplb);
+  double bound = Bound();
+  search.Balance(bound, steps_);
+  const std::vector<std::int32_t> start = BetterOfOthers(search.slots(), bound);
+  const double peak = shares_.Peak(ground_, start);
+  if (peak > bound * LayerAnneal::kNear && options_.best_effort > 0) {
+    for (std::uint32_t w = 0; w < shares_.count(); ++w) {
+      bound = std::max(bound, ProvenBound(shares_.tokens(w), ground_, bound, peak));
+    }
+  }
+  notes->bound = Imbalance(bound);
+  return Annealed(start, bound, notes);
+}
+
+// A search that finds nothing better for long is stuck, so that others begin again with other
+// random numbers, as long as there is effort left and one of the last ones was better.
+std::vector<std::int32_t> LayerPlan::Annealed(const std::vector<std::int32_t>& start, double bound,
+                                              LayerNotes* notes) const {
+  constexpr std::uint64_t kTrials = 16;
+  constexpr std::uint64_t kSeeds = 1'000'003;  // between trials: more than layers
+  AnnealBudget budget = Budget(current_ == nullptr ? 1 : 0.5);
+  std::vector<std::int32_t> best = start;
+  double peak = shares_.Peak(ground_, start);
+  std::uint64_t gained = 0;  // trial
+  for (std::uint64_t trial = 0; trial - gained < kTrials; ++trial) {
+    LayerAnneal anneal(ground_, shares_, bound, options_.seed + one_.layer_id[0] + trial * kSeeds);
+    anneal.Start(start);
+    notes->search_end = anneal.Run(budget);
+    if (anneal.peak() < peak * kLess) {
+      best = anneal.slots();
+      peak = anneal.peak();
+      gained = trial;
+    }
+    if (notes->search_end != SearchEnd::kNoGain || Stopped(stop_)) break;
+    if (!budget.expired && (budget.steps -= std::min(budget.steps, anneal.steps())) == 0) break;
+  }
+  return best;
+}
+
+// The slots, or those of another strategy that are more even, so that none of them ends up better.
+// With thousands of slots the descent beats them all, and trying them takes longer than it.
+std::vector<std::int32_t> LayerPlan::BetterOfOthers(const std::vector<std::int32_t>& slots,
+                                                    double bound) const {
+  constexpr std::uint64_t kSlotsMax = 1024;
+  if (units_.slot_count() > kSlotsMax) return slots;
+  std::vector<std::int32_t> best = slots;
+  double peak = shares_.Peak(ground_, best);
+  for (Drafting* const draft : {&DraftEplbPlus, &DraftFlexMoe, &DraftSmartMoe, &DraftVanilla,
+                                &DraftLazarus, &DraftSpread, &DraftCompact}) {
+    if (peak <= bound * LayerAnneal::kNear || Stopped(stop_)) break;
+    const auto other = draft(one_, cluster_, nullptr, options_);
+    if (!other) continue;
+    LayerSearch search(ground_, tokens(), nullptr, 0);
+    if (!search.StartFrom(other->placement, 0)) continue;
+    const double found = shares_.Peak(ground_, search.slots());
+    if (found >= peak) continue;
+    peak = found;
+    best = search.slots();
+  }
+  return best;
+}
+
+// Few moves first: what lies there, made more even by descents and by searches with a limit of
+// moves; then the most even placement, however many moves it takes.
+std::vector<LayerChoice> LayerPlan::Choices(const std::vector<std::int32_t>& even) const {
+  std::vector<LayerChoice> choices;
+  LayerSearch stay(ground_, tokens(), current_, layer_);
+  const bool stays = stay.StartFromCurrent();
+  if (stays) choices.push_back(ChoiceOf(stay.slots()));
+  choices.push_back(ChoiceOf(even));
+  // Other names of the devices may need fewer moves, but copies on several units may not change
+  // theirs.
+  if (ground_.copies_min == 1 && !Stopped(stop_)) {
+    choices.push_back(ChoiceOf(SlotsOf(RelabelDevices(LayersOf(*current_, layer_, layer_ + 1),
+                                                      PlacementOf(even), cluster_, stop_))));
+  }
+  const double goal = std::max(Bound(), shares_.Peak(ground_, even));
+  if (stays) {
+    AddDescents(goal, &choices);
+    KeepBestChoices(&choices);
+    AddLimited(goal, &choices);
+  }
+  KeepBestChoices(&choices);
+  return choices;
+}
+
+// From what lies there towards several targets between its peak and the goal.
+void LayerPlan::AddDescents(double goal, std::vector<LayerChoice>* choices) const {
+  const double peak = choices->front().imbalance / Imbalance(1);
+  for (const double part : {0.6, 0.35, 0.2, 0.1, 0.05, 0.02, 0.001, 0.0}) {
+    if (Stopped(stop_)) return;
+    const double target = goal + (peak - goal) * part;
+    LayerSearch search(ground_, tokens(), current_, layer_);
+    if (!search.StartFromCurrent()) return;
+    search.Balance(target * kSame, steps_);
+    search.TakeBack(std::max(search.peak(), target) * kSame);
+    choices->push_back(ChoiceOf(search.slots()));
+  }
+}
+
+// Anneals with at most 1, 2, 4, ... more moves than are needed anyway, each from the best slots
+// with fewer moves.
+void LayerPlan::AddLimited(double goal, std::vector<LayerChoice>* choices) const {
+  const std::uint64_t least = choices->front().moves;
+  const std::uint64_t most = choices->back().moves;
+  std::vector<std::uint64_t> limits;
+  for (std::uint64_t more = 1; least + more < most; more *= 2) limits.push_back(least + more);
+  std::vector<LayerChoice> found;
+  for (const std::uint64_t limit : limits) {
+    if (Stopped(stop_)) return;
+    const LayerChoice* start = &choices->front();
+    for (const auto* list : {choices, &found}) {
+      for (const LayerChoice& one : *list) {
+        if (one.moves <= limit && one.imbalance < start->imbalance) start = &one;
+      }
+    }
+    LayerAnneal anneal(ground_, shares_, goal, options_.seed + one_.layer_id[0] + limit);
+    anneal.LimitMoves(held_, limit);
+    anneal.Start(start->slots);
+    anneal.Run(Budget(0.5 / static_cast<double>(limits.size())));
+    found.push_back(ChoiceOf(anneal.slots()));
+  }
+  std::move(found.begin(), found.end(), std::back_inserter(*choices));
+}
+
+AnnealBudget LayerPlan::Budget(double share) const {
+  constexpr std::uint64_t kStepsOfSlot = 800;
+  constexpr std::uint64_t kStepsMin = 25'000;
+  constexpr std::uint64_t kStepsMax = 50'000;
+  constexpr double kReplicas = 4;
+  AnnealBudget budget;
+  const std::uint64_t steps =
+      options_.best_effort * std::clamp(units_.slot_count() * kStepsOfSlot, kStepsMin, kStepsMax);
+  // A step looks at all replicas of two experts.
+  const double replicas = static_cast<double>(units_.slot_count()) / one_.experts;
+  const double affordable = std::min(1.0, kReplicas / replicas);
+  budget.steps = static_cast<std::uint64_t>(static_cast<double>(steps) * share * affordable);
+  if (options_.best_seconds > 0 && options_.clock != nullptr) {
+    const double until = options_.clock() + options_.best_seconds * share;
+    budget.expired = [clock = options_.clock, until] { return clock() >= until; };
+  }
+  return budget;
+}
+
+// The published plan where the cluster allows one, else the same for any slots.
+Placement LayerPlan::Eplb() const {
+  Placement placement = EmptyPlacement(one_, cluster_);
+  const auto slots = ground_.slots;
+  const bool even =
+      std::all_of(slots.begin(), slots.end(), [&](std::uint32_t s) { return s == slots.front(); });
+  if (!even) {
+    std::vector<std::uint32_t> experts(tokens().size());
+    std::iota(experts.begin(), experts.end(), 0U);
+    PackEvenly(tokens(), experts, cluster_, 0, cluster_.device_count(), &placement);
+    return placement;
+  }
+  const std::vector<std::int32_t> flat =
+      EplbLayer(tokens(), {ground_.size() * slots.front(), 1, 1, ground_.size()}, true);
+  for (std::uint32_t d = 0; d < ground_.size(); ++d) {
+    std::copy_n(flat.begin() + static_cast<std::ptrdiff_t>(std::size_t{d} * slots.front()),
+                slots.front(), placement.slots(0, ground_.device[d]).begin());
+  }
+  return placement;
+}
+
+// From EPLB's plan, renamed after the current one; with copies on several units, where that plan
+// cannot be completed, from a ring of the units.
+bool LayerPlan::StartFresh(const Placement& eplb, LayerSearch* search) const {
+  Placement start = eplb;
+  if (current_ != nullptr && ground_.copies_min > 1) {
+    start = RelabelDevices(LayersOf(*current_, layer_, layer_ + 1), eplb, cluster_, stop_);
+  }
+  if (search->StartFrom(start, 0)) return true;
+  if (Stopped(stop_)) return false;
+  Placement ring = EmptyPlacement(one_, cluster_);
+  const auto counts = ReplicaCounts(tokens(), units_.slot_count(), ground_.copies_min);
+  const UnitPlan plan = RingPlan(counts, units_.slots, ground_.copies_min, stop_);
+  if (Stopped(stop_)) return false;
+  DealToDevices(plan, units_, tokens(), 0, &ring);
+  return search->StartFrom(ring, 0);
+}
+
+// No plan has a smaller largest load than the mean, or than the hottest replica of the best deal.
+double LayerPlan::Bound() const {
+  const double mean = shares_.total() / ground_.size();
+  double bound = mean;
+  for (std::size_t w = 0; w < one_.window_count(); ++w) {
+    const auto counts = one_.layer(0, w);
+    const auto all = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+    if (all == 0) continue;
+    const double hottest =
+        LeastHottest(counts, units_.slot_count(), ground_.size()) / ground_.fastest();
+    bound = std::max(bound, hottest * shares_.total() / static_cast<double>(all));
+  }
+  return bound;
+}
+
+}  // namespace shardwright::placement::internal

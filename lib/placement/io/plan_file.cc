@@ -1,0 +1,404 @@
+#include "placement/io/plan_file.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "engine/exec/manifest.h"
+#include "placement/io/cluster_text.h"
+#include "placement/io/plan_file_internal.h"
+#include "support/base/limits.h"
+#include "support/os/dir.h"
+
+namespace shardwright::placement {
+namespace {
+
+/// Slots of a list of GPUs or nodes, and how many each has, which all layers have alike.
+Result<std::vector<std::int32_t>> ListedSlots(const Json& devices, const std::string& where,
+                                              bool first, std::vector<std::uint32_t>* sizes) {
+  if (!devices.is_array()) return Fail(Errc::kBadInput, where + ": a list of gpus expected");
+  std::vector<std::int32_t> slots;
+  std::vector<std::uint32_t> found;
+  for (const Json& device : devices) {
+    SW_TRY_ASSIGN(const auto held, SlotsOf(device, where));
+    slots.insert(slots.end(), held.begin(), held.end());
+    found.push_back(static_cast<std::uint32_t>(held.size()));
+  }
+  if (first) *sizes = found;
+  if (found != *sizes) {
+    return Fail(Errc::kBadInput, where + ": other slots per gpu than the first layer");
+  }
+  return slots;
+}
+
+/// A layer out of our record: by GPU where it has them, else by node.
+Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* plan) {
+  const Json* number = json::Find(layer, "layer");
+  const Json* devices = json::Find(layer, "devices");
+  if (devices == nullptr) devices = json::Find(layer, "placement");
+  if (number == nullptr || devices == nullptr) {
+    return Fail(Errc::kBadInput, where + ": objects with layer and placement expected");
+  }
+  SW_TRY_ASSIGN(const std::uint64_t id,
+                json::WholeOf(*number, 0, limits::kMoeLayers - 1, where + ": layer"));
+  const std::string place = where + ": layer " + std::to_string(id);
+  const Json* owners = json::Find(layer, "owners");
+  const bool first = plan->layer_id.empty();
+  if (!first && (owners != nullptr) != !plan->owner_slots.empty()) {
+    return Fail(Errc::kBadInput, place + ": owners in some layers only");
+  }
+  SW_TRY_ASSIGN(auto slots, ListedSlots(*devices, place, first, &plan->device_slots));
+  SW_TRY(AddLayer(plan, id, std::move(slots), place));
+  if (owners == nullptr) return {};
+  SW_TRY_ASSIGN(auto owned,
+                ListedSlots(*owners, place + ": owners", first, &plan->owner_device_slots));
+  const auto at = std::lower_bound(plan->layer_id.begin(), plan->layer_id.end(), id);
+  plan->owner_slots.insert(plan->owner_slots.begin() + (at - plan->layer_id.begin()),
+                           std::move(owned));
+  return {};
+}
+
+/// A row of numbers of a migration, each below its limit; the layer's position in place of its
+/// number.
+Result<std::vector<std::uint32_t>> MigrationRow(const Json& row, const PlanFile& plan,
+                                                std::span<const std::uint64_t> limits,
+                                                const std::string& where) {
+  if (!row.is_array() || row.size() != limits.size()) {
+    return Fail(Errc::kBadInput, where + ": a list of " + std::to_string(limits.size()) +
+                                     " numbers expected, found " + json::KindOf(row));
+  }
+  std::vector<std::uint32_t> numbers;
+  for (std::size_t i = 0; i < limits.size(); ++i) {
+    SW_TRY_ASSIGN(const std::uint64_t number, json::WholeOf(row[i], 0, limits[i] - 1, where));
+    numbers.push_back(static_cast<std::uint32_t>(number));
+  }
+  const auto at = std::lower_bound(plan.layer_id.begin(), plan.layer_id.end(), numbers[0]);
+  if (at == plan.layer_id.end() || *at != numbers[0]) {
+    return Fail(Errc::kBadInput,
+                where + ": layer " + std::to_string(numbers[0]) + " is not in the plan");
+  }
+  numbers[0] = static_cast<std::uint32_t>(at - plan.layer_id.begin());
+  return numbers;
+}
+
+Status ParseMigration(const Json& record, const std::string& where, PlanFile* plan) {
+  const Json* transfers = json::Find(record, "transfers");
+  const Json* lost = json::Find(record, "lost");
+  if (transfers == nullptr || lost == nullptr || !transfers->is_array() || !lost->is_array()) {
+    return Fail(Errc::kBadInput, where + ": an object with lists transfers and lost expected");
+  }
+  const std::uint64_t gpus = plan->device_slots.size();
+  const std::uint64_t rounds = std::max<std::uint64_t>(transfers->size(), 1);
+  Migration found;
+  for (const Json& row : *transfers) {
+    const std::string place = where + ": transfer " + std::to_string(found.transfers.size());
+    SW_TRY_ASSIGN(const auto n,
+                  MigrationRow(row, *plan,
+                               std::array{limits::kMoeLayers, std::uint64_t{plan->experts}, gpus,
+                                          gpus, rounds},
+                               place));
+    if (!found.transfers.empty() && n[4] < found.transfers.back().round) {
+      return Fail(Errc::kBadInput, place + ": round " + std::to_string(n[4]) + " after round " +
+                                       std::to_string(found.transfers.back().round));
+    }
+    found.transfers.push_back({n[0], n[1], n[2], n[3], n[4], Reach::kNode});
+    found.rounds = n[4] + 1;
+  }
+  for (const Json& row : *lost) {
+    SW_TRY_ASSIGN(
+        const auto n,
+        MigrationRow(row, *plan, std::array{limits::kMoeLayers, std::uint64_t{plan->experts}},
+                     where + ": lost"));
+    found.lost.push_back({n[0], n[1]});
+  }
+  plan->migration = std::move(found);
+  return {};
+}
+
+Result<PlanFile> ParseRecord(const Json& root, const std::string& where) {
+  PlanFile plan;
+  plan.format = "plan";
+  const Json& layers = root["layers"];
+  if (!layers.is_array() || layers.size() > limits::kMoeLayers) {
+    return Fail(Errc::kBadInput, where + ": layers: a list expected");
+  }
+  if (const Json* experts = json::Find(root, "experts")) {
+    SW_TRY_ASSIGN(const std::uint64_t count,
+                  json::WholeOf(*experts, 1, limits::kMoeExperts, where + ": experts"));
+    plan.experts = static_cast<std::uint32_t>(count);
+  }
+  for (const Json& layer : layers) SW_TRY(AddRecordLayer(layer, where, &plan));
+  SW_TRY(Finish(&plan, where));
+  if (const Json* cluster = json::Find(root, "cluster")) {
+    SW_TRY_ASSIGN(plan.cluster,
+                  ParseCluster(cluster->dump(), static_cast<std::uint32_t>(plan.layer_id.size()),
+                               where + ": cluster"));
+  } else if (const Json* nodes = json::Find(root, "nodes")) {
+    // A record without GPUs: every node is one.
+    SW_TRY_ASSIGN(const std::uint64_t count,
+                  json::WholeOf(*nodes, 1, limits::kMoeNodes, where + ": nodes"));
+    if (count != plan.device_slots.size()) {
+      return Fail(Errc::kBadInput, where + ": " + std::to_string(count) + " nodes, but layer " +
+                                       std::to_string(plan.layer_id.front()) + " lists " +
+                                       std::to_string(plan.device_slots.size()));
+    }
+    plan.cluster = UniformCluster(static_cast<std::uint32_t>(count), 1, 0);
+    for (std::size_t d = 0; d < plan.device_slots.size(); ++d) {
+      plan.cluster->devices[d].slots = plan.device_slots[d];
+    }
+  }
+  if (const Json* migration = json::Find(root, "migration")) {
+    SW_TRY(ParseMigration(*migration, where + ": migration", &plan));
+  }
+  return plan;
+}
+
+Result<PlanFile> FromJson(const Json& root, const std::string& where) {
+  if (root.is_array()) return ParseMatrixPlan(root, where);
+  if (root.contains("record_type")) return ParseVllmPlan(root, where);
+  if (root.contains("layer_list")) return ParseAscendPlan(root, where);
+  if (root.contains("physical_to_logical_map")) return ParseSglangPlan(root, where);
+  if (root.contains("physical_to_logical")) return ParseEplbPlan(root, where);
+  if (root.contains("layers")) return ParseRecord(root, where);
+  return Fail(Errc::kBadInput,
+              where +
+                  ": no plan: none of layers, physical_to_logical, physical_to_logical_map, "
+                  "layer_list, record_type and initial_global_assignments");
+}
+
+/// For every device of the cluster: where its slots start in the plan, and how many there are.
+struct Source {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+};
+
+tl::unexpected<Error> Differs(std::string_view what, std::uint64_t plan, std::uint64_t cluster) {
+  return Fail(Errc::kBadInput, "plan: " + std::to_string(plan) + " " + std::string(what) +
+                                   ", the cluster has " + std::to_string(cluster));
+}
+
+/// GPUs of equal nodes, matched by the names of their nodes.
+Result<std::vector<Source>> ByName(const PlanFile& plan, const Cluster& cluster,
+                                   const std::vector<Source>& of_plan) {
+  std::map<std::string, std::uint32_t> found;
+  for (std::uint32_t n = 0; n < plan.cluster->node_count(); ++n) {
+    found.emplace(plan.cluster->nodes[n].name, n);
+  }
+  std::vector<Source> sources(cluster.device_count());
+  for (std::uint32_t n = 0; n < cluster.node_count(); ++n) {
+    const auto at = found.find(cluster.nodes[n].name);
+    if (at == found.end()) continue;
+    const std::uint32_t from = plan.cluster->device_first(at->second);
+    const std::uint32_t plan_gpus = plan.cluster->device_first(at->second + 1) - from;
+    const std::uint32_t to = cluster.device_first(n);
+    const std::uint32_t gpus = cluster.device_first(n + 1) - to;
+    if (plan_gpus != gpus) {
+      return Differs("gpus on node \"" + cluster.nodes[n].name + "\"", plan_gpus, gpus);
+    }
+    for (std::uint32_t g = 0; g < gpus; ++g) sources[to + g] = of_plan[from + g];
+  }
+  return sources;
+}
+
+Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& cluster) {
+  std::vector<Source> sources;
+  std::uint32_t first = 0;
+  for (const std::uint32_t count : plan.device_slots) {
+    sources.push_back({first, count});
+    first += count;
+  }
+  if (plan.cluster && plan.cluster->device_count() == sources.size()) {
+    const bool named =
+        std::any_of(cluster.nodes.begin(), cluster.nodes.end(), [&](const Node& node) {
+          return std::any_of(plan.cluster->nodes.begin(), plan.cluster->nodes.end(),
+                             [&](const Node& other) { return other.name == node.name; });
+        });
+    if (named) return ByName(plan, cluster, sources);
+  }
+  const auto slot_count = static_cast<std::uint32_t>(plan.slots.front().size());
+  const std::uint32_t live = cluster.live_devices();
+  const std::uint32_t all = cluster.device_count();
+  if (plan.device_slots.empty() && live < all && live > 0 && slot_count % live != 0 &&
+      slot_count % all == 0) {
+    // Ranks that hold nothing are counted too.
+    std::vector<Source> ranks(all);
+    for (std::uint32_t d = 0; d < all; ++d) {
+      if (cluster.holds(d)) ranks[d] = {d * (slot_count / all), slot_count / all};
+    }
+    return ranks;
+  }
+  if (plan.device_slots.empty()) {
+    // Ranks of other programs are the live GPUs in their order.
+    if (live == 0 || slot_count % live != 0) {
+      return Fail(Errc::kBadInput, "plan: " + std::to_string(slot_count) +
+                                       " slots do not divide among " + std::to_string(live) +
+                                       " live gpus");
+    }
+    for (std::uint32_t rank = 0; rank < live; ++rank) {
+      sources.push_back({rank * (slot_count / live), slot_count / live});
+    }
+  }
+  if (sources.size() == cluster.device_count()) return sources;
+  if (sources.size() != live) return Differs("gpus", sources.size(), cluster.device_count());
+  std::vector<Source> spread(cluster.device_count());
+  std::size_t rank = 0;
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    if (cluster.holds(d)) spread[d] = sources[rank++];
+  }
+  return spread;
+}
+
+/// Row of the plan for every layer of the loads.
+Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const Loads& loads) {
+  std::vector<std::size_t> rows;
+  const bool by_position = plan.positions && plan.layer_id.size() == loads.layers;
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const std::uint32_t id = by_position ? l : loads.layer_id[l];
+    const auto at = std::lower_bound(plan.layer_id.begin(), plan.layer_id.end(), id);
+    if (at == plan.layer_id.end() || *at != id) {
+      return Fail(Errc::kBadInput, "plan: no layer " + std::to_string(id) + ", it has " +
+                                       std::to_string(plan.layer_id.size()) + ", " +
+                                       std::to_string(plan.layer_id.front()) + " to " +
+                                       std::to_string(plan.layer_id.back()) + "; the loads have " +
+                                       std::to_string(loads.layers));
+    }
+    rows.push_back(static_cast<std::size_t>(at - plan.layer_id.begin()));
+  }
+  return rows;
+}
+
+}  // namespace
+
+Result<std::int32_t> SlotOf(const Json& value, const std::string& where) {
+  if (value.is_number_integer() && value.get<std::int64_t>() == kNoExpert) return kNoExpert;
+  SW_TRY_ASSIGN(const std::uint64_t expert,
+                json::WholeOf(value, 0, limits::kMoeExperts - 1, where));
+  return static_cast<std::int32_t>(expert);
+}
+
+Result<std::vector<std::int32_t>> SlotsOf(const Json& list, const std::string& where) {
+  if (!list.is_array()) {
+    return Fail(Errc::kBadInput,
+                where + ": a list of experts expected, found " + json::KindOf(list));
+  }
+  std::vector<std::int32_t> slots;
+  slots.reserve(list.size());
+  for (const Json& value : list) {
+    SW_TRY_ASSIGN(const std::int32_t slot,
+                  SlotOf(value, where + " slot " + std::to_string(slots.size())));
+    slots.push_back(slot);
+  }
+  return slots;
+}
+
+Status AddLayer(PlanFile* plan, std::uint64_t layer, std::vector<std::int32_t> slots,
+                const std::string& where) {
+  if (layer >= limits::kMoeLayers || slots.size() > limits::kMoeSlots) {
+    return Fail(Errc::kLimit, where + ": layer " + std::to_string(layer) + " of " +
+                                  std::to_string(slots.size()) + " slots: at most " +
+                                  std::to_string(limits::kMoeLayers) + " layers of " +
+                                  std::to_string(limits::kMoeSlots));
+  }
+  if (!plan->slots.empty() && plan->slots.front().size() != slots.size()) {
+    return Fail(Errc::kBadInput, where + ": " + std::to_string(slots.size()) + " slots, layer " +
+                                     std::to_string(plan->layer_id.front()) + " has " +
+                                     std::to_string(plan->slots.front().size()));
+  }
+  if (std::find(plan->layer_id.begin(), plan->layer_id.end(), layer) != plan->layer_id.end()) {
+    return Fail(Errc::kBadInput, where + ": layer " + std::to_string(layer) + " twice");
+  }
+  const auto at = std::lower_bound(plan->layer_id.begin(), plan->layer_id.end(), layer);
+  const auto index = at - plan->layer_id.begin();
+  plan->layer_id.insert(at, static_cast<std::uint32_t>(layer));
+  plan->slots.insert(plan->slots.begin() + index, std::move(slots));
+  return {};
+}
+
+Status Finish(PlanFile* plan, const std::string& where) {
+  if (plan->slots.empty() || plan->slots.front().empty()) {
+    return Fail(Errc::kBadInput, where + ": a plan without " +
+                                     std::string(plan->slots.empty() ? "layers" : "slots"));
+  }
+  std::int32_t largest = kNoExpert;
+  for (const auto* const layers : {&plan->slots, &plan->owner_slots}) {
+    for (const auto& layer : *layers) {
+      for (const std::int32_t expert : layer) largest = std::max(largest, expert);
+    }
+  }
+  if (plan->experts == 0) plan->experts = static_cast<std::uint32_t>(largest + 1);
+  if (largest >= static_cast<std::int32_t>(plan->experts) || plan->experts == 0) {
+    return Fail(Errc::kBadInput, where + ": expert " + std::to_string(largest) +
+                                     " does not exist, there are " + std::to_string(plan->experts));
+  }
+  return {};
+}
+
+Result<PlanFile> ParsePlan(std::string_view text, const std::string& where) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) return Fail(Errc::kBadInput, where + ": is empty");
+  if (text[first] != '{' && text[first] != '[') return ParseTensorrtPlan(text, where);
+  SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
+  SW_TRY(exec::CheckTextSum(text, where));
+  return FromJson(root, where);
+}
+
+Result<PlanFile> ReadPlan(const std::string& path) {
+  if (path.ends_with(".pt") || path.ends_with(".pth")) return ReadTensorPlan(path);
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
+  return ParsePlan(text, path);
+}
+
+Result<Placement> PlacedOn(const PlanFile& plan, const Loads& loads, const Cluster& cluster) {
+  if (plan.experts != loads.experts) {
+    // Formats without a count tell only the largest id that they use.
+    const bool may_be_fewer = plan.format != "plan" && plan.experts < loads.experts;
+    if (!may_be_fewer) {
+      return Fail(Errc::kBadInput, "plan: " + std::to_string(plan.experts) +
+                                       " experts, the loads have " + std::to_string(loads.experts));
+    }
+  }
+  SW_TRY_ASSIGN(const auto rows, RowsOf(plan, loads));
+  SW_TRY_ASSIGN(const auto sources, SourcesOf(plan, cluster));
+  Placement placement;
+  placement.layers = loads.layers;
+  placement.experts = loads.experts;
+  placement.slot_begin.push_back(0);
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    const std::uint32_t slots = std::max(sources[d].count, cluster.devices[d].slots);
+    placement.slot_begin.push_back(placement.slot_begin.back() + slots);
+  }
+  const std::uint64_t cells = std::uint64_t{placement.slot_count()} * loads.layers;
+  if (cells > limits::kMoeCells) {
+    return Fail(Errc::kLimit, "plan: " + std::to_string(cells) +
+                                  " slots over all layers, at most " +
+                                  std::to_string(limits::kMoeCells));
+  }
+  placement.slot_expert.assign(cells, kNoExpert);
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const std::vector<std::int32_t>& from = plan.slots[rows[l]];
+    for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+      const auto to = placement.slots(l, d);
+      std::copy_n(from.begin() + sources[d].first, sources[d].count, to.begin());
+    }
+  }
+  return placement;
+}
+
+PlanFile StateOf(PlanFile plan) {
+  if (plan.owner_slots.empty()) return plan;
+  plan.slots = std::exchange(plan.owner_slots, {});
+  plan.device_slots = std::exchange(plan.owner_device_slots, {});
+  return plan;
+}
+
+Result<Cluster> ClusterOf(const PlanFile& plan) {
+  if (plan.cluster) return *plan.cluster;
+  return Fail(Errc::kUsage, "a plan of the format " + plan.format +
+                                " does not tell its cluster: give --cluster, or --nodes, --gpus "
+                                "and --slots");
+}
+
+}  // namespace shardwright::placement

@@ -1,0 +1,260 @@
+// Plans for other programs (docs/formats/plan.md, "Other programs").
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "placement/io/plan_text.h"
+#include "support/json/json.h"
+
+namespace shardwright::placement {
+namespace {
+
+/// A placement as others know it: every rank has the same number of slots, none is empty. The slots
+/// of an idle rank all name expert 0.
+struct Flat {
+  std::uint32_t ranks = 0;
+  std::uint32_t per_rank = 0;
+  std::vector<std::vector<std::int32_t>> slots;  ///< by layer, rank after rank
+  std::vector<std::uint32_t> idle;  ///< GPUs of live nodes that are dead or have no slots
+
+  std::uint32_t slot_count() const { return ranks * per_rank; }
+  std::span<const std::int32_t> of_rank(std::size_t layer, std::uint32_t rank) const {
+    return std::span(slots[layer]).subspan(std::size_t{rank} * per_rank, per_rank);
+  }
+};
+
+Result<Flat> Flatten(const Placement& placement, const Loads& loads, const Cluster& cluster) {
+  Flat flat;
+  flat.slots.resize(placement.layers);
+  for (std::uint32_t d = 0; d < placement.device_count() && flat.per_rank == 0; ++d) {
+    if (!cluster.holds(d)) continue;
+    for (const std::int32_t expert : placement.slots(0, d)) {
+      flat.per_rank += expert == kNoExpert ? 0 : 1;
+    }
+  }
+  for (std::uint32_t l = 0; l < placement.layers; ++l) {
+    for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
+      if (!cluster.nodes[cluster.devices[d].node].alive) continue;
+      if (l == 0) ++flat.ranks;
+      if (!cluster.holds(d)) {
+        if (l == 0) flat.idle.push_back(d);
+        flat.slots[l].insert(flat.slots[l].end(), flat.per_rank, 0);
+        continue;
+      }
+      std::uint32_t held = 0;
+      for (const std::int32_t expert : placement.slots(l, d)) {
+        if (expert == kNoExpert) continue;
+        flat.slots[l].push_back(expert);
+        ++held;
+      }
+      if (held != flat.per_rank) {
+        return Fail(Errc::kUnsupported,
+                    "layer " + std::to_string(loads.layer_id[l]) + ": " + GpuName(cluster, d) +
+                        " holds " + std::to_string(held) + " experts, the first gpu " +
+                        std::to_string(flat.per_rank) +
+                        ": the format has as many on every gpu; write --format plan");
+      }
+    }
+  }
+  return flat;
+}
+
+/// The first expert that a rank holds twice, as a text; empty if there is none.
+std::string FirstDuplicate(const Flat& flat, const Loads& loads, const Cluster& cluster) {
+  std::vector<bool> idle(flat.ranks, false);
+  std::uint32_t next = 0;
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    if (cluster.nodes[cluster.devices[d].node].alive) idle[next++] = !cluster.holds(d);
+  }
+  for (std::size_t l = 0; l < flat.slots.size(); ++l) {
+    for (std::uint32_t rank = 0; rank < flat.ranks; ++rank) {
+      if (idle[rank]) continue;
+      std::set<std::int32_t> seen;
+      for (const std::int32_t expert : flat.of_rank(l, rank)) {
+        if (seen.insert(expert).second) continue;
+        return "layer " + std::to_string(loads.layer_id[l]) + " expert " + std::to_string(expert) +
+               ": twice on rank " + std::to_string(rank);
+      }
+    }
+  }
+  return "";
+}
+
+void AppendRows(std::string* out, const std::vector<std::vector<std::int32_t>>& rows) {
+  *out += '[';
+  for (std::size_t l = 0; l < rows.size(); ++l) {
+    if (l > 0) *out += ",\n";
+    json::AppendNumbers(out, rows[l]);
+  }
+  *out += ']';
+}
+
+std::string EplbText(const Flat& flat, const Placement& placement, const Loads& loads,
+                     const Cluster& cluster, std::uint32_t groups) {
+  std::vector<std::vector<std::int32_t>> counts;
+  std::vector<std::vector<std::vector<std::int32_t>>> places;
+  std::size_t most = 1;
+  for (const auto& slots : flat.slots) {
+    std::vector<std::vector<std::int32_t>> of(loads.experts);
+    for (std::size_t s = 0; s < slots.size(); ++s) {
+      of[static_cast<std::size_t>(slots[s])].push_back(static_cast<std::int32_t>(s));
+    }
+    std::vector<std::int32_t> count;
+    for (const auto& list : of) {
+      count.push_back(static_cast<std::int32_t>(list.size()));
+      most = std::max(most, list.size());
+    }
+    counts.push_back(std::move(count));
+    places.push_back(std::move(of));
+  }
+  std::string out = "{\"gpus\":" + std::to_string(flat.ranks) +
+                    ",\"nodes\":" + std::to_string(cluster.live_nodes()) +
+                    ",\"groups\":" + std::to_string(groups) + ",\n\"loads\":[";
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    if (l > 0) out += ",\n";
+    json::AppendNumbers(&out, loads.layer(l));
+  }
+  out += "],\n\"physical_to_logical\":";
+  AppendRows(&out, flat.slots);
+  out += ",\n\"logical_to_physical\":[";
+  for (std::size_t l = 0; l < places.size(); ++l) {
+    for (auto& list : places[l]) list.resize(most, -1);
+    if (l > 0) out += ",\n";
+    AppendRows(&out, places[l]);
+  }
+  out += "],\n\"logical_count\":";
+  AppendRows(&out, counts);
+  out += ",\n\"imbalance\":[";
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    if (l > 0) out += ',';
+    json::AppendReal(&out, Measure(placement, loads, cluster, l).imbalance);
+  }
+  return out + "]}\n";
+}
+
+/// SGLang numbers all layers of the model, those without experts too: they get the plain order.
+std::string SglangText(const Flat& flat, const Loads& loads, PlanNotes* notes) {
+  std::vector<std::vector<std::int32_t>> rows(loads.layer_id.back() + 1);
+  std::vector<std::int32_t> plain(flat.slot_count());
+  for (std::size_t s = 0; s < plain.size(); ++s) {
+    plain[s] = static_cast<std::int32_t>(s % loads.experts);
+  }
+  for (std::uint32_t l = 0; l < loads.layers; ++l) rows[loads.layer_id[l]] = flat.slots[l];
+  std::size_t filled = 0;
+  for (auto& row : rows) {
+    if (!row.empty()) continue;
+    row = plain;
+    ++filled;
+  }
+  if (filled > 0) {
+    notes->push_back(std::to_string(filled) +
+                     " layers without a plan below the last one are in plain order");
+  }
+  std::string out = "{\"physical_to_logical_map\":";
+  AppendRows(&out, rows);
+  return out + "}\n";
+}
+
+/// vLLM numbers the MoE layers from 0 and reads one record per line.
+std::string VllmText(const Flat& flat, const Loads& loads) {
+  std::string out = "{\"record_type\":\"eplb_initial_mapping\",\"version\":1";
+  out += ",\"num_redundant_experts\":" + std::to_string(flat.slot_count() - loads.experts);
+  out += ",\"num_slots\":" + std::to_string(flat.slot_count());
+  out += ",\"initial_global_assignments\":{";
+  for (std::size_t l = 0; l < flat.slots.size(); ++l) {
+    if (l > 0) out += ',';
+    out += '"' + std::to_string(l) + "\":";
+    json::AppendNumbers(&out, flat.slots[l]);
+  }
+  return out + "}}\n";
+}
+
+std::string TensorrtText(const Flat& flat, const Loads& loads) {
+  std::string out = "num_slots: " + std::to_string(flat.slot_count()) +
+                    "\nlayer_updates_per_iter: 0\ninitial_global_assignments:\n";
+  for (std::size_t l = 0; l < flat.slots.size(); ++l) {
+    out += "  " + std::to_string(loads.layer_id[l]) + ": [";
+    for (std::size_t s = 0; s < flat.slots[l].size(); ++s) {
+      if (s > 0) out += ", ";
+      out += std::to_string(flat.slots[l][s]);
+    }
+    out += "]\n";
+  }
+  return out;
+}
+
+/// vllm-ascend numbers the MoE layers from 0.
+std::string AscendText(const Flat& flat) {
+  std::string out =
+      "{\"moe_layer_count\":" + std::to_string(flat.slots.size()) + ",\"layer_list\":[\n";
+  for (std::size_t l = 0; l < flat.slots.size(); ++l) {
+    out += "{\"layer_id\":" + std::to_string(l) +
+           ",\"device_count\":" + std::to_string(flat.ranks) + ",\"device_list\":[";
+    for (std::uint32_t rank = 0; rank < flat.ranks; ++rank) {
+      if (rank > 0) out += ',';
+      out += "{\"device_id\":" + std::to_string(rank) + ",\"device_expert\":";
+      json::AppendNumbers(&out, flat.of_rank(l, rank));
+      out += '}';
+    }
+    out += l + 1 < flat.slots.size() ? "]},\n" : "]}\n";
+  }
+  return out + "]}\n";
+}
+
+}  // namespace
+
+Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placement,
+                                    const Loads& loads, const Cluster& cluster,
+                                    std::uint32_t groups, std::size_t trace_layers,
+                                    PlanNotes* notes) {
+  SW_TRY_ASSIGN(const Flat flat, Flatten(placement, loads, cluster));
+  if (flat.slot_count() < loads.experts) {
+    return Fail(Errc::kUnsupported, std::to_string(flat.slot_count()) + " slots for " +
+                                        std::to_string(loads.experts) + " experts");
+  }
+  if (!flat.idle.empty() && format != PlanFormat::kSglang) {
+    return Fail(Errc::kUnsupported,
+                GpuName(cluster, flat.idle.front()) +
+                    " holds no experts: only --format sglang and plan can express a rank without "
+                    "experts");
+  }
+  for (const std::uint32_t gpu : flat.idle) {
+    notes->push_back(GpuName(cluster, gpu) + " holds no experts: its slots name expert 0");
+  }
+  const std::string duplicate = FirstDuplicate(flat, loads, cluster);
+  if (!duplicate.empty() && format == PlanFormat::kAscend) {
+    return Fail(Errc::kUnsupported, duplicate + ": vllm-ascend has an expert once per device");
+  }
+  if (!duplicate.empty() && format != PlanFormat::kEplb) {
+    notes->push_back(duplicate + ": the second copy takes memory for nothing");
+  }
+  if (flat.ranks != cluster.device_count()) {
+    notes->push_back("ranks 0 to " + std::to_string(flat.ranks - 1) + " are the live gpus, " +
+                     std::to_string(cluster.device_count() - flat.ranks) + " dead ones left out");
+  }
+  const bool part = trace_layers != loads.layers;
+  const bool by_position = format == PlanFormat::kVllm || format == PlanFormat::kAscend;
+  if (part && by_position) {
+    notes->push_back("layers are numbered from 0: the reader needs all MoE layers, these are " +
+                     std::to_string(loads.layers) + " of " + std::to_string(trace_layers));
+  }
+  switch (format) {
+    case PlanFormat::kEplb:
+      return EplbText(flat, placement, loads, cluster, groups);
+    case PlanFormat::kSglang:
+      return SglangText(flat, loads, notes);
+    case PlanFormat::kVllm:
+      return VllmText(flat, loads);
+    case PlanFormat::kTensorrt:
+      return TensorrtText(flat, loads);
+    case PlanFormat::kAscend:
+      return AscendText(flat);
+    case PlanFormat::kPlan:
+      break;
+  }
+  return Fail(Errc::kUsage, "our own record is no format of another program");
+}
+
+}  // namespace shardwright::placement

@@ -1,0 +1,450 @@
+#include "placement/planning/planning.h"
+
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "engine/exec/for_each.h"
+#include "placement/core/node_events.h"
+#include "placement/core/parallel.h"
+#include "placement/io/cluster_text.h"
+#include "placement/io/plan_file.h"
+#include "placement/io/report_page.h"
+#include "placement/planning/everywhere.h"
+#include "support/base/bytes.h"
+#include "support/base/limits.h"
+#include "support/base/stop.h"
+#include "support/base/text.h"
+
+namespace shardwright::placement {
+namespace {
+
+/// Runs `body` with so many threads.
+template <class Body>
+auto InArena(unsigned threads, const Body& body) {
+  tbb::task_arena arena(exec::ArenaThreads(threads));
+  return arena.execute(body);
+}
+
+/// Reads one recording without its idle records.
+/// \param counts  whether this rank's reading is reported
+/// \param idle_records  is increased
+Result<token_counts::LoadTrace> ReadTrace(const std::string& path, bool counts,
+                                          std::uint64_t* idle_records, Sink& sink) {
+  sink.Pass("read");
+  SW_TRY_ASSIGN(token_counts::LoadTrace trace, token_counts::ReadLoads(path));
+  const std::size_t records = trace.records.size();
+  const std::vector<std::uint64_t> idle = token_counts::RemoveIdle(&trace);
+  *idle_records += idle.size();
+  if (!counts) return trace;
+  sink.AddRead(trace.bytes_read, trace.files_read);
+  for (const std::string& note : trace.notes) sink.Note(note, 0);
+  for (const std::string& warning : trace.warnings) sink.Warn(warning);
+  if (!idle.empty()) {
+    sink.Note(path + ": " + std::to_string(idle.size()) + " of " + Plural(records, "record") +
+                  " without a token left out: iteration " + token_counts::Ranges(idle),
+              0);
+  }
+  return trace;
+}
+
+/// Reads the recordings of a request, and picks the loads that plans are made for and those that
+/// they are measured on.
+Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input, Sink& sink) {
+  SW_TRY_ASSIGN(token_counts::LoadTrace main,
+                ReadTrace(request.loads, counts, &input->idle_records, sink));
+  input->recordings.push_back({std::move(main), 1});
+  for (const JoinedLoads& joined : request.joined) {
+    SW_TRY_ASSIGN(token_counts::LoadTrace other,
+                  ReadTrace(joined.path, counts, &input->idle_records, sink));
+    input->recordings.push_back({std::move(other), joined.weight});
+  }
+  auto picked = token_counts::Pick(input->recordings, request.window);
+  if (!picked) return Within(request.loads, picked.error());
+  input->loads = *std::move(picked);
+  const std::vector<std::uint64_t> empty = input->EmptyLayers();
+  if (counts && !empty.empty()) {
+    sink.Note("layers without a token: " + token_counts::Ranges(empty) +
+                  "; all experts of such a layer count the same",
+              0);
+  }
+  if (!request.measured_at) return {};
+  token_counts::LoadWindow later;
+  later.layers = request.window.layers;
+  later.at = request.measured_at;
+  later.windows = {1};
+  SW_TRY_ASSIGN(input->later, token_counts::Pick(input->recordings.front().trace, later));
+  return {};
+}
+
+/// Without rates nothing could be copied in time, and hecate would silently copy nothing.
+Status CheckRates(const PlanRequest& request, const Cluster& cluster) {
+  if (request.options.hecate.nonmoe_seconds <= 0) return {};
+  const bool rates = cluster.device_bytes_per_s > 0 || cluster.node_bytes_per_s > 0;
+  if (rates && cluster.param_bytes > 0) return {};
+  return Fail(Errc::kUsage, "--nonmoe-seconds needs a --cluster with bandwidth and expert_bytes");
+}
+
+/// The limit of moves as a number of replicas.
+/// \error kUsage  bytes without an expert's size, or a limit below one replica
+Result<std::optional<std::uint64_t>> MovesMax(const MovesLimit& limit, const Loads& loads,
+                                              const Cluster& cluster) {
+  if (!limit.given()) return std::optional<std::uint64_t>();
+  if (limit.replicas) return limit.replicas;
+  if (limit.share) {
+    const double slots = static_cast<double>(cluster.live_slots()) * loads.layers;
+    const auto replicas = static_cast<std::uint64_t>(*limit.share * slots);
+    if (replicas > 0) return std::optional(replicas);
+    return Fail(Errc::kUsage, "--max-moves " + Percent(*limit.share, 2) + " of " + Fixed(slots, 0) +
+                                  " slots is less than one replica");
+  }
+  if (cluster.expert_bytes == 0) {
+    return Fail(Errc::kUsage, "--max-moves " + FormatBytes(*limit.bytes) +
+                                  " needs the size of an expert: give --expert-bytes, or "
+                                  "expert_bytes in the file of --cluster");
+  }
+  if (*limit.bytes >= cluster.expert_bytes)
+    return std::optional(*limit.bytes / cluster.expert_bytes);
+  return Fail(Errc::kUsage, "--max-moves " + FormatBytes(*limit.bytes) +
+                                " is less than one expert, which has " +
+                                FormatBytes(cluster.expert_bytes));
+}
+
+Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink) {
+  PlanInput input;
+  SW_TRY(ReadRecordings(request, counts, &input, sink));
+  SW_TRY_ASSIGN(input.cluster, ClusterOf(request.cluster, input.loads.layers));
+  SW_TRY(token_counts::Validate(input.loads));
+  SW_TRY(Validate(input.cluster));
+  SW_TRY(Validate(input.loads, input.cluster));
+  SW_TRY(CheckFaults(request.faults, input.loads, input.cluster, request.options.failure_unit));
+  SW_TRY(CheckRates(request, input.cluster));
+  if (request.old_plan.empty()) return input;
+  SW_TRY_ASSIGN(input.moves_max, MovesMax(request.max_moves, input.loads, input.cluster));
+  SW_TRY_ASSIGN(PlanFile old, ReadPlan(request.old_plan));
+  auto current = PlacedOn(StateOf(std::move(old)), input.loads, input.cluster);
+  if (!current) return Within(request.old_plan, current.error());
+  const Status fits = Validate(*current, input.loads, input.cluster, Rules{false, false, 0, false});
+  if (!fits) return Within(request.old_plan, fits.error());
+  input.current = *std::move(current);
+  return input;
+}
+
+/// Refuses a replay in which not even the whole cluster could hold what is asked.
+Status CheckReplay(const PlanRequest& request, const token_counts::LoadTrace& trace,
+                   Cluster cluster) {
+  for (Node& node : cluster.nodes) node.alive = true;
+  token_counts::LoadWindow window;
+  window.layers = request.window.layers;
+  SW_TRY_ASSIGN(const Loads loads, token_counts::Pick(trace, window));
+  SW_TRY(Validate(loads, cluster));
+  SW_TRY(CheckRates(request, cluster));
+  return CheckFaults(request.faults, loads, cluster, request.options.failure_unit);
+}
+
+/// Proves that a plan that was read fits what it was read for, and measures it.
+Status Measured(const PlanRequest& request, const PlanFile& plan, const std::string& file,
+                EvaluatedPlan* answer, Sink& sink) {
+  const PlanInput& input = answer->input;
+  PlannedRow& row = answer->row;
+  auto placed = PlacedOn(plan, input.loads, input.cluster);
+  if (!placed) return Within(file, placed.error());
+  StrategyResult result;
+  result.placement = *std::move(placed);
+  if (!plan.owner_slots.empty()) {
+    SW_TRY_ASSIGN(result.owners, PlacedOn(StateOf(plan), input.loads, input.cluster));
+  }
+  // What is copied for an iteration may exceed the slots that hold state.
+  Rules rules;
+  rules.cluster_slots = !result.owners.has_value();
+  const Status fits = Validate(result.placement, input.loads, input.cluster, rules);
+  if (!fits) return Fail(Errc::kBadInput, file + ": " + fits.error().message);
+  if (result.owners) {
+    const Status owned = Validate(*result.owners, input.loads, input.cluster, {});
+    if (!owned) return Fail(Errc::kBadInput, file + ": owners: " + owned.error().message);
+  }
+  sink.Pass("measure");
+  SW_TRY_ASSIGN(row.plan, Judge(plan.format, std::move(result), input.loads, input.cluster, nullptr,
+                                request.Judging(sink)));
+  if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
+  row.strategy = plan.format;
+  row.file = file;
+  return {};
+}
+
+}  // namespace
+
+double ClockSeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers) {
+  if (!request.file.empty()) return ReadCluster(request.file, layers);
+  const std::uint64_t gpus = request.nodes * request.gpus;
+  if (request.slots > limits::kMoeSlots / gpus) {
+    return Fail(Errc::kLimit, std::to_string(gpus) + " gpus of " + std::to_string(request.slots) +
+                                  " slots: more than " + std::to_string(limits::kMoeSlots) +
+                                  " slots");
+  }
+  Cluster made = UniformCluster(static_cast<std::uint32_t>(request.nodes),
+                                static_cast<std::uint32_t>(request.gpus),
+                                static_cast<std::uint32_t>(request.slots));
+  made.expert_bytes = request.expert_bytes;
+  // Mixed precision with Adam keeps 14 bytes of a parameter, 2 of which are the weight.
+  made.param_bytes = request.expert_bytes / 7;
+  return made;
+}
+
+std::vector<std::uint64_t> PlanInput::EmptyLayers() const {
+  std::vector<std::uint64_t> empty;
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const auto tokens = loads.layer(l);
+    const bool any = std::any_of(tokens.begin(), tokens.end(), [](auto t) { return t > 0; });
+    if (!any) empty.push_back(loads.layer_id[l]);
+  }
+  return empty;
+}
+
+JudgeOptions PlanRequest::Judging(const Sink& sink) const {
+  JudgeOptions judging;
+  judging.stop = StopOf(sink);
+  judging.unit = options.failure_unit;
+  judging.recovery.failures_max = static_cast<std::uint32_t>(failures);
+  judging.recovery.seed = options.seed;
+  judging.forward = forward;
+  return judging;
+}
+
+Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Sink& sink) {
+  const Interruptible reading(sink);
+  return comm.Agree(ReadLocal(request, comm.rank() == 0, sink));
+}
+
+namespace {
+
+/// Plans the experts that are not on every GPU.
+/// \param current  of all experts
+Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& request,
+                                       const PlanInput& input, const Strategy& strategy,
+                                       const Placement* current, Options options) {
+  SW_TRY_ASSIGN(const PlanRest rest,
+                WithoutEverywhere(input.loads, input.cluster, current, request.everywhere));
+  SW_TRY(Validate(rest.loads, rest.cluster));
+  if (options.moves_max) {
+    if (rest.moves > *options.moves_max) {
+      return Fail(Errc::kInfeasible, "at most " + std::to_string(*options.moves_max) +
+                                         " moves are allowed, but gpus lack " +
+                                         std::to_string(rest.moves) +
+                                         " replicas of the experts of --everywhere; raise "
+                                         "--max-moves");
+    }
+    *options.moves_max -= rest.moves;
+  }
+  SW_TRY_ASSIGN(StrategyResult result,
+                PlanOnRanks(comm, strategy, rest.loads, rest.cluster,
+                            rest.current ? &*rest.current : nullptr, options));
+  SW_TRY(AddEverywhere(rest, input.loads, input.cluster, current, request.everywhere, &result));
+  return result;
+}
+
+}  // namespace
+
+Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const PlanInput& input,
+                            const Strategy& strategy, Sink& sink) {
+  PlannedRow row;
+  row.strategy = strategy.name;
+  const Placement* current = input.current ? &*input.current : nullptr;
+  sink.Pass("plan");
+  const double start = ClockSeconds();
+  const Interruptible planning(sink);
+  Options options = request.options;
+  options.stop = StopOf(sink);
+  options.moves_max = input.moves_max;
+  auto planned = InArena(request.threads, [&]() {
+    return request.everywhere.empty()
+               ? PlanOnRanks(comm, strategy, input.loads, input.cluster, current, options)
+               : PlanRestOnRanks(comm, request, input, strategy, current, options);
+  });
+  row.seconds = ClockSeconds() - start;
+  if (!planned && planned.error().code == Errc::kInfeasible) {
+    row.reason = planned.error().message;
+    return row;
+  }
+  if (!planned) return tl::unexpected<Error>(std::move(planned).error());
+  sink.Pass("measure");
+  SW_TRY(comm.OnRoot([&]() -> Status {
+    return InArena(request.threads, [&]() -> Status {
+      SW_TRY_ASSIGN(row.plan, Judge(strategy.name, *std::move(planned), input.loads, input.cluster,
+                                    current, request.Judging(sink)));
+      if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
+      return {};
+    });
+  }));
+  return row;
+}
+
+Result<std::vector<PlannedRow>> PlanWithAll(comm::Comm& comm, const PlanRequest& request,
+                                            const PlanInput& input, Sink& sink) {
+  std::vector<PlannedRow> rows;
+  for (const Strategy& strategy : Strategies()) {
+    SW_TRY_ASSIGN(PlannedRow row, PlanWith(comm, request, input, strategy, sink));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string& plan_file,
+                                   Sink& sink) {
+  const Interruptible evaluating(sink);
+  EvaluatedPlan answer;
+  PlanInput& input = answer.input;
+  SW_TRY(ReadRecordings(request, true, &input, sink));
+  SW_TRY_ASSIGN(const PlanFile plan, ReadPlan(plan_file));
+  if (request.cluster.told()) {
+    SW_TRY_ASSIGN(input.cluster, ClusterOf(request.cluster, input.loads.layers));
+  } else {
+    SW_TRY_ASSIGN(input.cluster, ClusterOf(plan));
+  }
+  SW_TRY(Validate(input.loads, input.cluster));
+  SW_TRY(
+      InArena(request.threads, [&] { return Measured(request, plan, plan_file, &answer, sink); }));
+  return answer;
+}
+
+Status CheckEvaluated(const PlanRequest& request, const PlannedRow& row) {
+  const std::int64_t certain = row.plan->model_recovery.certain;
+  if (certain >= static_cast<std::int64_t>(request.faults)) return {};
+  return Fail(Errc::kMismatch, row.file + ": survives any " +
+                                   std::to_string(std::max<std::int64_t>(certain, 0)) +
+                                   " failures, " + std::to_string(request.faults) + " asked");
+}
+
+Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, const PlanInput& input,
+                              const JudgedPlan& plan, Sink& sink) {
+  const Interruptible making(sink);
+  if (format == PlanFormat::kPlan) {
+    return PlanText(plan, input.loads, input.cluster, request.options.failure_unit);
+  }
+  PlanNotes notes;
+  SW_TRY_ASSIGN(std::string text,
+                ForeignPlanText(format, plan.result.placement, input.loads, input.cluster,
+                                request.options.eplb_groups,
+                                input.recordings.front().trace.layer_id.size(), &notes));
+  for (std::string& note : notes) sink.Warn(std::move(note));
+  return text;
+}
+
+namespace {
+
+/// Mean over the layers with tokens of the busiest GPU's load over the mean.
+double MeanImbalance(const Placement& placement, const Loads& loads, const Cluster& cluster) {
+  const std::vector<double> speeds = RelativeSpeeds(cluster);
+  double sum = 0;
+  double layers = 0;
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const std::vector<double> load = DeviceLoads(placement, loads, cluster, l);
+    const double all = std::inner_product(load.begin(), load.end(), speeds.begin(), 0.0);
+    if (all <= 0) continue;
+    sum += *std::max_element(load.begin(), load.end()) * cluster.live_devices() / all;
+    layers += 1;
+  }
+  return layers > 0 ? sum / layers : 1;
+}
+
+/// The balance of a page's placements on some iterations of the recording.
+std::vector<AgeingPoint> AgeingOf(const PlanRequest& request, const PlanInput& input,
+                                  const ReportPage& page) {
+  constexpr std::size_t kPoints = 24;
+  const token_counts::LoadTrace& trace = input.recordings.front().trace;
+  const std::size_t records = trace.records.size();
+  const std::size_t count = std::min(kPoints, records);
+  std::vector<AgeingPoint> points;
+  if (count < 2) return points;
+  for (std::size_t i = 0; i < count; ++i) {
+    token_counts::LoadWindow window;
+    window.layers = request.window.layers;
+    window.windows = {1};
+    window.at = trace.records[i * (records - 1) / (count - 1)].iteration;
+    const auto one = token_counts::Pick(trace, window);
+    if (!one) continue;  // it was added up while reading
+    AgeingPoint& point = points.emplace_back();
+    point.iteration = *window.at;
+    point.after = MeanImbalance(page.plan->result.placement, *one, input.cluster);
+    if (page.before != nullptr) point.before = MeanImbalance(*page.before, *one, input.cluster);
+  }
+  return points;
+}
+
+}  // namespace
+
+std::string PlanPage(const PlanRequest& request, const PlanInput& input, const PlannedRow& chosen,
+                     const std::vector<PlannedRow>& rows, Sink& sink) {
+  const Interruptible making(sink);
+  ReportPage page;
+  page.loads = &input.loads;
+  page.cluster = &input.cluster;
+  page.plan = &*chosen.plan;
+  page.unit = request.options.failure_unit;
+  page.loads_name = request.loads;
+  page.before_name = "vanilla";
+  if (input.current) {
+    page.before = &*input.current;
+    page.before_name = "old plan";
+  }
+  for (const PlannedRow& row : rows) {
+    if (row.strategy == "vanilla" && row.plan && page.before == nullptr) {
+      page.before = &row.plan->result.placement;
+    }
+    page.rows.push_back({row.strategy, row.plan ? &*row.plan : nullptr, row.seconds, row.reason});
+  }
+  page.ageing = AgeingOf(request, input, page);
+  return PageText(page);
+}
+
+const PlannedRow* FirstPlan(const std::vector<PlannedRow>& rows) {
+  const auto at = std::find_if(rows.begin(), rows.end(),
+                               [](const PlannedRow& row) { return row.plan.has_value(); });
+  return at == rows.end() ? nullptr : &*at;
+}
+
+Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
+                             const EventsRequest& events, Sink& sink) {
+  const Interruptible replaying(sink);
+  Replays replays;
+  std::uint64_t idle_records = 0;
+  Result<token_counts::LoadTrace> trace =
+      ReadTrace(request.loads, comm.rank() == 0, &idle_records, sink);
+  std::vector<NodeEvent> moments;
+  const auto read = [&]() -> Status {
+    if (!trace) return tl::unexpected<Error>(trace.error());
+    SW_TRY_ASSIGN(moments, ReadNodeEvents(events.events));
+    const std::size_t layers = trace->layer_id.size();
+    SW_TRY_ASSIGN(replays.cluster, ClusterOf(request.cluster, static_cast<std::uint32_t>(layers)));
+    SW_TRY(Validate(replays.cluster));
+    return CheckReplay(request, *trace, replays.cluster);
+  };
+  SW_TRY(comm.Agree(read()));
+  ReplayOptions options;
+  options.plan = request.options;
+  options.plan.stop = StopOf(sink);
+  options.window = request.window;
+  options.iteration_ms = events.iteration_seconds * 1e3;
+  options.rebalance_every = events.rebalance_every;
+  // Nodes that are told by a number are places without names of their own.
+  options.nodes_are_places = request.cluster.file.empty();
+  options.seconds = ClockSeconds;
+  for (const Strategy& strategy : Strategies()) {
+    if (!events.strategy.empty() && strategy.name != events.strategy) continue;
+    sink.Pass("replay");
+    SW_TRY_ASSIGN(ReplayResult result, InArena(request.threads, [&]() {
+                    return Replay(comm, strategy, *trace, replays.cluster, moments, options, sink);
+                  }));
+    replays.results.push_back(std::move(result));
+  }
+  return replays;
+}
+
+}  // namespace shardwright::placement

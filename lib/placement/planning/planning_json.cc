@@ -1,0 +1,244 @@
+#include "placement/planning/planning_json.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace shardwright::placement {
+namespace {
+
+using Json = nlohmann::json;
+
+Json RecoveryJson(const RecoveryProbability& recovery) {
+  Json json = {{"method", Name(recovery.method)}, {"exact", recovery.exact()},
+               {"units", recovery.units},         {"certain", recovery.certain},
+               {"survived", recovery.survived},   {"lost", recovery.lost}};
+  if (!recovery.survived_sets.empty()) json["survived_sets"] = recovery.survived_sets;
+  if (!recovery.standard_error.empty()) json["standard_error"] = recovery.standard_error;
+  return json;
+}
+
+Json LayerJson(const LayerMetrics& layer) {
+  return {{"tokens", layer.tokens},
+          {"tokens_lost", layer.tokens_lost},
+          {"mean_load", layer.mean_load},
+          {"max_load", layer.max_load},
+          {"imbalance", layer.imbalance},
+          {"node_imbalance", layer.node_imbalance},
+          {"bound", layer.bound},
+          {"lp_bound", layer.lp_bound},
+          {"inter_node_tokens", layer.inter_node_tokens},
+          {"inter_node_tokens_least", layer.inter_node_tokens_least},
+          {"replicas", layer.replicas},
+          {"gpu_duplicates", layer.device_duplicates}};
+}
+
+Json MetricsJson(const ModelMetrics& metrics, const Loads& loads) {
+  Json layers = Json::array();
+  for (std::size_t l = 0; l < metrics.layers.size(); ++l) {
+    Json layer = LayerJson(metrics.layers[l]);
+    layer["layer"] = loads.layer_id[l];
+    layers.push_back(std::move(layer));
+  }
+  return {{"imbalance_mean", metrics.imbalance_mean},
+          {"imbalance_max", metrics.imbalance_max},
+          {"bound_mean", metrics.bound_mean},
+          {"lp_bound_mean", metrics.lp_bound_mean},
+          {"node_imbalance_mean", metrics.node_imbalance_mean},
+          {"inter_node_share", metrics.inter_node_share},
+          {"inter_node_share_least", metrics.inter_node_share_least},
+          {"layers", std::move(layers)}};
+}
+
+Json MigrationJson(const Migration& migration, const Loads& loads) {
+  Json lost = Json::array();
+  for (const LostExpert& one : migration.lost) {
+    lost.push_back({loads.layer_id[one.layer], one.expert});
+  }
+  return {{"transfers", migration.transfers.size()},
+          {"migrated_experts", migration.inter_node_transfers},
+          {"bytes", migration.bytes},
+          {"inter_node_bytes", migration.inter_node_bytes},
+          {"inter_rack_bytes", migration.inter_rack_bytes},
+          {"node_in_bytes", migration.node_in_bytes},
+          {"node_out_bytes", migration.node_out_bytes},
+          {"rounds", migration.rounds},
+          {"seconds", migration.seconds},
+          {"lost", std::move(lost)}};
+}
+
+/// What the sparse collectives of one iteration carry, by layer and GPU.
+Json VolumesJson(const JudgedPlan& plan, const Loads& loads) {
+  Json layers = Json::array();
+  for (std::size_t l = 0; l < plan.volumes.size(); ++l) {
+    const SparseVolumes& volumes = plan.volumes[l];
+    layers.push_back({{"layer", loads.layer_id[l]},
+                      {"gather_in_bytes", volumes.in_bytes},
+                      {"gather_out_bytes", volumes.out_bytes},
+                      {"copied_share", volumes.copied_share},
+                      {"bound_bytes", volumes.bound_bytes},
+                      {"all_reduce_bytes", volumes.all_reduce_bytes}});
+  }
+  return layers;
+}
+
+/// What ended the search of each layer; empty for strategies that do not search.
+Json SearchJson(const PlanRequest& request, const JudgedPlan& plan) {
+  Json ends = Json::array();
+  for (const LayerNotes& note : plan.result.notes) {
+    switch (note.search_end) {
+      case SearchEnd::kNone:
+        break;
+      case SearchEnd::kBound:
+        ends.push_back("bound");
+        break;
+      case SearchEnd::kBudget:
+        ends.push_back(request.options.best_seconds > 0 ? "time" : "steps");
+        break;
+      case SearchEnd::kNoGain:
+        ends.push_back("no_gain");
+    }
+  }
+  return ends;
+}
+
+/// Balance over moves.
+Json CurveJson(const JudgedPlan& plan, const PlanInput& input) {
+  Json points = Json::array();
+  for (const MovesPoint& point : plan.result.moves_curve) {
+    points.push_back({{"moves", point.moves},
+                      {"bytes", point.moves * input.cluster.expert_bytes},
+                      {"imbalance_mean", point.imbalance_mean},
+                      {"imbalance_max", point.imbalance_max}});
+  }
+  return points;
+}
+
+/// A plan with everything that is known of it, or why there is none.
+Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
+  Json json = {{"strategy", row.strategy}, {"plan_seconds", row.seconds}};
+  if (!row.file.empty()) json["file"] = row.file;
+  if (!row.plan) {
+    json["reason"] = row.reason;
+    return json;
+  }
+  const JudgedPlan& plan = *row.plan;
+  json["metrics"] = MetricsJson(plan.metrics, input.loads);
+  if (row.later) json["measured"] = MetricsJson(*row.later, *input.later);
+  json["recovery"] = RecoveryJson(plan.model_recovery);
+  Json layers = Json::array();
+  for (const RecoveryProbability& recovery : plan.layer_recovery) {
+    layers.push_back(RecoveryJson(recovery));
+  }
+  json["layer_recovery"] = std::move(layers);
+  if (!plan.volumes.empty()) json["volumes"] = VolumesJson(plan, input.loads);
+  if (request.node_failure > 0) {
+    json["survival"] = {{"node_failure", request.node_failure},
+                        {"probability", SurvivalAt(plan.model_recovery, request.node_failure)}};
+  }
+  if (plan.migration) json["migration"] = MigrationJson(*plan.migration, input.loads);
+  if (!plan.result.moves_curve.empty()) json["moves_curve"] = CurveJson(plan, input);
+  json["cut_layers"] = std::count_if(plan.result.notes.begin(), plan.result.notes.end(),
+                                     [](const LayerNotes& note) { return note.cut; });
+  json["search"] = SearchJson(request, plan);
+  json["warnings"] = plan.result.warnings;
+  return json;
+}
+
+/// What was read.
+Json InputJson(const PlanInput& input) {
+  const token_counts::LoadTrace& trace = input.recordings.front().trace;
+  Json json = {{"format", trace.format},
+               {"layers", input.loads.layers},
+               {"experts", input.loads.experts},
+               {"records", trace.records.size()},
+               {"nodes", input.cluster.node_count()},
+               {"live_nodes", input.cluster.live_nodes()},
+               {"gpus", input.cluster.device_count()},
+               {"live_slots", input.cluster.live_slots()}};
+  json["window_records"] = input.loads.records;
+  json["token_unit"] = input.loads.unit;
+  std::vector<double> speeds;
+  speeds.reserve(input.cluster.devices.size());
+  for (const Device& gpu : input.cluster.devices) speeds.push_back(gpu.speed);
+  if (std::any_of(speeds.begin(), speeds.end(), [](double speed) { return speed != 1; })) {
+    json["gpu_speeds"] = speeds;
+  }
+  if (input.idle_records > 0) json["idle_records"] = input.idle_records;
+  const std::vector<std::uint64_t> empty = input.EmptyLayers();
+  if (!empty.empty()) json["layers_without_tokens"] = empty;
+  if (input.loads.iteration) json["iteration"] = *input.loads.iteration;
+  if (input.later && input.later->iteration) json["measured_at"] = *input.later->iteration;
+  return json;
+}
+
+/// A replay, moment by moment.
+Json ReplayJson(const ReplayResult& result) {
+  constexpr const char* kStates[] = {"started", "migrated", "restored", "stalled"};
+  Json steps = Json::array();
+  for (const ReplayStep& step : result.steps) {
+    Json json = {{"milliseconds", step.time_ms},
+                 {"iteration", step.iteration},
+                 {"state", kStates[static_cast<std::size_t>(step.state)]},
+                 {"failure", step.failure},
+                 {"nodes_added", step.nodes_added},
+                 {"nodes_removed", step.nodes_removed},
+                 {"nodes_live", step.nodes_live},
+                 {"experts_lost", step.experts_lost},
+                 {"transfers", step.transfers},
+                 {"migrated_experts", step.migrated},
+                 {"bytes", step.bytes},
+                 {"inter_node_bytes", step.inter_node_bytes},
+                 {"restored_bytes", step.restored_bytes},
+                 {"rounds", step.rounds},
+                 {"migration_seconds", step.migration_seconds},
+                 {"copies_min", step.copies_min},
+                 {"imbalance_before", step.imbalance_before},
+                 {"imbalance", step.imbalance},
+                 {"plan_seconds", step.plan_seconds}};
+    if (!step.reason.empty()) json["reason"] = step.reason;
+    steps.push_back(std::move(json));
+  }
+  return {{"strategy", result.strategy},
+          {"failures", result.failures},
+          {"survived", result.survived},
+          {"restores", result.restores},
+          {"stalls", result.stalls},
+          {"plans", result.plans},
+          {"transfers", result.transfers},
+          {"migrated_experts", result.migrated},
+          {"bytes", result.bytes},
+          {"inter_node_bytes", result.inter_node_bytes},
+          {"restored_bytes", result.restored_bytes},
+          {"migration_seconds", result.migration_seconds},
+          {"plan_seconds_mean", result.plan_seconds_mean},
+          {"plan_seconds_max", result.plan_seconds_max},
+          {"imbalance_mean", result.imbalance_mean},
+          {"milliseconds", result.time_ms},
+          {"stalled_milliseconds", result.stalled_ms},
+          {"steps", std::move(steps)}};
+}
+
+}  // namespace
+
+Json PlanJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
+  Json json = InputJson(input);
+  json["plan"] = RowJson(request, input, row);
+  return json;
+}
+
+Json ComparisonJson(const PlanRequest& request, const PlanInput& input,
+                    const std::vector<PlannedRow>& rows) {
+  Json json = InputJson(input);
+  Json& strategies = json["strategies"] = Json::array();
+  for (const PlannedRow& row : rows) strategies.push_back(RowJson(request, input, row));
+  return json;
+}
+
+Json ReplaysJson(const Replays& replays) {
+  Json strategies = Json::array();
+  for (const ReplayResult& result : replays.results) strategies.push_back(ReplayJson(result));
+  return {{"strategies", std::move(strategies)}};
+}
+
+}  // namespace shardwright::placement

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "support/base/result.h"
+
+namespace shardwright {
+
+/// Parses a size: a decimal number, then an optional unit. KiB MiB GiB TiB are powers of 1024; K KB
+/// M MB G GB T TB powers of 1000; B or nothing means bytes. A fraction is rounded to whole bytes.
+/// \error kUsage  not a size: negative, with an exponent, another unit, a fraction of more than 18
+///        digits or of single bytes; or it does not fit in 64 bits
+/// Local.
+Result<std::uint64_t> ParseBytes(std::string_view text);
+
+/// Parses a bandwidth in bytes per second: a size, then an optional "/s".
+/// \error kUsage  as ParseBytes
+/// Local.
+Result<std::uint64_t> ParseBandwidth(std::string_view text);
+
+/// Human form with three significant digits and a binary unit: "4.36 GiB", "512 B".
+/// Local.
+std::string FormatBytes(std::uint64_t bytes);
+
+}  // namespace shardwright

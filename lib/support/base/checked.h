@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "support/base/result.h"
+
+namespace shardwright {
+
+/// Sum of two counts that came from a file.
+/// \error kBadInput if it does not fit in 64 bits
+/// Local.
+inline Result<std::uint64_t> CheckedAdd(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) {
+    return Fail(Errc::kBadInput,
+                std::to_string(a) + " + " + std::to_string(b) + " overflows 64 bits");
+  }
+  return sum;
+}
+
+/// Product of two counts that came from a file.
+/// \error kBadInput if it does not fit in 64 bits
+/// Local.
+inline Result<std::uint64_t> CheckedMul(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    return Fail(Errc::kBadInput,
+                std::to_string(a) + " * " + std::to_string(b) + " overflows 64 bits");
+  }
+  return product;
+}
+
+/// `a` divided by `b`, rounded up. \pre b > 0
+constexpr std::uint64_t CeilDiv(std::uint64_t a, std::uint64_t b) {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
+
+/// `a` rounded up to a multiple of `b`. \pre b > 0 and the result fits
+constexpr std::uint64_t RoundUp(std::uint64_t a, std::uint64_t b) { return CeilDiv(a, b) * b; }
+
+}  // namespace shardwright

@@ -1,0 +1,44 @@
+#include "support/base/plugin.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include "support/base/system.h"
+
+namespace shardwright {
+
+namespace {
+
+/// The folder of the program, or of the shared library, that holds this code; empty if it cannot be
+/// told.
+std::string OwnFolder() {
+  static constexpr char kHere = 0;  // anything that is no function
+  Dl_info info = {};
+  link_map* object = nullptr;
+  if (dladdr1(&kHere, &info, reinterpret_cast<void**>(&object), RTLD_DL_LINKMAP) == 0) return {};
+  if (object->l_name != nullptr && *object->l_name != '\0') return FolderOf(object->l_name);
+  // A program is called what its starter called it, which is no path where PATH was searched.
+  return FolderOfProgram(getpid());
+}
+
+}  // namespace
+
+Result<std::string> FindPlugin(std::string_view file) {
+  const std::string folder = OwnFolder();
+  std::string why;
+  for (const char* const plugins : {SW_PLUGINS_FROM_PROGRAMS, SW_PLUGINS_FROM_LIBRARIES}) {
+    std::string path = folder + "/" + plugins;
+    path += "/" + std::string(file);
+    if (access(path.c_str(), F_OK) == 0) return path;
+    if (why.empty()) why = path + ": no such file";
+  }
+  return Fail(Errc::kNotFound, why);
+}
+
+std::string WhyNotOpened() {
+  const char* const why = dlerror();
+  return why == nullptr ? "cannot be opened" : why;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,104 @@
+// lib/support/base: what every other module stands on.
+// Nothing throws across a function of lib/. What can fail returns a Result; an Error names the
+// place and both sides of what is wrong, and its code is the exit code of the command. Numbers out
+// of files pass checked.h and the caps in limits.h before memory is taken for them. text.h makes
+// the small texts of messages. The library never prints: warnings and progress go to a Sink.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <tl/expected.hpp>
+
+namespace shardwright {
+
+/// What went wrong, in the order of the exit-code table (docs/commands.md): the value is the exit
+/// code.
+enum class Errc : std::uint8_t {
+  kInternal = 1,
+  kUsage = 2,
+  kNotFound = 3,
+  kBadInput = 4,
+  kMismatch = 5,
+  kBusy = 6,
+  kIo = 7,
+  kLimit = 8,
+  kUnsupported = 9,
+  kInfeasible = 10,
+  kStopped = 75,
+};
+
+/// One failure, with everything a user needs to act on it.
+struct Error {
+  Errc code = Errc::kInternal;
+  std::string message;  ///< lower case, no full stop: "<where>: <what>: <expected vs found>"
+  int sys = 0;          ///< errno, 0 if none
+  int rank = -1;        ///< set when ranks agree
+};
+
+template <class T>
+class [[nodiscard]] Result : public tl::expected<T, Error> {
+ public:
+  using tl::expected<T, Error>::expected;
+};
+
+using Status = Result<void>;
+
+/// Makes the error side of a Result.
+/// Local.
+inline tl::unexpected<Error> Fail(Errc code, std::string message, int sys = 0) {
+  return tl::unexpected<Error>(Error{code, std::move(message), sys, -1});
+}
+
+/// A file that is damaged, contradicts itself, or is none of its kind.
+/// Local.
+inline tl::unexpected<Error> BadInput(std::string message) {
+  return Fail(Errc::kBadInput, std::move(message));
+}
+
+/// Prepends "<where>: " to an error's message.
+/// Local.
+inline tl::unexpected<Error> Within(std::string_view where, Error error) {
+  error.message = std::string(where) + ": " + error.message;
+  return tl::unexpected<Error>(std::move(error));
+}
+
+namespace internal {
+[[noreturn]] void CheckFailed(const char* condition, const char* file, int line);
+}  // namespace internal
+
+}  // namespace shardwright
+
+/// Returns the error of `expr` (a Result) from the enclosing function.
+#define SW_TRY(expr) SW_TRY_IMPL(SW_CONCAT(sw_status_, __COUNTER__), expr)
+#define SW_TRY_IMPL(status, expr)                                               \
+  do {                                                                          \
+    if (auto status = (expr); !status) [[unlikely]] {                           \
+      return ::tl::unexpected<::shardwright::Error>(std::move(status).error()); \
+    }                                                                           \
+  } while (false)
+
+#define SW_CONCAT_INNER(a, b) a##b
+#define SW_CONCAT(a, b) SW_CONCAT_INNER(a, b)
+
+/// Binds the value of `expr` (a Result) to `declaration`, or returns its error.
+#define SW_TRY_ASSIGN(declaration, expr) \
+  SW_TRY_ASSIGN_IMPL(SW_CONCAT(sw_result_, __COUNTER__), declaration, expr)
+#define SW_TRY_ASSIGN_IMPL(result, declaration, expr)                         \
+  auto result = (expr);                                                       \
+  if (!result) [[unlikely]] {                                                 \
+    return ::tl::unexpected<::shardwright::Error>(std::move(result).error()); \
+  }                                                                           \
+  declaration = *std::move(result)
+
+/// For our own mistakes only; stays on in release builds. Nothing read from a file, a flag or
+/// another rank may reach it.
+#define SW_CHECK(condition)                                                 \
+  do {                                                                      \
+    if (!(condition)) [[unlikely]] {                                        \
+      ::shardwright::internal::CheckFailed(#condition, __FILE__, __LINE__); \
+    }                                                                       \
+  } while (false)

@@ -1,0 +1,58 @@
+#include "support/base/system.h"
+
+#include <limits.h>
+#include <malloc.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+namespace shardwright {
+
+std::string HostName() {
+  std::array<char, 256> name = {};
+  if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
+  return name.data();
+}
+
+std::string BootId() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
+std::string FolderOf(std::string_view path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string_view::npos ? std::string() : std::string(path.substr(0, slash));
+}
+
+std::string FolderOfProgram(pid_t process) {
+  std::array<char, PATH_MAX> path = {};
+  const std::string link = "/proc/" + std::to_string(process) + "/exe";
+  const ssize_t length = readlink(link.c_str(), path.data(), path.size());
+  if (length <= 0) return {};
+  return FolderOf({path.data(), static_cast<std::size_t>(length)});
+}
+
+void KeepFewHeaps() { ::mallopt(M_ARENA_MAX, 2); }
+
+Result<std::string> RandomHex(std::size_t bytes) {
+  std::string random(bytes, '\0');
+  if (getrandom(random.data(), bytes, 0) != static_cast<ssize_t>(bytes)) {
+    return Fail(Errc::kInternal, "the system gives no random bytes", errno);
+  }
+  std::string text;
+  text.reserve(2 * bytes);
+  for (const char one : random) {
+    const auto byte = static_cast<unsigned char>(one);
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  explicit_bzero(random.data(), random.size());
+  return text;
+}
+
+}  // namespace shardwright

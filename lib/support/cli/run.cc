@@ -1,0 +1,412 @@
+// One run of a command:
+//
+// 1. Arguments are read; -h, --help and --version answer here, before MPI costs its tenth of a
+// second.
+// 2. Signals are taken, the ranks meet, and a usage error or a log that cannot be opened ends the
+//    run on all of them.
+// 3. The body runs; what it throws is our fault, or the memory's.
+// 4. The ranks agree on the status, rank 0 gathers what the others read, wrote and warned about.
+// 5. Rank 0 prints the answer, writes the report and ends with the summary line.
+// 6. All ranks return the same exit code.
+
+#include <execinfo.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "support/base/bytes.h"
+#include "support/base/exception_to_error.h"
+#include "support/base/memory.h"
+#include "support/base/text.h"
+#include "support/cli/console.h"
+#include "support/cli/exit_code.h"
+#include "support/cli/parser_internal.h"
+#include "support/cli/report.h"
+#include "support/cli/resources.h"
+#include "support/cli/run_sink.h"
+#include "support/cli/signals.h"
+#include "support/text/text.h"
+
+namespace shardwright::cli {
+namespace {
+
+/// Ends the process like any other want of memory where no one catches it: before the body and
+/// after it, in threads, and in what may not throw. Nothing is allocated here.
+[[noreturn]] void Terminate() {
+  bool memory = false;
+  try {
+    const std::exception_ptr thrown = std::current_exception();
+    if (thrown) std::rethrow_exception(thrown);
+    // A destructor that may not throw, inlined, ends the process without saying what was thrown.
+    memory = std::uncaught_exceptions() > 0 && MemoryWasWanting();
+  } catch (const std::bad_alloc&) {
+    memory = true;
+  } catch (const std::system_error& error) {
+    memory = error.code() == std::errc::resource_unavailable_try_again;  // for another thread
+  } catch (...) {
+    std::abort();
+  }
+  if (!memory) std::abort();
+  constexpr std::string_view kText = ": error: out of memory\n";
+  const std::array<iovec, 2> line{
+      iovec{program_invocation_short_name, std::strlen(program_invocation_short_name)},
+      iovec{const_cast<char*>(kText.data()), kText.size()}};
+  [[maybe_unused]] const ssize_t written = ::writev(STDERR_FILENO, line.data(), line.size());
+  ::_exit(static_cast<int>(Errc::kLimit));
+}
+
+// Before main, whose first words may be too many.
+[[maybe_unused]] const std::terminate_handler kFormer = [] {
+  WatchMemory();
+  return std::set_terminate(Terminate);
+}();
+
+// The C library loads its unwinder when an exception first passes through one of its own frames,
+// and aborts the process if there is no memory for that. A backtrace loads it now. An exception
+// thrown here would do so too, but aborts a program that has an unwinder of its own, as those of
+// the wheel have (-static-libgcc).
+[[maybe_unused]] const bool kUnwinds = [] {
+  void* frame = nullptr;
+  return ::backtrace(&frame, 1) > 0;
+}();
+
+using Clock = std::chrono::steady_clock;
+
+/// Everything that outlives the body.
+struct Session {
+  const Parser& parser;
+  comm::Comm& comm;
+  Console& console;
+  RunSink& sink;
+  Report report;
+  Clock::time_point start;
+
+  const CommonFlags& flags() const { return parser.flags(); }
+};
+
+/// Shows the answer. A reader that has closed the pipe has read enough: that is no failure.
+Status WriteStdout(std::string_view text) {
+  const int error = WriteAll(STDOUT_FILENO, text);
+  if (error == 0 || error == EPIPE) return {};
+  return Fail(Errc::kIo, std::string("stdout: cannot write: ") + std::strerror(error), error);
+}
+
+int AnswerAtOnce(const std::string& command, const std::string& text) {
+  if (comm::UnderLauncher() && LauncherRank() != 0) return 0;
+  const SignalGuard signals;
+  const Status written = WriteStdout(text);
+  if (!written) Console({command, 0, false, 0}).Error(written.error().message);
+  return ExitCode(written);
+}
+
+Status Prepare(Session& session, const Result<Action>& action) {
+  Status mine;
+  if (session.flags().mode) ::umask(UmaskOf(*session.flags().mode));
+  if (!action) {
+    mine = tl::unexpected<Error>(action.error());
+  } else if (!session.flags().log_file.empty()) {
+    mine = session.console.OpenLog(session.flags().log_file);
+  }
+  const auto& json = session.flags().json;
+  if (mine && json && *json != "-" && session.comm.rank() == 0) mine = CheckReportFile(*json);
+  return session.comm.Agree(std::move(mine));
+}
+
+Result<MergedFacts> GatherFacts(comm::Comm& comm, const RankFacts& own) {
+  const std::string packed = PackFacts(own);
+  SW_TRY_ASSIGN(const auto all, comm.Gather(std::as_bytes(std::span(packed))));
+  if (comm.rank() != 0) return MergedFacts();
+  std::vector<RankFacts> ranks;
+  for (const auto& bytes : all) {
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    SW_TRY_ASSIGN(RankFacts facts, UnpackFacts(text));
+    ranks.push_back(std::move(facts));
+  }
+  return Merge(ranks);
+}
+
+std::string ErrorText(const Error& error, int ranks) {
+  std::string text;
+  // Ranks that failed alike are listed in the message already.
+  const bool listed = error.message.find(" (ranks ") != std::string::npos;
+  if (ranks > 1 && error.rank >= 0 && !listed) text = text::RankList({&error.rank, 1}) + ": ";
+  text += error.message;
+  if (error.sys == 0) return text;
+  const std::string system = std::strerror(error.sys);
+  // Within a message it may begin with a small letter.
+  const bool told = text.find(system.substr(1)) != std::string::npos;
+  return told ? text : text + ": " + system;
+}
+
+/// The one line every command ends with.
+std::string Summary(const Session& session) {
+  const Report& report = session.report;
+  const RankFacts& total = report.facts.total;
+  const bool wrote = total.bytes_written != 0 || total.files_written != 0;
+  const std::uint64_t bytes = wrote ? total.bytes_written : total.bytes_read;
+  const std::uint64_t files = wrote ? total.files_written : total.files_read;
+  std::string text(RunState(report.status));
+  if (report.dry_run && report.status) text = "dry run done";
+  text += ": ";
+  text += FormatBytes(bytes) + (wrote ? " written" : " read");
+  text += " in " + text::FormatSeconds(report.seconds);
+  if (bytes != 0 && report.seconds > 0) {
+    const double rate = static_cast<double>(bytes) / report.seconds;
+    text += " (" + FormatBytes(static_cast<std::uint64_t>(rate)) + "/s)";
+  }
+  text += ", " + Plural(files, "file") + ", ";
+  text += Plural(report.facts.warnings.size() + total.warnings_omitted, "warning");
+  if (!report.status) text += ", exit code " + std::to_string(ExitCode(report.status));
+  return text;
+}
+
+void ShowEnd(Session& session) {
+  const Report& report = session.report;
+  if (report.ranks > 1) {
+    for (const MergedWarning& warning : report.facts.warnings) {
+      session.console.Warning(warning.message + " (" + text::RankList(warning.ranks) + ")", true);
+    }
+  }
+  if (const std::uint64_t omitted = report.facts.total.warnings_omitted; omitted != 0) {
+    session.console.Warning(Plural(omitted, "more warning") + " not shown");
+  }
+  if (!report.status) session.console.Error(ErrorText(report.status.error(), report.ranks));
+  if (!report.status && report.status.error().code == Errc::kUsage) {
+    session.console.Note("try " + session.parser.name() + " --help", 0);
+  } else {
+    session.console.Note(Summary(session), 0);
+  }
+}
+
+/// Writes the report to where --json wants it.
+Status WriteReport(const Session& session, const nlohmann::json& result) {
+  const auto& json = session.flags().json;
+  if (!json) return {};
+  const std::string text = ReportText(session.report, result);
+  return *json == "-" ? WriteStdout(text) : WriteReportFile(*json, text);
+}
+
+void SealReport(Session& session, Status status, MergedFacts facts) {
+  Report& report = session.report;
+  report.status = std::move(status);
+  report.facts = std::move(facts);
+  report.ended = TimestampUtc();
+  report.seconds = std::chrono::duration<double>(Clock::now() - session.start).count();
+}
+
+/// The answer as a terminal may have it: names out of files that are in it steer nothing.
+std::string PrintableLines(std::string_view answer) {
+  std::string out;
+  out.reserve(answer.size());
+  while (!answer.empty()) {
+    const std::size_t end = answer.find('\n');
+    out += text::Printable(answer.substr(0, end));
+    if (end == std::string_view::npos) break;
+    out += '\n';
+    answer.remove_prefix(end + 1);
+  }
+  return out;
+}
+
+/// Rank 0's part of the end. \returns the exit code
+int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json& result) {
+  Report& report = session.report;
+  if (session.flags().json != "-" && !answer.empty()) {
+    Status shown = WriteStdout(PrintableLines(answer));
+    if (!shown && report.status) report.status = std::move(shown);
+  }
+  if (Status written = WriteReport(session, result); !written) {
+    const Error& error = written.error();
+    // A report that was found impossible at the start is the error already.
+    const bool known = !report.status && report.status.error().code == error.code &&
+                       report.status.error().message.starts_with("report ");
+    if (report.status) {
+      report.status = std::move(written);
+    } else if (!known) {
+      session.console.Error(ErrorText(error, 1));
+    }
+  }
+  ShowEnd(session);
+  return ExitCode(report.status);
+}
+
+/// Ends a rank at once, while others may wait for it in a collective: it must not join them, and
+/// the launcher ends a job of which a process leaves like this.
+[[noreturn]] void LeaveAlone(Session& session, const Error& error, const nlohmann::json& result,
+                             const RankFacts& facts) {
+  const int rank = session.comm.rank();
+  Error own = error;
+  if (session.comm.size() > 1) own.rank = rank;
+  const int code = static_cast<int>(own.code);
+  SealReport(session, tl::unexpected<Error>(own), Merge({&facts, 1}));
+  session.console.Error(ErrorText(own, session.report.ranks));
+  if (const auto& json = session.flags().json; json && (*json != "-" || rank == 0)) {
+    if (Status written = WriteReport(session, result); !written) {
+      session.console.Error(ErrorText(written.error(), 1));
+    }
+  }
+  if (session.comm.size() == 1) session.console.Note(Summary(session), 0);
+  std::_Exit(code);
+}
+
+/// Steps 4 to 6.
+/// \returns the exit code
+/// Collective.
+int Finish(Session& session, Status status, const std::string& answer,
+           const nlohmann::json& result) {
+  comm::Comm& comm = session.comm;
+  RankFacts facts = session.sink.Finish();
+  if (const int error = session.console.log_errno(); error != 0) {
+    facts.warnings.push_back(std::string("the log file is incomplete: ") + std::strerror(error));
+    if (comm.size() == 1) session.console.Warning(facts.warnings.back());
+  }
+  Result<MergedFacts> merged = GatherFacts(comm, facts);
+  if (!merged && status) status = tl::unexpected<Error>(merged.error());
+  SealReport(session, std::move(status), merged ? *std::move(merged) : MergedFacts());
+  std::uint64_t code = 0;
+  if (comm.rank() == 0) code = static_cast<std::uint64_t>(EndOnRoot(session, answer, result));
+  const Result<std::uint64_t> agreed = comm.AllReduceMax(code);
+  return agreed ? static_cast<int>(*agreed) : ExitCode(session.report.status);
+}
+
+Report NewReport(const Parser& parser, int argc, const char* const* argv, int ranks) {
+  const CommonFlags& flags = parser.flags();
+  Report report;
+  report.command = parser.command();
+  report.argv.assign(argv, argv + argc);
+  report.ranks = ranks;
+  if (parser.Uses(Shared::kThreads)) report.threads = flags.threads;
+  if (parser.Uses(Shared::kMemory)) report.memory_bytes = flags.memory_bytes;
+  if (parser.Uses(Shared::kSeed)) report.seed = flags.seed;
+  report.dry_run = flags.dry_run;
+  return report;
+}
+
+/// Runs the body and turns what libraries throw into an error.
+/// \param threw  set when it did
+Status CallBody(const App::Body& body, Context& context, bool& threw) {
+  try {
+    return body(context);
+  } catch (...) {
+    threw = true;
+    return tl::unexpected<Error>(CaughtError());
+  }
+}
+
+/// As CallBody, for one of several tasks that srun has started without MPI. The first task to lock
+/// the output writes it. The others wait, then accept the complete output as --resume does. So does
+/// a task that starts after the output is complete.
+/// \param flags  of the context
+Status CallBodyBeside(const App::Body& body, Context& context, CommonFlags& flags, bool& threw) {
+  constexpr std::chrono::milliseconds kFirstWait(200);
+  constexpr std::chrono::milliseconds kLongestWait(10'000);
+  constexpr std::chrono::milliseconds kTick(100);
+  Sink& sink = context.sink();
+  sink.Note("srun started " + std::to_string(comm::TasksApart()) +
+                " tasks without MPI: one task writes the output and the others wait for it. To "
+                "share the work, use srun --mpi=pmix (or pmi2)",
+            0);
+  flags.resume = true;
+  for (std::chrono::milliseconds wait = kFirstWait;; wait = std::min(2 * wait, kLongestWait)) {
+    Status status = CallBody(body, context, threw);
+    if (status || status.error().code != Errc::kBusy || status.error().sys != EWOULDBLOCK) {
+      return status;
+    }
+    for (const auto end = Clock::now() + wait; Clock::now() < end;) {
+      if (sink.stop_requested()) return Fail(Errc::kStopped, "stopped on request");
+      std::this_thread::sleep_for(kTick);
+    }
+  }
+}
+
+}  // namespace
+
+Context::Context(comm::Comm& comm, Sink& sink, const CommonFlags& flags)
+    : comm_(comm),
+      sink_(sink),
+      flags_(flags),
+      out_(std::make_unique<std::ostringstream>()),
+      result_(std::make_unique<nlohmann::json>()) {}
+
+Context::~Context() = default;
+
+void Context::Print(const text::Table& table) {
+  out() << table.Render(TerminalColumns(STDOUT_FILENO));
+}
+
+void Context::SetResult(nlohmann::json result) {
+  SW_CHECK(result.is_object());
+  *result_ = std::move(result);
+}
+
+int App::Run(int argc, const char* const* argv, const Body& body) {
+  const Clock::time_point start = Clock::now();
+  const std::string started = TimestampUtc();
+  const int words = std::min(argc, parser_->is_subcommand() ? 2 : 1);
+  const Result<Action> action = parser_->Parse({argv + words, argv + argc});
+  const std::string command = parser_->command();
+  if (action && *action == Action::kShortHelp) {
+    return AnswerAtOnce(command, parser_->ShortHelpText());
+  }
+  if (action && *action == Action::kHelp) return AnswerAtOnce(command, parser_->HelpText());
+  if (action && *action == Action::kDescribe) return AnswerAtOnce(command, parser_->DescribeText());
+  if (action && *action == Action::kVersion) return AnswerAtOnce(command, parser_->VersionText());
+  const CommonFlags& flags = parser_->flags();
+  if (parser_->Uses(Shared::kMemory)) LimitTextMemory(flags.memory_bytes);
+  const SignalGuard signals;
+  Result<std::unique_ptr<comm::Comm>> met =
+      alone_ ? Result<std::unique_ptr<comm::Comm>>(comm::MakeSerialComm()) : comm::MakeComm();
+  const Status meeting = met ? Status() : tl::unexpected<Error>(met.error());
+  const std::unique_ptr<comm::Comm> comm = met ? *std::move(met) : comm::MakeSerialComm();
+  Console console({command, flags.verbosity, WantColor(flags.color), comm->rank()});
+  std::function<void()> leave;
+  RunSink sink({DecideProgress(flags), comm->rank(), comm->size(), [&leave] { leave(); }}, console,
+               signals);
+  Session session{*parser_, *comm, console, sink, NewReport(*parser_, argc, argv, comm->size()),
+                  start};
+  session.report.started = started;
+  // Interruptible work begins in the body, after this is set.
+  leave = [&session] {
+    LeaveAlone(session, {Errc::kStopped, "stopped on request", 0, -1}, nlohmann::json(),
+               session.sink.FactsNow());
+  };
+
+  CommonFlags own = flags;
+  Context context(*comm, sink, own);
+  Status status = meeting ? Prepare(session, action) : meeting;
+  if (status) {
+    bool threw = false;
+    const bool beside = parser_->Uses(Shared::kResume) && comm::TasksApart() > 1;
+    status = beside ? CallBodyBeside(body, context, own, threw) : CallBody(body, context, threw);
+    if (threw && comm->size() > 1) {
+      LeaveAlone(session, status.error(), *context.result_, sink.Finish());
+    }
+    status = comm->Agree(std::move(status));
+  }
+  if (!status && status.error().code == Errc::kBusy && !alone_ && comm::TasksApart() > 1) {
+    status.error().message += "; srun started " + std::to_string(comm::TasksApart()) +
+                              " tasks without MPI, so each of them does all of the work. To share "
+                              "the work, use srun --mpi=pmix (or pmi2)";
+  }
+  return Finish(session, std::move(status), context.out_->str(), *context.result_);
+}
+
+}  // namespace shardwright::cli

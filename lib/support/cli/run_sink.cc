@@ -1,0 +1,226 @@
+#include "support/cli/run_sink.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "support/base/bytes.h"
+#include "support/cli/resources.h"
+#include "support/text/text.h"
+
+namespace shardwright::cli {
+namespace {
+
+/// Milliseconds between two signs of life; -1 for none without a signal.
+int PeriodMs(ProgressMode mode) {
+  switch (mode) {
+    case ProgressMode::kTty:
+      return 170;  // six repaints a second at most
+    case ProgressMode::kJson:
+      return 1000;
+    case ProgressMode::kPlain:
+      return 30'000;
+    default:
+      return -1;
+  }
+}
+
+/// Time that interruptible work has to end by itself after a stop.
+constexpr double kGraceSeconds = 0.5;
+/// Milliseconds between two looks at work that is to end.
+constexpr int kLookMs = 50;
+
+}  // namespace
+
+ProgressMode DecideProgress(const CommonFlags& flags) {
+  if (flags.progress != ProgressMode::kAuto) return flags.progress;
+  if (flags.verbosity < 0) return ProgressMode::kOff;
+  return IsTerminal(STDERR_FILENO) ? ProgressMode::kTty : ProgressMode::kPlain;
+}
+
+RunSink::RunSink(Options options, Console& console, const SignalGuard& signals)
+    : options_(std::move(options)), console_(console), signals_(signals) {
+  ticker_ = std::thread([this] { Tick(); });
+}
+
+RunSink::~RunSink() { Finish(); }
+
+void RunSink::Pass(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  EndPassLocked();
+  pass_ = name;
+  pass_start_seconds_ = Now();
+  bytes_done_ = 0;
+  bytes_total_ = 0;
+  meter_.Start(pass_, pass_start_seconds_);
+  console_.Log("pass", pass_);
+}
+
+void RunSink::Progress(std::uint64_t bytes_done, std::uint64_t bytes_total) {
+  bytes_total_.store(bytes_total, std::memory_order_relaxed);
+  bytes_done_.store(bytes_done, std::memory_order_relaxed);
+}
+
+void RunSink::AddRead(std::uint64_t bytes, std::uint64_t files) {
+  bytes_read_.fetch_add(bytes, std::memory_order_relaxed);
+  files_read_.fetch_add(files, std::memory_order_relaxed);
+}
+
+void RunSink::AddWritten(std::uint64_t bytes, std::uint64_t files) {
+  bytes_written_.fetch_add(bytes, std::memory_order_relaxed);
+  files_written_.fetch_add(files, std::memory_order_relaxed);
+}
+
+void RunSink::Warn(std::string message) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (warned_.size() >= kWarningsKept) {
+      if (!warned_.contains(message)) ++facts_.warnings_omitted;
+      return;
+    }
+    if (!warned_.insert(message).second) return;
+    facts_.warnings.push_back(message);
+  }
+  // Several ranks' warnings are merged when the run is over; a single rank need not wait.
+  if (options_.ranks == 1) {
+    console_.Warning(message);
+  } else {
+    console_.Log("warning", message);
+  }
+}
+
+void RunSink::Note(std::string message, int level) {
+  if (options_.rank == 0) {
+    console_.Note(message, level);
+  } else if (level >= 2) {
+    console_.Note(text::RankList({&options_.rank, 1}) + ": " + message, level);
+  } else {
+    console_.Log("note", message);
+  }
+}
+
+RankFacts RunSink::FactsLocked() const {
+  RankFacts facts = facts_;
+  facts.bytes_read = bytes_read_;
+  facts.bytes_written = bytes_written_;
+  facts.files_read = files_read_;
+  facts.files_written = files_written_;
+  facts.peak_memory_bytes = PeakMemoryBytes();
+  return facts;
+}
+
+RankFacts RunSink::FactsNow() {
+  const std::lock_guard lock(mutex_);
+  EndPassLocked();
+  console_.ClearPaint();
+  return FactsLocked();
+}
+
+RankFacts RunSink::Finish() {
+  finished_ = true;
+  signals_.Wake();
+  if (ticker_.joinable()) ticker_.join();
+  return FactsNow();
+}
+
+void RunSink::BeginInterruptible() {
+  const std::lock_guard lock(interruptible_mutex_);
+  ++interruptible_;
+}
+
+void RunSink::EndInterruptible() {
+  const std::lock_guard lock(interruptible_mutex_);
+  --interruptible_;
+}
+
+void RunSink::LeaveIfStuck() {
+  if (!stop_requested() || !options_.leave) return;
+  if (stop_seconds_ == 0) stop_seconds_ = Now();
+  if (Now() - stop_seconds_ < kGraceSeconds) return;
+  const std::lock_guard lock(interruptible_mutex_);
+  if (interruptible_ > 0 && !finished_) options_.leave();
+}
+
+void RunSink::Tick() {
+  const bool shows = options_.rank == 0 && options_.progress != ProgressMode::kOff;
+  const int period_ms = shows ? PeriodMs(options_.progress) : -1;
+  // Without a descriptor to wake it up the thread has to look by itself.
+  const bool wakes = signals_.wake_fd() >= 0;
+  const double period_seconds = period_ms / 1000.0;
+  double due_seconds = Now() + period_seconds;
+  while (!finished_) {
+    int wait_ms = -1;
+    if (period_ms >= 0) wait_ms = std::max(0, static_cast<int>((due_seconds - Now()) * 1000) + 1);
+    if (!wakes) wait_ms = wait_ms < 0 ? 200 : std::min(wait_ms, 200);
+    if (stop_requested()) wait_ms = wait_ms < 0 ? kLookMs : std::min(wait_ms, kLookMs);
+    pollfd entry{signals_.wake_fd(), POLLIN, 0};
+    const int ready = poll(&entry, wakes ? 1 : 0, wait_ms);
+    if (ready > 0) signals_.Drain();
+    if (finished_) return;
+    AnswerSignals();
+    LeaveIfStuck();
+    if (period_ms >= 0 && Now() >= due_seconds) {
+      ShowProgress(false);
+      due_seconds = Now() + period_seconds;
+    }
+  }
+}
+
+void RunSink::AnswerSignals() {
+  if (stop_requested() && !std::exchange(stop_told_, true) && options_.rank == 0) {
+    console_.Note("stopping: finishing the current unit; interrupt again to exit immediately", 0);
+  }
+  if (SignalGuard::TakeProgressRequest()) ShowProgress(true);
+}
+
+void RunSink::ShowProgress(bool asked_for) {
+  const std::lock_guard lock(mutex_);
+  if (pass_.empty()) {
+    if (asked_for) console_.Say("no pass has started yet");
+    return;
+  }
+  const double now = Now();
+  meter_.Update(bytes_done_, bytes_total_, now);
+  if (options_.progress == ProgressMode::kJson) {
+    console_.Raw(meter_.Json(now));
+    return;
+  }
+  std::string text = meter_.Text();
+  if (options_.ranks > 1) {
+    text +=
+        " (rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.ranks) + ")";
+  }
+  if (asked_for || options_.progress != ProgressMode::kTty) {
+    console_.Say(text);
+    return;
+  }
+  const std::size_t columns = TerminalColumns(STDERR_FILENO);
+  console_.Paint(columns > 40 ? text::Truncate(text, columns - 21) : text);
+}
+
+void RunSink::EndPassLocked() {
+  if (pass_.empty()) return;
+  const double now = Now();
+  const double seconds = now - pass_start_seconds_;
+  auto same = std::find_if(facts_.passes.begin(), facts_.passes.end(),
+                           [&](const PassTime& pass) { return pass.name == pass_; });
+  if (same == facts_.passes.end()) {
+    facts_.passes.push_back({pass_, seconds});
+  } else {
+    same->seconds += seconds;
+  }
+  std::string text = pass_ + ": " + text::FormatSeconds(seconds);
+  if (const std::uint64_t bytes = bytes_done_; bytes != 0) text += ", " + FormatBytes(bytes);
+  if (options_.rank == 0) console_.Note(text, 1);
+  if (options_.rank == 0 && options_.progress == ProgressMode::kJson) {
+    meter_.Update(bytes_done_, bytes_total_, now);
+    console_.Raw(meter_.Json(now));
+  }
+  pass_.clear();
+}
+
+double RunSink::Now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+}  // namespace shardwright::cli

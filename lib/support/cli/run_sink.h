@@ -1,0 +1,121 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "support/base/sink.h"
+#include "support/cli/console.h"
+#include "support/cli/flags.h"
+#include "support/cli/meter.h"
+#include "support/cli/signals.h"
+
+namespace shardwright::cli {
+
+/// One timed pass.
+struct PassTime {
+  std::string name;
+  double seconds = 0;
+};
+
+/// What one rank has to say when its run is over.
+struct RankFacts {
+  std::vector<PassTime> passes;  ///< in the order of their first start
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+  std::uint64_t files_read = 0;
+  std::uint64_t files_written = 0;
+  std::uint64_t peak_memory_bytes = 0;
+  std::vector<std::string> warnings;  ///< different texts, at most kWarningsKept
+  std::uint64_t warnings_omitted = 0;
+};
+
+/// Warnings with different texts that a rank keeps; the others are counted.
+inline constexpr std::size_t kWarningsKept = 1000;
+
+/// How progress is shown, after `auto` is decided.
+/// \returns kTty, kPlain, kJson or kOff
+/// Local.
+ProgressMode DecideProgress(const CommonFlags& flags);
+
+/// The sink of a command: times passes, collects warnings and shows progress. One thread of its own
+/// repaints and answers signals, so that progress is told even while the work is stuck in a call.
+class RunSink final : public Sink {
+ public:
+  struct Options {
+    ProgressMode progress = ProgressMode::kOff;  ///< as decided; other ranks than 0 show none
+    int rank = 0;
+    int ranks = 1;
+    /// Ends the process with the exit code of a stop; called on the sink's thread. Empty: the sink
+    /// waits for interruptible work.
+    std::function<void()> leave = {};
+  };
+
+  /// \pre console and signals outlive the sink
+  RunSink(Options options, Console& console, const SignalGuard& signals);
+  ~RunSink() override;
+
+  void Pass(std::string_view name) override;
+  void Progress(std::uint64_t bytes_done, std::uint64_t bytes_total) override;
+  void AddRead(std::uint64_t bytes, std::uint64_t files) override;
+  void AddWritten(std::uint64_t bytes, std::uint64_t files) override;
+  void Warn(std::string message) override;
+  void Note(std::string message, int level) override;
+  bool stop_requested() const override { return SignalGuard::StopSignal() != 0; }
+  void BeginInterruptible() override;
+  void EndInterruptible() override;
+
+  /// Returns the facts so far, for a process that exits without Finish.
+  RankFacts FactsNow();
+
+  /// Ends the current pass and the painting; the facts are final afterwards.
+  RankFacts Finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void Tick();
+  void AnswerSignals();
+  void LeaveIfStuck();
+  RankFacts FactsLocked() const;
+  void ShowProgress(bool asked_for);
+  void EndPassLocked();
+  double Now() const;
+
+  const Options options_;
+  Console& console_;
+  const SignalGuard& signals_;
+  const Clock::time_point start_ = Clock::now();
+
+  std::atomic<std::uint64_t> bytes_done_{0};
+  std::atomic<std::uint64_t> bytes_total_{0};
+  std::atomic<std::uint64_t> bytes_read_{0};
+  std::atomic<std::uint64_t> bytes_written_{0};
+  std::atomic<std::uint64_t> files_read_{0};
+  std::atomic<std::uint64_t> files_written_{0};
+  std::atomic<bool> finished_{false};
+
+  std::mutex mutex_;  // everything below
+  RankFacts facts_;
+  std::set<std::string, std::less<>> warned_;
+  ProgressMeter meter_;
+  std::string pass_;
+  double pass_start_seconds_ = 0;
+  bool stop_told_ = false;
+
+  // Held while the process exits, so that interruptible work cannot start to write meanwhile.
+  std::mutex interruptible_mutex_;
+  int interruptible_ = 0;
+  double stop_seconds_ = 0;  // when the ticker first saw the stop
+
+  std::thread ticker_;
+};
+
+}  // namespace shardwright::cli

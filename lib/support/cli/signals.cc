@@ -1,0 +1,90 @@
+#include "support/cli/signals.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+
+namespace shardwright::cli {
+namespace {
+
+// A handler gets no argument of ours, so what it sets has to be global; all of it is lock-free.
+std::atomic<int> stop_signal{0};
+std::atomic<bool> progress_wanted{false};
+std::atomic<int> handler_wake_fd{-1};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+void Poke(int fd) {
+  if (fd < 0) return;
+  const std::uint64_t one = 1;
+  // A full counter is readable already, so a failure changes nothing.
+  [[maybe_unused]] const ssize_t written = write(fd, &one, sizeof one);
+}
+
+void EndBySignal(int signal_number) {
+  signal(signal_number, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal_number);
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  raise(signal_number);
+  // The first process of a container has no default action: say it with the exit code.
+  _exit(128 + signal_number);
+}
+
+void OnSignal(int signal_number) {
+  const int saved_errno = errno;
+  if (signal_number == SIGUSR2) {
+    progress_wanted.store(true);
+  } else {
+    int none = 0;
+    const bool first = stop_signal.compare_exchange_strong(none, signal_number);
+    if (!first && signal_number != SIGUSR1) EndBySignal(signal_number);
+  }
+  Poke(handler_wake_fd.load());
+  errno = saved_errno;
+}
+
+}  // namespace
+
+SignalGuard::SignalGuard() : wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  stop_signal.store(0);
+  progress_wanted.store(false);
+  handler_wake_fd.store(wake_fd_);
+  struct sigaction action {};
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    if (kSignals[i] == SIGPIPE) {
+      action.sa_handler = SIG_IGN;
+    } else {
+      action.sa_handler = OnSignal;
+    }
+    sigaction(kSignals[i], &action, &before_[i]);
+    // nohup and background shells ignore SIGINT on purpose.
+    if (kSignals[i] == SIGINT && before_[i].sa_handler == SIG_IGN) {
+      sigaction(SIGINT, &before_[i], nullptr);
+    }
+  }
+}
+
+SignalGuard::~SignalGuard() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  handler_wake_fd.store(-1);
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+int SignalGuard::StopSignal() { return stop_signal.load(std::memory_order_relaxed); }
+
+bool SignalGuard::TakeProgressRequest() { return progress_wanted.exchange(false); }
+
+void SignalGuard::Drain() const {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = read(wake_fd_, &count, sizeof count);
+}
+
+void SignalGuard::Wake() const { Poke(wake_fd_); }
+
+}  // namespace shardwright::cli

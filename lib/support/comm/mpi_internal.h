@@ -1,0 +1,12 @@
+#pragma once
+
+#include <memory>
+
+#include "support/comm/comm.h"
+
+namespace shardwright::comm::internal {
+
+/// Starts MPI and wraps its world. Collective. \error as MakeComm
+Result<std::unique_ptr<Comm>> MakeMpiComm(const CommOptions& options);
+
+}  // namespace shardwright::comm::internal

@@ -1,0 +1,8 @@
+#pragma once
+
+namespace shardwright::html {
+
+// page.css, made part of the program by embed.cmake.
+extern const char* const kPageCss;
+
+}  // namespace shardwright::html

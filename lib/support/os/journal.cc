@@ -1,0 +1,192 @@
+#include "support/os/journal.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "support/base/crc32.h"
+#include "support/base/text.h"
+#include "support/os/directory.h"
+
+namespace shardwright::os {
+
+namespace {
+
+constexpr std::string_view kMagic = "SWJOURNL";
+constexpr std::size_t kHeaderBytes = 32;
+constexpr std::size_t kFrameBytes = 8;
+
+void Store32(std::span<std::byte> to, std::uint32_t value) {
+  for (std::size_t i = 0; i < 4; ++i) to[i] = static_cast<std::byte>(value >> (8 * i));
+}
+
+std::uint32_t Load32(std::span<const std::byte> from) {
+  std::uint32_t value = 0;
+  for (std::size_t i = 0; i < 4; ++i) value |= std::to_integer<std::uint32_t>(from[i]) << (8 * i);
+  return value;
+}
+
+std::uint32_t Crc(std::span<const std::byte> length, std::span<const std::byte> payload) {
+  return Crc32Share(Crc32(length), payload.size()) ^ Crc32(payload);
+}
+
+std::array<std::byte, kHeaderBytes> Header(const Fingerprint& fingerprint) {
+  std::array<std::byte, kHeaderBytes> header{};
+  std::memcpy(header.data(), kMagic.data(), kMagic.size());
+  Store32(std::span(header).subspan(8, 4), kJournalVersion);
+  std::copy(fingerprint.begin(), fingerprint.end(), header.begin() + 16);
+  return header;
+}
+
+Status CheckHeader(const std::string& path, std::span<const std::byte> header,
+                   const Fingerprint& fingerprint) {
+  if (std::memcmp(header.data(), kMagic.data(), kMagic.size()) != 0) {
+    return Fail(Errc::kBadInput, path + ": not a journal");
+  }
+  const std::uint32_t version = Load32(header.subspan(8, 4));
+  if (version != kJournalVersion) {
+    return Fail(Errc::kUnsupported, path + ": journal version " + std::to_string(kJournalVersion) +
+                                        " expected, found " + std::to_string(version));
+  }
+  const std::span<const std::byte> found = header.subspan(16, 16);
+  if (!std::equal(found.begin(), found.end(), fingerprint.begin())) {
+    return Fail(Errc::kMismatch, path +
+                                     ": the stopped run had other inputs, flags or version: "
+                                     "fingerprint " +
+                                     Hex(fingerprint) + " expected, found " + Hex(found));
+  }
+  return {};
+}
+
+JournalRecords Split(std::span<const std::byte> bytes) {
+  JournalRecords out;
+  std::size_t at = kHeaderBytes;
+  while (bytes.size() - at >= kFrameBytes) {
+    const std::span<const std::byte> length_field = bytes.subspan(at, 4);
+    const std::size_t length = Load32(length_field);
+    if (length > kJournalRecordBytes || length > bytes.size() - at - kFrameBytes) break;
+    const std::span<const std::byte> payload = bytes.subspan(at + kFrameBytes, length);
+    if (Crc(length_field, payload) != Load32(bytes.subspan(at + 4, 4))) break;
+    out.records.emplace_back(payload.begin(), payload.end());
+    at += kFrameBytes + length;
+  }
+  out.valid_bytes = at;
+  out.torn_bytes = bytes.size() - at;
+  return out;
+}
+
+/// Refuses what is not a file of this user alone: its bytes are somebody else's.
+Status CheckOwn(const Directory& folder, const std::string& name, const NameStatus& status) {
+  if (folder.IsOwnFile(status)) return {};
+  std::string why = folder.WhyForeign(status);
+  if (why.empty()) why = "is not a regular file with one name";
+  return Fail(Errc::kBusy, folder.PathOf(name) + ": not resumed: " + why);
+}
+
+// Records of one journal; valid_bytes 0 if the file ends inside its header.
+Result<JournalRecords> Read(const File& file, const Fingerprint& fingerprint, std::uint64_t most) {
+  const std::string& path = file.path();
+  SW_TRY_ASSIGN(const Identity identity, file.Stat());
+  if (identity.bytes > most) {
+    return Fail(Errc::kLimit, path + ": " + std::to_string(most) + " bytes at most, found " +
+                                  std::to_string(identity.bytes));
+  }
+  std::vector<std::byte> bytes(static_cast<std::size_t>(identity.bytes));
+  SW_TRY(file.ReadAt(0, bytes));
+  if (bytes.size() < kHeaderBytes) {
+    // A kill while the file was made. Any other short file is not ours to overwrite.
+    const std::size_t magic_bytes = std::min(bytes.size(), kMagic.size());
+    if (magic_bytes > 0 && std::memcmp(bytes.data(), kMagic.data(), magic_bytes) != 0) {
+      return Fail(Errc::kBadInput, path + ": not a journal");
+    }
+    return JournalRecords{{}, 0, bytes.size()};
+  }
+  SW_TRY(CheckHeader(path, bytes, fingerprint));
+  return Split(bytes);
+}
+
+}  // namespace
+
+Result<Journal> Journal::Open(const Directory& folder, const std::string& name,
+                              const Fingerprint& fingerprint, std::uint64_t most) {
+  Journal journal;
+  SW_TRY_ASSIGN(const std::optional<NameStatus> present, folder.Look(name));
+  if (present) {
+    SW_TRY(CheckOwn(folder, name, *present));
+    SW_TRY_ASSIGN(journal.file_, folder.OpenWrite(name));
+    SW_TRY_ASSIGN(journal.found_, Read(journal.file_, fingerprint, most));
+  } else {
+    SW_TRY_ASSIGN(journal.file_, folder.Create(name));
+  }
+  journal.writer_ = std::make_unique<Writer>();
+  if (journal.found_.torn_bytes > 0) SW_TRY(journal.file_.Allocate(journal.found_.valid_bytes));
+  if (journal.found_.valid_bytes == 0) {
+    SW_TRY(journal.file_.WriteAt(0, Header(fingerprint)));
+    SW_TRY(journal.file_.Sync());
+    journal.found_.valid_bytes = kHeaderBytes;
+  }
+  journal.writer_->end = journal.found_.valid_bytes;
+  journal.writer_->most = most;
+  return journal;
+}
+
+Status Journal::Append(std::span<const std::byte> payload) {
+  SW_CHECK(writer_ != nullptr);
+  if (payload.size() > kJournalRecordBytes) {
+    return Fail(Errc::kLimit, file_.path() + ": record of " + std::to_string(payload.size()) +
+                                  " bytes, " + std::to_string(kJournalRecordBytes) + " at most");
+  }
+  std::vector<std::byte> record(kFrameBytes + payload.size());
+  const std::span<std::byte> frame(record);
+  Store32(frame.subspan(0, 4), static_cast<std::uint32_t>(payload.size()));
+  Store32(frame.subspan(4, 4), Crc(frame.subspan(0, 4), payload));
+  std::copy(payload.begin(), payload.end(), record.begin() + kFrameBytes);
+
+  const std::lock_guard lock(writer_->mutex);
+  if (writer_->broken) {
+    return Fail(Errc::kIo, file_.path() + ": an earlier write to the journal failed");
+  }
+  if (record.size() > writer_->most - writer_->end) {
+    return Fail(Errc::kLimit,
+                file_.path() + ": journal larger than " + std::to_string(writer_->most) + " bytes");
+  }
+  // A record after a torn one would never be read, so nothing may follow a failure.
+  writer_->broken = true;
+  SW_TRY(file_.WriteAt(writer_->end, record));
+  writer_->broken = false;
+  writer_->end += record.size();
+  return {};
+}
+
+Status Journal::Sync() const { return file_.Sync(); }
+
+Status Journal::Clear() {
+  const std::lock_guard lock(writer_->mutex);
+  SW_TRY(file_.Allocate(kHeaderBytes));
+  writer_->end = kHeaderBytes;
+  return file_.Sync();
+}
+
+Status Journal::Close() { return file_.Close(); }
+
+Result<JournalRecords> ReadJournals(const Directory& folder, std::span<const std::string> names,
+                                    const Fingerprint& fingerprint) {
+  JournalRecords all;
+  for (const std::string& name : names) {
+    SW_TRY_ASSIGN(const std::optional<NameStatus> status, folder.Look(name));
+    if (status) SW_TRY(CheckOwn(folder, name, *status));
+    SW_TRY_ASSIGN(const File file, folder.OpenRead(name));
+    SW_TRY_ASSIGN(JournalRecords one, Read(file, fingerprint, kJournalBytes));
+    all.records.insert(all.records.end(), std::make_move_iterator(one.records.begin()),
+                       std::make_move_iterator(one.records.end()));
+    all.valid_bytes += one.valid_bytes;
+    all.torn_bytes += one.torn_bytes;
+  }
+  return all;
+}
+
+}  // namespace shardwright::os

@@ -1,0 +1,502 @@
+#include "support/os/lock.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <condition_variable>
+#include <cstdint>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "support/base/system.h"
+#include "support/os/sys_internal.h"
+
+namespace shardwright::os {
+
+namespace {
+
+constexpr int kAttempts = 1000;
+
+constexpr std::string_view kFirstWord = "process ";
+
+constexpr std::size_t kTextBytes = 512;
+
+/// The text of a lock file, as far as it is read; nothing if it cannot be.
+std::optional<std::string> TextOf(int fd) {
+  std::string text(kTextBytes, '\0');
+  const ssize_t bytes = sys::Read(fd, text.data(), text.size(), 0);
+  if (bytes < 0) return std::nullopt;
+  text.resize(static_cast<std::size_t>(bytes));
+  return text;
+}
+
+std::string OwnerIn(const std::string& text) {
+  if (!text.starts_with(kFirstWord)) return "another process";
+  const std::string shown = EscapedName(std::string_view(text).substr(0, text.find('\n')));
+  return shown.substr(1, shown.size() - 2);
+}
+
+/// The process that a lock file names.
+struct Owner {
+  std::uint64_t process = 0;
+  std::string host;
+  std::string boot;           // empty in the lock files of older versions
+  std::uint64_t started = 0;  // in ticks since the boot
+};
+
+/// The number at the start of a text, which is cut off.
+std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
+  if (error != std::errc()) return std::nullopt;
+  text->remove_prefix(static_cast<std::size_t>(end - text->data()));
+  return number;
+}
+
+/// True if a text starts with a word, which is cut off.
+bool TakeWord(std::string_view* text, std::string_view word) {
+  if (!text->starts_with(word)) return false;
+  text->remove_prefix(word.size());
+  return true;
+}
+
+/// Inverse of DescribeOwner; nothing if the text was cut short.
+std::optional<Owner> ParseOwner(std::string_view text) {
+  Owner owner;
+  if (!TakeWord(&text, kFirstWord)) return std::nullopt;
+  const std::optional<std::uint64_t> process = TakeNumber(&text);
+  const std::size_t line = text.find('\n');
+  if (!process || !TakeWord(&text, " on ") || line == std::string_view::npos) return std::nullopt;
+  owner.process = *process;
+  owner.host = std::string(text.substr(0, text.find(" (")));
+  text.remove_prefix(text.find('\n') + 1);
+  if (text.empty()) return owner;
+  const std::size_t space = text.find(" start ");
+  if (!TakeWord(&text, "boot ") || space == std::string_view::npos) return std::nullopt;
+  owner.boot = std::string(text.substr(0, text.find(' ')));
+  text.remove_prefix(text.find(" start "));
+  TakeWord(&text, " start ");
+  const std::optional<std::uint64_t> started = TakeNumber(&text);
+  if (!started || text != "\n") return std::nullopt;
+  owner.started = *started;
+  return owner;
+}
+
+/// The start of a running process in ticks since the boot; 0 if it has ended.
+std::uint64_t StartOf(std::uint64_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  // After the name, which may hold anything: the state, and 18 numbers before the start.
+  std::size_t at = text.rfind(')');
+  if (at == std::string::npos || at + 2 >= text.size() || text[at + 2] == 'Z') return 0;
+  constexpr int kFieldsBefore = 20;
+  for (int i = 0; i < kFieldsBefore; ++i) {
+    at = text.find(' ', at + 1);
+    if (at == std::string::npos) return 0;
+  }
+  std::string_view rest = std::string_view(text).substr(at + 1);
+  return TakeNumber(&rest).value_or(0);
+}
+
+std::string DescribeOwner(const std::string& note) {
+  const auto process = static_cast<std::uint64_t>(::getpid());
+  return std::string(kFirstWord) + std::to_string(process) + " on " + HostName() + " (" + note +
+         ")\nboot " + BootId() + " start " + std::to_string(StartOf(process)) + "\n";
+}
+
+/// The last update of a lock file by its owner.
+struct Heartbeat {
+  std::int64_t at_ns = 0;
+  std::int64_t age = 0;  // seconds
+};
+
+/// Both times are the file system's, whose clock another machine may have.
+Result<Heartbeat> HeartbeatOf(const Directory& folder, const std::string& path, int fd) {
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  struct stat beat {};
+  if (sys::Stat(fd, &beat) != 0) return SysFail(Errc::kIo, path, "cannot stat", errno);
+  std::int64_t now = ::time(nullptr) * kSecond;
+  SW_TRY_ASSIGN(const std::string id, RandomHex(8));
+  const std::string probe = ".shardwright-" + id;
+  if (Result<File> file = folder.Create(probe)) {
+    if (const Result<Identity> made = file->Stat()) now = made->mtime_ns;
+    static_cast<void>(folder.RemoveFile(probe).has_value());
+  }
+  const std::int64_t at = beat.st_mtim.tv_sec * kSecond + beat.st_mtim.tv_nsec;
+  return Heartbeat{at, std::max<std::int64_t>(now - at, 0) / kSecond};
+}
+
+/// Refuses to write into a file that is not a lock of ours. A power failure may leave one empty,
+/// cut short or filled with bytes that are no text.
+Status CheckIsLock(int fd, const std::string& path, std::string_view found) {
+  struct stat info {};
+  if (sys::Stat(fd, &info) != 0) return SysFail(Errc::kIo, path, "cannot stat", errno);
+  const std::string_view first = found.substr(0, kFirstWord.size());
+  const bool small = info.st_size <= static_cast<off_t>(kTextBytes);
+  const bool text_only = std::all_of(found.begin(), found.end(), [](char c) {
+    return c == '\n' || c == '\t' || (c >= ' ' && c <= '~');
+  });
+  const bool ours = kFirstWord.starts_with(first) || !text_only;
+  if (info.st_nlink <= 1 && small && ours) return {};
+  return Fail(Errc::kBusy, path + ": is not a lock file; move it away, or choose another name");
+}
+
+/// What stands under the name of a lock.
+struct Opened {
+  Fd fd;                // not open: nothing any more
+  std::string foreign;  // "belongs to user ...": of another user, opened for reading only
+  bool fresh = false;
+};
+
+Result<Opened> OpenLock(const Directory& folder, int folder_fd, const std::string& name) {
+  const std::string path = folder.PathOf(name);
+  constexpr int kFlags = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+  Opened opened;
+  opened.fd = Fd(sys::OpenAt(folder_fd, name.c_str(), O_RDWR | O_CREAT | O_EXCL | kFlags));
+  opened.fresh = opened.fd.ok();
+  if (opened.fresh) return opened;
+  if (errno != EEXIST) return SysFail(Errc::kIo, path, "cannot create the lock file", errno);
+  SW_TRY_ASSIGN(const std::optional<NameStatus> there, folder.Look(name));
+  if (!there) return opened;
+  opened.foreign = folder.WhyForeign(*there);
+  const bool own = opened.foreign.empty();
+  const std::string whose = own ? "" : " and " + opened.foreign;
+  if (there->type != EntryType::kFile) {
+    return Fail(Errc::kBusy, path + ": is not a lock file" + whose +
+                                 (there->type == EntryType::kSymlink ? " (a symbolic link)" : "") +
+                                 "; remove it, or choose another name");
+  }
+  opened.fd = Fd(sys::OpenAt(folder_fd, name.c_str(), (own ? O_RDWR : O_RDONLY) | kFlags));
+  if (opened.fd.ok()) {
+    struct stat info {};
+    if (sys::Stat(opened.fd.get(), &info) != 0) {
+      return SysFail(Errc::kIo, path, "cannot stat", errno);
+    }
+    // Another file since the look.
+    if (!S_ISREG(info.st_mode) || info.st_uid != there->owner) opened.fd = Fd();
+    return opened;
+  }
+  if (errno == ENOENT || errno == ELOOP) return opened;
+  if (own) return SysFail(Errc::kIo, path, "cannot open the lock file", errno);
+  return SysFail(Errc::kBusy, path,
+                 opened.foreign +
+                     "; ask its owner to remove it, or choose another name: cannot "
+                     "open the lock file",
+                 errno);
+}
+
+/// Looks at a file that could be locked, although it may be the lock of a running process: the
+/// locks of some file systems hold on one machine or through one mount only.
+/// \returns true  its owner is of another machine
+/// \error kBusy  the owner is a running process of this machine
+Result<bool> IsOfAnotherMachine(const std::string& path, const std::string& text) {
+  const std::optional<Owner> owner = ParseOwner(text);
+  if (!owner) return false;
+  const bool same_boot = owner->boot == BootId();
+  if (same_boot && owner->process != static_cast<std::uint64_t>(::getpid()) &&
+      owner->started != 0 && StartOf(owner->process) == owner->started) {
+    return Fail(Errc::kBusy, path + ": in use by " + OwnerIn(text) +
+                                 ", which is running; the locks of this file system do not hold "
+                                 "between its mounts");
+  }
+  // A machine that was started again has lost its processes.
+  return !same_boot && owner->host != HostName();
+}
+
+/// What becomes of the lock of a process on another machine.
+class Fence {
+ public:
+  explicit Fence(bool take_over) : take_over_(take_over) {}
+
+  /// Decides after a look at the lock file.
+  /// \returns true  its heartbeat has expired; false  it may still expire
+  /// \error kBusy  it is not to be taken over, or its owner is alive
+  Result<bool> HasExpired(const std::string& path, const std::string& text, const Heartbeat& beat) {
+    const std::string in_use = path + ": in use by " + OwnerIn(text) +
+                               ", a process of another machine, whose last heartbeat was " +
+                               std::to_string(beat.age) + " s ago";
+    if (!take_over_) {
+      return Fail(Errc::kBusy, in_use +
+                                   "; if it has ended, --take-over removes its lock once the "
+                                   "heartbeat is more than " +
+                                   std::to_string(kHeartbeatExpires.count()) + " s old");
+    }
+    if (text == text_ && beat.at_ns != at_ns_) return Fail(Errc::kBusy, in_use + "; it is running");
+    text_ = text;
+    at_ns_ = beat.at_ns;
+    return beat.age > kHeartbeatExpires.count();
+  }
+
+ private:
+  bool take_over_;
+  std::string text_;  // of the look before
+  std::int64_t at_ns_ = 0;
+};
+
+/// Writes the text of a lock file. It is for people and for other machines, so a full disk does not
+/// keep a lock from being taken.
+/// \returns false  no space: the file is empty
+Result<bool> WriteText(int fd, const std::string& path, const std::string& text) {
+  bool ok = sys::Truncate(fd, 0) == 0;
+  for (std::size_t done = 0; ok && done < text.size();) {
+    const ssize_t moved =
+        sys::Write(fd, text.data() + done, text.size() - done, static_cast<off_t>(done));
+    ok = moved > 0;
+    if (ok) done += static_cast<std::size_t>(moved);
+  }
+  if (ok) return true;
+  const int error = errno;
+  static_cast<void>(sys::Truncate(fd, 0));
+  if (error == ENOSPC || error == EDQUOT) return false;
+  return SysFail(Errc::kIo, path, "cannot write the lock file", error);
+}
+
+/// The text of a lock file that a process may be about to write: it has made the file just before.
+std::optional<std::string> SettledText(int fd) {
+  constexpr int kLooks = 10;
+  constexpr std::chrono::milliseconds kPause(20);
+  std::optional<std::string> text = TextOf(fd);
+  for (int look = 1; look < kLooks && text && text->empty(); ++look) {
+    std::this_thread::sleep_for(kPause);
+    text = TextOf(fd);
+  }
+  return text;
+}
+
+// Whether the name still leads to the file that was locked: its last owner may have removed it
+// between our open and our lock.
+Result<bool> IsCurrent(int fd, int folder_fd, const std::string& name, const std::string& path) {
+  struct stat mine {};
+  struct stat named {};
+  if (sys::Stat(fd, &mine) != 0) return SysFail(Errc::kIo, path, "cannot stat", errno);
+  if (sys::StatAt(folder_fd, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return false;
+    return SysFail(Errc::kIo, path, "cannot stat", errno);
+  }
+  return mine.st_dev == named.st_dev && mine.st_ino == named.st_ino;
+}
+
+tl::unexpected<Error> LockFail(const std::string& path, const Opened& opened,
+                               const std::string& whose, int error) {
+  if (error == EWOULDBLOCK) {
+    return Fail(Errc::kBusy,
+                path + ": in use by " + OwnerIn(TextOf(opened.fd.get()).value_or("")) + whose,
+                error);
+  }
+  if (error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK) {
+    return SysFail(Errc::kIo, path, "the file system has no locks (flock)", error);
+  }
+  if (opened.foreign.empty()) return SysFail(Errc::kIo, path, "cannot lock", error);
+  return SysFail(Errc::kBusy, path, opened.foreign + ": cannot lock", error);
+}
+
+/// A lock file that was there before and could be locked.
+enum class Found : std::uint8_t {
+  kFree,
+  kMayExpire,  ///< of another machine, with a young heartbeat
+  kRemoved,    ///< was of another machine, with an expired heartbeat
+};
+
+/// \param own  the file is this user's
+/// \error kBusy  it is in use, or no lock file; kIo
+Result<Found> LookAtOwner(const Directory& folder, int folder_fd, const std::string& name, int fd,
+                          bool own, Fence* fence) {
+  const std::string path = folder.PathOf(name);
+  const std::optional<std::string> text = SettledText(fd);
+  if (!text) return SysFail(Errc::kIo, path, "cannot read the lock file", errno);
+  if (own) SW_TRY(CheckIsLock(fd, path, *text));
+  SW_TRY_ASSIGN(const bool other, IsOfAnotherMachine(path, *text));
+  if (!other) return Found::kFree;
+  SW_TRY_ASSIGN(const Heartbeat beat, HeartbeatOf(folder, path, fd));
+  SW_TRY_ASSIGN(const bool expired, fence->HasExpired(path, *text, beat));
+  if (!expired) return Found::kMayExpire;
+  if (sys::UnlinkAt(folder_fd, name.c_str()) == 0 || errno == ENOENT) return Found::kRemoved;
+  return SysFail(Errc::kBusy, path,
+                 own ? "cannot be taken over" : "ask its owner to remove it: cannot be taken over",
+                 errno);
+}
+
+}  // namespace
+
+/// A lock file that is locked, and the thread that updates it.
+class Lock::Held {
+ public:
+  /// \param own  the file is this user's
+  Held(Fd fd, Directory folder, std::string name, bool own)
+      : fd_(std::move(fd)), folder_(std::move(folder)), name_(std::move(name)), own_(own) {}
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() { StopBeating(); }
+
+  /// Names the owner in the file and starts the heartbeat.
+  Status Describe(const std::string& note, std::chrono::milliseconds heartbeat) {
+    if (!own_) return {};
+    const std::string path = folder_.PathOf(name_);
+    std::string text = DescribeOwner(note);
+    SW_TRY_ASSIGN(const bool written, WriteText(fd_.get(), path, text));
+    if (written) text_ = std::move(text);
+    // Object stores show a file to other machines once it is synced.
+    if (!folder_.CanSyncFileSystem()) static_cast<void>(sys::Sync(fd_.get()));
+    // Signals are for the threads of the command.
+    sigset_t all{};
+    sigset_t before{};
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    Status started;
+    try {
+      thread_ = std::thread([this, heartbeat] { Beat(heartbeat); });
+    } catch (const std::system_error& error) {
+      started = Fail(Errc::kLimit, path + ": cannot start a thread: " + error.what());
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return started;
+  }
+
+  /// As Lock::Check.
+  Status Check() const {
+    if (text_.empty()) return {};
+    const std::string path = folder_.PathOf(name_);
+    const Fd named(sys::OpenAt(folder_.fd(), name_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
+    if (!named.ok() && errno != ENOENT) {
+      return SysFail(Errc::kIo, path, "cannot open the lock file", errno);
+    }
+    if (!named.ok()) return Fail(Errc::kBusy, path + ": another process has removed the lock file");
+    const std::optional<std::string> text = TextOf(named.get());
+    if (!text) return SysFail(Errc::kIo, path, "cannot read the lock file", errno);
+    if (*text == text_) return {};
+    return Fail(Errc::kBusy, path + ": taken over by " + OwnerIn(*text));
+  }
+
+  /// As Lock::Release.
+  Status Release() {
+    StopBeating();
+    const Status mine = Check();
+    if (!mine && mine.error().code == Errc::kBusy) {
+      fd_ = Fd();
+      return {};
+    }
+    // Removed while still held: a process that waits with the old file open finds the name gone and
+    // retries.
+    const bool removed = sys::UnlinkAt(folder_.fd(), name_.c_str()) == 0;
+    const int error = errno;
+    fd_ = Fd();
+    const bool stays = !own_ && (error == EACCES || error == EPERM);
+    if (!removed && error != ENOENT && !stays) {
+      return SysFail(Errc::kIo, folder_.PathOf(name_), "cannot remove the lock file", error);
+    }
+    return {};
+  }
+
+ private:
+  void Beat(std::chrono::milliseconds heartbeat) {
+    std::unique_lock guard(mutex_);
+    while (!stop_changed_.wait_for(guard, heartbeat, [this] { return stop_; })) {
+      // A lock that was taken over has another owner's heartbeat.
+      if (Check()) sys::Touch(fd_.get());
+    }
+  }
+
+  void StopBeating() {
+    {
+      const std::lock_guard guard(mutex_);
+      stop_ = true;
+    }
+    stop_changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  Fd fd_;
+  Directory folder_;
+  std::string name_;
+  bool own_;
+  std::string text_;  // of the file; empty if it names another process or none
+  std::mutex mutex_;
+  std::condition_variable stop_changed_;
+  bool stop_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
+
+Lock::Lock(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+Lock::Lock() = default;
+Lock::Lock(Lock&& other) noexcept = default;
+
+Lock& Lock::operator=(Lock&& other) noexcept {
+  if (this != &other) {
+    if (held()) static_cast<void>(Release().has_value());
+    held_ = std::move(other.held_);
+  }
+  return *this;
+}
+
+Lock::~Lock() {
+  if (held()) static_cast<void>(Release().has_value());
+}
+
+Result<Lock> Lock::Take(const std::string& path, const std::string& note, bool take_over) {
+  const std::size_t slash = path.rfind('/');
+  std::string parent = slash == std::string::npos ? "." : path.substr(0, slash);
+  if (parent.empty()) parent = "/";
+  Result<Directory> folder = Directory::Open(parent);
+  if (!folder) {
+    return SysFail(Errc::kIo, path, "cannot create the lock file", folder.error().sys);
+  }
+  return Take(*folder, path.substr(slash + 1), note, take_over);
+}
+
+Result<Lock> Lock::Take(const Directory& folder, const std::string& name, const std::string& note,
+                        bool take_over, std::chrono::milliseconds heartbeat) {
+  const std::string path = folder.PathOf(name);
+  Fence fence(take_over);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    SW_TRY_ASSIGN(Opened opened, OpenLock(folder, folder.fd(), name));
+    if (!opened.fd.ok()) continue;
+    const bool own = opened.foreign.empty();
+    const std::string whose = own ? "" : "; the lock file " + opened.foreign;
+    if (sys::Lock(opened.fd.get()) != 0) return LockFail(path, opened, whose, errno);
+    const int fd = opened.fd.get();
+    auto held = std::make_unique<Held>(std::move(opened.fd), folder, name, own);
+    const Result<bool> current = IsCurrent(fd, folder.fd(), name, path);
+    if (!current && opened.fresh) static_cast<void>(held->Release().has_value());
+    SW_TRY(current);
+    if (!*current) continue;
+    if (!opened.fresh) {
+      Result<Found> found = LookAtOwner(folder, folder.fd(), name, fd, own, &fence);
+      if (!found) found.error().message += whose;
+      SW_TRY(found);
+      if (*found == Found::kMayExpire) {
+        held.reset();  // its owner may return
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+      }
+      if (*found != Found::kFree) continue;
+    }
+    if (Status described = held->Describe(note, heartbeat); !described) {
+      static_cast<void>(held->Release().has_value());
+      return tl::unexpected<Error>(std::move(described).error());
+    }
+    return Lock(std::move(held));
+  }
+  return Fail(Errc::kBusy, path + ": other processes keep taking and removing the lock");
+}
+
+Status Lock::Check() const { return held() ? held_->Check() : Status(); }
+
+Status Lock::Release() {
+  if (!held()) return {};
+  const std::unique_ptr<Held> held = std::move(held_);
+  return held->Release();
+}
+
+}  // namespace shardwright::os

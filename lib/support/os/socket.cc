@@ -1,0 +1,597 @@
+#include "support/os/socket.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "support/base/peer.h"
+#include "support/os/sys_internal.h"
+
+// Sockets do not pass the fault hook: it counts what is done to files, and tests of this file and
+// of its users cut real connections.
+
+namespace shardwright::os {
+namespace {
+
+/// One byte, and room for a descriptor with it.
+class DescriptorMessage {
+ public:
+  DescriptorMessage() {
+    message.msg_iov = &data_;
+    message.msg_iovlen = 1;
+    message.msg_control = control_.data();
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // the system closes what is more
+  }
+  DescriptorMessage& operator=(DescriptorMessage&&) = delete;
+
+  msghdr message = {};
+
+ private:
+  char byte_ = 'd';
+  iovec data_ = {&byte_, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
+};
+
+/// Connections that wait to be accepted. Those to a port may be a crowd that says nothing, behind
+/// which others must not be dropped.
+constexpr int kBacklog = 64;
+constexpr int kPortBacklog = 1024;
+constexpr std::size_t kAhead = 4096;
+/// The first bytes of TLS: of an alert and of a handshake. No line begins with them.
+constexpr char kTlsAlert = 0x15;
+constexpr char kTlsHandshake = 0x16;
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// A call that fails when less than this moves within its connection's timeout.
+constexpr std::size_t kPaceBytes = std::size_t{64} << 10;
+/// How often a call that waits asks whether it is to stop.
+constexpr milliseconds kStopTick(100);
+/// A socket file's queue is full: how long until the next try.
+constexpr milliseconds kQueueTick(20);
+
+milliseconds Until(Clock::time_point end) {
+  return std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(0));
+}
+
+/// Waits for an event, at most until `end`; a signal does not end the wait early.
+/// \returns whether it has come
+/// \error kStopped
+Result<bool> WaitFor(int fd, short events, Clock::time_point end, const Stop& stop) {
+  for (;;) {
+    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
+    const milliseconds wait = std::min(Until(end), kStopTick);
+    pollfd one{fd, events, 0};
+    const int ready = ::poll(&one, 1, static_cast<int>(wait.count()));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+    if (Clock::now() >= end) return false;
+  }
+}
+
+sockaddr_un LocalName(const std::string& path) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::memcpy(name.sun_path, path.c_str(), path.size() + 1);
+  return name;
+}
+
+/// As Connection::peer.
+std::string HostOf(const sockaddr_storage& name) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (name.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(name);
+    ::inet_ntop(AF_INET, &four.sin_addr, text, sizeof text);
+    return text;
+  }
+  if (name.ss_family != AF_INET6) return {};
+  in6_addr six = reinterpret_cast<const sockaddr_in6&>(name).sin6_addr;
+  const bool mapped = IN6_IS_ADDR_V4MAPPED(&six);  // an IPv4 host at a port of both
+  if (!mapped) std::fill(std::begin(six.s6_addr) + 8, std::end(six.s6_addr), std::uint8_t{0});
+  ::inet_ntop(AF_INET6, &six, text, sizeof text);
+  return mapped ? text : std::string(text) + "/64";
+}
+
+struct FreeAddresses {
+  void operator()(addrinfo* first) const { ::freeaddrinfo(first); }
+};
+using AddressList = std::unique_ptr<addrinfo, FreeAddresses>;
+
+/// The addresses of a host.
+Result<AddressList> Resolve(const Address& address, bool listen) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (listen ? AI_PASSIVE : 0);
+  addrinfo* found = nullptr;
+  const std::string port = std::to_string(address.port);
+  const int error = ::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found);
+  if (error != 0) {
+    return Fail(Errc::kNotFound, ToText(address) + ": " + ::gai_strerror(error));
+  }
+  return AddressList(found);
+}
+
+/// \returns false: errno says why
+/// \error kStopped
+Result<bool> ConnectWithin(int fd, const sockaddr* name, socklen_t bytes, milliseconds timeout,
+                           const Stop& stop) {
+  const Clock::time_point end = Clock::now() + timeout;
+  while (::connect(fd, name, bytes) != 0) {
+    if (errno == EINPROGRESS || errno == EINTR) break;
+    // A socket file whose queue is full: there is nothing to wait for but time.
+    if (errno != EAGAIN) return false;
+    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
+    if (Clock::now() >= end) {
+      errno = ETIMEDOUT;
+      return false;
+    }
+    std::this_thread::sleep_for(kQueueTick);
+  }
+  SW_TRY_ASSIGN(const bool connected, WaitFor(fd, POLLOUT, end, stop));
+  if (!connected) {
+    errno = ETIMEDOUT;
+    return false;
+  }
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
+  errno = error;
+  return error == 0;
+}
+
+Fd NewSocket(int family) {
+  return Fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+Result<Fd> ConnectLocal(const Address& address, milliseconds timeout, const Stop& stop) {
+  Fd fd = NewSocket(AF_UNIX);
+  const sockaddr_un name = LocalName(address.path);
+  if (fd.ok()) {
+    SW_TRY_ASSIGN(const bool connected,
+                  ConnectWithin(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name,
+                                timeout, stop));
+    if (connected) return fd;
+  }
+  return SysFail(Errc::kNotFound, ToText(address), "cannot connect", errno);
+}
+
+Result<Fd> ConnectTcp(const Address& address, milliseconds timeout, const Stop& stop) {
+  SW_TRY_ASSIGN(const AddressList found, Resolve(address, false));
+  int error = ECONNREFUSED;
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    Fd fd = NewSocket(one->ai_family);
+    if (fd.ok()) {
+      SW_TRY_ASSIGN(const bool connected,
+                    ConnectWithin(fd.get(), one->ai_addr, one->ai_addrlen, timeout, stop));
+      if (connected) return fd;
+    }
+    error = errno;
+  }
+  return SysFail(Errc::kNotFound, ToText(address), "cannot connect", error);
+}
+
+Result<Fd> ListenLocal(const Address& address) {
+  // Whoever holds no lock may listen all the same; a full queue is somebody's too.
+  const auto alive = ConnectLocal(address, milliseconds(1000), {});
+  if (alive || alive.error().sys == ETIMEDOUT) {
+    return Fail(Errc::kBusy, ToText(address) + ": another process listens there");
+  }
+  Fd fd = NewSocket(AF_UNIX);
+  const sockaddr_un name = LocalName(address.path);
+  struct stat old {};
+  if (::lstat(address.path.c_str(), &old) == 0) {
+    if (!S_ISSOCK(old.st_mode)) {
+      return Fail(Errc::kBusy, ToText(address) + ": is there and is no socket");
+    }
+    if (old.st_uid != ::geteuid()) {
+      return Fail(Errc::kBusy, ToText(address) + ": a socket file of user " +
+                                   std::to_string(old.st_uid) +
+                                   "; remove it, or choose another path");
+    }
+    ::unlink(address.path.c_str());
+  }
+  // The mode counts from the first moment: nobody else gets in before a chmod.
+  const mode_t before = ::umask(0177);
+  const bool bound =
+      fd.ok() && ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0;
+  const int error = errno;
+  ::umask(before);
+  if (!bound) return SysFail(Errc::kIo, ToText(address), "cannot listen", error);
+  if (::listen(fd.get(), kBacklog) != 0) {
+    return SysFail(Errc::kIo, ToText(address), "cannot listen", errno);
+  }
+  return fd;
+}
+
+Result<Fd> ListenTcp(const Address& address, std::uint16_t* port) {
+  SW_TRY_ASSIGN(const AddressList found, Resolve(address, true));
+  int error = EADDRNOTAVAIL;
+  Fd listening;
+  for (const addrinfo* one = found.get(); one != nullptr && !listening.ok(); one = one->ai_next) {
+    Fd fd = NewSocket(one->ai_family);
+    const int on = 1;
+    const bool ok = fd.ok() &&
+                    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                    ::bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 &&
+                    ::listen(fd.get(), kPortBacklog) == 0;
+    error = errno;
+    if (ok) listening = std::move(fd);
+  }
+  if (!listening.ok()) {
+    const Errc code = error == EADDRINUSE ? Errc::kBusy : Errc::kIo;
+    return SysFail(code, ToText(address), "cannot listen", error);
+  }
+  sockaddr_storage name{};
+  socklen_t bytes = sizeof name;
+  char service[16] = "";
+  if (::getsockname(listening.get(), reinterpret_cast<sockaddr*>(&name), &bytes) != 0 ||
+      ::getnameinfo(reinterpret_cast<const sockaddr*>(&name), bytes, nullptr, 0, service,
+                    sizeof service, NI_NUMERICSERV) != 0) {
+    return SysFail(Errc::kIo, ToText(address), "cannot tell the port", errno);
+  }
+  std::from_chars(service, service + std::strlen(service), *port);
+  return listening;
+}
+
+}  // namespace
+
+/// How long a call may go on waiting.
+class Connection::Pace {
+ public:
+  explicit Pace(milliseconds timeout) : timeout_(timeout), end_(Clock::now() + timeout) {}
+
+  void Moved(std::size_t bytes) {
+    moved_ += bytes;
+    if (moved_ < kPaceBytes) return;
+    moved_ = 0;
+    end_ = Clock::now() + timeout_;
+  }
+  Clock::time_point end() const { return end_; }
+
+ private:
+  const milliseconds timeout_;
+  Clock::time_point end_;
+  std::size_t moved_ = 0;
+};
+
+Result<Address> ParseAddress(std::string_view text) {
+  Address address;
+  const auto refuse = [&](const std::string& what) {
+    return Fail(Errc::kUsage, "address " + EscapedName(text) + ": " + what);
+  };
+  if (text.starts_with("unix:")) {
+    address.path = text.substr(5);
+    if (address.path.empty()) return refuse("a path is needed after unix:");
+    if (address.path.find('\0') != std::string::npos) return refuse("the path holds a zero byte");
+    constexpr std::size_t kMost = sizeof(sockaddr_un::sun_path) - 1;
+    if (address.path.size() > kMost) {
+      return refuse("the path has " + std::to_string(address.path.size()) + " bytes, at most " +
+                    std::to_string(kMost) + " are possible");
+    }
+    return address;
+  }
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) {
+    return refuse("unix:PATH or HOST:PORT is needed");
+  }
+  std::string_view host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != std::string_view::npos) {
+    return refuse("an IPv6 host needs brackets");
+  }
+  const std::string_view port = text.substr(colon + 1);
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
+  if (host.empty() || port.empty() || error != std::errc() || end != port.data() + port.size()) {
+    return refuse("unix:PATH or HOST:PORT is needed");
+  }
+  address.host = host;
+  return address;
+}
+
+std::string ToText(const Address& address) {
+  if (address.is_local()) return "unix:" + address.path;
+  const bool brackets = address.host.find(':') != std::string::npos;
+  return (brackets ? "[" + address.host + "]" : address.host) + ":" + std::to_string(address.port);
+}
+
+Connection::Connection(Connection&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      channel_(std::move(other.channel_)),
+      name_(std::move(other.name_)),
+      peer_(std::move(other.peer_)),
+      local_(other.local_),
+      timeout_(other.timeout_),
+      stop_(std::move(other.stop_)),
+      ahead_(std::move(other.ahead_)) {}
+
+Connection& Connection::operator=(Connection&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = std::exchange(other.fd_, -1);
+    channel_ = std::move(other.channel_);
+    name_ = std::move(other.name_);
+    peer_ = std::move(other.peer_);
+    local_ = other.local_;
+    timeout_ = other.timeout_;
+    stop_ = std::move(other.stop_);
+    ahead_ = std::move(other.ahead_);
+  }
+  return *this;
+}
+
+Connection::~Connection() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Result<Connection> Connection::Open(const Address& address, milliseconds timeout, Stop stop) {
+  SW_TRY_ASSIGN(Fd fd, address.is_local() ? ConnectLocal(address, timeout, stop)
+                                          : ConnectTcp(address, timeout, stop));
+  if (address.is_local()) {
+    Status peer = CheckPeer(fd.get(), ToText(address), address.trusted_user);
+    if (!peer && peer.error().code == Errc::kMismatch) {
+      peer.error().message +=
+          "; if you trust that user with this run, name it: --trust-user (in Python trust_user=)";
+    }
+    SW_TRY(peer);
+  }
+  return Connection(fd.Release(), ToText(address), address.is_local(), timeout, std::move(stop));
+}
+
+Status Connection::Secure(std::unique_ptr<Channel> channel, milliseconds within, const Stop& stop) {
+  const Clock::time_point end = Clock::now() + within;
+  const Stop either = [&] { return (stop && stop()) || (stop_ && stop_()); };
+  for (;;) {
+    const Result<short> wait = channel->Begin(fd_);
+    if (!wait) return Within(name_, wait.error());
+    if (*wait == 0) break;
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, *wait, end, either));
+    if (!ready) return Fail(Errc::kIo, name_ + ": the handshake is not done in time");
+  }
+  channel_ = std::move(channel);
+  return {};
+}
+
+/// Sends what the socket takes.
+Result<Channel::Step> Connection::TrySend(std::span<const std::byte> data) {
+  if (channel_) {
+    Result<Channel::Step> step = channel_->Send(data);
+    if (!step) return Within(name_, step.error());
+    return step;
+  }
+  for (;;) {
+    const ssize_t sent = ::send(fd_, data.data(), data.size(), MSG_NOSIGNAL);
+    if (sent >= 0) return Channel::Step{static_cast<std::size_t>(sent), POLLOUT};
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return Channel::Step{0, POLLOUT};
+    if (errno != EINTR) return SysFail(Errc::kIo, name_, "cannot send", errno);
+  }
+}
+
+/// Receives what there is.
+Result<Channel::Step> Connection::TryReceive(std::span<std::byte> out) {
+  if (channel_) {
+    Result<Channel::Step> step = channel_->Receive(out);
+    if (!step) return Within(name_, step.error());
+    return step;
+  }
+  for (;;) {
+    const ssize_t got = ::recv(fd_, out.data(), out.size(), 0);
+    if (got >= 0) return Channel::Step{static_cast<std::size_t>(got), 0};
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return Channel::Step{0, POLLIN};
+    if (errno != EINTR) return SysFail(Errc::kIo, name_, "cannot receive", errno);
+  }
+}
+
+Status Connection::Send(std::span<const std::byte> data) {
+  Pace pace(timeout_);
+  while (!data.empty()) {
+    SW_TRY_ASSIGN(const Channel::Step sent, TrySend(data));
+    if (sent.bytes > 0) {
+      data = data.subspan(sent.bytes);
+      pace.Moved(sent.bytes);
+      continue;
+    }
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, sent.wait, pace.end(), stop_));
+    if (!ready) return Fail(Errc::kIo, name_ + ": takes nothing any more");
+  }
+  return {};
+}
+
+Status Connection::Send(std::string_view text) { return Send(std::as_bytes(std::span(text))); }
+
+Status Connection::SendDescriptor(int fd) {
+  DescriptorMessage sent;
+  cmsghdr* head = CMSG_FIRSTHDR(&sent.message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
+  const Clock::time_point end = Clock::now() + timeout_;
+  for (;;) {
+    if (::sendmsg(fd_, &sent.message, MSG_NOSIGNAL) == 1) return {};
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      return SysFail(Errc::kIo, name_, "cannot send a descriptor", errno);
+    }
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLOUT, end, stop_));
+    if (!ready) return Fail(Errc::kIo, name_ + ": takes nothing any more");
+  }
+}
+
+Result<int> Connection::ReceiveDescriptor() {
+  if (channel_ || !ahead_.empty()) return Fail(Errc::kBadInput, name_ + ": no descriptor comes");
+  int fd = -1;
+  DescriptorMessage received;
+  const Clock::time_point end = Clock::now() + timeout_;
+  for (;;) {
+    const ssize_t got = ::recvmsg(fd_, &received.message, MSG_CMSG_CLOEXEC);
+    if (got == 0) return Fail(Errc::kIo, name_ + ": connection cut before a descriptor");
+    if (got == 1) break;
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      return SysFail(Errc::kIo, name_, "cannot receive a descriptor", errno);
+    }
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, end, stop_));
+    if (!ready) return Fail(Errc::kIo, name_ + ": sends nothing any more");
+  }
+  const cmsghdr* head = CMSG_FIRSTHDR(&received.message);
+  if (head != nullptr && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
+      head->cmsg_len == CMSG_LEN(sizeof fd)) {
+    std::memcpy(&fd, CMSG_DATA(head), sizeof fd);
+  }
+  if (fd < 0) return Fail(Errc::kBadInput, name_ + ": a descriptor expected");
+  return fd;
+}
+
+/// Receives what there is, and waits for it if there is nothing.
+Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
+  for (;;) {
+    SW_TRY_ASSIGN(const Channel::Step got, TryReceive(out));
+    if (got.bytes > 0 || got.wait == 0) {
+      pace->Moved(got.bytes);
+      return got.bytes;
+    }
+    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, got.wait, pace->end(), stop_));
+    if (!ready) return Fail(Errc::kIo, name_ + ": sends nothing any more");
+  }
+}
+
+/// Whether the other side takes this one for one that speaks TLS.
+bool Connection::MeetsTls() const {
+  return !channel_ && !ahead_.empty() && (ahead_[0] == kTlsAlert || ahead_[0] == kTlsHandshake);
+}
+
+Status Connection::Receive(std::span<std::byte> out) {
+  const std::size_t ready = std::min(ahead_.size(), out.size());
+  if (ready > 0) std::memcpy(out.data(), ahead_.data(), ready);
+  ahead_.erase(0, ready);
+  std::size_t done = ready;
+  Pace pace(timeout_);
+  while (done < out.size()) {
+    SW_TRY_ASSIGN(const std::size_t got, Some(out.subspan(done), &pace));
+    if (got == 0) {
+      return Fail(Errc::kIo, name_ + ": connection cut after " + std::to_string(done) + " of " +
+                                 std::to_string(out.size()) + " bytes");
+    }
+    done += got;
+  }
+  return {};
+}
+
+Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
+  Pace pace(timeout_);
+  for (;;) {
+    if (MeetsTls()) {
+      return Fail(Errc::kUsage, name_ + ": the other side speaks TLS, this one has no key");
+    }
+    const std::size_t end = ahead_.find('\n');
+    if (end != std::string::npos && end <= cap) {
+      std::string line = ahead_.substr(0, end);
+      ahead_.erase(0, end + 1);
+      return std::optional(std::move(line));
+    }
+    if (ahead_.size() > cap) {
+      return Fail(Errc::kLimit, name_ + ": a line of more than " + std::to_string(cap) + " bytes");
+    }
+    std::array<std::byte, kAhead> more;
+    SW_TRY_ASSIGN(const std::size_t got, Some(more, &pace));
+    if (got == 0) {
+      if (ahead_.empty()) return std::optional<std::string>();
+      return Fail(Errc::kIo, name_ + ": connection cut inside a line");
+    }
+    ahead_.append(reinterpret_cast<const char*>(more.data()), got);
+  }
+}
+
+Result<bool> Connection::HasLine(std::size_t cap, milliseconds wait) {
+  const Clock::time_point end = Clock::now() + wait;
+  for (;;) {
+    if (MeetsTls() || ahead_.size() > cap || ahead_.find('\n') != std::string::npos) return true;
+    std::array<std::byte, kAhead> more;
+    SW_TRY_ASSIGN(const Channel::Step got, TryReceive(more));
+    if (got.bytes == 0) {
+      if (got.wait == 0) return true;
+      SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, got.wait, end, stop_));
+      if (!ready) return false;
+    }
+    ahead_.append(reinterpret_cast<const char*>(more.data()), got.bytes);
+  }
+}
+
+bool Connection::Readable() const {
+  pollfd one{fd_, POLLIN, 0};
+  return !ahead_.empty() || (channel_ && channel_->Holds()) || ::poll(&one, 1, 0) > 0;
+}
+
+Listener::Listener(Listener&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      address_(std::move(other.address_)),
+      lock_(std::move(other.lock_)) {}
+
+Listener& Listener::operator=(Listener&& other) noexcept {
+  if (this != &other) {
+    std::swap(fd_, other.fd_);
+    std::swap(address_, other.address_);
+    std::swap(lock_, other.lock_);
+  }
+  return *this;
+}
+
+Listener::~Listener() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  if (address_.is_local()) ::unlink(address_.path.c_str());
+}
+
+Result<Listener> Listener::Open(const Address& address) {
+  Listener listener;
+  listener.address_ = address;
+  if (address.is_local()) {
+    // The look at the old socket file and its replacement are one step.
+    SW_TRY_ASSIGN(listener.lock_, Lock::Take(address.path + ".lock", "listens"));
+  }
+  SW_TRY_ASSIGN(Fd fd, address.is_local() ? ListenLocal(address)
+                                          : ListenTcp(address, &listener.address_.port));
+  listener.fd_ = fd.Release();
+  return listener;
+}
+
+Result<std::optional<Connection>> Listener::Accept(milliseconds wait, milliseconds timeout,
+                                                   Stop stop) const {
+  if (!Pending(wait)) return std::optional<Connection>();
+  sockaddr_storage name{};
+  socklen_t bytes = sizeof name;
+  Fd fd(::accept4(fd_, reinterpret_cast<sockaddr*>(&name), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd.ok()) {
+    // The other side may have gone again before we came to it.
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED || errno == EINTR) {
+      return std::optional<Connection>();
+    }
+    return SysFail(Errc::kIo, ToText(address_), "cannot accept", errno);
+  }
+  if (address_.is_local()) SW_TRY(CheckPeer(fd.get(), ToText(address_), {}));
+  Connection connection(fd.Release(), ToText(address_), address_.is_local(), timeout,
+                        std::move(stop));
+  connection.peer_ = HostOf(name);
+  return std::optional(std::move(connection));
+}
+
+bool Listener::Pending(milliseconds wait) const {
+  return WaitFor(fd_, POLLIN, Clock::now() + wait, {}).value_or(false);
+}
+
+}  // namespace shardwright::os

@@ -1,0 +1,157 @@
+#pragma once
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/base/result.h"
+#include "support/os/dir.h"
+#include "support/os/fault.h"
+#include "support/os/file.h"
+
+namespace shardwright::os {
+
+inline constexpr std::size_t kNameMax = 255;  ///< bytes of one path component
+
+/// "<where>: <what>: <errno in words>".
+/// \param error  of a call that makes a file in `dir`: ENOSPC may mean that no inodes are left
+tl::unexpected<Error> CreateFail(int dir, std::string_view where, std::string_view what, int error);
+
+/// "<where>: <what>: <errno in words>".
+tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_view what, int error);
+
+/// `text` in double quotes with control characters escaped, cut after 300 bytes: for names that
+/// others chose.
+std::string EscapedName(std::string_view text);
+
+/// A descriptor that closes itself.
+class Fd {
+ public:
+  explicit Fd(int fd = -1) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.Release()) {}
+  Fd& operator=(Fd&& other) noexcept;
+  ~Fd();
+  int get() const { return fd_; }
+  bool ok() const { return fd_ >= 0; }
+  int Release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+
+ private:
+  int fd_;
+};
+
+/// The system calls of lib/support/os, all of them: each but Touch passes the fault hook and is
+/// repeated after EINTR (sync and close excepted, which are never repeated). They answer like the
+/// call itself: -1 and errno.
+namespace sys {
+
+int OpenAt(int dir, const char* path, int flags, mode_t mode = 0666);
+inline int Open(const std::string& path, int flags, mode_t mode = 0666) {
+  return OpenAt(AT_FDCWD, path.c_str(), flags, mode);
+}
+/// Opens a name with several components in one call that follows no link on the way and does not
+/// leave `dir`. Fails with ENOSYS where the system has no such call.
+int OpenBelow(int dir, const char* path, int flags);
+ssize_t Read(int fd, void* to, std::size_t bytes, off_t offset);
+ssize_t Write(int fd, const void* from, std::size_t bytes, off_t offset);
+int Allocate(int fd, off_t bytes);
+int Truncate(int fd, off_t bytes);
+/// Sets the modification time to now. The clock decides when, so it does not pass the fault hook.
+void Touch(int fd);
+int Sync(int fd);
+int SyncFileSystem(int fd);
+/// Of a file that was written. The descriptor is closed in any case; an interruption is not an
+/// error.
+int Close(int fd);
+/// flags: 0, RENAME_NOREPLACE or RENAME_EXCHANGE.
+int RenameAt(int from_dir, const char* from, int to_dir, const char* to, unsigned flags);
+int LinkAt(const std::string& from, int to_dir, const char* to);
+int Clone(int from, int to);
+int MkdirAt(int dir, const char* name, mode_t mode);
+int Chmod(int fd, mode_t mode);
+int UnlinkAt(int dir, const char* name);
+int RmdirAt(int dir, const char* name);
+int Lock(int fd);
+int Stat(int fd, struct stat* out);
+int StatAt(int dir, const char* path, struct stat* out, int flags);
+int StatVfs(const std::string& path, struct statvfs* out);
+int Access(const std::string& path, int mode);
+ssize_t ReadLink(const std::string& path, char* to, std::size_t bytes);
+/// Null and errno on failure; the caller frees.
+char* RealPath(const std::string& path);
+/// Takes over the descriptor, on failure too.
+DIR* OpenDir(Fd fd);
+/// Null at the end (errno 0) or on failure.
+dirent* ReadDir(DIR* dir);
+
+}  // namespace sys
+
+/// A name, and the directory that it is looked up from: a path of the user, whose links are
+/// followed, or a name in an open directory, which must not be a link.
+struct Where {
+  explicit Where(std::string path) : name(path), shown(std::move(path)) {}
+  Where(int dir_fd, std::string name_in_it, std::string path)
+      : dir(dir_fd), name(std::move(name_in_it)), shown(std::move(path)) {}
+  /// What an open needs so that the rule above holds.
+  int open_flags() const { return dir == AT_FDCWD ? 0 : O_NOFOLLOW; }
+
+  int dir = AT_FDCWD;
+  std::string name;
+  std::string shown;  // in messages
+};
+
+/// Lets this module reach the descriptor of a File.
+struct FileFd {
+  static int Get(const File& file) { return file.fd_; }
+  /// \param identity  gets the file's identity, unless it is null
+  static Result<File> OpenExisting(const Where& where, int flags, Identity* identity = nullptr);
+  /// The same by sys::OpenBelow. Error::sys is ENOSYS where the system has no such call.
+  static Result<File> OpenBelow(const Where& where, int flags, Identity* identity = nullptr);
+  static Result<File> Create(const Where& where, bool executable);
+
+ private:
+  static Result<File> Opened(Fd fd, const Where& where, int flags, Identity* identity);
+};
+
+/// What the functions of dir.h and of Directory have in common.
+namespace at {
+
+EntryType TypeOf(mode_t mode);
+/// True if an error means that the file system cannot do it.
+bool IsUnsupported(int error);
+/// The same of an exchange of two names. FUSE file systems that ignore the flag try a rename.
+bool CannotExchange(int error);
+Result<bool> Exists(const Where& where);
+Result<std::vector<Entry>> List(Fd fd, const std::string& shown);
+Status MakeDir(const Where& where, mode_t mode);
+Status Rename(const Where& from, const Where& to);
+Status RenameNew(const Where& from, const Where& to);
+Result<bool> Exchange(const Where& a, const Where& b);
+Status Remove(const Where& where);
+Status HardLink(const std::string& from, const Where& to);
+Status SyncDir(int fd, const std::string& shown);
+Status SyncFile(const Where& where);
+Status WriteNew(const Where& where, std::span<const std::byte> data);
+Result<std::vector<std::byte>> ReadWhole(const File& file, std::uint64_t cap);
+/// Puts a file in the place of another under the same name. The caller syncs the directory.
+Status Replace(const Where& where, std::span<const std::byte> data);
+/// Removes what an open directory holds, then the directory itself, whose name is `where`.
+Status RemoveTree(Fd fd, const Where& where, int depth);
+/// The same of a name that may be absent or a file.
+Status RemoveAny(const Where& where);
+
+}  // namespace at
+
+}  // namespace shardwright::os

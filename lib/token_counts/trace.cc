@@ -1,0 +1,221 @@
+#include "token_counts/trace.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "support/base/checked.h"
+#include "support/base/limits.h"
+#include "support/os/dir.h"
+#include "token_counts/trace_internal.h"
+
+namespace shardwright::token_counts {
+std::string CellName(std::uint64_t layer, std::uint64_t expert) {
+  return "layer " + std::to_string(layer) + " expert " + std::to_string(expert);
+}
+
+Status RecordBuilder::Add(std::uint64_t layer, std::vector<std::uint64_t> counts) {
+  if (counts.empty()) {
+    return Fail(Errc::kBadInput, where_ + ": layer " + std::to_string(layer) + ": no experts");
+  }
+  if (layer >= limits::kMoeLayers || counts.size() > limits::kMoeExperts) {
+    return Fail(Errc::kLimit, where_ + ": layer " + std::to_string(layer) + " of " +
+                                  std::to_string(counts.size()) + " experts: at most " +
+                                  std::to_string(limits::kMoeLayers) + " layers of " +
+                                  std::to_string(limits::kMoeExperts));
+  }
+  if (!rows_.empty() && rows_.begin()->second.size() != counts.size()) {
+    return Fail(Errc::kBadInput, where_ + ": layer " + std::to_string(layer) + " has " +
+                                     std::to_string(counts.size()) + " experts, layer " +
+                                     std::to_string(rows_.begin()->first) + " has " +
+                                     std::to_string(rows_.begin()->second.size()));
+  }
+  auto [at, fresh] = rows_.try_emplace(layer, std::move(counts));
+  if (fresh) return {};
+  for (std::size_t e = 0; e < at->second.size(); ++e) {
+    SW_TRY_ASSIGN(at->second[e], CheckedAdd(at->second[e], counts[e]));
+  }
+  return {};
+}
+
+namespace {
+
+/// Replaces the oldest three quarters of the records by their sum.
+Status SumOldest(LoadTrace* trace, const std::string& where) {
+  std::vector<LoadTrace::Record>& records = trace->records;
+  const std::size_t last = records.size() - records.size() / 4 - 1;
+  LoadTrace::Record& sum = records[last];
+  for (std::size_t r = 0; r < last; ++r) {
+    for (std::size_t i = 0; i < sum.tokens.size(); ++i) {
+      sum.tokens[i] += records[r].tokens[i];
+      if (sum.tokens[i] <= limits::kMoeTokens) continue;
+      return Fail(Errc::kLimit, where + ": the sum of the records before has more than " +
+                                    std::to_string(limits::kMoeTokens) + " tokens");
+    }
+  }
+  trace->first_sums += last;
+  records.erase(records.begin(), records.begin() + static_cast<std::ptrdiff_t>(last));
+  return {};
+}
+
+}  // namespace
+
+Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
+              const std::string& where) {
+  if (record.empty()) return Fail(Errc::kBadInput, where + ": no layers");
+  const auto& rows = record.rows();
+  if (trace->records.empty()) {
+    trace->experts = static_cast<std::uint32_t>(rows.begin()->second.size());
+    for (const auto& [layer, counts] : rows) {
+      trace->layer_id.push_back(static_cast<std::uint32_t>(layer));
+    }
+  }
+  const std::uint64_t cells = rows.size() * rows.begin()->second.size();
+  if ((trace->records.size() + 1) * cells > limits::kMoeCounts) {
+    if (!trace->serving || trace->records.size() < 8) {
+      return Fail(Errc::kLimit,
+                  where + ": more than " + std::to_string(limits::kMoeCounts) + " counts in all");
+    }
+    SW_TRY(SumOldest(trace, where));
+  }
+  if (rows.size() != trace->layer_id.size() || rows.begin()->second.size() != trace->experts) {
+    return Fail(Errc::kBadInput, where + ": " + std::to_string(rows.size()) + " layers of " +
+                                     std::to_string(rows.begin()->second.size()) +
+                                     " experts, the first record has " +
+                                     std::to_string(trace->layer_id.size()) + " of " +
+                                     std::to_string(trace->experts));
+  }
+  LoadTrace::Record made;
+  made.iteration = iteration;
+  made.tokens.reserve(cells);
+  std::size_t at = 0;
+  for (const auto& [layer, counts] : rows) {
+    if (layer != trace->layer_id[at++]) {
+      return Fail(Errc::kBadInput,
+                  where + ": layer " + std::to_string(layer) + " is not in the first record");
+    }
+    made.tokens.insert(made.tokens.end(), counts.begin(), counts.end());
+  }
+  trace->records.push_back(std::move(made));
+  return {};
+}
+
+Status Finish(LoadTrace* trace, const std::string& where) {
+  if (trace->records.empty()) return Fail(Errc::kBadInput, where + ": holds no loads");
+  std::stable_sort(trace->records.begin(), trace->records.end(),
+                   [](const auto& a, const auto& b) { return a.iteration < b.iteration; });
+  for (std::size_t r = 0; r < trace->records.size(); ++r) {
+    const LoadTrace::Record& record = trace->records[r];
+    const std::string place = where + ": iteration " + std::to_string(record.iteration);
+    if (r > 0 && trace->records[r - 1].iteration == record.iteration) {
+      return Fail(Errc::kBadInput, place + " twice");
+    }
+    for (std::size_t row = 0; row < trace->layer_id.size(); ++row) {
+      std::uint64_t sum = 0;
+      for (std::size_t e = 0; e < trace->experts; ++e) {
+        const std::uint64_t tokens = record.tokens[row * trace->experts + e];
+        if (tokens > limits::kMoeTokens || (sum += tokens) > limits::kMoeTokens) {
+          return Fail(Errc::kBadInput, place + ": " + CellName(trace->layer_id[row], e) +
+                                           ": the layer has more than " +
+                                           std::to_string(limits::kMoeTokens) + " tokens");
+        }
+      }
+    }
+  }
+  return {};
+}
+
+void WarnOfRestart(LoadTrace* trace, const std::string& place, std::uint64_t iteration) {
+  trace->warnings.push_back(place + ": iteration " + std::to_string(iteration) +
+                            " again, as after a restart of the training: the earlier lines of "
+                            "iterations from " +
+                            std::to_string(iteration) + " on are ignored");
+}
+
+void WarnOfTornLine(LoadTrace* trace, const std::string& place) {
+  trace->warnings.push_back(place + ": the last line is cut short and is ignored");
+  trace->torn = true;
+}
+
+namespace {
+
+Result<LoadTrace> ReadFolder(const std::string& path) {
+  SW_TRY_ASSIGN(const bool statistics, os::Exists(path + "/meta_info.json"));
+  return statistics ? ReadStatisticFolder(path) : ReadCheckpointCounters(path);
+}
+
+Result<LoadTrace> ReadFile(const std::string& path) {
+  if (path.ends_with(".pt") || path.ends_with(".pth")) return ReadTensorFile(path);
+  if (path.ends_with(".npy")) return ReadNumpyFile(path);
+  for (const std::string_view ending : {".npz", ".safetensors", ".bin", ".parquet"}) {
+    if (!path.ends_with(ending)) continue;
+    return Fail(Errc::kUnsupported, path + ": token counts in a " + std::string(ending) +
+                                        " file are not read: save the array [layers, experts] as "
+                                        ".npy or .pt");
+  }
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
+  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
+  if (identity.bytes > limits::kJsonBytes) return ReadLongLog(file, identity.bytes);
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
+  SW_TRY_ASSIGN(LoadTrace trace, ParseLoads(text, path));
+  trace.bytes_read = text.size();
+  trace.files_read = 1;
+  return trace;
+}
+
+}  // namespace
+
+Result<LoadTrace> ReadLoads(const std::string& path, std::uint64_t after) {
+  std::optional<LoadTrace> trace;
+  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+  if (after > 0 && !folder) {
+    SW_TRY_ASSIGN(trace, ReadLogEnd(path, after));
+  }
+  if (!trace) {
+    SW_TRY_ASSIGN(trace, folder ? ReadFolder(path) : ReadFile(path));
+  }
+  trace->after = after;
+  const auto needed = std::find_if(trace->records.begin(), trace->records.end(),
+                                   [&](const auto& record) { return record.iteration > after; });
+  if (needed - trace->records.begin() > 1) {
+    trace->records.erase(trace->records.begin(), std::prev(needed));
+  }
+  return *std::move(trace);
+}
+
+Result<std::uint64_t> CountOf(double value, const std::string& where) {
+  if (std::isnan(value)) return Fail(Errc::kBadInput, where + ": not a number");
+  if (value < 0) {
+    std::string text;
+    std::isfinite(value) ? json::AppendReal(&text, value) : void(text = "-inf");
+    return Fail(Errc::kBadInput, where + ": negative: " + text);
+  }
+  if (value > static_cast<double>(limits::kMoeTokens)) {
+    return Fail(Errc::kBadInput,
+                where + ": more than " + std::to_string(limits::kMoeTokens) + " tokens");
+  }
+  if (std::floor(value) != value) {
+    std::string text;
+    json::AppendReal(&text, value);
+    return Fail(Errc::kBadInput, where + ": not a whole number: " + text +
+                                     "; counts are expected, so multiply means by the number of "
+                                     "steps that they are of");
+  }
+  return static_cast<std::uint64_t>(value);
+}
+
+Result<std::uint64_t> CountOf(const Json& value, const std::string& where) {
+  if (value.is_number_unsigned()) {
+    const auto count = value.get<std::uint64_t>();
+    if (count <= limits::kMoeTokens) return count;
+    return CountOf(static_cast<double>(count), where);
+  }
+  if (value.is_number_integer()) {
+    return Fail(Errc::kBadInput,
+                where + ": negative: " + std::to_string(value.get<std::int64_t>()));
+  }
+  if (value.is_number_float()) return CountOf(value.get<double>(), where);
+  return Fail(Errc::kBadInput, where + ": a count expected, found " + json::KindOf(value));
+}
+
+}  // namespace shardwright::token_counts

@@ -1,0 +1,307 @@
+// CSV of loads. With a heading: a row per count, columns by name in any order:
+//   layer,expert,tokens [,iteration] [,rank]     (rows of several ranks add up)
+//   layer_id,expert_id,count                     (SGLang's; counts without a row are 0)
+// Without one: a row per layer, a column per expert.
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "support/base/checked.h"
+#include "support/base/limits.h"
+#include "token_counts/trace_internal.h"
+
+namespace shardwright::token_counts {
+namespace {
+
+constexpr std::uint64_t kColumns = limits::kMoeExperts;
+
+/// Lines of a text, numbered, blank ones and comments left out.
+class Lines {
+ public:
+  explicit Lines(std::string_view text) : rest_(text) {}
+
+  bool Next() {
+    while (!rest_.empty()) {
+      const std::string_view whole = rest_.substr(0, rest_.find('\n'));
+      unterminated_ = whole.size() == rest_.size();
+      rest_.remove_prefix(std::min(rest_.size(), whole.size() + 1));
+      ++number_;
+      line_ = whole;
+      while (!line_.empty() && (line_.back() == '\r' || line_.back() == ' ')) {
+        line_.remove_suffix(1);
+      }
+      if (!line_.empty() && line_.front() != '#') return true;
+    }
+    return false;
+  }
+  std::string_view line() const { return line_; }
+  std::uint64_t number() const { return number_; }
+  /// True for the last line, if no line break ends it.
+  bool unterminated() const { return unterminated_; }
+
+ private:
+  std::string_view rest_;
+  std::string_view line_;
+  std::uint64_t number_ = 0;
+  bool unterminated_ = false;
+};
+
+std::vector<std::string_view> Cells(std::string_view line) {
+  std::vector<std::string_view> cells;
+  while (true) {
+    const std::size_t comma = line.find(',');
+    std::string_view cell = line.substr(0, comma);
+    while (!cell.empty() && (cell.front() == ' ' || cell.front() == '\t')) cell.remove_prefix(1);
+    while (!cell.empty() && (cell.back() == ' ' || cell.back() == '\t')) cell.remove_suffix(1);
+    cells.push_back(cell);
+    if (comma == std::string_view::npos || cells.size() > kColumns) return cells;
+    line.remove_prefix(comma + 1);
+  }
+}
+
+Result<std::uint64_t> Number(std::string_view cell, const std::string& where) {
+  std::uint64_t whole = 0;
+  const char* const end = cell.data() + cell.size();
+  const auto [at, error] = std::from_chars(cell.data(), end, whole);
+  if (!cell.empty() && error == std::errc() && at == end) {
+    if (whole <= limits::kMoeTokens) return whole;
+    return CountOf(static_cast<double>(whole), where);
+  }
+  double real = 0;
+  const auto [stop, wrong] = std::from_chars(cell.data(), end, real);
+  if (cell.empty() || wrong != std::errc() || stop != end) {
+    return Fail(Errc::kBadInput,
+                where + ": \"" + std::string(cell.substr(0, 24)) + "\" is not a count");
+  }
+  return CountOf(real, where);
+}
+
+bool IsHeading(const std::vector<std::string_view>& cells) {
+  return std::any_of(cells.begin(), cells.end(), [](std::string_view cell) {
+    return cell == "layer" || cell == "layer_id" || cell == "expert" || cell == "expert_id" ||
+           cell == "tokens" || cell == "count";
+  });
+}
+
+/// Where the columns of the long form are.
+struct Columns {
+  std::size_t count = 0;
+  std::size_t layer = 0;
+  std::size_t expert = 0;
+  std::size_t tokens = 0;
+  std::optional<std::size_t> iteration;
+  std::optional<std::size_t> rank;
+  bool sparse = false;  ///< counts without a row are 0
+};
+
+Result<Columns> ReadHeading(const std::vector<std::string_view>& cells, const std::string& where) {
+  Columns columns;
+  columns.count = cells.size();
+  std::optional<std::size_t> layer;
+  std::optional<std::size_t> expert;
+  std::optional<std::size_t> tokens;
+  const auto column = [&](std::string_view name) -> std::optional<std::size_t>* {
+    if (name == "layer" || name == "layer_id") return &layer;
+    if (name == "expert" || name == "expert_id") return &expert;
+    if (name == "tokens" || name == "count") return &tokens;
+    if (name == "iteration" || name == "step") return &columns.iteration;
+    if (name == "rank") return &columns.rank;
+    return nullptr;
+  };
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    std::optional<std::size_t>* const at = column(cells[i]);
+    if (at == nullptr || at->has_value()) {
+      return Fail(Errc::kBadInput,
+                  where + ": column \"" + std::string(cells[i].substr(0, 24)) + "\" " +
+                      (at == nullptr ? "is unknown: known are layer (layer_id), expert "
+                                       "(expert_id), tokens (count), iteration "
+                                       "(step) and rank"
+                                     : "twice"));
+    }
+    *at = i;
+    columns.sparse = columns.sparse || cells[i] == "layer_id" || cells[i] == "expert_id";
+  }
+  if (!layer || !expert || !tokens) {
+    return Fail(Errc::kBadInput, where +
+                                     ": a table of counts lacks a column: layer (or layer_id), "
+                                     "expert (or expert_id) and tokens (or count) expected");
+  }
+  columns.layer = *layer;
+  columns.expert = *expert;
+  columns.tokens = *tokens;
+  return columns;
+}
+
+using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // iteration, layer, expert
+
+/// Turns counts by cell into records; a cell that is missing is an error, or 0 in a sparse table.
+Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const std::string& where,
+                LoadTrace* trace) {
+  std::uint64_t experts = 0;
+  for (const auto& [cell, tokens] : counts) experts = std::max(experts, std::get<2>(cell) + 1);
+  std::uint64_t missing = 0;
+  auto at = counts.begin();
+  while (at != counts.end()) {
+    const std::uint64_t iteration = std::get<0>(at->first);
+    const std::string place = where + ": iteration " + std::to_string(iteration);
+    RecordBuilder record(place);
+    while (at != counts.end() && std::get<0>(at->first) == iteration) {
+      const std::uint64_t layer = std::get<1>(at->first);
+      std::vector<std::uint64_t> row;
+      for (std::uint64_t e = 0; e < experts; ++e) {
+        if (at != counts.end() && at->first == Cell{iteration, layer, e}) {
+          row.push_back((at++)->second);
+          continue;
+        }
+        if (!sparse) {
+          return Fail(Errc::kBadInput, place + ": no count for " + CellName(layer, e));
+        }
+        ++missing;
+        row.push_back(0);
+      }
+      SW_TRY(record.Add(layer, std::move(row)));
+    }
+    SW_TRY(Append(trace, iteration, record, place));
+  }
+  if (missing > 0) {
+    trace->notes.push_back(where + ": " + std::to_string(missing) +
+                           " counts without a row are 0; the highest expert_id makes " +
+                           std::to_string(experts) + " experts");
+  }
+  return {};
+}
+
+/// The rows of the long form, added up over ranks.
+class Rows {
+ public:
+  Rows(const Columns& columns, LoadTrace* trace) : columns_(columns), trace_(trace) {}
+
+  /// \param place  of the line
+  Status Add(const std::vector<std::string_view>& cells, const std::string& place) {
+    if (cells.size() != columns_.count) {
+      return Fail(Errc::kBadInput, place + ": " + std::to_string(columns_.count) +
+                                       " columns expected, found " + std::to_string(cells.size()));
+    }
+    const auto optional = [&](const std::optional<std::size_t>& column) -> Result<std::uint64_t> {
+      if (!column) return std::uint64_t{0};
+      return Number(cells[*column], place);
+    };
+    SW_TRY_ASSIGN(const std::uint64_t iteration, optional(columns_.iteration));
+    SW_TRY_ASSIGN(const std::uint64_t rank, optional(columns_.rank));
+    SW_TRY_ASSIGN(const std::uint64_t layer, Number(cells[columns_.layer], place));
+    SW_TRY_ASSIGN(const std::uint64_t expert, Number(cells[columns_.expert], place));
+    if (layer >= limits::kMoeLayers || expert >= limits::kMoeExperts) {
+      return Fail(Errc::kLimit, place + ": " + CellName(layer, expert) + ": at most " +
+                                    std::to_string(limits::kMoeLayers) + " layers of " +
+                                    std::to_string(limits::kMoeExperts));
+    }
+    SW_TRY_ASSIGN(const std::uint64_t tokens,
+                  Number(cells[columns_.tokens], place + ": " + CellName(layer, expert)));
+    return Enter({{iteration, layer, expert}, rank}, tokens, place);
+  }
+
+  /// Drops the iteration of the last row, if it has fewer rows than the first iteration.
+  void DropIncomplete() {
+    if (seen_.empty()) return;
+    const auto rows_of = [&](std::uint64_t iteration) {
+      return std::distance(seen_.lower_bound({{iteration, 0, 0}, 0}),
+                           seen_.lower_bound({{iteration + 1, 0, 0}, 0}));
+    };
+    if (rows_of(newest_) < rows_of(std::get<0>(seen_.begin()->first))) DropFrom(newest_);
+  }
+
+  const std::map<Cell, std::uint64_t>& counts() const { return counts_; }
+
+ private:
+  using Row = std::pair<Cell, std::uint64_t>;  // and the rank
+
+  Status Enter(const Row& row, std::uint64_t tokens, const std::string& place) {
+    const auto& [iteration, layer, expert] = row.first;
+    if (seen_.contains(row)) {
+      // The first row of an iteration again, so that all of it comes again.
+      const bool restart = columns_.iteration && first_.at(iteration) == row;
+      if (!restart) return Fail(Errc::kBadInput, place + ": " + CellName(layer, expert) + " twice");
+      DropFrom(iteration);
+      WarnOfRestart(trace_, place, iteration);
+    }
+    seen_.insert(row);
+    first_.try_emplace(iteration, row);
+    newest_ = iteration;
+    std::uint64_t& sum = counts_[row.first];
+    SW_TRY_ASSIGN(sum, CheckedAdd(sum, tokens));
+    if (seen_.size() <= limits::kMoeCounts) return {};
+    return Fail(Errc::kLimit,
+                place + ": more than " + std::to_string(limits::kMoeCounts) + " counts");
+  }
+
+  void DropFrom(std::uint64_t iteration) {
+    counts_.erase(counts_.lower_bound({iteration, 0, 0}), counts_.end());
+    seen_.erase(seen_.lower_bound({{iteration, 0, 0}, 0}), seen_.end());
+    first_.erase(first_.lower_bound(iteration), first_.end());
+  }
+
+  const Columns& columns_;
+  LoadTrace* trace_;
+  std::map<Cell, std::uint64_t> counts_;
+  std::set<Row> seen_;
+  std::map<std::uint64_t, Row> first_;  // by iteration
+  std::uint64_t newest_ = 0;            // iteration of the last row
+};
+
+Result<LoadTrace> ParseLong(Lines lines, const Columns& columns, const std::string& where) {
+  LoadTrace trace;
+  trace.format = "csv";
+  Rows rows(columns, &trace);
+  while (lines.Next()) {
+    const std::string place = where + ":" + std::to_string(lines.number());
+    const Status added = rows.Add(Cells(lines.line()), place);
+    // A log has iterations; other files may lack the last line break.
+    if (!added && lines.unterminated() && columns.iteration &&
+        added.error().code == Errc::kBadInput) {
+      rows.DropIncomplete();
+      WarnOfTornLine(&trace, place);
+      break;
+    }
+    SW_TRY(added);
+  }
+  SW_TRY(AddCells(rows.counts(), columns.sparse, where, &trace));
+  SW_TRY(Finish(&trace, where));
+  return trace;
+}
+
+}  // namespace
+
+Result<LoadTrace> ParseCsvLoads(std::string_view text, const std::string& where) {
+  Lines lines(text);
+  if (!lines.Next()) return Fail(Errc::kBadInput, where + ": holds no loads");
+  const auto first = Cells(lines.line());
+  if (IsHeading(first)) {
+    SW_TRY_ASSIGN(const Columns columns,
+                  ReadHeading(first, where + ":" + std::to_string(lines.number())));
+    return ParseLong(lines, columns, where);
+  }
+  LoadTrace trace;
+  trace.format = "csv";
+  RecordBuilder record(where);
+  std::uint64_t layer = 0;
+  do {
+    std::vector<std::uint64_t> row;
+    const std::string place = where + ":" + std::to_string(lines.number());
+    for (const std::string_view cell : Cells(lines.line())) {
+      SW_TRY_ASSIGN(const std::uint64_t count,
+                    Number(cell, place + ": " + CellName(layer, row.size())));
+      row.push_back(count);
+    }
+    SW_TRY(record.Add(layer++, std::move(row)));
+  } while (lines.Next());
+  SW_TRY(Append(&trace, 0, record, where));
+  SW_TRY(Finish(&trace, where));
+  return trace;
+}
+
+}  // namespace shardwright::token_counts

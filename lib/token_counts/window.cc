@@ -1,0 +1,307 @@
+#include "token_counts/window.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "support/base/checked.h"
+#include "support/base/limits.h"
+
+namespace shardwright::token_counts {
+namespace {
+
+Result<std::uint32_t> LayerNumber(std::string_view text, std::string_view whole) {
+  std::uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
+      number >= limits::kMoeLayers) {
+    return Fail(Errc::kUsage, "\"" + std::string(whole) +
+                                  "\" is no list of layers as 0-11,14 below " +
+                                  std::to_string(limits::kMoeLayers));
+  }
+  return number;
+}
+
+/// Indices of the layers that a window names; all if it names none.
+Result<std::vector<std::size_t>> LayersIn(const LoadTrace& trace,
+                                          const std::vector<std::uint32_t>& layers) {
+  std::vector<std::size_t> rows;
+  rows.reserve(trace.layer_id.size());
+  if (layers.empty()) {
+    for (std::size_t row = 0; row < trace.layer_id.size(); ++row) rows.push_back(row);
+    return rows;
+  }
+  for (const std::uint32_t layer : layers) {
+    const auto at = std::lower_bound(trace.layer_id.begin(), trace.layer_id.end(), layer);
+    if (at == trace.layer_id.end() || *at != layer) {
+      return Fail(Errc::kUsage, "layer " + std::to_string(layer) + ": the loads have " +
+                                    std::to_string(trace.layer_id.size()) + " layers, " +
+                                    std::to_string(trace.layer_id.front()) + " to " +
+                                    std::to_string(trace.layer_id.back()));
+    }
+    rows.push_back(static_cast<std::size_t>(at - trace.layer_id.begin()));
+  }
+  return rows;
+}
+
+/// The first and one past the last record of a window.
+Result<std::pair<std::size_t, std::size_t>> RangeOf(const LoadTrace& trace,
+                                                    const LoadWindow& window,
+                                                    std::uint64_t records) {
+  std::size_t end = trace.records.size();
+  if (window.at) {
+    SW_TRY_ASSIGN(const std::size_t last, RecordAt(trace, *window.at));
+    end = last + 1;
+  }
+  const bool all = records == kAllRecords;
+  const bool apart = !all || window.half_life > 0;  // needs the records one by one
+  if (trace.first_sums > 1 && apart && (all || records >= end)) {
+    return Fail(Errc::kLimit,
+                "the oldest " + std::to_string(trace.first_sums) +
+                    " records were added up while reading, since the recording has more than " +
+                    std::to_string(limits::kMoeCounts) +
+                    " counts: use --window all without --half-life, or a window of at most " +
+                    std::to_string(end - 1));
+  }
+  if (all) records = end;
+  if (records > end) {
+    return Fail(Errc::kUsage, "window of " + std::to_string(records) +
+                                  " iterations, but there are " + std::to_string(end) +
+                                  " up to iteration " +
+                                  std::to_string(trace.records[end - 1].iteration));
+  }
+  return std::pair(end - static_cast<std::size_t>(records), end);
+}
+
+/// Proves that recordings can be added up.
+Status CheckShape(const LoadTrace& first, const LoadTrace& other) {
+  if (other.experts == first.experts && other.layer_id == first.layer_id) return {};
+  const auto shape = [](const LoadTrace& trace) {
+    return std::to_string(trace.layer_id.size()) + " layers of " + std::to_string(trace.experts) +
+           " experts, the first layer is " + std::to_string(trace.layer_id.front());
+  };
+  return Fail(Errc::kBadInput, "the recordings differ: " + shape(first) + "; " + shape(other));
+}
+
+/// The sum of one window. It is kept in whole numbers, as long as it is one, and as real numbers.
+class Sum {
+ public:
+  explicit Sum(std::size_t cells) : whole_(cells, 0), real_(cells, 0) {}
+
+  /// \param rows  layers of the trace that count
+  void Add(const LoadTrace& trace, std::size_t record, const std::vector<std::size_t>& rows,
+           double weight) {
+    const bool counts = weight == std::floor(weight) && weight <= 1e9;
+    const auto times = counts ? static_cast<std::uint64_t>(weight) : 0;
+    exact_ = exact_ && counts;
+    std::size_t at = 0;
+    for (const std::size_t row : rows) {
+      for (std::size_t e = 0; e < trace.experts; ++e, ++at) {
+        const std::uint64_t tokens = trace.records[record].tokens[row * trace.experts + e];
+        real_[at] += weight * static_cast<double>(tokens);
+        if (!exact_) continue;
+        const auto product = CheckedMul(tokens, times);
+        const auto sum = product ? CheckedAdd(whole_[at], *product) : product;
+        exact_ = exact_ && sum && *sum <= limits::kMoeTokens;
+        if (exact_) whole_[at] = *sum;
+      }
+    }
+    iterations_ += weight * static_cast<double>(record == 0 ? trace.first_sums : 1);
+  }
+
+  double Layer(std::size_t layer, std::size_t experts) const {
+    const auto begin = real_.begin() + static_cast<std::ptrdiff_t>(layer * experts);
+    return std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(experts), 0.0);
+  }
+
+  /// Returns whole counts in proportion to the sum, and the tokens that one count stands for: 1 if
+  /// the sum itself consists of whole numbers that fit.
+  std::pair<std::vector<std::uint64_t>, double> Counts(std::size_t experts) const {
+    double most = 0;
+    for (std::size_t l = 0; l * experts < real_.size(); ++l)
+      most = std::max(most, Layer(l, experts));
+    if (exact_ && most <= static_cast<double>(limits::kMoeTokens)) return {whole_, 1.0};
+    // The largest layer gets 2^51 to 2^52 counts: rounding is far below what anybody can see.
+    int exponent = 0;
+    (void)std::frexp(most, &exponent);
+    const double scale = std::ldexp(1.0, 52 - exponent);
+    std::vector<std::uint64_t> counts;
+    counts.reserve(real_.size());
+    for (const double value : real_) {
+      counts.push_back(static_cast<std::uint64_t>(std::floor(value * scale + 0.5)));
+    }
+    return {std::move(counts), 1 / scale};
+  }
+
+  /// Adds another sum's shares of each layer. \param totals  by layer: what they are shares of
+  void AddShares(const Sum& other, std::size_t experts, const std::vector<double>& totals) {
+    exact_ = false;
+    for (std::size_t l = 0; l < totals.size(); ++l) {
+      const double all = other.Layer(l, experts);
+      if (all <= 0) continue;
+      for (std::size_t at = l * experts; at < (l + 1) * experts; ++at) {
+        real_[at] += other.real_[at] / all * totals[l];
+      }
+    }
+    iterations_ = std::max(iterations_, other.iterations_);
+  }
+
+  double iterations() const { return iterations_; }
+
+ private:
+  std::vector<std::uint64_t> whole_;
+  std::vector<double> real_;
+  bool exact_ = true;
+  double iterations_ = 0;
+};
+
+/// What strategies plan from that look at one window only: the mean of the windows' shares.
+Sum MeanOf(const std::vector<Sum>& sums, std::size_t layers, std::size_t experts) {
+  std::vector<double> totals(layers, 0);
+  for (const Sum& sum : sums) {
+    for (std::size_t l = 0; l < layers; ++l) totals[l] = std::max(totals[l], sum.Layer(l, experts));
+  }
+  for (double& total : totals) total /= static_cast<double>(sums.size());
+  Sum mean(layers * experts);
+  for (const Sum& sum : sums) mean.AddShares(sum, experts, totals);
+  return mean;
+}
+
+/// A recording by reference, and its weight.
+using Weighted = std::pair<const LoadTrace*, double>;
+
+Result<Loads> PickFrom(std::span<const Weighted> recordings, const LoadWindow& window) {
+  const LoadTrace& main = *recordings.front().first;
+  for (const Weighted& other : recordings) SW_TRY(CheckShape(main, *other.first));
+  SW_TRY_ASSIGN(const auto rows, LayersIn(main, window.layers));
+  std::vector<std::uint64_t> windows = window.windows;
+  if (windows.empty()) windows.push_back(main.serving ? kAllRecords : 1);
+  Loads loads;
+  loads.experts = main.experts;
+  loads.layers = static_cast<std::uint32_t>(rows.size());
+  for (const std::size_t row : rows) loads.layer_id.push_back(main.layer_id[row]);
+  std::vector<Sum> sums;
+  for (const std::uint64_t records : windows) {
+    Sum& sum = sums.emplace_back(rows.size() * main.experts);
+    std::uint64_t added = 0;
+    for (const auto& [trace, weight] : recordings) {
+      SW_TRY_ASSIGN(const auto range, RangeOf(*trace, window, records));
+      for (std::size_t r = range.first; r < range.second; ++r) {
+        const auto age = static_cast<double>(range.second - 1 - r);
+        const double faded = window.half_life > 0 ? std::exp2(-age / window.half_life) : 1;
+        sum.Add(*trace, r, rows, weight * faded);
+      }
+      added += range.second - range.first;
+      if (range.first == 0) added += trace->first_sums - 1;
+      if (trace == &main) loads.iteration = main.records[range.second - 1].iteration;
+    }
+    loads.records = std::max(loads.records, added);
+  }
+  if (sums.size() > 1) {
+    for (const Sum& sum : sums) loads.windows.push_back(sum.Counts(main.experts).first);
+    sums.push_back(MeanOf(sums, rows.size(), main.experts));
+  }
+  std::tie(loads.tokens, loads.unit) = sums.back().Counts(main.experts);
+  loads.iterations = sums.back().iterations();
+  return loads;
+}
+
+}  // namespace
+
+Result<Loads> Pick(std::span<const Recording> recordings, const LoadWindow& window) {
+  std::vector<Weighted> weighted;
+  weighted.reserve(recordings.size());
+  for (const Recording& one : recordings) weighted.emplace_back(&one.trace, one.weight);
+  return PickFrom(weighted, window);
+}
+
+Result<Loads> Pick(const LoadTrace& trace, const LoadWindow& window) {
+  const Weighted one(&trace, 1);
+  return PickFrom(std::span(&one, 1), window);
+}
+
+std::vector<std::uint64_t> RemoveIdle(LoadTrace* trace) {
+  std::vector<LoadTrace::Record>& records = trace->records;
+  const auto idle = std::stable_partition(records.begin(), records.end(), [](const auto& record) {
+    return std::any_of(record.tokens.begin(), record.tokens.end(), [](auto t) { return t > 0; });
+  });
+  std::vector<std::uint64_t> removed;
+  if (idle == records.begin()) return removed;
+  for (auto at = idle; at != records.end(); ++at) removed.push_back(at->iteration);
+  records.erase(idle, records.end());
+  return removed;
+}
+
+Result<std::size_t> RecordAt(const LoadTrace& trace, std::uint64_t iteration) {
+  const auto after =
+      std::upper_bound(trace.records.begin(), trace.records.end(), iteration,
+                       [](std::uint64_t i, const auto& record) { return i < record.iteration; });
+  if (after == trace.records.begin()) {
+    return Fail(Errc::kUsage, "iteration " + std::to_string(iteration) +
+                                  ": the loads start at iteration " +
+                                  std::to_string(trace.records.front().iteration));
+  }
+  return static_cast<std::size_t>(after - trace.records.begin()) - 1;
+}
+
+Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text) {
+  std::set<std::uint32_t> layers;
+  std::string_view rest = text;
+  while (true) {
+    const std::string_view part = rest.substr(0, rest.find(','));
+    const std::size_t dash = part.find('-');
+    SW_TRY_ASSIGN(const std::uint32_t first, LayerNumber(part.substr(0, dash), text));
+    std::uint32_t last = first;
+    if (dash != std::string_view::npos) {
+      SW_TRY_ASSIGN(last, LayerNumber(part.substr(dash + 1), text));
+    }
+    if (last < first) {
+      return Fail(Errc::kUsage, "\"" + std::string(text) + "\": the range runs backward");
+    }
+    for (std::uint32_t layer = first; layer <= last; ++layer) layers.insert(layer);
+    if (part.size() == rest.size()) break;
+    rest.remove_prefix(part.size() + 1);
+  }
+  return std::vector<std::uint32_t>(layers.begin(), layers.end());
+}
+
+Result<std::vector<std::uint64_t>> ParseWindows(std::string_view text) {
+  std::vector<std::uint64_t> windows;
+  std::string_view rest = text;
+  while (true) {
+    const std::string_view part = rest.substr(0, rest.find(','));
+    std::uint64_t records = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), records);
+    const bool number = error == std::errc() && end == part.data() + part.size() && records > 0;
+    if (part != "all" && !number) {
+      return Fail(Errc::kUsage, "--window \"" + std::string(text) +
+                                    "\": expected numbers of iterations above 0, or all, with "
+                                    "commas between them, such as 10 or 1,100,all");
+    }
+    windows.push_back(part == "all" ? kAllRecords : records);
+    if (part.size() == rest.size()) return windows;
+    rest.remove_prefix(part.size() + 1);
+  }
+}
+
+std::string Ranges(std::span<const std::uint64_t> numbers) {
+  constexpr std::size_t kShown = 6;
+  std::string text;
+  std::size_t shown = 0;
+  for (std::size_t i = 0; i < numbers.size(); ++shown) {
+    if (shown == kShown) return text + " and " + std::to_string(numbers.size() - i) + " more";
+    std::size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text.append(shown > 0 ? ", " : "").append(std::to_string(numbers[i]));
+    if (last > i) text.append("-").append(std::to_string(numbers[last]));
+    i = last + 1;
+  }
+  return text;
+}
+
+}  // namespace shardwright::token_counts

@@ -1,0 +1,252 @@
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/tensor/dtype.h"
+#include "partial/report/report_json.h"
+#include "partial/restore/restore.h"
+#include "partial/store/store.h"
+#include "support/comm/comm.h"
+#include "support/os/socket.h"
+#include "trainer/cache/attach.h"
+#include "trainer/load/load.h"
+#include "trainer/load/load_result_json.h"
+#include "trainer/load/trainer_comm.h"
+#include "trainer/torch/answer.h"
+#include "trainer/torch/interrupt.h"
+#include "trainer/torch/operators.h"
+
+namespace shardwright::trainer_torch {
+namespace {
+
+using nlohmann::json;
+
+trainer::LoadOptions OptionsOf(const json& request) {
+  trainer::LoadOptions options;
+  options.input.roots = request.at("source").get<std::vector<std::string>>();
+  options.input.pattern_files = request.at("patterns").get<std::vector<std::string>>();
+  options.input.maps.maps = request.at("maps").get<std::vector<std::string>>();
+  options.input.maps.sizes = request.at("map_sizes").get<std::string>();
+  options.input.allow_mixed = request.at("allow_mixed").get<bool>();
+  options.input.weights_of = request.at("weights_of").get<std::string>();
+  options.strict = request.at("strict").get<bool>();
+  options.verify = request.at("verify").get<bool>();
+  options.optimizer = !request.at("store").at("weights_only").get<bool>();
+  options.threads = request.at("threads").get<unsigned>();
+  options.memory_bytes = request.at("memory").get<std::uint64_t>();
+  options.input.proof = convert::CompareOptions{options.threads, options.memory_bytes};
+  return options;
+}
+
+std::unique_ptr<comm::Comm> CommOf(const json& request) {
+  const int size = request.at("ranks").get<int>();
+  if (size == 1) return comm::MakeSerialComm();
+  const auto address = request.at("swap").get<std::uintptr_t>();
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the package tells the function by its address.
+  const auto swap = reinterpret_cast<trainer::SwapFunction>(address);
+  return trainer::MakeTrainerComm(request.at("rank").get<int>(), size, swap);
+}
+
+/// What this rank brings to a load.
+struct Brought {
+  std::vector<trainer::Held> held;
+  std::vector<trainer::Memory> memory;
+};
+
+/// The tensor after those that are loaded, if there is one.
+std::span<std::byte> StagingOf(const json& request, std::span<const Given> tensors) {
+  if (tensors.size() <= request.at("held").size()) return {};
+  return {tensors.back().data, tensors.back().elems};
+}
+
+Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) {
+  // The package found something wrong: all ranks have to hear of it.
+  if (const json& failed = request->at("failed"); !failed.is_null()) {
+    return Fail(static_cast<Errc>(failed.at("code").get<int>()),
+                failed.at("message").get<std::string>());
+  }
+  SW_TRY(tensors);
+  json& list = request->at("held");
+  const bool staged = tensors->size() == list.size() + 1;
+  if ((!staged && tensors->size() != list.size()) || (staged && tensors->back().far)) {
+    return Fail(Errc::kInternal,
+                "as many tensors as descriptions, or one more on the CPU expected");
+  }
+  for (std::size_t i = 0; i < list.size(); ++i) list[i]["dtype"] = (*tensors)[i].dtype;
+  Brought out;
+  SW_TRY_ASSIGN(out.held, trainer::ParseHeld(list));
+  for (std::size_t i = 0; i < out.held.size(); ++i) {
+    const trainer::Held& held = out.held[i];
+    const Given& given = (*tensors)[i];
+    if (held.cut->shard_elems() != given.elems) {
+      return Fail(Errc::kBadInput, trainer::Label(held) + ": " + held.cut->Explain() + " are " +
+                                       std::to_string(held.cut->shard_elems()) +
+                                       " elements, the tensor has " + std::to_string(given.elems));
+    }
+    out.memory.push_back(
+        {{given.data, given.far ? 0 : given.elems * ItemSize(held.dtype)}, given.far.get()});
+  }
+  return out;
+}
+
+/// What is said of stores only, and what it is for.
+Result<partial::RestoreOptions> RestoreOptionsOf(const json& request) {
+  const json& asked = request.at("store");
+  partial::RestoreOptions options;
+  const auto roots = request.at("source").get<std::vector<std::string>>();
+  if (roots.size() != 1) return Fail(Errc::kUsage, "a store is one folder");
+  if (!request.at("maps").empty()) {
+    return Fail(Errc::kUnsupported, roots.front() + ": maps=: a store holds what was saved");
+  }
+  if (!request.at("weights_of").get<std::string>().empty()) {
+    return Fail(Errc::kUnsupported, roots.front() + ": weights_of=: a store holds what was saved");
+  }
+  options.store = roots.front();
+  options.pattern_files = request.at("patterns").get<std::vector<std::string>>();
+  options.agents = asked.at("agents").get<std::vector<std::string>>();
+  options.lost_unreachable = asked.at("lost_unreachable").get<bool>();
+  // Weights alone are for a look at the model; training restarts with its optimizer.
+  options.read_only = asked.at("read_only").get<bool>() || asked.at("weights_only").get<bool>();
+  options.begin = asked.at("begin").get<bool>();
+  options.allow_empty = options.begin;
+  if (!asked.at("trust_user").is_null()) {
+    options.trusted_user = asked.at("trust_user").get<std::uint32_t>();
+  }
+  if (!asked.at("at").is_null()) options.at = asked.at("at").get<std::uint64_t>();
+  for (const std::string& text : options.agents) {
+    SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
+    if (address.is_local()) continue;
+    return Fail(Errc::kUnsupported,
+                text +
+                    ": an agent at a port: only agents behind socket files are asked; restore "
+                    "with pec-restore --agents");
+  }
+  return options;
+}
+
+/// Whether the source is a store; who begins a run knows that it will be one.
+/// \error kUsage  what is said of stores only is said of something else
+/// Collective.
+Result<bool> IsStore(comm::Comm& comm, const json& request) {
+  const json& asked = request.at("store");
+  if (asked.at("begin").get<bool>()) return true;
+  const auto look = [&]() -> Result<std::string> {
+    const auto roots = request.at("source").get<std::vector<std::string>>();
+    bool store = false;
+    if (roots.size() == 1) {
+      SW_TRY_ASSIGN(store, partial::Store::IsStore(roots.front()));
+    }
+    if (store) return "store";
+    if (asked.at("agents").empty() && asked.at("at").is_null() &&
+        !asked.at("read_only").get<bool>()) {
+      return "";
+    }
+    return Fail(Errc::kUsage, (roots.empty() ? std::string() : roots.front() + ": ") +
+                                  "agents=, at= and read_only= are for stores, and this is none");
+  };
+  SW_TRY_ASSIGN(const std::string text, comm.OnRootText(look));
+  return !text.empty();
+}
+
+Result<json> LoadStore(comm::Comm& comm, const json& request, const trainer::LoadOptions& load,
+                       const Brought& mine, Sink& sink) {
+  SW_TRY_ASSIGN(const partial::RestoreOptions options, comm.Agree(RestoreOptionsOf(request)));
+  json told;
+  const auto use = [&](std::unique_ptr<convert::Input> source,
+                       const partial::RestoreReport&) -> Status {
+    SW_TRY_ASSIGN(const trainer::Loaded loaded,
+                  trainer::LoadFrom(comm, std::move(source), load, mine.held, mine.memory, sink));
+    told = trainer::Tell(loaded);
+    return {};
+  };
+  SW_TRY_ASSIGN(const partial::RestoreReport report,
+                partial::RestoreStore(comm, options, sink, use));
+  told["restored"] = partial::RestoreJson(report);
+  return told;
+}
+
+/// The address of a resident load, if that is what the source is.
+/// \error kUsage  what is said of other sources is said of it; an address that is none
+Result<std::optional<os::Address>> ResidentOf(const json& request) {
+  const auto roots = request.at("source").get<std::vector<std::string>>();
+  if (roots.size() != 1 || !roots.front().starts_with("unix:")) return std::optional<os::Address>();
+  const json& asked = request.at("store");
+  if (!asked.at("agents").empty() || !asked.at("at").is_null() ||
+      asked.at("read_only").get<bool>() || asked.at("begin").get<bool>()) {
+    return Fail(Errc::kUsage, roots.front() +
+                                  ": agents=, at=, read_only= and begin= are for "
+                                  "stores, and this is a resident load");
+  }
+  if (!request.at("maps").empty() || !request.at("patterns").empty()) {
+    return Fail(Errc::kUsage, roots.front() +
+                                  ": maps= and patterns= are said when the resident "
+                                  "load is made: ucp-load serve --map, --patterns");
+  }
+  if (!request.at("weights_of").get<std::string>().empty()) {
+    return Fail(Errc::kUsage, roots.front() +
+                                  ": weights_of= is chosen when the resident load is "
+                                  "made: ucp-load serve --weights-of");
+  }
+  SW_TRY_ASSIGN(os::Address address, os::ParseAddress(roots.front()));
+  if (!asked.at("trust_user").is_null()) {
+    address.trusted_user = asked.at("trust_user").get<std::uint32_t>();
+  }
+  return std::optional(std::move(address));
+}
+
+Result<json> LoadResident(comm::Comm& comm, const json& request, const os::Address& address,
+                          trainer::LoadOptions options, const Brought& mine, Sink& sink) {
+  const std::chrono::milliseconds wait(request.at("wait").get<std::uint64_t>());
+  SW_TRY_ASSIGN(cache::Attached attached, cache::Attach(comm, address, wait, sink));
+  options.in_memory = true;
+  SW_TRY_ASSIGN(
+      const trainer::Loaded loaded,
+      trainer::LoadFrom(comm, std::move(attached.input), options, mine.held, mine.memory, sink));
+  SW_TRY(cache::Detach(comm, attached));
+  json told = std::move(attached.told);
+  trainer::TellLoad(loaded, &told);
+  told["restored"] = nullptr;
+  return told;
+}
+
+Result<json> LoadCheckpoint(comm::Comm& comm, const trainer::LoadOptions& options,
+                            const Brought& mine, Sink& sink) {
+  SW_TRY_ASSIGN(const trainer::Loaded loaded,
+                trainer::Load(comm, options, mine.held, mine.memory, sink));
+  json told = trainer::Tell(loaded);
+  told["restored"] = nullptr;
+  return told;
+}
+
+Result<json> Load(json* request, const Result<std::vector<Given>>& tensors) {
+  const Interrupts interrupts;
+  OperatorSink sink;
+  const std::unique_ptr<comm::Comm> comm = CommOf(*request);
+  SW_TRY_ASSIGN(const Brought mine, comm->Agree(Bring(request, tensors)));
+  SW_TRY_ASSIGN(const std::optional<os::Address> address, comm->Agree(ResidentOf(*request)));
+  trainer::LoadOptions options = OptionsOf(*request);
+  options.staging = StagingOf(*request, *tensors);
+  json told;
+  if (address) {
+    SW_TRY_ASSIGN(told, LoadResident(*comm, *request, *address, options, mine, sink));
+  } else {
+    SW_TRY_ASSIGN(const bool store, IsStore(*comm, *request));
+    SW_TRY_ASSIGN(told, store ? LoadStore(*comm, *request, options, mine, sink)
+                              : LoadCheckpoint(*comm, options, mine, sink));
+  }
+  told["warnings"] = sink.TakeWarnings();
+  return told;
+}
+
+}  // namespace
+
+std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors) {
+  return Answer(request, [&](json parsed) { return Load(&parsed, tensors); });
+}
+
+}  // namespace shardwright::trainer_torch

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "checkpoints/model/source.h"
+#include "files/pickle/reader.h"
+
+namespace shardwright::fuzz {
+
+/// A file that holds a pickle and just the storages that it asks for, small ones inlined.
+inline checkpoints::SourceFile PickledFile(const std::string& name, std::string_view pickle) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 20;
+  files::Skeleton skeleton;
+  skeleton.header = pickle;
+  checkpoints::Container container;
+  skeleton.last = 64;
+  if (const auto graph = pickle::Load(pickle)) {
+    for (const auto& use : graph->storages) {
+      const std::uint64_t item = use.untyped ? 1 : ItemSize(use.dtype);
+      const std::uint64_t bytes = use.elems < kMost ? use.elems * item : 0;
+      const auto index = static_cast<std::uint32_t>(skeleton.storages.size());
+      skeleton.storages.push_back({use.key, skeleton.last, bytes, index});
+      if (bytes > 0 && bytes <= checkpoints::kInlineBytes) {
+        container.inlined.emplace(index, std::string(bytes, '\0'));
+      }
+      skeleton.last += bytes;
+    }
+  }
+  container.skeleton = std::make_shared<const files::Skeleton>(std::move(skeleton));
+  checkpoints::SourceFile file;
+  file.path = file.name = name;
+  file.containers.push_back(std::move(container));
+  return file;
+}
+
+/// Two pickles in one input: the first two bytes, little endian, say where the second one begins.
+inline std::pair<std::string_view, std::string_view> TwoPickles(std::string_view bytes) {
+  if (bytes.size() < 2) return {};
+  const std::size_t split = static_cast<unsigned char>(bytes[0]) +
+                            std::size_t{256} * static_cast<unsigned char>(bytes[1]);
+  if (split < 2 || split > bytes.size()) return {bytes.substr(2), {}};
+  return {bytes.substr(2, split - 2), bytes.substr(split)};
+}
+
+}  // namespace shardwright::fuzz

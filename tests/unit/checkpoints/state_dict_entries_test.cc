@@ -1,0 +1,547 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "checkpoints/deepspeed/common/entries.h"
+#include "convert/convert.h"
+#include "convert/describe.h"
+#include "convert/input.h"
+#include "same_checkpoint.h"
+#include "support/comm/comm.h"
+#include "tiny_checkpoint.h"
+
+// Entries of a module's state dict beyond parameters in row-major order: quantisation state and
+// extra states of modules, parameters that were frozen late, strided tensors, names of one module.
+
+namespace shardwright::checkpoints {
+namespace {
+
+using pickle::Arena;
+using pickle::Node;
+
+class StateDictEntries : public testing::Test {
+ protected:
+  using Change = std::function<void(PtFile&, Node* root, Node* module)>;
+
+  void WriteSource(std::int64_t stage, const Change& change) {
+    TinyZero tiny;
+    tiny.stage = stage;
+    tiny.change_model = [&](PtFile& file, Node* root) {
+      Node* module = pickle::CopyDict(file.arena, root->Find("module"));
+      Set(file.arena, root, "frozen_param_shapes", file.arena.None());
+      Set(file.arena, root, "frozen_param_fragments", file.arena.None());
+      Set(file.arena, root, "module", module);
+      change(file, root, module);
+    };
+    tiny.Write(scratch_ / "source");
+  }
+
+  /// With the files of --patterns in pattern_files_.
+  Result<convert::ConvertReport> TryConvert(const std::string& from, const std::string& to,
+                                            const std::string& target,
+                                            const std::string& name = "deepspeed") {
+    const auto comm = comm::MakeSerialComm();
+    NullSink sink;
+    SW_TRY_ASSIGN(
+        const auto input,
+        convert::OpenInput(*comm, {{(scratch_ / from).string()}, pattern_files_, false}, sink));
+    warnings_ = input->checkpoint.warnings;
+    const Dialect& format = *FindDialect(name);
+    SW_TRY_ASSIGN(const TargetSpec spec, ParseTarget(format, target));
+    convert::ConvertOptions options;
+    options.output = (scratch_ / to).string();
+    return convert::Convert(*comm, *input, spec, format, "test", options, sink);
+  }
+
+  std::vector<std::string> Convert(const std::string& from, const std::string& to,
+                                   const std::string& target,
+                                   const std::string& name = "deepspeed") {
+    const auto done = TryConvert(from, to, target, name);
+    EXPECT_TRUE(done.has_value()) << done.error().message;
+    return done ? done->not_carried : std::vector<std::string>();
+  }
+
+  /// Stage 3 is refused because nothing decides what a tensor is.
+  void ExpectUndecided(const std::string& from, const std::string& tensor) {
+    const auto refused = TryConvert(from, "refused", "zero=3,dp=2");
+    ASSERT_FALSE(refused.has_value()) << from;
+    EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+    EXPECT_NE(refused.error().message.find('"' + tensor + '"'), std::string::npos)
+        << refused.error().message;
+    EXPECT_NE(refused.error().message.find("frozen_parameters"), std::string::npos);
+  }
+
+  /// Writes a file for --patterns that decides.
+  void Decide(const std::string& text) {
+    const fs::path path = scratch_ / "patterns.json";
+    std::ofstream(path) << text;
+    pattern_files_ = {path.string()};
+  }
+
+  torch_pt::Document Model(const std::string& folder, const std::string& rank = "") {
+    return ParsedFile(scratch_ / folder / "global_step4" / (rank + "mp_rank_00_model_states.pt"));
+  }
+
+  /// The values of a float32 tensor of a checkpoint, whole.
+  std::vector<float> Values(const std::string& folder, const std::string& name,
+                            const std::string& state) {
+    const auto checkpoint = Read(scratch_ / folder);
+    EXPECT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+    if (!checkpoint) return {};
+    const auto found = layout::TensorIndex(checkpoint->map).Find(name, state);
+    EXPECT_TRUE(found.has_value()) << name << " " << state;
+    if (!found) return {};
+    const std::string bytes = Gatherer(checkpoint->map).Whole(checkpoint->map.tensors[*found]);
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+
+  static std::vector<std::string> Texts(const Node* list) {
+    std::vector<std::string> out;
+    for (const Node* item : list->items) out.push_back(item->text);
+    return out;
+  }
+
+  Scratch scratch_;
+  std::vector<std::string> pattern_files_;
+  std::vector<std::string> warnings_;  // of the last source
+};
+
+/// io.BytesIO as pickle writes it.
+const Node* BytesObject(PtFile& file) {
+  Node* bytes = file.arena.New(pickle::Kind::kBytes);
+  bytes->text = std::string("\0amax\xff", 6);
+  return file.arena.Object("_io.BytesIO",
+                           file.arena.Tuple({bytes, file.arena.Int(0), file.arena.None()}));
+}
+
+/// A module with an entry of every kind that is not a tensor, and a tensor inside of one.
+void AddOpaqueEntries(PtFile& file, Node* module) {
+  Node* dict = file.Dict({{"seen", file.arena.Int(3)}, {"hist", file.Flat({1, 2, 3})}});
+  Set(file.arena, module, "a._extra_state", file.arena.None());
+  Set(file.arena, module, "b._extra_state", dict);
+  Set(file.arena, module, "c._extra_state", BytesObject(file));
+  Set(file.arena, module, "d._extra_state", file.arena.Object("my.Own", file.arena.Int(7)));
+}
+
+TEST_F(StateDictEntries, OpaqueEntriesPassThroughEveryStageAndAtoms) {
+  WriteSource(2, [](PtFile& file, Node*, Node* module) { AddOpaqueEntries(file, module); });
+  const auto source = Model("source");
+  const auto expect_same = [&](const torch_pt::Document& model) {
+    const Node* before = source.root->Find("module");
+    const Node* after = model.root->Find("module");
+    ASSERT_EQ(before->entry_count(), after->entry_count());
+    for (std::size_t i = 0; i < before->entry_count(); ++i) {
+      EXPECT_EQ(before->key(i)->text, after->key(i)->text);
+      if (before->value(i)->is_tensor()) continue;
+      EXPECT_TRUE(SameNode(before->value(i), after->value(i))) << before->key(i)->text;
+    }
+    EXPECT_EQ(after->Find("b._extra_state")->Find("hist")->tensor->shape, Shape{3});
+  };
+  Convert("source", "zero3", "zero=3,dp=3");
+  expect_same(Model("zero3", "zero_pp_rank_0_"));
+  expect_same(Model("zero3", "zero_pp_rank_2_"));
+  Convert("zero3", "zero0", "zero=0,dp=1");
+  expect_same(Model("zero0"));
+  Convert("zero0", "zero1", "zero=1,dp=3");
+  expect_same(Model("zero1"));
+  EXPECT_EQ(Convert("zero1", "atoms", "", "universal"), std::vector<std::string>());
+  Convert("atoms", "again", "zero=2,dp=2");
+  expect_same(Model("again"));
+}
+
+TEST_F(StateDictEntries, OpaqueEntriesAreListedAndCompared) {
+  WriteSource(2, [](PtFile& file, Node*, Node* module) { AddOpaqueEntries(file, module); });
+  Convert("source", "out", "zero=3,dp=3");
+  const auto before = Read(scratch_ / "source");
+  const auto after = Read(scratch_ / "out");
+  ASSERT_TRUE(before.has_value() && after.has_value());
+  EXPECT_EQ(EntryDifferences(*before, *after), std::vector<std::string>());
+  EXPECT_EQ(convert::List(*after).back().kind, "state entry, object my.Own");
+  fs::remove_all(scratch_ / "source");
+  WriteSource(2, [](PtFile& file, Node*, Node* module) {
+    AddOpaqueEntries(file, module);
+    Set(file.arena, module, "b._extra_state",
+        file.Dict({{"seen", file.arena.Int(3)}, {"hist", file.Flat({1, 2, 4})}}));
+    pickle::Remove(module, "d._extra_state");
+  });
+  const auto other = Read(scratch_ / "source");
+  ASSERT_TRUE(other.has_value());
+  const std::vector<std::string> lines = EntryDifferences(*other, *after);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_NE(lines[0].find("b._extra_state"), std::string::npos);
+  EXPECT_NE(lines[1].find("\"d._extra_state\": only in the second"), std::string::npos);
+}
+
+TEST_F(StateDictEntries, OpaqueEntriesAreReportedWhereTheTargetHasNoPlaceForThem) {
+  WriteSource(2, [](PtFile& file, Node*, Node* module) { AddOpaqueEntries(file, module); });
+  for (const char* format : {"safetensors", "dcp"}) {
+    const std::vector<std::string> lost = Convert("source", format, "", format);
+    const bool named = std::any_of(lost.begin(), lost.end(), [](const std::string& one) {
+      return one.find("c._extra_state (object _io.BytesIO)") != std::string::npos;
+    });
+    EXPECT_TRUE(named) << format;
+  }
+}
+
+TEST_F(StateDictEntries, QuantisationStateIsNoFrozenParameter) {
+  for (const std::int64_t stage : {1, 2}) {
+    WriteSource(stage, [&](PtFile& file, Node* root, Node* module) {
+      Set(file.arena, module, "q.weight", file.Flat({1, 2, 3}));
+      Set(file.arena, module, "q.weight.absmax", file.Flat({4, 5}));
+      Set(file.arena, module, "q.weight.quant_state.bitsandbytes__nf4", file.Flat({6}));
+      if (stage == 1) return;
+      Set(file.arena, root, "frozen_param_shapes",
+          file.Dict({{"q.weight", file.arena.SizeOf({3})}}));
+      Set(file.arena, root, "frozen_param_fragments",
+          file.Dict({{"q.weight", module->Find("q.weight")}}));
+    });
+    for (const std::string target : {"zero=2,dp=3", "zero=3,dp=3"}) {
+      Convert("source", "out", target);
+      const auto model = Model("out", target.starts_with("zero=3") ? "zero_pp_rank_1_" : "");
+      const Node* listed = model.root->Find("frozen_param_fragments");
+      ASSERT_TRUE(listed->is_dict());
+      ASSERT_EQ(listed->entry_count(), 1U);
+      EXPECT_EQ(listed->key(0)->text, "q.weight");
+      EXPECT_TRUE(model.root->Find("buffer_names")->items.empty());
+      EXPECT_EQ(model.root->Find("module")->Find("q.weight.absmax")->tensor->shape, Shape{2});
+      EXPECT_EQ(Values("out", "q.weight.absmax", "buffer"), (std::vector<float>{4, 5}));
+      fs::remove_all(scratch_ / "out");
+    }
+    fs::remove_all(scratch_ / "source");
+  }
+}
+
+TEST_F(StateDictEntries, QuantisationStateOfLeftOutWeightsLeavesTheListsNone) {
+  for (const std::int64_t stage : {1, 2}) {
+    WriteSource(stage, [](PtFile& file, Node*, Node* module) {
+      Set(file.arena, module, "q.weight.absmax", file.Flat({4, 5}));
+      Set(file.arena, module, "q.other", file.Flat({6}));
+    });
+    Convert("source", "atoms", "", "universal");
+    for (const std::string from : {"source", "atoms"}) {
+      for (const std::string target : {"zero=2,dp=3", "zero=3,dp=3"}) {
+        Convert(from, "out", target);
+        const auto model = Model("out", target.starts_with("zero=3") ? "zero_pp_rank_1_" : "");
+        EXPECT_TRUE(model.root->Find("frozen_param_shapes")->is_none());
+        EXPECT_TRUE(model.root->Find("frozen_param_fragments")->is_none());
+        EXPECT_TRUE(model.root->Find("buffer_names")->items.empty());
+        EXPECT_EQ(Values("out", "q.weight.absmax", "buffer"), (std::vector<float>{4, 5}));
+        EXPECT_EQ(Values("out", "q.other", "buffer"), (std::vector<float>{6}));
+        fs::remove_all(scratch_ / "out");
+      }
+    }
+    fs::remove_all(scratch_ / "source");
+    fs::remove_all(scratch_ / "atoms");
+  }
+}
+
+/// A frozen weight with quantisation state in its module, and a frozen parameter of unusual name.
+void AddUnlisted(PtFile& file, Node*, Node* module) {
+  Set(file.arena, module, "q.weight", file.Flat({1, 2, 3}));
+  Set(file.arena, module, "q.absmax", file.Flat({4, 5}));
+  Set(file.arena, module, "n.gain", file.Flat({6, 7}));
+}
+
+TEST_F(StateDictEntries, UnlistedTensorsOfUnusualNamesStayUndecided) {
+  WriteSource(1, AddUnlisted);
+  Convert("source", "atoms", "", "universal");
+  for (const std::string from : {"source", "atoms"}) {
+    Convert(from, "two", "zero=2,dp=3");
+    const auto two = Model("two");
+    // DeepSpeed's loader looks every frozen parameter up in the lists, and ignores other names.
+    for (const char* name : {"q.weight", "q.absmax", "n.gain"}) {
+      EXPECT_NE(two.root->Find("module")->Find(name), nullptr) << name;
+      EXPECT_NE(two.root->Find("frozen_param_fragments")->Find(name), nullptr) << name;
+    }
+    Convert("two", "zero", "zero=1,dp=1");
+    EXPECT_TRUE(Model("zero").root->Find("frozen_param_shapes")->is_none());
+    for (const char* folder : {"two", "zero"}) {
+      EXPECT_EQ(Values(folder, "q.absmax", "buffer"), (std::vector<float>{4, 5})) << folder;
+      ExpectUndecided(folder, "q.absmax");
+      ExpectUndecided(folder, "n.gain");
+      fs::remove_all(scratch_ / folder);
+    }
+    ExpectUndecided(from, "q.absmax");
+  }
+  const auto read = Read(scratch_ / "source");
+  ASSERT_TRUE(read.has_value());
+  const auto rows = convert::List(*read);
+  const auto row = std::find_if(rows.begin(), rows.end(),
+                                [](const convert::ListRow& one) { return one.name == "n.gain"; });
+  ASSERT_NE(row, rows.end());
+  EXPECT_EQ(row->kind, "state entry or frozen");
+  const auto refused = TryConvert("source", "files", "", "dtensor");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+}
+
+TEST_F(StateDictEntries, APatternFileDecidesUnlistedTensors) {
+  WriteSource(1, AddUnlisted);
+  Convert("source", "two", "zero=2,dp=3");
+  Decide(
+      R"({"family": "mine", "frozen_parameters": ["n\\..*"], "not_parameters": ["q\\.absmax"]})");
+  for (const char* from : {"source", "two"}) {
+    Convert(from, "three", "zero=3,dp=2");
+    const auto three = Model("three", "zero_pp_rank_1_");
+    const Node* shapes = three.root->Find("frozen_param_shapes");
+    ASSERT_EQ(shapes->entry_count(), 2U);
+    EXPECT_NE(shapes->Find("q.weight"), nullptr);
+    EXPECT_NE(shapes->Find("n.gain"), nullptr);
+    const Node* module = three.root->Find("module");
+    EXPECT_EQ(module->Find("n.gain")->tensor->shape, Shape{0});
+    EXPECT_EQ(module->Find("q.absmax")->tensor->shape, Shape{2});
+    EXPECT_EQ(Values("three", "n.gain", "frozen"), (std::vector<float>{6, 7}));
+    fs::remove_all(scratch_ / "three");
+  }
+}
+
+TEST_F(StateDictEntries, KnownKindsPassThroughStagesWithoutLists) {
+  WriteSource(2, [](PtFile& file, Node* root, Node* module) {
+    AddUnlisted(file, root, module);
+    Set(file.arena, root, "frozen_param_shapes",
+        file.Dict({{"q.weight", file.arena.SizeOf({3})}, {"n.gain", file.arena.SizeOf({2})}}));
+    Set(file.arena, root, "frozen_param_fragments",
+        file.Dict({{"q.weight", module->Find("q.weight")}, {"n.gain", module->Find("n.gain")}}));
+  });
+  for (const std::string between : {"zero=1,dp=3", "zero=0,dp=1"}) {
+    Convert("source", "between", between);
+    EXPECT_TRUE(Model("between").root->Find("frozen_param_shapes")->is_none());
+    Convert("between", "three", "zero=3,dp=2");
+    const auto three = Model("three", "zero_pp_rank_0_");
+    EXPECT_EQ(three.root->Find("frozen_param_shapes")->entry_count(), 2U);
+    EXPECT_NE(three.root->Find("frozen_param_shapes")->Find("n.gain"), nullptr);
+    EXPECT_EQ(three.root->Find("module")->Find("q.absmax")->tensor->shape, Shape{2});
+    EXPECT_EQ(three.root->Find("shardwright_kinds"), nullptr);
+    fs::remove_all(scratch_ / "between");
+    fs::remove_all(scratch_ / "three");
+  }
+}
+
+TEST_F(StateDictEntries, NamesLikeThoseOfTrainedParametersAreParameters) {
+  WriteSource(1, [](PtFile& file, Node*, Node* module) {
+    Set(file.arena, module, "a.in_proj_bias", file.Flat({1, 2}));
+    Set(file.arena, module, "b.weight_g", file.Flat({1, 2}));
+  });
+  const auto read = Read(scratch_ / "source");
+  ASSERT_TRUE(read.has_value());
+  for (const Param& param : read->params) {
+    EXPECT_EQ(param.undecided, param.name == "b.weight_g") << param.name;
+  }
+  UnlistedParameters unlisted;
+  unlisted.AddTrained("layers.3.norm.gain");
+  EXPECT_TRUE(unlisted.Contains("layers.11.norm.gain"));
+  EXPECT_FALSE(unlisted.Contains("layers.norm.gain"));
+  EXPECT_FALSE(unlisted.Contains("layers.x.norm.gain"));
+}
+
+TEST_F(StateDictEntries, ADcpFolderLeavesUntrainedTensorsUndecided) {
+  WriteSource(2, [](PtFile& file, Node* root, Node* module) {
+    Set(file.arena, module, "f.weight", file.Flat({1, 2, 3}));
+    Set(file.arena, module, "b.scale", file.Flat({4, 5}));
+    Set(file.arena, module, "n.running_mean", file.Flat({6}));
+    Set(file.arena, root, "buffer_names",
+        file.arena.List({file.arena.String("b.scale"), file.arena.String("n.running_mean")}));
+    Set(file.arena, root, "frozen_param_shapes", file.Dict({{"f.weight", file.arena.SizeOf({3})}}));
+    Set(file.arena, root, "frozen_param_fragments",
+        file.Dict({{"f.weight", module->Find("f.weight")}}));
+  });
+  Convert("source", "dcp", "", "dcp");
+  ExpectUndecided("dcp", "f.weight");
+  Convert("dcp", "two", "zero=2,dp=2");
+  EXPECT_TRUE(Model("two").root->Find("frozen_param_shapes")->is_none());
+  ExpectUndecided("two", "f.weight");
+  Decide(R"({"family": "mine", "frozen_parameters": [".*weight"], "not_parameters": [".*scale"]})");
+  for (const char* from : {"dcp", "two"}) {
+    Convert(from, "three", "zero=3,dp=2");
+    const auto three = Model("three", "zero_pp_rank_0_");
+    ASSERT_EQ(three.root->Find("frozen_param_shapes")->entry_count(), 1U);
+    EXPECT_EQ(Values("three", "f.weight", "frozen"), (std::vector<float>{1, 2, 3}));
+    EXPECT_EQ(three.root->Find("module")->Find("b.scale")->tensor->shape, Shape{2});
+    EXPECT_EQ(three.root->Find("module")->Find("n.running_mean")->tensor->shape, Shape{1});
+    fs::remove_all(scratch_ / "three");
+  }
+}
+
+TEST_F(StateDictEntries, AWeightThatWasFrozenLaterAndLeftOutComesFromItsMaster) {
+  WriteSource(2, [](PtFile&, Node*, Node*) {});
+  const std::vector<float> weight = Values("source", "l1.bias", "weight");
+  fs::remove_all(scratch_ / "source");
+  for (const std::int64_t stage : {1, 2}) {
+    WriteSource(stage, [](PtFile&, Node*, Node* module) { pickle::Remove(module, "l1.bias"); });
+    for (const std::string target : {"zero=1,dp=1", "zero=3,dp=2"}) {
+      Convert("source", "out", target);
+      ASSERT_EQ(warnings_.size(), 1U);
+      EXPECT_NE(warnings_[0].find("l1.bias"), std::string::npos);
+      Convert("out", "again", "zero=2,dp=2");
+      EXPECT_EQ(Values("again", "l1.bias", "weight"), weight) << target;
+      fs::remove_all(scratch_ / "out");
+      fs::remove_all(scratch_ / "again");
+    }
+    fs::remove_all(scratch_ / "source");
+  }
+  // Where the frozen parameters are listed nothing was left out.
+  WriteSource(2, [](PtFile& file, Node* root, Node* module) {
+    pickle::Remove(module, "l1.bias");
+    Set(file.arena, root, "frozen_param_shapes", file.arena.Dict(true));
+    Set(file.arena, root, "frozen_param_fragments", file.arena.Dict(true));
+  });
+  const auto refused = Read(scratch_ / "source");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kBadInput);
+}
+
+TEST_F(StateDictEntries, AParametrizedWeightOfStage1IsAFrozenParameter) {
+  WriteSource(1, [](PtFile& file, Node*, Node* module) {
+    Set(file.arena, module, "p.parametrizations.weight.original0", file.Flat({1, 2}));
+  });
+  Convert("source", "out", "zero=3,dp=2");
+  EXPECT_NE(Model("out", "zero_pp_rank_0_")
+                .root->Find("frozen_param_shapes")
+                ->Find("p.parametrizations.weight.original0"),
+            nullptr);
+}
+
+TEST_F(StateDictEntries, AParameterFrozenAfterTheStartIsInBothLists) {
+  WriteSource(2, [](PtFile& file, Node* root, Node* module) {
+    Set(file.arena, root, "frozen_param_shapes", file.Dict({{"l1.bias", file.arena.SizeOf({7})}}));
+    Set(file.arena, root, "frozen_param_fragments",
+        file.Dict({{"l1.bias", module->Find("l1.bias")}}));
+  });
+  Convert("source", "three", "zero=3,dp=3");
+  Convert("three", "atoms", "", "universal");
+  Convert("atoms", "two", "zero=2,dp=2");
+  const auto three = Model("three", "zero_pp_rank_0_");
+  const auto two = Model("two");
+  for (const torch_pt::Document* model : {&three, &two}) {
+    const Node* shapes = model->root->Find("frozen_param_shapes");
+    ASSERT_TRUE(shapes->is_dict());
+    ASSERT_EQ(shapes->entry_count(), 1U);
+    EXPECT_EQ(shapes->key(0)->text, "l1.bias");
+    bool trained = false;
+    for (const Node* group : model->root->Find("param_shapes")->items) {
+      trained = trained || group->Find("l1.bias") != nullptr;
+    }
+    EXPECT_TRUE(trained);
+  }
+  EXPECT_EQ(three.root->Find("frozen_param_fragments")->Find("l1.bias")->tensor->shape, Shape{3});
+  EXPECT_EQ(two.root->Find("frozen_param_fragments")->Find("l1.bias")->tensor->shape, Shape{7});
+  EXPECT_EQ(Values("two", "l1.bias", "fp32"), Values("source", "l1.bias", "fp32"));
+  EXPECT_EQ(Values("two", "l1.bias", "weight"), Values("source", "l1.bias", "weight"));
+}
+
+TEST_F(StateDictEntries, StridedTensorsAreWrittenInRowMajorOrder) {
+  WriteSource(2, [](PtFile& file, Node* root, Node* module) {
+    const auto view = [&](std::vector<float> values, Shape shape,
+                          std::vector<std::uint64_t> strides, std::uint64_t offset) {
+      pickle::Tensor tensor;
+      tensor.storage = file.Storage(std::move(values));
+      tensor.shape = std::move(shape);
+      tensor.strides = std::move(strides);
+      tensor.offset = offset;
+      return file.arena.TensorOf(std::move(tensor));
+    };
+    Set(file.arena, module, "turned", view({1, 2, 3, 4, 5, 6}, {3, 2}, {1, 3}, 0));
+    Set(file.arena, module, "columns", view({1, 2, 3, 4, 5, 6, 7, 8}, {2, 2}, {4, 1}, 1));
+    Set(file.arena, root, "buffer_names",
+        file.arena.List({file.arena.String("turned"), file.arena.String("columns")}));
+    const Node* frozen = view({1, 2, 3, 4, 5, 6}, {2, 3}, {1, 2}, 0);
+    Set(file.arena, module, "f.weight", frozen);
+    Set(file.arena, root, "frozen_param_shapes",
+        file.Dict({{"f.weight", file.arena.SizeOf({2, 3})}}));
+    Set(file.arena, root, "frozen_param_fragments", file.Dict({{"f.weight", frozen}}));
+  });
+  Convert("source", "three", "zero=3,dp=2");
+  Convert("three", "two", "zero=2,dp=2");
+  for (const char* folder : {"source", "three", "two"}) {
+    EXPECT_EQ(Values(folder, "turned", "buffer"), (std::vector<float>{1, 4, 2, 5, 3, 6})) << folder;
+    EXPECT_EQ(Values(folder, "columns", "buffer"), (std::vector<float>{2, 3, 6, 7})) << folder;
+    EXPECT_EQ(Values(folder, "f.weight", "frozen"), (std::vector<float>{1, 3, 5, 2, 4, 6}))
+        << folder;
+  }
+  const auto two = Model("two");
+  const Node* turned = two.root->Find("module")->Find("turned");
+  EXPECT_EQ(turned->tensor->strides, (std::vector<std::uint64_t>{2, 1}));
+}
+
+TEST_F(StateDictEntries, BuffersOfAModuleUnderTwoNamesAreTied) {
+  WriteSource(2, [](PtFile& file, Node* root, Node* module) {
+    const Node* scale = file.Flat({1, 2});
+    Set(file.arena, module, "p.scale", scale);
+    Set(file.arena, module, "q.scale", scale);
+    Set(file.arena, root, "buffer_names",
+        file.arena.List({file.arena.String("p.scale"), file.arena.String("q.scale")}));
+  });
+  Convert("source", "zero3", "zero=3,dp=2");
+  const auto model = Model("zero3", "zero_pp_rank_0_");
+  EXPECT_EQ(Texts(model.root->Find("buffer_names")),
+            (std::vector<std::string>{"p.scale", "q.scale"}));
+  EXPECT_EQ(model.root->Find("module")->Find("p.scale")->tensor->shape, Shape{2});
+  EXPECT_EQ(model.root->Find("module")->Find("q.scale")->tensor->shape, Shape{2});
+  EXPECT_EQ(Values("zero3", "p.scale", "buffer"), (std::vector<float>{1, 2}));
+  Convert("zero3", "again", "zero=1,dp=3");
+  EXPECT_EQ(Texts(Model("again").root->Find("buffer_names")),
+            (std::vector<std::string>{"p.scale", "q.scale"}));
+}
+
+TEST_F(StateDictEntries, ViewsOfOneStorageWithOtherStridesAreNotTied) {
+  WriteSource(1, [](PtFile& file, Node*, Node* module) {
+    const std::uint32_t storage = file.Storage({1, 2, 3, 4});
+    pickle::Tensor turned;
+    turned.storage = storage;
+    turned.shape = {2, 2};
+    turned.strides = {1, 2};
+    Set(file.arena, module, "f.weight", file.View(storage, {2, 2}));
+    Set(file.arena, module, "g.weight", file.arena.TensorOf(std::move(turned)));
+  });
+  EXPECT_EQ(Values("source", "f.weight", "frozen"), (std::vector<float>{1, 2, 3, 4}));
+  EXPECT_EQ(Values("source", "g.weight", "frozen"), (std::vector<float>{1, 3, 2, 4}));
+  const auto refused = TryConvert("source", "out", "zero=2,dp=1");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+  EXPECT_NE(refused.error().message.find("views of the same elements"), std::string::npos)
+      << refused.error().message;
+}
+
+TEST_F(StateDictEntries, PlaceholdersThatShareAStorageAreNamesOfOneParameter) {
+  WriteSource(2, [](PtFile&, Node* root, Node*) {
+    static Arena names;
+    Set(names, root, "frozen_param_shapes", names.Dict(true));
+    Set(names, root, "frozen_param_fragments", names.Dict(true));
+  });
+  Convert("source", "three", "zero=3,dp=1");
+  // As DeepSpeed saves it: a storage for each placeholder, and names that no list has.
+  const fs::path path =
+      scratch_ / "three" / "global_step4" / "zero_pp_rank_0_mp_rank_00_model_states.pt";
+  const auto write = [&](bool alone) {
+    const auto model = Model("three", "zero_pp_rank_0_");
+    PtFile file;
+    Node* root = pickle::CopyDict(file.arena, model.root);
+    Node* module = file.arena.Dict(true);
+    for (const char* name : {"emb.weight", "l1.weight", "l2.weight", "l1.bias", "l2.bias"}) {
+      const std::uint32_t storage = file.Storage({});
+      Set(file.arena, module, name, file.View(storage, {0}));
+      if (std::string(name) != "l1.bias") continue;
+      Set(file.arena, module, "again.bias", file.View(alone ? file.Storage({}) : storage, {0}));
+    }
+    Set(file.arena, root, "module", module);
+    file.Write(path, root);
+    fs::remove(scratch_ / "three" / "shardwright.json");
+  };
+  write(false);
+  Convert("three", "two", "zero=2,dp=2");
+  const auto model = Model("two");
+  const Node* module = model.root->Find("module");
+  ASSERT_NE(module->Find("again.bias"), nullptr);
+  EXPECT_EQ(module->Find("again.bias")->tensor->storage, module->Find("l1.bias")->tensor->storage);
+  EXPECT_EQ(Values("two", "l1.bias", "fp32"), Values("source", "l1.bias", "fp32"));
+  write(true);
+  const auto refused = Read(scratch_ / "three");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+  EXPECT_NE(refused.error().message.find("again.bias"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardwright::checkpoints

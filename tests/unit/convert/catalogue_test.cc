@@ -1,0 +1,108 @@
+#include "convert/catalogue.h"
+
+#include <gtest/gtest.h>
+
+#include "convert/check.h"
+#include "opened.h"
+
+namespace shardwright::convert {
+namespace {
+
+class Catalogues : public os::Scratch {
+ protected:
+  void SetUp() override {
+    os::Scratch::SetUp();
+    fs::copy(Own("zero2_w3_frozen_tied"), At("source"), fs::copy_options::recursive);
+  }
+
+  Status Extract(const std::string& name, Pack pack) {
+    const auto comm = comm::MakeSerialComm();
+    NullSink sink;
+    const auto input = Opened(At("source"));
+    if (!input) return Fail(Errc::kInternal, "not opened");
+    ConvertOptions options;
+    options.output = At(name);
+    options.threads = 2;
+    SW_TRY(ExtractCatalogue(*comm, *input, pack, options, sink));
+    return {};
+  }
+
+  /// Differences to the checkpoint that it was made of.
+  static std::uint64_t Differences(const std::string& folder) {
+    const auto comm = comm::MakeSerialComm();
+    NullSink sink;
+    const auto left = Opened(Own("zero2_w3_frozen_tied"));
+    const auto right = Opened(folder);
+    if (!left || !right) return ~std::uint64_t{0};
+    const auto report = Check(*comm, *left, *right, {}, sink);
+    EXPECT_TRUE(report.has_value()) << report.error().message;
+    return report ? report->difference_count : ~std::uint64_t{0};
+  }
+};
+
+TEST_F(Catalogues, AreToldFromCheckpoints) {
+  ASSERT_TRUE(Extract("catalogue", Pack::kNone).has_value());
+  EXPECT_EQ(IsCatalogue(At("catalogue")).value(), true);
+  EXPECT_EQ(IsCatalogue(At("source")).value(), false);
+}
+
+TEST_F(Catalogues, WithoutPayloadsNeedTheirSource) {
+  ASSERT_TRUE(Extract("catalogue", Pack::kNone).has_value());
+  EXPECT_EQ(Differences(At("catalogue")), 0U);
+  const auto set = ReadCatalogue(At("catalogue"), false);
+  ASSERT_TRUE(set.has_value()) << set.error().message;
+  EXPECT_FALSE(IsCompressed(*set));
+  fs::remove_all(At("source"));
+  const auto comm = comm::MakeSerialComm();
+  NullSink sink;
+  InputOptions options;
+  options.roots = {At("catalogue")};
+  const auto read = OpenInput(*comm, options, sink);
+  ASSERT_FALSE(read.has_value()) << "a sample of the weights is compared";
+  EXPECT_EQ(read.error().code, Errc::kNotFound);
+  options.proof.reset();
+  const auto one = OpenInput(*comm, options, sink);
+  const auto other = Opened(Own("zero2_w3_frozen_tied"));
+  ASSERT_TRUE(one && other) << "it can be described without";
+  const auto report = Check(*comm, **one, *other, {}, sink);
+  ASSERT_FALSE(report.has_value());
+  EXPECT_EQ(report.error().code, Errc::kNotFound);
+}
+
+TEST_F(Catalogues, WithPayloadsOutliveTheirSource) {
+  ASSERT_TRUE(Extract("copied", Pack::kCopy).has_value());
+  const Status compressed = Extract("compressed", Pack::kZstd);
+  ASSERT_TRUE(compressed.has_value()) << compressed.error().message;
+  fs::remove_all(At("source"));
+  EXPECT_EQ(Differences(At("copied")), 0U);
+  EXPECT_EQ(Differences(At("compressed")), 0U);
+  const auto copied = ReadCatalogue(At("copied"), false);
+  const auto packed = ReadCatalogue(At("compressed"), false);
+  ASSERT_TRUE(copied && packed);
+  EXPECT_FALSE(IsCompressed(*copied));
+  EXPECT_TRUE(IsCompressed(*packed));
+}
+
+TEST_F(Catalogues, ThatAreDamagedAreRefused) {
+  ASSERT_TRUE(Extract("catalogue", Pack::kNone).has_value());
+  std::size_t tried = 0;
+  for (const auto& [path, text] : Contents("catalogue")) {
+    if (text == "/" || path.ends_with("shardwright.json")) continue;
+    for (std::size_t at = 0; at < text.size(); at += 1 + text.size() / 7, ++tried) {
+      std::string damaged = text;
+      damaged[at] = static_cast<char>(damaged[at] ^ 0x20);
+      Put(path, damaged);
+      const auto set = ReadCatalogue(At("catalogue"), false);
+      ASSERT_FALSE(set.has_value()) << path << " at " << at;
+      EXPECT_EQ(set.error().code, Errc::kBadInput) << set.error().message;
+    }
+    Put(path, text.substr(0, text.size() / 2));
+    EXPECT_FALSE(ReadCatalogue(At("catalogue"), false).has_value()) << path << " cut off";
+    Put(path, text);
+  }
+  EXPECT_GT(tried, 5U);
+  EXPECT_TRUE(ReadCatalogue(At("catalogue"), false).has_value());
+}
+
+}  // namespace
+}  // namespace shardwright::convert

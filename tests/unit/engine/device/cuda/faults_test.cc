@@ -1,0 +1,288 @@
+// What becomes of the cuda twin when something fails, at every call; and that the doubles see
+// wrong programs at all.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "device/double/double.h"
+#include "engine/device/device.h"
+#include "engine/tensor/convert.h"
+#include "machine.h"
+#include "support/comm/comm.h"
+
+namespace shardwright::device::cuda {
+namespace {
+
+using cuda_double::About;
+using cuda_double::Count;
+using cuda_double::Violations;
+
+constexpr std::uint64_t kBytes = 6000;
+
+std::uint64_t Number(const Rank& rank) { return static_cast<std::uint64_t>(rank.number()); }
+
+// What a load does, on every rank, with every call of the seam. Wrong bytes are kMismatch.
+Status Load(Rank& rank, const std::function<void()>& at_end) {
+  const auto ranks = static_cast<std::uint64_t>(rank.ranks());
+  std::unique_ptr<Buffer> pinned;
+  std::unique_ptr<Buffer> raw;
+  std::unique_ptr<Buffer> own;
+  std::unique_ptr<Buffer> all;
+  std::unique_ptr<Buffer> mapped;
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<Stream> other;
+  const auto prepare = [&]() -> Status {
+    SW_TRY(rank.device.FreeBytes());
+    SW_TRY_ASSIGN(pinned, rank.device.Allocate(Place::kPinned, kBytes));
+    SW_TRY_ASSIGN(raw, rank.device.Allocate(Place::kDevice, kBytes));
+    SW_TRY_ASSIGN(own, rank.device.Allocate(Place::kDevice, 2 * kBytes));
+    SW_TRY_ASSIGN(all, rank.device.Allocate(Place::kShared, 2 * kBytes * ranks + 64));
+    SW_TRY_ASSIGN(stream, rank.device.MakeStream());
+    SW_TRY_ASSIGN(other, rank.device.MakeStream());
+    return {};
+  };
+  SW_TRY(rank.comm.Agree(prepare()));
+  const std::vector<int> group(ranks, 0);
+  SW_TRY_ASSIGN(const auto together, rank.device.MakeCollective(rank.comm, group));
+
+  std::vector<std::uint64_t> parts;
+  std::vector<std::byte> gathered;
+  for (std::uint64_t r = 0; r < ranks; ++r) {
+    std::vector<std::byte> wide(2 * kBytes);
+    shardwright::Convert(DType::kBF16, Pattern(kBytes, r), DType::kF32, wide);
+    parts.push_back(2 * kBytes - 100 * r);
+    gathered.insert(gathered.end(), wide.begin(), wide.end() - static_cast<int>(100 * r));
+  }
+  const auto work = [&]() -> Status {
+    const auto bytes = Pattern(kBytes, Number(rank));
+    std::memcpy(pinned->data(), bytes.data(), kBytes);
+    SW_TRY(stream->Copy(raw->data(), pinned->data(), kBytes));
+    SW_TRY_ASSIGN(const auto event, stream->Record());
+    SW_TRY(other->WaitFor(*event));
+    SW_TRY(other->Convert(DType::kF32, own->data(), DType::kBF16, raw->data(), kBytes / 2));
+    SW_TRY_ASSIGN(const auto converted, other->Record());
+    SW_TRY(stream->WaitFor(*converted));
+    SW_TRY(together->AllGather(*stream, all->data(), own->data(), parts));
+    SW_TRY(together->Broadcast(*stream, raw->data(), kBytes, 0));
+    const std::vector<std::uint64_t> even(ranks, 50);
+    SW_TRY(together->AllGather(*stream, own->data(), raw->data(), even));
+    std::vector<std::span<const std::byte>> out(ranks, {raw->data(), 100});
+    std::vector<std::span<std::byte>> in;
+    for (std::uint64_t r = 0; r < ranks; ++r) in.emplace_back(own->data() + 100 * r, 100);
+    SW_TRY(together->Exchange(*stream, out, in));
+    const device::Run turned[] = {{0, 50, 50}, {50, 0, 50}};
+    SW_TRY(stream->CopyRuns(own->data() + kBytes, own->data(), turned));
+    SW_TRY_ASSIGN(const auto last, stream->Record());
+    SW_TRY(last->Wait());
+    SW_TRY(last->Ended());
+    SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, all->data(), gathered.size()));
+    SW_TRY(Same(gathered, found, "gathered"));
+    SW_TRY_ASSIGN(const auto runs, Read(rank.device, *stream, own->data() + kBytes, 100));
+    auto expected = Pattern(kBytes, 0);
+    std::rotate(expected.begin(), expected.begin() + 50, expected.begin() + 100);
+    expected.resize(100);
+    SW_TRY(Same(expected, runs, "runs"));
+    // Sums, in place of one that has been read.
+    SW_TRY(together->ReduceScatter(*stream, raw->data(), all->data(), 10, DType::kF32));
+    std::vector<std::byte> ordinary(40);
+    SW_TRY(stream->Copy(ordinary.data(), raw->data(), 40));
+    return stream->Synchronize();
+  };
+  Status mine = work();
+  if (!mine) together->Abort();
+  SW_TRY(rank.comm.Agree(std::move(mine)));
+
+  at_end();
+  return {};
+}
+
+// What a load does for others: rank 0 has memory that the other maps.
+Status Lend(Rank& rank, const std::function<void()>& at_end) {
+  std::unique_ptr<Buffer> own;
+  std::unique_ptr<Buffer> mapped;
+  std::unique_ptr<Stream> stream;
+  Handle handle;
+  const auto show = [&]() -> Status {
+    SW_TRY_ASSIGN(stream, rank.device.MakeStream());
+    if (rank.number() != 0) return {};
+    SW_TRY_ASSIGN(own, rank.device.Allocate(Place::kShared, kBytes));
+    SW_TRY(Write(rank.device, *stream, own->data(), Pattern(kBytes, 1)));
+    SW_TRY_ASSIGN(handle, rank.device.Export(*own));
+    return {};
+  };
+  SW_TRY(rank.comm.Agree(show()));
+  const auto shown = std::as_bytes(std::span<const char>(handle.token));
+  comm::Bytes bytes(shown.begin(), shown.end());
+  SW_TRY(rank.comm.Bcast(bytes));
+  const auto map = [&]() -> Status {
+    if (rank.number() == 0) return {};
+    handle.kind = Kind::kCuda;
+    handle.bytes = kBytes;
+    handle.token.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    SW_TRY_ASSIGN(mapped, rank.device.Import(handle));
+    SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, mapped->data(), kBytes));
+    return Same(Pattern(kBytes, 1), found, "mapped");
+  };
+  SW_TRY(rank.comm.Agree(map()));
+  at_end();
+  return {};
+}
+
+// Calls whose failure nobody can be told of: destructors, and what they ask.
+const std::set<std::string> kUnheard = {
+    "cudaFree",          "cudaFreeHost",          "cudaEventDestroy",
+    "cudaStreamDestroy", "cudaIpcCloseMemHandle", "cudaSetDevice",
+    "ncclCommAbort",     "ncclCommDestroy",       "ncclCommFinalize"};
+
+struct Sweep {
+  std::uint64_t failed = 0;
+  std::uint64_t told = 0;
+  std::map<std::string, std::uint64_t> functions;
+  double longest_s = 0;
+};
+
+using Body = Status (*)(Rank& rank, const std::function<void()>& at_end);
+
+// Fails each call of `process` once, with `ranks` ranks.
+Sweep SweepCalls(int ranks, int process, cudaError_t cuda, ncclResult_t nccl, Body body, bool work,
+                 std::optional<int> ordinal) {
+  Sweep sweep;
+  DeviceOptions options;
+  options.ordinal = ordinal;
+  options.deadline = std::chrono::seconds(60);
+  for (std::uint64_t k = 1;; ++k) {
+    cuda_double::Reset();
+    if (work) {
+      cuda_double::FailWork(process, k);
+    } else {
+      cuda_double::FailCall(process, k, cuda, nccl);
+    }
+    std::string failed_at_end;
+    const auto begun = std::chrono::steady_clock::now();
+    const auto outcomes = RunRanks(
+        ranks,
+        [&](Rank& rank) {
+          return body(rank, [&] {
+            if (rank.number() == process) failed_at_end = About(process).failed;
+          });
+        },
+        options);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+    sweep.longest_s = std::max(sweep.longest_s, took.count());
+    const std::string failed = About(process).failed;
+    const std::string what = std::to_string(k) + ", " + failed;
+    for (const Status& outcome : outcomes) {
+      const bool wrong = !outcome && outcome.error().code == Errc::kMismatch;
+      EXPECT_FALSE(wrong) << "wrong bytes after a failure of call " << what << ": "
+                          << outcome.error().message;
+    }
+    const Status& mine = outcomes[static_cast<std::size_t>(process)];
+    EXPECT_EQ(Count().All(), 0U) << "left after a failure of call " << what;
+    EXPECT_EQ(Violations(), std::vector<std::string>()) << "after a failure of call " << what;
+    if (failed.empty()) {
+      EXPECT_TRUE(mine) << mine.error().message;
+      break;
+    }
+    ++sweep.failed;
+    ++sweep.functions[failed];
+    if (!mine) ++sweep.told;
+    if (mine && !failed_at_end.empty()) {
+      EXPECT_TRUE(kUnheard.contains(failed_at_end)) << "nobody was told of call " << what;
+    }
+    if (testing::Test::HasFailure()) break;
+  }
+  std::cout << ranks << " ranks, rank " << process << ", "
+            << (work                                ? "queued work"
+                : cuda == cudaErrorECCUncorrectable ? "ECC"
+                                                    : "no memory")
+            << ": " << sweep.failed << " failures, " << sweep.told
+            << " told as an error, others in destructors; longest " << sweep.longest_s << " s\n";
+  return sweep;
+}
+
+TEST(CudaFaults, EveryCallFailsOnce) {
+  std::map<std::string, std::uint64_t> functions;
+  std::uint64_t failed = 0;
+  for (const auto& [ranks, process] : {std::pair(1, 0), {2, 0}, {2, 1}, {4, 1}}) {
+    for (const auto& [cuda, nccl] : {std::pair(cudaErrorMemoryAllocation, ncclSystemError),
+                                     std::pair(cudaErrorECCUncorrectable, ncclRemoteError)}) {
+      if (ranks == 4 && cuda == cudaErrorMemoryAllocation) continue;
+      const Sweep sweep = SweepCalls(ranks, process, cuda, nccl, Load, false, {});
+      for (const auto& [name, count] : sweep.functions) functions[name] += count;
+      failed += sweep.failed;
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+  // Processes that share a device.
+  for (const int process : {0, 1}) {
+    const Sweep sweep =
+        SweepCalls(2, process, cudaErrorECCUncorrectable, ncclRemoteError, Lend, false, 0);
+    for (const auto& [name, count] : sweep.functions) functions[name] += count;
+    failed += sweep.failed;
+  }
+  std::cout << failed << " failures of " << functions.size() << " functions:";
+  for (const auto& [name, count] : functions) std::cout << ' ' << name << ' ' << count;
+  std::cout << '\n';
+  // All that the cuda twin calls and that may fail.
+  for (const char* const name : {"LaunchConvert",
+                                 "LaunchRuns",
+                                 "cudaEventCreateWithFlags",
+                                 "cudaEventDestroy",
+                                 "cudaEventQuery",
+                                 "cudaEventRecord",
+                                 "cudaFree",
+                                 "cudaFreeHost",
+                                 "cudaGetDeviceCount",
+                                 "cudaGetDeviceProperties",
+                                 "cudaHostAlloc",
+                                 "cudaIpcCloseMemHandle",
+                                 "cudaIpcGetMemHandle",
+                                 "cudaIpcOpenMemHandle",
+                                 "cudaMalloc",
+                                 "cudaMemGetInfo",
+                                 "cudaMemcpyAsync",
+                                 "cudaPointerGetAttributes",
+                                 "cudaSetDevice",
+                                 "cudaStreamCreateWithFlags",
+                                 "cudaStreamDestroy",
+                                 "cudaStreamQuery",
+                                 "cudaStreamWaitEvent",
+                                 "ncclAllGather",
+                                 "ncclBroadcast",
+                                 "ncclCommDestroy",
+                                 "ncclCommFinalize",
+                                 "ncclCommGetAsyncError",
+                                 "ncclCommInitRankConfig",
+                                 "ncclGetUniqueId",
+                                 "ncclGetVersion",
+                                 "ncclGroupEnd",
+                                 "ncclGroupStart",
+                                 "ncclRecv",
+                                 "ncclReduceScatter",
+                                 "ncclSend"}) {
+    EXPECT_GT(functions[name], 0U) << name << " never failed";
+  }
+}
+
+TEST(CudaFaults, QueuedWorkFails) {
+  for (const int ranks : {1, 2}) {
+    const Sweep sweep =
+        SweepCalls(ranks, ranks - 1, cudaErrorECCUncorrectable, ncclRemoteError, Load, true, {});
+    EXPECT_EQ(sweep.told, sweep.failed);
+    EXPECT_GE(sweep.failed, 5U);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::device::cuda

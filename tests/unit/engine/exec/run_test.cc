@@ -1,0 +1,502 @@
+#include "engine/exec/run/run.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/exec/manifest.h"
+#include "memory_bytes.h"
+#include "support/comm/threads.h"
+#include "support/os/directory.h"
+#include "support/os/fault.h"
+#include "unit/support/os/scratch.h"
+
+namespace shardwright::exec {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Asks to stop after so many looks.
+class Stopping final : public NullSink {
+ public:
+  explicit Stopping(int looks) : looks_(looks) {}
+  bool stop_requested() const override { return looks_-- <= 0; }
+
+ private:
+  mutable std::atomic<int> looks_;
+};
+
+class Notes final : public NullSink {
+ public:
+  void Note(std::string message, int /*level*/) override { texts.push_back(std::move(message)); }
+  std::vector<std::string> texts;
+};
+
+class Runs : public os::Scratch {
+ protected:
+  void SetUp() override {
+    os::Scratch::SetUp();
+    fs::create_directories(At("in"));
+    options_.output = At("in/out");
+    options_.manifest = R"({"command": "test"})";
+    options_.threads = 2;
+  }
+
+  /// Writes one file of that path to the output.
+  Result<RunReport> Write(const std::string& path) {
+    source_ = {};
+    target_ = {};
+    target_.files.push_back(plan::TextFile(path, "text"));
+    return Run();
+  }
+
+  /// A tensor of a few units, to be cut into two files.
+  void MakeTensor() {
+    const std::uint64_t elems = plan::kUnitBytes;  // 4 MiB
+    plan::MapMaker source, wanted;
+    source.Slices("w", "fp32", DType::kF32, {elems}, 0, 3);
+    wanted.Slices("w", "fp32", DType::kF32, {elems}, 0, 2);
+    members_ = plan::Numbered(source.map);
+    SetChecksums(members_, &source.map);
+    source_ = source.map;
+    target_ = wanted.AsTarget();
+  }
+
+  Result<RunReport> Run(Sink* sink = nullptr) {
+    const auto comm = comm::MakeSerialComm();
+    SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(source_, target_));
+    MemoryBytes bytes(members_);
+    NullSink none;
+    return exec::Run(*comm, plan, bytes, options_, sink != nullptr ? *sink : none);
+  }
+
+  /// On several ranks, which must all end alike. \returns the first one's outcome
+  Status RunOn(int ranks, int looks = 1 << 30) {
+    const auto answers = comm::RunThreads(ranks, [&](comm::Comm& comm) -> Status {
+      SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(source_, target_));
+      MemoryBytes bytes(members_);
+      Stopping sink(looks);
+      SW_TRY_ASSIGN(const RunReport done, exec::Run(comm, plan, bytes, options_, sink));
+      if (comm.rank() == 0) report_ = done;
+      return {};
+    });
+    for (const Status& answer : answers) {
+      EXPECT_EQ(answer.has_value(), answers[0].has_value())
+          << (answer ? answers[0] : answer).error().message;
+    }
+    return answers[0];
+  }
+
+  /// A run of one thread that is stopped after so many units.
+  void Stop(int units) {
+    options_.threads = 1;
+    Stopping stopping(units);
+    const auto stopped = Run(&stopping);
+    ASSERT_FALSE(stopped);
+    ASSERT_EQ(stopped.error().code, Errc::kStopped);
+    options_.resume = true;
+  }
+
+  /// What a stopped run has left behind.
+  std::string StagePath() const {
+    for (const auto& entry : fs::directory_iterator(At("in"))) {
+      if (entry.path().filename().string().starts_with("out.partial-"))
+        return entry.path().string();
+    }
+    return "";
+  }
+
+  void ExpectTensor() const {
+    const auto values = plan::AsFloats(Get("in/out/out0") + Get("in/out/out1"));
+    ASSERT_EQ(values.size(), plan::kUnitBytes);
+    for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
+  }
+
+  layout::ShardMap source_;
+  plan::Target target_;
+  std::vector<std::string> members_;
+  RunOptions options_;
+  RunReport report_;  // of the last RunOn
+};
+
+TEST_F(Runs, WriteNothingOutsideTheOutput) {
+  for (const std::string path :
+       {"../evil", "a/../../../evil", "/evil", "a//b", "", "a/", "./a", ".."}) {
+    const auto done = Write(path);
+    ASSERT_FALSE(done) << path;
+    EXPECT_EQ(done.error().code, Errc::kBadInput) << done.error().message;
+    EXPECT_TRUE(fs::is_empty(At("in"))) << path;
+    EXPECT_FALSE(fs::exists(At("evil"))) << path;
+  }
+  const auto done = Write("a/..b");
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_TRUE(fs::exists(At("in/out/a/..b")));
+}
+
+TEST_F(Runs, WriteWhatThePlanSaysAndAManifest) {
+  MakeTensor();
+  const auto done = Run();
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_EQ(done->units, 4U);
+  EXPECT_EQ(done->files_written, 2U);
+  EXPECT_EQ(done->bytes_written, 4 * plan::kUnitBytes);
+  EXPECT_EQ(done->members_verified, 3U);
+  const auto values = plan::AsFloats(Get("in/out/out0") + Get("in/out/out1"));
+  ASSERT_EQ(values.size(), plan::kUnitBytes);
+  for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
+  const auto manifest = nlohmann::json::parse(Get("in/out/shardwright.json"));
+  EXPECT_EQ(manifest["command"], "test");
+  EXPECT_EQ(manifest["files"].size(), 2U);
+  EXPECT_EQ(manifest["files"][0]["bytes"], 2 * plan::kUnitBytes);
+  EXPECT_EQ(std::distance(fs::directory_iterator(At("in")), fs::directory_iterator()), 1)
+      << "nothing is left beside the output";
+}
+
+TEST_F(Runs, DoNotDependOnTheNumberOfThreads) {
+  MakeTensor();
+  ASSERT_TRUE(Run());
+  options_.output = At("in/one");
+  options_.threads = 1;
+  ASSERT_TRUE(Run());
+  for (const char* name : {"out0", "out1", "shardwright.json"}) {
+    EXPECT_TRUE(Get(std::string("in/out/") + name) == Get(std::string("in/one/") + name)) << name;
+  }
+}
+
+TEST_F(Runs, LeaveNothingOfADamagedSource) {
+  MakeTensor();
+  members_[1][5] = static_cast<char>(members_[1][5] ^ 1);
+  const auto done = Run();
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, Errc::kBadInput);
+  EXPECT_NE(done.error().message.find("file1"), std::string::npos) << done.error().message;
+  EXPECT_FALSE(fs::exists(At("in/out")));
+  options_.verify = Verify::kNone;
+  options_.force = true;
+  EXPECT_TRUE(Run()) << "nobody looks";
+}
+
+TEST_F(Runs, KeepAnOutputUnlessTold) {
+  MakeTensor();
+  Put("in/out/mine", "precious");
+  const auto refused = Run();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kBusy);
+  EXPECT_EQ(Get("in/out/mine"), "precious");
+  options_.force = true;
+  const auto not_ours = Run();
+  ASSERT_FALSE(not_ours);
+  EXPECT_EQ(not_ours.error().code, Errc::kBusy);
+  EXPECT_EQ(Get("in/out/mine"), "precious");
+  Put(std::string("in/out/") + kManifestName, *MakeManifest("{}", {{"mine", 8, {}, ""}}));
+  const auto forced = Run();
+  ASSERT_TRUE(forced) << forced.error().message;
+  EXPECT_FALSE(fs::exists(At("in/out/mine")));
+  EXPECT_TRUE(fs::exists(At("in/out/out0")));
+}
+
+TEST_F(Runs, StopAndGoOn) {
+  MakeTensor();
+  options_.threads = 1;
+  options_.fingerprint[0] = std::byte{3};
+  Stopping stopping(2);
+  const auto stopped = Run(&stopping);
+  ASSERT_FALSE(stopped);
+  EXPECT_EQ(stopped.error().code, Errc::kStopped);
+  EXPECT_FALSE(fs::exists(At("in/out")));
+  options_.resume = true;
+  options_.fingerprint[0] = std::byte{4};
+  const auto other = Run();
+  EXPECT_FALSE(other) << "another run may not go on with it";
+  options_.fingerprint[0] = std::byte{3};
+  const auto resumed = Run();
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_GT(resumed->units_resumed, 0U);
+  EXPECT_LT(resumed->units_resumed, 4U);
+  EXPECT_EQ(resumed->members_verified, 3U) << "those of the first part too";
+  const auto values = plan::AsFloats(Get("in/out/out0") + Get("in/out/out1"));
+  for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
+}
+
+TEST_F(Runs, DoNotDependOnTheNumberOfRanks) {
+  MakeTensor();
+  ASSERT_TRUE(Run());
+  for (const int ranks : {2, 3}) {
+    options_.output = At("in/ranks" + std::to_string(ranks));
+    const Status done = RunOn(ranks);
+    ASSERT_TRUE(done) << done.error().message;
+    EXPECT_EQ(report_.members_verified, 3U);
+    for (const char* name : {"out0", "out1", "shardwright.json"}) {
+      EXPECT_TRUE(Get(std::string("in/out/") + name) ==
+                  Get("in/ranks" + std::to_string(ranks) + "/" + name))
+          << name;
+    }
+  }
+}
+
+TEST_F(Runs, OfSeveralRanksGoOnWithWhatAllHaveNoted) {
+  MakeTensor();
+  options_.threads = 1;
+  const Status stopped = RunOn(2, 1);
+  ASSERT_FALSE(stopped);
+  ASSERT_EQ(stopped.error().code, Errc::kStopped);
+  options_.resume = true;
+  const Status resumed = RunOn(2);
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(report_.units_resumed, 2U) << "one of each rank";
+  EXPECT_EQ(report_.members_verified, 3U);
+  ExpectTensor();
+}
+
+TEST_F(Runs, WriteUnitsAgainThatAPowerFailureHasDamaged) {
+  MakeTensor();
+  Stop(2);
+  {
+    std::fstream file(StagePath() + "/out0", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(5);
+    file.put('?');
+    ASSERT_TRUE(file.flush());
+  }
+  const auto resumed = Run();
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(resumed->units_resumed, 1U);
+  ExpectTensor();
+}
+
+// After a failed write-back the kernel shows the pages as they were written, though they never
+// reached the device. Nothing that was written before can be trusted.
+TEST_F(Runs, WriteEverythingAgainAfterAFailedSync) {
+  MakeTensor();
+  options_.threads = 1;
+  for (const char* const spec : {"sync:3:eio", "write:5:enospc", "close:4:edquot"}) {
+    options_.resume = false;
+    {
+      const os::ScopedFault fault(*os::ParseFault(spec));
+      const auto failed = Run();
+      ASSERT_FALSE(failed) << spec;
+      EXPECT_TRUE(fault.fired());
+      EXPECT_EQ(failed.error().code, Errc::kIo) << spec;
+      EXPECT_FALSE(fs::exists(At("in/out"))) << spec;
+    }
+    options_.resume = true;
+    const auto resumed = Run();
+    ASSERT_TRUE(resumed) << spec << ": " << resumed.error().message;
+    EXPECT_EQ(resumed->units_resumed, 0U) << spec;
+    ExpectTensor();
+    fs::remove_all(At("in/out"));
+  }
+}
+
+TEST_F(Runs, OfSeveralRanksWriteEverythingAgainAfterAFailedSync) {
+  MakeTensor();
+  options_.threads = 1;
+  {
+    const os::ScopedFault fault(*os::ParseFault("sync:6:eio"));
+    const Status failed = RunOn(2);
+    ASSERT_FALSE(failed);
+    ASSERT_EQ(failed.error().code, Errc::kIo);
+  }
+  options_.resume = true;
+  const Status resumed = RunOn(2);
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(report_.units_resumed, 0U);
+  ExpectTensor();
+}
+
+// As on a file system that ignores case.
+TEST_F(Runs, RefuseTwoOutputsOfOneName) {
+  MakeTensor();
+  target_.files[1].path = target_.files[0].path;
+  const auto done = Run();
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, Errc::kUnsupported);
+  EXPECT_NE(done.error().message.find("two outputs have one name on this file system"),
+            std::string::npos)
+      << done.error().message;
+  EXPECT_FALSE(fs::exists(At("in/out")));
+}
+
+TEST_F(Runs, BeginAgainWhereTheFilesWereNotAllCreated) {
+  MakeTensor();
+  Stop(2);
+  const std::string stage = StagePath();
+  ASSERT_TRUE(fs::remove(stage + "/.journal/created"));
+  target_.files[1].path = target_.files[0].path;
+  const auto two = Run();
+  ASSERT_FALSE(two);
+  EXPECT_EQ(two.error().code, Errc::kUnsupported);
+  MakeTensor();
+  Stop(2);
+  ASSERT_TRUE(fs::remove(StagePath() + "/.journal/created"));
+  const auto resumed = Run();
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(resumed->units_resumed, 0U);
+  ExpectTensor();
+}
+
+TEST_F(Runs, ReadAgainWhatWasNotedWithoutChecksums) {
+  MakeTensor();
+  options_.verify = Verify::kNone;
+  Stop(2);
+  options_.verify = Verify::kSums;
+  const auto resumed = Run();
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_EQ(resumed->units_resumed, 0U);
+  EXPECT_EQ(resumed->members_verified, 3U);
+  ExpectTensor();
+}
+
+TEST_F(Runs, RefuseRecordsThatAreNotTheirs) {
+  MakeTensor();
+  Stop(2);
+  const std::string stage = StagePath();
+  auto journal =
+      os::Journal::Open(*os::Directory::Open(stage + "/.journal"), "1", options_.fingerprint);
+  ASSERT_TRUE(journal && journal->Append(os::AsBytes("short")));
+  const auto resumed = Run();
+  ASSERT_FALSE(resumed);
+  EXPECT_EQ(resumed.error().code, Errc::kBadInput);
+  EXPECT_NE(resumed.error().message.find("a record that is not of this run"), std::string::npos)
+      << resumed.error().message;
+}
+
+// The journal, then its folder: before the first output file.
+TEST_F(Runs, MakeTheirJournalDurableFirst) {
+  MakeTensor();
+  const auto failing = [&](const std::string& spec) {
+    const os::ScopedFault fault(*os::ParseFault(spec));
+    const auto done = Run();
+    EXPECT_FALSE(done) << spec;
+    EXPECT_EQ(fault.Count(os::Op::kCreate), 2U) << spec << ": the lock and the journal";
+    std::string said = done ? "" : done.error().message;
+    fs::remove_all(At("in"));
+    fs::create_directories(At("in"));
+    return said;
+  };
+  for (const char* spec : {"sync:1:eio", "sync:2:eio"}) {
+    EXPECT_NE(failing(spec).find("/.journal/0: cannot sync"), std::string::npos) << spec;
+  }
+  EXPECT_NE(failing("sync:3:eio").find("/.journal: cannot sync directory"), std::string::npos);
+}
+
+TEST_F(Runs, AreRefusedWhereARankDoesNotSeeTheStage) {
+  fs::create_directories(At("in/stage"));
+  const auto answers = comm::RunThreads(2, [&](comm::Comm& comm) -> Status {
+    SW_TRY(OpenShared(comm, At(comm.rank() == 0 ? "in/stage" : "in/elsewhere"), "OUTPUT"));
+    return {};
+  });
+  for (const Status& answer : answers) {
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code, Errc::kIo);
+    EXPECT_NE(answer.error().message.find("OUTPUT: " + At("in/elsewhere")), std::string::npos)
+        << answer.error().message;
+  }
+}
+
+/// Members of files that are looked at again.
+class Changing final : public ByteSource {
+ public:
+  Changing(std::vector<std::string> members, Result<bool> answer)
+      : bytes_(std::move(members)), answer_(std::move(answer)) {}
+  Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
+    return bytes_.Read(member, offset, out);
+  }
+  Result<bool> LookAgain(std::uint32_t /*file*/) override { return answer_; }
+  std::uint64_t bytes_read() const override { return bytes_.bytes_read(); }
+  std::uint64_t files_read() const override { return bytes_.files_read(); }
+
+ private:
+  MemoryBytes bytes_;
+  Result<bool> answer_;
+};
+
+TEST_F(Runs, LookAgainAtFilesThatTheyCopyWithoutAChecksum) {
+  members_ = {"what it was"};
+  target_.files.push_back(
+      plan::WholeFile("copy", At("original"), members_[0].size(), plan::Twin::kCopy, &source_));
+  const auto run = [&](Result<bool> answer) -> Result<RunReport> {
+    const auto comm = comm::MakeSerialComm();
+    SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(source_, target_));
+    Changing bytes(members_, std::move(answer));
+    NullSink none;
+    return exec::Run(*comm, plan, bytes, options_, none);
+  };
+  const auto changed = run(Fail(Errc::kNotFound, "it has changed"));
+  ASSERT_FALSE(changed);
+  EXPECT_NE(changed.error().message.find("it has changed"), std::string::npos);
+  EXPECT_FALSE(fs::exists(At("in/out")));
+  options_.force = true;
+  const auto grown = run(true);
+  ASSERT_TRUE(grown) << grown.error().message;
+  EXPECT_EQ(Get("in/out/copy"), "what it was");
+}
+
+TEST_F(Runs, NeedMemoryForEachThread) {
+  MakeTensor();
+  options_.memory_bytes = 1000;
+  const auto done = Run();
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, Errc::kLimit);
+  EXPECT_FALSE(fs::exists(At("in/out")));
+  options_.memory_bytes = std::uint64_t{64} << 20;
+  EXPECT_LE(BufferBytes(options_), options_.memory_bytes);
+  EXPECT_TRUE(Run());
+}
+
+TEST_F(Runs, ReadBackWhatTheyWrote) {
+  MakeTensor();
+  options_.verify = Verify::kReadback;
+  Notes notes;
+  const auto done = Run(&notes);
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_EQ(Get("in/out/out1").size(), 2 * plan::kUnitBytes);
+  if (At("in").starts_with("/dev/shm")) {
+    ASSERT_EQ(notes.texts.size(), 1U) << "all that this file system has is memory";
+    EXPECT_EQ(notes.texts[0].rfind("readback: 2 of 2 files were read from memory", 0), 0U);
+  }
+  // Reads of files are those of what was written, and of the lock: the source is in memory.
+  const auto failing = [&](int reads) {
+    const os::ScopedFault fault(*os::ParseFault("read:" + std::to_string(reads) + "+:eio"));
+    return Run();
+  };
+  options_.verify = Verify::kSums;
+  int of_lock = 0;
+  for (bool through = false; !through; ++of_lock) {
+    options_.output = At("in/written" + std::to_string(of_lock));
+    through = failing(of_lock + 1).has_value();
+    ASSERT_LE(of_lock, 8) << "files are read back";
+  }
+  options_.verify = Verify::kReadback;
+  options_.output = At("in/unread");
+  const auto unread = failing(of_lock + 1);
+  ASSERT_FALSE(unread);
+  EXPECT_EQ(unread.error().sys, EIO);
+  EXPECT_FALSE(fs::exists(At("in/unread")));
+}
+
+TEST_F(Runs, ReadBackFindsABitThatWasWrittenWrong) {
+  MakeTensor();
+  ASSERT_TRUE(Run());
+  const auto content = [&] { return std::pair(Get("in/out/out0"), Get("in/out/out1")); };
+  const auto wanted = content();
+  options_.verify = Verify::kReadback;
+  int refused = 0;
+  for (int write = 1;; ++write) {
+    fs::remove_all(options_.output);
+    const os::ScopedFault fault(*os::ParseFault("write:" + std::to_string(write) + ":flip"));
+    const auto done = Run();
+    if (!fault.fired()) break;
+    if (done) {
+      EXPECT_EQ(content(), wanted) << "write " << write;
+    } else {
+      ++refused;
+    }
+  }
+  EXPECT_GE(refused, 4) << "units of the two files";
+}
+
+}  // namespace
+}  // namespace shardwright::exec

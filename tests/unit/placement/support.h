@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <vector>
+
+#include "placement/core/types.h"
+#include "placement/recovery/recovery.h"
+#include "placement/strategy/lazarus.h"
+
+namespace shardwright::placement {
+
+/// Tokens per layer and expert of a run of the project's own trainer, of 12 layers and 32 experts.
+inline std::filesystem::path OwnTrace() {
+  return std::filesystem::path(SW_SOURCE_DIR) / "tests/data/deepspeed/routing_12x32/tokens.jsonl";
+}
+
+/// The folder of published inputs, which the project does not carry; none where it is not at hand.
+inline std::vector<std::filesystem::path> SharedFolders() {
+  const char* given = std::getenv("SHARDWRIGHT_SHARED");
+  const std::filesystem::path shared = given != nullptr
+                                           ? std::filesystem::path(given)
+                                           : std::filesystem::path(SW_SOURCE_DIR) / ".." / "shared";
+  if (!std::filesystem::is_directory(shared / "fixtures")) return {};
+  return {shared};
+}
+
+inline Loads LoadsOf(std::uint32_t experts, std::vector<std::uint64_t> tokens) {
+  Loads loads;
+  loads.experts = experts;
+  loads.layers = static_cast<std::uint32_t>(tokens.size()) / experts;
+  loads.tokens = std::move(tokens);
+  for (std::uint32_t l = 0; l < loads.layers; ++l) loads.layer_id.push_back(l);
+  return loads;
+}
+
+/// Units of every expert of a plan.
+inline std::vector<UnitSet> SetsOf(const UnitPlan& plan, std::size_t experts) {
+  const auto units = static_cast<std::uint32_t>(plan.experts.size());
+  std::vector<UnitSet> sets(experts, UnitSet(units));
+  for (std::uint32_t u = 0; u < units; ++u) {
+    for (const std::uint32_t e : plan.experts[u]) sets[e].Add(u);
+  }
+  return sets;
+}
+
+/// Survived failure sets of a plan by size.
+inline std::vector<std::uint64_t> SurvivedSets(const UnitPlan& plan, std::size_t experts) {
+  return SolveRecovery(SetsOf(plan, experts), static_cast<std::uint32_t>(plan.experts.size()))
+      .survived_sets;
+}
+
+}  // namespace shardwright::placement
