@@ -78,7 +78,7 @@ void KeyFlags::AddTo(cli::App& app) {
 }
 
 Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>& addresses) {
-  if (app.Given("--key") && insecure) {
+  if (app.IsSet("--key") && insecure) {
     return Fail(Errc::kUsage, "--key cannot be combined with --insecure");
   }
   SW_TRY(trust.User());

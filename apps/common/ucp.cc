@@ -17,9 +17,9 @@ namespace shardwright::apps {
 namespace {
 
 /// "dp tp zero", without those that are flags.
-std::string KeysOf(const checkpoints::Dialect& dialect) {
+std::string KeysOf(const checkpoints::Format& format) {
   std::string keys;
-  for (const checkpoints::TargetKey& key : dialect.keys) {
+  for (const checkpoints::TargetKey& key : format.keys) {
     if (key.is_flag) continue;
     keys += keys.empty() ? "" : " ";
     keys += key.name;
@@ -72,9 +72,9 @@ void SourceFlags::AddTo(cli::App& app, bool parts) {
               "every node sees only a part of INPUT; {rank} and {node} in its path are replaced");
 }
 
-void SourceFlags::AddNeighboursTo(cli::App& app) {
-  neighbours = true;
-  app.AddEnum<bool>("--neighbours", &neighbours, {{"copy", true}, {"none", false}},
+void SourceFlags::AddSiblingsTo(cli::App& app) {
+  siblings = true;
+  app.AddEnum<bool>("--neighbours", &siblings, {{"copy", true}, {"none", false}},
                     "sibling files of the tag folder, such as trainer_state.json and the "
                     "tokenizer: copy them byte for byte, or leave them out");
 }
@@ -96,7 +96,7 @@ void SourceFlags::AddMapTo(cli::App& app) {
               "model and its EMA; --list prints the sets",
               "NAME");
   app.Check([this, &app]() -> Status {
-    if (maps.empty() && app.Given("--map-sizes")) {
+    if (maps.empty() && app.IsSet("--map-sizes")) {
       return Fail(Errc::kUsage, "--map-sizes requires --map");
     }
     return {};
@@ -106,11 +106,11 @@ void SourceFlags::AddMapTo(cli::App& app) {
 convert::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
                                            const std::string& output) const {
   convert::InputOptions options;
-  options.roots = {input};
+  options.source_paths = {input};
   options.pattern_files = patterns;
   options.node_local = node_local;
   options.allow_mixed = allow_mixed;
-  options.neighbours = neighbours;
+  options.siblings = siblings;
   options.io_threads = static_cast<unsigned>(io_concurrency);
   options.maps = {maps, map_sizes, {}, nullptr};
   options.weights_of = weights_of;
@@ -118,17 +118,17 @@ convert::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
   if (!flags.dry_run && !flags.describes()) {
     options.proof = convert::CompareOptions{flags.threads, flags.memory_bytes};
   }
-  options.roots.insert(options.roots.end(), also.begin(), also.end());
+  options.source_paths.insert(options.source_paths.end(), also.begin(), also.end());
   options.output = output;
   options.new_output = !output.empty() && !flags.force && !flags.resume && !flags.dry_run;
   return options;
 }
 
 void FormatFlags::AddTo(cli::App& app, const std::string& what) {
-  std::vector<std::pair<std::string, const checkpoints::Dialect*>> formats;
-  for (const checkpoints::Dialect& dialect : checkpoints::Dialects()) {
-    if (dialect.write == nullptr || (for_ranks && dialect.readers == nullptr)) continue;
-    formats.emplace_back(dialect.name, &dialect);
+  std::vector<std::pair<std::string, const checkpoints::Format*>> formats;
+  for (const checkpoints::Format& one : checkpoints::Formats()) {
+    if (one.write == nullptr || (for_ranks && one.readers == nullptr)) continue;
+    formats.emplace_back(one.name, &one);
   }
   if (or_none) formats.emplace_back("none", nullptr);
   CLI::Option* spec = app.AddText(
@@ -137,30 +137,30 @@ void FormatFlags::AddTo(cli::App& app, const std::string& what) {
   std::string summaries;
   std::set<std::string> keys;
   const std::string first_keys = KeysOf(*format);
-  for (const auto& [name, dialect] : formats) {
-    if (dialect == nullptr) continue;
-    for (const checkpoints::TargetKey& key : dialect->keys) {
+  for (const auto& [name, one] : formats) {
+    if (one == nullptr) continue;
+    for (const checkpoints::TargetKey& key : one->keys) {
       if (!key.is_flag) keys.insert(std::string(key.name) + "=");
     }
-    summaries += ". " + name + ": " + std::string(dialect->summary);
-    const std::string own = KeysOf(*dialect);
+    summaries += ". " + name + ": " + std::string(one->summary);
+    const std::string own = KeysOf(*one);
     if (!own.empty() && own != first_keys) summaries += " (keys " + own + ")";
   }
   if (of_source) format = nullptr;
   const std::string start =
       of_source ? "checkpoint format to write, by default that of INPUT" : "checkpoint format";
-  app.AddEnum<const checkpoints::Dialect*>("--format", &format, formats,
-                                           start + summaries + none_help);
+  app.AddEnum<const checkpoints::Format*>("--format", &format, formats,
+                                          start + summaries + none_help);
   app.Suggest(spec, {keys.begin(), keys.end()});
 }
 
 void FormatFlags::AddKeyFlags(cli::App& app) {
-  for (const checkpoints::Dialect& dialect : checkpoints::Dialects()) {
-    if (dialect.write == nullptr || (fixed && &dialect != format)) continue;
-    for (const checkpoints::TargetKey& key : dialect.keys) {
+  for (const checkpoints::Format& one : checkpoints::Formats()) {
+    if (one.write == nullptr || (fixed && &one != format)) continue;
+    for (const checkpoints::TargetKey& key : one.keys) {
       if (!key.is_flag || FindFlag(key.name) != nullptr) continue;
       KeyFlag& flag = *key_flags_.emplace_back(std::make_unique<KeyFlag>());
-      flag.dialect = &dialect;
+      flag.format = &one;
       flag.key = &key;
       const std::string name = "--" + std::string(key.name);
       if (key.is_switch) {
@@ -194,7 +194,7 @@ const FormatFlags::KeyFlag* FormatFlags::FindFlag(std::string_view name) const {
 std::string FormatFlags::GivenKeyFlag(const cli::App& app, std::string_view except) const {
   for (const std::unique_ptr<KeyFlag>& one : key_flags_) {
     std::string name = "--" + std::string(one->key->name);
-    if (name != except && app.Given(name)) return name;
+    if (name != except && app.IsSet(name)) return name;
   }
   return "";
 }
@@ -211,13 +211,13 @@ Result<checkpoints::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
   SW_TRY_ASSIGN(spec, checkpoints::ParseTarget(*format, target));
   for (const std::unique_ptr<KeyFlag>& one : key_flags_) {
     const std::string name(one->key->name);
-    if (!app.Given("--" + name)) continue;
+    if (!app.IsSet("--" + name)) continue;
     const auto key =
         std::find_if(format->keys.begin(), format->keys.end(),
                      [&](const checkpoints::TargetKey& its) { return its.name == name; });
     if (key == format->keys.end()) {
       return Fail(Errc::kUsage,
-                  "--" + name + " requires --format=" + std::string(one->dialect->name));
+                  "--" + name + " requires --format=" + std::string(one->format->name));
     }
     if (spec.Find(name) != nullptr) {
       std::string both = "--" + name;
@@ -260,7 +260,7 @@ Result<std::unique_ptr<convert::Input>> OpenInput(cli::Context& context,
 Status Describe(cli::Context& context, const SourceFlags& source) {
   const Interruptible reading(context.sink());
   convert::InputOptions options = source.Options(context.flags());
-  options.neighbours = false;
+  options.siblings = false;
   options.bound = true;
   SW_TRY_ASSIGN(const auto input, OpenInput(context, options));
   const checkpoints::Checkpoint& checkpoint = input->checkpoint;
@@ -321,8 +321,8 @@ Status ShowConversion(cli::Context& context, const convert::ConvertReport& repor
                 << "disk     " << FormatBytes(totals.output_bytes)
                 << " in addition to an existing output until the new one is committed\n"
                 << "memory   " << FormatBytes(report.buffer_bytes) << " of buffers per rank\n"
-                << "siblings " << report.neighbours.copied.size() << " of these files ("
-                << FormatBytes(report.neighbours.bytes) << ") are sibling files of the checkpoint\n"
+                << "siblings " << report.siblings.copied.size() << " of these files ("
+                << FormatBytes(report.siblings.bytes) << ") are sibling files of the checkpoint\n"
                 << "unread   " << totals.members_unread << " of "
                 << totals.members_unread + totals.members_read << " storages\n";
   if (report.needed_bytes <= report.free_bytes) return {};

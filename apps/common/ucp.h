@@ -35,7 +35,7 @@ struct SourceFlags {
   std::vector<std::string> patterns;
   bool node_local = false;
   bool allow_mixed = false;
-  bool neighbours = false;
+  bool siblings = false;
   std::vector<std::string> maps;
   std::string map_sizes;
   std::string weights_of;
@@ -43,8 +43,8 @@ struct SourceFlags {
 
   /// \param parts  whether ranks may see parts of INPUT: --node-local
   void AddTo(cli::App& app, bool parts = true);
-  /// And --neighbours, of commands that write what they read; on unless told otherwise.
-  void AddNeighboursTo(cli::App& app);
+  /// And --siblings, of commands that write what they read; on unless told otherwise.
+  void AddSiblingsTo(cli::App& app);
   /// Adds --map, --map-sizes and --weights-of, for commands that can rename tensors.
   void AddMapTo(cli::App& app);
   /// As the library takes them; with --dry-run and what describes INPUT no payload is read.
@@ -56,7 +56,7 @@ struct SourceFlags {
 /// What a command writes: --format, --target with the format's keys, and the keys that are flags of
 /// their own.
 struct FormatFlags {
-  const checkpoints::Dialect* format = &checkpoints::Dialects().front();
+  const checkpoints::Format* format = &checkpoints::Formats().front();
   std::string target;
   bool fixed = false;      ///< the command writes one format, and has no --format
   bool of_source = false;  ///< without --format that of INPUT is written: then `format` is null
@@ -72,7 +72,7 @@ struct FormatFlags {
   void AddStrictTo(cli::App& app);
   /// What is asked for, once the flags are parsed; nothing while `format` is null. \error kUsage
   Result<checkpoints::TargetSpec> Spec(const cli::App& app) const;
-  /// The names that a map that is found by itself leads to (checkpoints::Dialect::sides).
+  /// The names that a map that is found by itself leads to (checkpoints::Format::sides).
   std::vector<std::string> Sides(const checkpoints::TargetSpec& spec) const;
   /// The first flag of a key that is given, "--loader", but for `except`; empty without one.
   std::string GivenKeyFlag(const cli::App& app, std::string_view except = {}) const;
@@ -82,7 +82,7 @@ struct FormatFlags {
  private:
   /// A key of one format as a flag.
   struct KeyFlag {
-    const checkpoints::Dialect* dialect = nullptr;
+    const checkpoints::Format* format = nullptr;
     const checkpoints::TargetKey* key = nullptr;
     std::string value;
     bool on = false;  // the value of a flag without an argument

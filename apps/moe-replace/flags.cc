@@ -123,7 +123,7 @@ void MoeFlags::AddLoadsTo(cli::App& app) {
 }
 
 void MoeFlags::AddInputTo(cli::App& app, bool at) {
-  app.Daily({"--cluster", "--nodes", "--gpus", "--slots"});
+  app.ShowInShortHelp({"--cluster", "--nodes", "--gpus", "--slots"});
   app.Group("Cluster and token counts");
   placement::ClusterRequest& cluster = request.cluster;
   app.AddText("--cluster", &cluster.file, "file that describes nodes, GPUs, slots and bandwidths",
@@ -156,7 +156,7 @@ void MoeFlags::AddInputTo(cli::App& app, bool at) {
 }
 
 void MoeFlags::AddFaultsTo(cli::App& app) {
-  app.Daily({"--faults"});
+  app.ShowInShortHelp({"--faults"});
   app.AddCount("--faults", &request.faults, 0, limits::kMoeNodes,
                "number of failures that the plan must survive, whichever units fail");
   app.AddEnum<placement::FailureUnit>(
@@ -169,7 +169,7 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
   AddFaultsTo(app);
   placement::Options& options = request.options;
   if (moves) {
-    app.Daily({"--old"});
+    app.ShowInShortHelp({"--old"});
     app.AddText("--old", &request.old_plan,
                 "plan that the GPUs use now; replicas that need not move stay where they are",
                 "PLAN");
@@ -220,7 +220,7 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
 }
 
 void MoeFlags::AddReportTo(cli::App& app) {
-  app.Daily({"--report"});
+  app.ShowInShortHelp({"--report"});
   app.AddText("--report", &report, "HTML report to write, as a single file", "FILE");
   app.AddCount("--failures", &request.failures, 1, 512,
                "largest number of failures for which survival is computed");
@@ -232,7 +232,7 @@ Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
   const placement::ClusterRequest& cluster = request.cluster;
   if (!cluster.file.empty()) {
     for (const char* flag : {"--nodes", "--gpus", "--slots", "--expert-bytes"}) {
-      if (app.Given(flag)) return Usage(std::string(flag) + " cannot be combined with --cluster");
+      if (app.IsSet(flag)) return Usage(std::string(flag) + " cannot be combined with --cluster");
     }
     return {};
   }
@@ -261,18 +261,18 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
   if (!layers_.empty()) {
     SW_TRY_ASSIGN(request.window.layers, token_counts::ParseLayers(layers_));
   }
-  if (objective_ != "mixed" && app.Given("--recovery-loss")) {
+  if (objective_ != "mixed" && app.IsSet("--recovery-loss")) {
     return Usage("--recovery-loss requires --objective mixed");
   }
   if (!max_moves_.empty()) {
     SW_TRY_ASSIGN(request.max_moves, ParseMaxMoves(max_moves_));
   }
   for (const char* flag : {"--max-moves", "--target-balance"}) {
-    if (request.old_plan.empty() && app.Given(flag))
+    if (request.old_plan.empty() && app.IsSet(flag))
       return Usage(std::string(flag) + " requires --old");
   }
   if (!everywhere_.empty()) {
-    if (app.Given("--target-balance")) {
+    if (app.IsSet("--target-balance")) {
       return Usage("--everywhere cannot be combined with --target-balance");
     }
     auto experts = token_counts::ParseLayers(everywhere_);
@@ -282,11 +282,11 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
     }
     request.everywhere = *std::move(experts);
   }
-  if (!max_moves_.empty() && app.Given("--target-balance")) {
+  if (!max_moves_.empty() && app.IsSet("--target-balance")) {
     return Usage("--max-moves cannot be combined with --target-balance");
   }
   if (request.old_plan.empty() && request.forward) return Usage("--forward requires --old");
-  if (overlap_ && app.Given("--nonmoe-seconds")) {
+  if (overlap_ && app.IsSet("--nonmoe-seconds")) {
     return Usage("--overlap cannot be combined with --nonmoe-seconds");
   }
   placement::Options& options = request.options;
@@ -327,7 +327,7 @@ Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bo
 }
 
 void AddStrategy(cli::App& app, std::string* strategy) {
-  app.Daily({"--strategy"});
+  app.ShowInShortHelp({"--strategy"});
   std::vector<std::string> names;
   std::string what = "placement strategy.";
   for (const placement::Strategy& one : placement::Strategies()) {

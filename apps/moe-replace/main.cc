@@ -28,7 +28,7 @@ void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
   apps::AddStrategy(app, &flags.strategy);
   flags.AddStrategyOptionsTo(app, true);
   app.Group("Outputs");
-  app.Daily({"--output", "--format"});
+  app.ShowInShortHelp({"--output", "--format"});
   app.AddText("-o,--output", &flags.output, "file for the plan", "FILE");
   app.AddEnum<placement::PlanFormat>("--format", &flags.format,
                                      {{"plan", placement::PlanFormat::kPlan},
@@ -43,14 +43,14 @@ void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
 
 Status CheckRules(const shardwright::cli::App& app, PlanFlags& flags) {
   SW_TRY(flags.CheckRules(app, true));
-  if (flags.request.old_plan.empty() && app.Given("--map")) {
+  if (flags.request.old_plan.empty() && app.IsSet("--map")) {
     return Fail(Errc::kUsage, "--map requires --old");
   }
   const bool writes_eplb = flags.format == placement::PlanFormat::kEplb && !flags.output.empty();
   SW_TRY(flags.CheckKnown(app, flags.strategy, false, writes_eplb));
   if (!flags.output.empty()) return {};
-  if (app.Given("--format")) return Fail(Errc::kUsage, "--format requires --output");
-  if (!flags.report.empty() || !app.Given("--force")) return {};
+  if (app.IsSet("--format")) return Fail(Errc::kUsage, "--format requires --output");
+  if (!flags.report.empty() || !app.IsSet("--force")) return {};
   return Fail(Errc::kUsage, "--force requires --output or --report");
 }
 

@@ -14,7 +14,7 @@ namespace shardwright::apps {
 namespace {
 
 Status CheckForce(const cli::App& app, const MoeFlags& flags) {
-  if (!flags.report.empty() || !app.Given("--force")) return {};
+  if (!flags.report.empty() || !app.IsSet("--force")) return {};
   return Fail(Errc::kUsage, "--force requires --report");
 }
 
@@ -73,7 +73,7 @@ int CompareMain(int argc, const char* const* argv) {
   flags.AddReportTo(app);
   app.Check([&]() -> Status {
     SW_TRY(flags.CheckRules(app, true));
-    if (flags.request.old_plan.empty() && app.Given("--map")) {
+    if (flags.request.old_plan.empty() && app.IsSet("--map")) {
       return Fail(Errc::kUsage, "--map requires --old");
     }
     return CheckForce(app, flags);
@@ -92,7 +92,7 @@ int ReplayMain(int argc, const char* const* argv) {
   app.Use({cli::Shared::kThreads, cli::Shared::kSeed});
   flags.AddLoadsTo(app);
   app.AddInput(&events.events, "nodes that fail and join (docs/formats/loads.md)", "EVENTS");
-  app.Daily({"--compare", "--rebalance-every", "--iteration-seconds"});
+  app.ShowInShortHelp({"--compare", "--rebalance-every", "--iteration-seconds"});
   app.AddFlag("--compare", &compare, "simulate every strategy and compare them in one table");
   app.AddReal("--iteration-seconds", &events.iteration_seconds, 0, 1e6,
               "seconds per iteration; 0 spreads the run over the events");

@@ -113,9 +113,9 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   }
   if (options.format != nullptr) return {};
   // Nothing is written there.
-  app.MayLack(&output);
+  app.AllowAbsent(&output);
   for (const char* flag : {"--target", "--force", "--resume", "--verify", "--strict", "--mode"}) {
-    if (!app.Given(flag)) continue;
+    if (!app.IsSet(flag)) continue;
     return Fail(
         Errc::kUsage,
         std::string(flag) + " cannot be combined with --format none, which writes no checkpoint");

@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   apps::RestoreFlags flags;
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kMode, Shared::kTakeOver});
-  app.Daily({"--at", "--target", "--format", "--agents", "--allow-older", "--memory"});
+  app.ShowInShortHelp({"--at", "--target", "--format", "--agents", "--allow-older", "--memory"});
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {

@@ -238,7 +238,7 @@ int AgentMain(int argc, const char* const* argv) {
   options.agent.memory_bytes = std::uint64_t{8} << 30;
   app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory, cli::Shared::kMode,
            cli::Shared::kTakeOver});
-  app.Daily({"--listen", "--peer", "--key", "--memory-limit", "--bandwidth"});
+  app.ShowInShortHelp({"--listen", "--peer", "--key", "--memory-limit", "--bandwidth"});
   app.Group("Agent");
   app.AddList("--listen", &options.listen, "address for requests", "unix:PATH|HOST:PORT");
   app.AddList("--peer", &options.peers, "another agent, which keeps copies of the snapshots",

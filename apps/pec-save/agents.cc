@@ -156,7 +156,7 @@ int AgentsMain(int argc, const char* const* argv) {
                 {"--stop", "Stops every agent, after all its snapshots are saved."}});
   bool stop = false;
   app.Alone();
-  app.Daily({"--stop"});
+  app.ShowInShortHelp({"--stop"});
   app.AddFlag("--stop", &stop, "stop the agents, each after all its snapshots are saved");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY_ASSIGN(const std::vector<Found> all, FindAgents(context));

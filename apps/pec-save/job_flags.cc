@@ -51,7 +51,7 @@ Result<partial::ComponentBytes> ParseParamBytes(const std::string& text) {
 
 void JobFlags::AddTo(cli::App& app, partial::JobRequest* job, bool shape) {
   app.AddOptionalInput(&job->store, "store; its newest checkpoint provides the sizes", "STORE");
-  app.Daily({"--ep", "--dp"});
+  app.ShowInShortHelp({"--ep", "--dp"});
   app.Group("Job");
   if (shape) {
     app.AddCount("--experts", &job->experts, 1, limits::kMoeExperts,

@@ -43,7 +43,7 @@ constexpr Need kNeeds[] = {{"--pp", {"--copies", "--micro-batches"}},
 
 Status CheckNeeds(const cli::App& app, partial::Policy policy) {
   for (const Need& need : kNeeds) {
-    if (!app.Given(need.flag)) continue;
+    if (!app.IsSet(need.flag)) continue;
     // Gradients are logged in every iteration between.
     const std::string_view name = need.flag;
     const bool of_log = name == "--interval" || name == "--full-every";
@@ -52,7 +52,7 @@ Status CheckNeeds(const cli::App& app, partial::Policy policy) {
     std::string names;
     for (const char* flag : need.any) {
       if (flag == nullptr) continue;
-      there = there || app.Given(flag);
+      there = there || app.IsSet(flag);
       names += (names.empty() ? "" : " or ") + std::string(flag);
     }
     if (there) continue;
@@ -79,7 +79,7 @@ struct PlanFlags {
 };
 
 void PlanFlags::AddTo(cli::App& app) {
-  app.Daily({"--k", "--policy", "--tokens", "--checkpoints", "--zero", "--copies"});
+  app.ShowInShortHelp({"--k", "--policy", "--tokens", "--checkpoints", "--zero", "--copies"});
   app.Group("Plan");
   app.AddCount("--checkpoints", &request.checkpoints, 1, kMostCheckpoints,
                "number of checkpoints to plan; each starts after the one before is complete");
@@ -137,7 +137,7 @@ void PlanFlags::AddTo(cli::App& app) {
 }
 
 Status PlanFlags::CheckPairs(const cli::App& app) const {
-  if (app.Given("--dead-ranks") && request.copies) {
+  if (app.IsSet("--dead-ranks") && request.copies) {
     return Fail(Errc::kUsage,
                 "--copies cannot be combined with --dead-ranks: copies are placed on all workers");
   }

@@ -67,7 +67,7 @@ Status SelectionFlags::CheckRules(const cli::App& app) const {
 void SaveFlags::AddTo(cli::App& app) {
   app.AddInput(&source.input, "checkpoint to save");
   app.AddOutput(&request.store, "store to save into, created if missing", "STORE");
-  app.Daily({"--k", "--policy", "--tokens", "--keep", "--dynamic-k"});
+  app.ShowInShortHelp({"--k", "--policy", "--tokens", "--keep", "--dynamic-k"});
   selection.AddTo(app);
   app.AddCount("--iterations", &iterations, 1, kMany,
                "dynamic K: length of the run in iterations [default: the iterations so far]");
@@ -84,7 +84,7 @@ void SaveFlags::AddTo(cli::App& app) {
 }
 
 void SaveFlags::AddSaveOnlyTo(cli::App& app) {
-  app.Daily({"--resumed-from", "--iteration"});
+  app.ShowInShortHelp({"--resumed-from", "--iteration"});
   app.AddFlag(
       "--partial-start", &request.partial_start,
       "select experts also for the first checkpoint of a store, which otherwise has all experts");
@@ -119,7 +119,7 @@ Status SaveFlags::CheckDynamicK(const cli::App& app) const {
                                   std::string(partial::Name(selection.policy)) +
                                   ", which has no K");
   }
-  if (app.Given("--k-persist")) {
+  if (app.IsSet("--k-persist")) {
     return Fail(
         Errc::kUsage,
         "--dynamic-k cannot be combined with --k-persist: its K applies to memory and to storage");

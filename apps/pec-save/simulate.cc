@@ -44,7 +44,7 @@ std::optional<double> AsRate(const std::string& text) {
 void SimulateFlags::AddTo(cli::App& app) {
   app.AddInput(&request.tokens, "token counts per expert and iteration (docs/formats/loads.md)",
                "TOKENS");
-  app.Daily({"--faults", "--interval", "--policy", "--k", "--page", "--plt-limit"});
+  app.ShowInShortHelp({"--faults", "--interval", "--policy", "--k", "--page", "--plt-limit"});
   app.Group("Run");
   app.AddText("--faults", &faults,
               "file of lines \"ITERATION NODE,NODE\" (no nodes: no memory is lost), or rate of "
@@ -85,10 +85,10 @@ void SimulateFlags::AddTo(cli::App& app) {
 }
 
 Status SimulateFlags::CheckPolicy(const cli::App& app) const {
-  if (app.Given("--policy") && policy != partial::Policy::kLoadAware) {
+  if (app.IsSet("--policy") && policy != partial::Policy::kLoadAware) {
     SW_TRY(app.Require({"--max-age"}, "--policy load-aware"));
   }
-  if (app.Given("--policy") && policy == partial::Policy::kFull) {
+  if (app.IsSet("--policy") && policy == partial::Policy::kFull) {
     SW_TRY(app.Exclude({"--k", "--k-persist"}, "--policy full, which saves all experts"));
   }
   if (!request.k) SW_TRY(app.Require({"--k-persist"}, "--k"));
@@ -96,17 +96,17 @@ Status SimulateFlags::CheckPolicy(const cli::App& app) const {
     return Fail(Errc::kUsage, "--k-persist " + std::to_string(*request.k_persist) +
                                   " is larger than --k " + std::to_string(*request.k));
   }
-  const bool replays = !app.Given("--policy") || policy == partial::Policy::kReplay;
+  const bool replays = !app.IsSet("--policy") || policy == partial::Policy::kReplay;
   if (!request.gradients) {
     SW_TRY(app.Require({"--gradient-budget"}, "--gradients"));
     if (!replays) SW_TRY(app.Require({"--full-every"}, "--gradients or --policy replay"));
   }
   if (!replays) SW_TRY(app.Require({"--budget"}, "--policy replay"));
-  if (policy == partial::Policy::kReplay && app.Given("--policy")) {
+  if (policy == partial::Policy::kReplay && app.IsSet("--policy")) {
     SW_TRY(app.Exclude({"--k-persist"}, "--policy replay, which has one K"));
   }
   if (!request.dynamic_limit) return {};
-  if (app.Given("--policy") && policy != partial::Policy::kSequential) {
+  if (app.IsSet("--policy") && policy != partial::Policy::kSequential) {
     return Fail(Errc::kUsage, "--dynamic-k requires --policy sequential, found " +
                                   std::string(partial::Name(policy)));
   }
@@ -129,7 +129,7 @@ Status SimulateFlags::CheckRules(const cli::App& app) {
     return Fail(Errc::kUsage, "--csv and --page must be different files, found " + page);
   }
   SW_TRY(CheckPolicy(app));
-  if (app.Given("--policy")) request.policy = policy;
+  if (app.IsSet("--policy")) request.policy = policy;
   SW_TRY(ReadFaults(app));
   return job.Complete(app, &request.job);
 }

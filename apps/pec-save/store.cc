@@ -56,8 +56,8 @@ Status Check(cli::Context& context, const CheckFlags& flags) {
 
 Status Repair(cli::Context& context, const CheckFlags& flags) {
   convert::InputOptions source;
-  source.roots = {flags.repair};
-  source.roots.insert(source.roots.end(), flags.also.begin(), flags.also.end());
+  source.source_paths = {flags.repair};
+  source.source_paths.insert(source.source_paths.end(), flags.also.begin(), flags.also.end());
   source.pattern_files = flags.patterns;
   // The digests of blobs prove more than these two.
   source.allow_mixed = true;
@@ -83,7 +83,7 @@ int CheckMain(int argc, const char* const* argv) {
   CheckFlags flags;
   app.AddInput(&flags.store, "store to verify", "STORE");
   app.Use({cli::Shared::kThreads, cli::Shared::kMode, cli::Shared::kTakeOver});
-  app.Daily({"--repair"});
+  app.ShowInShortHelp({"--repair"});
   app.AddText("--repair", &flags.repair,
               "checkpoint from which missing and damaged blobs are written again, if it contains "
               "exactly the data of the blob; exit with code 5 if a blob is still damaged",
@@ -92,7 +92,7 @@ int CheckMain(int argc, const char* const* argv) {
   AddPatterns(app, &flags.patterns);
   app.Check([&]() -> Status {
     if (!flags.repair.empty()) return {};
-    if (app.Given("--repair"))
+    if (app.IsSet("--repair"))
       return Fail(Errc::kUsage, "--repair: expected the path of a checkpoint, found an empty path");
     return app.Require({"--also", "--mode", "--take-over"}, "--repair");
   });
@@ -110,7 +110,7 @@ int CollectMain(int argc, const char* const* argv) {
   partial::Retention rules;
   app.AddInput(&store, "store to clean up", "STORE");
   app.Use({cli::Shared::kDryRun, cli::Shared::kTakeOver});
-  app.Daily({"--keep-last", "--keep-every"});
+  app.ShowInShortHelp({"--keep-last", "--keep-every"});
   app.AddCount("--keep-last", &rules.keep_last, 1, kMany, "number of newest checkpoints to keep");
   app.AddCount("--keep-every", &rules.keep_every, 1, kMany,
                "also keep checkpoints at multiples of N iterations");
@@ -157,7 +157,7 @@ int UndoMain(int argc, const char* const* argv) {
   app.Alone();
   app.AddInput(&store, "store to change", "STORE");
   app.Use({cli::Shared::kTakeOver});
-  app.Daily({"--confirm"});
+  app.ShowInShortHelp({"--confirm"});
   app.AddFlag("--confirm", &confirm,
               "record the last restore as a restart instead, which abandons newer checkpoints");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {

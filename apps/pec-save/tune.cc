@@ -67,7 +67,7 @@ int TuneMain(int argc, const char* const* argv) {
   partial::TuneRequest request;
   JobFlags job;
   std::string measure;
-  app.Daily({"--fault-rate", "--iterations", "--measure", "--plt-limit", "--interval"});
+  app.ShowInShortHelp({"--fault-rate", "--iterations", "--measure", "--plt-limit", "--interval"});
   app.Group("Run");
   app.AddCount("--interval", &request.interval, 1, kMany,
                "iterations between checkpoints [default: the best interval]");
@@ -84,7 +84,7 @@ int TuneMain(int argc, const char* const* argv) {
   AddStepTimes(app, &request.job);
   app.Check([&]() -> Status {
     for (const char* flag : {"--persist-bandwidth", "--snapshot-bandwidth"}) {
-      if (measure.empty() || !app.Given(flag)) continue;
+      if (measure.empty() || !app.IsSet(flag)) continue;
       return Fail(Errc::kUsage, std::string("--measure cannot be combined with ") + flag);
     }
     return job.Complete(app, &request.job);

@@ -23,9 +23,9 @@ int main(int argc, char** argv) {
                      "catalogue to create");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
-  app.Daily({"--pack", "--also", "--memory"});
+  app.ShowInShortHelp({"--pack", "--also", "--memory"});
   source.AddTo(app);
-  source.AddNeighboursTo(app);
+  source.AddSiblingsTo(app);
   source.AddMapTo(app);
   app.AddOptionalValue("--pack", &pack, "copy",
                        "also store the tensor data in the catalogue, copied or compressed, so that "

@@ -16,10 +16,10 @@ namespace shardwright::apps {
 Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::string& other,
                  const std::string& only) {
   convert::InputOptions first = source.Options(context.flags());
-  first.neighbours = false;
+  first.siblings = false;
   first.bound = !only.empty();  // what is not compared may be of any form
   convert::InputOptions second = first;
-  second.roots = {other};
+  second.source_paths = {other};
   second.maps = {};  // its names are those that the first gets
   second.weights_if_present = true;
   SW_TRY_ASSIGN(const auto b, OpenInput(context, second));
@@ -68,7 +68,7 @@ Result<std::string> MissingMap(const checkpoints::Checkpoint& checkpoint,
 }  // namespace
 
 Status CheckNames(cli::Context& context, const convert::Input& input,
-                  const checkpoints::Dialect& format, const std::vector<std::string>& wanted,
+                  const checkpoints::Format& format, const std::vector<std::string>& wanted,
                   const std::string& output) {
   if (wanted.empty() || !input.mapped.empty() || input.checkpoint.origin == format.name) return {};
   SW_TRY_ASSIGN(const std::string map, MissingMap(input.checkpoint, wanted));
@@ -83,7 +83,7 @@ Status CheckNames(cli::Context& context, const convert::Input& input,
   }
   return Fail(
       Errc::kUsage,
-      what + ": run ucp-load " + ShellWord(input.roots.front()) + " " + ShellWord(output) +
+      what + ": run ucp-load " + ShellWord(input.source_paths.front()) + " " + ShellWord(output) +
           " --format " + std::string(format.name) + " --map " + map +
           " to write the names that those readers expect, or --map none to keep the present names");
 }

@@ -24,7 +24,7 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
 /// \error kUsage  Megatron, which initializes parameters that it does not find
 /// Local.
 Status CheckNames(cli::Context& context, const convert::Input& input,
-                  const checkpoints::Dialect& format, const std::vector<std::string>& wanted,
+                  const checkpoints::Format& format, const std::vector<std::string>& wanted,
                   const std::string& output);
 
 }  // namespace shardwright::apps

@@ -36,9 +36,9 @@ int main(int argc, char** argv) {
                      "folder to create");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
-  app.Daily({"--target", "--format", "--check", "--memory"});
+  app.ShowInShortHelp({"--target", "--format", "--check", "--memory"});
   source.AddTo(app);
-  source.AddNeighboursTo(app);
+  source.AddSiblingsTo(app);
   source.AddMapTo(app);
   format.AddTo(app, "keys you omit keep the source's value");
   app.AddFlag("--link", &link,
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
   app.Check([&]() -> Status {
     for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
                              "--neighbours", "--link", "--strict", "--mode"}) {
-      if (check && app.Given(flag)) {
+      if (check && app.IsSet(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  std::string(flag) + " cannot be combined with --check");
       }
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
                                flag + " cannot be combined with --check");
     }
     if (check) {
-      only = app.Given("--only") ? format.ValueOf("only") : "";
+      only = app.IsSet("--only") ? format.ValueOf("only") : "";
       return {};
     }
     SW_TRY_ASSIGN(spec, format.Spec(app));
@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
     if (format.format == nullptr) {
       SW_TRY_ASSIGN(format.format, shardwright::convert::DefaultFormat(context.comm(), *input));
       SW_TRY_ASSIGN(spec, format.Spec(app));
-      const bool usual = format.format == &shardwright::checkpoints::Dialects().front();
+      const bool usual = format.format == &shardwright::checkpoints::Formats().front();
       context.sink().Note("the output has the checkpoint format of the source, " +
                               std::string(format.format->name) + "; use --format to choose another",
                           usual ? 1 : 0);

@@ -67,7 +67,7 @@ int ServeMain(int argc, const char* const* argv) {
   app.AddInput(&source.input, "checkpoint, catalogue, folder of atoms or .safetensors file");
   app.AddInput(&address, "address for trainers, unix:PATH", "ADDRESS");
   app.Use({Shared::kVerify, Shared::kThreads, Shared::kMemory});
-  app.Daily({"--target", "--format", "--device", "--memory"});
+  app.ShowInShortHelp({"--target", "--format", "--device", "--memory"});
   app.AddChoice(
       "--device", &device, {"host", "cuda"},
       "memory to use: host for the memory of this machine, cuda for one CUDA device per process");

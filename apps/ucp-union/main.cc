@@ -22,12 +22,12 @@ int main(int argc, char** argv) {
                      "folder to create for the atoms");
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain, Shared::kMode, Shared::kTakeOver});
-  app.Daily({"--input_folder", "--output_folder", "--memory"});
+  app.ShowInShortHelp({"--input_folder", "--output_folder", "--memory"});
   source.AddTo(app);
-  source.AddNeighboursTo(app);
+  source.AddSiblingsTo(app);
   source.AddMapTo(app);
   shardwright::apps::FormatFlags format;
-  format.format = shardwright::checkpoints::FindDialect("universal");
+  format.format = shardwright::checkpoints::FindFormat("universal");
   format.fixed = true;
   format.AddStrictTo(app);
   format.AddKeyFlags(app);
@@ -51,12 +51,12 @@ int main(int argc, char** argv) {
     SW_TRY_ASSIGN(spec, format.Spec(app));
     if (!compatible.output.empty()) {
       // As the converter that these flags are of, which leaves what lies beside where it is.
-      if (source.neighbours && app.Given("--neighbours")) {
+      if (source.siblings && app.IsSet("--neighbours")) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  "--neighbours=copy cannot be combined with --output_folder, which "
                                  "leaves sibling files where they are");
       }
-      source.neighbours = false;
+      source.siblings = false;
     }
     return compatible.Apply(&output);
   });

@@ -12,13 +12,13 @@
 #include "support/zstd/contexts.h"
 
 // Byte form: magic, CRC-32 of what follows it, one zstd frame. In the frame, numbers are LEB128,
-// texts a length and bytes: the dialect's name, tag, warnings, manifest, files, neighbours, what is
-// left out. A file has containers, and each of these the number of its skeleton: the first
+// texts a length and bytes: the format's name, tag, warnings, manifest, files, siblings, what is
+// left out. A file has containers, and each of these the number of its metadata: the first
 // container that has one brings it along. A storage is its key (unless it is its index), the gap to
 // the payload before it, its length, and its CRC-32 if it has one. Form 5 is written of a source
 // with compressed items, whose stretches follow each container; form 4, which has none, of all
-// others. The forms before are read: every container of form 3 brings its skeleton along, files of
-// forms 1 and 2 are one pickled container and dialects have numbers, and form 1 has no neighbours.
+// others. The forms before are read: every container of form 3 brings its metadata along, files of
+// forms 1 and 2 are one pickled container and formats have numbers, and form 1 has no siblings.
 
 namespace shardwright::checkpoints {
 namespace {
@@ -29,7 +29,7 @@ constexpr unsigned kPlainForm = 4;
 constexpr std::size_t kHeaderBytes = kMagic.size() + 1 + 4;
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
 constexpr int kLevel = 1;
-// The window covers the whole content up to this: a skeleton is 200 KiB and much like the one 100
+// The window covers the whole content up to this: a metadata is 200 KiB and much like the one 100
 // files before.
 constexpr int kWindowLog = 27;
 constexpr int kWindowLogMin = 17;
@@ -213,15 +213,15 @@ std::int64_t UnZigZag(std::uint64_t value) {
 constexpr std::uint64_t kHasSum = 1;
 constexpr std::uint64_t kKeyIsIndex = 2;
 
-void PackSkeleton(const files::Skeleton& skeleton, Packer* out) {
-  out->Number(static_cast<std::uint64_t>(skeleton.head));
-  out->Number(skeleton.first);
-  out->Number(skeleton.last);
-  out->Text(skeleton.header);
-  out->Number(skeleton.storages.size());
+void PackMetadata(const files::ContainerMetadata& metadata, Packer* out) {
+  out->Number(static_cast<std::uint64_t>(metadata.head));
+  out->Number(metadata.first);
+  out->Number(metadata.last);
+  out->Text(metadata.header);
+  out->Number(metadata.storages.size());
   std::uint64_t end = 0;
-  for (std::size_t i = 0; i < skeleton.storages.size(); ++i) {
-    const files::Storage& storage = skeleton.storages[i];
+  for (std::size_t i = 0; i < metadata.storages.size(); ++i) {
+    const files::Storage& storage = metadata.storages[i];
     const bool index = storage.key == Index(i);
     out->Number((storage.crc32 ? kHasSum : 0) | (index ? kKeyIsIndex : 0));
     if (!index) out->Text(storage.key);
@@ -238,8 +238,8 @@ void PackSkeleton(const files::Skeleton& skeleton, Packer* out) {
 
 /// \param head  whether it says of what kind it is and where it begins
 /// \param name  of the file
-Result<files::Skeleton> UnpackSkeleton(bool head, const std::string& name, Unpacker* in) {
-  files::Skeleton out;
+Result<files::ContainerMetadata> UnpackMetadata(bool head, const std::string& name, Unpacker* in) {
+  files::ContainerMetadata out;
   if (head) {
     SW_TRY_ASSIGN(const std::uint64_t kind, in->Number());
     if (kind > static_cast<std::uint64_t>(files::Head::kJson)) {
@@ -300,14 +300,14 @@ Status UnpackIdentity(Unpacker* in, os::Identity* out) {
 constexpr std::uint64_t kExecutable = 1;
 constexpr std::uint64_t kHasContent = 2;
 
-void PackNeighbours(const SourceSet& source, Packer* out) {
-  out->Number(source.neighbours.size());
-  for (const Neighbour& neighbour : source.neighbours) {
-    out->Text(neighbour.name);
-    out->Text(neighbour.path);
-    PackIdentity(neighbour.identity, out);
-    out->Number((neighbour.executable ? kExecutable : 0) | (neighbour.content ? kHasContent : 0));
-    if (neighbour.content) out->Text(*neighbour.content);
+void PackSiblings(const SourceSet& source, Packer* out) {
+  out->Number(source.siblings.size());
+  for (const SiblingFile& sibling : source.siblings) {
+    out->Text(sibling.name);
+    out->Text(sibling.path);
+    PackIdentity(sibling.identity, out);
+    out->Number((sibling.executable ? kExecutable : 0) | (sibling.content ? kHasContent : 0));
+    if (sibling.content) out->Text(*sibling.content);
   }
   out->Number(source.left_out.size());
   for (const LeftOut& one : source.left_out) {
@@ -316,11 +316,11 @@ void PackNeighbours(const SourceSet& source, Packer* out) {
   }
 }
 
-Result<Neighbour> UnpackNeighbour(Unpacker* in) {
-  Neighbour out;
+Result<SiblingFile> UnpackSibling(Unpacker* in) {
+  SiblingFile out;
   SW_TRY_ASSIGN(out.name, in->Text());
   if (!os::SafeName(out.name)) return Damaged("a neighbour with a name that no file has");
-  if (IsPointer(out.name) || WhyOurs(out.name)) {
+  if (IsPointer(out.name) || OwnFileReason(out.name)) {
     return Damaged("a neighbour with a name that is never carried over: " + out.name);
   }
   SW_TRY_ASSIGN(out.path, in->Text());
@@ -360,22 +360,22 @@ Status UnpackStretches(const SourceFile& file, Unpacker* in, Container* out) {
     const std::uint64_t file_bytes = file.identity.bytes;
     const bool fits = one.stored_first >= stored_end && one.stored_first <= file_bytes &&
                       one.stored_bytes <= file_bytes - one.stored_first &&
-                      one.bytes <= out->skeleton->last - end && zstd <= 1 &&
+                      one.bytes <= out->metadata->last - end && zstd <= 1 &&
                       (one.zstd || one.bytes == one.stored_bytes);
     if (!fits) return Damaged(file.name + ": items that do not lie in it");
     stored_end = one.stored_first + one.stored_bytes;
     end += one.bytes;
     out->stretches.push_back(one);
   }
-  if (count == 0 || end == out->skeleton->last) return {};
+  if (count == 0 || end == out->metadata->last) return {};
   return Damaged(file.name + ": items that are not all of it");
 }
 
-Status UnpackNeighbours(Unpacker* in, SourceSet* out) {
-  SW_TRY_ASSIGN(const std::uint64_t neighbours, in->Number());
-  for (std::uint64_t i = 0; i < neighbours; ++i) {
-    SW_TRY_ASSIGN(Neighbour neighbour, UnpackNeighbour(in));
-    out->neighbours.push_back(std::move(neighbour));
+Status UnpackSiblings(Unpacker* in, SourceSet* out) {
+  SW_TRY_ASSIGN(const std::uint64_t siblings, in->Number());
+  for (std::uint64_t i = 0; i < siblings; ++i) {
+    SW_TRY_ASSIGN(SiblingFile sibling, UnpackSibling(in));
+    out->siblings.push_back(std::move(sibling));
   }
   SW_TRY_ASSIGN(const std::uint64_t left_out, in->Number());
   for (std::uint64_t i = 0; i < left_out; ++i) {
@@ -387,17 +387,17 @@ Status UnpackNeighbours(Unpacker* in, SourceSet* out) {
   return {};
 }
 
-void PackFile(const SourceFile& file, unsigned form, Skeletons* skeletons, std::size_t* packed,
-              Packer* out) {
+void PackFile(const SourceFile& file, unsigned form, MetadataTable* metadata_table,
+              std::size_t* packed, Packer* out) {
   out->Text(file.name);
   out->Text(file.path);
   PackIdentity(file.identity, out);
   out->Number(file.containers.size());
   for (const Container& container : file.containers) {
-    const auto [skeleton, index] = skeletons->Share(container.skeleton);
+    const auto [metadata, index] = metadata_table->Share(container.metadata);
     out->Number(index);
     if (index == *packed) {
-      PackSkeleton(*skeleton, out);
+      PackMetadata(*metadata, out);
       ++*packed;
     }
     out->Number(container.inlined.size());
@@ -426,7 +426,7 @@ class FileUnpacker {
     if (count == 0) return Damaged(out.name + ": a file without containers");
     for (std::uint64_t i = 0; i < count; ++i) {
       Container one;
-      SW_TRY_ASSIGN(one.skeleton, NextSkeleton(out.name));
+      SW_TRY_ASSIGN(one.metadata, NextMetadata(out.name));
       SW_TRY(UnpackInlined(out.name, &one));
       if (form_ >= 5) SW_TRY(UnpackStretches(out, &in_, &one));
       out.containers.push_back(std::move(one));
@@ -435,24 +435,25 @@ class FileUnpacker {
   }
 
  private:
-  using Shared = std::shared_ptr<const files::Skeleton>;
+  using Shared = std::shared_ptr<const files::ContainerMetadata>;
 
-  Result<Shared> NextSkeleton(const std::string& name) {
+  Result<Shared> NextMetadata(const std::string& name) {
     if (form_ < 4) {
-      SW_TRY_ASSIGN(files::Skeleton skeleton, UnpackSkeleton(form_ == 3, name, &in_));
-      return shared_.Share(std::make_shared<const files::Skeleton>(std::move(skeleton))).first;
+      SW_TRY_ASSIGN(files::ContainerMetadata metadata, UnpackMetadata(form_ == 3, name, &in_));
+      return shared_.Share(std::make_shared<const files::ContainerMetadata>(std::move(metadata)))
+          .first;
     }
     SW_TRY_ASSIGN(const std::uint64_t index, in_.Number());
     if (index > known_.size()) return Damaged(name + ": a skeleton that is not there");
     if (index == known_.size()) {
-      SW_TRY_ASSIGN(files::Skeleton skeleton, UnpackSkeleton(true, name, &in_));
-      known_.push_back(std::make_shared<const files::Skeleton>(std::move(skeleton)));
+      SW_TRY_ASSIGN(files::ContainerMetadata metadata, UnpackMetadata(true, name, &in_));
+      known_.push_back(std::make_shared<const files::ContainerMetadata>(std::move(metadata)));
     }
     return known_[static_cast<std::size_t>(index)];
   }
 
   Status UnpackInlined(const std::string& name, Container* out) {
-    const std::vector<files::Storage>& storages = out->skeleton->storages;
+    const std::vector<files::Storage>& storages = out->metadata->storages;
     SW_TRY_ASSIGN(const std::uint64_t inlined, in_.Number());
     for (std::uint64_t i = 0; i < inlined; ++i) {
       SW_TRY_ASSIGN(const std::uint64_t storage, in_.Number());
@@ -469,13 +470,13 @@ class FileUnpacker {
   const unsigned form_;
   Unpacker& in_;
   std::vector<Shared> known_;  // by number
-  Skeletons shared_;           // of the forms without numbers
+  MetadataTable shared_;       // of the forms without numbers
 };
 
-// Forms 1 and 2 number the dialects that there were then.
+// Forms 1 and 2 number the formats that there were then.
 constexpr std::array<std::string_view, 2> kNumbered = {"deepspeed", "universal"};
 
-Result<std::string> UnpackDialect(unsigned form, Unpacker* in) {
+Result<std::string> UnpackFormat(unsigned form, Unpacker* in) {
   std::string name;
   if (form < 3) {
     SW_TRY_ASSIGN(const std::uint64_t kind, in->Number());
@@ -484,7 +485,7 @@ Result<std::string> UnpackDialect(unsigned form, Unpacker* in) {
   } else {
     SW_TRY_ASSIGN(name, in->Text());
   }
-  if (FindDialect(name) == nullptr) return Damaged("unknown kind");
+  if (FindFormat(name) == nullptr) return Damaged("unknown kind");
   return name;
 }
 
@@ -494,30 +495,31 @@ std::uint32_t Sum(std::string_view bytes) { return Crc32(std::as_bytes(std::span
 
 std::string Serialize(const SourceSet& source) {
   constexpr std::uint64_t kStorageBytes = 16;  // a usual storage, packed
-  constexpr std::uint64_t kFileBytes = 256;    // a usual file without its skeleton
-  Skeletons skeletons;
+  constexpr std::uint64_t kFileBytes = 256;    // a usual file without its metadata
+  MetadataTable metadata_table;
   std::uint64_t content_bytes = kFileBytes * source.files.size();
   std::size_t different = 0;
   unsigned form = kPlainForm;
   for (const SourceFile& file : source.files) {
     for (const Container& one : file.containers) {
       if (!one.stretches.empty()) form = kForm;
-      const auto [skeleton, index] = skeletons.Share(one.skeleton);
+      const auto [metadata, index] = metadata_table.Share(one.metadata);
       if (index < different) continue;
-      content_bytes += skeleton->header.size() + kStorageBytes * skeleton->storages.size();
+      content_bytes += metadata->header.size() + kStorageBytes * metadata->storages.size();
       ++different;
     }
   }
   Packer packer(content_bytes);
-  packer.Text(source.dialect);
+  packer.Text(source.format);
   packer.Text(source.tag);
   packer.Number(source.warnings.size());
   for (const std::string& warning : source.warnings) packer.Text(warning);
   packer.Text(source.manifest);
   packer.Number(source.files.size());
   std::size_t packed = 0;
-  for (const SourceFile& file : source.files) PackFile(file, form, &skeletons, &packed, &packer);
-  PackNeighbours(source, &packer);
+  for (const SourceFile& file : source.files)
+    PackFile(file, form, &metadata_table, &packed, &packer);
+  PackSiblings(source, &packer);
   const std::string frame = packer.Finish();
 
   std::string out(kMagic);
@@ -548,7 +550,7 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
 
   Unpacker in(frame);
   SourceSet out;
-  SW_TRY_ASSIGN(out.dialect, UnpackDialect(form, &in));
+  SW_TRY_ASSIGN(out.format, UnpackFormat(form, &in));
   SW_TRY_ASSIGN(out.tag, in.Text());
   // A rank that sees nothing of a checkpoint does not know its tag.
   if (!out.tag.empty() && !os::SafeName(out.tag)) return Damaged("a tag that no folder has");
@@ -564,7 +566,7 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
     SW_TRY_ASSIGN(SourceFile file, unpacker.Next());
     out.files.push_back(std::move(file));
   }
-  if (form >= 2) SW_TRY(UnpackNeighbours(&in, &out));
+  if (form >= 2) SW_TRY(UnpackSiblings(&in, &out));
   SW_TRY(in.Done());
   return out;
 }

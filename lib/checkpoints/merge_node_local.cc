@@ -13,7 +13,7 @@ namespace {
 /// Some formats have no checksums, nor have old files of others.
 bool HasSums(const SourceFile& file) {
   return std::any_of(file.containers.begin(), file.containers.end(), [](const Container& one) {
-    return std::any_of(one.skeleton->storages.begin(), one.skeleton->storages.end(),
+    return std::any_of(one.metadata->storages.begin(), one.metadata->storages.end(),
                        [](const files::Storage& storage) { return storage.crc32.has_value(); });
   });
 }
@@ -37,10 +37,10 @@ Listing NamesOf(const std::vector<SourceSet>& parts) {
   return listing;
 }
 
-/// The dialect of what all parts hold together: a part by itself may look like another's, as model
+/// The format of what all parts hold together: a part by itself may look like another's, as model
 /// states without the atoms that another rank sees.
 /// \error kNotFound, kBadInput  as UniteParts
-Result<const Dialect*> CheckParts(const std::vector<SourceSet>& parts) {
+Result<const Format*> CheckParts(const std::vector<SourceSet>& parts) {
   const SourceSet* first = nullptr;
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     const SourceSet& part = parts[rank];
@@ -54,63 +54,62 @@ Result<const Dialect*> CheckParts(const std::vector<SourceSet>& parts) {
     }
   }
   if (first == nullptr) return Fail(Errc::kNotFound, "no rank sees files of a checkpoint");
-  const Dialect* dialect = nullptr;
+  const Format* format = nullptr;
   const Listing all = NamesOf(parts);
-  for (const Dialect& one : Dialects()) {
-    if (dialect == nullptr && one.claims(all)) dialect = &one;
+  for (const Format& one : Formats()) {
+    if (format == nullptr && one.claims(all)) format = &one;
   }
-  if (dialect == nullptr) {
-    SW_TRY_ASSIGN(dialect, NeedDialect(first->dialect));
+  if (format == nullptr) {
+    SW_TRY_ASSIGN(format, RequireFormat(first->format));
   }
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     for (const SourceFile& file : parts[rank].files) {
-      if (dialect->belongs(file.name) != Belongs::kNo) continue;
+      if (format->belongs(file.name) != Belongs::kNo) continue;
       return Fail(Errc::kBadInput, first->tag + ": " + OnRank(rank) + " sees " + file.name +
-                                       ", which is no file of the " + std::string(dialect->name) +
+                                       ", which is no file of the " + std::string(format->name) +
                                        " checkpoint that others see: give one of the two");
     }
   }
-  return dialect;
+  return format;
 }
 
 /// What is to be said of a rank's file that a rank before it has, too.
-Status CheckCopy(const Dialect& dialect, const SourceFile& have, int owner, const SourceFile& other,
+Status CheckCopy(const Format& format, const SourceFile& have, int owner, const SourceFile& other,
                  std::size_t rank, std::vector<std::string>* warnings) {
   if (other.identity == have.identity || SameSums(have.containers, other.containers)) return {};
   if (!have.digest.empty() && have.digest == other.digest) return {};
   const std::string text = "two different files with the name " + have.name + " on " +
                            OnRank(static_cast<std::size_t>(owner)) + " (" + have.path + ") and " +
                            OnRank(rank);
-  if (dialect.belongs(have.name) == Belongs::kOneVersion)
+  if (format.belongs(have.name) == Belongs::kOneVersion)
     return Fail(Errc::kBadInput, text + " (" + other.path + ")");
   warnings->push_back(text + ": the first is taken");
   return {};
 }
 
-/// Where neighbours of the parts are in the united set, and the rank that sees each.
-class Neighbours {
+/// Where siblings of the parts are in the united set, and the rank that sees each.
+class Siblings {
  public:
-  explicit Neighbours(SourceSet* all) : all_(*all) {}
+  explicit Siblings(SourceSet* all) : all_(*all) {}
 
   /// Adds what a rank sees to what ranks before it see.
   void Add(SourceSet* part, std::size_t rank) {
-    for (Neighbour& neighbour : part->neighbours) {
-      const auto [known, fresh] =
-          seen_.try_emplace(neighbour.name, Seen{all_.neighbours.size(), rank});
+    for (SiblingFile& sibling : part->siblings) {
+      const auto [known, fresh] = seen_.try_emplace(sibling.name, Seen{all_.siblings.size(), rank});
       if (fresh) {
-        all_.neighbours.push_back(std::move(neighbour));
+        all_.siblings.push_back(std::move(sibling));
         continue;
       }
-      const Neighbour& other = all_.neighbours[known->second.index];
-      const bool sized = other.identity.bytes == neighbour.identity.bytes;
-      const bool known_bytes = other.content && neighbour.content;
-      if (sized && (known_bytes ? other.content == neighbour.content
-                                : other.identity == neighbour.identity)) {
+      const SiblingFile& other = all_.siblings[known->second.index];
+      const bool sized = other.identity.bytes == sibling.identity.bytes;
+      const bool known_bytes = other.content && sibling.content;
+      if (sized &&
+          (known_bytes ? other.content == sibling.content : other.identity == sibling.identity)) {
         continue;
       }
       // No rank sees both, so bytes that are not in the set cannot be compared.
       const std::string first = "that of " + OnRank(known->second.rank);
-      part->left_out.push_back({neighbour.name + " of " + OnRank(rank),
+      part->left_out.push_back({sibling.name + " of " + OnRank(rank),
                                 sized && !known_bytes
                                     ? "could not be compared with " + first + ", of the same size"
                                     : "differs from " + first});
@@ -126,10 +125,11 @@ class Neighbours {
 
   /// Sorts them, and tells the ranks of those whose bytes are not in the set.
   void Finish(std::vector<int>* owner) {
-    std::sort(all_.neighbours.begin(), all_.neighbours.end(),
-              [](const Neighbour& a, const Neighbour& b) { return NaturalLess(a.name, b.name); });
-    for (const Neighbour& neighbour : all_.neighbours) {
-      if (!neighbour.content) owner->push_back(static_cast<int>(seen_[neighbour.name].rank));
+    std::sort(
+        all_.siblings.begin(), all_.siblings.end(),
+        [](const SiblingFile& a, const SiblingFile& b) { return NaturalLess(a.name, b.name); });
+    for (const SiblingFile& sibling : all_.siblings) {
+      if (!sibling.content) owner->push_back(static_cast<int>(seen_[sibling.name].rank));
     }
   }
 
@@ -145,7 +145,7 @@ class Neighbours {
 }  // namespace
 
 Result<std::vector<std::vector<Copy>>> CopiesToCompare(const std::vector<SourceSet>& parts) {
-  SW_TRY_ASSIGN(const Dialect* dialect, CheckParts(parts));
+  SW_TRY_ASSIGN(const Format* format, CheckParts(parts));
   const auto file_of = [&](const Copy& copy) -> const SourceFile& {
     return parts[copy.seen.front().rank].files[copy.seen.front().file];
   };
@@ -153,7 +153,7 @@ Result<std::vector<std::vector<Copy>>> CopiesToCompare(const std::vector<SourceS
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     for (std::size_t i = 0; i < parts[rank].files.size(); ++i) {
       const SourceFile& file = parts[rank].files[i];
-      if (HasSums(file) || dialect->belongs(file.name) != Belongs::kOneVersion) continue;
+      if (HasSums(file) || format->belongs(file.name) != Belongs::kOneVersion) continue;
       std::vector<Copy>& copies = by_name[file.name];
       const auto same = std::find_if(copies.begin(), copies.end(), [&](const Copy& copy) {
         return file_of(copy).identity == file.identity;
@@ -174,15 +174,15 @@ Result<std::vector<std::vector<Copy>>> CopiesToCompare(const std::vector<SourceS
 }
 
 Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* owner) {
-  SW_TRY_ASSIGN(const Dialect* dialect, CheckParts(parts));
+  SW_TRY_ASSIGN(const Format* format, CheckParts(parts));
   SourceSet all;
-  all.dialect = dialect->name;
+  all.format = format->name;
   std::vector<std::pair<SourceFile, int>> files;
   std::map<std::string, std::size_t> by_name;
-  Neighbours neighbours(&all);
+  Siblings siblings(&all);
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     SourceSet& part = parts[rank];
-    neighbours.Add(&part, rank);
+    siblings.Add(&part, rank);
     for (std::string& warning : part.warnings) {
       const bool told =
           std::find(all.warnings.begin(), all.warnings.end(), warning) != all.warnings.end();
@@ -197,7 +197,7 @@ Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* own
         files.emplace_back(std::move(file), static_cast<int>(rank));
       } else {
         const auto& [have, its_owner] = files[known->second];
-        SW_TRY(CheckCopy(*dialect, have, its_owner, file, rank, &all.warnings));
+        SW_TRY(CheckCopy(*format, have, its_owner, file, rank, &all.warnings));
       }
     }
   }
@@ -207,7 +207,7 @@ Result<SourceSet> UniteParts(std::vector<SourceSet> parts, std::vector<int>* own
     all.files.push_back(std::move(file));
     owner->push_back(rank);
   }
-  neighbours.Finish(owner);
+  siblings.Finish(owner);
   return all;
 }
 

@@ -19,7 +19,7 @@ struct PickledKind {
   std::string_view next;
 };
 
-/// What a file is, by its name, where it holds weights in a form that no dialect reads.
+/// What a file is, by its name, where it holds weights in a form that no format reads.
 std::optional<PickledKind> PickledKindOf(std::string_view name) {
   constexpr PickledKind kHub = {
       "weights of Hugging Face, pickled by torch.save",
@@ -52,9 +52,9 @@ std::string WithoutDigits(const std::string& name) {
   return rest;
 }
 
-/// The newest folders of other steps next to `folder` that its dialect can scan, newest first, for
+/// The newest folders of other steps next to `folder` that its format can scan, newest first, for
 /// the message about one that it cannot.
-std::vector<std::string> CompleteNextTo(const Dialect& dialect, const std::string& folder,
+std::vector<std::string> CompleteNextTo(const Format& format, const std::string& folder,
                                         const std::string& name) {
   constexpr std::size_t kTried = 3;
   const std::string parent = folder + "/..";
@@ -75,9 +75,9 @@ std::vector<std::string> CompleteNextTo(const Dialect& dialect, const std::strin
     path.append("/").append(one);
     const auto inside = os::ListDir(path);
     const Listing listing = inside ? Listing{{{path, *inside}}} : Listing{};
-    if (!inside || !dialect.claims(listing)) continue;
+    if (!inside || !format.claims(listing)) continue;
     if (tried++ == kTried) break;
-    if (dialect.scan(listing, ScanOptions())) complete.push_back(one);
+    if (format.scan(listing, ScanOptions())) complete.push_back(one);
   }
   return complete;
 }
@@ -91,10 +91,10 @@ std::optional<Error> PickledWeights(const std::string& folder, const std::string
                                        ", which is not read: " + std::string(kind->next)};
 }
 
-Error WithOtherSteps(Error error, const Dialect& dialect, const std::string& folder,
+Error WithOtherSteps(Error error, const Format& format, const std::string& folder,
                      const std::string& name) {
   if (error.code != Errc::kNotFound || folder.empty() || name.empty()) return error;
-  const std::vector<std::string> complete = CompleteNextTo(dialect, folder, name);
+  const std::vector<std::string> complete = CompleteNextTo(format, folder, name);
   if (!complete.empty()) error.message += "; complete next to it: " + FirstFew(complete);
   return error;
 }

@@ -19,7 +19,7 @@ std::optional<Error> PickledWeights(const std::string& folder, const std::string
 /// \param folder  the folder of the step; empty: its files are in several folders
 /// \param name    the name of that folder
 /// Local; scans up to three folders.
-Error WithOtherSteps(Error error, const Dialect& dialect, const std::string& folder,
+Error WithOtherSteps(Error error, const Format& format, const std::string& folder,
                      const std::string& name);
 
 }  // namespace shardwright::checkpoints

@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t kTagBytes = 4096;
 
 /// One root, looked at.
-struct Root {
+struct SourcePath {
   std::string path;
   std::optional<std::string> tag;        // what its pointer file says
   std::string_view pointer;              // its name
@@ -22,44 +22,44 @@ struct Root {
 };
 
 /// The tag in a root's pointer file, if it has one.
-Status ReadPointer(Root* root) {
-  for (const Dialect& dialect : Dialects()) {
-    if (dialect.pointer.empty()) continue;
-    const std::string path = root->path + "/" + std::string(dialect.pointer);
+Status ReadPointer(SourcePath* root) {
+  for (const Format& format : Formats()) {
+    if (format.pointer.empty()) continue;
+    const std::string path = root->path + "/" + std::string(format.pointer);
     SW_TRY_ASSIGN(const bool there, os::Exists(path));
     if (!there) continue;
-    SW_TRY_ASSIGN(root->tag, PointedTag(dialect, root->path));
-    root->pointer = dialect.pointer;
+    SW_TRY_ASSIGN(root->tag, PointedTag(format, root->path));
+    root->pointer = format.pointer;
     return {};
   }
   return {};
 }
 
-/// The dialect that claims a folder with these names, or null.
-const Dialect* ClaimantOf(const Listing& listing) {
-  for (const Dialect& dialect : Dialects()) {
-    if (dialect.claims(listing)) return &dialect;
+/// The format that claims a folder with these names, or null.
+const Format* ClaimantOf(const Listing& listing) {
+  for (const Format& format : Formats()) {
+    if (format.claims(listing)) return &format;
   }
   return nullptr;
 }
 
-const Dialect* ClaimantOf(const std::string& path, const std::vector<os::Entry>& entries) {
+const Format* ClaimantOf(const std::string& path, const std::vector<os::Entry>& entries) {
   return ClaimantOf(Listing{{{path, entries}}});
 }
 
 /// A folder in a root, as far as the names in it tell.
-struct Below {
+struct Subfolder {
   std::string name;
-  const Dialect* claimant = nullptr;
+  const Format* claimant = nullptr;
   bool pointed = false;  // it holds a pointer file
 
   /// Weights beside a pointer file are no tag folder: there the pointer says what is meant.
   bool IsTag() const { return claimant != nullptr && !(claimant->pointer.empty() && pointed); }
 };
 
-Result<std::vector<Below>> FoldersIn(const std::string& root,
-                                     const std::vector<os::Entry>& entries) {
-  std::vector<Below> folders;
+Result<std::vector<Subfolder>> FoldersIn(const std::string& root,
+                                         const std::vector<os::Entry>& entries) {
+  std::vector<Subfolder> folders;
   for (const os::Entry& entry : entries) {
     if (entry.type != os::EntryType::kDir) continue;
     const std::string path = root + "/" + entry.name;
@@ -77,7 +77,7 @@ Status NotAlone(const std::string& path, const std::string& parent, const std::s
   SW_TRY_ASSIGN(const bool there, os::Exists(path));
   if (!there) return os::ExpectDir(path);
   SW_TRY_ASSIGN(const std::vector<os::Entry> siblings, os::ListDir(parent));
-  const Dialect* claimant = ClaimantOf(parent, siblings);
+  const Format* claimant = ClaimantOf(parent, siblings);
   if (claimant != nullptr && claimant->belongs(name) != Belongs::kNo) {
     return Fail(Errc::kNotFound, path +
                                      ": a file, where a folder is expected: it is one of the files "
@@ -90,15 +90,15 @@ Status NotAlone(const std::string& path, const std::string& parent, const std::s
 
 /// The one file of a root that is no folder but a whole checkpoint by itself; nothing if it is a
 /// folder.
-/// \error kNotFound  it is absent, or a file of which no dialect says that; as NotAlone
+/// \error kNotFound  it is absent, or a file of which no format says that; as NotAlone
 Result<std::optional<Listing::Folder>> FileAlone(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
   if (folder) return std::nullopt;
   const std::size_t slash = path.rfind('/');
   const std::string name = path.substr(slash + 1);
-  const std::span<const Dialect> all = Dialects();
-  const bool alone = std::any_of(all.begin(), all.end(), [&](const Dialect& dialect) {
-    return dialect.stands_alone != nullptr && dialect.stands_alone(name);
+  const std::span<const Format> all = Formats();
+  const bool alone = std::any_of(all.begin(), all.end(), [&](const Format& format) {
+    return format.stands_alone != nullptr && format.stands_alone(name);
   });
   const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash);
   if (!alone) {
@@ -147,8 +147,8 @@ std::string NewestOf(std::vector<std::string> names) {
 
 /// ", but b and a are checkpoints: name one of them": the tag folders `found` in a root, and save
 /// folders in it, as a Trainer makes one for every step. Nothing where there is none.
-std::string ButThere(const std::string& root, const std::vector<os::Entry>& entries,
-                     std::vector<std::string> found) {
+std::string OtherCheckpoints(const std::string& root, const std::vector<os::Entry>& entries,
+                             std::vector<std::string> found) {
   for (const os::Entry& entry : entries) {
     const bool folder = entry.type == os::EntryType::kDir;
     const bool known = std::find(found.begin(), found.end(), entry.name) != found.end();
@@ -169,7 +169,7 @@ tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os
                                      ": a store of partial checkpoints; pec-restore makes a "
                                      "checkpoint of it");
   }
-  const std::string there = ButThere(root, entries, std::move(found));
+  const std::string there = OtherCheckpoints(root, entries, std::move(found));
   if (!there.empty()) return Fail(Errc::kNotFound, root + ": no \"latest\" here" + there);
   for (const os::Entry& entry : entries) {
     if (!IsFile(entry)) continue;
@@ -208,9 +208,9 @@ Result<std::optional<std::string>> SaveFolderOf(const std::string& tag_folder) {
 }
 
 /// Adds the save folder of a tag folder that was named itself.
-Status AddSaveFolder(const Dialect& dialect, const std::string& folder,
+Status AddSaveFolder(const Format& format, const std::string& folder,
                      std::vector<std::string>* save_folders) {
-  if (dialect.pointer.empty()) {
+  if (format.pointer.empty()) {
     save_folders->push_back(folder);
     return {};
   }
@@ -220,11 +220,11 @@ Status AddSaveFolder(const Dialect& dialect, const std::string& folder,
 }
 
 /// Looks at every root. \param pointed  gets the tag that their pointer files name
-Result<std::vector<Root>> LookAt(const std::vector<std::string>& paths,
-                                 std::optional<std::string>* pointed) {
-  std::vector<Root> roots;
+Result<std::vector<SourcePath>> InspectPaths(const std::vector<std::string>& paths,
+                                             std::optional<std::string>* pointed) {
+  std::vector<SourcePath> source_paths;
   for (const std::string& path : paths) {
-    Root root;
+    SourcePath root;
     root.path = path;
     SW_TRY_ASSIGN(root.alone, FileAlone(path));
     if (!root.alone) SW_TRY(ReadPointer(&root));
@@ -233,34 +233,34 @@ Result<std::vector<Root>> LookAt(const std::vector<std::string>& paths,
                                        " differs from that of another root, " + **pointed);
     }
     if (root.tag) *pointed = root.tag;
-    roots.push_back(std::move(root));
+    source_paths.push_back(std::move(root));
   }
-  return roots;
+  return source_paths;
 }
 
 /// What a folder without a pointer file stands for.
-struct Meant {
-  const Dialect* claimant = nullptr;  // of the folder itself; null: its tag folder `tag`
+struct Claim {
+  const Format* claimant = nullptr;  // of the folder itself; null: its tag folder `tag`
   std::string tag;
 };
 
 /// \param pointed  the tag that another root's pointer file names
 /// \error kNotFound  no checkpoint, or several
-Result<Meant> MeantBy(const std::string& root, const std::vector<os::Entry>& entries,
+Result<Claim> ClaimOf(const std::string& root, const std::vector<os::Entry>& entries,
                       const std::optional<std::string>& pointed) {
-  Meant meant;
+  Claim meant;
   meant.claimant = ClaimantOf(root, entries);
   if (meant.claimant != nullptr && !meant.claimant->pointer.empty()) return meant;
-  SW_TRY_ASSIGN(const std::vector<Below> folders, FoldersIn(root, entries));
+  SW_TRY_ASSIGN(const std::vector<Subfolder> folders, FoldersIn(root, entries));
   // A Trainer puts weights beside its tag folders; whoever names that folder means the training
   // state, and must not get less of it only because the pointer file is missing.
-  const bool trained = std::any_of(folders.begin(), folders.end(), [](const Below& one) {
+  const bool trained = std::any_of(folders.begin(), folders.end(), [](const Subfolder& one) {
     return one.claimant != nullptr && !one.claimant->pointer.empty();
   });
   if (meant.claimant != nullptr && !trained) return meant;
   meant.claimant = nullptr;
   std::vector<std::string> tags;
-  for (const Below& one : folders) {
+  for (const Subfolder& one : folders) {
     if (one.IsTag()) tags.push_back(one.name);
   }
   if (pointed && std::find(tags.begin(), tags.end(), *pointed) != tags.end()) {
@@ -279,7 +279,7 @@ void ReportAround(const std::vector<os::Entry>& entries, const std::string& fold
                   SourceSet* out) {
   std::vector<std::string> names;
   for (const os::Entry& entry : entries) {
-    if (entry.name == folder || IsPointer(entry.name) || WhyOurs(entry.name)) continue;
+    if (entry.name == folder || IsPointer(entry.name) || OwnFileReason(entry.name)) continue;
     names.push_back(entry.name);
     out->left_out.push_back({entry.name, "around the checkpoint's folder"});
   }
@@ -302,20 +302,20 @@ Status ReportAroundNamed(const std::string& path, SourceSet* out) {
 /// all; fills tag and save folders of the set.
 Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
   std::optional<std::string> pointed;
-  SW_TRY_ASSIGN(std::vector<Root> roots, LookAt(paths, &pointed));
+  SW_TRY_ASSIGN(std::vector<SourcePath> source_paths, InspectPaths(paths, &pointed));
   Listing listing;
-  for (Root& root : roots) {
+  for (SourcePath& root : source_paths) {
     if (root.alone) {
       if (out->tag.empty()) out->tag = pointed.value_or(Stem(root.alone->entries.front().name));
       listing.folders.push_back(*std::move(root.alone));
       continue;
     }
     SW_TRY_ASSIGN(std::vector<os::Entry> entries, os::ListDir(root.path));
-    Meant meant;
+    Claim meant;
     if (root.tag) {
       meant.tag = *root.tag;
     } else {
-      SW_TRY_ASSIGN(meant, MeantBy(root.path, entries, pointed));
+      SW_TRY_ASSIGN(meant, ClaimOf(root.path, entries, pointed));
     }
     if (meant.claimant != nullptr) {
       SW_TRY(AddSaveFolder(*meant.claimant, root.path, &out->save_folders));
@@ -339,10 +339,10 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
       // verl's pointer file has the name of Megatron's, and another meaning.
       return Fail(Errc::kNotFound, folder + ": no such folder, although " + root.path + "/" +
                                        std::string(root.pointer) + " names it" +
-                                       ButThere(root.path, entries, {}));
+                                       OtherCheckpoints(root.path, entries, {}));
     }
     SW_TRY_ASSIGN(entries, os::ListDir(folder));
-    const Dialect* claimant = ClaimantOf(folder, entries);
+    const Format* claimant = ClaimantOf(folder, entries);
     const bool own = claimant != nullptr && claimant->pointer.empty();
     out->save_folders.push_back(own ? folder : root.path);
     if (own && !root.tag) ReportAround(around, meant.tag, out);
@@ -353,19 +353,19 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
 
 /// Reads what is listed: nothing, if there is nothing.
 Status ScanListing(const Listing& listing, const ScanOptions& options, SourceSet* out) {
-  const Dialect* dialect = ClaimantOf(listing);
+  const Format* format = ClaimantOf(listing);
   // A folder that nobody claims may still hold what its files cannot be told without.
-  if (dialect == nullptr) dialect = &Dialects().front();
-  Result<SourceSet> scanned = dialect->scan(listing, options);
+  if (format == nullptr) format = &Formats().front();
+  Result<SourceSet> scanned = format->scan(listing, options);
   if (!scanned) {
     const bool one = listing.folders.size() == 1;
     const auto name = one ? FolderName(listing.folders.front().path) : Result<std::string>("");
-    return tl::unexpected<Error>(WithOtherSteps(std::move(scanned).error(), *dialect,
+    return tl::unexpected<Error>(WithOtherSteps(std::move(scanned).error(), *format,
                                                 one ? listing.folders.front().path : "",
                                                 name.value_or("")));
   }
   SourceSet found = *std::move(scanned);
-  found.dialect = dialect->name;
+  found.format = format->name;
   found.tag = std::move(out->tag);
   found.save_folders = std::move(out->save_folders);
   found.left_out = std::move(out->left_out);
@@ -377,28 +377,27 @@ Status ScanListing(const Listing& listing, const ScanOptions& options, SourceSet
 }  // namespace
 
 Result<std::string_view> PointerIn(const std::string& folder) {
-  for (const Dialect& dialect : Dialects()) {
-    if (dialect.pointer.empty()) continue;
-    SW_TRY_ASSIGN(const bool there, os::Exists(folder + "/" + std::string(dialect.pointer)));
-    if (there) return dialect.pointer;
+  for (const Format& format : Formats()) {
+    if (format.pointer.empty()) continue;
+    SW_TRY_ASSIGN(const bool there, os::Exists(folder + "/" + std::string(format.pointer)));
+    if (there) return format.pointer;
   }
   return std::string_view();
 }
 
 bool IsPointer(std::string_view name) {
-  const std::span<const Dialect> all = Dialects();
-  return std::any_of(all.begin(), all.end(), [&](const Dialect& dialect) {
-    return !name.empty() && dialect.pointer == name;
-  });
+  const std::span<const Format> all = Formats();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Format& format) { return !name.empty() && format.pointer == name; });
 }
 
-Result<std::string> PointedTag(const Dialect& dialect, const std::string& folder) {
-  const std::string path = folder + "/" + std::string(dialect.pointer);
+Result<std::string> PointedTag(const Format& format, const std::string& folder) {
+  const std::string path = folder + "/" + std::string(format.pointer);
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kTagBytes));
   std::string tag(Trimmed(text));
   if (tag.empty()) return Fail(Errc::kNotFound, path + ": the tag is empty");
-  if (dialect.tag_of != nullptr) {
-    Result<std::string> meant = dialect.tag_of(tag);
+  if (format.tag_of != nullptr) {
+    Result<std::string> meant = format.tag_of(tag);
     if (!meant) return Within(path, std::move(meant).error());
     tag = *std::move(meant);
   }
@@ -406,10 +405,11 @@ Result<std::string> PointedTag(const Dialect& dialect, const std::string& folder
   return tag;
 }
 
-Result<SourceSet> ScanSource(const std::vector<std::string>& roots, const ScanOptions& options) {
-  if (roots.empty()) return Fail(Errc::kUsage, "no source given");
+Result<SourceSet> ScanSource(const std::vector<std::string>& source_paths,
+                             const ScanOptions& options) {
+  if (source_paths.empty()) return Fail(Errc::kUsage, "no source given");
   SourceSet out;
-  SW_TRY_ASSIGN(const Listing listing, Resolve(roots, &out));
+  SW_TRY_ASSIGN(const Listing listing, Resolve(source_paths, &out));
   SW_TRY(ScanListing(listing, options, &out));
   if (out.files.empty()) {
     return Fail(Errc::kNotFound, listing.folders.front().path +
@@ -419,12 +419,12 @@ Result<SourceSet> ScanSource(const std::vector<std::string>& roots, const ScanOp
   return out;
 }
 
-Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::string& tag,
+Result<SourceSet> ScanPart(const std::vector<std::string>& source_paths, const std::string& tag,
                            const ScanOptions& options) {
   SourceSet out;
   out.tag = tag;
   Listing listing;
-  for (const std::string& root : roots) {
+  for (const std::string& root : source_paths) {
     SW_TRY_ASSIGN(const bool there, os::Exists(root));
     if (!there) continue;
     SW_TRY_ASSIGN(std::optional<Listing::Folder> alone, FileAlone(root));
@@ -436,7 +436,7 @@ Result<SourceSet> ScanPart(const std::vector<std::string>& roots, const std::str
     std::string folder = root;
     folder.append("/").append(tag);
     SW_TRY_ASSIGN(const bool below, os::IsDir(folder));
-    const Dialect* claimant = ClaimantOf(root, entries);
+    const Format* claimant = ClaimantOf(root, entries);
     if (claimant != nullptr && !(claimant->pointer.empty() && below)) {
       listing.folders.push_back({root, std::move(entries)});
       SW_TRY(AddSaveFolder(*claimant, root, &out.save_folders));

@@ -21,7 +21,7 @@
 namespace shardwright::checkpoints {
 namespace {
 
-constexpr Dialect kDialects[] = {
+constexpr Format kFormats[] = {
     {.name = "deepspeed",
      .summary = "native files of a parallel layout",
      .keys = kZeroKeys,
@@ -113,35 +113,35 @@ std::string NamesOf(std::span<const Record> records) {
   return Joined(names, ", ");
 }
 
-Result<const TargetKey*> NeedKey(const Dialect& dialect, std::string_view name) {
-  for (const TargetKey& key : dialect.keys) {
+Result<const TargetKey*> NeedKey(const Format& format, std::string_view name) {
+  for (const TargetKey& key : format.keys) {
     if (key.name == name) return &key;
   }
   std::vector<std::string> others;
-  for (const Dialect& other : kDialects) {
+  for (const Format& other : kFormats) {
     if (std::ranges::find(other.keys, name, &TargetKey::name) != other.keys.end()) {
       others.push_back("--format " + std::string(other.name));
     }
   }
-  return Fail(Errc::kUsage, "target key " + Quoted(name) + " is none of " + NamesOf(dialect.keys) +
+  return Fail(Errc::kUsage, "target key " + Quoted(name) + " is none of " + NamesOf(format.keys) +
                                 (others.empty() ? "" : "; it is one of " + Joined(others, ", ")));
 }
 
 }  // namespace
 
-std::span<const Dialect> Dialects() { return kDialects; }
+std::span<const Format> Formats() { return kFormats; }
 
-std::string FormatNames() { return NamesOf(Dialects()); }
+std::string FormatNames() { return NamesOf(Formats()); }
 
-const Dialect* FindDialect(std::string_view name) {
-  for (const Dialect& dialect : kDialects) {
-    if (dialect.name == name) return &dialect;
+const Format* FindFormat(std::string_view name) {
+  for (const Format& format : kFormats) {
+    if (format.name == name) return &format;
   }
   return nullptr;
 }
 
-Result<const Dialect*> NeedDialect(std::string_view name) {
-  if (const Dialect* dialect = FindDialect(name)) return dialect;
+Result<const Format*> RequireFormat(std::string_view name) {
+  if (const Format* format = FindFormat(name)) return format;
   return Fail(Errc::kUsage,
               "format " + Quoted(name) + " does not exist, there are " + FormatNames());
 }
@@ -170,15 +170,15 @@ void DecideKinds(const Patterns& patterns, Checkpoint* checkpoint) {
   }
 }
 
-/// As Dialect::read. Scans find what is in the given folders, so a reader that lacks files lacks
+/// As Format::read. Scans find what is in the given folders, so a reader that lacks files lacks
 /// folders too.
-Result<Checkpoint> ReadWhole(const Dialect& dialect, const SourceSet& source,
+Result<Checkpoint> ReadWhole(const Format& format, const SourceSet& source,
                              const Patterns& patterns) {
-  Result<Checkpoint> whole = dialect.read(source, patterns);
+  Result<Checkpoint> whole = format.read(source, patterns);
   if (whole) DecideKinds(patterns, &*whole);
   if (whole && !source.weights_of.empty() && whole->weight_sets.empty()) {
     return Fail(Errc::kUsage, "--weights-of " + source.weights_of + ": " + source.tag +
-                                  ": format " + source.dialect +
+                                  ": format " + source.format +
                                   " has one set of weights; leave --weights-of out");
   }
   if (whole || whole.error().code != Errc::kNotFound) return whole;
@@ -190,17 +190,17 @@ Result<Checkpoint> ReadWhole(const Dialect& dialect, const SourceSet& source,
 }  // namespace
 
 Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patterns) {
-  SW_TRY_ASSIGN(const Dialect* dialect, NeedDialect(source.dialect));
-  return ReadWhole(*dialect, source, patterns);
+  SW_TRY_ASSIGN(const Format* format, RequireFormat(source.format));
+  return ReadWhole(*format, source, patterns);
 }
 
 Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patterns& patterns) {
-  SW_TRY_ASSIGN(const Dialect* dialect, NeedDialect(source.dialect));
-  Result<Checkpoint> whole = ReadWhole(*dialect, source, patterns);
-  if (whole || dialect->read_weights == nullptr) return whole;
+  SW_TRY_ASSIGN(const Format* format, RequireFormat(source.format));
+  Result<Checkpoint> whole = ReadWhole(*format, source, patterns);
+  if (whole || format->read_weights == nullptr) return whole;
   const Errc code = whole.error().code;
   if (code != Errc::kNotFound && code != Errc::kUnsupported) return whole;
-  Result<Checkpoint> model = dialect->read_weights(source, patterns);
+  Result<Checkpoint> model = format->read_weights(source, patterns);
   if (!model) {
     // What the model lacks is mostly what the first error names.
     Error error = std::move(whole).error();
@@ -216,7 +216,7 @@ Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patter
   return model;
 }
 
-Result<TargetSpec> ParseTarget(const Dialect& dialect, std::string_view text) {
+Result<TargetSpec> ParseTarget(const Format& format, std::string_view text) {
   TargetSpec spec;
   std::set<std::string_view> seen;
   std::string_view rest = text;
@@ -231,7 +231,7 @@ Result<TargetSpec> ParseTarget(const Dialect& dialect, std::string_view text) {
     if (!seen.insert(name).second) {
       return Fail(Errc::kUsage, "target key \"" + std::string(name) + "\" is given twice");
     }
-    SW_TRY_ASSIGN(const TargetKey* key, NeedKey(dialect, name));
+    SW_TRY_ASSIGN(const TargetKey* key, NeedKey(format, name));
     const bool ranges = key->lists && equals + 1 < rest.size() && rest[equals + 1] >= '0' &&
                         rest[equals + 1] <= '9';
     if (ranges) comma = std::string_view::npos;

@@ -1,5 +1,5 @@
 // lib/checkpoints: how trainers lay out checkpoints.
-// dialects.cc holds the table: one row for each format, and nothing else names one. Reading:
+// formats.cc holds the table: one row for each format, and nothing else names one. Reading:
 // ScanSource (scan.h) asks every row whether it claims a folder and reads its files but for the
 // payloads, then ReadCheckpoint makes a Checkpoint of them. Writing is the reverse: a row resolves
 // --target to a Layout and makes a plan::Target of Checkpoint and Layout. Rooms: core has the words
@@ -22,18 +22,18 @@
 namespace shardwright::checkpoints {
 
 /// All formats, each a row; where several claim a folder, the first does.
-std::span<const Dialect> Dialects();
+std::span<const Format> Formats();
 
 /// The names of all formats, for messages: "deepspeed, universal".
 std::string FormatNames();
 
 /// The row of that name, or null.
-const Dialect* FindDialect(std::string_view name);
+const Format* FindFormat(std::string_view name);
 
 /// \error kUsage  there is none; the message names those there are
-Result<const Dialect*> NeedDialect(std::string_view name);
+Result<const Format*> RequireFormat(std::string_view name);
 
-/// Understands a scanned source by its dialect's `read`.
+/// Understands a scanned source by its format's `read`.
 /// \error kBadInput, kNotFound (missing rank files, named), kUnsupported
 /// Pure: payload values that it needs are inlined in the set.
 Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patterns);
@@ -44,10 +44,10 @@ Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patte
 /// Pure.
 Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patterns& patterns);
 
-/// Parses `key=value,...` with the keys of a dialect. A key that lists ranges comes last when it
+/// Parses `key=value,...` with the keys of a format. A key that lists ranges comes last when it
 /// does, since they hold commas: "pp=2,stages=0-3,4-7".
 /// \error kUsage names the key and what it accepts
 /// Pure.
-Result<TargetSpec> ParseTarget(const Dialect& dialect, std::string_view text);
+Result<TargetSpec> ParseTarget(const Format& format, std::string_view text);
 
 }  // namespace shardwright::checkpoints

@@ -19,27 +19,27 @@ constexpr std::uint64_t kContentBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kAllContentBytes = std::uint64_t{4} << 20;
 constexpr int kAttempts = 3;
 
-/// Where each neighbour is in the set, by name.
+/// Where each sibling is in the set, by name.
 using ByName = std::map<std::string, std::size_t>;
 
-/// The neighbours of one save folder.
+/// The siblings of one save folder.
 class Folder {
  public:
   Folder(const std::string& path, SourceSet* set, ByName* by_name)
-      : path_(path), set_(set), by_name_(*by_name), dialect_(FindDialect(set->dialect)) {}
+      : path_(path), set_(set), by_name_(*by_name), format_(FindFormat(set->format)) {}
 
   Status Read() {
     const std::string real = os::RealPath(path_);
     SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_));
-    const std::size_t before = set_->neighbours.size();
+    const std::size_t before = set_->siblings.size();
     for (const os::Entry& entry : entries) {
       if (IsPointer(entry.name)) continue;  // written anew
       if (entry.name == set_->tag) continue;
-      if (dialect_ != nullptr && dialect_->pointer.empty() &&
-          dialect_->belongs(entry.name) != Belongs::kNo) {
+      if (format_ != nullptr && format_->pointer.empty() &&
+          format_->belongs(entry.name) != Belongs::kNo) {
         continue;
       }
-      if (auto why = WhyOurs(entry.name)) {
+      if (auto why = OwnFileReason(entry.name)) {
         LeaveOut(entry.name, *why);
         continue;
       }
@@ -58,7 +58,7 @@ class Folder {
           break;
       }
     }
-    if (set_->neighbours.size() > before) WarnIfNotNewest();
+    if (set_->siblings.size() > before) WarnIfNotNewest();
     for (const auto& [why, names] : surprising_) {
       set_->warnings.push_back("beside the checkpoint, not carried over: " + FirstFew(names) +
                                ": " + why);
@@ -70,7 +70,7 @@ class Folder {
   /// A folder that comes along: its files. Of others only the name is told.
   Status AddFolder(const std::string& name, const std::string& real) {
     const auto along =
-        dialect_ == nullptr ? std::span<const std::string_view>() : dialect_->folders_beside;
+        format_ == nullptr ? std::span<const std::string_view>() : format_->folders_beside;
     if (std::find(along.begin(), along.end(), name) == along.end()) {
       LeaveOut(name, "a folder");
       return {};
@@ -92,9 +92,9 @@ class Folder {
   /// Trainers write these files anew with every checkpoint, and the pointer names the last one.
   void WarnIfNotNewest() {
     std::string newest;
-    for (const Dialect& dialect : Dialects()) {
-      if (dialect.pointer.empty()) continue;
-      const Result<std::string> tag = PointedTag(dialect, path_);
+    for (const Format& format : Formats()) {
+      if (format.pointer.empty()) continue;
+      const Result<std::string> tag = PointedTag(format, path_);
       if (!tag) continue;
       if (PlainTag(*tag) == PlainTag(set_->tag)) return;  // atoms are of the step of their source
       if (newest.empty()) newest = *tag;
@@ -136,7 +136,7 @@ class Folder {
   /// \param real  where it is without links: none is followed, also if one took its place since
   Status Add(const std::string& name, const std::string& path, const std::string& real,
              bool is_link) {
-    Neighbour found;
+    SiblingFile found;
     found.path = path;
     found.name = name;
     found.real = real;
@@ -163,13 +163,13 @@ class Folder {
     SW_TRY_ASSIGN(const bool fresh, IsNew(found));
     if (!fresh) return {};
     if (found.content) content_bytes_ += found.content->size();
-    by_name_.emplace(found.name, set_->neighbours.size());
-    set_->neighbours.push_back(std::move(found));
+    by_name_.emplace(found.name, set_->siblings.size());
+    set_->siblings.push_back(std::move(found));
     return {};
   }
 
   /// Takes the bytes of a small file, if they stay the same while they are read.
-  Status ReadContent(const os::File& file, Neighbour* found) const {
+  Status ReadContent(const os::File& file, SiblingFile* found) const {
     const std::uint64_t bytes = found->identity.bytes;
     if (bytes > kContentBytes || content_bytes_ + bytes > kAllContentBytes) return {};
     std::string content(static_cast<std::size_t>(bytes), '\0');
@@ -182,7 +182,7 @@ class Folder {
     return {};
   }
 
-  static Result<bool> IsSame(const Neighbour& a, const Neighbour& b) {
+  static Result<bool> IsSame(const SiblingFile& a, const SiblingFile& b) {
     if (a.identity.bytes != b.identity.bytes) return false;
     if (a.content && b.content) return *a.content == *b.content;
     if (a.identity == b.identity) return true;
@@ -190,10 +190,10 @@ class Folder {
   }
 
   /// False if another root has a file of that name; a different one is worth a warning.
-  Result<bool> IsNew(const Neighbour& found) {
+  Result<bool> IsNew(const SiblingFile& found) {
     const auto have = by_name_.find(found.name);
     if (have == by_name_.end()) return true;
-    const Neighbour& other = set_->neighbours[have->second];
+    const SiblingFile& other = set_->siblings[have->second];
     SW_TRY_ASSIGN(const bool same, IsSame(other, found));
     if (!same) {
       LeaveOutSurprising(found.name, "differs from the file of that name in " +
@@ -205,14 +205,14 @@ class Folder {
   const std::string& path_;
   SourceSet* set_;
   ByName& by_name_;
-  const Dialect* dialect_;
+  const Format* format_;
   std::uint64_t content_bytes_ = 0;
   std::map<std::string, std::vector<std::string>> surprising_;  // by reason
 };
 
 }  // namespace
 
-std::optional<std::string> WhyOurs(std::string_view name) {
+std::optional<std::string> OwnFileReason(std::string_view name) {
   if (name == "shardwright.json") return "the manifest of another output";
   if (name == ".journal") return "a name that outputs need while they are made";
   if (name.ends_with(".report.json")) return "a report";
@@ -222,15 +222,15 @@ std::optional<std::string> WhyOurs(std::string_view name) {
   return std::nullopt;
 }
 
-Status FindNeighbours(SourceSet* set) {
+Status FindSiblingFiles(SourceSet* set) {
   std::set<std::string> seen;
   ByName by_name;
   for (const std::string& folder : set->save_folders) {
     if (!seen.insert(os::RealPath(folder)).second) continue;
     SW_TRY(Folder(folder, set, &by_name).Read());
   }
-  std::sort(set->neighbours.begin(), set->neighbours.end(),
-            [](const Neighbour& a, const Neighbour& b) { return NaturalLess(a.name, b.name); });
+  std::sort(set->siblings.begin(), set->siblings.end(),
+            [](const SiblingFile& a, const SiblingFile& b) { return NaturalLess(a.name, b.name); });
   return {};
 }
 
@@ -242,7 +242,7 @@ bool IsAppendedTo(std::string_view path) {
                      [&](std::string_view end) { return name.ends_with(end); });
 }
 
-std::optional<std::uint64_t> RankOfNeighbour(std::string_view name) {
+std::optional<std::uint64_t> RankOfSibling(std::string_view name) {
   // Hugging Face Trainer; Accelerate.
   constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kForms = {
       {{"rng_state_", ".pth"}, {"random_states_", ".pkl"}}};

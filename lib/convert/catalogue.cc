@@ -53,20 +53,20 @@ Result<nlohmann::json> ReadManifest(const std::string& folder) {
   return json;
 }
 
-/// The packed twin of a source: one file of payloads for each of its files.
+/// The packed clone of a source: one file of payloads for each of its files.
 /// \param builder  gets the pack files, `map` the members that feed them
-checkpoints::SourceSet PackedTwin(const checkpoints::SourceSet& set, Pack pack,
-                                  layout::ShardMap* map, plan::TargetBuilder* builder) {
+checkpoints::SourceSet PackedClone(const checkpoints::SourceSet& set, Pack pack,
+                                   layout::ShardMap* map, plan::TargetBuilder* builder) {
   checkpoints::SourceSet packed = set;
   for (std::size_t f = 0; f < set.files.size(); ++f) {
-    checkpoints::SourceFile& twin = packed.files[f];
+    checkpoints::SourceFile& clone = packed.files[f];
     map->files.push_back(set.files[f].path);
     const std::string path = PackName(f, pack);
     const std::uint32_t out = builder->AddFile(path);
-    std::vector<files::Skeleton> skeletons;
-    for (const checkpoints::Container& container : twin.containers) {
-      files::Skeleton& skeleton = skeletons.emplace_back(*container.skeleton);
-      for (files::Storage& to : skeleton.storages) {
+    std::vector<files::ContainerMetadata> metadata_table;
+    for (const checkpoints::Container& container : clone.containers) {
+      files::ContainerMetadata& metadata = metadata_table.emplace_back(*container.metadata);
+      for (files::Storage& to : metadata.storages) {
         const files::Storage from = to;
         // An empty storage lies nowhere, and rounded up its place could be beyond the file's end.
         const std::uint64_t end = builder->bytes(out);
@@ -75,32 +75,32 @@ checkpoints::SourceSet PackedTwin(const checkpoints::SourceSet& set, Pack pack,
         builder->AddMember(out, to.offset, static_cast<std::uint32_t>(map->members.size()),
                            from.bytes);
         map->members.push_back({static_cast<std::uint32_t>(f), from.offset, from.bytes, from.crc32,
-                                NameOf(skeleton, from)});
+                                NameOf(metadata, from)});
       }
     }
-    for (std::size_t c = 0; c < skeletons.size(); ++c) {
-      skeletons[c].first = 0;
-      skeletons[c].last = builder->bytes(out);
-      twin.containers[c].skeleton =
-          std::make_shared<const files::Skeleton>(std::move(skeletons[c]));
-      twin.containers[c].stretches.clear();
+    for (std::size_t c = 0; c < metadata_table.size(); ++c) {
+      metadata_table[c].first = 0;
+      metadata_table[c].last = builder->bytes(out);
+      clone.containers[c].metadata =
+          std::make_shared<const files::ContainerMetadata>(std::move(metadata_table[c]));
+      clone.containers[c].stretches.clear();
     }
-    twin.path = path;  // relative: a packed catalogue may be moved
-    twin.identity = {builder->bytes(out), 0, 0};
+    clone.path = path;  // relative: a packed catalogue may be moved
+    clone.identity = {builder->bytes(out), 0, 0};
   }
-  for (checkpoints::Neighbour& twin : packed.neighbours) {
-    if (twin.content) continue;
-    const std::uint64_t bytes = twin.identity.bytes;
-    plan::OutputFile out = plan::WholeFile(PackName(builder->file_count(), pack), twin.path, bytes,
-                                           plan::Twin::kCopy, map);
-    twin.path = out.path;
-    twin.identity = {bytes, 0, 0};
+  for (checkpoints::SiblingFile& clone : packed.siblings) {
+    if (clone.content) continue;
+    const std::uint64_t bytes = clone.identity.bytes;
+    plan::OutputFile out = plan::WholeFile(PackName(builder->file_count(), pack), clone.path, bytes,
+                                           plan::CloneMode::kCopy, map);
+    clone.path = out.path;
+    clone.identity = {bytes, 0, 0};
     builder->AddFile(std::move(out));
   }
   return packed;
 }
 
-/// Compares a neighbour's pack file with its digest in the manifest. Nothing else vouches for its
+/// Compares a sibling's pack file with its digest in the manifest. Nothing else vouches for its
 /// bytes: the checksums of a checkpoint's own files are in those files.
 Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
                  const std::map<std::string, exec::ListedFile>& files) {
@@ -137,7 +137,7 @@ Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& man
                 folder + "/" + exec::kManifestName + ": lists no files, or not as a manifest does");
   }
   const auto find = [&](std::size_t number, std::string* path, os::Identity* identity,
-                        bool neighbour) -> Status {
+                        bool sibling) -> Status {
     const std::string name = PackName(number, pack);
     *path = folder + "/" + name;
     SW_TRY_ASSIGN(const os::File stored, os::File::OpenRead(*path));
@@ -149,15 +149,15 @@ Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& man
     }
     // A compressed one has another size; what it stands for is what the catalogue says.
     *identity = {pack == Pack::kCopy ? found.bytes : identity->bytes, found.mtime_ns, found.inode};
-    return neighbour ? CheckPack(stored, name, pack, *files) : Status();
+    return sibling ? CheckPack(stored, name, pack, *files) : Status();
   };
   SW_TRY(os::ForEachFile(set->files.size(), os::kIoThreads, [&](std::uint64_t i) {
     checkpoints::SourceFile& file = set->files[i];
     return find(i, &file.path, &file.identity, false);
   }));
   std::size_t number = set->files.size();
-  for (checkpoints::Neighbour& neighbour : set->neighbours) {
-    if (!neighbour.content) SW_TRY(find(number++, &neighbour.path, &neighbour.identity, true));
+  for (checkpoints::SiblingFile& sibling : set->siblings) {
+    if (!sibling.content) SW_TRY(find(number++, &sibling.path, &sibling.identity, true));
   }
   return {};
 }
@@ -168,14 +168,14 @@ Result<bool> IsCatalogue(const std::string& folder) {
   return os::Exists(folder + "/" + kCatalogueFile);
 }
 
-Result<checkpoints::SourceSet> ReadCatalogue(const std::string& folder, bool neighbours) {
+Result<checkpoints::SourceSet> ReadCatalogue(const std::string& folder, bool siblings) {
   SW_TRY_ASSIGN(const nlohmann::json json, ReadManifest(folder));
   const std::string path = folder + "/" + kCatalogueFile;
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
   Result<checkpoints::SourceSet> set = checkpoints::DeserializeSource(text);
   if (!set) return Within(path, std::move(set).error());
-  if (!neighbours) {
-    set->neighbours.clear();
+  if (!siblings) {
+    set->siblings.clear();
     set->left_out.clear();
   }
   if (json.contains("packed")) {
@@ -211,7 +211,7 @@ Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack
   layout::ShardMap map;
   plan::TargetBuilder builder;
   const checkpoints::SourceSet packed =
-      pack == Pack::kNone ? checkpoints::SourceSet() : PackedTwin(input.set, pack, &map, &builder);
+      pack == Pack::kNone ? checkpoints::SourceSet() : PackedClone(input.set, pack, &map, &builder);
   const auto text = std::make_shared<const std::string>(
       checkpoints::Serialize(pack == Pack::kNone ? input.set : packed));
   exec::FileBytes bytes(map, PathsOf(input.set));
@@ -230,7 +230,7 @@ Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack
     SW_TRY_ASSIGN(report, RunPlan(comm, input, map, target, bytes, head.dump(), PackWord(pack),
                                   options, sink));
   }
-  report.neighbours = ListNeighbours(input.set);
+  report.siblings = ListSiblings(input.set);
   report.maps = input.mapped;
   return report;
 }

@@ -17,11 +17,11 @@ namespace shardwright::convert {
 Result<bool> IsCatalogue(const std::string& folder);
 
 /// The source that a catalogue describes. Packed catalogues describe their own copy of the
-/// payloads; of them those of neighbours are read here and compared with their digests.
-/// \param neighbours  whether to look for them
+/// payloads; of them those of siblings are read here and compared with their digests.
+/// \param siblings  whether to look for them
 /// \error kBadInput  not complete, or damaged
 /// Local.
-Result<checkpoints::SourceSet> ReadCatalogue(const std::string& folder, bool neighbours);
+Result<checkpoints::SourceSet> ReadCatalogue(const std::string& folder, bool siblings);
 
 /// The maps that a catalogue was made with, as MapsOfRecipes takes them; empty without any.
 /// \error as ReadCatalogue
@@ -43,7 +43,7 @@ enum class Pack : std::uint8_t {
   kZstd,  ///< compressed (engine/exec/zpack.h)
 };
 
-/// Writes the fragment catalogue of a source: the skeleton of every file, and with `pack` its
+/// Writes the fragment catalogue of a source: the metadata of every file, and with `pack` its
 /// payloads.
 /// Collective.
 Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack,

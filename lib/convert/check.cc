@@ -134,7 +134,7 @@ class Checker {
     report_.notes = alike_.notes;
   }
 
-  Result<CheckReport> Go();
+  Result<CheckReport> Run();
 
  private:
   void CompareNames();
@@ -528,7 +528,7 @@ Status Checker::ShareDifferences() {
   return {};
 }
 
-Result<CheckReport> Checker::Go() {
+Result<CheckReport> Checker::Run() {
   const exec::CountReads reads_a(*a_.bytes, sink_);
   const exec::CountReads reads_b(*b_.bytes, sink_);
   for (const Input* input : {&a_, &b_}) {
@@ -562,7 +562,7 @@ Result<CheckReport> Checker::Go() {
 Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options,
                           Sink& sink, const std::string& only) {
   Checker checker(comm, a, b, options, only, sink);
-  return checker.Go();
+  return checker.Run();
 }
 
 }  // namespace shardwright::convert

@@ -16,15 +16,15 @@ bool HasOwnFiles(const checkpoints::SourceSet& set) {
 
 }  // namespace
 
-bool IsVerbatim(const Input& input, const checkpoints::Dialect& format,
+bool IsVerbatim(const Input& input, const checkpoints::Format& format,
                 const checkpoints::Layout& layout) {
   return format.same_files != nullptr && input.mapped.empty() &&
          input.checkpoint.origin == format.name && HasOwnFiles(input.set) &&
          format.same_files(input.checkpoint.layout, layout);
 }
 
-Result<Verbatim> PlanVerbatim(const Input& input, const checkpoints::Dialect& format,
-                              plan::Twin twin) {
+Result<Verbatim> PlanVerbatim(const Input& input, const checkpoints::Format& format,
+                              plan::CloneMode clone) {
   Verbatim out;
   const std::string& tag = input.checkpoint.tag;
   SW_TRY(os::SafeName(tag));
@@ -32,11 +32,11 @@ Result<Verbatim> PlanVerbatim(const Input& input, const checkpoints::Dialect& fo
     SW_TRY_ASSIGN(const std::string path, os::JoinSafe(tag, file.name));
     const auto index = static_cast<std::uint32_t>(out.map.files.size());
     out.target.files.push_back(
-        plan::WholeFile(path, file.path, file.identity.bytes, twin, &out.map));
+        plan::WholeFile(path, file.path, file.identity.bytes, clone, &out.map));
     for (const checkpoints::Container& container : file.containers) {
-      for (const shardwright::files::Storage& storage : container.skeleton->storages) {
+      for (const shardwright::files::Storage& storage : container.metadata->storages) {
         out.map.members.push_back({index, storage.offset, storage.bytes, storage.crc32,
-                                   NameOf(*container.skeleton, storage)});
+                                   NameOf(*container.metadata, storage)});
       }
     }
   }

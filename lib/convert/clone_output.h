@@ -10,7 +10,7 @@ namespace shardwright::convert {
 
 /// True if the source's files are of the format to write and can be read, and the layout is their
 /// own: the output then repeats them, with what a conversion could not keep.
-bool IsVerbatim(const Input& input, const checkpoints::Dialect& format,
+bool IsVerbatim(const Input& input, const checkpoints::Format& format,
                 const checkpoints::Layout& layout);
 
 /// What makes OUTPUT/<tag> a copy of the source's files, with its pointer file.
@@ -19,9 +19,9 @@ struct Verbatim {
   plan::Target target;
 };
 
-/// \param twin  how files come to be; a file that is not of this rank alone can only be copied
+/// \param clone  how files come to be; a file that is not of this rank alone can only be copied
 /// \error kBadInput  a name that cannot be a file name
-Result<Verbatim> PlanVerbatim(const Input& input, const checkpoints::Dialect& format,
-                              plan::Twin twin);
+Result<Verbatim> PlanVerbatim(const Input& input, const checkpoints::Format& format,
+                              plan::CloneMode clone);
 
 }  // namespace shardwright::convert

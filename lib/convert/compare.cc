@@ -38,9 +38,9 @@ struct Side {
 };
 
 /// Takes the units of the first, gathers those of the second, and shows both.
-class Second final : public exec::UnitSink {
+class CompareSink final : public exec::UnitSink {
  public:
-  Second(Side& side, const OnUnit& on_unit) : side_(side), on_unit_(on_unit) {}
+  CompareSink(Side& side, const OnUnit& on_unit) : side_(side), on_unit_(on_unit) {}
 
   bool sums() const override { return false; }
 
@@ -103,7 +103,7 @@ Result<std::uint64_t> CompareSources(comm::Comm& comm, const Compared& a, const 
   loop_options.sums = &side_a.sums;
   for (const std::uint64_t index : mine) loop_options.bytes_total += plan_a.unit(index).bytes;
   exec::UnitLoop loop(plan_a, side_a.source, arena, sink, loop_options);
-  Second second(side_b, on_unit);
+  CompareSink second(side_b, on_unit);
   SW_TRY(exec::ForUnitsInRounds(comm, loop, plan_a, side_a.source, mine, most, second));
   SW_TRY(Verify(comm, arena, &side_a));
   SW_TRY(Verify(comm, arena, &side_b));
@@ -128,7 +128,7 @@ std::int64_t Ordered(std::span<const std::byte> element) {
 }
 
 /// True for two numbers with no other between them.
-bool AreNeighbours(std::span<const std::byte> a, std::span<const std::byte> b) {
+bool AreSiblings(std::span<const std::byte> a, std::span<const std::byte> b) {
   const std::int64_t x = Ordered(a);
   const std::int64_t y = Ordered(b);
   return x < y ? y == x + 1 : x == y || x == y + 1;
@@ -150,7 +150,7 @@ Differing CompareElements(DType dtype, std::span<const std::byte> a, std::span<c
     const auto y = b.subspan(i * item, item);
     if (std::equal(x.begin(), x.end(), y.begin()) || (IsNan(dtype, x) && IsNan(dtype, y))) continue;
     if (out.count++ == 0) out.first = i;
-    if (!AreNeighbours(x, y)) ++out.apart;
+    if (!AreSiblings(x, y)) ++out.apart;
   }
   return out;
 }

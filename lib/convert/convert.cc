@@ -51,7 +51,7 @@ nlohmann::ordered_json ManifestHead(const std::string& command, const std::strin
           {"command", command},
           {"kind", kind},
           {"source", std::move(source)},
-          {"neighbours", input.neighbours ? "copy" : "none"}};
+          {"neighbours", input.siblings ? "copy" : "none"}};
 }
 
 namespace {
@@ -130,7 +130,7 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   report.buffer_bytes = exec::BufferBytes(run);
   if (options.dry_run) {
     for (const plan::OutputFile& file : target.files) {
-      if (file.twin == plan::Twin::kCopy) report.needed_bytes += file.bytes;
+      if (file.clone == plan::CloneMode::kCopy) report.needed_bytes += file.bytes;
     }
     SW_TRY_ASSIGN(report.free_bytes, FreeBytesFor(comm, options.output));
     if (comm.rank() == 0) WarnOfInodes(options.output, report.totals, sink);
@@ -159,17 +159,17 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
 namespace {
 
 /// Equal layouts: how the source's files become the output's.
-plan::Twin TwinFor(const Input& input, const ConvertOptions& options) {
+plan::CloneMode CloneFor(const Input& input, const ConvertOptions& options) {
   // A clone is not read, so nothing of it could be verified; and the root makes it.
   const bool reads =
       options.verify == exec::Verify::kReplicas || options.verify == exec::Verify::kReadback;
-  if (reads || !input.file_owner.empty()) return plan::Twin::kCopy;
-  return options.link ? plan::Twin::kLink : plan::Twin::kClone;
+  if (reads || !input.file_owner.empty()) return plan::CloneMode::kCopy;
+  return options.link ? plan::CloneMode::kLink : plan::CloneMode::kClone;
 }
 
 /// Refuses what cannot be done with links instead of doing something else.
 Status CheckLink(const Input& input, const checkpoints::Layout& layout,
-                 const checkpoints::Dialect& format, const ConvertOptions& options) {
+                 const checkpoints::Format& format, const ConvertOptions& options) {
   std::string why;
   if (format.same_files == nullptr) {
     why = "files of format " + std::string(format.name) + " are always written";
@@ -181,7 +181,7 @@ Status CheckLink(const Input& input, const checkpoints::Layout& layout,
     why = "the source has no native files of its own";
   } else if (!input.file_owner.empty()) {
     why = "with --node-local nobody sees all of them";
-  } else if (TwinFor(input, options) == plan::Twin::kCopy) {
+  } else if (CloneFor(input, options) == plan::CloneMode::kCopy) {
     why = "with --verify=replicas and readback they are read and written";
   } else {
     return {};
@@ -192,36 +192,36 @@ Status CheckLink(const Input& input, const checkpoints::Layout& layout,
 
 /// Copies, clones or links the source's files.
 Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
-                                  const checkpoints::Dialect& format,
+                                  const checkpoints::Format& format,
                                   const nlohmann::ordered_json& head, const ConvertOptions& options,
                                   Sink& sink) {
-  const plan::Twin twin = TwinFor(input, options);
-  const bool link = twin == plan::Twin::kLink;
+  const plan::CloneMode clone = CloneFor(input, options);
+  const bool link = clone == plan::CloneMode::kLink;
   sink.Note("source and target layouts are equal (" + Explain(input.checkpoint.layout) + "): " +
                 (link ? "linking its files: a program that writes into one of them changes both "
                         "checkpoints"
                       : "its files are taken as they are"),
             0);
-  SW_TRY_ASSIGN(Verbatim verbatim, PlanVerbatim(input, format, twin));
-  NeighbourReport neighbours =
-      AddNeighbours(input.set, format, std::nullopt, link ? plan::Twin::kCopy : twin, &verbatim.map,
-                    &verbatim.target, sink);
-  SW_TRY(CheckCarried(options, neighbours.not_carried));
+  SW_TRY_ASSIGN(Verbatim verbatim, PlanVerbatim(input, format, clone));
+  SiblingReport siblings =
+      AddSiblings(input.set, format, std::nullopt, link ? plan::CloneMode::kCopy : clone,
+                  &verbatim.map, &verbatim.target, sink);
+  SW_TRY(CheckCarried(options, siblings.not_carried));
   exec::FileBytes bytes(verbatim.map, PathsOf(input.set));
   SW_TRY_ASSIGN(ConvertReport report,
                 RunPlan(comm, input, verbatim.map, verbatim.target, bytes, head.dump(),
                         link ? "links" : "verbatim", options, sink));
   report.verbatim = true;
   report.linked = link;
-  report.not_carried = neighbours.not_carried;
-  report.neighbours = std::move(neighbours);
+  report.not_carried = siblings.not_carried;
+  report.siblings = std::move(siblings);
   return report;
 }
 
 }  // namespace
 
-Result<const checkpoints::Dialect*> DefaultFormat(comm::Comm& comm, const Input& input) {
-  const checkpoints::Dialect* const first = &checkpoints::Dialects().front();
+Result<const checkpoints::Format*> DefaultFormat(comm::Comm& comm, const Input& input) {
+  const checkpoints::Format* const first = &checkpoints::Formats().front();
   std::string origin = input.checkpoint.origin;
   if (origin == "universal") {  // atoms: what they were made from, if their manifest tells
     const auto look = [&]() -> Result<std::string> {
@@ -240,15 +240,15 @@ Result<const checkpoints::Dialect*> DefaultFormat(comm::Comm& comm, const Input&
     };
     SW_TRY_ASSIGN(origin, comm.OnRootText(look));
   }
-  const checkpoints::Dialect* const own = checkpoints::FindDialect(origin);
+  const checkpoints::Format* const own = checkpoints::FindFormat(origin);
   return own == nullptr || own->write == nullptr || own->name == "universal" ? first : own;
 }
 
 tl::unexpected<Error> WithExport(Error error, const Input& input, const std::string& output) {
-  std::string command = "ucp-load " + ShellWord(input.roots.front());
+  std::string command = "ucp-load " + ShellWord(input.source_paths.front());
   command += " " + (output.empty() ? std::string("OUTPUT") : ShellWord(output));
-  for (std::size_t i = 1; i < input.roots.size(); ++i) {
-    command += " --also " + ShellWord(input.roots[i]);
+  for (std::size_t i = 1; i < input.source_paths.size(); ++i) {
+    command += " --also " + ShellWord(input.source_paths[i]);
   }
   if (!input.file_owner.empty()) command += " --node-local";
   error.message += "; the weights can be exported: " + command + " --format safetensors";
@@ -308,9 +308,9 @@ std::vector<std::string> OneOfEachKind(const std::vector<std::string>& lines) {
 }
 
 /// Warns that programs cannot open a folder of weights without the model's configuration.
-void WarnIfNoConfig(const Input& input, const checkpoints::Dialect& format,
+void WarnIfNoConfig(const Input& input, const checkpoints::Format& format,
                     const plan::Target& target, Sink& sink) {
-  if (!format.only_weights || !input.neighbours) return;
+  if (!format.only_weights || !input.siblings) return;
   const bool there = std::ranges::any_of(target.files, [](const plan::OutputFile& file) {
     return file.path == "config.json" || file.path == "adapter_config.json";
   });
@@ -322,7 +322,7 @@ void WarnIfNoConfig(const Input& input, const checkpoints::Dialect& format,
 
 }  // namespace
 
-Result<checkpoints::Written> WriteLayout(const checkpoints::Dialect& format,
+Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
                                          const checkpoints::Checkpoint& source,
                                          const checkpoints::Layout& layout, Sink& sink) {
   if (!format.only_weights) SW_TRY(checkpoints::CheckUnbound(source));
@@ -389,7 +389,7 @@ Status CheckDoubt(const ConvertOptions& options, const Input& input) {
 }  // namespace
 
 Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints::TargetSpec& spec,
-                              const checkpoints::Dialect& format, const std::string& command,
+                              const checkpoints::Format& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink) {
   const checkpoints::Checkpoint& source = input.checkpoint;
   // Nothing that was not read can be repeated, not even by copies of the files: some are missing.
@@ -423,10 +423,10 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints:
       }
     }
     if (options.flat) Flatten(format, &target);
-    NeighbourReport neighbours = AddNeighbours(input.set, format, layout.ranks, plan::Twin::kCopy,
-                                               &input.checkpoint.map, &target, sink);
-    written.not_carried.insert(written.not_carried.end(), neighbours.not_carried.begin(),
-                               neighbours.not_carried.end());
+    SiblingReport siblings = AddSiblings(input.set, format, layout.ranks, plan::CloneMode::kCopy,
+                                         &input.checkpoint.map, &target, sink);
+    written.not_carried.insert(written.not_carried.end(), siblings.not_carried.begin(),
+                               siblings.not_carried.end());
     WarnIfNoConfig(input, format, target, sink);
     for (std::string& one : WeightsLeftBehind(input, target)) {
       sink.Warn("not carried over: " + one);
@@ -438,7 +438,7 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints:
     for (const auto& [key, value] : layout.options) parameters += value;
     SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
                                   parameters, options, sink));
-    report.neighbours = std::move(neighbours);
+    report.siblings = std::move(siblings);
     report.not_carried = std::move(written.not_carried);
   }
   if (options.flat && !options.dry_run) {

@@ -2,7 +2,7 @@
 // OpenInput (input.h) finds and understands a source; Convert makes the target, plans and runs, or
 // copies the files as they are where the layouts are equal (verbatim.h). catalogue.h writes
 // catalogues, check.h compares two checkpoints, describe.h tells what one holds. compare.h
-// proves what a reader had to assume, neighbours.h takes along what lies beside a checkpoint.
+// proves what a reader had to assume, siblings.h takes along what lies beside a checkpoint.
 
 #pragma once
 
@@ -44,7 +44,7 @@ struct ConvertReport {
   bool found_done = false;  ///< with resume: the stopped run had committed, nothing was left to do
   bool verbatim = false;    ///< the layouts were equal: the source's files as they are
   bool linked = false;      ///< verbatim, by hard links
-  NeighbourReport neighbours;
+  SiblingReport siblings;
   plan::Totals totals;
   exec::RunReport run;
   std::uint64_t buffer_bytes = 0;  ///< of each rank
@@ -61,7 +61,7 @@ struct ConvertReport {
 /// Finds the format that a conversion writes without --format: that of the source, of atoms that of
 /// the checkpoint which they were made from. DeepSpeed where it is not known or cannot be written.
 /// Collective.
-Result<const checkpoints::Dialect*> DefaultFormat(comm::Comm& comm, const Input& input);
+Result<const checkpoints::Format*> DefaultFormat(comm::Comm& comm, const Input& input);
 
 /// Adds the command that exports only the weights to the error of a target that needs the
 /// optimizer.
@@ -76,24 +76,24 @@ Status CheckCarried(const ConvertOptions& options, const std::vector<std::string
 /// Writes the source in another layout, and what lies beside it if the input was searched for that.
 /// Equal layouts: its files as they are, as clones where the file system can and nothing is to be
 /// verified, else as copies that are checked like those of a conversion.
-/// \param format  the dialect to write; it has a writer
+/// \param format  the format to write; it has a writer
 /// \param spec  its keys; unset ones keep the source's value
 /// \error kMismatch  options.strict, and something is not carried over;
 ///        kUsage  options.link, and the layouts differ or the source has no files to link to;
-///        kUnsupported  options.link, and the file system cannot; else as the dialect's `resolve`
+///        kUnsupported  options.link, and the file system cannot; else as the format's `resolve`
 ///        and `write`, plan::Plan::Make and exec::Run
 /// Collective.
 Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints::TargetSpec& spec,
-                              const checkpoints::Dialect& format, const std::string& command,
+                              const checkpoints::Format& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink);
 
-/// Writes a checkpoint as a dialect's layout says, and warns of what has no place in it.
+/// Writes a checkpoint as a format's layout says, and warns of what has no place in it.
 /// Pure but for the warnings.
-Result<checkpoints::Written> WriteLayout(const checkpoints::Dialect& format,
+Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
                                          const checkpoints::Checkpoint& source,
                                          const checkpoints::Layout& layout, Sink& sink);
 
-/// Adds to a manifest the layout and the options of the dialect that it was written with.
+/// Adds to a manifest the layout and the options of the format that it was written with.
 void DescribeLayout(const checkpoints::Layout& layout, nlohmann::ordered_json* head);
 
 /// Plans and runs a copy program, or with dry_run only plans it. `source` is the map that `bytes`

@@ -112,7 +112,7 @@ nlohmann::json TotalsJson(const ConvertReport& report) {
           {"buffer_bytes", report.buffer_bytes}};
 }
 
-nlohmann::json NeighboursJson(const NeighbourReport& report) {
+nlohmann::json SiblingsJson(const SiblingReport& report) {
   nlohmann::json copied = nlohmann::json::array();
   for (const auto& [name, bytes] : report.copied)
     copied.push_back({{"name", name}, {"bytes", bytes}});
@@ -250,7 +250,7 @@ nlohmann::json ConversionJson(const ConvertReport& report) {
                            {"found_done", report.found_done},
                            {"verbatim", report.verbatim},
                            {"linked", report.linked},
-                           {"neighbours", NeighboursJson(report.neighbours)},
+                           {"neighbours", SiblingsJson(report.siblings)},
                            {"not_carried", report.not_carried},
                            {"plan", TotalsJson(report)},
                            {"source", ToJson(report.source)},

@@ -20,7 +20,7 @@ void DsToUniversal::Adjust(ConvertOptions* options) const {
   options->threads = std::max(options->threads, static_cast<unsigned>(workers));
 }
 
-void Flatten(const checkpoints::Dialect& format, plan::Target* target) {
+void Flatten(const checkpoints::Format& format, plan::Target* target) {
   std::erase_if(target->files,
                 [&](const plan::OutputFile& file) { return file.path == format.pointer; });
   for (plan::OutputFile& file : target->files) {
@@ -29,7 +29,7 @@ void Flatten(const checkpoints::Dialect& format, plan::Target* target) {
   }
 }
 
-Status PointLatest(const checkpoints::Dialect& format, const std::string& tag_folder) {
+Status PointLatest(const checkpoints::Format& format, const std::string& tag_folder) {
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(tag_folder));
   return os::ReplaceFile(split.parent + "/" + std::string(format.pointer), split.name);
 }

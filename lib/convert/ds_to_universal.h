@@ -31,10 +31,10 @@ struct DsToUniversal {
 
 /// Moves a target from save-folder form (tag folder beside its pointer) to the tag folder
 /// alone.
-void Flatten(const checkpoints::Dialect& format, plan::Target* target);
+void Flatten(const checkpoints::Format& format, plan::Target* target);
 
 /// Points the format's pointer file beside a finished tag folder to it, in one step.
 /// \error kIo
-Status PointLatest(const checkpoints::Dialect& format, const std::string& tag_folder);
+Status PointLatest(const checkpoints::Format& format, const std::string& tag_folder);
 
 }  // namespace shardwright::convert

@@ -42,26 +42,26 @@ void ReplaceAll(std::string* text, std::string_view what, std::string_view by) {
   }
 }
 
-std::vector<std::string> Expand(std::vector<std::string> roots, int rank) {
+std::vector<std::string> Expand(std::vector<std::string> source_paths, int rank) {
   const std::string node = HostName();
-  for (std::string& root : roots) {
+  for (std::string& root : source_paths) {
     ReplaceAll(&root, "{rank}", std::to_string(rank));
     ReplaceAll(&root, "{node}", node);
   }
-  return roots;
+  return source_paths;
 }
 
-Result<checkpoints::SourceSet> ScanAny(const std::vector<std::string>& roots, bool neighbours,
+Result<checkpoints::SourceSet> ScanAny(const std::vector<std::string>& source_paths, bool siblings,
                                        const checkpoints::ScanOptions& scan) {
-  if (roots.size() == 1) {
-    SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
+  if (source_paths.size() == 1) {
+    SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(source_paths.front()));
     if (catalogue) {
-      return ReadCatalogue(roots.front(), neighbours);
+      return ReadCatalogue(source_paths.front(), siblings);
     }
   }
-  SW_TRY_ASSIGN(checkpoints::SourceSet set, checkpoints::ScanSource(roots, scan));
+  SW_TRY_ASSIGN(checkpoints::SourceSet set, checkpoints::ScanSource(source_paths, scan));
   SW_TRY(CheckListed(set));
-  if (neighbours) SW_TRY(checkpoints::FindNeighbours(&set));
+  if (siblings) SW_TRY(checkpoints::FindSiblingFiles(&set));
   return set;
 }
 
@@ -73,11 +73,11 @@ exec::SourcePath PathOf(const checkpoints::SourceFile& file) {
   return path;
 }
 
-exec::SourcePath PathOf(const checkpoints::Neighbour& neighbour) {
-  const std::string& path = neighbour.path;
-  std::string real = neighbour.real;  // empty: found by another rank
+exec::SourcePath PathOf(const checkpoints::SiblingFile& sibling) {
+  const std::string& path = sibling.path;
+  std::string real = sibling.real;  // empty: found by another rank
   if (real.empty()) real = checkpoints::RealPathInFolder(path).value_or(path);
-  return {path, neighbour.identity, checkpoints::IsAppendedTo(path), {}, std::move(real)};
+  return {path, sibling.identity, checkpoints::IsAppendedTo(path), {}, std::move(real)};
 }
 
 /// True if this rank sees a catalogued file as it was then.
@@ -96,12 +96,12 @@ void KeepVisible(unsigned io_threads, checkpoints::SourceSet* set) {
     if (visible_files[i] != 0) files.push_back(std::move(set->files[i]));
   }
   set->files = std::move(files);
-  std::vector<checkpoints::Neighbour> neighbours;
-  for (checkpoints::Neighbour& neighbour : set->neighbours) {
-    const bool visible = neighbour.content.has_value() || IsVisible(PathOf(neighbour));
-    if (visible) neighbours.push_back(std::move(neighbour));
+  std::vector<checkpoints::SiblingFile> siblings;
+  for (checkpoints::SiblingFile& sibling : set->siblings) {
+    const bool visible = sibling.content.has_value() || IsVisible(PathOf(sibling));
+    if (visible) siblings.push_back(std::move(sibling));
   }
-  set->neighbours = std::move(neighbours);
+  set->siblings = std::move(siblings);
 }
 
 /// Every catalogued file is in what the ranks see together.
@@ -109,7 +109,7 @@ void KeepVisible(unsigned io_threads, checkpoints::SourceSet* set) {
 Status CheckCatalogued(const std::set<std::string>& catalogued, const checkpoints::SourceSet& all) {
   std::set<std::string> seen;
   for (const checkpoints::SourceFile& file : all.files) seen.insert(file.name);
-  for (const checkpoints::Neighbour& neighbour : all.neighbours) seen.insert(neighbour.name);
+  for (const checkpoints::SiblingFile& sibling : all.siblings) seen.insert(sibling.name);
   for (const std::string& name : catalogued) {
     if (seen.contains(name)) continue;
     return Fail(Errc::kNotFound, name + ": no rank sees it as it was catalogued");
@@ -123,15 +123,15 @@ struct Part {
   std::set<std::string> catalogued;  // names of all files, if it is a catalogue
 };
 
-Result<Part> ScanPart(const std::vector<std::string>& roots, bool neighbours,
+Result<Part> ScanPart(const std::vector<std::string>& source_paths, bool siblings,
                       const checkpoints::ScanOptions& scan) {
   Part part;
-  SW_TRY_ASSIGN(part.set, ScanAny(roots, neighbours, scan));
-  SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(roots.front()));
+  SW_TRY_ASSIGN(part.set, ScanAny(source_paths, siblings, scan));
+  SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(source_paths.front()));
   // Compressed files are in the catalogue itself, and have been looked for when it was read.
   if (!catalogue || IsCompressed(part.set)) return part;
   for (const checkpoints::SourceFile& file : part.set.files) part.catalogued.insert(file.name);
-  for (const checkpoints::Neighbour& one : part.set.neighbours) part.catalogued.insert(one.name);
+  for (const checkpoints::SiblingFile& one : part.set.siblings) part.catalogued.insert(one.name);
   KeepVisible(scan.io_threads, &part.set);
   return part;
 }
@@ -145,8 +145,8 @@ Result<std::vector<std::string>> GatherTexts(comm::Comm& comm, const std::string
   return texts;
 }
 
-bool HasPointer(const std::string& dialect) {
-  const checkpoints::Dialect* row = checkpoints::FindDialect(dialect);
+bool HasPointer(const std::string& format) {
+  const checkpoints::Format* row = checkpoints::FindFormat(format);
   return row != nullptr && !row->pointer.empty();
 }
 
@@ -155,24 +155,24 @@ bool HasPointer(const std::string& dialect) {
 /// others see a tag folder looks for that, and for what lies beside it.
 /// \param mine  what this rank has found by itself
 /// Collective.
-Result<Part> LookAgain(comm::Comm& comm, const std::vector<std::string>& roots, bool neighbours,
-                       const checkpoints::ScanOptions& scan, Result<Part> mine) {
-  const std::string my_dialect = mine ? mine->set.dialect : "";
-  SW_TRY_ASSIGN(const std::vector<std::string> dialects, GatherTexts(comm, my_dialect));
+Result<Part> Recheck(comm::Comm& comm, const std::vector<std::string>& source_paths, bool siblings,
+                     const checkpoints::ScanOptions& scan, Result<Part> mine) {
+  const std::string my_format = mine ? mine->set.format : "";
+  SW_TRY_ASSIGN(const std::vector<std::string> formats, GatherTexts(comm, my_format));
   SW_TRY_ASSIGN(const std::vector<std::string> tags, GatherTexts(comm, mine ? mine->set.tag : ""));
-  auto known = std::find_if(dialects.begin(), dialects.end(), HasPointer);
-  const bool lacks = mine ? known != dialects.end() && !HasPointer(my_dialect)
+  auto known = std::find_if(formats.begin(), formats.end(), HasPointer);
+  const bool lacks = mine ? known != formats.end() && !HasPointer(my_format)
                           : mine.error().code == Errc::kNotFound;
-  if (known == dialects.end()) {
-    known = std::find_if(dialects.begin(), dialects.end(),
-                         [](const std::string& dialect) { return !dialect.empty(); });
+  if (known == formats.end()) {
+    known = std::find_if(formats.begin(), formats.end(),
+                         [](const std::string& format) { return !format.empty(); });
   }
-  if (!lacks || known == dialects.end()) return mine;
-  const auto rank = static_cast<std::size_t>(known - dialects.begin());
+  if (!lacks || known == formats.end()) return mine;
+  const auto rank = static_cast<std::size_t>(known - formats.begin());
   Part part;
-  SW_TRY_ASSIGN(part.set, checkpoints::ScanPart(roots, tags[rank], scan));
+  SW_TRY_ASSIGN(part.set, checkpoints::ScanPart(source_paths, tags[rank], scan));
   SW_TRY(CheckListed(part.set));
-  if (neighbours) SW_TRY(checkpoints::FindNeighbours(&part.set));
+  if (siblings) SW_TRY(checkpoints::FindSiblingFiles(&part.set));
   return part;
 }
 
@@ -228,11 +228,12 @@ Status DigestCopies(comm::Comm& comm, std::vector<checkpoints::SourceSet>* parts
 /// Collective.
 Result<checkpoints::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
                                          std::vector<int>* file_owner) {
-  const std::vector<std::string> roots = Expand(options.roots, comm.rank());
+  const std::vector<std::string> source_paths = Expand(options.source_paths, comm.rank());
   checkpoints::ScanOptions scan;
   scan.io_threads = options.io_threads;
-  SW_TRY_ASSIGN(const Part mine, comm.Agree(LookAgain(comm, roots, options.neighbours, scan,
-                                                      ScanPart(roots, options.neighbours, scan))));
+  SW_TRY_ASSIGN(const Part mine,
+                comm.Agree(Recheck(comm, source_paths, options.siblings, scan,
+                                   ScanPart(source_paths, options.siblings, scan))));
   SW_TRY_ASSIGN(const std::vector<std::string> texts,
                 GatherTexts(comm, checkpoints::Serialize(mine.set)));
   std::vector<checkpoints::SourceSet> parts;
@@ -253,12 +254,12 @@ Result<checkpoints::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& o
 /// Collective.
 Result<std::string> FromCatalogue(comm::Comm& comm, const InputOptions& options,
                                   Result<std::string> (*text_of)(const std::string& folder)) {
-  const std::vector<std::string> roots = Expand(options.roots, comm.rank());
+  const std::vector<std::string> source_paths = Expand(options.source_paths, comm.rank());
   const auto read = [&]() -> Result<std::string> {
-    if (roots.size() > 1 && !options.node_local) return std::string();
+    if (source_paths.size() > 1 && !options.node_local) return std::string();
     // What cannot be asked is told by the scan.
-    if (!IsCatalogue(roots.front()).value_or(false)) return std::string();
-    return text_of(roots.front());
+    if (!IsCatalogue(source_paths.front()).value_or(false)) return std::string();
+    return text_of(source_paths.front());
   };
   if (!options.node_local) return comm.OnRootText(read);
   SW_TRY_ASSIGN(const std::string mine, comm.Agree(read()));
@@ -273,7 +274,7 @@ Result<std::string> FromCatalogue(comm::Comm& comm, const InputOptions& options,
 /// Collective.
 Result<std::vector<MapChoice>> CataloguedMaps(comm::Comm& comm, const InputOptions& options) {
   SW_TRY_ASSIGN(const std::string recipes, FromCatalogue(comm, options, MapsOfCatalogue));
-  return MapsOfRecipes(recipes, Expand(options.roots, comm.rank()).front());
+  return MapsOfRecipes(recipes, Expand(options.source_paths, comm.rank()).front());
 }
 
 /// Understands a source. What is asked for by name may be missing in it, if the options say so.
@@ -311,15 +312,15 @@ os::Fingerprint Finish(const exec::DigestStream& digest) {
   return fingerprint;
 }
 
-os::Fingerprint FingerprintOf(const std::vector<checkpoints::Neighbour>& neighbours) {
+os::Fingerprint FingerprintOf(const std::vector<checkpoints::SiblingFile>& siblings) {
   exec::DigestStream digest;
-  for (const checkpoints::Neighbour& neighbour : neighbours) {
-    digest.Add(BytesOf(neighbour.name));
-    digest.Add(std::as_bytes(std::span(&neighbour.identity.bytes, 1)));
-    if (neighbour.content) {
-      digest.Add(BytesOf(*neighbour.content));
+  for (const checkpoints::SiblingFile& sibling : siblings) {
+    digest.Add(BytesOf(sibling.name));
+    digest.Add(std::as_bytes(std::span(&sibling.identity.bytes, 1)));
+    if (sibling.content) {
+      digest.Add(BytesOf(*sibling.content));
     } else {
-      digest.Add(std::as_bytes(std::span(&neighbour.identity.mtime_ns, 1)));
+      digest.Add(std::as_bytes(std::span(&sibling.identity.mtime_ns, 1)));
     }
   }
   return Finish(digest);
@@ -342,7 +343,7 @@ std::unique_ptr<exec::ByteSource> PayloadsOf(const Input& input) {
 tl::unexpected<Error> WithOrder(comm::Comm& comm, const InputOptions& options, Error error) {
   if (error.code == Errc::kNotFound && !options.output.empty()) {
     InputOptions turned = options;
-    turned.roots = {options.output};
+    turned.source_paths = {options.output};
     std::vector<int> owner;
     if (ScanInput(comm, turned, &owner)) {
       error.message += "; OUTPUT " + options.output +
@@ -359,7 +360,7 @@ void AddFiles(const std::vector<checkpoints::SourceFile>& files, exec::DigestStr
     digest->Add(std::as_bytes(std::span(&file.identity.bytes, 1)));
     digest->Add(std::as_bytes(std::span(&file.identity.mtime_ns, 1)));
     for (const checkpoints::Container& one : file.containers) {
-      digest->Add(BytesOf(one.skeleton->header));
+      digest->Add(BytesOf(one.metadata->header));
     }
   }
 }
@@ -395,7 +396,7 @@ Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& o
   checkpoints::ScanOptions scan;
   scan.io_threads = options.io_threads;
   return ScanByRanks(comm, scan, [&](const checkpoints::ScanOptions& how) {
-    return ScanAny(options.roots, options.neighbours, how);
+    return ScanAny(options.source_paths, options.siblings, how);
   });
 }
 
@@ -407,8 +408,8 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
                                          Sink& sink) {
   sink.Pass("scan");
   auto input = std::make_unique<Input>();
-  input->roots = options.roots;
-  input->neighbours = options.neighbours;
+  input->source_paths = options.source_paths;
+  input->siblings = options.siblings;
   input->io_threads = options.io_threads;
   exec::DigestStream digest;
   // Read once and by one rank: all go by the same rules, and the fingerprint is theirs.
@@ -435,7 +436,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   for (const std::string& warning : input->checkpoint.warnings) sink.Warn(warning);
   if (options.new_output) SW_TRY(comm.OnRoot([&] { return CheckNew(options.output); }));
   AddFiles(input->set.files, &digest);
-  input->neighbours_fingerprint = FingerprintOf(input->set.neighbours);
+  input->siblings_fingerprint = FingerprintOf(input->set.siblings);
   input->bytes = PayloadsOf(*input);
   SW_TRY(ProvePlaces(comm, options, *input, sink));
   // By a reader of its own: what the command reads is counted without it.
@@ -448,14 +449,16 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   if (std::ranges::any_of(input->checkpoint.params, checkpoints::IsAdapterName,
                           &checkpoints::Param::name)) {
     SW_TRY_ASSIGN(input->checkpoint.adapter_config, comm.OnRootText([&] {
-      return FindAdapterConfig(Expand(options.roots, comm.rank()));
+      return FindAdapterConfig(Expand(options.source_paths, comm.rank()));
     }));
     digest.Add(BytesOf(input->checkpoint.adapter_config));
   }
   if (!maps.empty()) {
-    std::vector<std::string> roots = Expand(options.roots, comm.rank());
-    roots.insert(roots.end(), input->set.save_folders.begin(), input->set.save_folders.end());
-    SW_TRY_ASSIGN(const std::string config, comm.OnRootText([&] { return FindConfig(roots); }));
+    std::vector<std::string> source_paths = Expand(options.source_paths, comm.rank());
+    source_paths.insert(source_paths.end(), input->set.save_folders.begin(),
+                        input->set.save_folders.end());
+    SW_TRY_ASSIGN(const std::string config,
+                  comm.OnRootText([&] { return FindConfig(source_paths); }));
     SW_TRY_ASSIGN(input->mapped, comm.Agree(UseMaps(maps, options.maps, config, input->patterns,
                                                     &input->checkpoint, sink)));
     for (const MapChoice& map : maps) digest.Add(BytesOf(map.text));
@@ -468,8 +471,8 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
 std::vector<exec::SourcePath> PathsOf(const checkpoints::SourceSet& set) {
   std::vector<exec::SourcePath> paths;
   for (const checkpoints::SourceFile& file : set.files) paths.push_back(PathOf(file));
-  for (const checkpoints::Neighbour& neighbour : set.neighbours) {
-    if (!neighbour.content) paths.push_back(PathOf(neighbour));
+  for (const checkpoints::SiblingFile& sibling : set.siblings) {
+    if (!sibling.content) paths.push_back(PathOf(sibling));
   }
   return paths;
 }
@@ -483,7 +486,7 @@ std::string FingerprintText(const Input& input) {
 os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters) {
   exec::DigestStream digest;
   digest.Add(input.fingerprint);
-  digest.Add(input.neighbours_fingerprint);
+  digest.Add(input.siblings_fingerprint);
   digest.Add(BytesOf(kVersion));
   digest.Add(BytesOf(parameters));
   return Finish(digest);

@@ -22,12 +22,12 @@ namespace shardwright::convert {
 /// What a command reads.
 struct InputOptions {
   /// A checkpoint's save or tag folder, a folder of atoms, a catalogue, or a file by itself; more
-  /// roots hold further parts of the same checkpoint. With node_local, `{rank}` and `{node}` are
-  /// replaced by the rank's number and the node's name.
-  std::vector<std::string> roots;
+  /// source_paths hold further parts of the same checkpoint. With node_local, `{rank}` and `{node}`
+  /// are replaced by the rank's number and the node's name.
+  std::vector<std::string> source_paths;
   std::vector<std::string> pattern_files;
   bool node_local = false;
-  bool neighbours = false;               ///< look for the files beside the tag folder too
+  bool siblings = false;                 ///< look for the files beside the tag folder too
   unsigned io_threads = os::kIoThreads;  ///< files whose headers a rank reads at the same time
   /// Accept a checkpoint whose optimizer state cannot be written in another layout: rank-specific
   /// state (Checkpoint::bound), or an optimizer that is missing or of an unsupported form
@@ -47,31 +47,31 @@ struct InputOptions {
   /// How places that had to be inferred are proved, which reads weights and master weights whole.
   /// Nothing: they are not, and a warning says so, for what reads no payload.
   std::optional<CompareOptions> proof = CompareOptions{};
-  /// What the command is to write, if it is a path: where no checkpoint is at `roots` but one is
-  /// there, the error says that the two may have changed places.
+  /// What the command is to write, if it is a path: where no checkpoint is at `source_paths` but
+  /// one is there, the error says that the two may have changed places.
   std::string output = {};
   /// Fail if something is at `output`, before payloads are read.
   bool new_output = false;
 };
 
-/// An opened source: its skeletons, what they mean, and how to read its payloads.
+/// An opened source: its metadata_table, what they mean, and how to read its payloads.
 struct Input {
-  std::vector<std::string> roots;  ///< InputOptions::roots
+  std::vector<std::string> source_paths;  ///< InputOptions::source_paths
   checkpoints::SourceSet set;
   checkpoints::Patterns patterns;
   checkpoints::Checkpoint checkpoint;
   /// node_local: the rank that reads each of PathsOf(set); else empty.
   std::vector<int> file_owner;
   std::unique_ptr<exec::ByteSource> bytes;
-  bool neighbours = false;               ///< InputOptions::neighbours
+  bool siblings = false;                 ///< InputOptions::siblings
   unsigned io_threads = os::kIoThreads;  ///< InputOptions::io_threads
   OneSave one_save;
   std::vector<MapUsed> mapped;  ///< not empty: `checkpoint` has other names than its files
   /// Of the source: names, identities and object graphs of all its files, the pattern files and
   /// the maps.
   os::Fingerprint fingerprint{};
-  /// Of the neighbours that were looked for: names, sizes, and content or time.
-  os::Fingerprint neighbours_fingerprint{};
+  /// Of the siblings that were looked for: names, sizes, and content or time.
+  os::Fingerprint siblings_fingerprint{};
 };
 
 /// The patterns of files, before those that are built in.
@@ -89,7 +89,7 @@ Result<checkpoints::Patterns> ReadPatterns(const std::vector<std::string>& files
 /// Collective.
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options, Sink& sink);
 
-/// Finds the skeletons of a source only, as OpenInput does first.
+/// Finds the metadata_table of a source only, as OpenInput does first.
 /// Collective.
 Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
                                          std::vector<int>* file_owner);
@@ -100,7 +100,7 @@ Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& o
 /// Collective.
 Status VerifyDigests(comm::Comm& comm, const Input& input, unsigned threads, Sink& sink);
 
-/// How to open the files of a set, in the order of its map: its own, then the neighbours whose
+/// How to open the files of a set, in the order of its map: its own, then the siblings whose
 /// bytes are not known yet.
 std::vector<exec::SourcePath> PathsOf(const checkpoints::SourceSet& set);
 

@@ -83,8 +83,8 @@ std::string SizesText(const checkpoints::ModelSizes& sizes) {
 
 }  // namespace
 
-Result<std::string> FindConfig(const std::vector<std::string>& roots) {
-  for (const std::string& root : roots) {
+Result<std::string> FindConfig(const std::vector<std::string>& source_paths) {
+  for (const std::string& root : source_paths) {
     // verl keeps it in a folder of its own.
     const std::string parent = ParentOf(root);
     for (const std::string& folder :
@@ -102,8 +102,8 @@ Result<std::string> FindConfig(const std::vector<std::string>& roots) {
   return std::string();
 }
 
-Result<std::string> FindAdapterConfig(const std::vector<std::string>& roots) {
-  for (const std::string& root : roots) {
+Result<std::string> FindAdapterConfig(const std::vector<std::string>& source_paths) {
+  for (const std::string& root : source_paths) {
     for (const std::string& folder :
          {root, root + "/lora_adapter", root + "/adapter", ParentOf(root),
           ParentOf(root) + "/lora_adapter", ParentOf(root) + "/adapter"}) {
@@ -193,7 +193,7 @@ Status CheckSizes(const checkpoints::ModelSizes& sizes, const std::vector<MapCho
 
 /// What is known of a model, and who told it.
 struct Facts {
-  checkpoints::ModelFacts values;
+  checkpoints::ModelConfig values;
   std::string origin;  ///< "ckpt/config.json"; empty: nobody tells anything
 };
 
@@ -206,7 +206,7 @@ Result<Facts> UniteFacts(const std::string& config, const checkpoints::Checkpoin
   if (config.empty()) return facts;
   const std::size_t line = config.find('\n');
   const std::string path = config.substr(0, line);
-  SW_TRY_ASSIGN(checkpoints::ModelFacts told,
+  SW_TRY_ASSIGN(checkpoints::ModelConfig told,
                 checkpoints::FactsIn(std::string_view(config).substr(line + 1), path));
   for (const auto& [key, value] : facts.values) {
     const auto other = told.find(key);

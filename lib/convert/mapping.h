@@ -66,13 +66,13 @@ Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked
 /// "PATH\nTEXT" of the model's config.json in one of the folders or the one around it, or nothing.
 /// \error kLimit, kBadInput  as os::ReadWholeText
 /// Local.
-Result<std::string> FindConfig(const std::vector<std::string>& roots);
+Result<std::string> FindConfig(const std::vector<std::string>& source_paths);
 
 /// Returns the text of an adapter_config.json in one of the folders, in its parent, or in a
 /// subfolder of either where trainers store adapters; empty if there is none.
 /// \error as FindConfig
 /// Local.
-Result<std::string> FindAdapterConfig(const std::vector<std::string>& roots);
+Result<std::string> FindAdapterConfig(const std::vector<std::string>& source_paths);
 
 /// Takes a checkpoint through maps, one after the other, and says so. Sizes are those of `asked`,
 /// else of the facts: the config and what the checkpoint tells of itself. Facts choose a map that

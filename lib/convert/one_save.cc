@@ -274,8 +274,8 @@ class SaveCheck {
   void Collect();
   /// The parameters that are to be compared whole.
   Result<std::vector<Weighed>> Suspects(const CompareOptions& how);
-  Result<OneSave> Judge(const std::map<std::uint32_t, FirstDifference>& all,
-                        const std::vector<Weighed>& suspects);
+  Result<OneSave> Decide(const std::map<std::uint32_t, FirstDifference>& all,
+                         const std::vector<Weighed>& suspects);
   Result<OneSave> Mixed(const std::string& text, std::vector<std::string> apart);
   OneSave Undecided();
 
@@ -332,8 +332,8 @@ Result<OneSave> SaveCheck::Mixed(const std::string& text, std::vector<std::strin
   return OneSave{std::move(apart), {}};
 }
 
-Result<OneSave> SaveCheck::Judge(const std::map<std::uint32_t, FirstDifference>& all,
-                                 const std::vector<Weighed>& suspects) {
+Result<OneSave> SaveCheck::Decide(const std::map<std::uint32_t, FirstDifference>& all,
+                                  const std::vector<Weighed>& suspects) {
   const bool differ = save_.steps == Steps::kDiffer;
   std::vector<std::string> apart;
   const FirstDifference* first = nullptr;
@@ -388,7 +388,7 @@ Result<OneSave> SaveCheck::Run(const std::optional<CompareOptions>& how) {
   for (const Weighed& param : suspects) sides.Add(param);
   WholeWeights whole(sides);
   SW_TRY(whole.Run(comm_, bytes_, file_owner_, *how, sink_));
-  return Judge(whole.found(), suspects);
+  return Decide(whole.found(), suspects);
 }
 
 }  // namespace

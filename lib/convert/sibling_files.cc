@@ -15,7 +15,7 @@
 namespace shardwright::convert {
 namespace {
 
-/// First parts of the paths of a target's files: no neighbour may have such a name.
+/// First parts of the paths of a target's files: no sibling may have such a name.
 std::set<std::string> NamesOf(const plan::Target& target) {
   std::set<std::string> names;
   for (const plan::OutputFile& file : target.files) {
@@ -26,16 +26,16 @@ std::set<std::string> NamesOf(const plan::Target& target) {
 
 /// Whether a target has the same of its own: the adapter that the checkpoint holds, and the
 /// configuration, which its writer has taken over.
-bool IsWritten(const checkpoints::Neighbour& neighbour, const plan::Target& target) {
-  if (neighbour.name != "adapter_config.json" && neighbour.name != "adapter_model.safetensors") {
+bool IsWritten(const checkpoints::SiblingFile& sibling, const plan::Target& target) {
+  if (sibling.name != "adapter_config.json" && sibling.name != "adapter_model.safetensors") {
     return false;
   }
   return std::any_of(target.files.begin(), target.files.end(),
-                     [&](const plan::OutputFile& file) { return file.path == neighbour.name; });
+                     [&](const plan::OutputFile& file) { return file.path == sibling.name; });
 }
 
 void WarnAboutRanks(const std::vector<std::string>& gone, std::uint64_t ranks,
-                    const std::optional<std::uint64_t>& last, NeighbourReport* report, Sink& sink) {
+                    const std::optional<std::uint64_t>& last, SiblingReport* report, Sink& sink) {
   if (!gone.empty()) {
     sink.Warn("files of ranks that the target does not have, not carried over: " + FirstFew(gone));
     report->not_carried.push_back("files of ranks that the target does not have: " +
@@ -47,7 +47,7 @@ void WarnAboutRanks(const std::vector<std::string>& gone, std::uint64_t ranks,
   }
 }
 
-void Say(const NeighbourReport& report, Sink& sink) {
+void Say(const SiblingReport& report, Sink& sink) {
   if (report.copied.empty() && report.left_out.empty()) return;
   std::string note = "beside the checkpoint: " + std::to_string(report.copied.size()) +
                      " carried over (" + FormatBytes(report.bytes) + ")";
@@ -55,12 +55,12 @@ void Say(const NeighbourReport& report, Sink& sink) {
   sink.Note(note, 0);
 }
 
-/// The name of a neighbour in the output. Programs look for a model's configuration and tokenizer
+/// The name of a sibling in the output. Programs look for a model's configuration and tokenizer
 /// next to its weights, not in the folder where trainers keep them.
-std::string NameIn(const checkpoints::Dialect& format, const checkpoints::Neighbour& neighbour) {
+std::string NameIn(const checkpoints::Format& format, const checkpoints::SiblingFile& sibling) {
   constexpr std::string_view kFolder = "huggingface/";
-  if (format.name != "safetensors" || !neighbour.name.starts_with(kFolder)) return neighbour.name;
-  return neighbour.name.substr(kFolder.size());
+  if (format.name != "safetensors" || !sibling.name.starts_with(kFolder)) return sibling.name;
+  return sibling.name.substr(kFolder.size());
 }
 
 /// True for files that programs expect next to a model's weights: configuration, tokenizer, chat
@@ -117,8 +117,8 @@ std::string WithWeightType(std::string_view config, std::string_view type) {
   return out.append(config.substr(done));
 }
 
-/// The bytes of a small neighbour in the output.
-std::string ContentIn(const checkpoints::Dialect& format, const std::string& name,
+/// The bytes of a small sibling in the output.
+std::string ContentIn(const checkpoints::Format& format, const std::string& name,
                       const std::string& content, const plan::Target& target, Sink& sink) {
   if (!format.only_weights || name != "config.json") return content;
   const std::optional<DType> type = WeightType(target);
@@ -134,67 +134,67 @@ std::string ContentIn(const checkpoints::Dialect& format, const std::string& nam
 
 }  // namespace
 
-NeighbourReport ListNeighbours(const checkpoints::SourceSet& set) {
-  NeighbourReport report;
+SiblingReport ListSiblings(const checkpoints::SourceSet& set) {
+  SiblingReport report;
   report.folders = set.save_folders;
   report.left_out = set.left_out;
-  for (const checkpoints::Neighbour& neighbour : set.neighbours) {
-    report.bytes += neighbour.identity.bytes;
-    report.copied.emplace_back(neighbour.name, neighbour.identity.bytes);
+  for (const checkpoints::SiblingFile& sibling : set.siblings) {
+    report.bytes += sibling.identity.bytes;
+    report.copied.emplace_back(sibling.name, sibling.identity.bytes);
   }
   return report;
 }
 
-NeighbourReport AddNeighbours(const checkpoints::SourceSet& set, const checkpoints::Dialect& format,
-                              const std::optional<std::uint64_t>& ranks, plan::Twin twin,
-                              layout::ShardMap* map, plan::Target* target, Sink& sink) {
-  NeighbourReport report;
+SiblingReport AddSiblings(const checkpoints::SourceSet& set, const checkpoints::Format& format,
+                          const std::optional<std::uint64_t>& ranks, plan::CloneMode clone,
+                          layout::ShardMap* map, plan::Target* target, Sink& sink) {
+  SiblingReport report;
   report.folders = set.save_folders;
   report.left_out = set.left_out;
   std::set<std::string> taken = NamesOf(*target);
   std::vector<std::string> gone;
   std::optional<std::uint64_t> last;  // rank of which there is a file
   // Every file has its place in the source map, carried over or not (PathsOf).
-  const auto leave_out = [&](const checkpoints::Neighbour& neighbour, const char* why) {
-    if (!neighbour.content) map->files.push_back(neighbour.path);
-    report.left_out.push_back({neighbour.name, why});
+  const auto leave_out = [&](const checkpoints::SiblingFile& sibling, const char* why) {
+    if (!sibling.content) map->files.push_back(sibling.path);
+    report.left_out.push_back({sibling.name, why});
   };
   const auto surprise = [&](const std::string& what) {
     sink.Warn("beside the checkpoint, not carried over: " + what);
     report.not_carried.push_back("beside the checkpoint: " + what);
   };
-  for (const checkpoints::Neighbour& neighbour : set.neighbours) {
-    const std::optional<std::uint64_t> rank = checkpoints::RankOfNeighbour(neighbour.name);
+  for (const checkpoints::SiblingFile& sibling : set.siblings) {
+    const std::optional<std::uint64_t> rank = checkpoints::RankOfSibling(sibling.name);
     if (rank) last = std::max(last.value_or(0), *rank);
     if (rank && ranks && *rank >= *ranks) {
-      gone.push_back(neighbour.name);
-      leave_out(neighbour, "of a rank that the target does not have");
+      gone.push_back(sibling.name);
+      leave_out(sibling, "of a rank that the target does not have");
       continue;
     }
-    if (IsWritten(neighbour, *target)) {
-      leave_out(neighbour, "the output has its own");
+    if (IsWritten(sibling, *target)) {
+      leave_out(sibling, "the output has its own");
       continue;
     }
-    const std::string name = NameIn(format, neighbour);
+    const std::string name = NameIn(format, sibling);
     if (format.pointer.empty() && format.belongs(name) != checkpoints::Belongs::kNo) {
-      leave_out(neighbour, "a file of the format that is written");
-      surprise(neighbour.name + ": it would be taken for a part of the output");
+      leave_out(sibling, "a file of the format that is written");
+      surprise(sibling.name + ": it would be taken for a part of the output");
       continue;
     }
-    if (format.only_weights && !IsOfModelFolder(neighbour.name)) {
-      leave_out(neighbour, "no file of a folder of weights");
+    if (format.only_weights && !IsOfModelFolder(sibling.name)) {
+      leave_out(sibling, "no file of a folder of weights");
       continue;
     }
     if (!taken.insert(name).second) {
-      leave_out(neighbour, "a name that the output itself has");
-      surprise(neighbour.name + ": the output has a file or folder of that name");
+      leave_out(sibling, "a name that the output itself has");
+      surprise(sibling.name + ": the output has a file or folder of that name");
       continue;
     }
     plan::OutputFile file =
-        neighbour.content
-            ? plan::WholeFile(name, ContentIn(format, name, *neighbour.content, *target, sink))
-            : plan::WholeFile(name, neighbour.path, neighbour.identity.bytes, twin, map);
-    file.executable = neighbour.executable;
+        sibling.content
+            ? plan::WholeFile(name, ContentIn(format, name, *sibling.content, *target, sink))
+            : plan::WholeFile(name, sibling.path, sibling.identity.bytes, clone, map);
+    file.executable = sibling.executable;
     report.bytes += file.bytes;
     report.copied.emplace_back(name, file.bytes);
     target->files.push_back(std::move(file));

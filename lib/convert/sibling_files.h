@@ -15,7 +15,7 @@
 namespace shardwright::convert {
 
 /// What became of the files beside a tag folder.
-struct NeighbourReport {
+struct SiblingReport {
   std::vector<std::string> folders;                           ///< where they lie
   std::vector<std::pair<std::string, std::uint64_t>> copied;  ///< name and bytes
   std::uint64_t bytes = 0;                                    ///< of all copied ones
@@ -24,21 +24,21 @@ struct NeighbourReport {
   std::vector<std::string> not_carried;
 };
 
-/// What a catalogue holds of the neighbours that a source was searched for: all of them.
-NeighbourReport ListNeighbours(const checkpoints::SourceSet& set);
+/// What a catalogue holds of the siblings that a source was searched for: all of them.
+SiblingReport ListSiblings(const checkpoints::SourceSet& set);
 
-/// Adds the neighbours that a source was searched for to a target in save-folder form, and their
+/// Adds the siblings that a source was searched for to a target in save-folder form, and their
 /// files to the source map, in the set's order. Says what is left out: files of ranks that
 /// the target does not have, names that the target needs itself, and files that a reader of the
-/// target's format would take for its own. Into a folder of weights alone (Dialect::only_weights)
+/// target's format would take for its own. Into a folder of weights alone (Format::only_weights)
 /// go only files that programs expect next to a model's weights, and config.json gets the element
 /// type of the weights.
 /// \param format of the target
-/// \param map    files of the set, in its order; neighbours are added after them
+/// \param map    files of the set, in its order; siblings are added after them
 /// \param ranks  of the target; none for atoms, which are for any number of ranks
-/// \param twin   kClone only where the source's files are seen by the root
-NeighbourReport AddNeighbours(const checkpoints::SourceSet& set, const checkpoints::Dialect& format,
-                              const std::optional<std::uint64_t>& ranks, plan::Twin twin,
-                              layout::ShardMap* map, plan::Target* target, Sink& sink);
+/// \param clone   kClone only where the source's files are seen by the root
+SiblingReport AddSiblings(const checkpoints::SourceSet& set, const checkpoints::Format& format,
+                          const std::optional<std::uint64_t>& ranks, plan::CloneMode clone,
+                          layout::ShardMap* map, plan::Target* target, Sink& sink);
 
 }  // namespace shardwright::convert

@@ -96,10 +96,10 @@ Status CheckElems(std::uint64_t elems, const std::string& where) {
 Result<PtFile> OpenPt(const std::string& path) {
   PtFile pt;
   SW_TRY_ASSIGN(pt.file, os::File::OpenRead(path));
-  auto skeleton = torch_pt::ReadSkeleton(pt.file);
-  if (!skeleton) return Within(path, skeleton.error());
-  pt.bytes = skeleton->last;
-  auto document = torch_pt::Parse(*skeleton);
+  auto metadata = torch_pt::ReadMetadata(pt.file);
+  if (!metadata) return Within(path, metadata.error());
+  pt.bytes = metadata->last;
+  auto document = torch_pt::Parse(*metadata);
   if (!document) return Within(path, document.error());
   pt.document = *std::move(document);
   return pt;

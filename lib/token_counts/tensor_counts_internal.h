@@ -21,7 +21,7 @@ struct PtFile {
   std::uint64_t bytes = 0;  ///< that were read
 };
 
-/// Reads the objects of a .pt file. \error as torch_pt::ReadSkeleton, Parse
+/// Reads the objects of a .pt file. \error as torch_pt::ReadMetadata, Parse
 Result<PtFile> OpenPt(const std::string& path);
 
 /// Checks a number of elements before they are read. \error kLimit

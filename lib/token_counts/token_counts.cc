@@ -6,7 +6,7 @@
 
 namespace shardwright::token_counts {
 
-Status Validate(const Loads& loads) {
+Status Validate(const TokenCounts& loads) {
   if (loads.layers == 0 || loads.experts == 0) {
     return Fail(Errc::kBadInput, "loads: " + std::to_string(loads.layers) + " layers of " +
                                      std::to_string(loads.experts) + " experts");

@@ -10,7 +10,7 @@
 namespace shardwright::token_counts {
 
 /// Tokens per expert of one moment, or added up over a window, row-major [layer][expert].
-struct Loads {
+struct TokenCounts {
   std::uint32_t layers = 0;
   std::uint32_t experts = 0;               ///< of every layer
   std::vector<std::uint64_t> tokens;       ///< [layers][experts]; a layer sums to at most 2^53
@@ -43,6 +43,6 @@ struct Loads {
 /// Proves that loads are well-formed: as many counts as layers x experts, sums that do not
 /// overflow. A layer without a single token is allowed (all experts are equal then).
 /// \error kBadInput  names the layer; kLimit  too many layers or experts
-Status Validate(const Loads& loads);
+Status Validate(const TokenCounts& loads);
 
 }  // namespace shardwright::token_counts

@@ -41,10 +41,10 @@ Status RecordBuilder::Add(std::uint64_t layer, std::vector<std::uint64_t> counts
 namespace {
 
 /// Replaces the oldest three quarters of the records by their sum.
-Status SumOldest(LoadTrace* trace, const std::string& where) {
-  std::vector<LoadTrace::Record>& records = trace->records;
+Status SumOldest(TokenTrace* trace, const std::string& where) {
+  std::vector<TokenTrace::Record>& records = trace->records;
   const std::size_t last = records.size() - records.size() / 4 - 1;
-  LoadTrace::Record& sum = records[last];
+  TokenTrace::Record& sum = records[last];
   for (std::size_t r = 0; r < last; ++r) {
     for (std::size_t i = 0; i < sum.tokens.size(); ++i) {
       sum.tokens[i] += records[r].tokens[i];
@@ -60,7 +60,7 @@ Status SumOldest(LoadTrace* trace, const std::string& where) {
 
 }  // namespace
 
-Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
+Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
               const std::string& where) {
   if (record.empty()) return Fail(Errc::kBadInput, where + ": no layers");
   const auto& rows = record.rows();
@@ -85,7 +85,7 @@ Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& re
                                      std::to_string(trace->layer_id.size()) + " of " +
                                      std::to_string(trace->experts));
   }
-  LoadTrace::Record made;
+  TokenTrace::Record made;
   made.iteration = iteration;
   made.tokens.reserve(cells);
   std::size_t at = 0;
@@ -100,12 +100,12 @@ Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& re
   return {};
 }
 
-Status Finish(LoadTrace* trace, const std::string& where) {
+Status Finish(TokenTrace* trace, const std::string& where) {
   if (trace->records.empty()) return Fail(Errc::kBadInput, where + ": holds no loads");
   std::stable_sort(trace->records.begin(), trace->records.end(),
                    [](const auto& a, const auto& b) { return a.iteration < b.iteration; });
   for (std::size_t r = 0; r < trace->records.size(); ++r) {
-    const LoadTrace::Record& record = trace->records[r];
+    const TokenTrace::Record& record = trace->records[r];
     const std::string place = where + ": iteration " + std::to_string(record.iteration);
     if (r > 0 && trace->records[r - 1].iteration == record.iteration) {
       return Fail(Errc::kBadInput, place + " twice");
@@ -125,26 +125,26 @@ Status Finish(LoadTrace* trace, const std::string& where) {
   return {};
 }
 
-void WarnOfRestart(LoadTrace* trace, const std::string& place, std::uint64_t iteration) {
+void WarnOfRestart(TokenTrace* trace, const std::string& place, std::uint64_t iteration) {
   trace->warnings.push_back(place + ": iteration " + std::to_string(iteration) +
                             " again, as after a restart of the training: the earlier lines of "
                             "iterations from " +
                             std::to_string(iteration) + " on are ignored");
 }
 
-void WarnOfTornLine(LoadTrace* trace, const std::string& place) {
+void WarnOfTornLine(TokenTrace* trace, const std::string& place) {
   trace->warnings.push_back(place + ": the last line is cut short and is ignored");
   trace->torn = true;
 }
 
 namespace {
 
-Result<LoadTrace> ReadFolder(const std::string& path) {
+Result<TokenTrace> ReadFolder(const std::string& path) {
   SW_TRY_ASSIGN(const bool statistics, os::Exists(path + "/meta_info.json"));
   return statistics ? ReadStatisticFolder(path) : ReadCheckpointCounters(path);
 }
 
-Result<LoadTrace> ReadFile(const std::string& path) {
+Result<TokenTrace> ReadFile(const std::string& path) {
   if (path.ends_with(".pt") || path.ends_with(".pth")) return ReadTensorFile(path);
   if (path.ends_with(".npy")) return ReadNumpyFile(path);
   for (const std::string_view ending : {".npz", ".safetensors", ".bin", ".parquet"}) {
@@ -157,7 +157,7 @@ Result<LoadTrace> ReadFile(const std::string& path) {
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   if (identity.bytes > limits::kJsonBytes) return ReadLongLog(file, identity.bytes);
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
-  SW_TRY_ASSIGN(LoadTrace trace, ParseLoads(text, path));
+  SW_TRY_ASSIGN(TokenTrace trace, ParseLoads(text, path));
   trace.bytes_read = text.size();
   trace.files_read = 1;
   return trace;
@@ -165,8 +165,8 @@ Result<LoadTrace> ReadFile(const std::string& path) {
 
 }  // namespace
 
-Result<LoadTrace> ReadLoads(const std::string& path, std::uint64_t after) {
-  std::optional<LoadTrace> trace;
+Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after) {
+  std::optional<TokenTrace> trace;
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
   if (after > 0 && !folder) {
     SW_TRY_ASSIGN(trace, ReadLogEnd(path, after));

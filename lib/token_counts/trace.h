@@ -1,7 +1,8 @@
 // lib/token_counts: how many tokens each expert of a model was sent.
-// A LoadTrace is what a file holds, counts over time, whichever program wrote it. Loads (loads.h)
-// are those of one moment or the sum of a window (load_window.h). Expert placement (lib/placement)
-// and partial checkpoints (lib/partial) both start from them. Source: docs/formats/loads.md.
+// A TokenTrace is what a file holds, counts over time, whichever program wrote it. TokenCounts
+// (loads.h) are those of one moment or the sum of a window (load_window.h). Expert placement
+// (lib/placement) and partial checkpoints (lib/partial) both start from them. Source:
+// docs/formats/loads.md.
 
 #pragma once
 
@@ -19,7 +20,7 @@ namespace shardwright::token_counts {
 
 /// What a file of loads holds: token counts over time. Every record has the same layers and
 /// experts.
-struct LoadTrace {
+struct TokenTrace {
   struct Record {
     std::uint64_t iteration = 0;
     std::vector<std::uint64_t> tokens;  ///< [layers][experts]
@@ -49,11 +50,11 @@ struct LoadTrace {
 ///        those of what is read
 /// \error kNotFound; kBadInput  names file, record, layer and expert; kLimit; kUnsupported
 /// Local.
-Result<LoadTrace> ReadLoads(const std::string& path, std::uint64_t after = 0);
+Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after = 0);
 
-/// Loads out of a text: JSONL, JSON or CSV.
+/// TokenCounts out of a text: JSONL, JSON or CSV.
 /// \param where  names it in messages
 /// Pure.
-Result<LoadTrace> ParseLoads(std::string_view text, const std::string& where);
+Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where);
 
 }  // namespace shardwright::token_counts

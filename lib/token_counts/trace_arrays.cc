@@ -1,5 +1,5 @@
-// Loads out of single arrays: .npy files, and .pt files with a tensor, a dump of SGLang's recorder,
-// or physical counts with their map.
+// TokenCounts out of single arrays: .npy files, and .pt files with a tensor, a dump of SGLang's
+// recorder, or physical counts with their map.
 
 #include <algorithm>
 #include <charconv>
@@ -45,7 +45,7 @@ Status ToSteps(Array* array, const std::string& where) {
 
 /// A record for each step. SGLang's ring has steps that no pass has filled: they are left out.
 /// \param first  number of the first step
-Status AddSteps(Array array, std::uint64_t first, const std::string& where, LoadTrace* trace) {
+Status AddSteps(Array array, std::uint64_t first, const std::string& where, TokenTrace* trace) {
   SW_TRY(ToSteps(&array, where));
   const std::uint64_t experts = array.shape[2];
   auto row = array.counts.cbegin();
@@ -185,7 +185,7 @@ Result<Array> ToLogical(const Array& physical, const Array& map, const std::stri
 /// A dump of SGLang's recorder in the mode per_pass or per_token: a record for each pass, with the
 /// counts of one rank by physical expert.
 Status AddPasses(const PtFile& pt, const pickle::Node& records, const pickle::Node* map,
-                 LoadTrace* trace) {
+                 TokenTrace* trace) {
   const std::string where = pt.file.path() + ": records";
   if (!records.is_list() || map == nullptr || !map->is_tensor()) {
     return Fail(Errc::kBadInput, where +
@@ -233,7 +233,7 @@ const pickle::Node* FindCounts(const pickle::Node& root, std::string_view* key) 
 }
 
 /// Adds the counts of a dict or of a tensor alone.
-Status AddTensors(const PtFile& pt, LoadTrace* trace) {
+Status AddTensors(const PtFile& pt, TokenTrace* trace) {
   const pickle::Node& root = *pt.document.root;
   const std::string& path = pt.file.path();
   std::string_view key;
@@ -264,9 +264,9 @@ Status AddTensors(const PtFile& pt, LoadTrace* trace) {
 
 }  // namespace
 
-Result<LoadTrace> ReadTensorFile(const std::string& path) {
+Result<TokenTrace> ReadTensorFile(const std::string& path) {
   SW_TRY_ASSIGN(const PtFile pt, OpenPt(path));
-  LoadTrace trace;
+  TokenTrace trace;
   const bool sglang = pt.document.root->Find("logical_count") != nullptr ||
                       pt.document.root->Find("records") != nullptr;
   trace.format = sglang ? "sglang" : "pt";
@@ -278,7 +278,7 @@ Result<LoadTrace> ReadTensorFile(const std::string& path) {
   return trace;
 }
 
-Result<LoadTrace> ReadNumpyFile(const std::string& path) {
+Result<TokenTrace> ReadNumpyFile(const std::string& path) {
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   SW_TRY_ASSIGN(const auto header, NumpyHeader(file, identity.bytes));
@@ -300,7 +300,7 @@ Result<LoadTrace> ReadNumpyFile(const std::string& path) {
                                      std::to_string(needed) + " bytes of elements, found " +
                                      std::to_string(identity.bytes - header.second));
   }
-  LoadTrace trace;
+  TokenTrace trace;
   trace.format = "npy";
   trace.serving = true;
   trace.bytes_read = identity.bytes;

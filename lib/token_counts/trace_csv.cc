@@ -141,7 +141,7 @@ using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // iterat
 
 /// Turns counts by cell into records; a cell that is missing is an error, or 0 in a sparse table.
 Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const std::string& where,
-                LoadTrace* trace) {
+                TokenTrace* trace) {
   std::uint64_t experts = 0;
   for (const auto& [cell, tokens] : counts) experts = std::max(experts, std::get<2>(cell) + 1);
   std::uint64_t missing = 0;
@@ -179,7 +179,7 @@ Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const 
 /// The rows of the long form, added up over ranks.
 class Rows {
  public:
-  Rows(const Columns& columns, LoadTrace* trace) : columns_(columns), trace_(trace) {}
+  Rows(const Columns& columns, TokenTrace* trace) : columns_(columns), trace_(trace) {}
 
   /// \param place  of the line
   Status Add(const std::vector<std::string_view>& cells, const std::string& place) {
@@ -246,15 +246,15 @@ class Rows {
   }
 
   const Columns& columns_;
-  LoadTrace* trace_;
+  TokenTrace* trace_;
   std::map<Cell, std::uint64_t> counts_;
   std::set<Row> seen_;
   std::map<std::uint64_t, Row> first_;  // by iteration
   std::uint64_t newest_ = 0;            // iteration of the last row
 };
 
-Result<LoadTrace> ParseLong(Lines lines, const Columns& columns, const std::string& where) {
-  LoadTrace trace;
+Result<TokenTrace> ParseLong(Lines lines, const Columns& columns, const std::string& where) {
+  TokenTrace trace;
   trace.format = "csv";
   Rows rows(columns, &trace);
   while (lines.Next()) {
@@ -276,7 +276,7 @@ Result<LoadTrace> ParseLong(Lines lines, const Columns& columns, const std::stri
 
 }  // namespace
 
-Result<LoadTrace> ParseCsvLoads(std::string_view text, const std::string& where) {
+Result<TokenTrace> ParseCsvLoads(std::string_view text, const std::string& where) {
   Lines lines(text);
   if (!lines.Next()) return Fail(Errc::kBadInput, where + ": holds no loads");
   const auto first = Cells(lines.line());
@@ -285,7 +285,7 @@ Result<LoadTrace> ParseCsvLoads(std::string_view text, const std::string& where)
                   ReadHeading(first, where + ":" + std::to_string(lines.number())));
     return ParseLong(lines, columns, where);
   }
-  LoadTrace trace;
+  TokenTrace trace;
   trace.format = "csv";
   RecordBuilder record(where);
   std::uint64_t layer = 0;

@@ -1,4 +1,5 @@
-// Loads out of folders: TensorRT-LLM's statistics, and counters in the model files of a checkpoint.
+// TokenCounts out of folders: TensorRT-LLM's statistics, and counters in the model files of a
+// checkpoint.
 
 #include <algorithm>
 #include <charconv>
@@ -33,7 +34,7 @@ struct RankFile {
 };
 
 /// Adds what one rank counted: tensors named "<iteration>_<layer>".
-Status AddRank(RankFile* rank, LoadTrace* trace, std::map<std::uint64_t, RecordBuilder>* records) {
+Status AddRank(RankFile* rank, TokenTrace* trace, std::map<std::uint64_t, RecordBuilder>* records) {
   const std::string& path = rank->path;
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
   SW_TRY_ASSIGN(const auto header, safetensors::ReadHeader(file));
@@ -62,10 +63,10 @@ Status AddRank(RankFile* rank, LoadTrace* trace, std::map<std::uint64_t, RecordB
 }
 
 /// Warns of iterations that some ranks have and others lack.
-void WarnOfGaps(const std::vector<RankFile>& ranks, LoadTrace* trace) {
+void WarnOfGaps(const std::vector<RankFile>& ranks, TokenTrace* trace) {
   for (const RankFile& rank : ranks) {
     std::vector<std::uint64_t> missing;
-    for (const LoadTrace::Record& record : trace->records) {
+    for (const TokenTrace::Record& record : trace->records) {
       if (!rank.iterations.contains(record.iteration)) missing.push_back(record.iteration);
     }
     if (missing.empty()) continue;
@@ -161,7 +162,7 @@ Status Combine(const Found& found, const std::string& where, std::map<std::uint6
 
 }  // namespace
 
-Result<LoadTrace> ReadStatisticFolder(const std::string& folder) {
+Result<TokenTrace> ReadStatisticFolder(const std::string& folder) {
   SW_TRY_ASSIGN(const std::string meta, os::ReadWholeText(folder + "/meta_info.json", 1 << 20));
   SW_TRY_ASSIGN(const Json json, json::Parse(meta, folder + "/meta_info.json"));
   const Json* given = json::Find(json, "num_experts");
@@ -172,7 +173,7 @@ Result<LoadTrace> ReadStatisticFolder(const std::string& folder) {
       const std::uint64_t experts,
       json::WholeOf(*given, 1, limits::kMoeExperts, folder + "/meta_info.json: num_experts"));
   SW_TRY_ASSIGN(const auto names, os::ListDir(folder));
-  LoadTrace trace;
+  TokenTrace trace;
   trace.format = "tensorrt-llm";
   trace.serving = true;
   std::map<std::uint64_t, RecordBuilder> records;
@@ -198,11 +199,11 @@ Result<LoadTrace> ReadStatisticFolder(const std::string& folder) {
   return trace;
 }
 
-Result<LoadTrace> ReadCheckpointCounters(const std::string& folder) {
+Result<TokenTrace> ReadCheckpointCounters(const std::string& folder) {
   SW_TRY_ASSIGN(const std::string save, SaveFolder(folder));
   SW_TRY_ASSIGN(os::Tree tree, os::WalkTree(save));
   std::sort(tree.files.begin(), tree.files.end());
-  LoadTrace trace;
+  TokenTrace trace;
   trace.format = "checkpoint";
   RecordBuilder record(save);
   std::map<std::uint64_t, Found> seen;

@@ -40,17 +40,17 @@ class RecordBuilder {
 
 /// Appends a record; the first one says what layers and experts there are.
 /// \error kBadInput  other layers or experts than the records before; kLimit
-Status Append(LoadTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
+Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
               const std::string& where);
 
 /// Sorts by iteration and proves the trace.
 /// \error kBadInput  no records, an iteration twice, counts that overflow
-Status Finish(LoadTrace* trace, const std::string& where);
+Status Finish(TokenTrace* trace, const std::string& where);
 
 /// Warns that a log repeats an iteration. \param place  place of the first such line
-void WarnOfRestart(LoadTrace* trace, const std::string& place, std::uint64_t iteration);
+void WarnOfRestart(TokenTrace* trace, const std::string& place, std::uint64_t iteration);
 /// Warns that the last line is truncated, and sets `torn`. \param place  place of the line
-void WarnOfTornLine(LoadTrace* trace, const std::string& place);
+void WarnOfTornLine(TokenTrace* trace, const std::string& place);
 
 /// "layer 3 expert 5". For messages.
 std::string CellName(std::uint64_t layer, std::uint64_t expert);
@@ -63,26 +63,26 @@ Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* re
 ///        lines are numbered
 /// \error kBadInput  names the line; kLimit
 Status AddLines(std::string_view text, const std::string& where, std::optional<std::uint64_t> begin,
-                LoadTrace* trace);
+                TokenTrace* trace);
 
 /// Reads a log of JSON lines that is too long to be read at once, part after part.
 /// \error kLimit  another text; as ReadLoads
-Result<LoadTrace> ReadLongLog(const os::File& file, std::uint64_t bytes);
+Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes);
 
 /// Reads the end of a log of JSON lines: all records of iterations above `after`. Nothing where it
 /// has to be read whole: lines that do not say their iteration, are in another order, or not of
 /// each.
 /// \error as ReadLoads
-Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64_t after);
+Result<std::optional<TokenTrace>> ReadLogEnd(const std::string& path, std::uint64_t after);
 
-Result<LoadTrace> ParseCsvLoads(std::string_view text, const std::string& where);
+Result<TokenTrace> ParseCsvLoads(std::string_view text, const std::string& where);
 /// A `.pt` file: a tensor alone, a dump of SGLang's recorder, or physical counts with their map.
-Result<LoadTrace> ReadTensorFile(const std::string& path);
+Result<TokenTrace> ReadTensorFile(const std::string& path);
 /// A `.npy` file.
-Result<LoadTrace> ReadNumpyFile(const std::string& path);
+Result<TokenTrace> ReadNumpyFile(const std::string& path);
 /// A folder of TensorRT-LLM's statistics: meta_info.json and rank*.safetensors.
-Result<LoadTrace> ReadStatisticFolder(const std::string& folder);
+Result<TokenTrace> ReadStatisticFolder(const std::string& folder);
 /// A checkpoint folder whose model files hold token counters.
-Result<LoadTrace> ReadCheckpointCounters(const std::string& folder);
+Result<TokenTrace> ReadCheckpointCounters(const std::string& folder);
 
 }  // namespace shardwright::token_counts

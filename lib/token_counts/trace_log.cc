@@ -33,7 +33,7 @@ std::optional<std::pair<std::size_t, std::size_t>> FirstLine(std::string_view te
 
 /// Whether records ascend, and are of each iteration from `after` on. What is not here could stand
 /// anywhere before.
-bool HasEach(const std::vector<LoadTrace::Record>& records, std::uint64_t after) {
+bool HasEach(const std::vector<TokenTrace::Record>& records, std::uint64_t after) {
   for (std::size_t i = 1; i < records.size(); ++i) {
     const std::uint64_t one = records[i - 1].iteration;
     const std::uint64_t next = records[i].iteration;
@@ -44,8 +44,8 @@ bool HasEach(const std::vector<LoadTrace::Record>& records, std::uint64_t after)
 
 }  // namespace
 
-Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64_t after) {
-  const std::optional<LoadTrace> whole;  // nothing
+Result<std::optional<TokenTrace>> ReadLogEnd(const std::string& path, std::uint64_t after) {
+  const std::optional<TokenTrace> whole;  // nothing
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   std::string text;
@@ -67,7 +67,7 @@ Result<std::optional<LoadTrace>> ReadLogEnd(const std::string& path, std::uint64
     text.erase(0, line->first);
     break;
   }
-  LoadTrace trace;
+  TokenTrace trace;
   SW_TRY(AddLines(text, path, begin, &trace));
   if (trace.format != "jsonl" || !HasEach(trace.records, after)) return whole;
   SW_TRY(Finish(&trace, path));

@@ -1,4 +1,4 @@
-// Loads out of texts. What a document is, is told by its first character and its keys:
+// TokenCounts out of texts. What a document is, is told by its first character and its keys:
 //
 // 1. "[": a list of counts (one layer), of layers, or of records of layers.
 // 2. "{" on every line: JSONL, one record per line, ours or vLLM's.
@@ -49,7 +49,7 @@ int DepthOf(const Json& list) {
 }
 
 /// Records, layers or one layer, by how deep the lists are.
-Status AddLists(const Json& lists, const std::string& where, bool skip_idle, LoadTrace* trace) {
+Status AddLists(const Json& lists, const std::string& where, bool skip_idle, TokenTrace* trace) {
   const int depth = DepthOf(lists);
   if (depth < 1 || depth > 3) {
     return Fail(Errc::kBadInput, where + ": lists of layers of counts expected, found " +
@@ -111,7 +111,7 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
   return {};
 }
 
-Status AddVllm(const Json& object, const std::string& where, LoadTrace* trace) {
+Status AddVllm(const Json& object, const std::string& where, TokenTrace* trace) {
   trace->format = "vllm";
   trace->serving = true;
   const Json& type = object["record_type"];
@@ -132,7 +132,7 @@ Status AddVllm(const Json& object, const std::string& where, LoadTrace* trace) {
 }
 
 /// The loads that one of our plans was made for.
-Status AddPlanLoads(const Json& layers, const std::string& where, LoadTrace* trace) {
+Status AddPlanLoads(const Json& layers, const std::string& where, TokenTrace* trace) {
   RecordBuilder record(where);
   for (const Json& layer : layers) {
     const Json* number = json::Find(layer, "layer");
@@ -151,7 +151,7 @@ Status AddPlanLoads(const Json& layers, const std::string& where, LoadTrace* tra
   return Append(trace, 0, record, where);
 }
 
-Status AddObject(const Json& object, const std::string& where, LoadTrace* trace) {
+Status AddObject(const Json& object, const std::string& where, TokenTrace* trace) {
   if (object.contains("record_type")) return AddVllm(object, where, trace);
   if (const Json* tokens = json::Find(object, "tokens")) {
     if (trace->format == "vllm") return Fail(Errc::kBadInput, where + ": no record of vLLM");
@@ -198,14 +198,14 @@ Status AddObject(const Json& object, const std::string& where, LoadTrace* trace)
 class Restarts {
  public:
   /// Looks at the newest record of the trace. \param place  of its line
-  void Added(const std::string& place, LoadTrace* trace) {
-    std::vector<LoadTrace::Record>& records = trace->records;
+  void Added(const std::string& place, TokenTrace* trace) {
+    std::vector<TokenTrace::Record>& records = trace->records;
     if (trace->serving) return Renumber(place, trace);
     const std::uint64_t iteration = records.back().iteration;
     if (seen_.insert(iteration).second) return;
-    LoadTrace::Record newest = std::move(records.back());
+    TokenTrace::Record newest = std::move(records.back());
     records.pop_back();
-    std::erase_if(records, [&](const LoadTrace::Record& one) {
+    std::erase_if(records, [&](const TokenTrace::Record& one) {
       if (one.iteration < iteration) return false;
       seen_.erase(one.iteration);
       return true;
@@ -216,7 +216,7 @@ class Restarts {
   }
 
  private:
-  void Renumber(const std::string& place, LoadTrace* trace) {
+  void Renumber(const std::string& place, TokenTrace* trace) {
     std::uint64_t& iteration = trace->records.back().iteration;
     const std::uint64_t step = iteration;
     iteration += offset_;
@@ -265,7 +265,7 @@ bool SaysIteration(const Json& object) {
 class LogLines {
  public:
   /// \param begin  as AddLines
-  LogLines(const std::string& where, std::optional<std::uint64_t> begin, LoadTrace* trace)
+  LogLines(const std::string& where, std::optional<std::uint64_t> begin, TokenTrace* trace)
       : where_(where), by_byte_(begin.has_value()), next_(begin.value_or(0)), trace_(trace) {
     trace->format = "jsonl";
   }
@@ -311,7 +311,7 @@ class LogLines {
   const std::string& where_;
   bool by_byte_;
   std::uint64_t next_;  // byte
-  LoadTrace* trace_;
+  TokenTrace* trace_;
   std::uint64_t number_ = 0;
   Restarts restarts_;
 };
@@ -326,14 +326,14 @@ bool IsLog(std::string_view text) {
 }  // namespace
 
 Status AddLines(std::string_view text, const std::string& where, std::optional<std::uint64_t> begin,
-                LoadTrace* trace) {
+                TokenTrace* trace) {
   return LogLines(where, begin, trace).Add(text, true);
 }
 
-Result<LoadTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
+Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
   constexpr std::uint64_t kBlock = std::uint64_t{16} << 20;
   const std::string& where = file.path();
-  LoadTrace trace;
+  TokenTrace trace;
   LogLines lines(where, std::nullopt, &trace);
   std::string text;  // not added yet
   for (std::uint64_t at = 0; at < bytes;) {
@@ -378,11 +378,11 @@ Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* re
   return {};
 }
 
-Result<LoadTrace> ParseLoads(std::string_view text, const std::string& where) {
+Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
   const std::string_view body = Trimmed(text);
   if (body.empty()) return Fail(Errc::kBadInput, where + ": is empty");
   if (body.front() != '{' && body.front() != '[') return ParseCsvLoads(text, where);
-  LoadTrace trace;
+  TokenTrace trace;
   if (IsLog(body)) {
     SW_TRY(AddLines(text, where, std::nullopt, &trace));
     SW_TRY(Finish(&trace, where));

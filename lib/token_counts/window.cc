@@ -28,7 +28,7 @@ Result<std::uint32_t> LayerNumber(std::string_view text, std::string_view whole)
 }
 
 /// Indices of the layers that a window names; all if it names none.
-Result<std::vector<std::size_t>> LayersIn(const LoadTrace& trace,
+Result<std::vector<std::size_t>> LayersIn(const TokenTrace& trace,
                                           const std::vector<std::uint32_t>& layers) {
   std::vector<std::size_t> rows;
   rows.reserve(trace.layer_id.size());
@@ -50,7 +50,7 @@ Result<std::vector<std::size_t>> LayersIn(const LoadTrace& trace,
 }
 
 /// The first and one past the last record of a window.
-Result<std::pair<std::size_t, std::size_t>> RangeOf(const LoadTrace& trace,
+Result<std::pair<std::size_t, std::size_t>> RangeOf(const TokenTrace& trace,
                                                     const LoadWindow& window,
                                                     std::uint64_t records) {
   std::size_t end = trace.records.size();
@@ -79,9 +79,9 @@ Result<std::pair<std::size_t, std::size_t>> RangeOf(const LoadTrace& trace,
 }
 
 /// Proves that recordings can be added up.
-Status CheckShape(const LoadTrace& first, const LoadTrace& other) {
+Status CheckShape(const TokenTrace& first, const TokenTrace& other) {
   if (other.experts == first.experts && other.layer_id == first.layer_id) return {};
-  const auto shape = [](const LoadTrace& trace) {
+  const auto shape = [](const TokenTrace& trace) {
     return std::to_string(trace.layer_id.size()) + " layers of " + std::to_string(trace.experts) +
            " experts, the first layer is " + std::to_string(trace.layer_id.front());
   };
@@ -94,7 +94,7 @@ class Sum {
   explicit Sum(std::size_t cells) : whole_(cells, 0), real_(cells, 0) {}
 
   /// \param rows  layers of the trace that count
-  void Add(const LoadTrace& trace, std::size_t record, const std::vector<std::size_t>& rows,
+  void Add(const TokenTrace& trace, std::size_t record, const std::vector<std::size_t>& rows,
            double weight) {
     const bool counts = weight == std::floor(weight) && weight <= 1e9;
     const auto times = counts ? static_cast<std::uint64_t>(weight) : 0;
@@ -173,15 +173,15 @@ Sum MeanOf(const std::vector<Sum>& sums, std::size_t layers, std::size_t experts
 }
 
 /// A recording by reference, and its weight.
-using Weighted = std::pair<const LoadTrace*, double>;
+using Weighted = std::pair<const TokenTrace*, double>;
 
-Result<Loads> PickFrom(std::span<const Weighted> recordings, const LoadWindow& window) {
-  const LoadTrace& main = *recordings.front().first;
+Result<TokenCounts> PickFrom(std::span<const Weighted> recordings, const LoadWindow& window) {
+  const TokenTrace& main = *recordings.front().first;
   for (const Weighted& other : recordings) SW_TRY(CheckShape(main, *other.first));
   SW_TRY_ASSIGN(const auto rows, LayersIn(main, window.layers));
   std::vector<std::uint64_t> windows = window.windows;
   if (windows.empty()) windows.push_back(main.serving ? kAllRecords : 1);
-  Loads loads;
+  TokenCounts loads;
   loads.experts = main.experts;
   loads.layers = static_cast<std::uint32_t>(rows.size());
   for (const std::size_t row : rows) loads.layer_id.push_back(main.layer_id[row]);
@@ -213,20 +213,20 @@ Result<Loads> PickFrom(std::span<const Weighted> recordings, const LoadWindow& w
 
 }  // namespace
 
-Result<Loads> Pick(std::span<const Recording> recordings, const LoadWindow& window) {
+Result<TokenCounts> Pick(std::span<const Recording> recordings, const LoadWindow& window) {
   std::vector<Weighted> weighted;
   weighted.reserve(recordings.size());
   for (const Recording& one : recordings) weighted.emplace_back(&one.trace, one.weight);
   return PickFrom(weighted, window);
 }
 
-Result<Loads> Pick(const LoadTrace& trace, const LoadWindow& window) {
+Result<TokenCounts> Pick(const TokenTrace& trace, const LoadWindow& window) {
   const Weighted one(&trace, 1);
   return PickFrom(std::span(&one, 1), window);
 }
 
-std::vector<std::uint64_t> RemoveIdle(LoadTrace* trace) {
-  std::vector<LoadTrace::Record>& records = trace->records;
+std::vector<std::uint64_t> RemoveIdle(TokenTrace* trace) {
+  std::vector<TokenTrace::Record>& records = trace->records;
   const auto idle = std::stable_partition(records.begin(), records.end(), [](const auto& record) {
     return std::any_of(record.tokens.begin(), record.tokens.end(), [](auto t) { return t > 0; });
   });
@@ -237,7 +237,7 @@ std::vector<std::uint64_t> RemoveIdle(LoadTrace* trace) {
   return removed;
 }
 
-Result<std::size_t> RecordAt(const LoadTrace& trace, std::uint64_t iteration) {
+Result<std::size_t> RecordAt(const TokenTrace& trace, std::uint64_t iteration) {
   const auto after =
       std::upper_bound(trace.records.begin(), trace.records.end(), iteration,
                        [](std::uint64_t i, const auto& record) { return i < record.iteration; });

@@ -27,7 +27,7 @@ struct LoadWindow {
 
 /// A recording, and how often its counts are added.
 struct Recording {
-  LoadTrace trace;
+  TokenTrace trace;
   double weight = 1;
 };
 
@@ -37,15 +37,15 @@ struct Recording {
 ///        that is longer than what there is up to `at`; kBadInput  recordings with different
 ///        layers or experts
 /// Pure.
-Result<Loads> Pick(std::span<const Recording> recordings, const LoadWindow& window);
-Result<Loads> Pick(const LoadTrace& trace, const LoadWindow& window);
+Result<TokenCounts> Pick(std::span<const Recording> recordings, const LoadWindow& window);
+Result<TokenCounts> Pick(const TokenTrace& trace, const LoadWindow& window);
 
 /// Removes records without a token, unless no record has any, and returns their iterations.
 /// Local.
-std::vector<std::uint64_t> RemoveIdle(LoadTrace* trace);
+std::vector<std::uint64_t> RemoveIdle(TokenTrace* trace);
 
 /// The last record at or before an iteration. \error kUsage  if there is none
-Result<std::size_t> RecordAt(const LoadTrace& trace, std::uint64_t iteration);
+Result<std::size_t> RecordAt(const TokenTrace& trace, std::uint64_t iteration);
 
 /// "0-11,14" as ascending numbers. \error kUsage  not such a list, or a range that runs backward
 Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text);

@@ -1,4 +1,4 @@
-// Prints the table of dialects as JSON: [{"name": "deepspeed", "writes": true}, ...].
+// Prints the table of formats as JSON: [{"name": "deepspeed", "writes": true}, ...].
 
 #include <exception>
 #include <iostream>
@@ -8,8 +8,8 @@
 
 int main() try {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  for (const shardwright::checkpoints::Dialect& dialect : shardwright::checkpoints::Dialects()) {
-    rows.push_back({{"name", dialect.name}, {"writes", dialect.write != nullptr}});
+  for (const shardwright::checkpoints::Format& format : shardwright::checkpoints::Formats()) {
+    rows.push_back({{"name", format.name}, {"writes", format.write != nullptr}});
   }
   std::cout << rows.dump() << "\n";
   return 0;

@@ -274,8 +274,8 @@ Result<Answer> Zip(std::string_view bytes) {
 
 Result<Answer> Pt(std::string_view bytes) {
   SW_TRY_ASSIGN(const os::File file, FileOf(bytes));
-  SW_TRY_ASSIGN(const torch_pt::Skeleton skeleton, torch_pt::ReadSkeleton(file));
-  SW_TRY_ASSIGN(const torch_pt::Document document, torch_pt::Parse(skeleton));
+  SW_TRY_ASSIGN(const torch_pt::ContainerMetadata metadata, torch_pt::ReadMetadata(file));
+  SW_TRY_ASSIGN(const torch_pt::Document document, torch_pt::Parse(metadata));
   std::vector<torch_pt::StorageSpec> specs;
   std::vector<std::string> keys;
   json storages = json::array();

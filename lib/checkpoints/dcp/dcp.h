@@ -53,7 +53,7 @@ struct Naming {
 /// The names of a flavour.
 Naming NamingOf(Flavour flavour);
 
-/// What is neither model nor optimizer, or only this dialect can use: an item under its own name.
+/// What is neither model nor optimizer, or only this format can use: an item under its own name.
 struct Extra {
   struct Value {
     torch_pt::Document document;         ///< of a raw one without a root
@@ -66,7 +66,7 @@ struct Extra {
   std::optional<std::uint32_t> set = {};  ///< a tensor of other weights: index into DcpState::sets
 };
 
-/// What only this dialect understands.
+/// What only this format understands.
 struct DcpState : OwnState {
   Naming naming;
   Flavour flavour = Flavour::kPlain;
@@ -95,7 +95,7 @@ struct FolderLayout : OwnLayout {
   std::string Json() const override;
 };
 
-// The row of the table; see Dialect.
+// The row of the table; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 
@@ -105,7 +105,7 @@ Belongs BelongsTo(std::string_view name);
 /// Local; reads files.
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 
-/// Reads the containers of one file that Scan has found, as Dialect::read_file.
+/// Reads the containers of one file that Scan has found, as Format::read_file.
 Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
                                         const os::Identity& identity);
 
@@ -114,7 +114,7 @@ Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file
 ///        optimizers
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 
-/// Implements Dialect::read_weights: reads the entries of the model and ignores the optimizer's.
+/// Implements Format::read_weights: reads the entries of the model and ignores the optimizer's.
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);

@@ -55,7 +55,7 @@ Status FolderReader::ReadFolder(std::string folder_name,
       return Fail(Errc::kBadInput, source.name + ": one pickle expected");
     }
     texts.push_back({std::string_view(source.name).substr(folder.name.size()),
-                     source.containers.front().skeleton->header, source.name});
+                     source.containers.front().metadata->header, source.name});
   }
   const std::string where = texts.front().where;
   folder.index_name = texts.size() == 1 ? texts.front().name : "__*.metadata";
@@ -82,7 +82,7 @@ Status FolderReader::ReadFolder(std::string folder_name,
     }
     folder.source.push_back(found->second);
     auto parsed =
-        file_format::ParseItems(*source_.files[found->second].containers.front().skeleton);
+        file_format::ParseItems(*source_.files[found->second].containers.front().metadata);
     if (!parsed) return Within(name, parsed.error());
     file_format::ItemValues& values = items_[found->second];
     values = *std::move(parsed);
@@ -511,11 +511,11 @@ void FolderReader::Finish() {
 }
 
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
-  return FolderReader(source, patterns, false).Go();
+  return FolderReader(source, patterns, false).Run();
 }
 
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns) {
-  SW_TRY_ASSIGN(Checkpoint read, FolderReader(source, patterns, true).Go());
+  SW_TRY_ASSIGN(Checkpoint read, FolderReader(source, patterns, true).Run());
   read.only_weights = OnlyWeights{};  // the model's tensors are all the weights there are
   return read;
 }

@@ -15,8 +15,8 @@
 #include "checkpoints/dcp/sort_internal.h"
 #include "checkpoints/pickled/map_builder.h"
 #include "engine/tensor/dtype.h"
+#include "files/container_metadata.h"
 #include "files/dcp/items.h"
-#include "files/skeleton.h"
 #include "support/base/text.h"
 
 namespace shardwright::checkpoints::dcp {
@@ -71,7 +71,7 @@ class FolderReader {
         only_weights_(only_weights),
         map_(source, &out_.map) {}
 
-  Result<Checkpoint> Go() {
+  Result<Checkpoint> Run() {
     out_.origin = kName;
     out_.tag = source_.tag;
     out_.arena = std::make_shared<pickle::Arena>();
@@ -127,7 +127,7 @@ class FolderReader {
   Result<std::string> BytesOf(const HeldItem& held) const;
   Extra::Value ValueOf(const HeldItem& held);
   const files::Storage& StorageOf(const HeldItem& held, std::uint32_t storage) const {
-    return source_.files[held.file].containers.front().skeleton->storages[held.item.storage +
+    return source_.files[held.file].containers.front().metadata->storages[held.item.storage +
                                                                           storage];
   }
   std::string Where(EntryRef ref) const {

@@ -229,13 +229,13 @@ Status ScanPart(const Listing& listing, const Part& part, const ScanOptions& opt
   std::set<std::string, std::less<>> used(names.begin(), names.end());
   for (const std::string& name : names) {
     const std::vector<std::string>& copies = part.paths.at(name);
-    auto skeleton = std::make_shared<files::Skeleton>();
-    SW_TRY_ASSIGN(skeleton->header, ReadTextInFolder(copies.front(), limits::kPickleBytes));
-    SW_TRY(CheckNotEmpty(copies.front(), skeleton->header.size()));
-    skeleton->last = skeleton->header.size();
-    texts.push_back({name, skeleton->header, copies.front()});
+    auto metadata = std::make_shared<files::ContainerMetadata>();
+    SW_TRY_ASSIGN(metadata->header, ReadTextInFolder(copies.front(), limits::kPickleBytes));
+    SW_TRY(CheckNotEmpty(copies.front(), metadata->header.size()));
+    metadata->last = metadata->header.size();
+    texts.push_back({name, metadata->header, copies.front()});
     for (const std::string& copy : copies) {
-      found.push_back({copy, part.prefix + name, true, {}, skeleton});
+      found.push_back({copy, part.prefix + name, true, {}, metadata});
     }
   }
   SW_TRY_ASSIGN(const file_format::Index index, IndexOf(texts));
@@ -304,7 +304,7 @@ Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file
   SW_TRY_ASSIGN(file_format::FileItems read,
                 file_format::ReadItems(file, wanted, transforms, kInlineBytes));
   Container container;
-  container.skeleton = std::make_shared<const files::Skeleton>(std::move(read.skeleton));
+  container.metadata = std::make_shared<const files::ContainerMetadata>(std::move(read.metadata));
   container.inlined = std::move(read.inlined);
   container.stretches = std::move(read.stretches);
   return std::vector<Container>{std::move(container)};

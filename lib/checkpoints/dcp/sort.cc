@@ -143,7 +143,7 @@ class Sorter {
          std::string_view weights_of, std::vector<std::vector<Sorted>>* sorted)
       : indexes_(indexes), optimizers_(optimizers), weights_of_(weights_of), sorted_(*sorted) {}
 
-  Result<Sorting> Go() {
+  Result<Sorting> Run() {
     sorted_.resize(indexes_.size());
     for (std::size_t i = 0; i < indexes_.size(); ++i) {
       sorted_[i].resize(indexes_[i]->entries.size());
@@ -345,7 +345,7 @@ void Sorter::MarkModel(std::string_view root) {
 
 Result<Sorting> Sort(const std::vector<const file_format::Index*>& indexes, Optimizers optimizers,
                      std::string_view weights_of, std::vector<std::vector<Sorted>>* sorted) {
-  return Sorter(indexes, optimizers, weights_of, sorted).Go();
+  return Sorter(indexes, optimizers, weights_of, sorted).Run();
 }
 
 }  // namespace shardwright::checkpoints::dcp

@@ -68,7 +68,7 @@ class FolderWriter {
         ranks_(layout.mesh.dp() * layout.mesh.tp),
         loads_(ranks_, 0) {}
 
-  Result<Written> Go();
+  Result<Written> Run();
 
  private:
   void OpenFolders();
@@ -534,7 +534,7 @@ void FolderWriter::TellWhatIsLeft() {
   for (std::string& one : source_.own->Contents()) Leave(std::move(one));
 }
 
-Result<Written> FolderWriter::Go() {
+Result<Written> FolderWriter::Run() {
   masters_ =
       std::any_of(source_.map.tensors.begin(), source_.map.tensors.end(),
                   [](const layout::LogicalTensor& one) { return one.state == layout::kMaster; });
@@ -556,7 +556,7 @@ Result<Written> FolderWriter::Go() {
 Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   const auto* own = dynamic_cast<const FolderLayout*>(layout.own.get());
   SW_CHECK(own != nullptr);
-  return FolderWriter(source, *own).Go();
+  return FolderWriter(source, *own).Run();
 }
 
 }  // namespace shardwright::checkpoints::dcp

@@ -18,7 +18,7 @@ namespace shardwright::checkpoints::dtensor {
 
 inline constexpr std::string_view kName = "dtensor";
 
-// The row of the table; see Dialect.
+// The row of the table; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 
@@ -27,7 +27,7 @@ Belongs BelongsTo(std::string_view name);
 /// Local; reads pickles.
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 
-/// Reads the containers of one file that Scan has found, as Dialect::read_file.
+/// Reads the containers of one file that Scan has found, as Format::read_file.
 Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
                                         const os::Identity& identity);
 
@@ -37,7 +37,7 @@ Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file
 /// Source: docs/formats/dtensor.md.
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 
-/// Implements Dialect::read_weights: reads only the files of the model.
+/// Implements Format::read_weights: reads only the files of the model.
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);

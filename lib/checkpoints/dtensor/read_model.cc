@@ -23,7 +23,7 @@ std::string KindText(RankTensor::Kind kind) {
 }
 
 /// What must be the same on all ranks.
-std::string Told(const RankTensor& tensor) {
+std::string DescribeTensor(const RankTensor& tensor) {
   std::string text =
       KindText(tensor.kind) + " " + std::string(Name(tensor.dtype)) + " " + ToString(tensor.shape);
   if (tensor.kind == RankTensor::Kind::kDTensor) {
@@ -118,7 +118,7 @@ Status ReadRank(Reading* reading, std::uint64_t rank, std::uint32_t file,
 
 Result<torch_pt::Document> Open(const Reading& reading, std::uint32_t file) {
   const SourceFile& source = reading.source.files[file];
-  auto document = torch_pt::Parse(*source.containers.front().skeleton);
+  auto document = torch_pt::Parse(*source.containers.front().metadata);
   if (!document) return Within(source.name, std::move(document).error());
   return document;
 }
@@ -132,8 +132,8 @@ Status AddPieces(Reading* reading, std::uint64_t rank, std::uint32_t file,
     spread->first.pieces.clear();
     spread->first_rank = rank;
   } else {
-    const std::string wanted = Told(spread->first);
-    const std::string found = Told(tensor);
+    const std::string wanted = DescribeTensor(spread->first);
+    const std::string found = DescribeTensor(tensor);
     if (wanted != found) {
       return BadInput(reading->file_name(file) + ": " + what + " is " + found + ", on rank " +
                       std::to_string(spread->first_rank) + " it is " + wanted);

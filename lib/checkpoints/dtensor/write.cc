@@ -14,7 +14,7 @@ class Writer {
  public:
   explicit Writer(std::shared_ptr<const FilesPlan> plan) : plan_(std::move(plan)) {}
 
-  Result<Written> Go() {
+  Result<Written> Run() {
     AddTensors();
     AddFlat();
     for (std::uint64_t rank = 0; rank < plan_->layout.ranks(); ++rank) SW_TRY(AddRank(rank));
@@ -151,7 +151,7 @@ Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   SW_TRY(
       CheckDecided(source, "parameters are sharded and every other tensor is whole on each rank"));
   SW_TRY_ASSIGN(FilesPlan plan, MakePlan(source, *own));
-  return Writer(std::make_shared<const FilesPlan>(std::move(plan))).Go();
+  return Writer(std::make_shared<const FilesPlan>(std::move(plan))).Run();
 }
 
 }  // namespace shardwright::checkpoints::dtensor

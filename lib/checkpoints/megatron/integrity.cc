@@ -68,7 +68,7 @@ Result<std::vector<FileDigest>> DigestsOf(const SourceSet& source) {
       return Fail(Errc::kBadInput, list.name + ": one text expected");
     }
     SW_TRY_ASSIGN(const FileSums sums,
-                  ParseIntegrity(list.containers.front().skeleton->header, list.name));
+                  ParseIntegrity(list.containers.front().metadata->header, list.name));
     for (std::uint32_t i = 0; i < source.files.size(); ++i) {
       const std::string& name = source.files[i].name;
       const auto listed = sums.find(name);

@@ -36,7 +36,7 @@ struct Value {
   static constexpr std::uint32_t kNoMember = ~std::uint32_t{0};
 };
 
-/// What only this dialect understands.
+/// What only this format understands.
 struct RunState : OwnState {
   Value common;  ///< dict: "args", "opt_param_scheduler", ... : what belongs to no rank
   Args args;
@@ -88,7 +88,7 @@ struct MegatronLayout : OwnLayout {
 /// Pure.
 Status CheckMetadata(std::string_view text, const std::string& path);
 
-// The row of the table; see Dialect.
+// The row of the table; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 
@@ -101,14 +101,14 @@ Result<std::string> TagOf(std::string_view pointed);
 /// Local; reads headers.
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 
-/// Reads the containers of one file that Scan has found, as Dialect::read_file.
+/// Reads the containers of one file that Scan has found, as Format::read_file.
 Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
                                         const os::Identity& identity);
 
 /// Source: docs/formats/megatron.md.
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 
-/// Implements Dialect::read_weights.
+/// Implements Format::read_weights.
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
 /// \error kUnsupported  ranks that layers, heads or experts do not divide by

@@ -136,12 +136,12 @@ bool IsText(std::string_view name) {
 }
 
 Result<std::vector<Container>> ReadText(const os::File& file) {
-  auto skeleton = std::make_shared<files::Skeleton>();
-  skeleton->head = files::Head::kJson;
-  SW_TRY_ASSIGN(skeleton->header, os::ReadWholeText(file, limits::kJsonBytes));
-  skeleton->last = skeleton->header.size();
+  auto metadata = std::make_shared<files::ContainerMetadata>();
+  metadata->head = files::Head::kJson;
+  SW_TRY_ASSIGN(metadata->header, os::ReadWholeText(file, limits::kJsonBytes));
+  metadata->last = metadata->header.size();
   Container container;
-  container.skeleton = std::move(skeleton);
+  container.metadata = std::move(metadata);
   return std::vector<Container>{std::move(container)};
 }
 

@@ -92,7 +92,7 @@ struct Group {
   bool moe = false;  ///< partitioned over expert-data-parallel ranks
 };
 
-/// State that only one dialect, or one family of them, understands: client state, random states,
+/// State that only one format, or one family of them, understands: client state, random states,
 /// scheduler, loss scaler, arguments. A writer that knows the type writes it back unchanged; others
 /// make their own anew from the neutral values and tell what was left behind.
 struct OwnState {
@@ -112,9 +112,9 @@ struct OwnState {
 };
 
 /// What a source says of its model as a whole, by the keys of Hugging Face's `config.json`:
-/// {"num_attention_heads", "32"}. A dialect with other words for the same has them under these, and
+/// {"num_attention_heads", "32"}. A format with other words for the same has them under these, and
 /// what that file has no word for under its own.
-using ModelFacts = std::map<std::string, std::string>;
+using ModelConfig = std::map<std::string, std::string>;
 
 /// Parameters whose place in the flat buffers no file tells: it follows from sizes and from the
 /// order of the model, and is proved by their master weights, which rounded are the weights
@@ -164,7 +164,7 @@ struct FileDigest {
 /// A checkpoint of any layout: its logical tensors and where they lie, and everything else worth
 /// keeping.
 struct Checkpoint {
-  std::string origin;  ///< name of the dialect that read it
+  std::string origin;  ///< name of the format that read it
   std::string tag;
   Layout layout;
   layout::ShardMap map;
@@ -179,8 +179,8 @@ struct Checkpoint {
   bool frozen_unknown = false;
   std::vector<Group> groups;
   std::vector<std::string>
-      states;        ///< tensor states of the optimizer, sorted: "exp_avg", "exp_avg_sq"
-  ModelFacts facts;  ///< as far as the checkpoint itself tells
+      states;         ///< tensor states of the optimizer, sorted: "exp_avg", "exp_avg_sq"
+  ModelConfig facts;  ///< as far as the checkpoint itself tells
   std::string adapter_config = {};  ///< text of the adapter_config.json beside the source, or empty
   std::string optimizer;  ///< its kind in lower case, "adamw"; empty where no file says it
   /// Of training, or why it is not known.
@@ -198,7 +198,7 @@ struct Checkpoint {
   /// Optimizer state that only the ranks that saved it can use (scales of 8-bit blocks, factored
   /// moments): `map` has nothing of it. One message for each; see CheckUnbound.
   std::vector<std::string> bound;
-  /// Set by Dialect::read_weights: `map` has no tensors of the optimizer, `states` is empty, and
+  /// Set by Format::read_weights: `map` has no tensors of the optimizer, `states` is empty, and
   /// groups have no options.
   std::optional<OnlyWeights> only_weights;
   /// What of the source's files is nowhere in this checkpoint, so that no conversion carries it

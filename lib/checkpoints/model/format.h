@@ -1,7 +1,7 @@
 // lib/checkpoints/model: what all formats have in common.
 // A SourceSet (source.h) is what was found on disk, a Checkpoint (checkpoint.h) what it means, a
-// Layout (layout.h) how training is or will be spread over ranks, and a Dialect (here) the
-// functions that lead from one to the next. None of it knows a trainer: what only one dialect
+// Layout (layout.h) how training is or will be spread over ranks, and a Format (here) the
+// functions that lead from one to the next. None of it knows a trainer: what only one format
 // understands is an opaque part that it alone opens again.
 
 #pragma once
@@ -24,7 +24,7 @@ namespace shardwright::checkpoints {
 
 class Patterns;
 
-/// A key that --target takes for one dialect.
+/// A key that --target takes for one format.
 struct TargetKey {
   std::string_view name;  ///< "zero"
   std::string_view help;  ///< what it sets, one phrase
@@ -42,7 +42,7 @@ struct TargetKey {
   bool lists = false;
 };
 
-/// What --target asks for: keys of a dialect with values that they accept; what is unset keeps the
+/// What --target asks for: keys of a format with values that they accept; what is unset keeps the
 /// source's value.
 struct TargetSpec {
   std::vector<std::pair<std::string, std::string>> settings;
@@ -93,7 +93,7 @@ struct FileReaders {
 
 /// One format of checkpoints. lib/checkpoints/registry.cc has the table of all of them; nothing
 /// else names one. Every function is pure but `scan` and `read_file`, which read files.
-struct Dialect {
+struct Format {
   std::string_view name;     ///< the word of --format, of manifests and of catalogues
   std::string_view summary;  ///< what its files are, for --help
   std::span<const TargetKey> keys;
@@ -107,13 +107,13 @@ struct Dialect {
   bool (*claims)(const Listing& listing);
   /// Whether a file of that name, relative to the tag folder, is one of the checkpoint's.
   Belongs (*belongs)(std::string_view name);
-  /// Names of folders beside its files that come along with them: their files are neighbours.
+  /// Names of folders beside its files that come along with them: their files are siblings.
   std::span<const std::string_view> folders_beside = {};
   /// Whether a file of that name can be a whole checkpoint, so that it may be given in place of a
   /// folder. Null: none can.
   bool (*stands_alone)(std::string_view name) = nullptr;
-  /// Reads the skeletons of the checkpoint's files; fills all of the set but its dialect, tag and
-  /// save folders.
+  /// Reads the metadata_table of the checkpoint's files; fills all of the set but its format, tag
+  /// and save folders.
   /// \error kBadInput, kNotFound, kUnsupported  as ScanSource
   Result<SourceSet> (*scan)(const Listing& listing, const ScanOptions& options);
   /// Reads the containers of one file that `scan` has found, on any rank and thread.
@@ -132,7 +132,7 @@ struct Dialect {
   /// optimizer can be written.
   bool only_weights = false;
   /// The full layout that --target asks for, checked against the checkpoint, which may be of any
-  /// dialect. Null: the format is read only.
+  /// format. Null: the format is read only.
   /// \error kUnsupported, kInfeasible  names both sides: "ep=3: 8 experts do not divide"
   Result<Layout> (*resolve)(const TargetSpec& spec, const Checkpoint& source) = nullptr;
   /// The files of a layout that `resolve` made. Null: read only.
@@ -140,10 +140,10 @@ struct Dialect {
   /// Who reads the files of `write`: what a rank needs lies best in its own memory. Null: the files
   /// are for no ranks in particular.
   FileReaders (*readers)(const Layout& layout, std::span<const plan::OutputFile> files) = nullptr;
-  /// Sides of maps (dialect/maps) whose names the program has that files of a target are for, the
+  /// Sides of maps (format/maps) whose names the program has that files of a target are for, the
   /// one that it has by default first; empty where any names do. Null: always.
   std::span<const std::string_view> (*sides)(const TargetSpec& spec) = nullptr;
-  /// True if files of both layouts hold the same, so that a checkpoint of this dialect can be
+  /// True if files of both layouts hold the same, so that a checkpoint of this format can be
   /// repeated as it is. Null: never.
   bool (*same_files)(const Layout& a, const Layout& b) = nullptr;
 };

@@ -25,7 +25,7 @@ struct Mesh {
   std::uint64_t dp() const { return dp_replicate * dp_shard; }
 };
 
-/// What a layout has beyond the mesh, understood by its dialect only.
+/// What a layout has beyond the mesh, understood by its format only.
 struct OwnLayout {
   virtual ~OwnLayout() = default;
   /// The whole layout as a JSON object, its keys in a fixed order: what manifests, reports and

@@ -57,7 +57,7 @@ class HeaderReader {
     out.containers = *std::move(containers);
     for (Container& container : out.containers) {
       const std::lock_guard lock(mutex_);
-      container.skeleton = skeletons_.Share(std::move(container.skeleton)).first;
+      container.metadata = metadata_table_.Share(std::move(container.metadata)).first;
     }
     out.path = std::move(found.path);
     out.name = std::move(found.name);
@@ -68,7 +68,7 @@ class HeaderReader {
                                               const FoundFiles::Opened& opened) const {
     if (found.known == nullptr) return read_(found, opened.file, opened.identity);
     Container container;
-    container.skeleton = found.known;
+    container.metadata = found.known;
     return std::vector<Container>{std::move(container)};
   }
 
@@ -78,8 +78,8 @@ class HeaderReader {
     if (opened.identity == have.identity) return {};
     bool same = opened.identity.bytes == have.identity.bytes;
     if (same) {
-      SW_TRY_ASSIGN(const std::vector<Container> twin, ContainersOf(other, opened));
-      same = SameSums(have.containers, twin);
+      SW_TRY_ASSIGN(const std::vector<Container> clone, ContainersOf(other, opened));
+      same = SameSums(have.containers, clone);
       if (!same) {
         SW_TRY_ASSIGN(same, SameBytes(have.path, other.path, opened.identity.bytes));
       }
@@ -92,12 +92,12 @@ class HeaderReader {
   const ReadContainers read_;
   FoundFiles files_;
   std::mutex mutex_;
-  Skeletons skeletons_;
+  MetadataTable metadata_table_;
 };
 
 bool SameContainer(const Container& one, const Container& other) {
-  const files::Skeleton& a = *one.skeleton;
-  const files::Skeleton& b = *other.skeleton;
+  const files::ContainerMetadata& a = *one.metadata;
+  const files::ContainerMetadata& b = *other.metadata;
   if (a.head != b.head || a.header != b.header || a.storages.size() != b.storages.size()) {
     return false;
   }
@@ -113,19 +113,19 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 
-std::pair<std::shared_ptr<const files::Skeleton>, std::size_t> Skeletons::Share(
-    std::shared_ptr<const files::Skeleton> skeleton) {
-  const auto same = indices_.find(skeleton.get());
-  if (same != indices_.end()) return {std::move(skeleton), same->second};
-  const std::uint32_t sum = Crc32(std::as_bytes(std::span(skeleton->header)));
+std::pair<std::shared_ptr<const files::ContainerMetadata>, std::size_t> MetadataTable::Share(
+    std::shared_ptr<const files::ContainerMetadata> metadata) {
+  const auto same = indices_.find(metadata.get());
+  if (same != indices_.end()) return {std::move(metadata), same->second};
+  const std::uint32_t sum = Crc32(std::as_bytes(std::span(metadata->header)));
   const auto [first, last] = by_sum_.equal_range(sum);
   for (auto known = first; known != last; ++known) {
-    if (*known->second.skeleton == *skeleton) return {known->second.skeleton, known->second.index};
+    if (*known->second.metadata == *metadata) return {known->second.metadata, known->second.index};
   }
   const std::size_t index = indices_.size();
-  indices_.emplace(skeleton.get(), index);
-  by_sum_.emplace(sum, Known{skeleton, index});
-  return {std::move(skeleton), index};
+  indices_.emplace(metadata.get(), index);
+  by_sum_.emplace(sum, Known{metadata, index});
+  return {std::move(metadata), index};
 }
 
 Status CheckNotEmpty(const std::string& path, std::uint64_t bytes) {
@@ -192,9 +192,9 @@ Status ReadFiles(std::vector<Found> found, ReadContainers read, const ScanOption
 
 Result<Container> ReadPickled(const Found& found, const files::Part& part) {
   Container container;
-  SW_TRY_ASSIGN(files::Skeleton skeleton, torch_pt::ReadSkeleton(part));
-  container.skeleton = std::make_shared<const files::Skeleton>(std::move(skeleton));
-  const std::vector<files::Storage>& storages = container.skeleton->storages;
+  SW_TRY_ASSIGN(files::ContainerMetadata metadata, torch_pt::ReadMetadata(part));
+  container.metadata = std::make_shared<const files::ContainerMetadata>(std::move(metadata));
+  const std::vector<files::Storage>& storages = container.metadata->storages;
   for (std::size_t i = 0; i < storages.size(); ++i) {
     const files::Storage& storage = storages[i];
     if (storage.bytes == 0 || storage.bytes > kInlineBytes) continue;

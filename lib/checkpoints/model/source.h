@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "files/container_metadata.h"
 #include "files/part.h"
-#include "files/skeleton.h"
 #include "support/base/result.h"
 #include "support/os/file.h"
 #include "support/os/io_threads.h"
@@ -23,30 +23,30 @@ namespace shardwright::checkpoints {
 /// A stretch of a file that describes itself: a `.pt` file, one of many streams of torch.save in a
 /// file, a file with a JSON header. Without its payloads.
 struct Container {
-  /// Not null. Shared by all containers that are alike: see Skeletons.
-  std::shared_ptr<const files::Skeleton> skeleton;
-  /// Payloads of storages of at most kInlineBytes, by index into skeleton.storages: scalars such as
+  /// Not null. Shared by all containers that are alike: see MetadataTable.
+  std::shared_ptr<const files::ContainerMetadata> metadata;
+  /// Payloads of storages of at most kInlineBytes, by index into metadata.storages: scalars such as
   /// the step.
   std::map<std::uint32_t, std::string> inlined;
   /// Where its items lie, ascending, if some are compressed; else empty.
   std::vector<zstd::CompressedItem> stretches;
 };
 
-/// Keeps one of all skeletons that are equal. The files of ranks are mostly alike but for their
-/// payloads, and with thousands of parameters a skeleton is large.
-class Skeletons {
+/// Keeps one of all metadata_table that are equal. The files of ranks are mostly alike but for
+/// their payloads, and with thousands of parameters a metadata is large.
+class MetadataTable {
  public:
-  /// The one that equals `skeleton`, perhaps `skeleton` itself, and its index: how many there were
+  /// The one that equals `metadata`, perhaps `metadata` itself, and its index: how many there were
   /// before it.
-  std::pair<std::shared_ptr<const files::Skeleton>, std::size_t> Share(
-      std::shared_ptr<const files::Skeleton> skeleton);
+  std::pair<std::shared_ptr<const files::ContainerMetadata>, std::size_t> Share(
+      std::shared_ptr<const files::ContainerMetadata> metadata);
 
  private:
   struct Known {
-    std::shared_ptr<const files::Skeleton> skeleton;
+    std::shared_ptr<const files::ContainerMetadata> metadata;
     std::size_t index = 0;
   };
-  std::unordered_map<const files::Skeleton*, std::size_t> indices_;
+  std::unordered_map<const files::ContainerMetadata*, std::size_t> indices_;
   std::unordered_multimap<std::uint32_t, Known> by_sum_;  // CRC-32 of the header
 };
 
@@ -65,7 +65,7 @@ inline constexpr std::uint64_t kInlineBytes = 16;
 
 /// A file that lies beside the tag folder and belongs to the checkpoint for whoever made it:
 /// carried along byte for byte, never interpreted.
-struct Neighbour {
+struct SiblingFile {
   std::string path;  ///< to open it
   std::string name;  ///< in the save folder
   os::Identity identity;
@@ -84,13 +84,13 @@ struct LeftOut {
 
 /// A source checkpoint without its payloads: what a fragment catalogue holds.
 struct SourceSet {
-  std::string dialect;            ///< name of its row in the table of dialects
+  std::string format;             ///< name of its row in the table of formats
   std::string tag;                ///< base name of the tag folder
   std::vector<SourceFile> files;  ///< sorted by name, numbers by value
-  std::string manifest;  ///< text of the dialect's file that describes the others, or empty
+  std::string manifest;           ///< text of the format's file that describes the others, or empty
   std::vector<std::string> warnings;      ///< what was found and left alone
   std::vector<std::string> save_folders;  ///< that hold the tag folder; not in a catalogue
-  std::vector<Neighbour> neighbours;      ///< by name; empty unless they were looked for
+  std::vector<SiblingFile> siblings;      ///< by name; empty unless they were looked for
   std::vector<LeftOut> left_out;          ///< likewise
   /// The set of weights to read if the checkpoint has several (WeightSet::name); empty: the
   /// model's. A catalogue stores it in its manifest, not in its text.
@@ -102,10 +102,10 @@ struct Found {
   std::string path;
   std::string name;
   bool stays = false;  ///< a link must stay in its folder (IsLinkAllowed)
-  /// What Dialect::read_file has to know of the file, in the dialect's own form; mostly empty.
+  /// What Format::read_file has to know of the file, in the format's own form; mostly empty.
   std::string how = {};
   /// Its one container, if the scan has read it already: the file is not read again. Else null.
-  std::shared_ptr<const files::Skeleton> known = {};
+  std::shared_ptr<const files::ContainerMetadata> known = {};
 };
 
 /// Reads the containers of one file, which is open. Called from many threads.
@@ -121,7 +121,7 @@ class ScanRanks {
   virtual ~ScanRanks() = default;
 
   /// As ReadInOrder, each name by one of the ranks.
-  /// \pre `read` is Dialect::read_file of a row
+  /// \pre `read` is Format::read_file of a row
   /// Collective, with the other ranks in a call that waits for this one.
   virtual Result<std::vector<SourceFile>> Read(std::vector<Found> found, ReadContainers read) = 0;
 };
@@ -141,7 +141,7 @@ Error WithBlank(const os::File& file, const os::Identity& identity, Error error)
 
 /// Reads files, many at the same time, and adds them to the set in the order of their names; a name
 /// that two folders hold must be the same file.
-/// \param read  Dialect::read_file of a row
+/// \param read  Format::read_file of a row
 /// \error of the first name in order that has one: as `read`; kBadInput  two different files of one
 ///        name
 /// Local.
@@ -156,7 +156,7 @@ Result<std::vector<SourceFile>> ReadInOrder(std::vector<Found> found, ReadContai
                                             unsigned io_threads, std::uint64_t* failed);
 
 /// The one container of a file of torch.save, small storages inlined and checked.
-/// \error as torch_pt::ReadSkeleton
+/// \error as torch_pt::ReadMetadata
 Result<Container> ReadPickled(const Found& found, const os::File& file,
                               const os::Identity& identity);
 

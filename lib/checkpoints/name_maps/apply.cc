@@ -76,7 +76,7 @@ class Mapper {
   Mapper(const ModelMap& map, const MapUse& use, Checkpoint source, const Patterns& patterns)
       : map_(map.impl()), use_(use), source_(std::move(source)), patterns_(patterns) {}
 
-  Result<Mapped> Go();
+  Result<Mapped> Run();
 
  private:
   Result<std::uint32_t> SideOf(const std::string& name) const;
@@ -226,7 +226,7 @@ Status Mapper::CheckOneToOne(const std::vector<NewParam>& params) const {
   return {};
 }
 
-Result<Mapped> Mapper::Go() {
+Result<Mapped> Mapper::Run() {
   SW_TRY(ChooseSides());
   SW_TRY(MakeInstances());
   out_.sizes = use_.sizes;
@@ -275,7 +275,7 @@ std::vector<std::string> SidesOf(const ModelMap& map, const Checkpoint& checkpoi
 
 Result<Mapped> ApplyMap(const ModelMap& map, const MapUse& use, Checkpoint source,
                         const Patterns& patterns) {
-  return maps::Mapper(map, use, std::move(source), patterns).Go();
+  return maps::Mapper(map, use, std::move(source), patterns).Run();
 }
 
 }  // namespace shardwright::checkpoints

@@ -11,7 +11,7 @@
 namespace shardwright::checkpoints::maps {
 namespace {
 
-/// State of a dialect that may name parameters: under other names it cannot be carried on, so
+/// State of a format that may name parameters: under other names it cannot be carried on, so
 /// writers are told what there was.
 struct UnderOldNames : OwnState {
   std::shared_ptr<const OwnState> before;  // options of groups may be nodes of its documents
@@ -31,7 +31,7 @@ class Assembler {
         old_(std::move(source)),
         new_(std::move(params)) {}
 
-  Result<Checkpoint> Go();
+  Result<Checkpoint> Run();
 
  private:
   const Param& Old(const Piece& piece) const { return old_.params[piece.param]; }
@@ -330,7 +330,7 @@ Status Assembler::MakeTensors(const NewParam& made) {
   return {};
 }
 
-Result<Checkpoint> Assembler::Go() {
+Result<Checkpoint> Assembler::Run() {
   out_.order_unknown = old_.order_unknown;
   SW_TRY(IndexTensors());
   SW_TRY(Order());
@@ -361,7 +361,7 @@ Result<Checkpoint> Assembler::Go() {
 
 Result<Checkpoint> Assemble(const ModelMap::Impl& map, std::uint32_t to, Checkpoint source,
                             std::vector<NewParam> params, const Patterns& patterns) {
-  return Assembler(map, to, std::move(source), std::move(params), patterns).Go();
+  return Assembler(map, to, std::move(source), std::move(params), patterns).Run();
 }
 
 }  // namespace shardwright::checkpoints::maps

@@ -29,7 +29,7 @@ class Maker {
         source_(source),
         cuts_(*cuts) {}
 
-  Result<std::vector<NewParam>> Go();
+  Result<std::vector<NewParam>> Run();
 
  private:
   Result<Placed> Place(const TensorForm& form, std::uint64_t place, const Shape* stored) const;
@@ -212,7 +212,7 @@ Result<NewParam> Maker::MakeOne(const TensorForm& form, std::uint64_t place) {
   return out;
 }
 
-Result<std::vector<NewParam>> Maker::Go() {
+Result<std::vector<NewParam>> Maker::Run() {
   std::vector<NewParam> made;
   if (from_.rename || instance_.same) {
     const Param& old = source_.params[instance_.members.front().param];
@@ -242,7 +242,7 @@ Result<std::vector<NewParam>> MakeParams(const ModelMap::Impl& map, std::uint32_
                                          std::uint32_t to, const Instance& instance,
                                          const Checkpoint& source,
                                          std::map<std::string, layout::CutPtr>* cuts) {
-  return Maker(map, from, to, instance, source, cuts).Go();
+  return Maker(map, from, to, instance, source, cuts).Run();
 }
 
 }  // namespace shardwright::checkpoints::maps

@@ -26,7 +26,7 @@ using ModelSizes = std::map<std::string, std::uint64_t>;
 
 /// Facts of a `config.json` of Hugging Face: its texts, whole numbers and truth values.
 /// \error kBadInput, kLimit  as json::Parse, or not an object
-Result<ModelFacts> FactsIn(std::string_view config, const std::string& where);
+Result<ModelConfig> FactsIn(std::string_view config, const std::string& where);
 
 /// A map of a model family, parsed and checked.
 class ModelMap {
@@ -48,9 +48,9 @@ class ModelMap {
   /// Names of the sizes that may be given, sorted.
   std::vector<std::string> sizes() const;
   /// What facts say about the sizes of the map; those of another kind say nothing.
-  ModelSizes SizesIn(const ModelFacts& facts) const;
+  ModelSizes SizesIn(const ModelConfig& facts) const;
   /// The facts that tell a model of this map, "model_type=llama"; nothing if they do not.
-  std::optional<std::string> ToldBy(const ModelFacts& facts) const;
+  std::optional<std::string> ToldBy(const ModelConfig& facts) const;
 
   struct Impl;
   const Impl& impl() const { return *impl_; }

@@ -163,7 +163,7 @@ Status ParseSides(const Json& root, ModelMap::Impl* map) {
 class RuleParser {
  public:
   RuleParser(const ModelMap::Impl& map, MapRule* rule) : map_(map), rule_(*rule) {}
-  Status Go(const Json& object);
+  Status Run(const Json& object);
 
  private:
   Status ParseStacks(const Json& stacks);
@@ -381,7 +381,7 @@ Status RuleParser::CheckNames() const {
   return {};
 }
 
-Status RuleParser::Go(const Json& object) {
+Status RuleParser::Run(const Json& object) {
   if (!object.is_object()) return BadMap("object expected");
   if (const Json* stacks = Find(object, "stacks")) SW_TRY(ParseStacks(*stacks));
   rule_.sides.resize(map_.sides.size());
@@ -434,7 +434,7 @@ Status ParseRoot(const Json& root, ModelMap::Impl* map) {
     const std::string number = "rule " + std::to_string(map->rules.size() + 1);
     MapRule& rule = map->rules.emplace_back();
     rule.origin = map->origin + " " + number;
-    const Status parsed = RuleParser(*map, &rule).Go(object);
+    const Status parsed = RuleParser(*map, &rule).Run(object);
     if (!parsed) return Within(number, parsed.error());
   }
   return {};

@@ -53,7 +53,7 @@ class Solver {
          std::vector<Instance>* instances, ModelSizes* known)
       : map_(map), side_(side), source_(source), instances_(*instances), known_(*known) {}
 
-  Status Go();
+  Status Run();
 
  private:
   Status Relate(bool* progress);
@@ -235,7 +235,7 @@ Status Solver::CheckKnown(const Instance& instance) const {
                                 Joined(open, ", ") + "): give --map-sizes " + open.front() + "=N");
 }
 
-Status Solver::Go() {
+Status Solver::Run() {
   for (const auto& [name, value] : map_.constants) {
     if (!known_.emplace(name, value).second && known_[name] != value) {
       return Fail(Errc::kUsage, "size " + name + " of the map is " + std::to_string(value));
@@ -266,7 +266,7 @@ Status Solver::Go() {
 
 Status SolveSizes(const ModelMap::Impl& map, std::uint32_t side, const Checkpoint& source,
                   std::vector<Instance>* instances, ModelSizes* known) {
-  return Solver(map, side, source, instances, known).Go();
+  return Solver(map, side, source, instances, known).Run();
 }
 
 std::uint64_t ExtentOf(const Axis& axis, const Instance& instance) {
@@ -295,7 +295,7 @@ namespace shardwright::checkpoints {
 namespace {
 
 /// The conditions of one alternative as text, if all of them hold: "model_type=llama".
-std::optional<std::string> Agreement(const maps::Told& told, const ModelFacts& facts) {
+std::optional<std::string> Agreement(const maps::Told& told, const ModelConfig& facts) {
   std::vector<std::string> agreed;
   for (const auto& [key, values] : told) {
     const auto fact = facts.find(key);
@@ -308,10 +308,10 @@ std::optional<std::string> Agreement(const maps::Told& told, const ModelFacts& f
 
 }  // namespace
 
-Result<ModelFacts> FactsIn(std::string_view config, const std::string& where) {
+Result<ModelConfig> FactsIn(std::string_view config, const std::string& where) {
   SW_TRY_ASSIGN(const json::Json root, json::Parse(config, where));
   if (!root.is_object()) return Fail(Errc::kBadInput, where + ": object expected");
-  ModelFacts facts;
+  ModelConfig facts;
   for (const auto& [key, value] : root.items()) {
     if (value.is_string()) {
       facts.emplace(key, value.get<std::string>());
@@ -322,14 +322,14 @@ Result<ModelFacts> FactsIn(std::string_view config, const std::string& where) {
   return facts;
 }
 
-std::optional<std::string> ModelMap::ToldBy(const ModelFacts& facts) const {
+std::optional<std::string> ModelMap::ToldBy(const ModelConfig& facts) const {
   for (const maps::Told& told : impl_->told_by) {
     if (auto agreement = Agreement(told, facts)) return agreement;
   }
   return std::nullopt;
 }
 
-ModelSizes ModelMap::SizesIn(const ModelFacts& facts) const {
+ModelSizes ModelMap::SizesIn(const ModelConfig& facts) const {
   ModelSizes sizes;
   for (const auto& [name, keys] : impl_->sizes) {
     for (const std::string& key : keys) {

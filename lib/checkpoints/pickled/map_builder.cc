@@ -26,15 +26,15 @@ MapBuilder::MapBuilder(const SourceSet& source, layout::ShardMap* map)
 
 std::uint32_t MapBuilder::MemberOf(std::uint32_t file, std::uint32_t container,
                                    std::uint32_t storage) {
-  const files::Skeleton& skeleton = *source_.files[file].containers[container].skeleton;
+  const files::ContainerMetadata& metadata = *source_.files[file].containers[container].metadata;
   std::vector<std::uint32_t>& known = stored_[{file, container}];
-  if (known.empty()) known.resize(skeleton.storages.size(), kNone);
+  if (known.empty()) known.resize(metadata.storages.size(), kNone);
   std::uint32_t& index = known[storage];
   if (index == kNone) {
-    const files::Storage& stored = skeleton.storages[storage];
+    const files::Storage& stored = metadata.storages[storage];
     index = static_cast<std::uint32_t>(map_->members.size());
     map_->members.push_back(
-        {file, stored.offset, stored.bytes, stored.crc32, NameOf(skeleton, stored)});
+        {file, stored.offset, stored.bytes, stored.crc32, NameOf(metadata, stored)});
   }
   return index;
 }
@@ -42,12 +42,12 @@ std::uint32_t MapBuilder::MemberOf(std::uint32_t file, std::uint32_t container,
 std::uint32_t MapBuilder::MemberOf(std::uint32_t file, std::uint32_t container,
                                    const torch_pt::Document& document, std::uint32_t storage) {
   if (source_.files[file].containers.size() == 1) return MemberOf(file, document, storage);
-  const auto& stored = source_.files[file].containers[container].skeleton->storages;
+  const auto& stored = source_.files[file].containers[container].metadata->storages;
   const torch_pt::Document::StorageRef& ref = document.storages[storage];
   for (std::uint32_t i = 0; i < stored.size(); ++i) {
     if (stored[i].offset == ref.offset) return MemberOf(file, container, i);
   }
-  SW_CHECK(false);  // a document's storages are those of its skeleton
+  SW_CHECK(false);  // a document's storages are those of its metadata
   return 0;
 }
 
@@ -114,8 +114,8 @@ Result<std::string> MapBuilder::Payload(std::uint32_t file, const torch_pt::Docu
   const Container& source = named.containers.front();
   if (keyed_file_ != file) {
     keys_.clear();
-    for (std::size_t i = 0; i < source.skeleton->storages.size(); ++i) {
-      keys_.emplace(source.skeleton->storages[i].key, static_cast<std::uint32_t>(i));
+    for (std::size_t i = 0; i < source.metadata->storages.size(); ++i) {
+      keys_.emplace(source.metadata->storages[i].key, static_cast<std::uint32_t>(i));
     }
     keyed_file_ = file;
   }

@@ -83,7 +83,7 @@ class MapBuilder {
   const SourceSet& source_;
   layout::ShardMap* map_;
   std::vector<std::vector<std::uint32_t>> members_;  // by file, by storage; kNone if not made
-  // The same by file and container, for storages by their numbers in a skeleton.
+  // The same by file and container, for storages by their numbers in a metadata.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> stored_;
   std::uint32_t keyed_file_ = kNone;  // the file whose keys are in keys_
   std::unordered_map<std::string, std::uint32_t> keys_;

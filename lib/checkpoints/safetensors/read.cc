@@ -93,7 +93,7 @@ class Reader {
   Reader(const SourceSet& source, const Patterns& patterns)
       : source_(source), patterns_(patterns) {}
 
-  Result<Checkpoint> Go() {
+  Result<Checkpoint> Run() {
     out_.origin = "safetensors";
     out_.tag = source_.tag;
     out_.arena = std::make_shared<pickle::Arena>();
@@ -169,20 +169,20 @@ Status Reader::ReadHeader(std::uint32_t file) {
     return Fail(Errc::kBadInput, source.name + ": " + what);
   };
   if (source.containers.size() != 1) return broken("one header expected");
-  const shardwright::files::Skeleton& skeleton = *source.containers.front().skeleton;
-  if (skeleton.head != shardwright::files::Head::kJson) return broken("a JSON header expected");
+  const shardwright::files::ContainerMetadata& metadata = *source.containers.front().metadata;
+  if (metadata.head != shardwright::files::Head::kJson) return broken("a JSON header expected");
   // In a catalogue with payloads they lie elsewhere than the header says, but as many bytes.
-  std::uint64_t bytes = file_format::kLengthBytes + skeleton.header.size();
-  for (const auto& storage : skeleton.storages) bytes += storage.bytes;
-  auto header = file_format::ParseHeader({skeleton.header, bytes});
+  std::uint64_t bytes = file_format::kLengthBytes + metadata.header.size();
+  for (const auto& storage : metadata.storages) bytes += storage.bytes;
+  auto header = file_format::ParseHeader({metadata.header, bytes});
   if (!header) return Within(source.name, header.error());
-  if (header->entries.size() != skeleton.storages.size()) {
+  if (header->entries.size() != metadata.storages.size()) {
     return broken(std::to_string(header->entries.size()) + " tensors in the header, " +
-                  std::to_string(skeleton.storages.size()) + " payloads");
+                  std::to_string(metadata.storages.size()) + " payloads");
   }
   for (std::uint32_t i = 0; i < header->entries.size(); ++i) {
     file_format::Entry& entry = header->entries[i];
-    if (entry.bytes != skeleton.storages[i].bytes) return broken("payloads of other sizes");
+    if (entry.bytes != metadata.storages[i].bytes) return broken("payloads of other sizes");
     Tensor& tensor = tensors_.emplace_back();
     tensor.entry = std::move(entry);
     tensor.file = file;
@@ -575,7 +575,7 @@ void Reader::Finish() {
 }  // namespace
 
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
-  return Reader(source, patterns).Go();
+  return Reader(source, patterns).Run();
 }
 
 }  // namespace shardwright::checkpoints::safetensors

@@ -21,7 +21,7 @@
 
 namespace shardwright::checkpoints::safetensors {
 
-/// What only this dialect understands: `__metadata__` of the files, by key, but for our own notes.
+/// What only this format understands: `__metadata__` of the files, by key, but for our own notes.
 /// Of several files: the keys whose values are equal in all that have them.
 struct FileMetadata : OwnState {
   std::map<std::string, std::string> values;
@@ -66,7 +66,7 @@ struct Numbered {
 /// Nothing if the name is of another form.
 std::optional<Numbered> ParseNumbered(std::string_view name);
 
-// The row of the table; see Dialect.
+// The row of the table; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 bool StandsAlone(std::string_view name);
@@ -77,7 +77,7 @@ bool StandsAlone(std::string_view name);
 /// Local; reads headers.
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 
-/// Reads the containers of one file that Scan has found, as Dialect::read_file.
+/// Reads the containers of one file that Scan has found, as Format::read_file.
 Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
                                         const os::Identity& identity);
 

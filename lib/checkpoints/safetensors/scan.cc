@@ -125,15 +125,16 @@ Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file
   if (!text) return Within(found.path, text.error());
   const auto header = file_format::ParseHeader(*text);
   if (!header) return Within(found.path, header.error());
-  shardwright::files::Skeleton skeleton;
-  skeleton.head = shardwright::files::Head::kJson;
-  skeleton.last = text->file_bytes;
+  shardwright::files::ContainerMetadata metadata;
+  metadata.head = shardwright::files::Head::kJson;
+  metadata.last = text->file_bytes;
   for (const file_format::Entry& entry : header->entries) {
-    skeleton.storages.push_back({entry.name, entry.offset, entry.bytes, std::nullopt});
+    metadata.storages.push_back({entry.name, entry.offset, entry.bytes, std::nullopt});
   }
-  skeleton.header = std::move(text->text);
+  metadata.header = std::move(text->text);
   Container container;
-  container.skeleton = std::make_shared<const shardwright::files::Skeleton>(std::move(skeleton));
+  container.metadata =
+      std::make_shared<const shardwright::files::ContainerMetadata>(std::move(metadata));
   return std::vector<Container>{std::move(container)};
 }
 

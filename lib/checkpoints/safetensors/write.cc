@@ -57,7 +57,7 @@ class Writer {
   Writer(const Checkpoint& source, const FilesLayout& layout)
       : source_(source), layout_(layout), unconverted_(UnconvertedOf(source)) {}
 
-  Result<Written> Go() {
+  Result<Written> Run() {
     SW_TRY(CheckMasters());
     SW_TRY(ChooseNames());
     SW_TRY(MakeItems());
@@ -379,7 +379,7 @@ void Writer::TellWhatIsLeft() {
 Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   const auto* own = dynamic_cast<const FilesLayout*>(layout.own.get());
   SW_CHECK(own != nullptr);
-  return Writer(source, *own).Go();
+  return Writer(source, *own).Run();
 }
 
 }  // namespace shardwright::checkpoints::safetensors

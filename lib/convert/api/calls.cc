@@ -13,7 +13,7 @@ Result<convert::InputOptions> InputOf(const Source& source) {
     return Fail(Errc::kUsage, "sizes \"" + source.map_sizes + "\" mean nothing without a map");
   }
   convert::InputOptions options;
-  options.roots = source.paths;
+  options.source_paths = source.paths;
   options.pattern_files = source.pattern_files;
   options.node_local = source.node_local;
   options.allow_mixed = source.allow_mixed;

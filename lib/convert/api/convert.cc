@@ -14,8 +14,8 @@
 namespace shardwright {
 namespace {
 
-Result<const checkpoints::Dialect*> WrittenFormat(const std::string& name) {
-  SW_TRY_ASSIGN(const checkpoints::Dialect* format, checkpoints::NeedDialect(name));
+Result<const checkpoints::Format*> WrittenFormat(const std::string& name) {
+  SW_TRY_ASSIGN(const checkpoints::Format* format, checkpoints::RequireFormat(name));
   if (format->write == nullptr) {
     return Fail(Errc::kUsage, "format \"" + name + "\" is read only");
   }
@@ -25,10 +25,10 @@ Result<const checkpoints::Dialect*> WrittenFormat(const std::string& name) {
 /// What lib/convert opens to convert it: with the proof of what a reader infers, unless nothing is
 /// to be read, and with optimizer state that only a copy of the files keeps.
 Result<convert::InputOptions> InputOf(const Source& source, const ConvertOptions& options,
-                                      const checkpoints::Dialect& format,
+                                      const checkpoints::Format& format,
                                       const checkpoints::TargetSpec& spec) {
   SW_TRY_ASSIGN(convert::InputOptions input, internal::InputOf(source));
-  input.neighbours = options.neighbours;
+  input.siblings = options.siblings;
   input.bound = true;
   input.output = options.output;
   if (!options.dry_run)
@@ -60,7 +60,7 @@ Result<ConvertReport> ConvertOpened(comm::Comm& comm, const Source& source,
                                     const ConvertOptions& options, Sink& sink) {
   SW_TRY(internal::CheckWork(options.threads, options.memory_bytes));
   if (options.output.empty()) return Fail(Errc::kUsage, "the output has no name");
-  SW_TRY_ASSIGN(const checkpoints::Dialect* format, WrittenFormat(options.format));
+  SW_TRY_ASSIGN(const checkpoints::Format* format, WrittenFormat(options.format));
   SW_TRY_ASSIGN(const checkpoints::TargetSpec spec,
                 checkpoints::ParseTarget(*format, options.target));
   SW_TRY_ASSIGN(const convert::InputOptions first, InputOf(source, options, *format, spec));

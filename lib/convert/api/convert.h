@@ -32,7 +32,7 @@ struct ConvertOptions {
   bool dry_run = false;    ///< plan only: no payload is read, nothing is written
   bool link = false;       ///< equal layouts only: hard links to the files of the source
   bool strict = false;     ///< refuse what cannot be carried over whole
-  bool neighbours = true;  ///< take along the files beside the tag folder
+  bool siblings = true;    ///< take along the files beside the tag folder
   Verify verify = Verify::kSums;
   unsigned threads = 1;  ///< of each rank
   /// Of buffers that a rank may use.

@@ -23,7 +23,7 @@ namespace {
 std::optional<std::uint32_t> PayloadCrc32(const checkpoints::SourceFile& file) {
   std::vector<const files::Storage*> storages;
   for (const checkpoints::Container& one : file.containers) {
-    for (const files::Storage& storage : one.skeleton->storages) {
+    for (const files::Storage& storage : one.metadata->storages) {
       if (storage.bytes == 0) continue;
       if (!storage.crc32) return std::nullopt;
       storages.push_back(&storage);
@@ -81,7 +81,7 @@ Status CompareWithManifest(const checkpoints::SourceSet& set, const std::string&
 }  // namespace
 
 Status CheckListed(const checkpoints::SourceSet& set) {
-  if (set.dialect != "universal") return {};
+  if (set.format != "universal") return {};
   std::set<std::string> folders;
   for (const checkpoints::SourceFile& file : set.files) {
     folders.insert(file.path.substr(0, file.path.size() - file.name.size() - 1));

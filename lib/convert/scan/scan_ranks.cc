@@ -112,7 +112,7 @@ Outcome ReadShare(Share& share, checkpoints::ReadContainers read, unsigned io_th
   return outcome;
 }
 
-comm::Bytes Pack(const Outcome& outcome, const Share& share, std::string_view dialect) {
+comm::Bytes Pack(const Outcome& outcome, const Share& share, std::string_view format) {
   FieldWriter out;
   out.Number(outcome.files ? 1 : 0);
   if (!outcome.files) {
@@ -126,7 +126,7 @@ comm::Bytes Pack(const Outcome& outcome, const Share& share, std::string_view di
   out.Number(share.numbers.size());
   for (const std::uint64_t number : share.numbers) out.Number(number);
   checkpoints::SourceSet set;
-  set.dialect = dialect;
+  set.format = format;
   set.files = *outcome.files;
   out.Text(checkpoints::Serialize(set));
   return BytesOf(std::move(out).Take());
@@ -158,7 +158,7 @@ class Merged {
         return Fail(Errc::kInternal, "a rank has read other files than it was asked for");
       }
       for (checkpoints::Container& container : files[i].containers) {
-        container.skeleton = skeletons_.Share(std::move(container.skeleton)).first;
+        container.metadata = metadata_table_.Share(std::move(container.metadata)).first;
       }
       files_[static_cast<std::size_t>(numbers[i])] = std::move(files[i]);
     }
@@ -183,7 +183,7 @@ class Merged {
   }
 
   std::vector<SourceFile> files_;
-  checkpoints::Skeletons skeletons_;
+  checkpoints::MetadataTable metadata_table_;
   std::optional<Error> error_;
   std::uint64_t number_ = 0;  // of the name of error_
 };
@@ -196,8 +196,8 @@ class Ranks final : public checkpoints::ScanRanks {
   /// Of rank 0: reads files with the others.
   Result<std::vector<SourceFile>> Read(std::vector<Found> found,
                                        checkpoints::ReadContainers read) override {
-    const std::span<const checkpoints::Dialect> all = checkpoints::Dialects();
-    const auto row = std::find_if(all.begin(), all.end(), [&](const checkpoints::Dialect& one) {
+    const std::span<const checkpoints::Format> all = checkpoints::Formats();
+    const auto row = std::find_if(all.begin(), all.end(), [&](const checkpoints::Format& one) {
       return one.read_file == read;
     });
     SW_CHECK(row != all.end());
@@ -232,7 +232,7 @@ class Ranks final : public checkpoints::ScanRanks {
       SW_TRY_ASSIGN(Share share, UnpackShare(TextOf(received.front())));
       // An error is rank 0's to report.
       auto files =
-          Exchange(checkpoints::Dialects()[static_cast<std::size_t>(row)], names, std::move(share));
+          Exchange(checkpoints::Formats()[static_cast<std::size_t>(row)], names, std::move(share));
       if (!files && broken_) return tl::unexpected<Error>(std::move(files).error());
       if (files) std::move(files->begin(), files->end(), std::back_inserter(files_));
     }
@@ -264,7 +264,7 @@ class Ranks final : public checkpoints::ScanRanks {
     return sent;
   }
 
-  Result<std::vector<SourceFile>> Exchange(const checkpoints::Dialect& row, std::uint64_t names,
+  Result<std::vector<SourceFile>> Exchange(const checkpoints::Format& row, std::uint64_t names,
                                            Share share) {
     Outcome mine = ReadShare(share, row.read_file, io_threads_);
     const Result<std::vector<comm::Bytes>> outcomes = comm_.AllGather(Pack(mine, share, row.name));

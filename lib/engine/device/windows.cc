@@ -21,14 +21,14 @@ namespace {
 using Mark = std::array<char, 32>;
 
 /// Where a window is, as its rank tells it.
-struct Told {
+struct WindowAddress {
   std::uint64_t process = 0;
   std::uint64_t bytes = 0;
   std::int64_t descriptor = -1;
   Mark mark{};
 };
 
-Result<std::unique_ptr<Buffer>> Find(const Told& told) {
+Result<std::unique_ptr<Buffer>> Find(const WindowAddress& told) {
   if (told.descriptor < 0) return Fail(Errc::kNotFound, "a rank has no memory to share");
   const std::string path =
       "/proc/" + std::to_string(told.process) + "/fd/" + std::to_string(told.descriptor);
@@ -53,7 +53,7 @@ Result<std::unique_ptr<Buffer>> Find(const Told& told) {
 
 Result<std::unique_ptr<Windows>> Windows::Open(comm::Comm& comm, std::uint64_t bytes) {
   std::unique_ptr<Windows> out(new Windows(static_cast<std::size_t>(comm.rank())));
-  Told mine;
+  WindowAddress mine;
   mine.process = static_cast<std::uint64_t>(::getpid());
   mine.bytes = std::max<std::uint64_t>(bytes, sizeof mine.mark);
   const Result<std::string> random = RandomHex(mine.mark.size() / 2);
@@ -72,7 +72,7 @@ Result<std::unique_ptr<Windows>> Windows::Open(comm::Comm& comm, std::uint64_t b
       if (seen) out->memory_.push_back(std::move(*own));
       continue;
     }
-    Told told;
+    WindowAddress told;
     seen = all[rank].size() == sizeof told;
     if (!seen) break;
     std::memcpy(&told, all[rank].data(), sizeof told);

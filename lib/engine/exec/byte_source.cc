@@ -99,7 +99,7 @@ Status FileBytes::ReadStretches(const std::shared_ptr<const os::File>& file,
   return take(out);
 }
 
-Result<bool> FileBytes::LookAgain(std::uint32_t file) {
+Result<bool> FileBytes::Recheck(std::uint32_t file) {
   bool grown = false;
   SW_TRY(OpenUnchanged(paths_[file], &grown));
   return grown;

@@ -36,7 +36,7 @@ class ByteSource {
   /// Looks at a file of the map again, after what was read of it: true if it has grown since it was
   /// found, which a file that may grow does.
   /// \error kNotFound  it is gone or has changed
-  virtual Result<bool> LookAgain(std::uint32_t /*file*/) { return false; }
+  virtual Result<bool> Recheck(std::uint32_t /*file*/) { return false; }
 
   /// Opens a whole file of the map, for a clone or a link of it.
   /// \error kNotFound  it is gone or has changed; kInternal  members do not lie in files
@@ -104,7 +104,7 @@ class FileBytes final : public ByteSource {
   FileBytes(const layout::ShardMap& map, std::vector<SourcePath> paths);
 
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
-  Result<bool> LookAgain(std::uint32_t file) override;
+  Result<bool> Recheck(std::uint32_t file) override;
   Result<os::File> Open(std::uint32_t file) override { return OpenUnchanged(paths_[file]); }
   std::uint64_t bytes_read() const override { return bytes_.load(std::memory_order_relaxed); }
   std::uint64_t files_read() const override { return pool_.opened_count(); }

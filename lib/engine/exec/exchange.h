@@ -72,7 +72,7 @@ class Exchange final : public ByteSource {
 
   /// Local files directly, other ranks' bytes from the round. Thread-safe between rounds.
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
-  Result<bool> LookAgain(std::uint32_t file) override { return local_.LookAgain(file); }
+  Result<bool> Recheck(std::uint32_t file) override { return local_.Recheck(file); }
   Result<os::File> Open(std::uint32_t file) override { return local_.Open(file); }
   bool has_places() const override { return local_.has_places(); }
   std::optional<std::uint64_t> PlaceOf(std::uint32_t member, std::uint64_t offset) override {

@@ -134,11 +134,11 @@ Result<std::string> MakeManifest(const std::string& head, const std::vector<Mani
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const ManifestFile& file : files) {
     nlohmann::ordered_json line = {{"path", file.path}, {"bytes", file.bytes}};
-    if (file.twin.empty()) {
+    if (file.clone.empty()) {
       line["xxh3_128"] = Hex(file.digest);
       if (file.payload_crc32) line[kPayloadSum] = *file.payload_crc32;
     } else {
-      line["twin"] = file.twin;
+      line["twin"] = file.clone;
     }
     list.push_back(std::move(line));
   }

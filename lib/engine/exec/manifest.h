@@ -27,7 +27,7 @@ struct ManifestFile {
   std::string path;
   std::uint64_t bytes = 0;
   Digest digest{};
-  std::string twin{};  ///< "clone" or "link": its bytes were not read and have no sums
+  std::string clone{};  ///< "clone" or "link": its bytes were not read and have no sums
   /// CRC-32 of all its payloads, one after the other; nothing for a file that has none.
   std::optional<std::uint32_t> payload_crc32{};
 };

@@ -17,7 +17,7 @@ using layout::LogicalTensor;
 using layout::ShardMap;
 
 /// A replica, the owner whose elements it repeats, and its place among the blocks of all of them.
-struct Twins {
+struct Copies {
   const LogicalTensor* tensor;
   const Fragment* owner;
   const Fragment* replica;
@@ -29,7 +29,7 @@ struct Twins {
 
 /// Shard elements [first, last) of a replica and its owner.
 struct Block {
-  const Twins* twins;
+  const Copies* copies;
   std::uint64_t first;
   std::uint64_t last;
 };
@@ -37,7 +37,7 @@ struct Block {
 /// Where a fragment's elements [first, last) lie.
 void AddStretches(const ShardMap& map, const Fragment& fragment, const Block& block,
                   std::vector<Stretch>* stretches) {
-  const std::uint64_t item = block.twins->item();
+  const std::uint64_t item = block.copies->item();
   layout::ForHolders(
       map, fragment.at, block.first, block.last,
       [&](const layout::Region& region, std::uint64_t element, std::uint64_t elems) {
@@ -53,10 +53,10 @@ class Comparing {
         map_(source.source()),
         arena_(ArenaThreads(threads)),
         sink_(sink) {
-    for (const LogicalTensor& tensor : map_.tensors) AddTwins(tensor);
+    for (const LogicalTensor& tensor : map_.tensors) AddClones(tensor);
   }
 
-  Status Go(std::uint64_t memory_bytes) {
+  Status Run(std::uint64_t memory_bytes) {
     const auto ranks = static_cast<std::uint64_t>(comm_.size());
     const auto rank = static_cast<std::uint64_t>(comm_.rank());
     const std::uint64_t first = blocks_ * rank / ranks;
@@ -76,7 +76,7 @@ class Comparing {
     std::vector<std::byte> replica;
   };
 
-  void AddTwins(const LogicalTensor& tensor) {
+  void AddClones(const LogicalTensor& tensor) {
     for (const Fragment& replica : tensor.fragments) {
       if (replica.role != layout::Role::kReplica) continue;
       const auto owner = std::find_if(
@@ -84,20 +84,20 @@ class Comparing {
             return other.role == layout::Role::kOwner &&
                    (other.cut == replica.cut || *other.cut == *replica.cut);
           });
-      const Twins twins{&tensor, &*owner, &replica, blocks_};
-      twins_.push_back(twins);
-      blocks_ += CeilDiv(replica.cut->shard_elems(), twins.block_elems());
+      const Copies copies{&tensor, &*owner, &replica, blocks_};
+      clones_.push_back(copies);
+      blocks_ += CeilDiv(replica.cut->shard_elems(), copies.block_elems());
     }
   }
 
   Block BlockAt(std::uint64_t index) const {
-    const auto after =
-        std::upper_bound(twins_.begin(), twins_.end(), index,
-                         [](std::uint64_t i, const Twins& twins) { return i < twins.first_block; });
-    const Twins& twins = *std::prev(after);
-    const std::uint64_t first = (index - twins.first_block) * twins.block_elems();
-    const std::uint64_t all = twins.replica->cut->shard_elems();
-    return {&twins, first, std::min(all, first + twins.block_elems())};
+    const auto after = std::upper_bound(
+        clones_.begin(), clones_.end(), index,
+        [](std::uint64_t i, const Copies& copies) { return i < copies.first_block; });
+    const Copies& copies = *std::prev(after);
+    const std::uint64_t first = (index - copies.first_block) * copies.block_elems();
+    const std::uint64_t all = copies.replica->cut->shard_elems();
+    return {&copies, first, std::min(all, first + copies.block_elems())};
   }
 
   Status Fetch(std::uint64_t first, std::uint64_t last) {
@@ -105,8 +105,8 @@ class Comparing {
     std::vector<Stretch> wanted;
     for (std::uint64_t index = first; index < last; ++index) {
       const Block block = BlockAt(index);
-      AddStretches(map_, *block.twins->owner, block, &wanted);
-      AddStretches(map_, *block.twins->replica, block, &wanted);
+      AddStretches(map_, *block.copies->owner, block, &wanted);
+      AddStretches(map_, *block.copies->replica, block, &wanted);
     }
     return source_.Round(wanted);
   }
@@ -122,7 +122,7 @@ class Comparing {
               std::vector<std::byte>* out) {
     buffers->stretches.clear();
     AddStretches(map_, fragment, block, &buffers->stretches);
-    out->resize((block.last - block.first) * block.twins->item());
+    out->resize((block.last - block.first) * block.copies->item());
     std::uint64_t at = 0;
     for (const Stretch& stretch : buffers->stretches) {
       SW_TRY(
@@ -133,29 +133,29 @@ class Comparing {
   }
 
   Status Compare(const Block& block, Buffers* buffers) {
-    const Twins& twins = *block.twins;
-    SW_TRY(Read(block, *twins.owner, buffers, &buffers->owner));
-    SW_TRY(Read(block, *twins.replica, buffers, &buffers->replica));
-    const std::uint64_t item = twins.item();
+    const Copies& copies = *block.copies;
+    SW_TRY(Read(block, *copies.owner, buffers, &buffers->owner));
+    SW_TRY(Read(block, *copies.replica, buffers, &buffers->replica));
+    const std::uint64_t item = copies.item();
     Status status;
     // Run by run, so that padding, which belongs to nobody, is never compared.
-    twins.owner->cut->ForShardRange(block.first, block.last, [&](const layout::Run& run) {
+    copies.owner->cut->ForShardRange(block.first, block.last, [&](const layout::Run& run) {
       const std::uint64_t at = (run.shard - block.first) * item;
       const auto a = std::span(buffers->owner).subspan(at, run.elems * item);
       const auto b = std::span(buffers->replica).subspan(at, run.elems * item);
       const auto differ = std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin();
       if (!status || differ == static_cast<std::ptrdiff_t>(a.size())) return;
       const std::uint64_t elems = static_cast<std::uint64_t>(differ) / item;
-      status = Differ(twins, run.shard + elems, run.logical + elems);
+      status = Differ(copies, run.shard + elems, run.logical + elems);
     });
     return status;
   }
 
-  Status Differ(const Twins& twins, std::uint64_t shard_element, std::uint64_t element) const {
-    return Fail(Errc::kBadInput, "tensor \"" + twins.tensor->name + "\" " + twins.tensor->state +
+  Status Differ(const Copies& copies, std::uint64_t shard_element, std::uint64_t element) const {
+    return Fail(Errc::kBadInput, "tensor \"" + copies.tensor->name + "\" " + copies.tensor->state +
                                      ": replicas differ at element " + std::to_string(element) +
-                                     ": " + FileOf(*twins.owner, shard_element) + " and " +
-                                     FileOf(*twins.replica, shard_element));
+                                     ": " + FileOf(*copies.owner, shard_element) + " and " +
+                                     FileOf(*copies.replica, shard_element));
   }
 
   const std::string& FileOf(const Fragment& fragment, std::uint64_t element) const {
@@ -173,7 +173,7 @@ class Comparing {
   tbb::task_arena arena_;
   Sink& sink_;
   tbb::enumerable_thread_specific<Buffers> buffers_;
-  std::vector<Twins> twins_;  // by first block
+  std::vector<Copies> clones_;  // by first block
   std::uint64_t blocks_ = 0;
 };
 
@@ -181,7 +181,7 @@ class Comparing {
 
 Status CompareReplicas(comm::Comm& comm, Exchange& source, unsigned threads,
                        std::uint64_t memory_bytes, Sink& sink) {
-  return Comparing(comm, source, threads, sink).Go(memory_bytes);
+  return Comparing(comm, source, threads, sink).Run(memory_bytes);
 }
 
 }  // namespace shardwright::exec

@@ -5,7 +5,7 @@
 
 namespace shardwright::layout {
 
-// Names of the states that a logical tensor can be of. Every dialect maps its own spelling to them;
+// Names of the states that a logical tensor can be of. Every format maps its own spelling to them;
 // further states of an optimizer keep the names that it gives them. The values stand in manifests,
 // catalogues, stores and atoms.
 

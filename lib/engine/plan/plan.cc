@@ -53,7 +53,7 @@ Result<Plan> Plan::Make(const ShardMap& source, const Target& target, const Know
   for (const OutputFile& file : target.files) {
     plan.payload_begin_.push_back(plan.unit_begin_.size());
     ++plan.totals_.output_files;
-    if (file.twin == Twin::kLink) {
+    if (file.clone == CloneMode::kLink) {
       ++plan.totals_.linked_files;
     } else {
       plan.totals_.output_bytes += file.bytes;

@@ -77,7 +77,7 @@ struct Totals {
   std::uint64_t units = 0;
   std::uint64_t output_files = 0;   ///< links as well
   std::uint64_t output_bytes = 0;   ///< whole files, but for those that are links
-  std::uint64_t linked_files = 0;   ///< Twin::kLink
+  std::uint64_t linked_files = 0;   ///< CloneMode::kLink
   std::uint64_t payload_bytes = 0;  ///< what units write
   std::uint64_t read_bytes = 0;     ///< what units read
   std::uint64_t verify_bytes =

@@ -27,8 +27,8 @@ OutputFile TextFile(std::string path, std::string text) {
   return file;
 }
 
-OutputFile WholeFile(std::string path, const std::string& source, std::uint64_t bytes, Twin twin,
-                     layout::ShardMap* map) {
+OutputFile WholeFile(std::string path, const std::string& source, std::uint64_t bytes,
+                     CloneMode clone, layout::ShardMap* map) {
   const auto index = static_cast<std::uint32_t>(map->files.size());
   map->files.push_back(source);
   Payload payload;
@@ -37,9 +37,9 @@ OutputFile WholeFile(std::string path, const std::string& source, std::uint64_t 
   payload.member = static_cast<std::uint32_t>(map->members.size());
   map->members.push_back({index, 0, bytes, std::nullopt, "the whole file"});
   OutputFile file = OnePayload(std::move(path), std::move(payload));
-  file.twin = twin;
-  file.twin_of = index;
-  if (twin == Twin::kLink) file.payloads.clear();
+  file.clone = clone;
+  file.clone_of = index;
+  if (clone == CloneMode::kLink) file.payloads.clear();
   return file;
 }
 

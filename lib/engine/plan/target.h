@@ -45,7 +45,7 @@ struct DigestList {
 };
 
 /// How an output file that repeats a source file, byte for byte, comes to be.
-enum class Twin : std::uint8_t {
+enum class CloneMode : std::uint8_t {
   kCopy,   ///< by its payloads, as every other file
   kClone,  ///< as a clone where the file system can, else by its payloads
   kLink,   ///< as a second name of the source file; it has no payloads
@@ -60,8 +60,8 @@ struct OutputFile {
                      ///< source file's names
   std::uint64_t bytes = 0;
   bool executable = false;
-  Twin twin = Twin::kCopy;
-  std::uint32_t twin_of = 0;      ///< of a clone or link: the source file
+  CloneMode clone = CloneMode::kCopy;
+  std::uint32_t clone_of = 0;     ///< of a clone or link: the source file
   std::vector<Payload> payloads;  ///< ascending, disjoint
   Frame frame = NoFrame;          ///< may be called on any rank, once
   DigestList digests = {};        ///< in place of payloads and frame
@@ -80,8 +80,8 @@ OutputFile TextFile(std::string path, std::string text);
 /// A file that repeats a whole source file, as one payload; adds that file to the source map.
 /// \param path    of the output file
 /// \param source  of the source file
-OutputFile WholeFile(std::string path, const std::string& source, std::uint64_t bytes, Twin twin,
-                     layout::ShardMap* map);
+OutputFile WholeFile(std::string path, const std::string& source, std::uint64_t bytes,
+                     CloneMode clone, layout::ShardMap* map);
 
 /// The same for a source file whose bytes are known.
 OutputFile WholeFile(std::string path, std::string content);

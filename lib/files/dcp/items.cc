@@ -73,7 +73,7 @@ class ItemReader {
              const std::vector<std::vector<std::string>>& transforms, std::uint64_t inline_bytes)
       : file_(file), wanted_(wanted), transforms_(transforms), inline_bytes_(inline_bytes) {}
 
-  Result<FileItems> Go();
+  Result<FileItems> Run();
 
  private:
   /// What the items of one pickle have in common.
@@ -86,11 +86,13 @@ class ItemReader {
   Result<bool> IsCompressed(const Wanted& wanted) const;
   Status Take(std::size_t index, files::SmallParts& small);
   Status TakeFrom(const Wanted& wanted, const files::Part& part);
-  Status TakeTensor(const Wanted& wanted, const files::Skeleton& skeleton, const files::Part& part);
-  Result<bool> TakeObject(const files::Skeleton& skeleton, const files::Part& part);
+  Status TakeTensor(const Wanted& wanted, const files::ContainerMetadata& metadata,
+                    const files::Part& part);
+  Result<bool> TakeObject(const files::ContainerMetadata& metadata, const files::Part& part);
   Status TakeRaw(const files::Part& part);
-  Result<const Known*> Understand(const files::Skeleton& skeleton);
-  Status AddItem(const Known& known, const files::Skeleton& skeleton, const files::Part& part);
+  Result<const Known*> Understand(const files::ContainerMetadata& metadata);
+  Status AddItem(const Known& known, const files::ContainerMetadata& metadata,
+                 const files::Part& part);
   Status AddStorage(const pickle::StorageUse& use, const files::Storage& storage,
                     const files::Part& part);
   Result<FileItems> Finish();
@@ -143,15 +145,15 @@ Result<bool> ItemReader::IsCompressed(const Wanted& wanted) const {
 }
 
 /// What the pickle of an item says.
-Result<const ItemReader::Known*> ItemReader::Understand(const files::Skeleton& skeleton) {
-  const auto found = known_.find(skeleton.header);
+Result<const ItemReader::Known*> ItemReader::Understand(const files::ContainerMetadata& metadata) {
+  const auto found = known_.find(metadata.header);
   if (found != known_.end()) return &found->second;
   Known known;
   known.value = static_cast<std::uint32_t>(pickles_.size());
-  auto graph = pickle::Load(skeleton.header);
+  auto graph = pickle::Load(metadata.header);
   if (!graph) return Within("data.pkl", std::move(graph).error());
   known.graph = *std::move(graph);
-  const auto at = known_.emplace(skeleton.header, std::move(known)).first;
+  const auto at = known_.emplace(metadata.header, std::move(known)).first;
   pickles_.push_back(&at->first);
   return &at->second;
 }
@@ -173,29 +175,29 @@ Status ItemReader::AddStorage(const pickle::StorageUse& use, const files::Storag
       std::snprintf(text, sizeof text, "CRC-32 %08x expected, %08x found", *storage.crc32, crc);
       return Bad("data/" + storage.key + ": " + text);
     }
-    items_.inlined.emplace(static_cast<std::uint32_t>(items_.skeleton.storages.size()),
+    items_.inlined.emplace(static_cast<std::uint32_t>(items_.metadata.storages.size()),
                            std::move(payload));
   }
-  items_.skeleton.storages.push_back(storage);
+  items_.metadata.storages.push_back(storage);
   return {};
 }
 
-Status ItemReader::AddItem(const Known& known, const files::Skeleton& skeleton,
+Status ItemReader::AddItem(const Known& known, const files::ContainerMetadata& metadata,
                            const files::Part& part) {
   numbers_.push_back(known.value);
   for (const pickle::StorageUse& use : known.graph.storages) {
     const auto stored =
-        std::find_if(skeleton.storages.begin(), skeleton.storages.end(),
+        std::find_if(metadata.storages.begin(), metadata.storages.end(),
                      [&](const files::Storage& storage) { return storage.key == use.key; });
-    if (stored == skeleton.storages.end()) return Bad("storage data/" + use.key + " is missing");
+    if (stored == metadata.storages.end()) return Bad("storage data/" + use.key + " is missing");
     SW_TRY(AddStorage(use, *stored, part));
   }
   return {};
 }
 
-Status ItemReader::TakeTensor(const Wanted& wanted, const files::Skeleton& skeleton,
+Status ItemReader::TakeTensor(const Wanted& wanted, const files::ContainerMetadata& metadata,
                               const files::Part& part) {
-  SW_TRY_ASSIGN(const Known* known, Understand(skeleton));
+  SW_TRY_ASSIGN(const Known* known, Understand(metadata));
   const Node* root = known->graph.root;
   if (!root->is_tensor() || known->graph.storages.size() != 1 ||
       root->tensor->attributes != nullptr) {
@@ -207,29 +209,30 @@ Status ItemReader::TakeTensor(const Wanted& wanted, const files::Skeleton& skele
                " expected, found " + std::string(Name(tensor.dtype)) + " " +
                ToString(tensor.shape));
   }
-  return AddItem(*known, skeleton, part);
+  return AddItem(*known, metadata, part);
 }
 
 /// \returns false if it is of classes that nobody may look into
-Result<bool> ItemReader::TakeObject(const files::Skeleton& skeleton, const files::Part& part) {
-  const Result<const Known*> known = Understand(skeleton);
+Result<bool> ItemReader::TakeObject(const files::ContainerMetadata& metadata,
+                                    const files::Part& part) {
+  const Result<const Known*> known = Understand(metadata);
   if (!known) return false;
-  SW_TRY(AddItem(**known, skeleton, part));
+  SW_TRY(AddItem(**known, metadata, part));
   return true;
 }
 
 Status ItemReader::TakeRaw(const files::Part& part) {
   SW_TRY_ASSIGN(const std::uint64_t bytes, part.Bytes());
   numbers_.push_back(ItemValues::kRaw);
-  items_.skeleton.storages.push_back({"", part.first(), bytes, std::nullopt});
+  items_.metadata.storages.push_back({"", part.first(), bytes, std::nullopt});
   return {};
 }
 
 Status ItemReader::TakeFrom(const Wanted& wanted, const files::Part& part) {
-  auto skeleton = torch_pt::ReadSkeleton(part);
-  if (!skeleton) return tl::unexpected<Error>(std::move(skeleton).error());
-  if (wanted.is_tensor) return TakeTensor(wanted, *skeleton, part);
-  SW_TRY_ASSIGN(const bool understood, TakeObject(*skeleton, part));
+  auto metadata = torch_pt::ReadMetadata(part);
+  if (!metadata) return tl::unexpected<Error>(std::move(metadata).error());
+  if (wanted.is_tensor) return TakeTensor(wanted, *metadata, part);
+  SW_TRY_ASSIGN(const bool understood, TakeObject(*metadata, part));
   return understood ? Status() : TakeRaw(part);
 }
 
@@ -238,7 +241,7 @@ Status ItemReader::Take(std::size_t index, files::SmallParts& small) {
   const std::uint64_t offset = wanted.at.offset;
   SW_TRY_ASSIGN(const bool compressed, IsCompressed(wanted));
   zstd::CompressedItem stretch{offset, wanted.at.bytes, plain_end_, wanted.at.bytes, compressed};
-  const std::size_t storages = items_.skeleton.storages.size();
+  const std::size_t storages = items_.metadata.storages.size();
   if (compressed) {
     if (!ends_) ends_.emplace();
     // A container adds its headers to the elements, and a stored tensor may have gaps.
@@ -258,9 +261,9 @@ Status ItemReader::Take(std::size_t index, files::SmallParts& small) {
     SW_TRY(TakeFrom(wanted, {file_, offset, wanted.at.bytes, ahead}));
   }
   if (!stretched_) return {};
-  for (std::size_t i = compressed ? items_.skeleton.storages.size() : storages;
-       i < items_.skeleton.storages.size(); ++i) {
-    items_.skeleton.storages[i].offset += stretch.first - offset;
+  for (std::size_t i = compressed ? items_.metadata.storages.size() : storages;
+       i < items_.metadata.storages.size(); ++i) {
+    items_.metadata.storages[i].offset += stretch.first - offset;
   }
   plain_end_ += stretch.bytes;
   items_.stretches.push_back(stretch);
@@ -285,14 +288,14 @@ Result<FileItems> ItemReader::Finish() {
   }
   SW_TRY_ASSIGN(pickle::Dumped dumped,
                 pickle::Dump(arena.Tuple({arena.List(std::move(pickles)), numbers}), {}));
-  items_.skeleton.header = std::move(dumped.bytes);
-  for (std::size_t k = 0; k < items_.skeleton.storages.size(); ++k) {
-    items_.skeleton.storages[k].key = std::to_string(k);
+  items_.metadata.header = std::move(dumped.bytes);
+  for (std::size_t k = 0; k < items_.metadata.storages.size(); ++k) {
+    items_.metadata.storages[k].key = std::to_string(k);
   }
   return std::move(items_);
 }
 
-Result<FileItems> ItemReader::Go() {
+Result<FileItems> ItemReader::Run() {
   SW_TRY_ASSIGN(const os::Identity identity, file_.Stat());
   if (Status fine = CheckPlaces(identity.bytes); !fine) {
     return Within(file_.path(), std::move(fine).error());
@@ -325,7 +328,7 @@ Result<FileItems> ItemReader::Go() {
     }
   }
   SW_TRY_ASSIGN(FileItems items, Finish());
-  items.skeleton.last = stretched_ ? plain_end_ : identity.bytes;
+  items.metadata.last = stretched_ ? plain_end_ : identity.bytes;
   return items;
 }
 
@@ -334,11 +337,11 @@ Result<FileItems> ItemReader::Go() {
 Result<FileItems> ReadItems(const os::File& file, std::span<const Wanted> wanted,
                             const std::vector<std::vector<std::string>>& transforms,
                             std::uint64_t inline_bytes) {
-  return ItemReader(file, wanted, transforms, inline_bytes).Go();
+  return ItemReader(file, wanted, transforms, inline_bytes).Run();
 }
 
-Result<ItemValues> ParseItems(const files::Skeleton& skeleton) {
-  SW_TRY_ASSIGN(const pickle::Graph header, pickle::Load(skeleton.header));
+Result<ItemValues> ParseItems(const files::ContainerMetadata& metadata) {
+  SW_TRY_ASSIGN(const pickle::Graph header, pickle::Load(metadata.header));
   const Node* root = header.root;
   const bool ours = root->kind == pickle::Kind::kTuple && root->items.size() == 2 &&
                     root->items[0]->is_list() && root->items[1]->kind == pickle::Kind::kBytes &&
@@ -355,7 +358,7 @@ Result<ItemValues> ParseItems(const files::Skeleton& skeleton) {
   items.items.reserve(numbers.size() / kNumberBytes);
   std::size_t storage = 0;
   const auto next = [&](std::uint64_t bytes) -> Status {
-    if (storage < skeleton.storages.size() && skeleton.storages[storage++].bytes == bytes) {
+    if (storage < metadata.storages.size() && metadata.storages[storage++].bytes == bytes) {
       return {};
     }
     return Bad("item " + std::to_string(items.items.size()) + ": storage " +
@@ -369,7 +372,7 @@ Result<ItemValues> ParseItems(const files::Skeleton& skeleton) {
     if (item.value == ItemValues::kAsBefore && !items.items.empty()) {
       item = items.items.back();
     } else if (item.value == ItemValues::kRaw) {
-      if (storage++ >= skeleton.storages.size()) return Bad("an item without its bytes");
+      if (storage++ >= metadata.storages.size()) return Bad("an item without its bytes");
     } else if (item.value < items.values.size()) {
       for (const pickle::StorageUse& use : items.values[item.value].storages) {
         SW_TRY(next(use.elems * (use.untyped ? 1 : ItemSize(use.dtype))));

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "files/container_metadata.h"
 #include "files/dcp/index.h"
 #include "files/pickle/node.h"
 #include "files/pickle/reader.h"
-#include "files/skeleton.h"
 #include "support/base/result.h"
 #include "support/os/file.h"
 #include "support/zstd/compressed_item.h"
@@ -26,13 +26,13 @@ struct Wanted {
   std::string name;           ///< for messages
 };
 
-/// All items of one data file. The skeleton's header is a pickle of ours: a tuple of the list of
+/// All items of one data file. The metadata's header is a pickle of ours: a tuple of the list of
 /// their different pickles, as bytes, and of numbers into it, 32 bits little-endian, one for each
 /// item in the order in which they lie; ItemValues has numbers that are none. Its storages are
 /// those of one item after another, each in the order in which its pickle first uses them. So items
 /// that are alike, as all steps and many small tensors, share what describes them.
 struct FileItems {
-  files::Skeleton skeleton;
+  files::ContainerMetadata metadata;
   std::map<std::uint32_t, std::string> inlined;  ///< as checkpoints::Container
   std::vector<zstd::CompressedItem> stretches;   ///< likewise
 };
@@ -48,7 +48,7 @@ Result<FileItems> ReadItems(const os::File& file, std::span<const Wanted> wanted
                             const std::vector<std::vector<std::string>>& transforms,
                             std::uint64_t inline_bytes);
 
-/// The values of a FileItems' skeleton.
+/// The values of a FileItems' metadata.
 struct ItemValues {
   /// An item that is not understood: one storage, which is all of its bytes.
   static constexpr std::uint32_t kRaw = ~std::uint32_t{0};
@@ -57,7 +57,7 @@ struct ItemValues {
 
   struct Item {
     std::uint32_t value = kRaw;  ///< into values
-    std::uint32_t storage = 0;   ///< its first one, into the skeleton's storages
+    std::uint32_t storage = 0;   ///< its first one, into the metadata's storages
   };
   /// What is different. Storages of their tensors count from an item's first one.
   std::vector<pickle::Graph> values;
@@ -69,9 +69,9 @@ struct ItemValues {
   }
 };
 
-/// \error kBadInput  the skeleton is no list of items, or they do not have the storages that their
+/// \error kBadInput  the metadata is no list of items, or they do not have the storages that their
 ///        pickles ask for
 /// Pure.
-Result<ItemValues> ParseItems(const files::Skeleton& skeleton);
+Result<ItemValues> ParseItems(const files::ContainerMetadata& metadata);
 
 }  // namespace shardwright::dcp

@@ -25,7 +25,7 @@ class Folding {
  public:
   Folding(std::string_view pickle, Folder& folder) : pickle_(pickle), folder_(folder) {}
 
-  Status Go() {
+  Status Run() {
     if (pickle_.size() > limits::kPickleBytes) {
       return Fail(Errc::kLimit, "pickle of " + std::to_string(pickle_.size()) + " bytes, at most " +
                                     std::to_string(limits::kPickleBytes) + " are read");
@@ -563,6 +563,6 @@ Status Folding::Step(std::uint8_t code) {
 
 }  // namespace
 
-Status Fold(std::string_view pickle, Folder& folder) { return Folding(pickle, folder).Go(); }
+Status Fold(std::string_view pickle, Folder& folder) { return Folding(pickle, folder).Run(); }
 
 }  // namespace shardwright::pickle

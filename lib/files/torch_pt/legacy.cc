@@ -113,13 +113,13 @@ std::string_view LegacyMagic() {
   return "\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19."sv;
 }
 
-Result<Skeleton> ReadLegacy(const files::Part& file, std::uint64_t file_bytes) {
+Result<ContainerMetadata> ReadLegacy(const files::Part& file, std::uint64_t file_bytes) {
   Stream stream(file, file_bytes);
   SW_TRY(CheckHead(stream));
-  Skeleton skeleton;
-  skeleton.last = file_bytes;
-  SW_TRY_ASSIGN(skeleton.header, stream.NextPickle());
-  SW_TRY_ASSIGN(const pickle::Graph graph, pickle::Load(skeleton.header));
+  ContainerMetadata metadata;
+  metadata.last = file_bytes;
+  SW_TRY_ASSIGN(metadata.header, stream.NextPickle());
+  SW_TRY_ASSIGN(const pickle::Graph graph, pickle::Load(metadata.header));
   std::unordered_map<std::string_view, const pickle::StorageUse*> uses;
   for (const pickle::StorageUse& use : graph.storages) uses[use.key] = &use;
   SW_TRY_ASSIGN(const std::string keys_pickle, stream.NextPickle());
@@ -133,14 +133,14 @@ Result<Skeleton> ReadLegacy(const files::Part& file, std::uint64_t file_bytes) {
     if (use == uses.end())
       return BadInput("storage " + std::string(name) + " is twice or in no tensor");
     SW_TRY_ASSIGN(Storage storage, TakeStorage(file, file_bytes, *use->second, offset));
-    skeleton.storages.push_back(std::move(storage));
+    metadata.storages.push_back(std::move(storage));
     uses.erase(use);
   }
   if (!uses.empty()) return BadInput("storage " + std::string(uses.begin()->first) + " is missing");
   if (offset != file_bytes) {
     return BadInput(std::to_string(file_bytes - offset) + " bytes after the last storage");
   }
-  return skeleton;
+  return metadata;
 }
 
 }  // namespace shardwright::torch_pt

@@ -12,7 +12,7 @@ namespace shardwright::torch_pt {
 std::string_view LegacyMagic();
 
 /// Reads the head of a stream as torch wrote it before 1.6 and locates its storages.
-/// \error as ReadSkeleton; messages without the file's name
-Result<Skeleton> ReadLegacy(const files::Part& file, std::uint64_t file_bytes);
+/// \error as ReadMetadata; messages without the file's name
+Result<ContainerMetadata> ReadLegacy(const files::Part& file, std::uint64_t file_bytes);
 
 }  // namespace shardwright::torch_pt

@@ -100,7 +100,7 @@ bool IsKey(std::string_view key) {
   return !key.empty() && key.size() <= kKeyBytes && std::all_of(key.begin(), key.end(), fine);
 }
 
-Result<Skeleton> ReadZip(const files::Part& file) {
+Result<ContainerMetadata> ReadZip(const files::Part& file) {
   SW_TRY_ASSIGN(const zip::Container container, zip::ReadContainer(file));
   Result<Records> records = Root(container);
   if (!records) return Within(file.path(), std::move(records).error());
@@ -111,9 +111,9 @@ Result<Skeleton> ReadZip(const files::Part& file) {
   if (pickle == records->end()) return BadInput(file.path() + ": no member data.pkl");
   SW_TRY(CheckVersion(file, *records));
   SW_TRY(CheckByteOrder(file, *records));
-  Skeleton skeleton;
-  skeleton.last = container.file_bytes;
-  SW_TRY_ASSIGN(skeleton.header, zip::ReadMember(file, *pickle->second, limits::kPickleBytes));
+  ContainerMetadata metadata;
+  metadata.last = container.file_bytes;
+  SW_TRY_ASSIGN(metadata.header, zip::ReadMember(file, *pickle->second, limits::kPickleBytes));
   const std::size_t root_bytes = container.members.front().name.find('/') + 1;
   for (const zip::Member& member : container.members) {
     const std::string_view name = std::string_view(member.name).substr(root_bytes);
@@ -126,9 +126,9 @@ Result<Skeleton> ReadZip(const files::Part& file) {
     Storage storage{std::string(key), member.payload_offset, member.bytes, std::nullopt};
     // A stored 0 means that it was not computed, except for nothing at all.
     if (member.crc32 != 0 || member.bytes == 0) storage.crc32 = member.crc32;
-    skeleton.storages.push_back(std::move(storage));
+    metadata.storages.push_back(std::move(storage));
   }
-  return skeleton;
+  return metadata;
 }
 
 Result<Document::StorageRef> Resolve(
@@ -155,11 +155,11 @@ Result<Document::StorageRef> Resolve(
   return ref;
 }
 
-Result<Document> Assemble(const Skeleton& skeleton) {
-  SW_TRY_ASSIGN(pickle::Graph graph, pickle::Load(skeleton.header));
+Result<Document> Assemble(const ContainerMetadata& metadata) {
+  SW_TRY_ASSIGN(pickle::Graph graph, pickle::Load(metadata.header));
   std::unordered_map<std::string_view, const Storage*> storages;
-  storages.reserve(skeleton.storages.size());
-  for (const Storage& storage : skeleton.storages) storages.emplace(storage.key, &storage);
+  storages.reserve(metadata.storages.size());
+  for (const Storage& storage : metadata.storages) storages.emplace(storage.key, &storage);
   Document document;
   document.arena = std::move(graph.arena);
   document.root = graph.root;
@@ -173,22 +173,22 @@ Result<Document> Assemble(const Skeleton& skeleton) {
 
 }  // namespace
 
-Result<Skeleton> ReadSkeleton(const files::Part& file) {
+Result<ContainerMetadata> ReadMetadata(const files::Part& file) {
   SW_TRY_ASSIGN(const std::uint64_t bytes, file.Bytes());
   SW_TRY_ASSIGN(const Kind kind, Sniff(file, bytes));
-  Result<Skeleton> skeleton = kind == Kind::kZip ? ReadZip(file) : ReadLegacy(file, bytes);
-  if (!skeleton) {
-    if (skeleton.error().message.starts_with(file.path())) return skeleton;
-    return Within(file.path(), std::move(skeleton).error());
+  Result<ContainerMetadata> metadata = kind == Kind::kZip ? ReadZip(file) : ReadLegacy(file, bytes);
+  if (!metadata) {
+    if (metadata.error().message.starts_with(file.path())) return metadata;
+    return Within(file.path(), std::move(metadata).error());
   }
-  skeleton->first = file.first();
-  skeleton->last += file.first();
-  for (Storage& storage : skeleton->storages) storage.offset += file.first();
-  return skeleton;
+  metadata->first = file.first();
+  metadata->last += file.first();
+  for (Storage& storage : metadata->storages) storage.offset += file.first();
+  return metadata;
 }
 
-Result<Document> Parse(const Skeleton& skeleton) {
-  Result<Document> document = Assemble(skeleton);
+Result<Document> Parse(const ContainerMetadata& metadata) {
+  Result<Document> document = Assemble(metadata);
   if (!document) return Within("data.pkl", std::move(document).error());
   return document;
 }

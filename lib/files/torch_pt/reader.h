@@ -1,8 +1,8 @@
 // lib/files/torch_pt: files of torch.save.
-// A Skeleton is a file without its payloads: the pickle, and where each storage lies, in a zip
-// container or in the older stream of pickles. Parse makes the object graph of a Skeleton. writer.h
-// lays a file out to the byte before any payload is known, and completes it when their checksums
-// are. Source: docs/formats/pt.md.
+// A ContainerMetadata is a file without its payloads: the pickle, and where each storage lies, in a
+// zip container or in the older stream of pickles. Parse makes the object graph of a
+// ContainerMetadata. writer.h lays a file out to the byte before any payload is known, and
+// completes it when their checksums are. Source: docs/formats/pt.md.
 
 #pragma once
 
@@ -13,15 +13,15 @@
 #include <string_view>
 #include <vector>
 
+#include "files/container_metadata.h"
 #include "files/part.h"
 #include "files/pickle/node.h"
-#include "files/skeleton.h"
 #include "support/base/result.h"
 #include "support/os/file.h"
 
 namespace shardwright::torch_pt {
 
-using files::Skeleton;
+using files::ContainerMetadata;
 using files::Storage;
 
 // Of a `.pt` file: the header is its data.pkl or, in the legacy stream, the object pickle; storage
@@ -33,9 +33,9 @@ using files::Storage;
 ///        containers, big-endian
 /// Local; many threads may read different files.
 /// What it says of places counts from the start of the file, also of a part.
-Result<Skeleton> ReadSkeleton(const files::Part& file);
-inline Result<Skeleton> ReadSkeleton(const os::File& file) {
-  return ReadSkeleton(files::Part(file));
+Result<ContainerMetadata> ReadMetadata(const files::Part& file);
+inline Result<ContainerMetadata> ReadMetadata(const os::File& file) {
+  return ReadMetadata(files::Part(file));
 }
 
 /// The object graph of a file. Tensors refer to `storages` (in first-use order) by index.
@@ -57,6 +57,6 @@ struct Document {
 /// is checked against its storage (bounds, dtype, element count).
 /// \error kBadInput  with the byte offset of the opcode at fault
 /// Pure.
-Result<Document> Parse(const Skeleton& skeleton);
+Result<Document> Parse(const ContainerMetadata& metadata);
 
 }  // namespace shardwright::torch_pt

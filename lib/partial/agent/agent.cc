@@ -153,7 +153,7 @@ Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known
     const std::lock_guard lock(mutex_);
     buffers_.AbandonFilling();
     next_.reset();
-    logs_.HoldNothing();
+    logs_.DiscardAll();
     return tl::unexpected<Error>(std::move(filled).error());
   };
   Result<std::uint64_t> iteration = take();
@@ -170,7 +170,7 @@ Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known
 Status Agent::Fill(convert::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
                    std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied,
                    const FillSource& fill) {
-  SW_TRY_ASSIGN(const auto taking, Taking::Copy(input, choice, pool_, options, sink, fill));
+  SW_TRY_ASSIGN(const auto taking, SnapshotCopy::Copy(input, choice, pool_, options, sink, fill));
   SelectionState after = choice.state;
   if (!choice.model.experts.empty()) {
     SW_TRY(CompleteSave(&after.snapshot,
@@ -450,7 +450,7 @@ void Agent::Rollback(const std::vector<RecoveryRecord>& restores) {
   level_before_.reset();
   level_.reset();
   next_.reset();
-  logs_.HoldNothing();
+  logs_.DiscardAll();
   lock.unlock();
   logs_.GiveUp(restores);
 }

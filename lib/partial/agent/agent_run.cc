@@ -45,7 +45,7 @@ class Runner {
         seen_(Latest()) {
     if (const auto last = LastRestore()) seen_restore_ = last->sequence;
     commands_.self = {Hello::Role::kAgent, options.name, {}};
-    commands_.checkpoints = os::RealPath(options.input.roots.front());
+    commands_.checkpoints = os::RealPath(options.input.source_paths.front());
     commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied,
                                 const FillSource& fill) -> Result<std::uint64_t> {
       SW_TRY_ASSIGN(const RecoveryFile restore, LastRestore());
@@ -61,7 +61,7 @@ class Runner {
     };
   }
 
-  Result<AgentStatus> Go() {
+  Result<AgentStatus> Run() {
     // Requests are answered to the end: who asks learns that the agent is there, and who has it
     // stopped how that went.
     std::list<AgentServer> servers;
@@ -119,7 +119,7 @@ class Runner {
   /// Path of the folder's pointer file, which names its newest checkpoint; nothing where there is
   /// none yet.
   std::optional<std::string> PointerPath() const {
-    const std::string& folder = options_.input.roots.front();
+    const std::string& folder = options_.input.source_paths.front();
     const Result<std::string_view> pointer = checkpoints::PointerIn(folder);
     if (!pointer || pointer->empty()) return std::nullopt;
     return folder + "/" + std::string(*pointer);
@@ -170,7 +170,7 @@ class Runner {
   Result<std::uint64_t> TakeLatest(const os::Identity& latest, const RecoveryFile& restore,
                                    std::int64_t not_before_ns) {
     if (restore.sequence != seen_restore_ && latest.mtime_ns < restore.written_ns) {
-      return Fail(Errc::kMismatch, PointerPath().value_or(options_.input.roots.front()) +
+      return Fail(Errc::kMismatch, PointerPath().value_or(options_.input.source_paths.front()) +
                                        ": written before recovery " +
                                        std::to_string(restore.sequence) + " of " +
                                        agent_.options().save.store +
@@ -224,7 +224,7 @@ class Runner {
     }
     convert::InputOptions input = options_.input;
     if (!tag.empty()) {
-      for (std::string& root : input.roots) {
+      for (std::string& root : input.source_paths) {
         SW_TRY_ASSIGN(root, os::JoinSafe(root, tag));
       }
     }
@@ -381,7 +381,7 @@ class Runner {
 }  // namespace
 
 Result<AgentStatus> RunAgent(const AgentRunOptions& options, Sink& sink) {
-  return Runner(options, sink).Go();
+  return Runner(options, sink).Run();
 }
 
 }  // namespace shardwright::partial

@@ -226,7 +226,7 @@ bool AgentServer::Prove(Session& session, os::Connection& connection) {
     return true;
   }
   if (done.error().code == Errc::kStopped) return false;
-  TellOf(connection, done.error());
+  SendError(connection, done.error());
   if (done.error().code == Errc::kUsage) {
     // It speaks as one does without a key, and is told so; what it has said is taken first, since
     // else the answer would be lost with it.
@@ -237,7 +237,7 @@ bool AgentServer::Prove(Session& session, os::Connection& connection) {
 }
 
 /// A handshake that has failed.
-void AgentServer::TellOf(const os::Connection& connection, const Error& error) {
+void AgentServer::SendError(const os::Connection& connection, const Error& error) {
   std::string what = error.message + ": a connection from " + connection.peer();
   const auto failures = failed_.Report(connection.peer());
   if (!failures) return sink_.Note("agent: " + what, 1);

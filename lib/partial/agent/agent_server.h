@@ -95,7 +95,7 @@ class AgentServer {
   bool Enter(Session& session);
   void Serve(Session& session, os::Connection connection);
   bool Prove(Session& session, os::Connection& connection);
-  void TellOf(const os::Connection& connection, const Error& error);
+  void SendError(const os::Connection& connection, const Error& error);
   bool Await(Session& session, os::Connection& connection) const;
   Status Snapshot(os::Connection& connection, const std::string& tag);
   Status HandOver(os::Connection& connection, const std::string& tag);

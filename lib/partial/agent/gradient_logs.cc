@@ -179,7 +179,7 @@ void GradientLogs::Hold(std::uint64_t since, ModuleNames modules) {
   if (held_.size() > kPlans) held_.erase(held_.begin());
 }
 
-void GradientLogs::HoldNothing() {
+void GradientLogs::DiscardAll() {
   const std::lock_guard lock(mutex_);
   held_.clear();
 }

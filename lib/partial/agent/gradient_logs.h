@@ -109,7 +109,7 @@ class GradientLogs {
   /// From the iteration after `since` on, gradients of these modules are held back.
   void Hold(std::uint64_t since, ModuleNames modules);
   /// No more gradients are held back; those that are stay so.
-  void HoldNothing();
+  void DiscardAll();
   /// Appends what is held back, for somebody may go on from what is only in memory.
   /// \error as LogWriter; what could not be appended stays held back
   Status AppendHeld();

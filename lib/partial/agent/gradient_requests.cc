@@ -140,7 +140,7 @@ void Agent::PlanLogs() {
   const std::lock_guard lock(mutex_);
   const std::uint64_t every = logs_.every();
   const std::uint64_t interval = every > 0 ? every : next_ ? next_->interval : 0;
-  if (!next_ || interval == 0) return logs_.HoldNothing();
+  if (!next_ || interval == 0) return logs_.DiscardAll();
   const ReplayPoint point{next_->iteration + interval,
                           interval,
                           logs_.logged_since(),
@@ -151,7 +151,7 @@ void Agent::PlanLogs() {
       SelectReplay(next_->map, next_->snapshot.cursor, ChainStarts(next_->snapshot, next_->persist),
                    next_->k, point);
   // The snapshot itself will tell what is wrong.
-  if (!plan || !point.logged_since) return logs_.HoldNothing();
+  if (!plan || !point.logged_since) return logs_.DiscardAll();
   ModuleNames names;
   for (std::size_t m = 0; m < plan->full.size(); ++m) {
     for (const std::uint32_t e : plan->full[m]) names.insert(next_->names[m][e]);

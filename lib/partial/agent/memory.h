@@ -164,7 +164,7 @@ using FillSource = std::function<Status(const std::vector<FileStretch>& stretche
 
 /// A snapshot in two steps, so that training waits for the copy only.
 /// Source: docs/pec-planning.md section 6.2.
-class Taking {
+class SnapshotCopy {
  public:
   /// Copies what a snapshot takes of a checkpoint into memory: non-expert modules, selected
   /// experts, kept components, passed members, and nothing else.
@@ -173,11 +173,12 @@ class Taking {
   /// \error kLimit  the pool is too small: both sides named; what `fill` and the source return;
   ///        kStopped
   /// Local.
-  static Result<std::unique_ptr<Taking>> Copy(convert::Input& input, const SnapshotChoice& choice,
-                                              const std::shared_ptr<MemoryPool>& pool,
-                                              const SaveRequest& options, Sink& sink,
-                                              const FillSource& fill = {});
-  virtual ~Taking() = default;
+  static Result<std::unique_ptr<SnapshotCopy>> Copy(convert::Input& input,
+                                                    const SnapshotChoice& choice,
+                                                    const std::shared_ptr<MemoryPool>& pool,
+                                                    const SaveRequest& options, Sink& sink,
+                                                    const FillSource& fill = {});
+  virtual ~SnapshotCopy() = default;
 
   /// Works out the sums of what was copied, and compares them with those of the source, which is
   /// not read any more: a member that was copied in part proves nothing. Once.
@@ -186,7 +187,7 @@ class Taking {
   virtual Result<Taken> Seal() = 0;
 };
 
-/// Bytes that Taking::Copy will read.
+/// Bytes that SnapshotCopy::Copy will read.
 std::uint64_t BytesToTake(const convert::Input& input, const SnapshotChoice& choice);
 
 }  // namespace shardwright::partial

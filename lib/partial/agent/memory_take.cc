@@ -42,10 +42,11 @@ std::vector<Wanted> ListWanted(const SnapshotChoice& choice) {
 }
 
 /// Takes units into the memory of their blobs.
-class Taker final : public Taking, private exec::UnitSink {
+class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
  public:
-  Taker(std::vector<Wanted> wanted, std::unique_ptr<const plan::Target> target, plan::Plan plan,
-        const SnapshotChoice& choice, std::shared_ptr<MemoryPool> pool, const SaveRequest& options)
+  SnapshotCopier(std::vector<Wanted> wanted, std::unique_ptr<const plan::Target> target,
+                 plan::Plan plan, const SnapshotChoice& choice, std::shared_ptr<MemoryPool> pool,
+                 const SaveRequest& options)
       : wanted_(std::move(wanted)),
         target_(std::move(target)),
         plan_(std::move(plan)),
@@ -59,7 +60,7 @@ class Taker final : public Taking, private exec::UnitSink {
         copies_(plan_.target().files.size()) {
     std::iota(units_.begin(), units_.end(), std::uint64_t{0});
   }
-  ~Taker() override {
+  ~SnapshotCopier() override {
     for (std::size_t i = 0; i < copies_.size(); ++i) {
       if (copies_[i]) pool_->Give(std::move(copies_[i]), plan_.target().files[i].bytes);
     }
@@ -180,10 +181,11 @@ std::uint64_t BytesToTake(const convert::Input& input, const SnapshotChoice& cho
   return bytes;
 }
 
-Result<std::unique_ptr<Taking>> Taking::Copy(convert::Input& input, const SnapshotChoice& choice,
-                                             const std::shared_ptr<MemoryPool>& pool,
-                                             const SaveRequest& options, Sink& sink,
-                                             const FillSource& fill) {
+Result<std::unique_ptr<SnapshotCopy>> SnapshotCopy::Copy(convert::Input& input,
+                                                         const SnapshotChoice& choice,
+                                                         const std::shared_ptr<MemoryPool>& pool,
+                                                         const SaveRequest& options, Sink& sink,
+                                                         const FillSource& fill) {
   SW_TRY(pool->CheckRoom(BytesToTake(input, choice),
                          "snapshot of iteration " + std::to_string(choice.iteration)));
   plan::TargetBuilder builder;
@@ -198,11 +200,11 @@ Result<std::unique_ptr<Taking>> Taking::Copy(convert::Input& input, const Snapsh
   auto target = std::make_unique<plan::Target>(std::move(builder).Take());
   SW_TRY_ASSIGN(plan::Plan plan, plan::Plan::Make(input.checkpoint.map, *target,
                                                   {input.checkpoint.proved, tensors}));
-  auto taker = std::make_unique<Taker>(std::move(wanted), std::move(target), std::move(plan),
-                                       choice, pool, options);
+  auto taker = std::make_unique<SnapshotCopier>(std::move(wanted), std::move(target),
+                                                std::move(plan), choice, pool, options);
   if (fill) SW_TRY(fill(taker->Stretches(input.set)));
   SW_TRY(taker->CopyAll(*input.bytes, sink));
-  return std::unique_ptr<Taking>(std::move(taker));
+  return std::unique_ptr<SnapshotCopy>(std::move(taker));
 }
 
 }  // namespace shardwright::partial

@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t kMostWorkers = 16'384;
 
 /// Tokens of the records after an iteration.
-Result<Counts> TokensAfter(const token_counts::LoadTrace& trace, std::uint64_t iteration) {
+Result<Counts> TokensAfter(const token_counts::TokenTrace& trace, std::uint64_t iteration) {
   SW_TRY_ASSIGN(const std::vector<Counts> tables, CountsOfTrace(trace));
   LevelState sum = MakeLevelState(LayerExperts(trace.layer_id.size(), trace.experts), 1);
   for (std::size_t i = 0; i < tables.size(); ++i) {
@@ -31,7 +31,7 @@ Result<Counts> TokensAfter(const token_counts::LoadTrace& trace, std::uint64_t i
 
 /// The levels as the store left them and the tokens since then.
 Status StartFromStore(const Job& job, const std::string& tokens_path,
-                      const std::optional<token_counts::LoadTrace>& trace,
+                      const std::optional<token_counts::TokenTrace>& trace,
                       CheckpointPlanInput* input) {
   SelectionState state = job.state;
   input->iteration = job.newest->iteration;
@@ -53,7 +53,7 @@ Status StartFromStore(const Job& job, const std::string& tokens_path,
 }
 
 Status StartFromNothing(const Job& job, const SelectionOptions& options,
-                        const std::optional<token_counts::LoadTrace>& trace,
+                        const std::optional<token_counts::TokenTrace>& trace,
                         CheckpointPlanInput* input) {
   input->snapshot = MakeLevelState(job.experts(), options.k_snapshot);
   input->persist = MakeLevelState(job.experts(), options.k_persist);
@@ -358,7 +358,7 @@ void TellEvenness(PlanAnswer* answer) {
 Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
   const Interruptible planning(sink);
   const StopCheck stop = StopOf(sink);
-  std::optional<token_counts::LoadTrace> trace;
+  std::optional<token_counts::TokenTrace> trace;
   std::optional<TraceShape> shape;
   if (!request.tokens.empty()) {
     SW_TRY_ASSIGN(trace, token_counts::ReadLoads(request.tokens));

@@ -134,7 +134,7 @@ std::optional<std::size_t> BestRow(const std::vector<SimulationRow>& rows, doubl
 Result<Simulation> SimulateTrace(const SimulateRequest& request, Sink& sink) {
   const Interruptible playing(sink);
   const StopCheck stop = StopOf(sink);
-  SW_TRY_ASSIGN(const token_counts::LoadTrace trace, token_counts::ReadLoads(request.tokens));
+  SW_TRY_ASSIGN(const token_counts::TokenTrace trace, token_counts::ReadLoads(request.tokens));
   for (const std::string& warning : trace.warnings) sink.Warn(warning);
   Simulation simulation;
   simulation.plt_limit = request.plt_limit;

@@ -48,7 +48,7 @@ class ReplayBytes final : public exec::ByteSource {
               unsigned threads, std::uint64_t room);
 
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
-  Result<bool> LookAgain(std::uint32_t file) override { return blobs_->LookAgain(file); }
+  Result<bool> Recheck(std::uint32_t file) override { return blobs_->Recheck(file); }
   bool has_places() const override { return true; }
   std::optional<std::uint64_t> PlaceOf(std::uint32_t member, std::uint64_t offset) override;
   std::uint64_t bytes_read() const override { return blobs_->bytes_read() + reads_.bytes_read(); }

@@ -74,7 +74,7 @@ Result<os::Lock> LockStore(const Job& job) {
 Result<std::optional<Restart>> OpenRestart(const Job& job) {
   if (job.options.restart_missing.empty()) return std::optional<Restart>();
   convert::InputOptions other;
-  other.roots = {job.options.restart_missing};
+  other.source_paths = {job.options.restart_missing};
   other.pattern_files = job.options.pattern_files;
   Restart restart;
   SW_TRY_ASSIGN(restart.input, convert::OpenInput(job.comm, other, job.sink));
@@ -232,7 +232,7 @@ void Warn(const Job& job, const RestoreReport& report) {
 /// Collective.
 Result<convert::ConvertReport> Write(const Job& job, const RestoreReport& report,
                                      convert::Input& source) {
-  const checkpoints::Dialect& format = *job.options.format;
+  const checkpoints::Format& format = *job.options.format;
   SW_TRY_ASSIGN(const checkpoints::Layout layout,
                 format.resolve(job.options.target, source.checkpoint));
   SW_TRY_ASSIGN(checkpoints::Written written,

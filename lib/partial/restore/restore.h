@@ -56,7 +56,7 @@ struct RestoreOptions {
   /// Checkpoint from which experts without any version are taken; empty: they are an error.
   std::string restart_missing;
   /// What is written; null: no checkpoint, the store is only told that training goes on from X.
-  const checkpoints::Dialect* format = nullptr;
+  const checkpoints::Format* format = nullptr;
   checkpoints::TargetSpec target;  ///< keys of `format`
   std::vector<std::string> pattern_files;
   /// Addresses of agents whose memory is read too; those over a socket file are this node's.

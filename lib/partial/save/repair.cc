@@ -102,7 +102,7 @@ std::string ReasonFor(const DamagedBlob& blob, const convert::Input& input) {
   if (blob.may_be_intact) {
     return "its file cannot be opened and may be intact: make it readable, or remove it";
   }
-  const std::string& path = input.roots.front();
+  const std::string& path = input.source_paths.front();
   const Result<std::uint64_t>& iteration = input.checkpoint.iteration;
   if (iteration && *iteration == blob.iteration) {
     return path + " is of iteration " + std::to_string(blob.iteration) +
@@ -153,9 +153,9 @@ class Repairing {
   Repairing(comm::Comm& comm, convert::Input& input, const RepairRequest& request, Sink& sink)
       : comm_(comm), input_(input), request_(request), sink_(sink) {}
 
-  Result<StoreRepair> Go() {
+  Result<StoreRepair> Run() {
     StoreRepair out;
-    out.checkpoint = input_.roots.front();
+    out.checkpoint = input_.source_paths.front();
     SW_TRY(Open());
     SW_TRY_ASSIGN(out.check,
                   CheckStore(comm_, request_.store, input_.patterns, request_.threads, sink_));
@@ -262,7 +262,7 @@ class Repairing {
 
 Result<StoreRepair> RepairStore(comm::Comm& comm, convert::Input& input,
                                 const RepairRequest& request, Sink& sink) {
-  return Repairing(comm, input, request, sink).Go();
+  return Repairing(comm, input, request, sink).Run();
 }
 
 }  // namespace shardwright::partial

@@ -100,7 +100,7 @@ class Checking {
   Checking(comm::Comm& comm, const checkpoints::Patterns& patterns, unsigned threads, Sink& sink)
       : comm_(comm), patterns_(patterns), threads_(threads), sink_(sink) {}
 
-  Result<StoreCheck> Go(const std::string& path) {
+  Result<StoreCheck> Run(const std::string& path) {
     sink_.Pass("list");
     SW_TRY(List(path));
     sink_.Pass("read");
@@ -281,7 +281,7 @@ class Checking {
 
 Result<StoreCheck> CheckStore(comm::Comm& comm, const std::string& path,
                               const checkpoints::Patterns& patterns, unsigned threads, Sink& sink) {
-  return Checking(comm, patterns, threads, sink).Go(path);
+  return Checking(comm, patterns, threads, sink).Run(path);
 }
 
 }  // namespace shardwright::partial

@@ -9,8 +9,8 @@ namespace shardwright::partial {
 namespace {
 
 /// A record of the trace as a table. Every layer of a trace has the same number of experts.
-Result<Counts> TableOf(const token_counts::LoadTrace& trace,
-                       const token_counts::LoadTrace::Record& record, const LayerExperts& experts,
+Result<Counts> TableOf(const token_counts::TokenTrace& trace,
+                       const token_counts::TokenTrace::Record& record, const LayerExperts& experts,
                        const std::string& where) {
   Counts table(trace.layer_id.size());
   for (std::size_t m = 0; m < table.size(); ++m) {
@@ -22,17 +22,17 @@ Result<Counts> TableOf(const token_counts::LoadTrace& trace,
 }
 
 /// Demands every iteration of (after, last].
-Status CheckGaps(const token_counts::LoadTrace& trace, const std::string& where,
+Status CheckGaps(const token_counts::TokenTrace& trace, const std::string& where,
                  std::uint64_t after, std::uint64_t last) {
   std::uint64_t next = after + 1;
-  for (const token_counts::LoadTrace::Record& record : trace.records) {
+  for (const token_counts::TokenTrace::Record& record : trace.records) {
     if (record.iteration < next) continue;
     if (next > last || record.iteration != next) break;
     ++next;
   }
   if (next > last) return {};
   std::uint64_t found = last + 1;
-  for (const token_counts::LoadTrace::Record& record : trace.records) {
+  for (const token_counts::TokenTrace::Record& record : trace.records) {
     if (record.iteration >= next) {
       found = std::min(found, record.iteration);
       break;
@@ -65,7 +65,7 @@ std::uint64_t Oldest(const Counts& version) {
 }
 
 /// Counters as if tokens had been counted from the start of the trace.
-Result<TokenRecord> CountAnew(const token_counts::LoadTrace& trace, const std::string& where,
+Result<TokenRecord> CountAnew(const token_counts::TokenTrace& trace, const std::string& where,
                               std::uint64_t iteration, const LayerExperts& experts,
                               SelectionState* state) {
   const std::uint64_t first = trace.records.empty() ? 1 : trace.records.front().iteration;
@@ -80,7 +80,7 @@ Result<TokenRecord> CountAnew(const token_counts::LoadTrace& trace, const std::s
     level->tokens = MakeCounts(experts);
     level->covered = MakeCounts(experts);
   }
-  for (const token_counts::LoadTrace::Record& record : trace.records) {
+  for (const token_counts::TokenTrace::Record& record : trace.records) {
     if (record.iteration > iteration) break;
     SW_TRY_ASSIGN(Counts table, TableOf(trace, record, experts, where));
     for (LevelState* level : {&state->snapshot, &state->persist}) {
@@ -98,7 +98,7 @@ Result<TokenRecord> CountAnew(const token_counts::LoadTrace& trace, const std::s
 
 }  // namespace
 
-Result<TokenRecord> CountUpTo(const token_counts::LoadTrace& trace, const std::string& where,
+Result<TokenRecord> CountUpTo(const token_counts::TokenTrace& trace, const std::string& where,
                               std::uint64_t iteration, const LayerExperts& experts,
                               SelectionState* state, const std::set<std::uint64_t>& ends) {
   SW_CHECK(trace.after <= state->counted_to.value_or(0));
@@ -110,7 +110,7 @@ Result<TokenRecord> CountUpTo(const token_counts::LoadTrace& trace, const std::s
     std::set<std::uint64_t> all(ends.begin(), ends.lower_bound(iteration));
     all.insert(iteration);
     TokenSum sum{*all.upper_bound(*state->counted_to), MakeCounts(experts)};
-    for (const token_counts::LoadTrace::Record& record : trace.records) {
+    for (const token_counts::TokenTrace::Record& record : trace.records) {
       if (record.iteration <= *state->counted_to || record.iteration > iteration) continue;
       SW_TRY_ASSIGN(const Counts table, TableOf(trace, record, experts, where));
       SW_TRY(CountTokens(&state->snapshot, table));

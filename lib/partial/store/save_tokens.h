@@ -22,7 +22,7 @@ namespace shardwright::partial {
 /// \error kMismatch  the trace has other layers or experts than the model, both named; kBadInput
 ///        iterations that are missing from the trace, named
 /// Pure.
-Result<TokenRecord> CountUpTo(const token_counts::LoadTrace& trace, const std::string& where,
+Result<TokenRecord> CountUpTo(const token_counts::TokenTrace& trace, const std::string& where,
                               std::uint64_t iteration, const LayerExperts& experts,
                               SelectionState* state, const std::set<std::uint64_t>& ends = {});
 

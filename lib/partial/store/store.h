@@ -50,7 +50,7 @@ struct BlobFile {
 ///   store.json                     what it is for
 ///   lock                           while a process writes
 ///   manifests/<sequence>-<iteration>.json
-///   catalogues/<sequence>.swc      the source's skeletons (docs/formats/catalogue.md)
+///   catalogues/<sequence>.swc      the source's metadata_table (docs/formats/catalogue.md)
 ///   tokens/<sequence>.json         tokens since the checkpoint before
 ///   recoveries/<sequence>.json     restarts: where training resumed
 ///   recoveries/pending.json        a restore that no save has confirmed as a restart

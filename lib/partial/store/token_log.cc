@@ -22,14 +22,14 @@ Result<std::shared_ptr<TokenLog>> TokenLog::Open(std::string path) {
   return std::shared_ptr<TokenLog>(new TokenLog(std::move(path)));
 }
 
-Result<std::shared_ptr<const token_counts::LoadTrace>> TokenLog::After(std::uint64_t iteration) {
+Result<std::shared_ptr<const token_counts::TokenTrace>> TokenLog::After(std::uint64_t iteration) {
   if (read_ && read_->after <= iteration) return read_;
   for (int i = 1;; ++i) {
-    Result<token_counts::LoadTrace> trace = token_counts::ReadLoads(path_, iteration);
+    Result<token_counts::TokenTrace> trace = token_counts::ReadLoads(path_, iteration);
     // The line may be whole a moment later.
     const bool waits = i < kReads && (trace ? trace->torn : trace.error().code == Errc::kBadInput);
     if (trace && !waits) {
-      read_ = std::make_shared<const token_counts::LoadTrace>(*std::move(trace));
+      read_ = std::make_shared<const token_counts::TokenTrace>(*std::move(trace));
       return read_;
     }
     if (!waits) return tl::unexpected<Error>(trace.error());

@@ -25,13 +25,13 @@ class TokenLog {
   /// the rest, then ignores the line with a warning.
   /// \error as token_counts::ReadLoads
   /// Local.
-  Result<std::shared_ptr<const token_counts::LoadTrace>> After(std::uint64_t iteration);
+  Result<std::shared_ptr<const token_counts::TokenTrace>> After(std::uint64_t iteration);
 
  private:
   explicit TokenLog(std::string path) : path_(std::move(path)) {}
 
   std::string path_;
-  std::shared_ptr<const token_counts::LoadTrace> read_;
+  std::shared_ptr<const token_counts::TokenTrace> read_;
 };
 
 }  // namespace shardwright::partial

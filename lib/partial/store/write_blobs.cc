@@ -49,7 +49,7 @@ class Writer final : private exec::UnitSink {
     }
   }
 
-  Result<std::vector<BlobResult>> Go() {
+  Result<std::vector<BlobResult>> Run() {
     if (jobs_.size() > kFilesSyncedOneByOne) {
       SW_TRY_ASSIGN(os::Directory system, os::Directory::Open(options_.incoming));
       if (system.CanSyncFileSystem()) file_system_.emplace(std::move(system));
@@ -293,7 +293,7 @@ Result<std::vector<BlobResult>> WriteBlobs(const Store& store, const plan::Plan&
                                            exec::ByteSource& source, std::span<const BlobJob> jobs,
                                            const BlobOptions& options, exec::SourceSums* sums,
                                            Sink& sink) {
-  return Writer(store, plan, source, jobs, options, sums, sink).Go();
+  return Writer(store, plan, source, jobs, options, sums, sink).Run();
 }
 
 }  // namespace shardwright::partial

@@ -123,14 +123,15 @@ std::vector<std::vector<std::uint32_t>> ExpertsOfNodes(std::span<const std::uint
 }
 
 /// One layer with some of its experts.
-Loads Part(const Loads& loads, std::uint32_t layer, const std::vector<std::uint32_t>& experts) {
+TokenCounts Part(const TokenCounts& loads, std::uint32_t layer,
+                 const std::vector<std::uint32_t>& experts) {
   const auto pick = [&](std::span<const std::uint64_t> counts) {
     std::vector<std::uint64_t> picked;
     picked.reserve(experts.size());
     for (const std::uint32_t e : experts) picked.push_back(counts[e]);
     return picked;
   };
-  Loads part;
+  TokenCounts part;
   part.layers = 1;
   part.experts = static_cast<std::uint32_t>(experts.size());
   part.layer_id = {loads.layer_id[layer]};
@@ -142,8 +143,9 @@ Loads Part(const Loads& loads, std::uint32_t layer, const std::vector<std::uint3
 }
 
 /// Plans the experts of one node on its GPUs.
-void PlanNode(const Loads& part, const std::vector<std::uint32_t>& experts, const NodePart& node,
-              const Options& options, std::span<std::int32_t> slots, LayerNotes* notes) {
+void PlanNode(const TokenCounts& part, const std::vector<std::uint32_t>& experts,
+              const NodePart& node, const Options& options, std::span<std::int32_t> slots,
+              LayerNotes* notes) {
   const Units units = UnitsOf(node.cluster, FailureUnit::kNode);
   SearchGround ground(node.cluster, FailureUnit::kNode, 1);
   ground.stop = options.stop;
@@ -165,7 +167,8 @@ void PlanNode(const Loads& part, const std::vector<std::uint32_t>& experts, cons
 
 }  // namespace
 
-Result<bool> StaysGrouped(const Loads& loads, const Cluster& cluster, const Options& options) {
+Result<bool> StaysGrouped(const TokenCounts& loads, const Cluster& cluster,
+                          const Options& options) {
   const bool asked = options.eplb_policy == EplbPolicy::kHierarchical;
   const std::uint32_t groups = options.eplb_groups;
   if (options.eplb_policy == EplbPolicy::kGlobal || (groups < 2 && !asked)) return false;
@@ -181,7 +184,7 @@ Result<bool> StaysGrouped(const Loads& loads, const Cluster& cluster, const Opti
   return fits && groups > 1;
 }
 
-Result<StrategyResult> DraftGrouped(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftGrouped(const TokenCounts& loads, const Cluster& cluster,
                                     const Options& options) {
   if (options.copies_min > 1 && !options.copies_may_fall) {
     return Fail(Errc::kInfeasible,

@@ -31,7 +31,7 @@ void KeepBestChoices(std::vector<LayerChoice>* choices) {
   *choices = std::move(kept);
 }
 
-LayerPlan::LayerPlan(const Loads& loads, std::uint32_t layer, const Cluster& cluster,
+LayerPlan::LayerPlan(const TokenCounts& loads, std::uint32_t layer, const Cluster& cluster,
                      const Units& units, const SearchGround& ground, const Placement* current,
                      const Options& options)
     : one_(LayersOf(loads, layer, layer + 1)),

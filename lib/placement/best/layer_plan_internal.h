@@ -21,8 +21,9 @@ namespace shardwright::placement::internal {
 class LayerPlan {
  public:
   /// All arguments must outlive the object. \param current  nullptr: nothing is on the devices
-  LayerPlan(const Loads& loads, std::uint32_t layer, const Cluster& cluster, const Units& units,
-            const SearchGround& ground, const Placement* current, const Options& options);
+  LayerPlan(const TokenCounts& loads, std::uint32_t layer, const Cluster& cluster,
+            const Units& units, const SearchGround& ground, const Placement* current,
+            const Options& options);
 
   /// Plans the layer and notes what ended the search. Without a current placement the result is one
   /// choice, as even as possible. With one, the choices ascend in moves and each is more even than
@@ -55,7 +56,7 @@ class LayerPlan {
   bool StartFresh(const Placement& eplb, LayerSearch* search) const;
   double Bound() const;
 
-  Loads one_;
+  TokenCounts one_;
   std::uint32_t layer_;
   const Cluster& cluster_;
   const Units& units_;

@@ -34,7 +34,8 @@ SearchGround::SearchGround(const Cluster& cluster, FailureUnit failure_unit, std
   units = failure_unit == FailureUnit::kRack ? racks : nodes;
 }
 
-WindowShares::WindowShares(const Loads& loads, std::uint32_t layer) : experts_(loads.experts) {
+WindowShares::WindowShares(const TokenCounts& loads, std::uint32_t layer)
+    : experts_(loads.experts) {
   for (std::size_t w = 0; w < loads.window_count(); ++w) {
     const auto counts = loads.layer(layer, w);
     const auto all = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});

@@ -39,7 +39,7 @@ struct SearchGround {
 /// windows have the same total: the largest load over all of them is what balance is.
 class WindowShares {
  public:
-  WindowShares(const Loads& loads, std::uint32_t layer);
+  WindowShares(const TokenCounts& loads, std::uint32_t layer);
 
   std::uint32_t count() const { return count_; }
   std::size_t experts() const { return experts_; }

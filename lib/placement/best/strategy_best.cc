@@ -34,7 +34,7 @@ void Take(const LayerChoice& choice, const SearchGround& ground, std::uint32_t l
 }
 
 /// Warns of the layers that do not reach the balance that was asked for.
-void WarnOfTarget(const Loads& loads, const Options& options, StrategyResult* result) {
+void WarnOfTarget(const TokenCounts& loads, const Options& options, StrategyResult* result) {
   std::vector<std::uint64_t> missed;
   double worst = 1;
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
@@ -70,7 +70,7 @@ Result<StrategyResult> FinishGrouped(StrategyResult draft, const Cluster& cluste
 
 }  // namespace
 
-Result<StrategyResult> DraftBest(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftBest(const TokenCounts& loads, const Cluster& cluster,
                                  const Placement* current, const Options& options) {
   if (WantsRecovery(options)) return DraftLazarus(loads, cluster, current, options);
   SW_TRY_ASSIGN(const bool grouped, StaysGrouped(loads, cluster, options));
@@ -97,8 +97,9 @@ Result<StrategyResult> DraftBest(const Loads& loads, const Cluster& cluster,
   return result;
 }
 
-Result<StrategyResult> FinishBest(StrategyResult draft, const Loads& loads, const Cluster& cluster,
-                                  const Placement* current, const Options& options) {
+Result<StrategyResult> FinishBest(StrategyResult draft, const TokenCounts& loads,
+                                  const Cluster& cluster, const Placement* current,
+                                  const Options& options) {
   if (WantsRecovery(options)) {
     return FinishByNodes(std::move(draft), loads, cluster, current, options);
   }

@@ -198,7 +198,7 @@ double FastestHolder(const Cluster& cluster, const std::vector<double>& speeds) 
 }
 
 /// A layer as one window of the loads has it.
-LayerMetrics MeasureWindow(const Placement& placement, const Loads& loads, std::size_t window,
+LayerMetrics MeasureWindow(const Placement& placement, const TokenCounts& loads, std::size_t window,
                            const Cluster& cluster, std::uint32_t layer,
                            const std::vector<std::uint32_t>& counts) {
   LayerMetrics metrics;
@@ -229,13 +229,13 @@ LayerMetrics MeasureWindow(const Placement& placement, const Loads& loads, std::
 
 }  // namespace
 
-std::vector<double> DeviceLoads(const Placement& placement, const Loads& loads,
+std::vector<double> DeviceLoads(const Placement& placement, const TokenCounts& loads,
                                 const Cluster& cluster, std::uint32_t layer) {
   return DeviceLoads(placement, loads.layer(layer), cluster, layer,
                      LiveCounts(placement, cluster, layer), RelativeSpeeds(cluster));
 }
 
-LayerMetrics Measure(const Placement& placement, const Loads& loads, const Cluster& cluster,
+LayerMetrics Measure(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                      std::uint32_t layer) {
   const std::vector<std::uint32_t> counts = LiveCounts(placement, cluster, layer);
   LayerMetrics worst = MeasureWindow(placement, loads, 0, cluster, layer, counts);
@@ -249,7 +249,7 @@ LayerMetrics Measure(const Placement& placement, const Loads& loads, const Clust
   return worst;
 }
 
-ModelMetrics Measure(const Placement& placement, const Loads& loads, const Cluster& cluster,
+ModelMetrics Measure(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                      const StopCheck& stop) {
   ModelMetrics model;
   model.layers.resize(loads.layers);

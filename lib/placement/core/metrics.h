@@ -13,7 +13,7 @@ namespace shardwright::placement {
 /// none. Experts without a live replica lose their tokens.
 /// \pre placement fits loads and cluster
 /// Local.
-std::vector<double> DeviceLoads(const Placement& placement, const Loads& loads,
+std::vector<double> DeviceLoads(const Placement& placement, const TokenCounts& loads,
                                 const Cluster& cluster, std::uint32_t layer);
 
 /// How good one layer of a placement is. Ratios are to the mean load of live devices, 1 if there
@@ -42,7 +42,7 @@ struct LayerMetrics {
 /// Measures one layer; with several windows the one in which it is least balanced.
 /// \pre placement fits loads and cluster
 /// Local.
-LayerMetrics Measure(const Placement& placement, const Loads& loads, const Cluster& cluster,
+LayerMetrics Measure(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                      std::uint32_t layer);
 
 /// Layers together: means over the layers that have tokens, and the worst of the ratios.
@@ -60,7 +60,7 @@ struct ModelMetrics {
 /// \pre placement fits loads and cluster
 /// \param stop  ends it early
 /// Local; layers in parallel on the caller's task arena.
-ModelMetrics Measure(const Placement& placement, const Loads& loads, const Cluster& cluster,
+ModelMetrics Measure(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                      const StopCheck& stop = {});
 
 /// Returns the least possible tokens of the hottest replica when the experts have `slots` replicas

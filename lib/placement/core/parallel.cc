@@ -79,7 +79,7 @@ class Reader {
 };
 
 /// This rank's share of the layers, as bytes; nothing if there are more ranks than layers.
-Result<comm::Bytes> DraftShare(comm::Comm& comm, const Strategy& strategy, const Loads& loads,
+Result<comm::Bytes> DraftShare(comm::Comm& comm, const Strategy& strategy, const TokenCounts& loads,
                                const Cluster& cluster, const Placement* current,
                                const Options& options) {
   const auto ranks = static_cast<std::uint64_t>(comm.size());
@@ -87,7 +87,7 @@ Result<comm::Bytes> DraftShare(comm::Comm& comm, const Strategy& strategy, const
   const auto first = static_cast<std::uint32_t>(loads.layers * rank / ranks);
   const auto last = static_cast<std::uint32_t>(loads.layers * (rank + 1) / ranks);
   if (first == last) return comm::Bytes();
-  const Loads part = LayersOf(loads, first, last);
+  const TokenCounts part = LayersOf(loads, first, last);
   Placement held;
   if (current != nullptr) held = LayersOf(*current, first, last);
   SW_TRY_ASSIGN(const StrategyResult draft,
@@ -167,9 +167,9 @@ Result<StrategyResult> UnpackResult(std::span<const std::byte> bytes) {
   return result;
 }
 
-Result<StrategyResult> PlanOnRanks(comm::Comm& comm, const Strategy& strategy, const Loads& loads,
-                                   const Cluster& cluster, const Placement* current,
-                                   const Options& options) {
+Result<StrategyResult> PlanOnRanks(comm::Comm& comm, const Strategy& strategy,
+                                   const TokenCounts& loads, const Cluster& cluster,
+                                   const Placement* current, const Options& options) {
   if (comm.size() == 1) return strategy.plan(loads, cluster, current, options);
   SW_TRY_ASSIGN(const comm::Bytes mine,
                 comm.Agree(DraftShare(comm, strategy, loads, cluster, current, options)));

@@ -11,9 +11,9 @@ namespace shardwright::placement {
 /// \pre as Strategy::plan; all ranks pass the same arguments
 /// \error as Strategy::plan, of the first layers that fail
 /// Collective.
-Result<StrategyResult> PlanOnRanks(comm::Comm& comm, const Strategy& strategy, const Loads& loads,
-                                   const Cluster& cluster, const Placement* current,
-                                   const Options& options);
+Result<StrategyResult> PlanOnRanks(comm::Comm& comm, const Strategy& strategy,
+                                   const TokenCounts& loads, const Cluster& cluster,
+                                   const Placement* current, const Options& options);
 
 /// A result on its way to other ranks and back.
 /// \error kInternal  if the bytes were not made by Pack

@@ -10,11 +10,11 @@
 namespace shardwright::placement {
 namespace {
 
-std::string ExpertName(const Loads& loads, std::uint32_t layer, std::int64_t expert) {
+std::string ExpertName(const TokenCounts& loads, std::uint32_t layer, std::int64_t expert) {
   return "layer " + std::to_string(loads.layer_id[layer]) + " expert " + std::to_string(expert);
 }
 
-Status Shapes(const Placement& placement, const Loads& loads, const Cluster& cluster) {
+Status Shapes(const Placement& placement, const TokenCounts& loads, const Cluster& cluster) {
   const auto differ = [](std::string_view what, std::uint64_t found, std::uint64_t expected) {
     return Fail(Errc::kMismatch, "placement: " + std::to_string(expected) + " " +
                                      std::string(what) + " expected, found " +
@@ -40,7 +40,7 @@ Status Shapes(const Placement& placement, const Loads& loads, const Cluster& clu
   return {};
 }
 
-Status OnDevice(const Placement& placement, const Loads& loads, const Cluster& cluster,
+Status OnDevice(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                 const Rules& rules, std::uint32_t layer, std::uint32_t device) {
   const std::span<const std::int32_t> slots = placement.slots(layer, device);
   std::uint64_t used = 0;
@@ -73,7 +73,7 @@ Status OnDevice(const Placement& placement, const Loads& loads, const Cluster& c
 }
 
 // Distinct live failure units per expert: nodes; copies on one node count once.
-Status Copies(const Placement& placement, const Loads& loads, const Cluster& cluster,
+Status Copies(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
               const Rules& rules, std::uint32_t layer) {
   std::vector<std::uint32_t> count(placement.experts, 0);
   std::vector<std::uint32_t> last(placement.experts, cluster.node_count());
@@ -208,7 +208,7 @@ Status Validate(const Cluster& cluster) {
   return {};
 }
 
-Status Validate(const Loads& loads, const Cluster& cluster) {
+Status Validate(const TokenCounts& loads, const Cluster& cluster) {
   SW_TRY(Validate(loads));
   SW_TRY(Validate(cluster));
   std::uint64_t slots = 0;
@@ -225,7 +225,7 @@ Status Validate(const Loads& loads, const Cluster& cluster) {
   return {};
 }
 
-Placement EmptyPlacement(const Loads& loads, const Cluster& cluster) {
+Placement EmptyPlacement(const TokenCounts& loads, const Cluster& cluster) {
   Placement placement;
   placement.layers = loads.layers;
   placement.experts = loads.experts;
@@ -238,7 +238,7 @@ Placement EmptyPlacement(const Loads& loads, const Cluster& cluster) {
   return placement;
 }
 
-Status Validate(const Placement& placement, const Loads& loads, const Cluster& cluster,
+Status Validate(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                 const Rules& rules) {
   SW_TRY(Shapes(placement, loads, cluster));
   for (std::uint32_t l = 0; l < placement.layers; ++l) {
@@ -250,8 +250,8 @@ Status Validate(const Placement& placement, const Loads& loads, const Cluster& c
   return {};
 }
 
-Loads LayersOf(const Loads& loads, std::uint32_t first, std::uint32_t last) {
-  Loads part;
+TokenCounts LayersOf(const TokenCounts& loads, std::uint32_t first, std::uint32_t last) {
+  TokenCounts part;
   part.layers = last - first;
   part.experts = loads.experts;
   part.iteration = loads.iteration;

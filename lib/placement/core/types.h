@@ -1,9 +1,9 @@
 // lib/placement/core: the words of expert placement.
-// Three plain records: Loads (lib/token_counts), a Cluster of GPUs with slots, and a Placement,
-// which says which expert every slot holds. A Strategy is a pure function from these and options to
-// a Placement. metrics.h measures a placement on loads, dispatch.h deals tokens to replicas,
-// parallel.h lets ranks and threads draft layers at once, node_events.h says when machines come and
-// go.
+// Three plain records: TokenCounts (lib/token_counts), a Cluster of GPUs with slots, and a
+// Placement, which says which expert every slot holds. A Strategy is a pure function from these and
+// options to a Placement. metrics.h measures a placement on loads, dispatch.h deals tokens to
+// replicas, parallel.h lets ranks and threads draft layers at once, node_events.h says when
+// machines come and go.
 
 #pragma once
 
@@ -24,7 +24,7 @@ namespace shardwright::placement {
 /// What an empty slot holds.
 inline constexpr std::int32_t kNoExpert = -1;
 
-using token_counts::Loads;
+using token_counts::TokenCounts;
 
 /// A GPU.
 struct Device {
@@ -93,7 +93,7 @@ Status Validate(const Cluster& cluster);
 /// Both of the above, and that a placement of these loads on this cluster has a sane size.
 /// \error as above; kLimit  too many slots over all layers; kInfeasible  fewer live slots than
 ///        experts
-Status Validate(const Loads& loads, const Cluster& cluster);
+Status Validate(const TokenCounts& loads, const Cluster& cluster);
 
 /// Which expert every slot holds, for all layers. The slots of a device are the same range for
 /// every layer; a slot may be empty (kNoExpert).
@@ -124,7 +124,7 @@ struct Placement {
 
 /// A placement whose slots are those of the cluster's devices, all empty.
 /// Local.
-Placement EmptyPlacement(const Loads& loads, const Cluster& cluster);
+Placement EmptyPlacement(const TokenCounts& loads, const Cluster& cluster);
 
 /// What a placement must keep.
 struct Rules {
@@ -137,7 +137,7 @@ struct Rules {
 /// Proves that a placement fits the cluster and keeps the rules; nothing lies on dead nodes.
 /// \error kMismatch  another number of layers, experts or devices; kBadInput  an expert id that
 ///        does not exist, a device that holds more than fits; kInfeasible  a rule that is not kept
-Status Validate(const Placement& placement, const Loads& loads, const Cluster& cluster,
+Status Validate(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                 const Rules& rules);
 
 /// What fails at once.
@@ -262,7 +262,7 @@ struct StrategyResult {
 /// \pre Validate(loads), Validate(cluster); current validated with Rules{false, false, 0, false}
 /// \error kInfeasible  no plan exists: says what would; kUsage  options that contradict each other;
 ///        kStopped
-using PlanFunction = Result<StrategyResult> (*)(const Loads& loads, const Cluster& cluster,
+using PlanFunction = Result<StrategyResult> (*)(const TokenCounts& loads, const Cluster& cluster,
                                                 const Placement* current, const Options& options);
 
 /// One strategy, by name. `plan` = `finish` after `draft`. Drafting some layers alone gives what
@@ -272,11 +272,12 @@ struct Strategy {
   std::string_view name;
   std::string_view summary;  ///< one line for --help
   PlanFunction draft;
-  Result<StrategyResult> (*finish)(StrategyResult draft, const Loads& loads, const Cluster& cluster,
-                                   const Placement* current, const Options& options);
+  Result<StrategyResult> (*finish)(StrategyResult draft, const TokenCounts& loads,
+                                   const Cluster& cluster, const Placement* current,
+                                   const Options& options);
 
-  Result<StrategyResult> plan(const Loads& loads, const Cluster& cluster, const Placement* current,
-                              const Options& options) const {
+  Result<StrategyResult> plan(const TokenCounts& loads, const Cluster& cluster,
+                              const Placement* current, const Options& options) const {
     SW_TRY_ASSIGN(StrategyResult drafted, draft(loads, cluster, current, options));
     return finish(std::move(drafted), loads, cluster, current, options);
   }
@@ -291,7 +292,7 @@ Result<const Strategy*> FindStrategy(std::string_view name);
 
 /// Layers [first, last) of loads, of a placement.
 /// Local.
-Loads LayersOf(const Loads& loads, std::uint32_t first, std::uint32_t last);
+TokenCounts LayersOf(const TokenCounts& loads, std::uint32_t first, std::uint32_t last);
 Placement LayersOf(const Placement& placement, std::uint32_t first, std::uint32_t last);
 
 /// Puts results of consecutive layer ranges together again.

@@ -119,8 +119,9 @@ std::uint64_t ReplicaCount(const Placement& placement) {
 
 class Run {
  public:
-  Run(comm::Comm& comm, const Strategy& strategy, const token_counts::LoadTrace& trace,
-      const Cluster& cluster, const std::vector<NodeEvent>& events, const ReplayOptions& options)
+  Run(comm::Comm& comm, const Strategy& strategy, const token_counts::TokenTrace& trace,
+      const Cluster& cluster, const std::vector<NodeEvent>& events,
+      const SimulationOptions& options)
       : comm_(comm),
         strategy_(strategy),
         trace_(trace),
@@ -135,7 +136,7 @@ class Run {
     if (iteration_ms_ <= 0) iteration_ms_ = iterations > 0 && span > 0 ? span / iterations : 1;
   }
 
-  Result<ReplayResult> Play(Sink& sink) {
+  Result<SimulationResult> Play(Sink& sink) {
     SW_TRY(machines_.Start());
     std::size_t next = 0;
     while (true) {
@@ -163,7 +164,7 @@ class Run {
   }
 
   Status PlayMoment(std::uint64_t time, std::size_t* next) {
-    ReplayStep step;
+    SimulationStep step;
     step.time_ms = time;
     for (; *next < events_.size() && events_[*next].time_ms == time; ++*next) {
       const NodeEvent& event = events_[*next];
@@ -190,7 +191,7 @@ class Run {
     return {};
   }
 
-  Result<Loads> LoadsAt(ReplayStep* step) const {
+  Result<TokenCounts> LoadsAt(SimulationStep* step) const {
     const std::uint64_t first = trace_.records.front().iteration;
     const auto passed = static_cast<double>(step->time_ms - events_.front().time_ms);
     const double iteration = std::floor(passed / iteration_ms_);
@@ -207,8 +208,8 @@ class Run {
     return token_counts::Pick(trace_, window);
   }
 
-  Status PlanMoment(ReplayStep* step) {
-    SW_TRY_ASSIGN(const Loads loads, LoadsAt(step));
+  Status PlanMoment(SimulationStep* step) {
+    SW_TRY_ASSIGN(const TokenCounts loads, LoadsAt(step));
     const Cluster& cluster = machines_.cluster();
     if (cluster.live_slots() < loads.experts) {
       step->reason = std::to_string(loads.experts) + " experts do not fit in " +
@@ -246,9 +247,9 @@ class Run {
     return {};
   }
 
-  Status Move(const Placement& next, const Cluster& cluster, ReplayStep* step) {
+  Status Move(const Placement& next, const Cluster& cluster, SimulationStep* step) {
     if (!current_) {
-      step->state = restore_ ? ReplayStep::State::kRestored : ReplayStep::State::kStarted;
+      step->state = restore_ ? SimulationStep::State::kRestored : SimulationStep::State::kStarted;
       if (restore_) step->restored_bytes = ReplicaCount(next) * cluster.expert_bytes;
       restore_ = false;
       return {};
@@ -256,7 +257,7 @@ class Run {
     MigrationOptions options;
     options.stop = options_.plan.stop;
     SW_TRY_ASSIGN(const Migration migration, PlanMigration(*current_, next, cluster, options));
-    step->state = ReplayStep::State::kMigrated;
+    step->state = SimulationStep::State::kMigrated;
     step->transfers = migration.transfers.size();
     step->migrated = migration.inter_node_transfers;
     step->bytes = migration.bytes;
@@ -269,15 +270,15 @@ class Run {
   void Sum() {
     std::optional<std::uint64_t> started;
     for (std::size_t i = 0; i < result_.steps.size(); ++i) {
-      const ReplayStep& step = result_.steps[i];
-      const bool planned = step.state != ReplayStep::State::kStalled;
+      const SimulationStep& step = result_.steps[i];
+      const bool planned = step.state != SimulationStep::State::kStalled;
       if (planned && !started) started = step.time_ms;
       const std::uint64_t end =
           i + 1 < result_.steps.size() ? result_.steps[i + 1].time_ms : step.time_ms;
       if (started && !planned) result_.stalled_ms += end - step.time_ms;
       result_.failures += step.failure ? 1 : 0;
       result_.survived += step.failure && step.experts_lost == 0 ? 1 : 0;
-      result_.restores += step.state == ReplayStep::State::kRestored ? 1 : 0;
+      result_.restores += step.state == SimulationStep::State::kRestored ? 1 : 0;
       result_.stalls += started && !planned ? 1 : 0;
       result_.transfers += step.transfers;
       result_.migrated += step.migrated;
@@ -299,23 +300,23 @@ class Run {
 
   comm::Comm& comm_;
   const Strategy& strategy_;
-  const token_counts::LoadTrace& trace_;
+  const token_counts::TokenTrace& trace_;
   const std::vector<NodeEvent>& events_;
-  const ReplayOptions& options_;
+  const SimulationOptions& options_;
   Machines machines_;
   double iteration_ms_ = 1;
   std::optional<Placement> current_;
   bool restore_ = false;  // what comes next is read from a checkpoint
   std::uint64_t planned_ms_ = 0;
-  ReplayResult result_;
+  SimulationResult result_;
 };
 
 }  // namespace
 
-Result<ReplayResult> Replay(comm::Comm& comm, const Strategy& strategy,
-                            const token_counts::LoadTrace& trace, const Cluster& cluster,
-                            const std::vector<NodeEvent>& events, const ReplayOptions& options,
-                            Sink& sink) {
+Result<SimulationResult> Replay(comm::Comm& comm, const Strategy& strategy,
+                                const token_counts::TokenTrace& trace, const Cluster& cluster,
+                                const std::vector<NodeEvent>& events,
+                                const SimulationOptions& options, Sink& sink) {
   return Run(comm, strategy, trace, cluster, events, options).Play(sink);
 }
 

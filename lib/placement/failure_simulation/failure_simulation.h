@@ -19,7 +19,7 @@
 namespace shardwright::placement {
 
 /// How a run is replayed.
-struct ReplayOptions {
+struct SimulationOptions {
   Options plan;
   token_counts::LoadWindow window;    ///< of every plan; `at` is set by the replay
   double iteration_ms = 0;            ///< 0: the trace's iterations fill the time of the events
@@ -31,7 +31,7 @@ struct ReplayOptions {
 };
 
 /// What happened at one moment of a replay.
-struct ReplayStep {
+struct SimulationStep {
   enum class State : std::uint8_t {
     kStarted,   ///< the first plan
     kMigrated,  ///< replicas were copied between nodes
@@ -60,9 +60,9 @@ struct ReplayStep {
   std::string reason;  ///< why there is no plan
 };
 
-struct ReplayResult {
+struct SimulationResult {
   std::string strategy;
-  std::vector<ReplayStep> steps;
+  std::vector<SimulationStep> steps;
 
   std::uint64_t failures = 0;  ///< moments at which nodes went away that held state
   std::uint64_t survived = 0;  ///< of those, with every expert still somewhere
@@ -87,9 +87,9 @@ struct ReplayResult {
 /// \error kBadInput  an unknown node, or more nodes at once than the cluster has places; kUsage
 ///        layers that the trace lacks; kStopped
 /// Collective.
-Result<ReplayResult> Replay(comm::Comm& comm, const Strategy& strategy,
-                            const token_counts::LoadTrace& trace, const Cluster& cluster,
-                            const std::vector<NodeEvent>& events, const ReplayOptions& options,
-                            Sink& sink);
+Result<SimulationResult> Replay(comm::Comm& comm, const Strategy& strategy,
+                                const token_counts::TokenTrace& trace, const Cluster& cluster,
+                                const std::vector<NodeEvent>& events,
+                                const SimulationOptions& options, Sink& sink);
 
 }  // namespace shardwright::placement

@@ -8,11 +8,12 @@ namespace shardwright::placement {
 namespace {
 
 /// Names of strategies; of most of them, who is not among them.
-std::string Among(const std::vector<std::string>& names, const std::vector<ReplayResult>& results) {
+std::string Among(const std::vector<std::string>& names,
+                  const std::vector<SimulationResult>& results) {
   if (names.size() == results.size()) return "all";
   if (names.size() * 2 < results.size()) return Joined(names, ", ");
   std::vector<std::string> others;
-  for (const ReplayResult& result : results) {
+  for (const SimulationResult& result : results) {
     const bool named = std::find(names.begin(), names.end(), result.strategy) != names.end();
     if (!named) others.push_back(result.strategy);
   }
@@ -21,11 +22,11 @@ std::string Among(const std::vector<std::string>& names, const std::vector<Repla
 
 }  // namespace
 
-std::map<std::uint64_t, TroubledMoment> TroubleOf(const std::vector<ReplayResult>& results) {
+std::map<std::uint64_t, TroubledMoment> TroubleOf(const std::vector<SimulationResult>& results) {
   std::map<std::uint64_t, TroubledMoment> moments;
-  for (const ReplayResult& result : results) {
-    for (const ReplayStep& step : result.steps) {
-      const bool stalled = step.state == ReplayStep::State::kStalled;
+  for (const SimulationResult& result : results) {
+    for (const SimulationStep& step : result.steps) {
+      const bool stalled = step.state == SimulationStep::State::kStalled;
       if (!stalled && step.experts_lost == 0) continue;
       TroubledMoment& moment = moments[step.time_ms];
       if (moment.step == nullptr) moment.step = &step;
@@ -36,7 +37,8 @@ std::map<std::uint64_t, TroubledMoment> TroubleOf(const std::vector<ReplayResult
   return moments;
 }
 
-std::string TroubleText(const TroubledMoment& moment, const std::vector<ReplayResult>& results) {
+std::string TroubleText(const TroubledMoment& moment,
+                        const std::vector<SimulationResult>& results) {
   if (results.size() == 1) {
     const bool lost = moment.step->experts_lost > 0;
     std::string text = lost ? Plural(moment.step->experts_lost, "expert") + " lost" : "";

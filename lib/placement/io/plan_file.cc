@@ -252,7 +252,7 @@ Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& clust
 }
 
 /// Row of the plan for every layer of the loads.
-Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const Loads& loads) {
+Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const TokenCounts& loads) {
   std::vector<std::size_t> rows;
   const bool by_position = plan.positions && plan.layer_id.size() == loads.layers;
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
@@ -351,7 +351,7 @@ Result<PlanFile> ReadPlan(const std::string& path) {
   return ParsePlan(text, path);
 }
 
-Result<Placement> PlacedOn(const PlanFile& plan, const Loads& loads, const Cluster& cluster) {
+Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster) {
   if (plan.experts != loads.experts) {
     // Formats without a count tell only the largest id that they use.
     const bool may_be_fewer = plan.format != "plan" && plan.experts < loads.experts;

@@ -55,7 +55,7 @@ Result<PlanFile> ParsePlan(std::string_view text, const std::string& where);
 /// sides name them; nodes that the plan lacks are empty, what lay on others is gone.
 /// \error kBadInput  another shape: layers that the plan lacks, other experts, other GPUs
 /// Pure.
-Result<Placement> PlacedOn(const PlanFile& plan, const Loads& loads, const Cluster& cluster);
+Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster);
 
 /// The part of a plan that stays: its owners where it has them, else all of it.
 /// Pure.

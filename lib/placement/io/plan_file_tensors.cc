@@ -109,9 +109,9 @@ Status AddExpertMaps(const std::vector<std::int64_t>& numbers, const Shape& shap
 
 Result<PlanFile> ReadTensorPlan(const std::string& path) {
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
-  auto skeleton = torch_pt::ReadSkeleton(file);
-  if (!skeleton) return Within(path, skeleton.error());
-  auto document = torch_pt::Parse(*skeleton);
+  auto metadata = torch_pt::ReadMetadata(file);
+  if (!metadata) return Within(path, metadata.error());
+  auto document = torch_pt::Parse(*metadata);
   if (!document) return Within(path, document.error());
   const pickle::Node* map = document->root;
   PlanFile plan;

@@ -61,7 +61,7 @@ std::vector<std::uint32_t> ReplicasOf(const Placement& placement, std::uint32_t 
   return replicas;
 }
 
-void AppendLayer(std::string* out, const JudgedPlan& plan, const Loads& loads,
+void AppendLayer(std::string* out, const VerifiedPlan& plan, const TokenCounts& loads,
                  const Cluster& cluster, std::uint32_t layer) {
   *out += "{\"layer\":" + std::to_string(loads.layer_id[layer]);
   AppendMember(out, "loads");
@@ -93,7 +93,7 @@ void AppendLayer(std::string* out, const JudgedPlan& plan, const Loads& loads,
   *out += '}';
 }
 
-void AppendMigration(std::string* out, const Migration& migration, const Loads& loads) {
+void AppendMigration(std::string* out, const Migration& migration, const TokenCounts& loads) {
   AppendMember(out, "migration");
   *out += "{\"transfer_count\":" + std::to_string(migration.transfers.size());
   *out += ",\"bytes\":" + std::to_string(migration.bytes);
@@ -126,7 +126,7 @@ std::optional<std::uint64_t> SlotsPerNode(const Cluster& cluster) {
 }
 
 /// The threshold that every layer kept: the distinct failure units that hold each expert.
-std::uint64_t ThresholdOf(const JudgedPlan& plan) {
+std::uint64_t ThresholdOf(const VerifiedPlan& plan) {
   std::uint64_t kept =
       static_cast<std::uint64_t>(std::max<std::int64_t>(plan.model_recovery.certain, -1) + 1);
   if (plan.result.notes.empty()) return kept;
@@ -186,7 +186,7 @@ std::string ClusterText(const Cluster& cluster) {
   return out + "]}";
 }
 
-std::string PlanText(const JudgedPlan& plan, const Loads& loads, const Cluster& cluster,
+std::string PlanText(const VerifiedPlan& plan, const TokenCounts& loads, const Cluster& cluster,
                      FailureUnit unit) {
   std::string out = "{\"schema\":\"shardwright-moe-plan\",\"schema_version\":1";
   AppendMember(&out, exec::kTextSum);

@@ -18,7 +18,7 @@ inline constexpr std::uint32_t kRecordFailures = 64;
 /// same bytes: there is no time of day and no duration in it.
 /// \pre loads and cluster are those that the plan was made for
 /// Pure.
-std::string PlanText(const JudgedPlan& plan, const Loads& loads, const Cluster& cluster,
+std::string PlanText(const VerifiedPlan& plan, const TokenCounts& loads, const Cluster& cluster,
                      FailureUnit unit);
 
 /// What other programs read.
@@ -34,7 +34,7 @@ using PlanNotes = std::vector<std::string>;
 ///        one GPU; kUsage  kPlan
 /// Pure.
 Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placement,
-                                    const Loads& loads, const Cluster& cluster,
+                                    const TokenCounts& loads, const Cluster& cluster,
                                     std::uint32_t groups, std::size_t trace_layers,
                                     PlanNotes* notes);
 

@@ -25,7 +25,7 @@ struct Flat {
   }
 };
 
-Result<Flat> Flatten(const Placement& placement, const Loads& loads, const Cluster& cluster) {
+Result<Flat> Flatten(const Placement& placement, const TokenCounts& loads, const Cluster& cluster) {
   Flat flat;
   flat.slots.resize(placement.layers);
   for (std::uint32_t d = 0; d < placement.device_count() && flat.per_rank == 0; ++d) {
@@ -62,7 +62,7 @@ Result<Flat> Flatten(const Placement& placement, const Loads& loads, const Clust
 }
 
 /// The first expert that a rank holds twice, as a text; empty if there is none.
-std::string FirstDuplicate(const Flat& flat, const Loads& loads, const Cluster& cluster) {
+std::string FirstDuplicate(const Flat& flat, const TokenCounts& loads, const Cluster& cluster) {
   std::vector<bool> idle(flat.ranks, false);
   std::uint32_t next = 0;
   for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
@@ -91,7 +91,7 @@ void AppendRows(std::string* out, const std::vector<std::vector<std::int32_t>>& 
   *out += ']';
 }
 
-std::string EplbText(const Flat& flat, const Placement& placement, const Loads& loads,
+std::string EplbText(const Flat& flat, const Placement& placement, const TokenCounts& loads,
                      const Cluster& cluster, std::uint32_t groups) {
   std::vector<std::vector<std::int32_t>> counts;
   std::vector<std::vector<std::vector<std::int32_t>>> places;
@@ -135,7 +135,7 @@ std::string EplbText(const Flat& flat, const Placement& placement, const Loads& 
 }
 
 /// SGLang numbers all layers of the model, those without experts too: they get the plain order.
-std::string SglangText(const Flat& flat, const Loads& loads, PlanNotes* notes) {
+std::string SglangText(const Flat& flat, const TokenCounts& loads, PlanNotes* notes) {
   std::vector<std::vector<std::int32_t>> rows(loads.layer_id.back() + 1);
   std::vector<std::int32_t> plain(flat.slot_count());
   for (std::size_t s = 0; s < plain.size(); ++s) {
@@ -158,7 +158,7 @@ std::string SglangText(const Flat& flat, const Loads& loads, PlanNotes* notes) {
 }
 
 /// vLLM numbers the MoE layers from 0 and reads one record per line.
-std::string VllmText(const Flat& flat, const Loads& loads) {
+std::string VllmText(const Flat& flat, const TokenCounts& loads) {
   std::string out = "{\"record_type\":\"eplb_initial_mapping\",\"version\":1";
   out += ",\"num_redundant_experts\":" + std::to_string(flat.slot_count() - loads.experts);
   out += ",\"num_slots\":" + std::to_string(flat.slot_count());
@@ -171,7 +171,7 @@ std::string VllmText(const Flat& flat, const Loads& loads) {
   return out + "}}\n";
 }
 
-std::string TensorrtText(const Flat& flat, const Loads& loads) {
+std::string TensorrtText(const Flat& flat, const TokenCounts& loads) {
   std::string out = "num_slots: " + std::to_string(flat.slot_count()) +
                     "\nlayer_updates_per_iter: 0\ninitial_global_assignments:\n";
   for (std::size_t l = 0; l < flat.slots.size(); ++l) {
@@ -206,7 +206,7 @@ std::string AscendText(const Flat& flat) {
 }  // namespace
 
 Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placement,
-                                    const Loads& loads, const Cluster& cluster,
+                                    const TokenCounts& loads, const Cluster& cluster,
                                     std::uint32_t groups, std::size_t trace_layers,
                                     PlanNotes* notes) {
   SW_TRY_ASSIGN(const Flat flat, Flatten(placement, loads, cluster));

@@ -158,7 +158,7 @@ void AddMetrics(const ReportPage& page, Json* data) {
 }
 
 void AddSurvival(const ReportPage& page, Json* data) {
-  const auto curve = [](const JudgedPlan& plan) {
+  const auto curve = [](const VerifiedPlan& plan) {
     return Json{{"name", plan.strategy},
                 {"p", RecoveryPoints(plan.model_recovery)},
                 {"exact", plan.model_recovery.exact()}};

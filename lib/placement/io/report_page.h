@@ -13,7 +13,7 @@ namespace shardwright::placement {
 /// A row of the page's comparison table.
 struct PageRow {
   std::string strategy;
-  const JudgedPlan* plan = nullptr;  ///< null if there is none
+  const VerifiedPlan* plan = nullptr;  ///< null if there is none
   double seconds = 0;
   std::string reason;  ///< why there is none
 };
@@ -27,9 +27,9 @@ struct AgeingPoint {
 
 /// What a page shows. Everything is borrowed.
 struct ReportPage {
-  const Loads* loads = nullptr;
+  const TokenCounts* loads = nullptr;
   const Cluster* cluster = nullptr;
-  const JudgedPlan* plan = nullptr;
+  const VerifiedPlan* plan = nullptr;
   const Placement* before = nullptr;  ///< null if nothing is known of it
   std::string before_name;
   FailureUnit unit = FailureUnit::kNode;

@@ -109,7 +109,8 @@ struct MigrationMaps {
 
 /// \error kBadInput  if an expert has no bytes in the cluster
 Result<MigrationMaps> MapsOf(const Migration& migration, const Placement& current,
-                             const Placement& next, const Loads& loads, const Cluster& cluster);
+                             const Placement& next, const TokenCounts& loads,
+                             const Cluster& cluster);
 
 /// Orders the slots of every live device so that what stays is where it was.
 /// Local, pure.

@@ -45,7 +45,7 @@ std::uint64_t SlotOf(const Placement& placement, std::uint32_t layer, std::uint3
 // Both maps, grown transfer by transfer.
 class Maps {
  public:
-  Maps(const Placement& current, const Loads& loads, const Cluster& cluster)
+  Maps(const Placement& current, const TokenCounts& loads, const Cluster& cluster)
       : current_(current), loads_(loads), cluster_(cluster) {
     for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
       maps_.source.files.push_back(DeviceName(cluster, d));
@@ -108,7 +108,7 @@ class Maps {
   }
 
   const Placement& current_;
-  const Loads& loads_;
+  const TokenCounts& loads_;
   const Cluster& cluster_;
   MigrationMaps maps_;
   std::map<Where, std::uint32_t> tensor_;  // layer, expert, sender
@@ -117,7 +117,8 @@ class Maps {
 }  // namespace
 
 Result<MigrationMaps> MapsOf(const Migration& migration, const Placement& current,
-                             const Placement& next, const Loads& loads, const Cluster& cluster) {
+                             const Placement& next, const TokenCounts& loads,
+                             const Cluster& cluster) {
   if (cluster.expert_bytes == 0) {
     return Fail(Errc::kBadInput, "cluster: experts have no bytes, nothing can be copied");
   }

@@ -21,7 +21,8 @@ std::vector<std::uint32_t> RestOf(std::uint32_t count, std::span<const std::uint
   return rest;
 }
 
-std::vector<std::uint64_t> Picked(const std::vector<std::uint64_t>& tokens, const Loads& loads,
+std::vector<std::uint64_t> Picked(const std::vector<std::uint64_t>& tokens,
+                                  const TokenCounts& loads,
                                   const std::vector<std::uint32_t>& rest) {
   std::vector<std::uint64_t> picked;
   picked.reserve(rest.size() * loads.layers);
@@ -73,7 +74,7 @@ double Sum(std::span<const std::uint64_t> tokens) {
 
 /// The bound of all experts: every GPU has the same share of those left out. Nothing is known with
 /// GPUs of different speeds or with several windows.
-double BoundOf(double bound, const PlanRest& rest, const Loads& loads,
+double BoundOf(double bound, const PlanRest& rest, const TokenCounts& loads,
                const std::vector<double>& speeds, std::uint32_t layer) {
   const bool equal = std::all_of(speeds.begin(), speeds.end(), [](double s) { return s == 1; });
   const double all = Sum(loads.layer(layer));
@@ -84,7 +85,7 @@ double BoundOf(double bound, const PlanRest& rest, const Loads& loads,
 
 }  // namespace
 
-Result<PlanRest> WithoutEverywhere(const Loads& loads, const Cluster& cluster,
+Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& cluster,
                                    const Placement* current,
                                    std::span<const std::uint32_t> experts) {
   if (!experts.empty() && experts.back() >= loads.experts) {
@@ -117,7 +118,7 @@ Result<PlanRest> WithoutEverywhere(const Loads& loads, const Cluster& cluster,
   return rest;
 }
 
-Status AddEverywhere(const PlanRest& rest, const Loads& loads, const Cluster& cluster,
+Status AddEverywhere(const PlanRest& rest, const TokenCounts& loads, const Cluster& cluster,
                      const Placement* current, std::span<const std::uint32_t> experts,
                      StrategyResult* result) {
   const Placement& planned = result->placement;

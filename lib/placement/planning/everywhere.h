@@ -15,7 +15,7 @@ namespace shardwright::placement {
 
 /// What is left to plan without the experts that every GPU holds.
 struct PlanRest {
-  Loads loads;
+  TokenCounts loads;
   Cluster cluster;
   std::optional<Placement> current;
   /// Replicas of the experts left out that live GPUs lack in the current placement.
@@ -27,7 +27,7 @@ struct PlanRest {
 /// \error kUsage  an expert that the loads do not have, or none that is left; kInfeasible  a GPU
 ///        without a slot for another expert
 /// Pure.
-Result<PlanRest> WithoutEverywhere(const Loads& loads, const Cluster& cluster,
+Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& cluster,
                                    const Placement* current,
                                    std::span<const std::uint32_t> experts);
 
@@ -35,7 +35,7 @@ Result<PlanRest> WithoutEverywhere(const Loads& loads, const Cluster& cluster,
 /// experts, and the curve of moves is dropped.
 /// \error kInfeasible  a strategy that copies experts for an iteration
 /// Pure.
-Status AddEverywhere(const PlanRest& rest, const Loads& loads, const Cluster& cluster,
+Status AddEverywhere(const PlanRest& rest, const TokenCounts& loads, const Cluster& cluster,
                      const Placement* current, std::span<const std::uint32_t> experts,
                      StrategyResult* result);
 

@@ -32,10 +32,10 @@ auto InArena(unsigned threads, const Body& body) {
 /// Reads one recording without its idle records.
 /// \param counts  whether this rank's reading is reported
 /// \param idle_records  is increased
-Result<token_counts::LoadTrace> ReadTrace(const std::string& path, bool counts,
-                                          std::uint64_t* idle_records, Sink& sink) {
+Result<token_counts::TokenTrace> ReadTrace(const std::string& path, bool counts,
+                                           std::uint64_t* idle_records, Sink& sink) {
   sink.Pass("read");
-  SW_TRY_ASSIGN(token_counts::LoadTrace trace, token_counts::ReadLoads(path));
+  SW_TRY_ASSIGN(token_counts::TokenTrace trace, token_counts::ReadLoads(path));
   const std::size_t records = trace.records.size();
   const std::vector<std::uint64_t> idle = token_counts::RemoveIdle(&trace);
   *idle_records += idle.size();
@@ -54,11 +54,11 @@ Result<token_counts::LoadTrace> ReadTrace(const std::string& path, bool counts,
 /// Reads the recordings of a request, and picks the loads that plans are made for and those that
 /// they are measured on.
 Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input, Sink& sink) {
-  SW_TRY_ASSIGN(token_counts::LoadTrace main,
+  SW_TRY_ASSIGN(token_counts::TokenTrace main,
                 ReadTrace(request.loads, counts, &input->idle_records, sink));
   input->recordings.push_back({std::move(main), 1});
   for (const JoinedLoads& joined : request.joined) {
-    SW_TRY_ASSIGN(token_counts::LoadTrace other,
+    SW_TRY_ASSIGN(token_counts::TokenTrace other,
                   ReadTrace(joined.path, counts, &input->idle_records, sink));
     input->recordings.push_back({std::move(other), joined.weight});
   }
@@ -90,7 +90,7 @@ Status CheckRates(const PlanRequest& request, const Cluster& cluster) {
 
 /// The limit of moves as a number of replicas.
 /// \error kUsage  bytes without an expert's size, or a limit below one replica
-Result<std::optional<std::uint64_t>> MovesMax(const MovesLimit& limit, const Loads& loads,
+Result<std::optional<std::uint64_t>> MovesMax(const MovesLimit& limit, const TokenCounts& loads,
                                               const Cluster& cluster) {
   if (!limit.given()) return std::optional<std::uint64_t>();
   if (limit.replicas) return limit.replicas;
@@ -134,12 +134,12 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
 }
 
 /// Refuses a replay in which not even the whole cluster could hold what is asked.
-Status CheckReplay(const PlanRequest& request, const token_counts::LoadTrace& trace,
+Status CheckReplay(const PlanRequest& request, const token_counts::TokenTrace& trace,
                    Cluster cluster) {
   for (Node& node : cluster.nodes) node.alive = true;
   token_counts::LoadWindow window;
   window.layers = request.window.layers;
-  SW_TRY_ASSIGN(const Loads loads, token_counts::Pick(trace, window));
+  SW_TRY_ASSIGN(const TokenCounts loads, token_counts::Pick(trace, window));
   SW_TRY(Validate(loads, cluster));
   SW_TRY(CheckRates(request, cluster));
   return CheckFaults(request.faults, loads, cluster, request.options.failure_unit);
@@ -167,8 +167,8 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
     if (!owned) return Fail(Errc::kBadInput, file + ": owners: " + owned.error().message);
   }
   sink.Pass("measure");
-  SW_TRY_ASSIGN(row.plan, Judge(plan.format, std::move(result), input.loads, input.cluster, nullptr,
-                                request.Judging(sink)));
+  SW_TRY_ASSIGN(row.plan, VerifyPlan(plan.format, std::move(result), input.loads, input.cluster,
+                                     nullptr, request.Judging(sink)));
   if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
   row.strategy = plan.format;
   row.file = file;
@@ -208,8 +208,8 @@ std::vector<std::uint64_t> PlanInput::EmptyLayers() const {
   return empty;
 }
 
-JudgeOptions PlanRequest::Judging(const Sink& sink) const {
-  JudgeOptions judging;
+VerifyOptions PlanRequest::Judging(const Sink& sink) const {
+  VerifyOptions judging;
   judging.stop = StopOf(sink);
   judging.unit = options.failure_unit;
   judging.recovery.failures_max = static_cast<std::uint32_t>(failures);
@@ -277,8 +277,8 @@ Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const 
   sink.Pass("measure");
   SW_TRY(comm.OnRoot([&]() -> Status {
     return InArena(request.threads, [&]() -> Status {
-      SW_TRY_ASSIGN(row.plan, Judge(strategy.name, *std::move(planned), input.loads, input.cluster,
-                                    current, request.Judging(sink)));
+      SW_TRY_ASSIGN(row.plan, VerifyPlan(strategy.name, *std::move(planned), input.loads,
+                                         input.cluster, current, request.Judging(sink)));
       if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
       return {};
     });
@@ -323,7 +323,7 @@ Status CheckEvaluated(const PlanRequest& request, const PlannedRow& row) {
 }
 
 Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, const PlanInput& input,
-                              const JudgedPlan& plan, Sink& sink) {
+                              const VerifiedPlan& plan, Sink& sink) {
   const Interruptible making(sink);
   if (format == PlanFormat::kPlan) {
     return PlanText(plan, input.loads, input.cluster, request.options.failure_unit);
@@ -340,7 +340,7 @@ Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, con
 namespace {
 
 /// Mean over the layers with tokens of the busiest GPU's load over the mean.
-double MeanImbalance(const Placement& placement, const Loads& loads, const Cluster& cluster) {
+double MeanImbalance(const Placement& placement, const TokenCounts& loads, const Cluster& cluster) {
   const std::vector<double> speeds = RelativeSpeeds(cluster);
   double sum = 0;
   double layers = 0;
@@ -358,7 +358,7 @@ double MeanImbalance(const Placement& placement, const Loads& loads, const Clust
 std::vector<AgeingPoint> AgeingOf(const PlanRequest& request, const PlanInput& input,
                                   const ReportPage& page) {
   constexpr std::size_t kPoints = 24;
-  const token_counts::LoadTrace& trace = input.recordings.front().trace;
+  const token_counts::TokenTrace& trace = input.recordings.front().trace;
   const std::size_t records = trace.records.size();
   const std::size_t count = std::min(kPoints, records);
   std::vector<AgeingPoint> points;
@@ -415,7 +415,7 @@ Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
   const Interruptible replaying(sink);
   Replays replays;
   std::uint64_t idle_records = 0;
-  Result<token_counts::LoadTrace> trace =
+  Result<token_counts::TokenTrace> trace =
       ReadTrace(request.loads, comm.rank() == 0, &idle_records, sink);
   std::vector<NodeEvent> moments;
   const auto read = [&]() -> Status {
@@ -427,7 +427,7 @@ Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
     return CheckReplay(request, *trace, replays.cluster);
   };
   SW_TRY(comm.Agree(read()));
-  ReplayOptions options;
+  SimulationOptions options;
   options.plan = request.options;
   options.plan.stop = StopOf(sink);
   options.window = request.window;
@@ -439,7 +439,7 @@ Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
   for (const Strategy& strategy : Strategies()) {
     if (!events.strategy.empty() && strategy.name != events.strategy) continue;
     sink.Pass("replay");
-    SW_TRY_ASSIGN(ReplayResult result, InArena(request.threads, [&]() {
+    SW_TRY_ASSIGN(SimulationResult result, InArena(request.threads, [&]() {
                     return Replay(comm, strategy, *trace, replays.cluster, moments, options, sink);
                   }));
     replays.results.push_back(std::move(result));

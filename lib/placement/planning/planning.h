@@ -1,6 +1,6 @@
 // lib/placement/planning: what moe-replace plans, compares and measures.
 // A request holds what the user asked for; the functions here read the files that it names, plan,
-// judge and compare; planning_json.h and planning_text.h say what came of it, for programs and for
+// verify and compare; planning_json.h and planning_text.h say what came of it, for programs and for
 // people. Flags are of the command.
 
 #pragma once
@@ -74,18 +74,18 @@ struct PlanRequest {
   bool forward = false;         ///< nodes may send on what they received
   unsigned threads = 1;
 
-  JudgeOptions Judging(const Sink& sink) const;
+  VerifyOptions Judging(const Sink& sink) const;
 };
 
 /// What a plan is made from.
 struct PlanInput {
   std::vector<token_counts::Recording> recordings;  ///< of the request; at least one
   std::uint64_t idle_records = 0;                   ///< without a token: left out
-  Loads loads;
+  TokenCounts loads;
   Cluster cluster;
   std::optional<Placement> current;        ///< the old plan
   std::optional<std::uint64_t> moves_max;  ///< replicas that may move
-  std::optional<Loads> later;              ///< of `measured_at`
+  std::optional<TokenCounts> later;        ///< of `measured_at`
 
   /// Numbers of the layers that have no token in `loads`.
   std::vector<std::uint64_t> EmptyLayers() const;
@@ -93,10 +93,10 @@ struct PlanInput {
 
 /// A plan of one strategy, or why there is none.
 struct PlannedRow {
-  std::string strategy;            ///< or the format, of a plan that was read
-  std::string file;                ///< of a plan that was read
-  std::optional<JudgedPlan> plan;  ///< on rank 0
-  double seconds = 0;              ///< of planning alone
+  std::string strategy;              ///< or the format, of a plan that was read
+  std::string file;                  ///< of a plan that was read
+  std::optional<VerifiedPlan> plan;  ///< on rank 0
+  double seconds = 0;                ///< of planning alone
   std::optional<ModelMetrics> later;
   std::string reason;
 
@@ -112,7 +112,7 @@ struct PlannedRow {
 Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Sink& sink);
 
 /// Plans with one strategy and measures the plan; that no plan exists is a reason, no error.
-/// \error as PlanOnRanks and Judge
+/// \error as PlanOnRanks and VerifyPlan
 /// Collective.
 Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const PlanInput& input,
                             const Strategy& strategy, Sink& sink);
@@ -144,7 +144,7 @@ Status CheckEvaluated(const PlanRequest& request, const PlannedRow& row);
 /// \error kUnsupported  the format cannot hold the plan
 /// Local.
 Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, const PlanInput& input,
-                              const JudgedPlan& plan, Sink& sink);
+                              const VerifiedPlan& plan, Sink& sink);
 
 /// The page to look at. What was there before is the old plan, or one replica of each expert.
 /// \param chosen  what the page is about; has a plan
@@ -169,7 +169,7 @@ struct EventsRequest {
 /// A replay with each strategy asked for.
 struct Replays {
   Cluster cluster;
-  std::vector<ReplayResult> results;
+  std::vector<SimulationResult> results;
 };
 
 /// Reads loads, cluster and events, refuses what not even the whole cluster could hold, and

@@ -33,7 +33,7 @@ Json LayerJson(const LayerMetrics& layer) {
           {"gpu_duplicates", layer.device_duplicates}};
 }
 
-Json MetricsJson(const ModelMetrics& metrics, const Loads& loads) {
+Json MetricsJson(const ModelMetrics& metrics, const TokenCounts& loads) {
   Json layers = Json::array();
   for (std::size_t l = 0; l < metrics.layers.size(); ++l) {
     Json layer = LayerJson(metrics.layers[l]);
@@ -50,7 +50,7 @@ Json MetricsJson(const ModelMetrics& metrics, const Loads& loads) {
           {"layers", std::move(layers)}};
 }
 
-Json MigrationJson(const Migration& migration, const Loads& loads) {
+Json MigrationJson(const Migration& migration, const TokenCounts& loads) {
   Json lost = Json::array();
   for (const LostExpert& one : migration.lost) {
     lost.push_back({loads.layer_id[one.layer], one.expert});
@@ -68,7 +68,7 @@ Json MigrationJson(const Migration& migration, const Loads& loads) {
 }
 
 /// What the sparse collectives of one iteration carry, by layer and GPU.
-Json VolumesJson(const JudgedPlan& plan, const Loads& loads) {
+Json VolumesJson(const VerifiedPlan& plan, const TokenCounts& loads) {
   Json layers = Json::array();
   for (std::size_t l = 0; l < plan.volumes.size(); ++l) {
     const SparseVolumes& volumes = plan.volumes[l];
@@ -83,7 +83,7 @@ Json VolumesJson(const JudgedPlan& plan, const Loads& loads) {
 }
 
 /// What ended the search of each layer; empty for strategies that do not search.
-Json SearchJson(const PlanRequest& request, const JudgedPlan& plan) {
+Json SearchJson(const PlanRequest& request, const VerifiedPlan& plan) {
   Json ends = Json::array();
   for (const LayerNotes& note : plan.result.notes) {
     switch (note.search_end) {
@@ -103,7 +103,7 @@ Json SearchJson(const PlanRequest& request, const JudgedPlan& plan) {
 }
 
 /// Balance over moves.
-Json CurveJson(const JudgedPlan& plan, const PlanInput& input) {
+Json CurveJson(const VerifiedPlan& plan, const PlanInput& input) {
   Json points = Json::array();
   for (const MovesPoint& point : plan.result.moves_curve) {
     points.push_back({{"moves", point.moves},
@@ -122,7 +122,7 @@ Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRo
     json["reason"] = row.reason;
     return json;
   }
-  const JudgedPlan& plan = *row.plan;
+  const VerifiedPlan& plan = *row.plan;
   json["metrics"] = MetricsJson(plan.metrics, input.loads);
   if (row.later) json["measured"] = MetricsJson(*row.later, *input.later);
   json["recovery"] = RecoveryJson(plan.model_recovery);
@@ -147,7 +147,7 @@ Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRo
 
 /// What was read.
 Json InputJson(const PlanInput& input) {
-  const token_counts::LoadTrace& trace = input.recordings.front().trace;
+  const token_counts::TokenTrace& trace = input.recordings.front().trace;
   Json json = {{"format", trace.format},
                {"layers", input.loads.layers},
                {"experts", input.loads.experts},
@@ -173,10 +173,10 @@ Json InputJson(const PlanInput& input) {
 }
 
 /// A replay, moment by moment.
-Json ReplayJson(const ReplayResult& result) {
+Json ReplayJson(const SimulationResult& result) {
   constexpr const char* kStates[] = {"started", "migrated", "restored", "stalled"};
   Json steps = Json::array();
-  for (const ReplayStep& step : result.steps) {
+  for (const SimulationStep& step : result.steps) {
     Json json = {{"milliseconds", step.time_ms},
                  {"iteration", step.iteration},
                  {"state", kStates[static_cast<std::size_t>(step.state)]},
@@ -237,7 +237,7 @@ Json ComparisonJson(const PlanRequest& request, const PlanInput& input,
 
 Json ReplaysJson(const Replays& replays) {
   Json strategies = Json::array();
-  for (const ReplayResult& result : replays.results) strategies.push_back(ReplayJson(result));
+  for (const SimulationResult& result : replays.results) strategies.push_back(ReplayJson(result));
   return {{"strategies", std::move(strategies)}};
 }
 

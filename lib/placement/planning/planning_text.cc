@@ -40,7 +40,7 @@ std::string MovedBytes(std::uint64_t bytes, const Cluster& cluster) {
 /// The part of the recordings that counts: ", sum of 10 iterations up to 100".
 std::string WindowText(const PlanRequest& request, const PlanInput& input) {
   const token_counts::LoadWindow& window = request.window;
-  const Loads& loads = input.loads;
+  const TokenCounts& loads = input.loads;
   std::string text;
   if (loads.records > 1) {
     text.append(", sum of ").append(Plural(loads.records, "iteration"));
@@ -137,7 +137,7 @@ std::string Indented(const std::string& text) {
 }
 
 /// The first lost experts by name.
-std::string LostNames(const Migration& migration, const Loads& loads) {
+std::string LostNames(const Migration& migration, const TokenCounts& loads) {
   constexpr std::size_t kNamed = 4;
   std::string text;
   for (std::size_t i = 0; i < std::min(kNamed, migration.lost.size()); ++i) {
@@ -152,7 +152,7 @@ std::string LostNames(const Migration& migration, const Loads& loads) {
 }
 
 /// What is copied for an iteration and dropped.
-std::string VolumesText(const JudgedPlan& plan) {
+std::string VolumesText(const VerifiedPlan& plan) {
   std::uint64_t copies = 0;
   std::uint64_t most = 0;
   for (std::size_t l = 0; l < plan.volumes.size(); ++l) {
@@ -206,7 +206,7 @@ std::string Legend(const std::string& meaning) {
 }
 
 /// Moments at which a strategy lost state or had no plan; the first ones, in one table.
-std::string TroubleTable(const std::vector<ReplayResult>& results) {
+std::string TroubleTable(const std::vector<SimulationResult>& results) {
   constexpr std::size_t kShown = 20;
   constexpr std::size_t kTextColumns = 62;
   const auto moments = TroubleOf(results);
@@ -249,7 +249,7 @@ std::string ComparisonLegend(const PlanRequest& request, const std::string& chan
 }
 
 /// What ended the searches; nothing for strategies that do not search.
-std::string SearchText(const JudgedPlan& plan) {
+std::string SearchText(const VerifiedPlan& plan) {
   const auto count = [&](SearchEnd end) {
     return static_cast<std::size_t>(
         std::count_if(plan.result.notes.begin(), plan.result.notes.end(),
@@ -298,7 +298,7 @@ std::vector<std::string> ComparisonCells(const PlanRequest& request, const PlanI
 }  // namespace
 
 std::string SummaryText(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
-  const JudgedPlan& plan = *row.plan;
+  const VerifiedPlan& plan = *row.plan;
   const ModelMetrics& balance = row.balance();
   std::string text = InputText(request, input) + "plan      ";
   if (!row.file.empty()) text += text::Printable(row.file) + ", format ";
@@ -367,7 +367,7 @@ std::string ComparisonText(const PlanRequest& request, const PlanInput& input,
 }
 
 std::string ReplaysText(const std::string& events, const Replays& replays) {
-  const std::vector<ReplayResult>& results = replays.results;
+  const std::vector<SimulationResult>& results = replays.results;
   const Cluster& cluster = replays.cluster;
   std::string text = "events    " + text::Printable(events);
   if (!results.empty()) {
@@ -378,7 +378,7 @@ std::string ReplaysText(const std::string& events, const Replays& replays) {
                      Column{"STALLED", kRight}, Column{"PLANS", kRight}, Column{"MOVES", kRight},
                      Column{"BYTES", kRight}, Column{"RESTORED", kRight}, Column{"BALANCE", kRight},
                      Column{"TIME", kRight}});
-  for (const ReplayResult& result : results) {
+  for (const SimulationResult& result : results) {
     table.AddRow({result.strategy, std::to_string(result.failures), std::to_string(result.survived),
                   text::FormatSeconds(static_cast<double>(result.stalled_ms) / 1e3),
                   std::to_string(result.plans), std::to_string(result.transfers),

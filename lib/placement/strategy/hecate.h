@@ -41,7 +41,8 @@ std::vector<std::uint32_t> HottestExperts(std::span<const std::uint64_t> tokens,
 /// Local, pure but for the stop. Source: Hecate, algorithm 2; loads are those of the layer alone.
 /// The paper has one pool of memory for all layers; here the slots of a layer are a limit of their
 /// own.
-std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const LiveDevices& devices,
+std::vector<std::vector<std::uint32_t>> ShardOwners(const TokenCounts& loads,
+                                                    const LiveDevices& devices,
                                                     std::uint32_t overlap,
                                                     const StopCheck& stop = {});
 

@@ -18,7 +18,7 @@ constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 /// for a layer.
 class Shelves {
  public:
-  Shelves(const Loads& loads, const LiveDevices& devices)
+  Shelves(const TokenCounts& loads, const LiveDevices& devices)
       : loads_(loads),
         devices_(devices),
         owner_(loads.layers, std::vector<std::uint32_t>(loads.experts, kNone)),
@@ -137,7 +137,7 @@ class Shelves {
     --node_free_[devices_.node[d]];
   }
 
-  const Loads& loads_;
+  const TokenCounts& loads_;
   const LiveDevices& devices_;
   std::vector<std::vector<std::uint32_t>> owner_;  // [layer][expert]: device, or kNone
   std::vector<std::vector<std::uint32_t>> owned_;  // [layer][device]: experts
@@ -149,7 +149,8 @@ class Shelves {
 
 }  // namespace
 
-std::vector<std::vector<std::uint32_t>> ShardOwners(const Loads& loads, const LiveDevices& devices,
+std::vector<std::vector<std::uint32_t>> ShardOwners(const TokenCounts& loads,
+                                                    const LiveDevices& devices,
                                                     std::uint32_t overlap, const StopCheck& stop) {
   SW_CHECK(*std::min_element(devices.slots.begin(), devices.slots.end()) >=
            CeilDiv(loads.experts, devices.size()));

@@ -12,7 +12,7 @@ namespace shardwright::placement::internal {
 
 // The drafts and finishes of the strategies; contracts as in types.h.
 
-using Drafting = Result<StrategyResult>(const Loads& loads, const Cluster& cluster,
+using Drafting = Result<StrategyResult>(const TokenCounts& loads, const Cluster& cluster,
                                         const Placement* current, const Options& options);
 
 Drafting DraftLazarus;
@@ -28,7 +28,7 @@ Drafting DraftBest;
 /// An empty placement: all the work is in the finish.
 Drafting DraftEmpty;
 
-using Finishing = Result<StrategyResult>(StrategyResult draft, const Loads& loads,
+using Finishing = Result<StrategyResult>(StrategyResult draft, const TokenCounts& loads,
                                          const Cluster& cluster, const Placement* current,
                                          const Options& options);
 

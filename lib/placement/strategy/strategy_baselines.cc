@@ -44,7 +44,7 @@ UnitPlan Deal(std::span<const std::uint32_t> counts, std::span<const std::uint64
   return plan;
 }
 
-Result<StrategyResult> DealByUnits(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DealByUnits(const TokenCounts& loads, const Cluster& cluster,
                                    const Options& options, bool next_for_each) {
   const Units units = UnitsOf(cluster, options.failure_unit);
   SW_TRY_ASSIGN(const std::uint32_t copies, Threshold(units, loads.experts, options));
@@ -108,17 +108,17 @@ std::vector<std::uint32_t> Exchanged(std::span<const std::uint64_t> tokens,
 
 }  // namespace
 
-Result<StrategyResult> DraftSpread(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftSpread(const TokenCounts& loads, const Cluster& cluster,
                                    const Placement* /*current*/, const Options& options) {
   return DealByUnits(loads, cluster, options, true);
 }
 
-Result<StrategyResult> DraftCompact(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftCompact(const TokenCounts& loads, const Cluster& cluster,
                                     const Placement* /*current*/, const Options& options) {
   return DealByUnits(loads, cluster, options, false);
 }
 
-Result<StrategyResult> DraftVanilla(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftVanilla(const TokenCounts& loads, const Cluster& cluster,
                                     const Placement* /*current*/, const Options& options) {
   const LiveDevices devices(cluster);
   const std::uint32_t slots = devices.LeastSlots();
@@ -157,7 +157,7 @@ Result<StrategyResult> DraftVanilla(const Loads& loads, const Cluster& cluster,
   return result;
 }
 
-Result<StrategyResult> DraftSmartMoe(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftSmartMoe(const TokenCounts& loads, const Cluster& cluster,
                                      const Placement* current, const Options& options) {
   const LiveDevices devices(cluster);
   const auto contiguous = ContiguousOwners(loads.experts, devices.size());
@@ -189,7 +189,7 @@ Result<StrategyResult> DraftSmartMoe(const Loads& loads, const Cluster& cluster,
   return result;
 }
 
-Result<StrategyResult> DraftFasterMoe(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftFasterMoe(const TokenCounts& loads, const Cluster& cluster,
                                       const Placement* /*current*/, const Options& options) {
   const LiveDevices devices(cluster);
   const std::uint32_t count = devices.size();

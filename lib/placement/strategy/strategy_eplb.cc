@@ -11,7 +11,8 @@ namespace {
 
 // The sizes of a published plan on the live part of a cluster.
 // \error kInfeasible  a divisibility that the published algorithm needs
-Result<EplbShape> ShapeOf(const Loads& loads, const Cluster& cluster, const Options& options) {
+Result<EplbShape> ShapeOf(const TokenCounts& loads, const Cluster& cluster,
+                          const Options& options) {
   std::set<std::uint32_t> slots;
   std::set<std::uint32_t> widths;
   EplbShape shape{0, options.eplb_groups, 0, 0};
@@ -105,7 +106,7 @@ bool IsBetter(const Evenness& a, const Evenness& b) {
 
 // One layer, as a placement of its own: the published plan with its duplicates swapped away, or
 // packed anew with at most one replica per device, whichever is better.
-Placement PlusLayer(const Loads& one, const Result<EplbShape>& shape, bool grouped,
+Placement PlusLayer(const TokenCounts& one, const Result<EplbShape>& shape, bool grouped,
                     const Cluster& cluster) {
   const auto tokens = one.layer(0);
   Placement published = EmptyPlacement(one, cluster);
@@ -122,7 +123,7 @@ Placement PlusLayer(const Loads& one, const Result<EplbShape>& shape, bool group
 
 }  // namespace
 
-Result<StrategyResult> DraftEplb(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftEplb(const TokenCounts& loads, const Cluster& cluster,
                                  const Placement* /*current*/, const Options& options) {
   SW_TRY_ASSIGN(const EplbShape shape, ShapeOf(loads, cluster, options));
   SW_TRY_ASSIGN(const bool hierarchical, IsHierarchical(shape, options.eplb_policy));
@@ -136,7 +137,7 @@ Result<StrategyResult> DraftEplb(const Loads& loads, const Cluster& cluster,
   return result;
 }
 
-Result<StrategyResult> DraftEplbPlus(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftEplbPlus(const TokenCounts& loads, const Cluster& cluster,
                                      const Placement* /*current*/, const Options& options) {
   const auto shape = ShapeOf(loads, cluster, options);
   if (cluster.live_slots() < loads.experts) {
@@ -156,7 +157,7 @@ Result<StrategyResult> DraftEplbPlus(const Loads& loads, const Cluster& cluster,
   return result;
 }
 
-Result<StrategyResult> FinishEplbPlus(StrategyResult draft, const Loads& loads,
+Result<StrategyResult> FinishEplbPlus(StrategyResult draft, const TokenCounts& loads,
                                       const Cluster& cluster, const Placement* current,
                                       const Options& options) {
   if (current == nullptr) return draft;

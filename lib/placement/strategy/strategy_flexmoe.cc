@@ -219,7 +219,7 @@ bool Complete(const Placement& current, std::uint32_t layer, const LiveDevices& 
 
 }  // namespace
 
-Result<StrategyResult> DraftFlexMoe(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftFlexMoe(const TokenCounts& loads, const Cluster& cluster,
                                     const Placement* current, const Options& options) {
   const LiveDevices devices(cluster);
   std::vector<std::uint32_t> room;

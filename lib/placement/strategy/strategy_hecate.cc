@@ -12,7 +12,8 @@ namespace {
 
 // Where experts live now: the first live holder in `current`, if there is one for every expert and
 // devices have slots for them; a plan from elsewhere may hold more.
-std::vector<std::vector<std::uint32_t>> OwnersOf(const Loads& loads, const LiveDevices& devices,
+std::vector<std::vector<std::uint32_t>> OwnersOf(const TokenCounts& loads,
+                                                 const LiveDevices& devices,
                                                  const Placement* current) {
   const auto contiguous = ContiguousOwners(loads.experts, devices.size());
   std::vector<std::vector<std::uint32_t>> owner(loads.layers, contiguous);
@@ -53,7 +54,7 @@ double CopyBytesPerSecond(const Cluster& cluster, const LiveDevices& devices) {
 
 }  // namespace
 
-Result<StrategyResult> DraftEmpty(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftEmpty(const TokenCounts& loads, const Cluster& cluster,
                                   const Placement* /*current*/, const Options& /*options*/) {
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
@@ -61,7 +62,7 @@ Result<StrategyResult> DraftEmpty(const Loads& loads, const Cluster& cluster,
   return result;
 }
 
-Result<StrategyResult> FinishHecate(StrategyResult draft, const Loads& loads,
+Result<StrategyResult> FinishHecate(StrategyResult draft, const TokenCounts& loads,
                                     const Cluster& cluster, const Placement* current,
                                     const Options& options) {
   const LiveDevices devices(cluster);

@@ -7,7 +7,7 @@
 
 namespace shardwright::placement::internal {
 
-Result<StrategyResult> DraftLazarus(const Loads& loads, const Cluster& cluster,
+Result<StrategyResult> DraftLazarus(const TokenCounts& loads, const Cluster& cluster,
                                     const Placement* /*current*/, const Options& options) {
   const Units units = UnitsOf(cluster, options.failure_unit);
   SW_TRY_ASSIGN(const std::uint32_t copies, Threshold(units, loads.experts, options));
@@ -34,7 +34,7 @@ Result<StrategyResult> DraftLazarus(const Loads& loads, const Cluster& cluster,
   return result;
 }
 
-Result<StrategyResult> FinishByNodes(StrategyResult draft, const Loads& /*loads*/,
+Result<StrategyResult> FinishByNodes(StrategyResult draft, const TokenCounts& /*loads*/,
                                      const Cluster& cluster, const Placement* current,
                                      const Options& options) {
   if (current != nullptr) {
@@ -45,13 +45,13 @@ Result<StrategyResult> FinishByNodes(StrategyResult draft, const Loads& /*loads*
   return draft;
 }
 
-Result<StrategyResult> FinishAsDrafted(StrategyResult draft, const Loads& /*loads*/,
+Result<StrategyResult> FinishAsDrafted(StrategyResult draft, const TokenCounts& /*loads*/,
                                        const Cluster& /*cluster*/, const Placement* /*current*/,
                                        const Options& /*options*/) {
   return draft;
 }
 
-Result<StrategyResult> FinishInSlots(StrategyResult draft, const Loads& /*loads*/,
+Result<StrategyResult> FinishInSlots(StrategyResult draft, const TokenCounts& /*loads*/,
                                      const Cluster& cluster, const Placement* current,
                                      const Options& /*options*/) {
   if (current != nullptr) KeepSlots(*current, cluster, &draft.placement);

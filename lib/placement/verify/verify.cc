@@ -13,7 +13,7 @@ namespace {
 std::string UnitName(FailureUnit unit) { return unit == FailureUnit::kRack ? "rack" : "node"; }
 
 /// A plan that breaks a rule is our mistake, whatever the rule's own code says.
-Status Prove(const StrategyResult& result, const Loads& loads, const Cluster& cluster) {
+Status Prove(const StrategyResult& result, const TokenCounts& loads, const Cluster& cluster) {
   Rules rules;
   rules.cluster_slots = !result.owners.has_value();
   Status proved = Validate(result.placement, loads, cluster, rules);
@@ -64,11 +64,11 @@ void RaiseBounds(const std::vector<LayerNotes>& notes, ModelMetrics* metrics) {
 
 }  // namespace
 
-Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const Loads& loads,
-                         const Cluster& cluster, const Placement* current,
-                         const JudgeOptions& options) {
+Result<VerifiedPlan> VerifyPlan(std::string_view strategy, StrategyResult result,
+                                const TokenCounts& loads, const Cluster& cluster,
+                                const Placement* current, const VerifyOptions& options) {
   SW_TRY(Prove(result, loads, cluster));
-  JudgedPlan plan;
+  VerifiedPlan plan;
   plan.strategy = strategy;
   plan.metrics = Measure(result.placement, loads, cluster, options.stop);
   RaiseBounds(result.notes, &plan.metrics);
@@ -98,7 +98,7 @@ Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const
   return plan;
 }
 
-std::int64_t LargestFaults(const Loads& loads, const Cluster& cluster, FailureUnit unit) {
+std::int64_t LargestFaults(const TokenCounts& loads, const Cluster& cluster, FailureUnit unit) {
   const std::size_t units =
       unit == FailureUnit::kRack ? cluster.racks.size() : cluster.nodes.size();
   std::vector<std::uint64_t> slots(units, 0);
@@ -112,7 +112,7 @@ std::int64_t LargestFaults(const Loads& loads, const Cluster& cluster, FailureUn
   return static_cast<std::int64_t>(distinct / loads.experts) - 1;
 }
 
-Status CheckFaults(std::uint64_t faults, const Loads& loads, const Cluster& cluster,
+Status CheckFaults(std::uint64_t faults, const TokenCounts& loads, const Cluster& cluster,
                    FailureUnit unit) {
   const std::int64_t largest = LargestFaults(loads, cluster, unit);
   if (largest < 0) {
@@ -128,7 +128,7 @@ Status CheckFaults(std::uint64_t faults, const Loads& loads, const Cluster& clus
                   std::to_string(largest));
 }
 
-Status CheckSurvives(const JudgedPlan& plan, std::uint64_t faults, const Loads& loads,
+Status CheckSurvives(const VerifiedPlan& plan, std::uint64_t faults, const TokenCounts& loads,
                      const Cluster& cluster, FailureUnit unit) {
   const std::int64_t certain = std::max<std::int64_t>(plan.model_recovery.certain, 0);
   if (plan.model_recovery.certain >= static_cast<std::int64_t>(faults)) return {};

@@ -1,7 +1,7 @@
 // lib/placement/verify: what a plan is worth.
-// What a strategy says of its plan counts for nothing. Judge proves every plan against the rules
-// and measures it in the same way, whoever made it: loads of GPUs, survival, moves. A plan that
-// breaks a rule is never written.
+// What a strategy says of its plan counts for nothing. VerifyPlan proves every plan against the
+// rules and measures it in the same way, whoever made it: loads of GPUs, survival, moves. A plan
+// that breaks a rule is never written.
 
 #pragma once
 
@@ -21,7 +21,7 @@
 namespace shardwright::placement {
 
 /// A plan and what is known of it.
-struct JudgedPlan {
+struct VerifiedPlan {
   std::string strategy;
   StrategyResult result;
   ModelMetrics metrics;
@@ -33,7 +33,7 @@ struct JudgedPlan {
 };
 
 /// What is asked of a plan, and how it is looked at.
-struct JudgeOptions {
+struct VerifyOptions {
   FailureUnit unit = FailureUnit::kNode;
   RecoveryOptions recovery;
   bool forward = false;  ///< nodes may send on what they received
@@ -44,25 +44,25 @@ struct JudgeOptions {
 /// \param current  what lies on the devices now, or null
 /// \error kInternal  names the rule that the plan breaks: no such plan may be written; kStopped
 /// Local; layers in parallel on the caller's task arena.
-Result<JudgedPlan> Judge(std::string_view strategy, StrategyResult result, const Loads& loads,
-                         const Cluster& cluster, const Placement* current,
-                         const JudgeOptions& options);
+Result<VerifiedPlan> VerifyPlan(std::string_view strategy, StrategyResult result,
+                                const TokenCounts& loads, const Cluster& cluster,
+                                const Placement* current, const VerifyOptions& options);
 
 /// Failures of that many units that some plan could survive with certainty: the most distinct units
 /// that every expert can live on, less one; -1 if the experts do not even fit once.
 /// Local, pure.
-std::int64_t LargestFaults(const Loads& loads, const Cluster& cluster, FailureUnit unit);
+std::int64_t LargestFaults(const TokenCounts& loads, const Cluster& cluster, FailureUnit unit);
 
 /// Refuses a number of failures that no plan survives.
 /// \error kInfeasible  says the largest that one does
 /// Local, pure.
-Status CheckFaults(std::uint64_t faults, const Loads& loads, const Cluster& cluster,
+Status CheckFaults(std::uint64_t faults, const TokenCounts& loads, const Cluster& cluster,
                    FailureUnit unit);
 
 /// Refuses a plan that survives fewer failures than asked.
 /// \error kInfeasible  says how many it survives, and how many another plan could
 /// Local, pure.
-Status CheckSurvives(const JudgedPlan& plan, std::uint64_t faults, const Loads& loads,
+Status CheckSurvives(const VerifiedPlan& plan, std::uint64_t faults, const TokenCounts& loads,
                      const Cluster& cluster, FailureUnit unit);
 
 }  // namespace shardwright::placement

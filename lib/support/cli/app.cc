@@ -62,7 +62,7 @@ void App::AddInputOutput(std::string* input, std::string* output, std::string_vi
   AddOutput(output, what_output);
 }
 
-void App::MayLack(const std::string* value) { parser_->MayLack(value); }
+void App::AllowAbsent(const std::string* value) { parser_->AllowAbsent(value); }
 
 void App::AddSubcommands(const std::vector<Subcommand>& list) { parser_->AddSubcommands(list); }
 
@@ -70,8 +70,8 @@ void App::Replaced(const std::string& flag, std::string_view now) {
   parser_->Replaced(flag, std::string(now));
 }
 
-void App::Daily(std::initializer_list<std::string_view> flags) {
-  for (const std::string_view flag : flags) parser_->Daily(std::string(flag));
+void App::ShowInShortHelp(std::initializer_list<std::string_view> flags) {
+  for (const std::string_view flag : flags) parser_->ShowInShortHelp(std::string(flag));
 }
 
 void App::Group(const std::string& heading) { parser_->Group(heading); }
@@ -184,14 +184,14 @@ void App::FromEnvironment(const std::string& flag, std::string* value,
 
 void App::Check(std::function<Status()> rule) { parser_->AddRule(std::move(rule)); }
 
-bool App::Given(const std::string& flag) const {
+bool App::IsSet(const std::string& flag) const {
   const CLI::Option* option = parser_->cli().get_option_no_throw(flag);
   return option != nullptr && option->count() > 0;
 }
 
 Status App::Exclude(std::initializer_list<const char*> flags, const std::string& other) const {
   for (const char* flag : flags) {
-    if (!Given(flag)) continue;
+    if (!IsSet(flag)) continue;
     return Fail(Errc::kUsage, std::string(flag) + " cannot be combined with " + other);
   }
   return {};
@@ -199,7 +199,7 @@ Status App::Exclude(std::initializer_list<const char*> flags, const std::string&
 
 Status App::Require(std::initializer_list<const char*> flags, const std::string& needed) const {
   for (const char* flag : flags) {
-    if (Given(flag)) return Fail(Errc::kUsage, std::string(flag) + " requires " + needed);
+    if (IsSet(flag)) return Fail(Errc::kUsage, std::string(flag) + " requires " + needed);
   }
   return {};
 }

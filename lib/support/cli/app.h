@@ -123,7 +123,7 @@ class App {
   void Replaced(const std::string& flag, std::string_view now);
 
   /// Names the flags that -h shows, besides those that write or describe; --help shows all.
-  void Daily(std::initializer_list<std::string_view> flags);
+  void ShowInShortHelp(std::initializer_list<std::string_view> flags);
 
   /// Puts the flags added from now on under a heading of --help.
   void Group(const std::string& heading);
@@ -189,10 +189,10 @@ class App {
   void Check(std::function<Status()> rule);
 
   /// Within a rule: the positional that fills *value may be absent in this run.
-  void MayLack(const std::string* value);
+  void AllowAbsent(const std::string* value);
 
   /// True once Run has parsed `flag` ("--name") among the arguments.
-  bool Given(const std::string& flag) const;
+  bool IsSet(const std::string& flag) const;
 
   /// Within a rule: fails if one of `flags` is given, because it has no effect with `other`.
   /// \param other  ends the message "--x cannot be combined with "

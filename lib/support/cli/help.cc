@@ -56,7 +56,7 @@ std::string Parser::LeftColumn(const CLI::Option* option) const {
 
 bool Parser::IsDaily(const CLI::Option* option) const {
   for (const std::string& name : option->get_lnames()) {
-    if (daily_.contains("--" + name)) return true;
+    if (short_help_.contains("--" + name)) return true;
   }
   return false;
 }

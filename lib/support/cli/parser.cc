@@ -281,7 +281,8 @@ Status Parser::CheckPositionals() const {
     const std::string name = positional.option->get_name(true);
     if (positional.kind == PositionalKind::kOptional && !given) continue;
     // A flag of the command may give the value too.
-    if (wanted && positional.value->empty() && (given || !lackable_.contains(positional.value))) {
+    if (wanted && positional.value->empty() &&
+        (given || !may_be_absent_.contains(positional.value))) {
       return Usage(given ? name + " is empty" : name + " is missing");
     }
     if (!wanted && given) {

@@ -45,12 +45,12 @@ class Parser {
 
   void AddPositional(const std::string& name, std::string* value, std::string_view what,
                      PositionalKind kind);
-  void MayLack(const std::string* value) { lackable_.insert(value); }
+  void AllowAbsent(const std::string* value) { may_be_absent_.insert(value); }
   /// Own options from now on stand under this heading of --help.
   void Group(const std::string& heading);
   void AddSubcommands(const std::vector<Subcommand>& list) { subcommands_ = list; }
   void Replaced(const std::string& flag, std::string now) { replaced_[flag] = std::move(now); }
-  void Daily(std::string flag) { daily_.insert(std::move(flag)); }
+  void ShowInShortHelp(std::string flag) { short_help_.insert(std::move(flag)); }
   /// How --help writes the value of a flag that may do without one: "--json[=FILE]".
   void ShowOptional(const CLI::Option* option, std::string kind) {
     optional_[option] = std::move(kind);
@@ -125,11 +125,11 @@ class Parser {
   CommonFlags flags_;
   std::set<Shared> used_;
   std::vector<Positional> positionals_;
-  std::set<const std::string*> lackable_;
+  std::set<const std::string*> may_be_absent_;
   std::vector<Subcommand> subcommands_;
   std::map<std::string, std::string> replaced_;  // a flag that was, and what is typed now
-  std::set<std::string> daily_ = {"--list",   "--explain", "--dry-run", "--force",
-                                  "--resume", "--json",    "--help"};
+  std::set<std::string> short_help_ = {"--list",   "--explain", "--dry-run", "--force",
+                                       "--resume", "--json",    "--help"};
   std::vector<std::string> groups_;                     // own ones, in the order of --help
   std::map<const CLI::Option*, std::string> optional_;  // what their value is
   std::map<const CLI::Option*, std::vector<std::string>> words_;

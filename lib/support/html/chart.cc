@@ -101,7 +101,7 @@ class Drawing {
     y_axis_ = MakeAxis(top, chart.y_unit, 5);
   }
 
-  std::string Go() {
+  std::string Run() {
     std::string text = Key() + "<div class=\"scroll\"><svg class=\"curves\" viewBox=\"0 0 " +
                        Fixed(kWidth, 0) + " " + Fixed(kHeight, 0) +
                        "\" role=\"img\" aria-label=\"" + Escape(chart_.label) + "\">\n";
@@ -196,6 +196,6 @@ class Drawing {
 
 }  // namespace
 
-std::string ChartMarkup(const Chart& chart) { return Drawing(chart).Go(); }
+std::string ChartMarkup(const Chart& chart) { return Drawing(chart).Run(); }
 
 }  // namespace shardwright::html

@@ -44,7 +44,7 @@ class TimelineDrawing {
     bottom_ = kBarsBottom + 10 + kRow * static_cast<double>(timeline.rows.size());
   }
 
-  std::string Go() const {
+  std::string Run() const {
     std::string text = Key() + "<div class=\"scroll\"><svg class=\"curves\" viewBox=\"0 0 " +
                        Fixed(kWidth, 0) + " " + Fixed(bottom_ + kFoot, 0) +
                        "\" role=\"img\" aria-label=\"" + Escape(timeline_.label) + "\">\n";
@@ -135,6 +135,6 @@ class TimelineDrawing {
 
 }  // namespace
 
-std::string TimelineMarkup(const Timeline& timeline) { return TimelineDrawing(timeline).Go(); }
+std::string TimelineMarkup(const Timeline& timeline) { return TimelineDrawing(timeline).Run(); }
 
 }  // namespace shardwright::html

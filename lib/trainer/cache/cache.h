@@ -44,13 +44,13 @@ struct Loaded {
 /// r is process r of ShareOut. Each byte of the source is read by one rank, once. Tensors that the
 /// target would have and the source has not, as weights that are rounded masters, are left to who
 /// takes them.
-/// \param format  the dialect of the target
+/// \param format  the format of the target
 /// \error kUnsupported  a format whose files are for no ranks in particular; kLimit  memory_bytes
-///        is too small, or the device's memory; as `resolve` and `write` of the dialect, ShareOut,
+///        is too small, or the device's memory; as `resolve` and `write` of the format, ShareOut,
 ///        plan::Plan::Make and exec::UnitLoop; kBadInput  damage
 /// Collective.
 Result<Loaded> Load(comm::Comm& comm, device::Device& device, const convert::Input& input,
-                    const checkpoints::TargetSpec& spec, const checkpoints::Dialect& format,
+                    const checkpoints::TargetSpec& spec, const checkpoints::Format& format,
                     const LoadOptions& options, Sink& sink);
 
 }  // namespace shardwright::cache

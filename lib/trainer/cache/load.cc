@@ -54,7 +54,7 @@ class Loader {
         arena_(exec::ArenaThreads(options.threads)),
         rank_(static_cast<std::uint32_t>(comm.rank())) {}
 
-  Status Go();
+  Status Run();
 
  private:
   const Part& PartAt(std::uint32_t part) const { return loaded_.where.parts[part]; }
@@ -215,7 +215,7 @@ Status Loader::Verify() {
   return {};
 }
 
-Status Loader::Go() {
+Status Loader::Run() {
   sink_.Pass("plan");
   const checkpoints::Checkpoint& from = input_.checkpoint;
   SW_TRY_ASSIGN(const plan::Plan plan,
@@ -258,7 +258,7 @@ Status Loader::Go() {
 
 /// The target in memory. Pure.
 Result<SharedOut> Plan(const convert::Input& input, const checkpoints::TargetSpec& spec,
-                       const checkpoints::Dialect& format, std::uint32_t processes,
+                       const checkpoints::Format& format, std::uint32_t processes,
                        checkpoints::Layout* layout) {
   if (format.readers == nullptr) {
     return Fail(Errc::kUnsupported, "format " + std::string(format.name) +
@@ -280,14 +280,14 @@ Result<SharedOut> Plan(const convert::Input& input, const checkpoints::TargetSpe
 }  // namespace
 
 Result<Loaded> Load(comm::Comm& comm, device::Device& device, const convert::Input& input,
-                    const checkpoints::TargetSpec& spec, const checkpoints::Dialect& format,
+                    const checkpoints::TargetSpec& spec, const checkpoints::Format& format,
                     const LoadOptions& options, Sink& sink) {
   SW_TRY(comm.Agree(CheckOptions(options, device.kind())));
   Loaded loaded;
   SW_TRY_ASSIGN(loaded.where,
                 comm.Agree(Plan(input, spec, format, static_cast<std::uint32_t>(comm.size()),
                                 &loaded.layout)));
-  SW_TRY(Loader(comm, device, input, options, sink, &loaded).Go());
+  SW_TRY(Loader(comm, device, input, options, sink, &loaded).Run());
   return loaded;
 }
 

@@ -65,7 +65,7 @@ class Reading {
   Reading(const json& from, const std::vector<std::uint64_t>& file_bytes)
       : from_(from), file_bytes_(file_bytes) {}
 
-  Result<layout::ShardMap> Go() {
+  Result<layout::ShardMap> Run() {
     for (const json& file : from_.at("files")) map_.files.push_back(file);
     if (map_.files.size() != file_bytes_.size()) return Fail(Errc::kBadInput, "files");
     SW_TRY(Members());
@@ -184,7 +184,7 @@ json ToJson(const layout::ShardMap& map) {
 Result<layout::ShardMap> ParseMap(const nlohmann::json& json,
                                   const std::vector<std::uint64_t>& file_bytes) {
   try {
-    return Reading(json, file_bytes).Go();
+    return Reading(json, file_bytes).Run();
   } catch (const nlohmann::json::exception& error) {
     return Fail(Errc::kBadInput, error.what());
   }

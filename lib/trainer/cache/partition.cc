@@ -24,7 +24,7 @@ class Sharing {
           std::uint32_t processes)
       : target_(target), readers_(readers), processes_(processes) {}
 
-  Result<SharedOut> Go() {
+  Result<SharedOut> Run() {
     FindRepeated();
     FindHolders();
     AddPayloads();
@@ -160,7 +160,7 @@ Result<SharedOut> ShareOut(const plan::Target& target, const checkpoints::FileRe
                                   Plural(readers.ranks, "rank") +
                                   ": there may be as many as ranks, or fewer");
   }
-  return Sharing(target, readers, processes).Go();
+  return Sharing(target, readers, processes).Run();
 }
 
 }  // namespace shardwright::cache

@@ -76,7 +76,7 @@ Result<device::Handle> Share(device::Device& device, const device::Buffer& buffe
 /// Collective.
 Result<std::string> Describe(comm::Comm& comm, const ServeOptions& options,
                              const convert::Input& input, const Loaded& loaded,
-                             const checkpoints::Dialect& format, const device::Handle& handle) {
+                             const checkpoints::Format& format, const device::Handle& handle) {
   // Not as text: a token may be any bytes.
   const std::vector<std::uint8_t> mine =
       json::to_msgpack({{"bytes", handle.bytes}, {"token", handle.token}});
@@ -111,10 +111,10 @@ Result<std::string> Describe(comm::Comm& comm, const ServeOptions& options,
 class Run {
  public:
   Run(comm::Comm& comm, const ServeOptions& options, const checkpoints::TargetSpec& spec,
-      const checkpoints::Dialect& format, Sink& sink)
+      const checkpoints::Format& format, Sink& sink)
       : comm_(comm), options_(options), spec_(spec), format_(format), sink_(sink) {}
 
-  Result<Served> Go() {
+  Result<Served> Execute() {
     if (!options_.address.is_local()) {
       return Fail(Errc::kUsage, ToText(options_.address) +
                                     ": unix:PATH is needed, as memory is mapped on its own node");
@@ -125,7 +125,7 @@ class Run {
     SW_TRY(comm_.OnRoot([&]() -> Status {
       SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(options_.address));
       server_ = std::make_unique<Server>(std::move(listener), secret_, sink_);
-      server_->Tell({{"source", options_.input.roots.front()},
+      server_->Tell({{"source", options_.input.source_paths.front()},
                      {"device", Name(options_.kind)},
                      {"processes", comm_.size()}});
       return {};
@@ -155,7 +155,7 @@ class Run {
   comm::Comm& comm_;
   const ServeOptions& options_;
   const checkpoints::TargetSpec& spec_;
-  const checkpoints::Dialect& format_;
+  const checkpoints::Format& format_;
   Sink& sink_;
   std::string secret_;
   std::unique_ptr<device::Device> device_;
@@ -177,7 +177,7 @@ Status Run::Load() {
                 Describe(comm_, options_, *input, loaded, format_, handle));
   SW_TRY(comm_.Agree(Meet(handle)));
   if (server_ == nullptr) return {};
-  json status = {{"source", options_.input.roots.front()},
+  json status = {{"source", options_.input.source_paths.front()},
                  {"device", device_->name()},
                  {"processes", comm_.size()},
                  {"origin", input->checkpoint.origin},
@@ -279,9 +279,9 @@ Result<json> ReceiveStatus(os::Connection& connection) {
 }  // namespace
 
 Result<Served> Serve(comm::Comm& comm, const ServeOptions& options,
-                     const checkpoints::TargetSpec& spec, const checkpoints::Dialect& format,
+                     const checkpoints::TargetSpec& spec, const checkpoints::Format& format,
                      Sink& sink) {
-  return Run(comm, options, spec, format, sink).Go();
+  return Run(comm, options, spec, format, sink).Execute();
 }
 
 Result<json> AskStatus(const os::Address& address, milliseconds wait, const os::Stop& stop) {

@@ -37,17 +37,17 @@ struct Served {
   End end = End::kAsked;
 };
 
-/// Loads a source into memory and serves it until it is told to stop: by a request, by a stop of
-/// the sink, or by its deadline. It listens from the beginning on, so that trainers may come while
-/// it loads, and answers for two seconds at least, so that they hear why it failed. Trainers that
-/// are attached get a few seconds to let go. All ranks are on one node,
-/// where rank 0 answers for all.
+/// TokenCounts a source into memory and serves it until it is told to stop: by a request, by a stop
+/// of the sink, or by its deadline. It listens from the beginning on, so that trainers may come
+/// while it loads, and answers for two seconds at least, so that they hear why it failed. Trainers
+/// that are attached get a few seconds to let go. All ranks are on one node, where rank 0 answers
+/// for all.
 /// \error kUsage  an address that is no socket file; kBusy  somebody listens there; kUnsupported
 ///        ranks on several nodes; kStopped  asked to stop while it loads; kIo  another rank is
 ///        gone; as convert::OpenInput, device::OpenDevice and Load
 /// Collective.
 Result<Served> Serve(comm::Comm& comm, const ServeOptions& options,
-                     const checkpoints::TargetSpec& spec, const checkpoints::Dialect& format,
+                     const checkpoints::TargetSpec& spec, const checkpoints::Format& format,
                      Sink& sink);
 
 /// What a load says of itself: docs/formats/resident.md.

@@ -68,17 +68,18 @@ class Tensors final : public exec::UnitSink {
 };
 
 /// What every rank holds, as all ranks tell it.
-Result<std::vector<std::vector<Held>>> HeldByAll(comm::Comm& comm, const std::vector<Held>& mine) {
+Result<std::vector<std::vector<TrainerShard>>> HeldByAll(comm::Comm& comm,
+                                                         const std::vector<TrainerShard>& mine) {
   nlohmann::json list = nlohmann::json::array();
-  for (const Held& held : mine) list.push_back(ToJson(held));
+  for (const TrainerShard& held : mine) list.push_back(ToJson(held));
   const std::vector<std::uint8_t> packed = nlohmann::json::to_msgpack(list);
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> all,
                 comm.AllGather(std::as_bytes(std::span(packed))));
-  std::vector<std::vector<Held>> out;
+  std::vector<std::vector<TrainerShard>> out;
   for (const comm::Bytes& bytes : all) {
     SW_TRY_ASSIGN(const nlohmann::json theirs,
                   shardwright::json::ParseMessagePack(bytes, "rank " + std::to_string(out.size())));
-    SW_TRY_ASSIGN(std::vector<Held> held, ParseHeld(theirs));
+    SW_TRY_ASSIGN(std::vector<TrainerShard> held, ParseShards(theirs));
     out.push_back(std::move(held));
   }
   return out;
@@ -162,7 +163,8 @@ Result<Readers> ReadersOf(comm::Comm& comm, const plan::Plan& plan,
 
 Status CheckStrict(const LoadOptions& options, const Match& match) {
   if (!options.strict || (match.missing.empty() && match.unused.empty())) return {};
-  std::string message = options.input.roots.empty() ? "" : options.input.roots.front() + ": ";
+  std::string message =
+      options.input.source_paths.empty() ? "" : options.input.source_paths.front() + ": ";
   message += "strict: nothing was loaded";
   if (!match.missing.empty()) {
     message += "; the checkpoint does not have " + FirstFew(match.missing);
@@ -298,11 +300,12 @@ namespace {
 
 /// A trainer that loads only its model needs no optimizer of the checkpoint; one that loads its
 /// optimizer too must not get a part of it.
-Status CheckOptimizer(const convert::Input& input, const std::vector<std::vector<Held>>& held) {
+Status CheckOptimizer(const convert::Input& input,
+                      const std::vector<std::vector<TrainerShard>>& held) {
   Status whole = checkpoints::CheckUnbound(input.checkpoint);
   if (whole) return {};
-  for (const std::vector<Held>& rank : held) {
-    for (const Held& one : rank) {
+  for (const std::vector<TrainerShard>& rank : held) {
+    for (const TrainerShard& one : rank) {
       if (IsOfModel(one.kind)) continue;
       Error error = std::move(whole).error();
       error.message += "; the model can be loaded without the optimizer";
@@ -315,13 +318,14 @@ Status CheckOptimizer(const convert::Input& input, const std::vector<std::vector
 }  // namespace
 
 Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<convert::Input> input,
-                        const LoadOptions& options, const std::vector<Held>& mine,
+                        const LoadOptions& options, const std::vector<TrainerShard>& mine,
                         std::span<const Memory> memory, Sink& sink) {
   SW_CHECK(mine.size() == memory.size());
   SW_TRY(CheckOptions(comm, options));
   Loaded loaded;
   loaded.input = std::move(input);
-  SW_TRY_ASSIGN(const std::vector<std::vector<Held>> held, comm.Agree(HeldByAll(comm, mine)));
+  SW_TRY_ASSIGN(const std::vector<std::vector<TrainerShard>> held,
+                comm.Agree(HeldByAll(comm, mine)));
   SW_TRY(CheckOptimizer(*loaded.input, held));
   SW_TRY_ASSIGN(Match match,
                 comm.Agree(MatchHeld(loaded.input->checkpoint, held, options.optimizer)));
@@ -333,8 +337,9 @@ Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<convert::Input> input,
   return loaded;
 }
 
-Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
-                    std::span<const Memory> memory, Sink& sink) {
+Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options,
+                    const std::vector<TrainerShard>& mine, std::span<const Memory> memory,
+                    Sink& sink) {
   SW_TRY(CheckOptions(comm, options));
   convert::InputOptions from = options.input;
   from.bound = true;  // LoadFrom knows what the trainer wants of it

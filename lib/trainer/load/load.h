@@ -1,7 +1,7 @@
 // lib/trainer/load: checkpoints straight into the tensors of a trainer.
-// Every rank of a running trainer says what it holds of which tensor (Held); together they are the
-// target map, with a file for the memory of each rank (match.h). Load plans and runs as for files,
-// but puts units into that memory. Ranks talk through the trainer's own collectives
+// Every rank of a running trainer says what it holds of which tensor (TrainerShard); together they
+// are the target map, with a file for the memory of each rank (match.h). Load plans and runs as for
+// files, but puts units into that memory. Ranks talk through the trainer's own collectives
 // (trainer_comm.h). What is not a tensor is told as JSON (tell.h), for the trainer to set. Nothing
 // here knows PyTorch: lib/trainer/torch does.
 
@@ -23,12 +23,12 @@
 namespace shardwright::trainer {
 
 /// A tensor in memory that this process cannot write to by itself, such as that of a GPU.
-class Far {
+class DeviceTensor {
  public:
-  Far() = default;
-  Far(const Far&) = delete;
-  Far& operator=(const Far&) = delete;
-  virtual ~Far() = default;
+  DeviceTensor() = default;
+  DeviceTensor(const DeviceTensor&) = delete;
+  DeviceTensor& operator=(const DeviceTensor&) = delete;
+  virtual ~DeviceTensor() = default;
 
   /// Copies bytes to those of the tensor from `first` on; they may go when it returns. Many threads
   /// call it at once, for stretches that do not overlap.
@@ -39,7 +39,7 @@ class Far {
 /// Where a tensor is.
 struct Memory {
   std::span<std::byte> bytes;  ///< its elements, row-major; of a far one nothing
-  Far* far = nullptr;
+  DeviceTensor* far = nullptr;
 };
 
 struct LoadOptions {
@@ -82,13 +82,14 @@ struct Loaded {
 ///        is too small; as plan::Plan::Make and exec::UnitLoop
 /// Collective.
 Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<convert::Input> input,
-                        const LoadOptions& options, const std::vector<Held>& mine,
+                        const LoadOptions& options, const std::vector<TrainerShard>& mine,
                         std::span<const Memory> memory, Sink& sink);
 
 /// The same from a source of any layout and format.
 /// \error as LoadFrom and convert::OpenInput
 /// Collective.
-Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options, const std::vector<Held>& mine,
-                    std::span<const Memory> memory, Sink& sink);
+Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options,
+                    const std::vector<TrainerShard>& mine, std::span<const Memory> memory,
+                    Sink& sink);
 
 }  // namespace shardwright::trainer

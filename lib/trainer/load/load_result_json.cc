@@ -217,7 +217,7 @@ void TellLoad(const Loaded& loaded, json* told) {
   (*told)["members_verified"] = loaded.members_verified;
 }
 
-json Tell(const Loaded& loaded) {
+json LoadResultJson(const Loaded& loaded) {
   json out = TellSource(*loaded.input);
   TellLoad(loaded, &out);
   return out;

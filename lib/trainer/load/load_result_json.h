@@ -19,7 +19,7 @@ namespace shardwright::trainer {
 ///   "groups"       list of {"params": names, "options": a dict as PlainJson makes it}
 ///   "engine", "scaler"   what DeepSpeed's engine and its loss scaler keep, or null
 /// Pure.
-nlohmann::json Tell(const Loaded& loaded);
+nlohmann::json LoadResultJson(const Loaded& loaded);
 
 /// What of that is of the source alone, and not of what was loaded from it: "step", "samples",
 /// "origin", "tag", "holders", "steps", "groups", "engine", "scaler", "not_carried".

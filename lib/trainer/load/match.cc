@@ -55,11 +55,11 @@ class Matcher {
   Matcher(const checkpoints::Checkpoint& source, bool optimizer)
       : source_(source), names_(source), index_(source.map), has_optimizer_(optimizer) {}
 
-  Status AddRank(std::size_t rank, const std::vector<Held>& held);
+  Status AddRank(std::size_t rank, const std::vector<TrainerShard>& held);
   Match Take() &&;
 
  private:
-  Status Add(std::size_t rank, std::uint32_t number, const Held& held);
+  Status Add(std::size_t rank, std::uint32_t number, const TrainerShard& held);
   void FindUnused();
 
   const checkpoints::Checkpoint& source_;
@@ -76,14 +76,14 @@ class Matcher {
   bool has_optimizer_;
 };
 
-Status Matcher::AddRank(std::size_t rank, const std::vector<Held>& held) {
+Status Matcher::AddRank(std::size_t rank, const std::vector<TrainerShard>& held) {
   target_.AddFile("rank " + std::to_string(rank));
   match_.payloads.emplace_back();
   for (std::uint32_t i = 0; i < held.size(); ++i) SW_TRY(Add(rank, i, held[i]));
   return {};
 }
 
-Status Matcher::Add(std::size_t rank, std::uint32_t number, const Held& held) {
+Status Matcher::Add(std::size_t rank, std::uint32_t number, const TrainerShard& held) {
   if (!IsOfModel(held.kind)) has_optimizer_ = true;
   const std::string& name = names_.Holder(held.name);
   const std::optional<Found> found = Find(index_, name, held.kind);
@@ -159,7 +159,7 @@ const std::string& Names::Holder(const std::string& name) const {
 }
 
 Result<Match> MatchHeld(const checkpoints::Checkpoint& source,
-                        const std::vector<std::vector<Held>>& by_rank, bool optimizer) {
+                        const std::vector<std::vector<TrainerShard>>& by_rank, bool optimizer) {
   Matcher matcher(source, optimizer);
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
     SW_TRY(matcher.AddRank(rank, by_rank[rank]));

@@ -47,6 +47,6 @@ class Names {
 /// \error kMismatch  a tensor of another shape; both sides are named
 /// Pure.
 Result<Match> MatchHeld(const checkpoints::Checkpoint& source,
-                        const std::vector<std::vector<Held>>& by_rank, bool optimizer);
+                        const std::vector<std::vector<TrainerShard>>& by_rank, bool optimizer);
 
 }  // namespace shardwright::trainer

@@ -107,8 +107,8 @@ Result<layout::Cut> CutOf(const Shape& shape, const json& object) {
   return BoxOf(shape, piece);
 }
 
-Result<Held> HeldOf(const json& object) {
-  Held held;
+Result<TrainerShard> HeldOf(const json& object) {
+  TrainerShard held;
   if (!object.is_object()) return Fail(Errc::kUsage, "an object expected for each tensor");
   SW_TRY_ASSIGN(held.name, TextOf(object, "name"));
   SW_TRY_ASSIGN(held.kind, TextOf(object, "kind"));
@@ -128,7 +128,7 @@ Result<Held> HeldOf(const json& object) {
 
 }  // namespace
 
-json ToJson(const Held& held) {
+json ToJson(const TrainerShard& held) {
   const layout::Cut& cut = *held.cut;
   json object = {
       {"name", held.name}, {"kind", held.kind}, {"shape", held.shape}, {"dtype", Name(held.dtype)}};
@@ -145,16 +145,16 @@ json ToJson(const Held& held) {
   return object;
 }
 
-std::string Label(const Held& held) {
+std::string Label(const TrainerShard& held) {
   return Quoted(held.name) + (held.kind == kParam ? "" : " " + held.kind);
 }
 
-Result<std::vector<Held>> ParseHeld(const json& list) {
+Result<std::vector<TrainerShard>> ParseShards(const json& list) {
   if (!list.is_array()) return Fail(Errc::kUsage, "a list of tensors expected");
-  std::vector<Held> out;
+  std::vector<TrainerShard> out;
   out.reserve(list.size());
   for (const json& object : list) {
-    SW_TRY_ASSIGN(Held held, HeldOf(object));
+    SW_TRY_ASSIGN(TrainerShard held, HeldOf(object));
     out.push_back(std::move(held));
   }
   return out;

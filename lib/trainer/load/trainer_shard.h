@@ -19,7 +19,7 @@ namespace shardwright::trainer {
 inline constexpr std::string_view kParam = "param";
 
 /// What one rank holds of one tensor of its trainer.
-struct Held {
+struct TrainerShard {
   std::string name;  ///< of the parameter or buffer
   std::string kind;  ///< kParam, "frozen", "buffer", "fp32", or a state of the optimizer
   Shape shape;       ///< of the whole tensor
@@ -33,14 +33,14 @@ struct Held {
 /// ["strided", DIM, FACTOR]; "offset" and "sizes", a box of the tensor; none, for all of it.
 /// \error kUsage  it is none; kBadInput  a range or split that leaves its tensor; names the tensor
 /// Pure.
-Result<std::vector<Held>> ParseHeld(const nlohmann::json& list);
+Result<std::vector<TrainerShard>> ParseShards(const nlohmann::json& list);
 
-/// What ParseHeld makes the same of again, by the boxes of its cut.
-/// \pre !held.cut->is_composed(), and at most one box, as of ParseHeld
+/// What ParseShards makes the same of again, by the boxes of its cut.
+/// \pre !held.cut->is_composed(), and at most one box, as of ParseShards
 /// Pure.
-nlohmann::json ToJson(const Held& held);
+nlohmann::json ToJson(const TrainerShard& held);
 
 /// "\"layer.weight\" exp_avg", for messages.
-std::string Label(const Held& held);
+std::string Label(const TrainerShard& held);
 
 }  // namespace shardwright::trainer

@@ -18,7 +18,7 @@ tl::unexpected<Error> Refused(const std::exception& error) {
   return Fail(Errc::kIo, "copy to a device: " + what.substr(0, what.find('\n')));
 }
 
-class FarTensor final : public trainer::Far {
+class FarTensor final : public trainer::DeviceTensor {
  public:
   explicit FarTensor(const Tensor& tensor)
       : flat_(torch::stable::flatten(tensor)), item_bytes_(tensor.element_size()) {}
@@ -49,7 +49,7 @@ class FarTensor final : public trainer::Far {
 
 }  // namespace
 
-Result<std::shared_ptr<trainer::Far>> MakeFar(const Tensor& tensor) {
+Result<std::shared_ptr<trainer::DeviceTensor>> MakeFar(const Tensor& tensor) {
   try {
     return std::make_shared<FarTensor>(tensor);
   } catch (const std::exception& error) {

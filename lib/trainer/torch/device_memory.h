@@ -13,6 +13,6 @@ namespace shardwright::trainer_torch {
 /// tensor has to have ended. It keeps the tensor.
 /// \pre it is contiguous
 /// \error kIo  PyTorch cannot make a flat view of it
-Result<std::shared_ptr<trainer::Far>> MakeFar(const torch::stable::Tensor& tensor);
+Result<std::shared_ptr<trainer::DeviceTensor>> MakeFar(const torch::stable::Tensor& tensor);
 
 }  // namespace shardwright::trainer_torch

@@ -28,7 +28,7 @@ using nlohmann::json;
 
 trainer::LoadOptions OptionsOf(const json& request) {
   trainer::LoadOptions options;
-  options.input.roots = request.at("source").get<std::vector<std::string>>();
+  options.input.source_paths = request.at("source").get<std::vector<std::string>>();
   options.input.pattern_files = request.at("patterns").get<std::vector<std::string>>();
   options.input.maps.maps = request.at("maps").get<std::vector<std::string>>();
   options.input.maps.sizes = request.at("map_sizes").get<std::string>();
@@ -54,7 +54,7 @@ std::unique_ptr<comm::Comm> CommOf(const json& request) {
 
 /// What this rank brings to a load.
 struct Brought {
-  std::vector<trainer::Held> held;
+  std::vector<trainer::TrainerShard> held;
   std::vector<trainer::Memory> memory;
 };
 
@@ -79,9 +79,9 @@ Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) 
   }
   for (std::size_t i = 0; i < list.size(); ++i) list[i]["dtype"] = (*tensors)[i].dtype;
   Brought out;
-  SW_TRY_ASSIGN(out.held, trainer::ParseHeld(list));
+  SW_TRY_ASSIGN(out.held, trainer::ParseShards(list));
   for (std::size_t i = 0; i < out.held.size(); ++i) {
-    const trainer::Held& held = out.held[i];
+    const trainer::TrainerShard& held = out.held[i];
     const Given& given = (*tensors)[i];
     if (held.cut->shard_elems() != given.elems) {
       return Fail(Errc::kBadInput, trainer::Label(held) + ": " + held.cut->Explain() + " are " +
@@ -161,7 +161,7 @@ Result<json> LoadStore(comm::Comm& comm, const json& request, const trainer::Loa
                        const partial::RestoreReport&) -> Status {
     SW_TRY_ASSIGN(const trainer::Loaded loaded,
                   trainer::LoadFrom(comm, std::move(source), load, mine.held, mine.memory, sink));
-    told = trainer::Tell(loaded);
+    told = trainer::LoadResultJson(loaded);
     return {};
   };
   SW_TRY_ASSIGN(const partial::RestoreReport report,
@@ -218,7 +218,7 @@ Result<json> LoadCheckpoint(comm::Comm& comm, const trainer::LoadOptions& option
                             const Brought& mine, Sink& sink) {
   SW_TRY_ASSIGN(const trainer::Loaded loaded,
                 trainer::Load(comm, options, mine.held, mine.memory, sink));
-  json told = trainer::Tell(loaded);
+  json told = trainer::LoadResultJson(loaded);
   told["restored"] = nullptr;
   return told;
 }

@@ -21,14 +21,14 @@ namespace shardwright::trainer_torch {
 
 /// A tensor of the trainer as an operator was given it, without strides.
 struct Given {
-  std::byte* data = nullptr;          ///< null where it is far
-  std::shared_ptr<trainer::Far> far;  ///< null on the CPU
+  std::byte* data = nullptr;                   ///< null where it is far
+  std::shared_ptr<trainer::DeviceTensor> far;  ///< null on the CPU
   std::uint64_t elems = 0;
   std::string dtype;  ///< as in torch: "float32"
 };
 
 /// Carries out the operator `load`.
-/// \param request  JSON: "held" as trainer::ParseHeld takes it but for "dtype", one for each
+/// \param request  JSON: "held" as trainer::ParseShards takes it but for "dtype", one for each
 ///        tensor, and what load.cc reads of it
 /// \param tensors  one more where some are far: LoadOptions::staging
 /// \returns  JSON: {"result": as trainer::Tell} or {"error": {"code", "message", "rank"}}

@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
   app.Use({Shared::kDryRun, Shared::kForce, Shared::kResume, Shared::kVerify, Shared::kThreads,
            Shared::kMemory, Shared::kList, Shared::kExplain});
   app.Check([&]() -> Status {
-    if (options.mode == "slow" && !app.Given("--unit-ms")) {
+    if (options.mode == "slow" && !app.IsSet("--unit-ms")) {
       return Fail(Errc::kUsage, "--mode slow needs --unit-ms");
     }
     return {};

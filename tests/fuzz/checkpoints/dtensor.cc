@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view bytes(reinterpret_cast<const char*>(data), size_bytes);
   const auto [model, optimizer] = fuzz::TwoPickles(bytes);
   checkpoints::SourceSet set;
-  set.dialect = "dtensor";
+  set.format = "dtensor";
   set.tag = "actor";
   set.files.push_back(fuzz::PickledFile("model_world_size_1_rank_0.pt", model));
   if (!optimizer.empty()) {
@@ -35,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     SW_CHECK(read.error().code != Errc::kInternal);
     return 0;
   }
-  const checkpoints::Dialect* format = checkpoints::FindDialect("dtensor");
+  const checkpoints::Format* format = checkpoints::FindFormat("dtensor");
   const checkpoints::TargetSpec spec{{{"dp_shard", "3"}}};
   const Result<checkpoints::Layout> layout = format->resolve(spec, *read);
   if (!layout) {

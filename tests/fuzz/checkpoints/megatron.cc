@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   const auto [model, optimizer] = fuzz::TwoPickles(bytes);
   checkpoints::SourceSet set;
-  set.dialect = "megatron";
+  set.format = "megatron";
   set.tag = "iter_0000004";
   const std::string folder = "mp_rank_00/";
   if (!optimizer.empty()) {
@@ -52,7 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     SW_CHECK(read.error().code != Errc::kInternal);
     return 0;
   }
-  const checkpoints::Dialect* format = checkpoints::FindDialect("megatron");
+  const checkpoints::Format* format = checkpoints::FindFormat("megatron");
   const checkpoints::TargetSpec spec{
       {{"pp", "2"}, {"files", model.size() % 2 == 0 ? "torch" : "torch_dist"}}};
   const Result<checkpoints::Layout> layout = format->resolve(spec, *read);

@@ -15,23 +15,23 @@ namespace shardwright::fuzz {
 /// A file that holds a pickle and just the storages that it asks for, small ones inlined.
 inline checkpoints::SourceFile PickledFile(const std::string& name, std::string_view pickle) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 20;
-  files::Skeleton skeleton;
-  skeleton.header = pickle;
+  files::ContainerMetadata metadata;
+  metadata.header = pickle;
   checkpoints::Container container;
-  skeleton.last = 64;
+  metadata.last = 64;
   if (const auto graph = pickle::Load(pickle)) {
     for (const auto& use : graph->storages) {
       const std::uint64_t item = use.untyped ? 1 : ItemSize(use.dtype);
       const std::uint64_t bytes = use.elems < kMost ? use.elems * item : 0;
-      const auto index = static_cast<std::uint32_t>(skeleton.storages.size());
-      skeleton.storages.push_back({use.key, skeleton.last, bytes, index});
+      const auto index = static_cast<std::uint32_t>(metadata.storages.size());
+      metadata.storages.push_back({use.key, metadata.last, bytes, index});
       if (bytes > 0 && bytes <= checkpoints::kInlineBytes) {
         container.inlined.emplace(index, std::string(bytes, '\0'));
       }
-      skeleton.last += bytes;
+      metadata.last += bytes;
     }
   }
-  container.skeleton = std::make_shared<const files::Skeleton>(std::move(skeleton));
+  container.metadata = std::make_shared<const files::ContainerMetadata>(std::move(metadata));
   checkpoints::SourceFile file;
   file.path = file.name = name;
   file.containers.push_back(std::move(container));

@@ -20,9 +20,9 @@ using shardwright::Result;
 
 namespace {
 
-void CheckPlaces(const torch_pt::Skeleton& skeleton, std::size_t size_bytes) {
-  SW_CHECK(skeleton.last == size_bytes);
-  for (const torch_pt::Storage& storage : skeleton.storages) {
+void CheckPlaces(const torch_pt::ContainerMetadata& metadata, std::size_t size_bytes) {
+  SW_CHECK(metadata.last == size_bytes);
+  for (const torch_pt::Storage& storage : metadata.storages) {
     SW_CHECK(storage.offset <= size_bytes && storage.bytes <= size_bytes - storage.offset);
   }
 }
@@ -37,14 +37,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   SW_CHECK(write(memory, data, size_bytes) == static_cast<ssize_t>(size_bytes));
   const Result<os::File> file = os::File::OpenRead("/proc/self/fd/" + std::to_string(memory));
   SW_CHECK(file);
-  const Result<torch_pt::Skeleton> skeleton = torch_pt::ReadSkeleton(*file);
+  const Result<torch_pt::ContainerMetadata> metadata = torch_pt::ReadMetadata(*file);
   close(memory);
-  if (!skeleton) {
-    SW_CHECK(skeleton.error().code != Errc::kInternal);
+  if (!metadata) {
+    SW_CHECK(metadata.error().code != Errc::kInternal);
     return 0;
   }
-  CheckPlaces(*skeleton, size_bytes);
-  const Result<torch_pt::Document> document = torch_pt::Parse(*skeleton);
+  CheckPlaces(*metadata, size_bytes);
+  const Result<torch_pt::Document> document = torch_pt::Parse(*metadata);
   if (!document) return 0;
   for (const torch_pt::Document::StorageRef& storage : document->storages) {
     SW_CHECK(storage.offset <= size_bytes && storage.bytes <= size_bytes - storage.offset);

@@ -24,7 +24,7 @@ class Chance {
   std::size_t Below(std::size_t count) { return random_() % count; }
   bool OneIn(std::size_t count) { return Below(count) == 0; }
   std::string Change(std::string bytes) { return plain_(std::move(bytes)); }
-  /// A number that limits are made of: 0, 1, powers of two and their neighbours.
+  /// A number that limits are made of: 0, 1, powers of two and their siblings.
   std::uint64_t Odd();
 
  private:

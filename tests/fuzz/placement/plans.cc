@@ -14,8 +14,8 @@ namespace placement = shardwright::placement;
 
 namespace {
 
-placement::Loads LoadsOf(const placement::PlanFile& plan) {
-  placement::Loads loads;
+placement::TokenCounts LoadsOf(const placement::PlanFile& plan) {
+  placement::TokenCounts loads;
   loads.layers = static_cast<std::uint32_t>(plan.layer_id.size());
   loads.experts = plan.experts;
   loads.layer_id = plan.layer_id;
@@ -25,19 +25,20 @@ placement::Loads LoadsOf(const placement::PlanFile& plan) {
 
 void PlaceAgain(const placement::PlanFile& plan, const placement::Cluster& cluster) {
   constexpr std::size_t kCells = 1 << 16;  // larger ones are slow, not different
-  const placement::Loads loads = LoadsOf(plan);
+  const placement::TokenCounts loads = LoadsOf(plan);
   if (loads.tokens.size() > kCells || !placement::Validate(loads, cluster)) return;
   auto placed = placement::PlacedOn(plan, loads, cluster);
   if (!placed || placed->slot_expert.size() > kCells) return;
   if (!placement::Validate(*placed, loads, cluster, placement::Rules{})) return;
   placement::StrategyResult result;
   result.placement = *placed;
-  placement::JudgeOptions options;
+  placement::VerifyOptions options;
   options.recovery.failures_max = 3;
   options.recovery.samples = 10;
-  const auto judged = placement::Judge("plan", std::move(result), loads, cluster, nullptr, options);
-  SW_CHECK(judged.has_value());
-  const auto text = placement::PlanText(*judged, loads, cluster, placement::FailureUnit::kNode);
+  const auto verified =
+      placement::VerifyPlan("plan", std::move(result), loads, cluster, nullptr, options);
+  SW_CHECK(verified.has_value());
+  const auto text = placement::PlanText(*verified, loads, cluster, placement::FailureUnit::kNode);
   const auto again = placement::ParsePlan(text, "again");
   SW_CHECK(again.has_value());
   const auto same = placement::PlacedOn(*again, loads, cluster);

@@ -72,8 +72,8 @@ struct Input {
 Result<Input> Read(const std::string& path) {
   Input input;
   SW_TRY_ASSIGN(input.file, os::File::OpenRead(path));
-  SW_TRY_ASSIGN(const torch_pt::Skeleton skeleton, torch_pt::ReadSkeleton(input.file));
-  SW_TRY_ASSIGN(input.document, torch_pt::Parse(skeleton));
+  SW_TRY_ASSIGN(const torch_pt::ContainerMetadata metadata, torch_pt::ReadMetadata(input.file));
+  SW_TRY_ASSIGN(input.document, torch_pt::Parse(metadata));
   return input;
 }
 

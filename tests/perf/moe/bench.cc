@@ -37,8 +37,8 @@ struct Task {
   std::uint32_t nodes = 0, gpus = 0, slots = 0, runs = 0;
 };
 
-Result<placement::Loads> ReadLoads(const std::string& path) {
-  SW_TRY_ASSIGN(const token_counts::LoadTrace trace, token_counts::ReadLoads(path));
+Result<placement::TokenCounts> ReadLoads(const std::string& path) {
+  SW_TRY_ASSIGN(const token_counts::TokenTrace trace, token_counts::ReadLoads(path));
   return token_counts::Pick(trace, {});
 }
 
@@ -62,14 +62,14 @@ double TimeRecovery(const placement::Placement& placement, const placement::Clus
 }
 
 Result<nlohmann::json> Run(const Task& task) {
-  SW_TRY_ASSIGN(const placement::Loads loads, ReadLoads(task.loads));
+  SW_TRY_ASSIGN(const placement::TokenCounts loads, ReadLoads(task.loads));
   const placement::Cluster cluster = placement::UniformCluster(task.nodes, task.gpus, task.slots);
   SW_TRY(placement::Validate(loads, cluster));
   SW_TRY_ASSIGN(const placement::Strategy* strategy, placement::FindStrategy(task.strategy));
   placement::Options options;
   placement::Placement current;
   if (!task.old_loads.empty()) {
-    SW_TRY_ASSIGN(const placement::Loads old, ReadLoads(task.old_loads));
+    SW_TRY_ASSIGN(const placement::TokenCounts old, ReadLoads(task.old_loads));
     SW_TRY_ASSIGN(const placement::Strategy* first, placement::FindStrategy("eplb+"));
     SW_TRY_ASSIGN(placement::StrategyResult plan, first->plan(old, cluster, nullptr, options));
     current = std::move(plan.placement);

@@ -55,7 +55,7 @@ class Enumeration {
   }
 
   void Fill(std::size_t gpu, std::size_t from) {
-    if (gpu == problem_.gpus) return Judge();
+    if (gpu == problem_.gpus) return VerifyPlan();
     for (std::size_t i = from; i < sets_.size(); ++i) {
       for (const std::size_t e : sets_[i]) copies_[e] += 1;
       chosen_.push_back(i);
@@ -65,7 +65,7 @@ class Enumeration {
     }
   }
 
-  void Judge() {
+  void VerifyPlan() {
     if (std::find(copies_.begin(), copies_.end(), 0) != copies_.end()) return;
     double peak = 0;
     for (const std::size_t i : chosen_) {

@@ -60,7 +60,7 @@ Status Measure(const std::string& folder, std::uint64_t iteration) {
     from[static_cast<std::size_t>(run)] = to[bytes / 2];
     const std::uint64_t before = input->bytes->bytes_read();
     start = std::chrono::steady_clock::now();
-    SW_TRY_ASSIGN(const auto taking, Taking::Copy(*input, choice, pool, options, sink));
+    SW_TRY_ASSIGN(const auto taking, SnapshotCopy::Copy(*input, choice, pool, options, sink));
     take = std::min(take, Seconds(start));
     start = std::chrono::steady_clock::now();
     SW_TRY_ASSIGN(const Taken taken, taking->Seal());

@@ -41,10 +41,11 @@ Result<Times> Pass(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     double start = Now();
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
-    SW_TRY_ASSIGN(const shardwright::files::Skeleton skeleton, torch_pt::ReadSkeleton(file));
+    SW_TRY_ASSIGN(const shardwright::files::ContainerMetadata metadata,
+                  torch_pt::ReadMetadata(file));
     times.open_s += Now() - start;
     start = Now();
-    SW_TRY_ASSIGN(const torch_pt::Document document, torch_pt::Parse(skeleton));
+    SW_TRY_ASSIGN(const torch_pt::Document document, torch_pt::Parse(metadata));
     times.parse_s += Now() - start;
     std::vector<torch_pt::StorageSpec> specs;
     for (const auto& ref : document.storages) {
@@ -56,7 +57,7 @@ Result<Times> Pass(const std::vector<std::string>& paths) {
     start = Now();
     const auto pieces = layout.Frame(std::vector<std::uint32_t>(specs.size()));
     times.frame_s += Now() - start;
-    times.pickle_bytes += skeleton.header.size();
+    times.pickle_bytes += metadata.header.size();
     times.storages += pieces.size() - 1;
   }
   return times;

@@ -17,8 +17,8 @@
 namespace shardwright::placement {
 namespace {
 
-Loads LayersWith(std::uint32_t experts, std::vector<std::uint64_t> tokens) {
-  Loads loads;
+TokenCounts LayersWith(std::uint32_t experts, std::vector<std::uint64_t> tokens) {
+  TokenCounts loads;
   loads.experts = experts;
   loads.layers = static_cast<std::uint32_t>(tokens.size()) / experts;
   loads.tokens = std::move(tokens);
@@ -27,7 +27,7 @@ Loads LayersWith(std::uint32_t experts, std::vector<std::uint64_t> tokens) {
   return loads;
 }
 
-Placement Best(const Loads& loads, const Cluster& cluster, const Options& options = {}) {
+Placement Best(const TokenCounts& loads, const Cluster& cluster, const Options& options = {}) {
   auto plan = (*FindStrategy("best"))->plan(loads, cluster, nullptr, options);
   EXPECT_TRUE(plan.has_value()) << plan.error().message;
   return plan->placement;
@@ -79,7 +79,7 @@ class Enumeration {
   double least_ = 1e300;
 };
 
-double PeakOf(const Placement& plan, const Loads& loads, const Cluster& cluster,
+double PeakOf(const Placement& plan, const TokenCounts& loads, const Cluster& cluster,
               std::uint32_t layer) {
   const auto load = DeviceLoads(plan, loads, cluster, layer);
   return *std::max_element(load.begin(), load.end());
@@ -101,7 +101,7 @@ TEST(BestSearch, FindsTheOptimumOfSmallProblems) {
       const double u = random.Unit();
       t = static_cast<std::uint64_t>(10000 * (skewed ? u * u * u * u : u));
     }
-    const Loads loads = LayersWith(experts, tokens);
+    const TokenCounts loads = LayersWith(experts, tokens);
     const Cluster cluster = UniformCluster(1, devices, slots);
     const Placement plan = Best(loads, cluster);
     const LayerMetrics metrics = Measure(plan, loads, cluster, 0);
@@ -127,11 +127,11 @@ TEST(BestSearch, FindsTheOptimumOfSmallProblems) {
 
 // Inputs for which a greedy choice of replica counts is far off.
 TEST(BestSearch, FindsReplicaCountsThatNoGreedyChoiceFinds) {
-  const Loads four = LayersWith(4, {10, 4, 1, 1});
+  const TokenCounts four = LayersWith(4, {10, 4, 1, 1});
   EXPECT_NEAR(
       Measure(Best(four, UniformCluster(1, 3, 2)), four, UniformCluster(1, 3, 2), 0).imbalance,
       1.03125, 1e-9);
-  const Loads eight = LayersWith(8, {600, 560, 120, 120, 20, 10, 10, 10});
+  const TokenCounts eight = LayersWith(8, {600, 560, 120, 120, 20, 10, 10, 10});
   const Cluster cluster = UniformCluster(1, 8, 2);
   EXPECT_LE(Measure(Best(eight, cluster), eight, cluster, 0).imbalance, 1.0852);
 }
@@ -214,7 +214,7 @@ TEST(BestSearch, BeatsManyRandomStartsOnSkewedLoads) {
     for (int layer = 0; layer < 4; ++layer) {
       std::vector<std::uint64_t> tokens(experts);
       for (auto& t : tokens) t = static_cast<std::uint64_t>(1e5 * std::pow(random.Unit(), 6)) + 1;
-      const Loads loads = LayersWith(experts, tokens);
+      const TokenCounts loads = LayersWith(experts, tokens);
       const double peak = PeakOf(Best(loads, cluster), loads, cluster, 0);
       const double other = ByRandomStarts(tokens, devices, slots, 10, &random);
       EXPECT_LE(peak, other * 1.02) << devices << "x" << slots << " layer " << layer;
@@ -230,7 +230,7 @@ TEST(BestSearch, ATimeInPlaceOfStepsIsKept) {
   Random random(613);
   std::vector<std::uint64_t> tokens(32);
   for (auto& t : tokens) t = static_cast<std::uint64_t>(1e5 * std::pow(random.Unit(), 6)) + 1;
-  const Loads loads = LayersWith(32, tokens);
+  const TokenCounts loads = LayersWith(32, tokens);
   const Cluster cluster = UniformCluster(1, 32, 2);
   Options options;
   options.best_seconds = 3;
@@ -243,7 +243,7 @@ TEST(BestSearch, ATimeInPlaceOfStepsIsKept) {
 }
 
 TEST(BestSearch, LayersWithoutTokensFillTheirSlots) {
-  const Loads loads = LayersWith(8, {0, 0, 0, 0, 0, 0, 0, 0});
+  const TokenCounts loads = LayersWith(8, {0, 0, 0, 0, 0, 0, 0, 0});
   const Cluster cluster = UniformCluster(1, 4, 4);
   const Placement plan = Best(loads, cluster);
   EXPECT_EQ(std::count(plan.slot_expert.begin(), plan.slot_expert.end(), kNoExpert), 0);

@@ -1,5 +1,5 @@
-// Plans of all strategies, judged anew by looking at everything there is: each device, each subset
-// of experts, each set of failures, and in small clusters each placement.
+// Plans of all strategies, verified anew by looking at everything there is: each device, each
+// subset of experts, each set of failures, and in small clusters each placement.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ constexpr double kRounding = 1e-9;
 
 struct Case {
   Cluster cluster;
-  Loads loads;
+  TokenCounts loads;
   Options options;
 };
 
@@ -84,7 +84,7 @@ std::uint32_t CountOf(const Held& held, std::uint32_t expert) {
 
 /// Experts are somewhere, nothing is on dead nodes, and what stays is within the slots; where
 /// experts are copied for an iteration, one owner holds each.
-void ExpectRules(const JudgedPlan& plan, const Case& given) {
+void ExpectRules(const VerifiedPlan& plan, const Case& given) {
   const StrategyResult& result = plan.result;
   for (std::uint32_t l = 0; l < given.loads.layers; ++l) {
     const Held held = HeldIn(result.placement, l);
@@ -138,7 +138,7 @@ double BusiestAtBest(const Held& held, std::span<const std::uint64_t> tokens) {
   return most;
 }
 
-void ExpectBalance(const JudgedPlan& plan, const Case& given) {
+void ExpectBalance(const VerifiedPlan& plan, const Case& given) {
   for (std::uint32_t l = 0; l < given.loads.layers; ++l) {
     const auto tokens = given.loads.layer(l);
     const Held held = HeldIn(plan.result.placement, l);
@@ -155,7 +155,7 @@ void ExpectBalance(const JudgedPlan& plan, const Case& given) {
 }
 
 /// Every set of failures is tried: which sizes are survived for certain, and which how often.
-void ExpectSurvival(const JudgedPlan& plan, const Case& given) {
+void ExpectSurvival(const VerifiedPlan& plan, const Case& given) {
   const Cluster& cluster = given.cluster;
   const Placement& state = plan.result.owners ? *plan.result.owners : plan.result.placement;
   std::map<std::uint32_t, std::uint32_t> bit;  // by failure unit that has a live node
@@ -211,8 +211,8 @@ TEST(BruteForceProperty, EveryStrategyIsWhatItSays) {
     ASSERT_TRUE(Validate(given.loads, given.cluster).has_value());
     const Placement before = RandomPlacement(&random, given.loads, given.cluster);
     const Placement* current = random.Below(2) == 0 ? nullptr : &before;
-    JudgeOptions judge;
-    judge.unit = given.options.failure_unit;
+    VerifyOptions verify;
+    verify.unit = given.options.failure_unit;
     for (const Strategy& strategy : Strategies()) {
       SCOPED_TRACE(std::string(strategy.name) + ", case " + std::to_string(i));
       auto made = strategy.plan(given.loads, given.cluster, current, given.options);
@@ -221,7 +221,7 @@ TEST(BruteForceProperty, EveryStrategyIsWhatItSays) {
         continue;
       }
       const auto plan =
-          Judge(strategy.name, *std::move(made), given.loads, given.cluster, current, judge);
+          VerifyPlan(strategy.name, *std::move(made), given.loads, given.cluster, current, verify);
       ASSERT_TRUE(plan.has_value()) << plan.error().message;
       ++planned[std::string(strategy.name)];
       ASSERT_NO_FATAL_FAILURE(ExpectRules(*plan, given));
@@ -258,7 +258,7 @@ TEST(BruteForceProperty, NoPlacementIsBetterThanTheBound) {
     Cluster cluster = RandomRacks(&random);
     while (cluster.live_slots() > 6) cluster = RandomRacks(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
-    const Loads loads = RandomLoads(&random, 1, Between(&random, 1, std::min(slots, 4U)));
+    const TokenCounts loads = RandomLoads(&random, 1, Between(&random, 1, std::min(slots, 4U)));
     const auto tokens = loads.layer(0);
     const double mean = std::accumulate(tokens.begin(), tokens.end(), 0.0) / cluster.live_devices();
     if (mean == 0) continue;

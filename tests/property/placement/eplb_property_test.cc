@@ -144,7 +144,7 @@ TEST(EplbProperty, PlusIsAsEvenAndHasNoAvoidableDuplicates) {
   for (int i = 0; i < kCases; ++i) {
     const Cluster cluster = UniformCluster(1, Between(&random, 1, 5), Between(&random, 1, 4));
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
-    const Loads loads = RandomLoads(&random, 1, Between(&random, 1, slots));
+    const TokenCounts loads = RandomLoads(&random, 1, Between(&random, 1, slots));
     const auto plus = (*FindStrategy("eplb+"))->plan(loads, cluster, nullptr, {});
     ASSERT_TRUE(plus.has_value());
     ASSERT_TRUE(Validate(plus->placement, loads, cluster, Rules{true, true, 1, true}).has_value())

@@ -95,7 +95,8 @@ TEST(MigrationProperty, WhatIsMissingArrivesOnce) {
   for (int i = 0; i < kCases; ++i) {
     Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
-    const Loads loads = RandomLoads(&random, Between(&random, 1, 2), Between(&random, 1, slots));
+    const TokenCounts loads =
+        RandomLoads(&random, Between(&random, 1, 2), Between(&random, 1, slots));
     const Placement current = RandomPlacement(&random, loads, cluster);
     if (random.Below(3) == 0) {
       cluster.nodes[random.Below(cluster.node_count())].alive = false;
@@ -130,7 +131,8 @@ TEST(RelabelProperty, BestNamesMoveLeast) {
   for (int i = 0; i < kCases; ++i) {
     const Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
-    const Loads loads = RandomLoads(&random, Between(&random, 1, 2), Between(&random, 1, slots));
+    const TokenCounts loads =
+        RandomLoads(&random, Between(&random, 1, 2), Between(&random, 1, slots));
     const Placement current = RandomPlacement(&random, loads, cluster);
     const Placement plan = RandomPlacement(&random, loads, cluster);
     std::map<NodeMap, std::size_t> moves;

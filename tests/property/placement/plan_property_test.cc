@@ -23,7 +23,7 @@ TEST(StrategyProperty, PlansKeepTheRules) {
   for (int i = 0; i < kCases; ++i) {
     const Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
-    const Loads loads = RandomLoads(&random, 1, Between(&random, 1, slots));
+    const TokenCounts loads = RandomLoads(&random, 1, Between(&random, 1, slots));
     ASSERT_TRUE(Validate(loads, cluster).has_value());
     const Placement current = RandomPlacement(&random, loads, cluster);
     const Placement* now = random.Below(2) == 0 ? nullptr : &current;
@@ -60,7 +60,7 @@ TEST(MetricsProperty, BoundsBound) {
   for (int i = 0; i < kCases; ++i) {
     const Cluster cluster = RandomCluster(&random);
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
-    const Loads loads = RandomLoads(&random, 1, Between(&random, 1, slots));
+    const TokenCounts loads = RandomLoads(&random, 1, Between(&random, 1, slots));
     const Placement placement = RandomPlacement(&random, loads, cluster);
     const LayerMetrics m = Measure(placement, loads, cluster, 0);
     ASSERT_EQ(m.tokens_lost, 0U);
@@ -87,7 +87,7 @@ TEST(BestProperty, NoLessEvenThanEplb) {
     const Cluster cluster =
         UniformCluster(Between(&random, 1, 3), Between(&random, 1, 3), Between(&random, 1, 3));
     const auto slots = static_cast<std::uint32_t>(cluster.live_slots());
-    const Loads loads = RandomLoads(&random, 1, Between(&random, 1, slots));
+    const TokenCounts loads = RandomLoads(&random, 1, Between(&random, 1, slots));
     const Placement current = RandomPlacement(&random, loads, cluster);
     const Placement* now = random.Below(2) == 0 ? nullptr : &current;
     const auto best = (*FindStrategy("best"))->plan(loads, cluster, now, options);
@@ -111,7 +111,7 @@ TEST(SmartMoeProperty, ThePeakNeverRises) {
     const std::uint32_t devices = Between(&random, 1, 5);
     const std::uint32_t each = Between(&random, 1, 4);
     const Cluster cluster = UniformCluster(devices, 1, each);
-    const Loads loads = RandomLoads(&random, 1, devices * each);
+    const TokenCounts loads = RandomLoads(&random, 1, devices * each);
     const Placement current = RandomPlacement(&random, loads, cluster);
     const auto plan = (*FindStrategy("smartmoe"))->plan(loads, cluster, &current, {});
     ASSERT_TRUE(plan.has_value());

@@ -13,7 +13,7 @@ inline std::uint32_t Between(Random* random, std::uint32_t least, std::uint32_t 
   return least + static_cast<std::uint32_t>(random->Below(std::uint64_t{most} - least + 1));
 }
 
-/// Loads of one kind: equal, few values (many ties), skewed, huge, or most of them on a few
+/// TokenCounts of one kind: equal, few values (many ties), skewed, huge, or most of them on a few
 /// experts.
 inline std::vector<std::uint64_t> RandomTokens(Random* random, std::uint32_t count) {
   std::vector<std::uint64_t> tokens(count);
@@ -32,8 +32,8 @@ inline std::vector<std::uint64_t> RandomTokens(Random* random, std::uint32_t cou
   return tokens;
 }
 
-inline Loads RandomLoads(Random* random, std::uint32_t layers, std::uint32_t experts) {
-  Loads loads;
+inline TokenCounts RandomLoads(Random* random, std::uint32_t layers, std::uint32_t experts) {
+  TokenCounts loads;
   loads.layers = layers;
   loads.experts = experts;
   for (std::uint32_t l = 0; l < layers; ++l) {
@@ -58,7 +58,7 @@ inline Cluster RandomCluster(Random* random) {
 }
 
 /// Any replicas on live devices, each expert at least once where the slots allow it.
-inline Placement RandomPlacement(Random* random, const Loads& loads, const Cluster& cluster) {
+inline Placement RandomPlacement(Random* random, const TokenCounts& loads, const Cluster& cluster) {
   Placement placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
     std::vector<std::int32_t*> slots;

@@ -92,7 +92,7 @@ TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
 TEST(ShardOwnersProperty, EveryExpertOnceAndNoDeviceOverTheMeanOrItsSlots) {
   Random random(402);
   for (int i = 0; i < kCases; ++i) {
-    const Loads loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
+    const TokenCounts loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
     const std::uint32_t nodes = Between(&random, 1, 3);
     const std::uint32_t gpus = Between(&random, 1, 3);
     const std::uint64_t least = CeilDiv(std::uint64_t{loads.experts}, std::uint64_t{nodes} * gpus);
@@ -121,7 +121,7 @@ TEST(HecateProperty, WithoutSparePlansKeepToTheSlots) {
   const Strategy* hecate = *FindStrategy("hecate");
   int planned = 0;
   for (int i = 0; i < kCases; ++i) {
-    const Loads loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
+    const TokenCounts loads = RandomLoads(&random, Between(&random, 1, 3), Between(&random, 1, 8));
     const Cluster cluster = RandomCluster(&random);
     Options options;
     options.hecate.reshard = random.Below(4) > 0;

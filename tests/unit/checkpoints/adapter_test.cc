@@ -110,7 +110,7 @@ TEST(Adapter, AModelThatIsTrainedBesideItsAdapterStaysAModel) {
 /// Names of the tensors that a source is written with, and the messages.
 std::pair<std::vector<std::string>, std::vector<std::string>> WrittenAs(const Checkpoint& source,
                                                                         const char* target) {
-  const Dialect* row = FindDialect("safetensors");
+  const Format* row = FindFormat("safetensors");
   const auto spec = ParseTarget(*row, target);
   EXPECT_TRUE(spec) << spec.error().message;
   const auto layout = row->resolve(*spec, source);

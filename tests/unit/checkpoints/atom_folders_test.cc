@@ -27,11 +27,11 @@ class AtomFolders : public testing::Test {
     const auto comm = comm::MakeSerialComm();
     NullSink sink;
     convert::InputOptions from;
-    from.roots = {(scratch_ / "ckpt").string()};
+    from.source_paths = {(scratch_ / "ckpt").string()};
     SW_TRY_ASSIGN(const auto input, convert::OpenInput(*comm, from, sink));
     convert::ConvertOptions options;
     options.output = (scratch_ / "atoms").string();
-    SW_TRY(convert::Convert(*comm, *input, {}, *FindDialect("universal"), "test", options, sink));
+    SW_TRY(convert::Convert(*comm, *input, {}, *FindFormat("universal"), "test", options, sink));
     return {};
   }
 

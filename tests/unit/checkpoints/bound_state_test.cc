@@ -28,13 +28,13 @@ class BoundState : public testing::Test {
 
   Result<std::unique_ptr<convert::Input>> Open(bool bound) {
     convert::InputOptions from;
-    from.roots = {(scratch_ / "ckpt").string()};
+    from.source_paths = {(scratch_ / "ckpt").string()};
     from.bound = bound;
     return convert::OpenInput(*comm_, from, sink_);
   }
 
   Result<convert::ConvertReport> Convert(const std::string& target, const std::string& name) {
-    const Dialect& format = *FindDialect(name);
+    const Format& format = *FindFormat(name);
     SW_TRY_ASSIGN(const auto input, Open(true));
     SW_TRY_ASSIGN(const TargetSpec spec, ParseTarget(format, target));
     convert::ConvertOptions options;

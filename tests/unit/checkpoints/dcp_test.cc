@@ -348,7 +348,7 @@ TEST(DcpNames, WhatClaimsAFolder) {
 }
 
 Result<Written> WriteAs(const Checkpoint& source, const std::string& target) {
-  const Dialect* row = FindDialect(kName);
+  const Format* row = FindFormat(kName);
   SW_TRY_ASSIGN(const TargetSpec spec, ParseTarget(*row, target));
   SW_TRY_ASSIGN(const Layout layout, Resolve(spec, source));
   return Write(source, layout);

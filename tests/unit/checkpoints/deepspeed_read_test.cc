@@ -268,8 +268,8 @@ TEST_P(RealCheckpoints, ACatalogueHoldsTheSame) {
     const Container& a = again->files[i].containers.at(0);
     const Container& b = source->files[i].containers.at(0);
     EXPECT_EQ(a.inlined, b.inlined);
-    EXPECT_EQ(a.skeleton->header, b.skeleton->header);
-    EXPECT_EQ(a.skeleton->storages.size(), b.skeleton->storages.size());
+    EXPECT_EQ(a.metadata->header, b.metadata->header);
+    EXPECT_EQ(a.metadata->storages.size(), b.metadata->storages.size());
   }
   Patterns patterns;
   const auto checkpoint = ReadDeepSpeed(*again, patterns);

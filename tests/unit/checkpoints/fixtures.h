@@ -191,9 +191,9 @@ inline void ExpectTensors(const Checkpoint& checkpoint, const Expected& expected
 inline torch_pt::Document ParsedFile(const std::filesystem::path& path) {
   auto file = os::File::OpenRead(path.string());
   EXPECT_TRUE(file.has_value());
-  auto skeleton = torch_pt::ReadSkeleton(*file);
-  EXPECT_TRUE(skeleton.has_value());
-  auto document = torch_pt::Parse(*skeleton);
+  auto metadata = torch_pt::ReadMetadata(*file);
+  EXPECT_TRUE(metadata.has_value());
+  auto document = torch_pt::Parse(*metadata);
   EXPECT_TRUE(document.has_value());
   return *std::move(document);
 }

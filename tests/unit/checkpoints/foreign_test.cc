@@ -1,4 +1,4 @@
-// Checkpoints of a dialect that is none of DeepSpeed's, written as DeepSpeed's.
+// Checkpoints of a format that is none of DeepSpeed's, written as DeepSpeed's.
 
 #include <gtest/gtest.h>
 
@@ -14,13 +14,13 @@ namespace {
 
 using pickle::Node;
 
-/// What a dialect knows that DeepSpeed does not.
+/// What a format knows that DeepSpeed does not.
 struct Strange : OwnState {
   std::vector<std::uint32_t> Members() const override { return {}; }
   std::vector<std::string> Contents() const override { return {"a random state", "\"args\""}; }
 };
 
-/// Two parameters and a buffer of another dialect, with masters and moments.
+/// Two parameters and a buffer of another format, with masters and moments.
 Model Foreign() {
   Model model;
   model.Add("emb.weight", {5, 4});
@@ -91,7 +91,7 @@ TEST(ForeignSource, KeepsStateIterationAndHyperParameters) {
   ASSERT_NE(moment, nullptr);
   EXPECT_EQ(out.Floats(path, shard, moment).at(3),
             Model::ValueOf(model.TensorOf("emb.weight", "exp_avg"), 3));
-  // What only the other dialect understands is named, and nothing else is lost.
+  // What only the other format understands is named, and nothing else is lost.
   ASSERT_EQ(written->not_carried.size(), 1U);
   EXPECT_TRUE(Mentions(written->not_carried, "strange"));
   EXPECT_TRUE(Mentions(written->not_carried, "a random state, \"args\""));
@@ -164,7 +164,7 @@ TEST(ForeignSource, HasExpertsThatAreParametersLikeOthers) {
   expert.expert = ExpertId{.layer = 0, .expert = 0};
   expert.group = static_cast<std::int32_t>(source.groups.size());
   source.groups.push_back(experts);
-  const Dialect& deepspeed = *FindDialect("deepspeed");
+  const Format& deepspeed = *FindFormat("deepspeed");
   const auto refused = deepspeed.resolve(*ParseTarget(deepspeed, "ep=2"), source);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::kUnsupported);
@@ -180,7 +180,7 @@ TEST(ForeignSource, HasExpertsThatAreParametersLikeOthers) {
 
 TEST(ForeignSource, GivesItsMeshToTheTarget) {
   Model model = Foreign();
-  const Dialect& deepspeed = *FindDialect("deepspeed");
+  const Format& deepspeed = *FindFormat("deepspeed");
   const auto layout = deepspeed.resolve({}, model.source());
   ASSERT_TRUE(layout.has_value()) << layout.error().message;
   EXPECT_EQ(layout->mesh.dp(), 2U);
@@ -191,19 +191,19 @@ TEST(ForeignSource, GivesItsMeshToTheTarget) {
 TEST(Table, NamesAndPointersAreUnlike) {
   std::set<std::string_view> names;
   std::set<std::string_view> pointers;
-  for (const Dialect& dialect : Dialects()) {
-    EXPECT_TRUE(names.insert(dialect.name).second) << dialect.name;
-    EXPECT_TRUE(dialect.pointer.empty() || pointers.insert(dialect.pointer).second);
-    EXPECT_EQ(dialect.resolve == nullptr, dialect.write == nullptr) << dialect.name;
-    EXPECT_EQ(FindDialect(dialect.name), &dialect);
-    for (const TargetKey& key : dialect.keys) {
-      EXPECT_TRUE(key.is_flag || key.words.empty()) << dialect.name << " " << key.name;
+  for (const Format& format : Formats()) {
+    EXPECT_TRUE(names.insert(format.name).second) << format.name;
+    EXPECT_TRUE(format.pointer.empty() || pointers.insert(format.pointer).second);
+    EXPECT_EQ(format.resolve == nullptr, format.write == nullptr) << format.name;
+    EXPECT_EQ(FindFormat(format.name), &format);
+    for (const TargetKey& key : format.keys) {
+      EXPECT_TRUE(key.is_flag || key.words.empty()) << format.name << " " << key.name;
       for (const std::string_view word : key.words) {
         EXPECT_TRUE(key.check(key.name, word)) << key.name << "=" << word;
       }
     }
   }
-  EXPECT_EQ(NeedDialect("none such").error().code, Errc::kUsage);
+  EXPECT_EQ(RequireFormat("none such").error().code, Errc::kUsage);
 }
 
 TEST(ClientState, WhatRanksHaveOfTheirOwnIsTold) {
@@ -241,10 +241,10 @@ TEST(ClientState, WhatRanksHaveOfTheirOwnIsTold) {
 }
 
 TEST(Table, SidesAreThoseOfTheProgram) {
-  const auto first = [](const char* format, const TargetSpec& spec) {
-    const Dialect& dialect = *FindDialect(format);
-    if (dialect.sides == nullptr || dialect.sides(spec).empty()) return std::string();
-    return std::string(dialect.sides(spec).front());
+  const auto first = [](const char* name, const TargetSpec& spec) {
+    const Format& format = *FindFormat(name);
+    if (format.sides == nullptr || format.sides(spec).empty()) return std::string();
+    return std::string(format.sides(spec).front());
   };
   EXPECT_EQ(first("megatron", {}), "megatron_te_saved");
   EXPECT_EQ(first("safetensors", {}), "hf");
@@ -258,11 +258,11 @@ TEST(Table, SidesAreThoseOfTheProgram) {
 }
 
 TEST(Table, KeysAreThoseOfTheDialect) {
-  EXPECT_TRUE(ParseTarget(*FindDialect("universal"), "zero=1,loader=any"));
-  const auto refused = ParseTarget(*FindDialect("deepspeed"), "loader=any");
+  EXPECT_TRUE(ParseTarget(*FindFormat("universal"), "zero=1,loader=any"));
+  const auto refused = ParseTarget(*FindFormat("deepspeed"), "loader=any");
   ASSERT_FALSE(refused.has_value());
   EXPECT_NE(refused.error().message.find("none of dp, tp"), std::string::npos);
-  EXPECT_EQ(ParseTarget(*FindDialect("universal"), "loader=none").error().code, Errc::kUsage);
+  EXPECT_EQ(ParseTarget(*FindFormat("universal"), "loader=none").error().code, Errc::kUsage);
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ TEST(Hyper, WhatIsNotReadIsNamed) {
 
 /// The index of the DCP folder that a checkpoint becomes.
 shardwright::dcp::Index IndexOf(const Checkpoint& source, const std::string& target) {
-  const Dialect* row = FindDialect("dcp");
+  const Format* row = FindFormat("dcp");
   const auto spec = ParseTarget(*row, target);
   const auto layout = row->resolve(*spec, source);
   EXPECT_TRUE(layout) << layout.error().message;

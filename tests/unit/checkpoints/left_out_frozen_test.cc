@@ -50,7 +50,7 @@ class LeftOutFrozen : public testing::Test {
     NullSink sink;
     const auto input = convert::OpenInput(*comm, {{(scratch_ / from).string()}, {}, false}, sink);
     ASSERT_TRUE(input.has_value()) << input.error().message;
-    const Dialect& format = *FindDialect(name);
+    const Format& format = *FindFormat(name);
     const auto spec = ParseTarget(format, target);
     ASSERT_TRUE(spec.has_value());
     convert::ConvertOptions options;

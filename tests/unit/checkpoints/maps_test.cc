@@ -75,7 +75,7 @@ TEST(Maps, QueriesKeysAndValuesLieGroupByGroup) {
   }
 }
 
-TEST(Maps, RotaryPairsBecomeNeighbours) {
+TEST(Maps, RotaryPairsBecomeSiblings) {
   const Checkpoint source = MadeUp(TinyLlama(), {3, true});
   const auto before = ElementsOf(source.map);
   const Mapped mapped = Map(Llama(), {"", "torchtitan", {{"head_dim", 4}}}, source);
@@ -353,7 +353,7 @@ TEST(Maps, BuiltInSidesThatTellAnOrderTellItOfAllNames) {
 }
 
 TEST(Maps, ConfigTellsSizes) {
-  const Result<ModelFacts> facts = FactsIn(
+  const Result<ModelConfig> facts = FactsIn(
       R"({"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": null, "vocab_size": 9,
           "model_type": "llama", "eos": [1], "use_cache": true, "rms_norm_eps": 1e-6})",
       "config.json");
@@ -367,11 +367,11 @@ TEST(Maps, ConfigTellsSizes) {
 }
 
 TEST(Maps, FactsTellTheFamily) {
-  const ModelFacts megatron = {{"swiglu", "true"},
-                               {"moe", "false"},
-                               {"normalization", "RMSNorm"},
-                               {"position_embedding_type", "rope"}};
-  const auto told = [](const ModelFacts& facts) {
+  const ModelConfig megatron = {{"swiglu", "true"},
+                                {"moe", "false"},
+                                {"normalization", "RMSNorm"},
+                                {"position_embedding_type", "rope"}};
+  const auto told = [](const ModelConfig& facts) {
     std::vector<std::string> names;
     for (const std::string& name : ModelMap::BuiltInNames()) {
       if (ModelMap::BuiltIn(name)->ToldBy(facts)) names.push_back(name);

@@ -178,7 +178,7 @@ TEST_F(MegatronListsOfTiny, MtpGoesIntoBothForms) {
   const auto read = ReadTiny(WithMtp());
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_EQ(read->params[8].shape, (Shape{4, 8}));
-  const Dialect* row = FindDialect("megatron");
+  const Format* row = FindFormat("megatron");
   const auto texts = [&](const char* target) {
     const auto spec = ParseTarget(*row, target);
     const auto layout = row->resolve(*spec, *read);

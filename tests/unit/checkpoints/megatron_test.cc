@@ -280,14 +280,14 @@ TEST_F(TinyLegacy, TellsOfItsModel) {
     tiny.Write(At(folder));
     return ReadCheckpoint(*ScanSource({At(folder)}), Patterns())->facts;
   };
-  const ModelFacts sizes = {{"num_attention_heads", "2"},
-                            {"num_key_value_heads", "1"},
-                            {"head_dim", "2"},
-                            {"vocab_size", "5"}};
+  const ModelConfig sizes = {{"num_attention_heads", "2"},
+                             {"num_key_value_heads", "1"},
+                             {"head_dim", "2"},
+                             {"vocab_size", "5"}};
   EXPECT_EQ(facts("silent"), sizes);
   tiny.words = {
       {"swiglu", "true"}, {"normalization", "RMSNorm"}, {"position_embedding_type", "rope"}};
-  ModelFacts all = sizes;
+  ModelConfig all = sizes;
   all.insert({{"swiglu", "true"},
               {"moe", "false"},
               {"qk_layernorm", "false"},
@@ -301,7 +301,7 @@ TEST_F(TinyLegacy, IsRead) {
   tiny.Write(At("ckpt"));
   const auto source = ScanSource({At("ckpt")});
   ASSERT_TRUE(source) << source.error().message;
-  EXPECT_EQ(source->dialect, "megatron");
+  EXPECT_EQ(source->format, "megatron");
   EXPECT_EQ(source->tag, "iter_0000004");
   const auto read = ReadCheckpoint(*source, Patterns());
   ASSERT_TRUE(read) << read.error().message;
@@ -408,7 +408,7 @@ class TinyTarget : public os::Scratch {
 
   /// Names of the files of a target, or what is wrong with it.
   std::vector<std::string> FilesOf(const std::string& target) {
-    const Dialect* row = FindDialect("megatron");
+    const Format* row = FindFormat("megatron");
     const auto spec = ParseTarget(*row, target);
     if (!spec) return {spec.error().message};
     const auto layout = row->resolve(*spec, source_);

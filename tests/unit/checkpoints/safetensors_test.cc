@@ -180,12 +180,12 @@ TEST_F(Safetensors, AFileIsACheckpointByItself) {
   Put("m/config.json", "{}");
   auto set = ScanAt("m/other.v2.safetensors");
   ASSERT_TRUE(set) << set.error().message;
-  EXPECT_EQ(set->dialect, "safetensors");
+  EXPECT_EQ(set->format, "safetensors");
   EXPECT_EQ(set->tag, "other.v2");
   EXPECT_EQ(FilesOf(*set), Names{"other.v2.safetensors"});
   EXPECT_TRUE(set->warnings.empty());
-  ASSERT_TRUE(FindNeighbours(&*set));
-  EXPECT_TRUE(set->neighbours.empty());
+  ASSERT_TRUE(FindSiblingFiles(&*set));
+  EXPECT_TRUE(set->siblings.empty());
   EXPECT_EQ(ParamsOf(ReadAt("m/other.v2.safetensors")), Names{"b"});
   PutModel("...safetensors", {{"a"}});
   EXPECT_EQ(ScanAt("...safetensors")->tag, "...safetensors") << "it must be the name of a folder";

@@ -274,7 +274,7 @@ TEST_F(Sources, SmallPayloadsAreInlined) {
   std::size_t steps = 0;
   for (const SourceFile& file : source->files) {
     for (const auto& [storage, bytes] : file.containers.front().inlined) {
-      ASSERT_EQ(bytes.size(), file.containers.front().skeleton->storages[storage].bytes);
+      ASSERT_EQ(bytes.size(), file.containers.front().metadata->storages[storage].bytes);
       float value = 0;
       if (bytes.size() == sizeof(value)) std::memcpy(&value, bytes.data(), sizeof(value));
       steps += value == 4.0F ? 1 : 0;
@@ -283,50 +283,50 @@ TEST_F(Sources, SmallPayloadsAreInlined) {
   EXPECT_EQ(steps, 4U);  // two groups on two ranks
 }
 
-TEST(Neighbours, LargeOnesOfRanksThatCannotBeComparedAreTold) {
-  const auto warnings = [](const Neighbour& a, const Neighbour& b) {
+TEST(Siblings, LargeOnesOfRanksThatCannotBeComparedAreTold) {
+  const auto warnings = [](const SiblingFile& a, const SiblingFile& b) {
     std::vector<SourceSet> parts(2);
     for (SourceSet& part : parts) {
       part.tag = "t";
-      part.dialect = "deepspeed";
+      part.format = "deepspeed";
       part.files.resize(1);
       part.files[0].name = "mp_rank_00_model_states.pt";
     }
-    parts[0].neighbours = {a};
-    parts[1].neighbours = {b};
+    parts[0].siblings = {a};
+    parts[1].siblings = {b};
     std::vector<int> owner;
     const auto all = UniteParts(std::move(parts), &owner);
     EXPECT_TRUE(all);
-    EXPECT_EQ(all->neighbours.size(), 1U);
+    EXPECT_EQ(all->siblings.size(), 1U);
     return all->warnings;
   };
-  const Neighbour large{"/0/big", "big", {1 << 20, 5, 7}, false, std::nullopt};
-  Neighbour other = large;
+  const SiblingFile large{"/0/big", "big", {1 << 20, 5, 7}, false, std::nullopt};
+  SiblingFile other = large;
   EXPECT_TRUE(warnings(large, other).empty());
   other.identity.inode = 8;
   EXPECT_NE(warnings(large, other).at(0).find("could not be compared"), std::string::npos);
   other.identity.bytes = 1 << 21;
   EXPECT_NE(warnings(large, other).at(0).find("differs"), std::string::npos);
-  const Neighbour small{"/0/small", "small", {1, 5, 7}, false, "a"};
+  const SiblingFile small{"/0/small", "small", {1, 5, 7}, false, "a"};
   other = small;
   other.identity.inode = 8;
   EXPECT_TRUE(warnings(small, other).empty());
 }
 
-TEST(Neighbours, SomeAreOfOneRank) {
-  EXPECT_EQ(RankOfNeighbour("rng_state_12.pth"), 12U);
-  EXPECT_EQ(RankOfNeighbour("random_states_0.pkl"), 0U);
+TEST(Siblings, SomeAreOfOneRank) {
+  EXPECT_EQ(RankOfSibling("rng_state_12.pth"), 12U);
+  EXPECT_EQ(RankOfSibling("random_states_0.pkl"), 0U);
   for (const char* name :
        {"rng_state.pth", "rng_state_.pth", "rng_state_1.pt", "rng_state_1x.pth", "rng_state_-1.pth",
         "rng_state_99999999999999999999.pth", "_1.pth", ""}) {
-    EXPECT_FALSE(RankOfNeighbour(name)) << name;
+    EXPECT_FALSE(RankOfSibling(name)) << name;
   }
 }
 
 SourceSet MadeUp() {
   std::mt19937 random(7);
   SourceSet out;
-  out.dialect = "universal";
+  out.format = "universal";
   out.tag = "global_step12";
   out.manifest = std::string("{}\0x", 4);
   out.warnings = {"one", ""};
@@ -336,20 +336,20 @@ SourceSet MadeUp() {
     file.path = "/somewhere/" + file.name;
     file.identity = {random(), -static_cast<std::int64_t>(random()), random()};
     Container& container = file.containers.emplace_back();
-    files::Skeleton skeleton;
-    skeleton.last = 1 << 20;
+    files::ContainerMetadata metadata;
+    metadata.last = 1 << 20;
     for (std::uint32_t s = 0; s < random() % 6; ++s) {
       files::Storage storage;
       storage.key = s % 2 == 0 ? std::to_string(s) : "key" + std::to_string(random());
       storage.offset = random() % (1 << 19);
       storage.bytes = s == 0 ? 4 : random() % (1 << 19);
       if (s % 3 != 0) storage.crc32 = static_cast<std::uint32_t>(random());
-      skeleton.storages.push_back(storage);
+      metadata.storages.push_back(storage);
       if (s == 0) container.inlined[0] = "abcd";
     }
-    skeleton.header.resize(random() % 300000, static_cast<char>(random()));
-    for (char& c : skeleton.header) c = static_cast<char>(random() % 3);
-    container.skeleton = std::make_shared<const files::Skeleton>(std::move(skeleton));
+    metadata.header.resize(random() % 300000, static_cast<char>(random()));
+    for (char& c : metadata.header) c = static_cast<char>(random() % 3);
+    container.metadata = std::make_shared<const files::ContainerMetadata>(std::move(metadata));
     out.files.push_back(std::move(file));
   }
   return out;
@@ -358,13 +358,14 @@ SourceSet MadeUp() {
 TEST(Catalogues, HoldContainersOfAnyKind) {
   SourceSet source = MadeUp();
   SourceFile& file = source.files.front();
-  files::Skeleton skeleton;
-  skeleton.head = files::Head::kJson;
-  skeleton.header = "{}";
-  skeleton.first = 1 << 20;
-  skeleton.last = 1 << 21;
-  skeleton.storages = {{"a.weight", (1 << 20) + 8, 64, std::nullopt}};
-  const Container json{std::make_shared<const files::Skeleton>(std::move(skeleton)), {}, {}};
+  files::ContainerMetadata metadata;
+  metadata.head = files::Head::kJson;
+  metadata.header = "{}";
+  metadata.first = 1 << 20;
+  metadata.last = 1 << 21;
+  metadata.storages = {{"a.weight", (1 << 20) + 8, 64, std::nullopt}};
+  const Container json{
+      std::make_shared<const files::ContainerMetadata>(std::move(metadata)), {}, {}};
   file.containers.push_back(json);
   const std::string bytes = Serialize(source);
   EXPECT_EQ(bytes.substr(0, 12), std::string("SWsource\0\0\0\4", 12));
@@ -372,14 +373,14 @@ TEST(Catalogues, HoldContainersOfAnyKind) {
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_EQ(Serialize(*again), bytes);
   ASSERT_EQ(again->files.front().containers.size(), 2U);
-  const files::Skeleton& back = *again->files.front().containers[1].skeleton;
+  const files::ContainerMetadata& back = *again->files.front().containers[1].metadata;
   EXPECT_EQ(back.head, files::Head::kJson);
   EXPECT_EQ(back.header, "{}");
   EXPECT_EQ(back.first, 1U << 20);
   EXPECT_EQ(back.storages.at(0).key, "a.weight");
   EXPECT_FALSE(back.storages.at(0).crc32.has_value());
-  EXPECT_EQ(again->dialect, "universal");
-  source.dialect = "none such";
+  EXPECT_EQ(again->format, "universal");
+  source.format = "none such";
   EXPECT_FALSE(DeserializeSource(Serialize(source)));
 }
 
@@ -399,7 +400,7 @@ TEST(Catalogues, GiveBackWhatTheyWereGiven) {
   EXPECT_EQ(Serialize(source), bytes);
   const auto again = DeserializeSource(bytes);
   ASSERT_TRUE(again) << again.error().message;
-  EXPECT_EQ(again->dialect, source.dialect);
+  EXPECT_EQ(again->format, source.format);
   EXPECT_EQ(again->tag, source.tag);
   EXPECT_EQ(again->manifest, source.manifest);
   EXPECT_EQ(again->warnings, source.warnings);
@@ -414,7 +415,7 @@ TEST(Catalogues, GiveBackWhatTheyWereGiven) {
     const Container& a = was.containers.front();
     const Container& b = is.containers.front();
     EXPECT_EQ(a.inlined, b.inlined);
-    EXPECT_TRUE(*a.skeleton == *b.skeleton);
+    EXPECT_TRUE(*a.metadata == *b.metadata);
   }
 }
 
@@ -425,8 +426,8 @@ TEST(Catalogues, HoldASkeletonOnce) {
   const std::size_t two = Serialize(source).size();
   for (int rank = 0; rank < 100; ++rank) {
     SourceFile file = source.files.back();
-    file.containers[0].skeleton = std::make_shared<const files::Skeleton>(
-        *file.containers[0].skeleton);  // equal, not the same
+    file.containers[0].metadata = std::make_shared<const files::ContainerMetadata>(
+        *file.containers[0].metadata);  // equal, not the same
     source.files.push_back(std::move(file));
   }
   const std::string bytes = Serialize(source);
@@ -434,10 +435,10 @@ TEST(Catalogues, HoldASkeletonOnce) {
   const auto again = DeserializeSource(bytes);
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_EQ(Serialize(*again), bytes);
-  const auto skeleton = [&](std::size_t file) { return again->files[file].containers[0].skeleton; };
-  EXPECT_NE(skeleton(0), skeleton(1));
+  const auto metadata = [&](std::size_t file) { return again->files[file].containers[0].metadata; };
+  EXPECT_NE(metadata(0), metadata(1));
   for (std::size_t file = 2; file < again->files.size(); ++file)
-    EXPECT_EQ(skeleton(file), skeleton(1));
+    EXPECT_EQ(metadata(file), metadata(1));
 }
 
 // tests/data/catalogues: as earlier versions wrote them.
@@ -449,46 +450,46 @@ TEST(Catalogues, OfEarlierFormsAreRead) {
     ASSERT_TRUE(bytes) << bytes.error().message;
     const auto set = DeserializeSource(*bytes);
     ASSERT_TRUE(set) << path << ": " << set.error().message;
-    EXPECT_EQ(set->dialect, form == 3 ? "safetensors" : "deepspeed");
+    EXPECT_EQ(set->format, form == 3 ? "safetensors" : "deepspeed");
     EXPECT_EQ(set->files.size(), form == 3 ? 1U : 3U);
-    EXPECT_EQ(set->neighbours.size(), form == 1 ? 0U : 1U);
+    EXPECT_EQ(set->siblings.size(), form == 1 ? 0U : 1U);
     const auto read = ReadCheckpoint(*set, Patterns());
     ASSERT_TRUE(read) << path << ": " << read.error().message;
     EXPECT_FALSE(read->params.empty());
     const auto again = DeserializeSource(Serialize(*set));
     ASSERT_TRUE(again);
     for (std::size_t i = 0; i < set->files.size(); ++i) {
-      EXPECT_EQ(*again->files[i].containers[0].skeleton, *set->files[i].containers[0].skeleton);
+      EXPECT_EQ(*again->files[i].containers[0].metadata, *set->files[i].containers[0].metadata);
     }
   }
 }
 
-TEST(Catalogues, HoldNeighbours) {
+TEST(Catalogues, HoldSiblings) {
   SourceSet source = MadeUp();
   source.files.resize(1);
   const std::string without = Serialize(source);
-  source.neighbours = {{"/somewhere/a", "a", {3, -5, 7}, true, "abc"},
-                       {"/somewhere/b", "b", {1ULL << 40, 5, 8}, false, std::nullopt}};
+  source.siblings = {{"/somewhere/a", "a", {3, -5, 7}, true, "abc"},
+                     {"/somewhere/b", "b", {1ULL << 40, 5, 8}, false, std::nullopt}};
   source.left_out = {{"runs", "a folder"}};
   const std::string bytes = Serialize(source);
   const auto again = DeserializeSource(bytes);
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_EQ(Serialize(*again), bytes);
-  ASSERT_EQ(again->neighbours.size(), 2U);
-  EXPECT_EQ(again->neighbours[0].content, "abc");
-  EXPECT_TRUE(again->neighbours[0].executable);
-  EXPECT_EQ(again->neighbours[1].identity.bytes, 1ULL << 40);
-  EXPECT_FALSE(again->neighbours[1].content);
+  ASSERT_EQ(again->siblings.size(), 2U);
+  EXPECT_EQ(again->siblings[0].content, "abc");
+  EXPECT_TRUE(again->siblings[0].executable);
+  EXPECT_EQ(again->siblings[1].identity.bytes, 1ULL << 40);
+  EXPECT_FALSE(again->siblings[1].content);
   EXPECT_EQ(again->left_out.at(0).why, "a folder");
-  EXPECT_TRUE(DeserializeSource(without)->neighbours.empty());
+  EXPECT_TRUE(DeserializeSource(without)->siblings.empty());
 
   for (const char* name : {"../a", "", ".", "a/b", "latest", "latest_universal", "shardwright.json",
                            ".journal", "x.lock"}) {
-    source.neighbours[0].name = name;
+    source.siblings[0].name = name;
     EXPECT_FALSE(DeserializeSource(Serialize(source))) << name;
   }
-  source.neighbours[0].name = "a";
-  source.neighbours[0].content = "longer";
+  source.siblings[0].name = "a";
+  source.siblings[0].content = "longer";
   EXPECT_FALSE(DeserializeSource(Serialize(source)));
 }
 
@@ -506,7 +507,7 @@ TEST(Catalogues, ATagIsTheNameOfAFolder) {
 TEST(Catalogues, DamageIsFound) {
   SourceSet source = MadeUp();
   source.files.resize(2);
-  source.neighbours = {{"/somewhere/a", "a", {3, -5, 7}, true, "abc"}};
+  source.siblings = {{"/somewhere/a", "a", {3, -5, 7}, true, "abc"}};
   const std::string bytes = Serialize(source);
   for (std::size_t n = 0; n < bytes.size(); n += n < 64 ? 1 : 997) {
     EXPECT_FALSE(DeserializeSource(std::string_view(bytes).substr(0, n))) << n;

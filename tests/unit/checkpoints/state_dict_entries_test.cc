@@ -46,7 +46,7 @@ class StateDictEntries : public testing::Test {
         const auto input,
         convert::OpenInput(*comm, {{(scratch_ / from).string()}, pattern_files_, false}, sink));
     warnings_ = input->checkpoint.warnings;
-    const Dialect& format = *FindDialect(name);
+    const Format& format = *FindFormat(name);
     SW_TRY_ASSIGN(const TargetSpec spec, ParseTarget(format, target));
     convert::ConvertOptions options;
     options.output = (scratch_ / to).string();

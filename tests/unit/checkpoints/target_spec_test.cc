@@ -9,7 +9,7 @@ namespace shardwright::checkpoints::test {
 namespace {
 
 Result<ZeroSpec> Parse(std::string_view text) {
-  SW_TRY_ASSIGN(const TargetSpec spec, ParseTarget(*FindDialect("deepspeed"), text));
+  SW_TRY_ASSIGN(const TargetSpec spec, ParseTarget(*FindFormat("deepspeed"), text));
   return ReadZeroSpec(spec);
 }
 

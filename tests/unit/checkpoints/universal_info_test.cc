@@ -296,7 +296,7 @@ TEST_F(Affine, OfRealAutoTpWinsOverTheLists) {
       std::find_if(source->files.begin(), source->files.end(),
                    [](const SourceFile& one) { return one.name == "mp_rank_00_model_states.pt"; });
   ASSERT_NE(file, source->files.end());
-  const auto document = torch_pt::Parse(*file->containers.front().skeleton);
+  const auto document = torch_pt::Parse(*file->containers.front().metadata);
   ASSERT_TRUE(document.has_value());
   const auto info = UniversalInfo::Parse(document->root->Find("universal_checkpoint_info"));
   ASSERT_TRUE(info.has_value()) << info.error().message;

@@ -40,7 +40,7 @@ class StateFiles : public testing::Test {
 
   Status Convert(const std::string& from, const std::string& to, const std::string& target,
                  Loader loader) {
-    const Dialect& universal = *FindDialect("universal");
+    const Format& universal = *FindFormat("universal");
     const auto comm = comm::MakeSerialComm();
     NullSink sink;
     SW_TRY_ASSIGN(const auto input,
@@ -58,9 +58,9 @@ class StateFiles : public testing::Test {
     const fs::path path = scratch_ / "atoms" / "global_step4_universal" / "zero" / (name + ".pt");
     auto file = os::File::OpenRead(path.string());
     EXPECT_TRUE(file.has_value()) << path;
-    auto skeleton = torch_pt::ReadSkeleton(*file);
-    EXPECT_TRUE(skeleton.has_value()) << path;
-    auto document = torch_pt::Parse(*skeleton);
+    auto metadata = torch_pt::ReadMetadata(*file);
+    EXPECT_TRUE(metadata.has_value()) << path;
+    auto document = torch_pt::Parse(*metadata);
     EXPECT_TRUE(document.has_value()) << path;
     return *std::move(document);
   }

@@ -25,11 +25,11 @@ class Atoms : public testing::TestWithParam<fs::path> {
     const auto comm = comm::MakeSerialComm();
     NullSink sink;
     convert::InputOptions from;
-    from.roots = {source.string()};
+    from.source_paths = {source.string()};
     SW_TRY_ASSIGN(const auto input, convert::OpenInput(*comm, from, sink));
     convert::ConvertOptions options;
     options.output = out.string();
-    SW_TRY(convert::Convert(*comm, *input, spec, *FindDialect("universal"), "test", options, sink));
+    SW_TRY(convert::Convert(*comm, *input, spec, *FindFormat("universal"), "test", options, sink));
     return {};
   }
 

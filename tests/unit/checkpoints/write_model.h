@@ -188,9 +188,9 @@ class Rendered {
     std::ofstream(at, std::ios::binary) << files_.at(path);
     auto file = os::File::OpenRead(at);
     EXPECT_TRUE(file.has_value());
-    auto skeleton = torch_pt::ReadSkeleton(*file);
-    EXPECT_TRUE(skeleton.has_value()) << path << ": " << skeleton.error().message;
-    auto document = torch_pt::Parse(*skeleton);
+    auto metadata = torch_pt::ReadMetadata(*file);
+    EXPECT_TRUE(metadata.has_value()) << path << ": " << metadata.error().message;
+    auto document = torch_pt::Parse(*metadata);
     EXPECT_TRUE(document.has_value()) << path << ": " << document.error().message;
     std::filesystem::remove(at);
     return *std::move(document);

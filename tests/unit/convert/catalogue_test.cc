@@ -56,7 +56,7 @@ TEST_F(Catalogues, WithoutPayloadsNeedTheirSource) {
   const auto comm = comm::MakeSerialComm();
   NullSink sink;
   InputOptions options;
-  options.roots = {At("catalogue")};
+  options.source_paths = {At("catalogue")};
   const auto read = OpenInput(*comm, options, sink);
   ASSERT_FALSE(read.has_value()) << "a sample of the weights is compared";
   EXPECT_EQ(read.error().code, Errc::kNotFound);

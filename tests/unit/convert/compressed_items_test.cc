@@ -24,7 +24,7 @@ class CompressedItems : public os::Scratch {
     const auto comm = comm::MakeSerialComm();
     NullSink sink;
     InputOptions options;
-    options.roots = {At(source)};
+    options.source_paths = {At(source)};
     auto input = OpenInput(*comm, options, sink);
     if (!input) return input.error().message;
     ConvertOptions to;

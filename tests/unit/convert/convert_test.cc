@@ -55,7 +55,7 @@ class Warnings final : public NullSink {
 TEST_F(Conversions, WarnOnceOfEachKindOfLoss) {
   const auto input = Opened(Own("zero1_w2"));
   ASSERT_TRUE(input);
-  checkpoints::Dialect format = *checkpoints::FindDialect("deepspeed");
+  checkpoints::Format format = *checkpoints::FindFormat("deepspeed");
   format.write = [](const checkpoints::Checkpoint&,
                     const checkpoints::Layout&) -> Result<checkpoints::Written> {
     checkpoints::Written written;

@@ -54,7 +54,7 @@ class Digests : public os::Scratch {
   Result<std::unique_ptr<Input>> Open(const std::string& root) {
     const auto comm = comm::MakeSerialComm();
     InputOptions options;
-    options.roots = {root};
+    options.source_paths = {root};
     return OpenInput(*comm, options, sink_);
   }
   Result<ConvertReport> Convert(const ConvertOptions& options) {

@@ -49,7 +49,7 @@ TEST_F(DsToUniversalFlags, PutTheTagFolderInPlaceOfTheSaveFolder) {
        {"latest_universal", "step4_universal/zero/w/fp32.pt", "step4_universal/a.pt"}) {
     target.files.push_back(plan::TextFile(path, ""));
   }
-  Flatten(*checkpoints::FindDialect("universal"), &target);
+  Flatten(*checkpoints::FindFormat("universal"), &target);
   ASSERT_EQ(target.files.size(), 2U);
   EXPECT_EQ(target.files[0].path, "zero/w/fp32.pt");
   EXPECT_EQ(target.files[1].path, "a.pt");
@@ -59,10 +59,10 @@ TEST_F(DsToUniversalFlags, PointToTheFolder) {
   Put("save/step4_universal/a.pt", "");
   Put("save/latest_universal", "step3_universal");
   ASSERT_TRUE(
-      PointLatest(*checkpoints::FindDialect("universal"), At("save/step4_universal")).has_value());
+      PointLatest(*checkpoints::FindFormat("universal"), At("save/step4_universal")).has_value());
   EXPECT_EQ(Get("save/latest_universal"), "step4_universal");
   EXPECT_FALSE(
-      PointLatest(*checkpoints::FindDialect("universal"), At("none/step4_universal")).has_value());
+      PointLatest(*checkpoints::FindFormat("universal"), At("none/step4_universal")).has_value());
 }
 
 }  // namespace

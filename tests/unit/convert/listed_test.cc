@@ -33,7 +33,7 @@ class Listed : public os::Scratch {
     const auto comm = comm::MakeSerialComm();
     NullSink sink;
     InputOptions options;
-    options.roots = {At(folder)};
+    options.source_paths = {At(folder)};
     const auto input = OpenInput(*comm, options, sink);
     if (input) return "read";
     EXPECT_EQ(input.error().code, Errc::kBadInput) << input.error().message;

@@ -55,7 +55,7 @@ class OneSaveTest : public os::Scratch {
   Result<OneSave> Open(bool allow_mixed = false, bool payload = true) {
     const auto comm = comm::MakeSerialComm();
     InputOptions options;
-    options.roots = {At("ckpt")};
+    options.source_paths = {At("ckpt")};
     options.allow_mixed = allow_mixed;
     if (!payload) options.proof.reset();
     sink_ = std::make_unique<Heard>();
@@ -107,7 +107,7 @@ TEST_F(OneSaveTest, AnExistingOutputIsRefusedBeforeWeightsAreRead) {
   const auto comm = comm::MakeSerialComm();
   NullSink sink;
   InputOptions options;
-  options.roots = {At("ckpt")};
+  options.source_paths = {At("ckpt")};
   options.output = At("out");
   for (const bool is_new : {true, false}) {
     options.new_output = is_new;
@@ -287,7 +287,7 @@ TEST_F(OneSaveTest, CheckpointsOfTrainersAreAccepted) {
     const auto comm = comm::MakeSerialComm();
     Heard sink;
     InputOptions options;
-    options.roots = {(one.path() / "ckpt").string()};
+    options.source_paths = {(one.path() / "ckpt").string()};
     const auto input = OpenInput(*comm, options, sink);
     if (!input && input.error().code == Errc::kUnsupported) continue;  // bound states
     ASSERT_TRUE(input.has_value()) << one.path() << ": " << input.error().message;

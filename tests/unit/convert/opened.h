@@ -23,12 +23,12 @@ inline std::string Own(const std::string& name) {
 }
 
 /// Opens a source on one process. \returns null where that fails, which fails the test
-inline std::unique_ptr<Input> Opened(const std::string& root, bool neighbours = false) {
+inline std::unique_ptr<Input> Opened(const std::string& root, bool siblings = false) {
   const auto comm = comm::MakeSerialComm();
   NullSink sink;
   InputOptions options;
-  options.roots = {root};
-  options.neighbours = neighbours;
+  options.source_paths = {root};
+  options.siblings = siblings;
   auto input = OpenInput(*comm, options, sink);
   EXPECT_TRUE(input.has_value()) << input.error().message;
   return input ? *std::move(input) : nullptr;
@@ -38,12 +38,12 @@ inline std::unique_ptr<Input> Opened(const std::string& root, bool neighbours = 
 /// \param target  as --target
 inline Result<ConvertReport> Converted(Input& input, const std::string& target,
                                        const ConvertOptions& options,
-                                       std::string_view format = "deepspeed") {
+                                       std::string_view name = "deepspeed") {
   const auto comm = comm::MakeSerialComm();
   NullSink sink;
-  SW_TRY_ASSIGN(const checkpoints::Dialect* dialect, checkpoints::NeedDialect(format));
-  SW_TRY_ASSIGN(const checkpoints::TargetSpec spec, checkpoints::ParseTarget(*dialect, target));
-  return Convert(*comm, input, spec, *dialect, "test", options, sink);
+  SW_TRY_ASSIGN(const checkpoints::Format* format, checkpoints::RequireFormat(name));
+  SW_TRY_ASSIGN(const checkpoints::TargetSpec spec, checkpoints::ParseTarget(*format, target));
+  return Convert(*comm, input, spec, *format, "test", options, sink);
 }
 
 /// Files below a folder and their bytes, but for the manifest.

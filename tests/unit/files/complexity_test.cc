@@ -226,9 +226,9 @@ TEST_F(ComplexityOfFiles, LegacyStream) {
     Write(bytes);
     const auto file = os::File::OpenRead(path());
     ASSERT_TRUE(file);
-    const auto skeleton = torch_pt::ReadSkeleton(*file);
-    ASSERT_TRUE(skeleton) << skeleton.error().message;
-    const auto document = torch_pt::Parse(*skeleton);
+    const auto metadata = torch_pt::ReadMetadata(*file);
+    ASSERT_TRUE(metadata) << metadata.error().message;
+    const auto document = torch_pt::Parse(*metadata);
     ASSERT_TRUE(document) << document.error().message;
     EXPECT_EQ(document->storages.size(), document->root->items.size());
   };

@@ -59,7 +59,7 @@ class Items : public FileTest {
   std::string Error() const {
     const auto items = Read();
     if (!items) return items.error().message;
-    const auto values = ParseItems(items->skeleton);
+    const auto values = ParseItems(items->metadata);
     return values ? "read" : values.error().message;
   }
 
@@ -102,14 +102,14 @@ TEST_F(Items, AreReadOnceForEachThatIsDifferent) {
   AddFour();
   const auto items = Read();
   ASSERT_TRUE(items) << items.error().message;
-  const auto values = ParseItems(items->skeleton);
+  const auto values = ParseItems(items->metadata);
   ASSERT_TRUE(values) << values.error().message;
   ASSERT_EQ(values->items.size(), 4U);
   EXPECT_EQ(values->values.size(), 3U) << "two are alike";
   EXPECT_EQ(values->items[0].value, values->items[2].value);
   EXPECT_TRUE(values->NodeOf(values->items[0])->is_tensor());
   EXPECT_TRUE(values->NodeOf(values->items[1])->is_list());
-  EXPECT_EQ(items->skeleton.storages.size(), 3U);
+  EXPECT_EQ(items->metadata.storages.size(), 3U);
   EXPECT_EQ(items->inlined.size(), 2U) << "those of 12 bytes";
   EXPECT_EQ(items->inlined.at(0), std::string(12, 'p'));
 }
@@ -123,9 +123,9 @@ TEST_F(Items, ThatAreCompressedLieInStretches) {
   const auto items = Read();
   ASSERT_TRUE(items) << items.error().message;
   ASSERT_EQ(items->stretches.size(), 3U);
-  EXPECT_EQ(items->skeleton.storages.size(), 3U);
-  EXPECT_EQ(items->skeleton.storages[1].bytes, 400'000U);
-  EXPECT_TRUE(ParseItems(items->skeleton));
+  EXPECT_EQ(items->metadata.storages.size(), 3U);
+  EXPECT_EQ(items->metadata.storages[1].bytes, 400'000U);
+  EXPECT_TRUE(ParseItems(items->metadata));
   for (const std::uint32_t transforms : {2U, 3U}) {
     wanted_[1].at.transforms = transforms;
     ExpectRefused(
@@ -141,8 +141,8 @@ TEST_F(Items, AtOnePlaceAreOne) {
   wanted_[1].name = "again";
   const auto items = Read();
   ASSERT_TRUE(items) << items.error().message;
-  EXPECT_EQ(ParseItems(items->skeleton)->items.size(), 2U);
-  EXPECT_EQ(items->skeleton.storages.size(), 1U);
+  EXPECT_EQ(ParseItems(items->metadata)->items.size(), 2U);
+  EXPECT_EQ(items->metadata.storages.size(), 1U);
   wanted_[1].sizes = {4};
   ExpectRefused("items \"item0\" and \"again\" are two at one place");
 }
@@ -219,7 +219,7 @@ TEST_F(Items, EveryChangedByteIsRefusedOrHarmless) {
         EXPECT_NE(items.error().code, Errc::kInternal) << at;
         continue;
       }
-      const auto values = ParseItems(items->skeleton);
+      const auto values = ParseItems(items->metadata);
       ASSERT_TRUE(values) << at << values.error().message;
       EXPECT_EQ(values->items.size(), 3U) << at;
     }
@@ -230,18 +230,18 @@ TEST_F(Items, OfASkeletonThatIsNoneAreRefused) {
   AddFour();
   auto items = Read();
   ASSERT_TRUE(items) << items.error().message;
-  const files::Skeleton good = items->skeleton;
-  const auto refused = [](const files::Skeleton& skeleton, std::string_view words) {
-    ExpectFails(ParseItems(skeleton), Errc::kBadInput, words);
+  const files::ContainerMetadata good = items->metadata;
+  const auto refused = [](const files::ContainerMetadata& metadata, std::string_view words) {
+    ExpectFails(ParseItems(metadata), Errc::kBadInput, words);
   };
-  files::Skeleton bad = good;
+  files::ContainerMetadata bad = good;
   bad.storages.pop_back();
   refused(bad, "is missing");
   bad = good;
   bad.storages[1].bytes += 4;
   refused(bad, "is missing");
   const auto with = [&](const pickle::Node* root) {
-    files::Skeleton one = good;
+    files::ContainerMetadata one = good;
     one.header = pickle::Dump(root, {})->bytes;
     return one;
   };

@@ -16,16 +16,16 @@ class LegacyStream : public FileTest, public LegacyParts {
   Result<Document> Read() {
     Write(Bytes());
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path()));
-    SW_TRY_ASSIGN(skeleton, ReadSkeleton(file));
-    return Parse(skeleton);
+    SW_TRY_ASSIGN(metadata, ReadMetadata(file));
+    return Parse(metadata);
   }
-  Skeleton skeleton;
+  ContainerMetadata metadata;
 };
 
 TEST_F(LegacyStream, LocatesStorages) {
   const Result<Document> document = Read();
   ASSERT_TRUE(document.has_value()) << document.error().message;
-  const std::uint64_t first = skeleton.last - data.size();
+  const std::uint64_t first = metadata.last - data.size();
   ASSERT_EQ(document->storages.size(), 2U);
   EXPECT_EQ(document->storages[0].dtype, DType::kF32);
   EXPECT_EQ(document->storages[0].offset, first + 8 + 16 + 8);
@@ -73,7 +73,7 @@ TEST_F(LegacyStream, Truncated) {
   for (std::size_t bytes = 15; bytes < whole.size(); bytes += 5) {
     Write(whole.substr(0, bytes));
     const Result<os::File> file = os::File::OpenRead(path());
-    const Result<Skeleton> read = ReadSkeleton(*file);
+    const Result<ContainerMetadata> read = ReadMetadata(*file);
     ASSERT_FALSE(read.has_value()) << bytes;
     EXPECT_EQ(read.error().code, Errc::kBadInput) << read.error().message;
     EXPECT_TRUE(read.error().message.starts_with(path()));
@@ -91,7 +91,7 @@ TEST_F(LegacyStream, EveryChangedByteIsRefusedOrHarmless) {
     Write(changed);
     const auto file = os::File::OpenRead(path());
     ASSERT_TRUE(file);
-    auto read = ReadSkeleton(*file);
+    auto read = ReadMetadata(*file);
     if (!read) {
       ++refused;
       EXPECT_EQ(read.error().message.rfind(path(), 0), 0U) << at << read.error().message;
@@ -115,7 +115,7 @@ TEST_F(LegacyStream, EveryReadThatFailsIsTold) {
     bool fired = true;
     for (int call = 1; fired; ++call) {
       const os::ScopedFault fault(*os::ParseFault(what + ":" + std::to_string(call) + ":eio"));
-      const auto read = ReadSkeleton(*file);
+      const auto read = ReadMetadata(*file);
       fired = fault.fired();
       EXPECT_EQ(static_cast<bool>(read), !fired) << what << call;
       if (!read) {

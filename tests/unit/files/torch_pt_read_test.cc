@@ -15,13 +15,13 @@ using pickle::TensorOf;
 
 class TorchPt : public FileTest {
  protected:
-  Result<Skeleton> Read(std::string_view bytes) {
+  Result<ContainerMetadata> Read(std::string_view bytes) {
     Write(bytes);
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path()));
-    return ReadSkeleton(file);
+    return ReadMetadata(file);
   }
   void ExpectRefused(const ZipFile& file, Errc code, std::string_view words) {
-    const Result<Skeleton> read = Read(Build(file));
+    const Result<ContainerMetadata> read = Read(Build(file));
     ExpectFails(read, code, words);
     if (!read) {
       EXPECT_TRUE(read.error().message.starts_with(path())) << read.error().message;
@@ -39,18 +39,18 @@ class TorchPt : public FileTest {
 
 TEST_F(TorchPt, ReadsAContainer) {
   const std::string bytes = Build(One());
-  const Result<Skeleton> skeleton = Read(bytes);
-  ASSERT_TRUE(skeleton.has_value()) << skeleton.error().message;
-  EXPECT_EQ(skeleton->last, bytes.size());
-  ASSERT_EQ(skeleton->storages.size(), 1U);
-  EXPECT_EQ(skeleton->storages[0].offset, bytes.find("xxxx"));
-  const Result<Document> document = Parse(*skeleton);
+  const Result<ContainerMetadata> metadata = Read(bytes);
+  ASSERT_TRUE(metadata.has_value()) << metadata.error().message;
+  EXPECT_EQ(metadata->last, bytes.size());
+  ASSERT_EQ(metadata->storages.size(), 1U);
+  EXPECT_EQ(metadata->storages[0].offset, bytes.find("xxxx"));
+  const Result<Document> document = Parse(*metadata);
   ASSERT_TRUE(document.has_value()) << document.error().message;
   ASSERT_EQ(document->storages.size(), 1U);
   const Document::StorageRef& storage = document->storages[0];
   EXPECT_EQ(storage.dtype, DType::kF32);
   EXPECT_EQ(storage.bytes, 12U);
-  EXPECT_EQ(storage.offset, skeleton->storages[0].offset);
+  EXPECT_EQ(storage.offset, metadata->storages[0].offset);
   EXPECT_EQ(storage.crc32, CrcOf(std::string(12, 'x')));
   EXPECT_EQ(storage.member, "data/0");
   EXPECT_EQ(document->root->tensor->shape, (Shape{3}));
@@ -64,16 +64,16 @@ TEST_F(TorchPt, ReadsAContainerInsideAFile) {
   const auto file = os::File::OpenRead(path());
   ASSERT_TRUE(file.has_value());
   for (const std::uint64_t first : {before.size(), before.size() + bytes.size()}) {
-    const auto skeleton = ReadSkeleton(files::Part(*file, first, bytes.size()));
-    ASSERT_TRUE(skeleton.has_value()) << skeleton.error().message;
-    EXPECT_EQ(skeleton->first, first);
-    EXPECT_EQ(skeleton->last, first + bytes.size());
-    EXPECT_EQ(skeleton->storages.at(0).offset, first + bytes.find("xxxx"));
-    EXPECT_TRUE(Parse(*skeleton).has_value());
+    const auto metadata = ReadMetadata(files::Part(*file, first, bytes.size()));
+    ASSERT_TRUE(metadata.has_value()) << metadata.error().message;
+    EXPECT_EQ(metadata->first, first);
+    EXPECT_EQ(metadata->last, first + bytes.size());
+    EXPECT_EQ(metadata->storages.at(0).offset, first + bytes.find("xxxx"));
+    EXPECT_TRUE(Parse(*metadata).has_value());
   }
-  ExpectFails(ReadSkeleton(files::Part(*file, 0, bytes.size())), Errc::kBadInput,
+  ExpectFails(ReadMetadata(files::Part(*file, 0, bytes.size())), Errc::kBadInput,
               "not a file of torch.save");
-  ExpectFails(ReadSkeleton(files::Part(*file, before.size() + 1, 2 * bytes.size())),
+  ExpectFails(ReadMetadata(files::Part(*file, before.size() + 1, 2 * bytes.size())),
               Errc::kBadInput, "the file ends at");
 }
 
@@ -180,8 +180,8 @@ TEST_F(TorchPt, DamagedSmallMembers) {
 
 TEST_F(TorchPt, StorageThatDoesNotFitItsMember) {
   const auto parse = [&](const ZipFile& file) -> Result<Document> {
-    SW_TRY_ASSIGN(const Skeleton skeleton, Read(Build(file)));
-    return Parse(skeleton);
+    SW_TRY_ASSIGN(const ContainerMetadata metadata, Read(Build(file)));
+    return Parse(metadata);
   };
   ZipFile file = One();
   file.members[2].content += "y";
@@ -206,7 +206,7 @@ TEST_F(TorchPt, EveryChangedByteIsRefusedOrHarmless) {
       for (const char change : {'\x01', '\x80'}) {
         std::string changed = whole;
         changed[at] = static_cast<char>(changed[at] ^ change);
-        const Result<Skeleton> read = Read(changed);
+        const Result<ContainerMetadata> read = Read(changed);
         if (!read) {
           ++refused;
           EXPECT_EQ(read.error().message.rfind(path(), 0), 0U) << at << read.error().message;
@@ -230,7 +230,7 @@ TEST_F(TorchPt, EveryReadThatFailsIsTold) {
     bool fired = true;
     for (int call = 1; fired; ++call) {
       const os::ScopedFault fault(*os::ParseFault(what + ":" + std::to_string(call) + ":eio"));
-      const auto read = ReadSkeleton(*file);
+      const auto read = ReadMetadata(*file);
       fired = fault.fired();
       EXPECT_EQ(static_cast<bool>(read), !fired) << what << call;
       if (!read) {

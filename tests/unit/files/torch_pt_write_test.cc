@@ -102,8 +102,8 @@ TEST_F(TorchPtWrite, ReadsBackAndIsAligned) {
   EXPECT_EQ(*zip::ReadMember(*opened, *container->Find("archive/.storage_alignment"), 9), "64");
   EXPECT_EQ(*zip::ReadMember(*opened, *container->Find("archive/byteorder"), 9), "little");
   EXPECT_EQ(*zip::ReadMember(*opened, *container->Find("archive/version"), 9), "3\n");
-  const Result<Skeleton> skeleton = ReadSkeleton(*opened);
-  const Result<Document> document = Parse(*skeleton);
+  const Result<ContainerMetadata> metadata = ReadMetadata(*opened);
+  const Result<Document> document = Parse(*metadata);
   ASSERT_TRUE(document.has_value()) << document.error().message;
   ASSERT_EQ(document->storages.size(), 6U);
   for (std::size_t i = 0; i < 6; ++i) {
@@ -139,9 +139,9 @@ TEST_F(TorchPtWrite, NothingToStore) {
   ASSERT_TRUE(layout.has_value());
   Write(Assemble(*layout));
   const Result<os::File> opened = os::File::OpenRead(path());
-  const Result<Skeleton> skeleton = ReadSkeleton(*opened);
-  ASSERT_TRUE(skeleton.has_value()) << skeleton.error().message;
-  EXPECT_TRUE(Parse(*skeleton)->root->is_dict());
+  const Result<ContainerMetadata> metadata = ReadMetadata(*opened);
+  ASSERT_TRUE(metadata.has_value()) << metadata.error().message;
+  EXPECT_TRUE(Parse(*metadata)->root->is_dict());
 }
 
 // Storages lie in the order of their first use whatever their index, as .format_version 1 promises.
@@ -158,7 +158,7 @@ TEST_F(TorchPtWrite, FileOrderIsUseOrder) {
   EXPECT_LT(layout->payload_offset(0), layout->payload_offset(1));
   Write(Assemble(*layout));
   const Result<os::File> opened = os::File::OpenRead(path());
-  const Result<Document> document = Parse(*ReadSkeleton(*opened));
+  const Result<Document> document = Parse(*ReadMetadata(*opened));
   EXPECT_EQ(document->storages[0].offset, layout->payload_offset(2));
   EXPECT_EQ(document->storages[0].crc32, CrcOf(Payload(2, 4)));
 }
@@ -178,13 +178,13 @@ TEST_F(TorchPtWrite, Zip64) {
     end = piece.offset + piece.bytes.size();
   }
   EXPECT_EQ(end, layout->file_bytes());
-  const Result<Skeleton> skeleton = ReadSkeleton(*out);
-  ASSERT_TRUE(skeleton.has_value()) << skeleton.error().message;
+  const Result<ContainerMetadata> metadata = ReadMetadata(*out);
+  ASSERT_TRUE(metadata.has_value()) << metadata.error().message;
   for (std::size_t i = 0; i < 5; ++i) {
-    EXPECT_EQ(skeleton->storages[i].offset, layout->payload_offset(i));
-    EXPECT_EQ(skeleton->storages[i].bytes, layout->payload_bytes(i));
-    EXPECT_EQ(skeleton->storages[i].offset % 64, 0U);
-    EXPECT_EQ(skeleton->storages[i].crc32, i == 4 ? 0 : crcs[i]);
+    EXPECT_EQ(metadata->storages[i].offset, layout->payload_offset(i));
+    EXPECT_EQ(metadata->storages[i].bytes, layout->payload_bytes(i));
+    EXPECT_EQ(metadata->storages[i].offset % 64, 0U);
+    EXPECT_EQ(metadata->storages[i].crc32, i == 4 ? 0 : crcs[i]);
   }
   // Local zip64 field of the big one: sizes 4 GiB and 0; then a descriptor with 64-bit sizes.
   const std::string field = Le(1, 2) + Le(16, 2) + Le(4 * big, 8) + Le(0, 8) + "FB";
@@ -198,7 +198,7 @@ TEST_F(TorchPtWrite, Zip64) {
   // Both at once.
   EXPECT_NE(pieces[3].bytes.find("archive/data/3" + Le(1, 2) + Le(24, 2) + Le(4 * big + 4, 8)),
             std::string::npos);
-  EXPECT_TRUE(Parse(*skeleton).has_value());
+  EXPECT_TRUE(Parse(*metadata).has_value());
 }
 
 TEST_F(TorchPtWrite, TooLarge) {
@@ -213,9 +213,10 @@ TEST_F(TorchPtWrite, FrameOfThousandsOfStorages) {
   ASSERT_TRUE(layout.has_value());
   Write(Assemble(*layout));
   const Result<os::File> opened = os::File::OpenRead(path());
-  const Result<Skeleton> skeleton = ReadSkeleton(*opened);  // more members than 16 bits hold
-  ASSERT_TRUE(skeleton.has_value()) << skeleton.error().message;
-  EXPECT_EQ(skeleton->storages.size(), 66'000U);
+  const Result<ContainerMetadata> metadata =
+      ReadMetadata(*opened);  // more members than 16 bits hold
+  ASSERT_TRUE(metadata.has_value()) << metadata.error().message;
+  EXPECT_EQ(metadata->storages.size(), 66'000U);
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ BlobWriters Assign(const ExpertMap& map, const std::vector<ModuleBlobs>& modules
 }
 
 /// Adds up what each rank has, from the owners alone.
-std::vector<std::uint64_t> Loads(const std::vector<ModuleBlobs>& modules,
-                                 const BlobWriters& writers, std::uint32_t ranks) {
+std::vector<std::uint64_t> TokenCounts(const std::vector<ModuleBlobs>& modules,
+                                       const BlobWriters& writers, std::uint32_t ranks) {
   std::vector<std::uint64_t> loads(ranks, 0);
   for (std::size_t i = 0; i < modules.size(); ++i) {
     for (std::size_t c = 0; c < kComponents; ++c) {
@@ -101,7 +101,7 @@ TEST(AssignBlobs, IsWithinFourThirdsOfTheBest) {
       modules.back().selected = i >= 4 && random() % 3 != 0;
     }
     const BlobWriters writers = Assign(map, modules, ranks);
-    const std::vector<std::uint64_t> loads = Loads(modules, writers, ranks);
+    const std::vector<std::uint64_t> loads = TokenCounts(modules, writers, ranks);
     ASSERT_EQ(loads, writers.rank_bytes);
     ASSERT_EQ(*std::max_element(loads.begin(), loads.end()), writers.bottleneck);
     const std::uint64_t best = Best(weights, ranks);
@@ -117,7 +117,7 @@ TEST(AssignBlobs, BlobsOfAModuleMayPart) {
   modules.reserve(9);
   for (std::int32_t e = 0; e < 9; ++e) modules.push_back({{0, e}, true, {20, 40, 80}});
   const BlobWriters writers = Assign(map, modules, 8);
-  EXPECT_EQ(Loads(modules, writers, 8), writers.rank_bytes);
+  EXPECT_EQ(TokenCounts(modules, writers, 8), writers.rank_bytes);
   EXPECT_EQ(writers.ep, 0U);
   EXPECT_EQ(writers.bound, 158U);  // 9 * 140 / 8
   EXPECT_LE(writers.bottleneck, 200U);

@@ -132,7 +132,7 @@ struct Case {
   std::uint32_t ep;
 };
 
-struct Loads {
+struct TokenCounts {
   double baseline = 0;  // rank 0 saves all weights of the non-expert part, group 0 the experts'
   double equal = 0;
   double adaptive = 0;
@@ -142,7 +142,7 @@ struct Loads {
 };
 
 // `k` experts per layer; less than all of them: the master copies of all are saved, too.
-Loads LoadsOf(const Case& c, std::uint32_t k) {
+TokenCounts LoadsOf(const Case& c, std::uint32_t k) {
   const ModelBytes model = published::Gpt350M();
   const ExpertMap map = EvenMap(published::kMoeLayers, published::kExperts, c.ep);
   const Selection selection = SelectSequential(map, MakeLevelState(map.experts(), k), k);
@@ -171,7 +171,7 @@ Loads LoadsOf(const Case& c, std::uint32_t k) {
     EXPECT_TRUE(plan) << plan.error().message;
     return plan ? static_cast<double>(plan->bottleneck) + optimizer : 0;
   };
-  Loads loads;
+  TokenCounts loads;
   loads.equal = bottleneck(false, 0);
   loads.adaptive = bottleneck(true, 0);
   const auto share = static_cast<std::uint64_t>(total) / c.dp;
@@ -199,7 +199,7 @@ TEST(Published, BottleneckOfAFullSave) {
   const std::pair<Case, std::pair<double, double>> table[] = {
       {{8, 8}, {12.1, 11.0}}, {{16, 16}, {22.7, 19.3}}, {{16, 8}, {29.4, 26.3}}};
   for (const auto& [c, less] : table) {
-    const Loads loads = LoadsOf(c, published::kExperts);
+    const TokenCounts loads = LoadsOf(c, published::kExperts);
     EXPECT_NEAR(Less(loads.ideal, loads.baseline), less.first, 0.06) << c.dp << " " << c.ep;
     EXPECT_NEAR(Less(loads.equal, loads.baseline), less.second, 0.06) << c.dp << " " << c.ep;
   }
@@ -212,7 +212,7 @@ TEST(Published, Eq8AsPrintedIsWrong) {
   const double experts = 1'611'595'776;
   const double printed = (rest + experts) * 12 / 8 + rest * 2 / 16 + experts * 2 / 8;
   EXPECT_NEAR(printed, 3237e6, 1e6);
-  const Loads loads = LoadsOf({16, 8}, published::kExperts);
+  const TokenCounts loads = LoadsOf({16, 8}, published::kExperts);
   EXPECT_GT(printed, loads.baseline);
   EXPECT_NEAR(
       loads.ideal,
@@ -221,11 +221,11 @@ TEST(Published, Eq8AsPrintedIsWrong) {
 }
 
 TEST(Published, BottleneckOfAPartialSave) {
-  const Loads one = LoadsOf({8, 8}, 1);
+  const TokenCounts one = LoadsOf({8, 8}, 1);
   EXPECT_NEAR(Less(one.equal, one.baseline), 21.8, 0.06);
   EXPECT_NEAR(Less(one.split_equal, one.baseline), 24.0, 0.1);
   for (const Case& c : {Case{16, 16}, Case{16, 8}}) {
-    const Loads loads = LoadsOf(c, 1);
+    const TokenCounts loads = LoadsOf(c, 1);
     EXPECT_GT(Less(loads.equal, loads.baseline), 33.5);
     EXPECT_LT(Less(loads.split_equal, loads.baseline), 41.5);
   }
@@ -234,7 +234,7 @@ TEST(Published, BottleneckOfAPartialSave) {
 TEST(Published, AdaptiveCut) {
   const std::pair<Case, double> table[] = {{{8, 8}, 5.4}, {{16, 16}, 10.7}, {{16, 8}, 6.4}};
   for (const auto& [c, less] : table) {
-    const Loads loads = LoadsOf(c, 1);
+    const TokenCounts loads = LoadsOf(c, 1);
     EXPECT_NEAR(Less(loads.adaptive, loads.equal), less, 0.06) << c.dp << " " << c.ep;
     EXPECT_GT(Less(loads.split, loads.split_equal), 2.0);
     EXPECT_LT(Less(loads.split, loads.split_equal), 3.5);

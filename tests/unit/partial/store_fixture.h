@@ -19,7 +19,7 @@ namespace shardwright::partial {
 /// A source without files, as a catalogue has it.
 inline checkpoints::SourceSet Nothing() {
   checkpoints::SourceSet set;
-  set.dialect = "deepspeed";
+  set.format = "deepspeed";
   return set;
 }
 

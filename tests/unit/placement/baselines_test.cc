@@ -11,12 +11,13 @@ namespace {
 
 using Slots = std::vector<std::int32_t>;
 
-Result<StrategyResult> Try(std::string_view strategy, const Loads& loads, const Cluster& cluster,
-                           const Options& options = {}, const Placement* current = nullptr) {
+Result<StrategyResult> Try(std::string_view strategy, const TokenCounts& loads,
+                           const Cluster& cluster, const Options& options = {},
+                           const Placement* current = nullptr) {
   return (*FindStrategy(strategy))->plan(loads, cluster, current, options);
 }
 
-Slots SlotsOf(std::string_view strategy, const Loads& loads, const Cluster& cluster,
+Slots SlotsOf(std::string_view strategy, const TokenCounts& loads, const Cluster& cluster,
               const Options& options = {}, const Placement* current = nullptr) {
   const auto plan = Try(strategy, loads, cluster, options, current);
   EXPECT_TRUE(plan.has_value()) << plan.error().message;
@@ -40,7 +41,7 @@ TEST(StrategiesTest, PartsJoinToTheWhole) {
     tokens.push_back(i * i * 7919 % 101 + (i % 12 == 3 ? 150 : 0));
     before.push_back(i * 104729 % 97);
   }
-  const Loads loads = LoadsOf(12, tokens);
+  const TokenCounts loads = LoadsOf(12, tokens);
   const Cluster cluster = UniformCluster(3, 2, 4);
   const Placement current = Try("eplb+", LoadsOf(12, before), cluster)->placement;
   for (const Strategy& strategy : Strategies()) {
@@ -65,7 +66,7 @@ TEST(StrategiesTest, PartsJoinToTheWhole) {
 }
 
 TEST(VanillaTest, RunsOfExpertsAndWholeCopies) {
-  const Loads loads = LoadsOf(4, {1, 2, 3, 4});
+  const TokenCounts loads = LoadsOf(4, {1, 2, 3, 4});
   EXPECT_EQ(SlotsOf("vanilla", loads, UniformCluster(2, 1, 2)), (Slots{0, 1, 2, 3}));
   // Six GPUs: groups of four and two GPUs that stay idle.
   EXPECT_EQ(SlotsOf("vanilla", loads, UniformCluster(3, 2, 1)), (Slots{0, 1, 2, 3, -1, -1}));
@@ -105,7 +106,7 @@ TEST(SmartMoeTest, AnExchangeThatHelpsIsMade) {
 
 TEST(SmartMoeTest, WhatDoesNotLowerThePeakStays) {
   const Cluster cluster = UniformCluster(2, 1, 2);
-  const Loads loads = LoadsOf(4, {9, 8, 2, 1});
+  const TokenCounts loads = LoadsOf(4, {9, 8, 2, 1});
   Placement current = EmptyPlacement(loads, cluster);
   current.slot_expert = {1, 2, 3, 0};  // as good as it gets, other GPUs
   EXPECT_EQ(SlotsOf("smartmoe", loads, cluster, {}, &current), current.slot_expert);
@@ -117,7 +118,7 @@ TEST(SmartMoeTest, TooFewSlotsAreRefused) {
 
 // Without network time every expert pays; without compute time none does.
 TEST(FasterMoeTest, ShadowsWhileTheModelledTimeFalls) {
-  const Loads loads = LoadsOf(4, {100, 10, 10, 10});
+  const TokenCounts loads = LoadsOf(4, {100, 10, 10, 10});
   const Cluster cluster = UniformCluster(2, 2, 1);
   Options options;
   options.model.flops = 1e30;
@@ -144,7 +145,7 @@ TEST(FasterMoeTest, TheModelIsThePublishedOne) {
   options.model.inner_ratio = 1;
   options.model.flops = 192;
   options.model.value_bytes = 2;
-  const Loads loads = LoadsOf(2, {10, 2});
+  const TokenCounts loads = LoadsOf(2, {10, 2});
   const Cluster cluster = UniformCluster(2, 1, 1);
   const auto shadows = [&](double bandwidth, double kappa) {
     options.model.network_bytes_per_s = bandwidth;
@@ -158,7 +159,7 @@ TEST(FasterMoeTest, TheModelIsThePublishedOne) {
 }
 
 TEST(FlexMoeTest, TheHottestExpertGainsReplicas) {
-  const Loads loads = LoadsOf(4, {100, 10, 10, 10});
+  const TokenCounts loads = LoadsOf(4, {100, 10, 10, 10});
   const Cluster cluster = UniformCluster(1, 4, 2);
   const Slots slots = SlotsOf("flexmoe", loads, cluster);
   EXPECT_EQ(std::count(slots.begin(), slots.end(), 0), 4);
@@ -168,7 +169,7 @@ TEST(FlexMoeTest, TheHottestExpertGainsReplicas) {
 }
 
 TEST(FlexMoeTest, ColdReplicasMakeRoom) {
-  const Loads loads = LoadsOf(2, {10, 100});
+  const TokenCounts loads = LoadsOf(2, {10, 100});
   const Cluster cluster = UniformCluster(1, 3, 1);
   Placement current = EmptyPlacement(loads, cluster);
   current.slot_expert = {0, 0, 1};
@@ -178,7 +179,7 @@ TEST(FlexMoeTest, ColdReplicasMakeRoom) {
 
 // Replicas of one expert on two nodes come together when the all-reduce is what costs.
 TEST(FlexMoeTest, ReplicasAreGatheredOnANode) {
-  const Loads loads = LoadsOf(2, {10, 10});
+  const TokenCounts loads = LoadsOf(2, {10, 10});
   const Cluster cluster = UniformCluster(2, 2, 1);
   Placement current = EmptyPlacement(loads, cluster);
   current.slot_expert = {0, 1, 0, 1};
@@ -188,7 +189,7 @@ TEST(FlexMoeTest, ReplicasAreGatheredOnANode) {
 }
 
 TEST(LazarusStrategyTest, WhatDoesNotFitIsToldWithTheLargestThatDoes) {
-  const Loads loads = LoadsOf(16, std::vector<std::uint64_t>(16, 5));
+  const TokenCounts loads = LoadsOf(16, std::vector<std::uint64_t>(16, 5));
   const Cluster cluster = UniformCluster(5, 1, 6);  // 30 slots
   Options options;
   options.copies_min = 2;
@@ -207,7 +208,7 @@ TEST(LazarusStrategyTest, RacksAreUnitsToo) {
   Cluster cluster = UniformCluster(4, 2, 1);
   cluster.racks = {"a", "b"};
   cluster.nodes[2].rack = cluster.nodes[3].rack = 1;
-  const Loads loads = LoadsOf(4, {9, 5, 3, 1});
+  const TokenCounts loads = LoadsOf(4, {9, 5, 3, 1});
   Options options;
   options.copies_min = 2;
   options.failure_unit = FailureUnit::kRack;
@@ -217,7 +218,7 @@ TEST(LazarusStrategyTest, RacksAreUnitsToo) {
 }
 
 TEST(LazarusStrategyTest, DistinctLeavesNoDuplicatesOnANode) {
-  const Loads loads = LoadsOf(3, {1, 1, 100});
+  const TokenCounts loads = LoadsOf(3, {1, 1, 100});
   const Cluster cluster = UniformCluster(4, 1, 3);
   Options options;
   options.distinct = true;

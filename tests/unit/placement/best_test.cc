@@ -12,14 +12,15 @@
 namespace shardwright::placement {
 namespace {
 
-StrategyResult Planned(std::string_view strategy, const Loads& loads, const Cluster& cluster,
+StrategyResult Planned(std::string_view strategy, const TokenCounts& loads, const Cluster& cluster,
                        const Placement* current = nullptr, const Options& options = {}) {
   auto plan = (*FindStrategy(strategy))->plan(loads, cluster, current, options);
   EXPECT_TRUE(plan.has_value()) << plan.error().message;
   return plan ? *std::move(plan) : StrategyResult();
 }
 
-double Peak(const Placement& plan, const Loads& loads, const Cluster& cluster, std::uint32_t l) {
+double Peak(const Placement& plan, const TokenCounts& loads, const Cluster& cluster,
+            std::uint32_t l) {
   const auto load = DeviceLoads(plan, loads, cluster, l);
   return *std::max_element(load.begin(), load.end());
 }
@@ -28,8 +29,8 @@ std::size_t MoveCount(const Placement& current, const Placement& next, const Clu
   return PlanMigration(current, next, cluster)->transfers.size();
 }
 
-// Loads that fall off like those of real routers, hottest experts anywhere.
-Loads Skewed(Random* random, std::uint32_t layers, std::uint32_t experts) {
+// TokenCounts that fall off like those of real routers, hottest experts anywhere.
+TokenCounts Skewed(Random* random, std::uint32_t layers, std::uint32_t experts) {
   std::vector<std::uint64_t> tokens(std::size_t{layers} * experts);
   for (auto& t : tokens) {
     const double u = random->Unit();
@@ -40,7 +41,7 @@ Loads Skewed(Random* random, std::uint32_t layers, std::uint32_t experts) {
 
 // Every way to fill the slots of equal devices, duplicates and empty slots included: the least
 // peak.
-double LeastPeak(const Loads& loads, std::uint32_t devices, std::uint32_t slots) {
+double LeastPeak(const TokenCounts& loads, std::uint32_t devices, std::uint32_t slots) {
   std::vector<std::vector<std::uint32_t>> contents;  // `experts` stands for an empty slot
   std::vector<std::uint32_t> content;
   const std::function<void(std::uint32_t)> grow = [&](std::uint32_t from) {
@@ -57,7 +58,7 @@ double LeastPeak(const Loads& loads, std::uint32_t devices, std::uint32_t slots)
   grow(0);
   std::vector<std::size_t> chosen(devices);
   double least = 1e300;
-  const auto judge = [&] {
+  const auto verify = [&] {
     std::vector<double> count(loads.experts + std::size_t{1}, 0);
     for (const std::size_t i : chosen) {
       for (const std::uint32_t e : contents[i]) ++count[e];
@@ -75,7 +76,7 @@ double LeastPeak(const Loads& loads, std::uint32_t devices, std::uint32_t slots)
   };
   const std::function<void(std::uint32_t, std::size_t)> fill = [&](std::uint32_t d,
                                                                    std::size_t from) {
-    if (d == devices) return judge();
+    if (d == devices) return verify();
     for (std::size_t i = from; i < contents.size(); ++i) {
       chosen[d] = i;
       fill(d + 1, i);
@@ -95,7 +96,7 @@ TEST(BestTest, FindsTheOptimumOfMostSmallProblems) {
     const auto slots = static_cast<std::uint32_t>(2 + random.Below(2));
     const auto devices = static_cast<std::uint32_t>(2 + random.Below(4 - slots + 1));
     const auto experts = static_cast<std::uint32_t>(slots + random.Below(slots == 2 ? 3 : 2));
-    const Loads loads = Skewed(&random, 1, experts);
+    const TokenCounts loads = Skewed(&random, 1, experts);
     const Cluster cluster = UniformCluster(devices, 1, slots);
     const StrategyResult result = Planned("best", loads, cluster);
     const Placement& plan = result.placement;
@@ -117,7 +118,7 @@ TEST(BestTest, FindsTheOptimumOfMostSmallProblems) {
 
 TEST(BestTest, AsEvenAsEplbOnEveryLayer) {
   Random random(32);
-  const Loads loads = Skewed(&random, 12, 64);
+  const TokenCounts loads = Skewed(&random, 12, 64);
   const Cluster cluster = UniformCluster(2, 8, 5);
   const Placement best = Planned("best", loads, cluster).placement;
   const Placement eplb = Planned("eplb", loads, cluster).placement;
@@ -130,8 +131,8 @@ TEST(BestTest, AsEvenAsEplbOnEveryLayer) {
 TEST(BestTest, MovesLittleFromAnOldPlan) {
   Random random(33);
   const Cluster cluster = UniformCluster(4, 4, 5);
-  const Loads before = Skewed(&random, 12, 64);
-  Loads after = before;
+  const TokenCounts before = Skewed(&random, 12, 64);
+  TokenCounts after = before;
   for (auto& t : after.tokens) t = t * (80 + random.Below(41)) / 100;
   const Placement old = Planned("eplb+", before, cluster).placement;
   const Placement best = Planned("best", after, cluster, &old).placement;
@@ -148,7 +149,7 @@ TEST(BestTest, MovesLittleFromAnOldPlan) {
 
 TEST(BestTest, KeepsTheAskedCopiesApart) {
   Random random(34);
-  const Loads loads = Skewed(&random, 6, 24);
+  const TokenCounts loads = Skewed(&random, 6, 24);
   Cluster cluster = UniformCluster(6, 2, 6);
   Options options;
   for (std::uint32_t copies = 1; copies <= 3; ++copies) {
@@ -172,7 +173,7 @@ TEST(BestTest, KeepsTheAskedCopiesApart) {
 
 TEST(BestTest, ADeadNodeIsLeftAndTheRestStays) {
   Random random(35);
-  const Loads loads = Skewed(&random, 6, 24);
+  const TokenCounts loads = Skewed(&random, 6, 24);
   Cluster cluster = UniformCluster(6, 2, 6);
   Options options;
   options.copies_min = 2;
@@ -189,7 +190,7 @@ TEST(BestTest, ADeadNodeIsLeftAndTheRestStays) {
 
 TEST(BestTest, UnequalDevicesAreFilled) {
   Random random(36);
-  const Loads loads = Skewed(&random, 4, 30);
+  const TokenCounts loads = Skewed(&random, 4, 30);
   Cluster cluster = UniformCluster(3, 4, 3);
   cluster.devices[0].slots = 7;
   cluster.devices[5].slots = 1;
@@ -209,7 +210,7 @@ TEST(BestTest, SlowDevicesGetFewerTokens) {
   Cluster cluster = UniformCluster(2, 1, 2);
   cluster.devices[1].speed = 0.4;
   for (int round = 0; round < 30; ++round) {
-    const Loads loads = Skewed(&random, 1, 3);
+    const TokenCounts loads = Skewed(&random, 1, 3);
     const Placement plan = Planned("best", loads, cluster).placement;
     ASSERT_TRUE(Validate(plan, loads, cluster, Rules{true, true, 1, true}));
     double least = 1e300;
@@ -224,7 +225,7 @@ TEST(BestTest, SlowDevicesGetFewerTokens) {
     ASSERT_LE(Peak(plan, loads, cluster, 0), least * (1 + 1e-9)) << round;
   }
   // Many experts: the loads are even, and so the tokens are not.
-  const Loads loads = Skewed(&random, 4, 48);
+  const TokenCounts loads = Skewed(&random, 4, 48);
   cluster = UniformCluster(2, 4, 10);
   for (const std::uint32_t d : {1U, 6U}) cluster.devices[d].speed = 0.5;
   const StrategyResult result = Planned("best", loads, cluster);
@@ -236,7 +237,7 @@ TEST(BestTest, SlowDevicesGetFewerTokens) {
 
 TEST(BestTest, GroupsStayOnTheirNode) {
   Random random(40);
-  const Loads loads = Skewed(&random, 6, 64);
+  const TokenCounts loads = Skewed(&random, 6, 64);
   Cluster cluster = UniformCluster(4, 4, 5);
   Options options;
   options.eplb_groups = 8;
@@ -280,19 +281,19 @@ TEST(BestTest, GroupsStayOnTheirNode) {
 // What it costs to survive is told: recovery and balance pull in different directions.
 TEST(BestTest, ObjectivesTradeRecoveryForBalance) {
   Random random(37);
-  const Loads loads = Skewed(&random, 4, 16);
+  const TokenCounts loads = Skewed(&random, 4, 16);
   const Cluster cluster = UniformCluster(10, 1, 6);
   Options options;
   options.copies_min = 2;
-  const auto judged = [&](Objective objective) {
+  const auto verified = [&](Objective objective) {
     options.objective = objective;
     const Placement plan = Planned("best", loads, cluster, nullptr, options).placement;
     return std::pair(Measure(plan, loads, cluster).imbalance_mean,
                      ModelRecovery(plan, cluster).survived[4]);
   };
-  const auto balance = judged(Objective::kBalance);
-  const auto mixed = judged(Objective::kMixed);
-  const auto recovery = judged(Objective::kRecovery);
+  const auto balance = verified(Objective::kBalance);
+  const auto mixed = verified(Objective::kMixed);
+  const auto recovery = verified(Objective::kRecovery);
   EXPECT_LE(balance.first, mixed.first + 1e-9);
   EXPECT_LE(mixed.first, recovery.first + 1e-9);
   EXPECT_LE(balance.second, recovery.second);
@@ -300,7 +301,7 @@ TEST(BestTest, ObjectivesTradeRecoveryForBalance) {
 
 TEST(BestTest, TheSameInputGivesTheSamePlan) {
   Random random(38);
-  const Loads loads = Skewed(&random, 16, 48);
+  const TokenCounts loads = Skewed(&random, 16, 48);
   const Cluster cluster = UniformCluster(4, 4, 4);
   const Placement first = Planned("best", loads, cluster).placement;
   for (int i = 0; i < 3; ++i) {

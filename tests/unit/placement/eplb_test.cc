@@ -14,7 +14,7 @@ using Slots = std::vector<std::int32_t>;
 
 const std::vector<std::uint64_t> kPublished{90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86};
 
-StrategyResult Planned(std::string_view strategy, const Loads& loads, const Cluster& cluster,
+StrategyResult Planned(std::string_view strategy, const TokenCounts& loads, const Cluster& cluster,
                        const Options& options, const Placement* current = nullptr) {
   auto plan = (*FindStrategy(strategy))->plan(loads, cluster, current, options);
   EXPECT_TRUE(plan.has_value()) << plan.error().message;
@@ -22,7 +22,7 @@ StrategyResult Planned(std::string_view strategy, const Loads& loads, const Clus
 }
 
 TEST(EplbTest, PublishedExample) {
-  const Loads loads = LoadsOf(12, kPublished);
+  const TokenCounts loads = LoadsOf(12, kPublished);
   const Cluster cluster = UniformCluster(2, 4, 2);
   Options options;
   options.eplb_groups = 4;
@@ -49,7 +49,7 @@ TEST(EplbTest, ASlotPerGpuKeepsTheOrderOfTheReplicas) {
 }
 
 TEST(EplbTest, WhatTheAlgorithmNeedsIsAsked) {
-  const Loads loads = LoadsOf(12, kPublished);
+  const TokenCounts loads = LoadsOf(12, kPublished);
   Options options;
   const auto refused = [&](const Cluster& cluster, const std::string& part) {
     const auto plan = (*FindStrategy("eplb"))->plan(loads, cluster, nullptr, options);
@@ -82,7 +82,7 @@ TEST(EplbTest, DeadNodesAreLeftOut) {
 
 // One hot expert: the published plan puts two of its replicas on a GPU although others lack it.
 TEST(EplbPlusTest, NoExpertTwiceOnAGpu) {
-  const Loads loads = LoadsOf(4, {100, 1, 1, 1});
+  const TokenCounts loads = LoadsOf(4, {100, 1, 1, 1});
   const Cluster cluster = UniformCluster(1, 4, 2);
   const Placement published = Planned("eplb", loads, cluster, {}).placement;
   EXPECT_GT(Measure(published, loads, cluster, 0).device_duplicates, 0U);
@@ -93,7 +93,7 @@ TEST(EplbPlusTest, NoExpertTwiceOnAGpu) {
 }
 
 TEST(EplbPlusTest, GpusAreRenamedAfterTheOldPlan) {
-  const Loads loads = LoadsOf(12, kPublished);
+  const TokenCounts loads = LoadsOf(12, kPublished);
   const Cluster cluster = UniformCluster(2, 4, 2);
   const Placement plan = Planned("eplb+", loads, cluster, {}).placement;
   Placement shuffled = plan;  // the same plan, GPUs and slots in another order
@@ -103,7 +103,7 @@ TEST(EplbPlusTest, GpusAreRenamedAfterTheOldPlan) {
 }
 
 TEST(EplbPlusTest, AnySlotsWillDo) {
-  const Loads loads = LoadsOf(12, kPublished);
+  const TokenCounts loads = LoadsOf(12, kPublished);
   Cluster cluster = UniformCluster(3, 2, 2);
   cluster.devices[1].slots = 5;
   cluster.devices[4].slots = 3;

@@ -78,7 +78,7 @@ TEST(HecateTest, HotOwnersAreSpread) {
 // slot for the last one, and no place over both layers until one of the second layer has moved.
 TEST(HecateTest, OwnersKeepToTheSlotsOfEveryLayer) {
   const LiveDevices devices(UniformCluster(2, 1, 4));
-  const Loads loads = LoadsOf(8, {0, 0, 1, 1, 0, 1000000, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0});
+  const TokenCounts loads = LoadsOf(8, {0, 0, 1, 1, 0, 1000000, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0});
   for (std::uint32_t overlap = 0; overlap <= 8; ++overlap) {
     for (const Owners& layer : ShardOwners(loads, devices, overlap)) {
       EXPECT_EQ(std::count(layer.begin(), layer.end(), 0U), 4) << overlap;
@@ -116,7 +116,7 @@ TEST(HecateTest, CalibrationHasOnlyTheSlotsThatAreLeft) {
 
 // A GPU owns five experts of one layer, more than its even share: none of its slots is left.
 TEST(HecateStrategyTest, CopiesFillWhatOwnersLeave) {
-  const Loads loads = LoadsOf(8, {0, 0, 1, 1, 0, 1'000'000, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0});
+  const TokenCounts loads = LoadsOf(8, {0, 0, 1, 1, 0, 1'000'000, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0});
   const Cluster cluster = UniformCluster(2, 1, 5);
   Options options;
   options.hecate.overlap = 2;
@@ -134,7 +134,7 @@ TEST(HecateStrategyTest, CopiesFillWhatOwnersLeave) {
 }
 
 TEST(HecateStrategyTest, OwnersAreAPartOfThePlacement) {
-  const Loads loads = LoadsOf(8, {50, 9, 9, 9, 9, 9, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8});
+  const TokenCounts loads = LoadsOf(8, {50, 9, 9, 9, 9, 9, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8});
   const Cluster cluster = UniformCluster(2, 2, 4);
   Options options;
   options.hecate.overlap = 2;

@@ -12,8 +12,8 @@
 namespace shardwright::placement {
 namespace {
 
-Loads TwoLayers() {
-  Loads loads;
+TokenCounts TwoLayers() {
+  TokenCounts loads;
   loads.layers = 2;
   loads.experts = 3;
   loads.tokens = {10, 20, 30, 5, 5, 50};
@@ -23,15 +23,17 @@ Loads TwoLayers() {
 }
 
 /// Two nodes of one GPU with two slots.
-Placement Placed(const Loads& loads, const Cluster& cluster, std::vector<std::int32_t> slots) {
+Placement Placed(const TokenCounts& loads, const Cluster& cluster,
+                 std::vector<std::int32_t> slots) {
   Placement placement = EmptyPlacement(loads, cluster);
   placement.slot_expert = std::move(slots);
   return placement;
 }
 
-/// A judged plan without any of the algorithms: what the writers need.
-JudgedPlan Judged(const Loads& loads, const Cluster& cluster, const Placement& placement) {
-  JudgedPlan plan;
+/// A verified plan without any of the algorithms: what the writers need.
+VerifiedPlan Verified(const TokenCounts& loads, const Cluster& cluster,
+                      const Placement& placement) {
+  VerifiedPlan plan;
   plan.strategy = "hand";
   plan.result.placement = placement;
   plan.metrics = Measure(placement, loads, cluster);
@@ -49,12 +51,12 @@ PlanFile Read(const std::string& text) {
 }
 
 TEST(IoPlanTest, OurRecordReadsBack) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   Cluster cluster = UniformCluster(2, 1, 2);
   cluster.expert_bytes = 14;
   const Placement placement = Placed(loads, cluster, {0, 2, 1, 2, 0, 2, 1, kNoExpert});
   const std::string text =
-      PlanText(Judged(loads, cluster, placement), loads, cluster, FailureUnit::kNode);
+      PlanText(Verified(loads, cluster, placement), loads, cluster, FailureUnit::kNode);
   const PlanFile file = Read(text);
   EXPECT_EQ(file.format, "plan");
   EXPECT_EQ(file.experts, 3U);
@@ -73,11 +75,11 @@ TEST(IoPlanTest, OurRecordReadsBack) {
 }
 
 TEST(IoPlanTest, NoBitOfOurRecordChangesThePlan) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   const Cluster cluster = UniformCluster(2, 1, 2);
   const Placement placement = Placed(loads, cluster, {0, 2, 1, 2, 0, 2, 1, kNoExpert});
   const std::string text =
-      PlanText(Judged(loads, cluster, placement), loads, cluster, FailureUnit::kNode);
+      PlanText(Verified(loads, cluster, placement), loads, cluster, FailureUnit::kNode);
   const auto sound = ParsePlan(text, "p");
   ASSERT_TRUE(sound) << sound.error().message;
   std::size_t accepted = 0;
@@ -117,16 +119,16 @@ TEST(IoPlanTest, OwnersOfARecordAreItsState) {
 }
 
 TEST(IoPlanTest, TheMigrationOfARecordIsRead) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   const Cluster cluster = UniformCluster(2, 1, 2);
   const Placement now = Placed(loads, cluster, {0, 2, 1, 2, 0, 2, 1, kNoExpert});
   const Placement next = Placed(loads, cluster, {0, 1, 1, 2, 0, 2, 1, 0});
-  JudgedPlan judged = Judged(loads, cluster, next);
+  VerifiedPlan verified = Verified(loads, cluster, next);
   auto moves = PlanMigration(now, next, cluster);
   ASSERT_TRUE(moves);
   ASSERT_EQ(moves->transfers.size(), 2U);
-  judged.migration = *moves;
-  const PlanFile file = Read(PlanText(judged, loads, cluster, FailureUnit::kNode));
+  verified.migration = *moves;
+  const PlanFile file = Read(PlanText(verified, loads, cluster, FailureUnit::kNode));
   ASSERT_TRUE(file.migration);
   EXPECT_EQ(file.migration->rounds, moves->rounds);
   for (std::size_t i = 0; i < 2; ++i) {
@@ -150,7 +152,7 @@ TEST(IoPlanTest, ARecordWithNodesAloneIsRead) {
 class RoundTrip : public testing::TestWithParam<PlanFormat> {};
 
 TEST_P(RoundTrip, OtherProgramsPlansReadBack) {
-  Loads loads = TwoLayers();
+  TokenCounts loads = TwoLayers();
   loads.layer_id = {0, 1};
   const Cluster cluster = UniformCluster(2, 2, 1);
   const Placement placement = Placed(loads, cluster, {0, 2, 1, 2, 2, 1, 0, 1});
@@ -169,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(IoPlanTest, RoundTrip,
                                          PlanFormat::kTensorrt, PlanFormat::kAscend));
 
 TEST(IoPlanTest, ForeignTextsAreWhatTheirReadersExpect) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   const Cluster cluster = UniformCluster(2, 1, 2);
   const Placement placement = Placed(loads, cluster, {0, 2, 1, 2, 0, 1, 2, 1});
   PlanNotes notes;
@@ -203,7 +205,7 @@ TEST(IoPlanTest, ForeignTextsAreWhatTheirReadersExpect) {
 }
 
 TEST(IoPlanTest, WhatAFormatCannotSayIsRefused) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   const Cluster cluster = UniformCluster(2, 1, 2);
   PlanNotes notes;
   const Placement uneven = Placed(loads, cluster, {0, 2, 1, 2, 0, 1, 2, kNoExpert});
@@ -224,7 +226,7 @@ TEST(IoPlanTest, WhatAFormatCannotSayIsRefused) {
 }
 
 TEST(IoPlanTest, DeadGpusAreNoRanks) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   Cluster cluster = UniformCluster(3, 1, 2);
   cluster.nodes[1].alive = false;
   const Placement placement = Placed(loads, cluster, {0, 2, -1, -1, 1, 2, 0, 1, -1, -1, 2, 1});
@@ -250,11 +252,11 @@ TEST(IoPlanTest, YamlOfEveryStyleIsRead) {
 }
 
 TEST(IoPlanTest, NodesAreFoundByName) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   const Cluster old = UniformCluster(2, 1, 2);
   const Placement placement = Placed(loads, old, {0, 2, 1, 2, 0, 1, 2, 1});
   const PlanFile file =
-      Read(PlanText(Judged(loads, old, placement), loads, old, FailureUnit::kNode));
+      Read(PlanText(Verified(loads, old, placement), loads, old, FailureUnit::kNode));
   Cluster now = UniformCluster(3, 1, 2);
   now.nodes[0].name = "node1";
   now.nodes[1].name = "new";
@@ -266,7 +268,7 @@ TEST(IoPlanTest, NodesAreFoundByName) {
 }
 
 TEST(IoPlanTest, PlansOfAnotherShapeAreRefused) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   const Cluster cluster = UniformCluster(2, 1, 2);
   const auto message = [&](const std::string& text) {
     const auto placed = PlacedOn(Read(text), loads, cluster);
@@ -351,7 +353,7 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("hello\n", "cannot read \"hello\"")));
 
 TEST(IoPlanTest, ResultsTravelBetweenRanks) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   const Cluster cluster = UniformCluster(2, 1, 2);
   StrategyResult result;
   result.placement = Placed(loads, cluster, {0, 2, 1, 2, 0, 1, 2, 1});
@@ -370,11 +372,11 @@ TEST(IoPlanTest, ResultsTravelBetweenRanks) {
 }
 
 TEST(IoPlanTest, NamesCannotLeaveThePagesScript) {
-  const Loads loads = TwoLayers();
+  const TokenCounts loads = TwoLayers();
   Cluster cluster = UniformCluster(2, 1, 2);
   cluster.nodes[0].name = "</script><b>";
   const Placement placement = Placed(loads, cluster, {0, 2, 1, 2, 0, 1, 2, 1});
-  const JudgedPlan plan = Judged(loads, cluster, placement);
+  const VerifiedPlan plan = Verified(loads, cluster, placement);
   ReportPage page;
   page.loads = &loads;
   page.cluster = &cluster;

@@ -95,7 +95,7 @@ class Exhaustive {
 
  private:
   void Place(std::uint32_t unit, std::size_t from) {
-    if (unit == units_) return Judge();
+    if (unit == units_) return VerifyPlan();
     for (std::size_t i = from; i < contents_.size(); ++i) {
       const Counts& content = contents_[i];
       bool fits = true;
@@ -113,7 +113,7 @@ class Exhaustive {
     }
   }
 
-  void Judge() {
+  void VerifyPlan() {
     Survived survived(units_ + 1U, 0);
     for (std::uint32_t failed = 0; failed < (1U << units_); ++failed) {
       const bool lives = std::all_of(holders_.begin(), holders_.end(),
@@ -136,7 +136,7 @@ struct Tally {
   int uncut = 0, cut = 0, literal_bad = 0, repaired = 0;
 };
 
-void JudgeCounts(const Counts& counts, std::uint32_t units, std::uint32_t slots, Tally* tally) {
+void VerifyCounts(const Counts& counts, std::uint32_t units, std::uint32_t slots, Tally* tally) {
   const std::vector<std::uint64_t> tokens(counts.begin(), counts.end());
   const std::vector<std::uint64_t> all(units, slots);
   const Exhaustive every(counts, units, slots);
@@ -191,7 +191,7 @@ TEST(RecoveryPlanTest, BestPossibleForEverySmallCluster) {
       const std::uint32_t experts_max = units == 5 ? 5 : 6;
       for (std::uint32_t experts = 1; experts <= std::min(experts_max, units * slots); ++experts) {
         ForCounts(experts, units * slots,
-                  [&](const Counts& counts) { JudgeCounts(counts, units, slots, &tally); });
+                  [&](const Counts& counts) { VerifyCounts(counts, units, slots, &tally); });
       }
     }
   }

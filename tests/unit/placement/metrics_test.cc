@@ -12,7 +12,8 @@
 namespace shardwright::placement {
 namespace {
 
-Placement Placed(const Loads& loads, const Cluster& cluster, std::vector<std::int32_t> slots) {
+Placement Placed(const TokenCounts& loads, const Cluster& cluster,
+                 std::vector<std::int32_t> slots) {
   Placement placement = EmptyPlacement(loads, cluster);
   EXPECT_EQ(placement.slot_expert.size(), slots.size());
   placement.slot_expert = std::move(slots);
@@ -42,7 +43,7 @@ double LeastMaxLoadByLooking(const std::vector<std::uint64_t>& tokens,
 
 // Two nodes of two GPUs of two slots; expert 0 everywhere, the others once.
 TEST(MetricsTest, WorkedExample) {
-  const Loads loads = LoadsOf(5, {80, 10, 20, 30, 20});
+  const TokenCounts loads = LoadsOf(5, {80, 10, 20, 30, 20});
   const Cluster cluster = UniformCluster(2, 2, 2);
   const Placement placement = Placed(loads, cluster, {0, 1, 0, 2, 0, 3, 0, 4});
   EXPECT_EQ(DeviceLoads(placement, loads, cluster, 0), (std::vector<double>{30, 40, 50, 40}));
@@ -63,7 +64,7 @@ TEST(MetricsTest, WorkedExample) {
 }
 
 TEST(MetricsTest, BoundIsTheHottestReplicaOfTheBestCounts) {
-  const Loads loads = LoadsOf(2, {90, 10});
+  const TokenCounts loads = LoadsOf(2, {90, 10});
   const Cluster cluster = UniformCluster(1, 5, 1);
   const LayerMetrics m = Measure(Placed(loads, cluster, {0, 0, 1, 1, 1}), loads, cluster, 0);
   EXPECT_DOUBLE_EQ(m.imbalance, 45.0 / 20);
@@ -72,7 +73,7 @@ TEST(MetricsTest, BoundIsTheHottestReplicaOfTheBestCounts) {
 }
 
 TEST(MetricsTest, DeadDevicesAndLostExpertsAreLeftOut) {
-  const Loads loads = LoadsOf(3, {30, 30, 60});
+  const TokenCounts loads = LoadsOf(3, {30, 30, 60});
   Cluster cluster = UniformCluster(3, 1, 1);
   const Placement placement = Placed(loads, cluster, {0, 1, 2});
   cluster.nodes[2].alive = false;
@@ -84,7 +85,7 @@ TEST(MetricsTest, DeadDevicesAndLostExpertsAreLeftOut) {
 }
 
 TEST(MetricsTest, NoTokensAreBalanced) {
-  const Loads loads = LoadsOf(2, {0, 0});
+  const TokenCounts loads = LoadsOf(2, {0, 0});
   const Cluster cluster = UniformCluster(2, 1, 1);
   const LayerMetrics m = Measure(Placed(loads, cluster, {0, 1}), loads, cluster, 0);
   EXPECT_EQ(m.imbalance, 1);
@@ -93,7 +94,7 @@ TEST(MetricsTest, NoTokensAreBalanced) {
 }
 
 TEST(MetricsTest, DuplicatesOfADeviceAreCounted) {
-  const Loads loads = LoadsOf(2, {4, 2});
+  const TokenCounts loads = LoadsOf(2, {4, 2});
   const Cluster cluster = UniformCluster(2, 1, 3);
   const LayerMetrics m = Measure(Placed(loads, cluster, {0, 0, 0, 1, -1, -1}), loads, cluster, 0);
   EXPECT_EQ(m.device_duplicates, 2U);
@@ -102,20 +103,20 @@ TEST(MetricsTest, DuplicatesOfADeviceAreCounted) {
 }
 
 TEST(MetricsTest, ModelsAreMeansOfLayers) {
-  const Loads loads = LoadsOf(2, {10, 10, 30, 10});
+  const TokenCounts loads = LoadsOf(2, {10, 10, 30, 10});
   const Cluster cluster = UniformCluster(2, 1, 1);
   const ModelMetrics m = Measure(Placed(loads, cluster, {0, 1, 0, 1}), loads, cluster);
   EXPECT_DOUBLE_EQ(m.imbalance_mean, 1.25);
   EXPECT_DOUBLE_EQ(m.imbalance_max, 1.5);
   EXPECT_DOUBLE_EQ(m.inter_node_share, 0.5);
-  const Loads falling = LoadsOf(2, {30, 10, 10, 10});
+  const TokenCounts falling = LoadsOf(2, {30, 10, 10, 10});
   EXPECT_DOUBLE_EQ(Measure(Placed(falling, cluster, {0, 1, 0, 1}), falling, cluster).imbalance_max,
                    1.5);
 }
 
 // A GPU of half the speed with half the tokens has the same load.
 TEST(MetricsTest, LoadsAreTokensOverTheSpeed) {
-  const Loads loads = LoadsOf(3, {30, 60, 30});
+  const TokenCounts loads = LoadsOf(3, {30, 60, 30});
   Cluster cluster = UniformCluster(2, 2, 1);
   for (const auto& [d, speed] : {std::pair(0, 0.5), std::pair(1, 1.0), std::pair(2, 0.5)}) {
     cluster.devices[static_cast<std::size_t>(d)].speed = speed;

@@ -18,7 +18,7 @@ namespace {
 
 // Slots of one layer, device after device, as a placement.
 Placement PlacedAs(std::vector<std::int32_t> slots, std::uint32_t experts, const Cluster& cluster) {
-  Loads loads;
+  TokenCounts loads;
   loads.experts = experts;
   loads.layers = 1;
   Placement placement = EmptyPlacement(loads, cluster);
@@ -307,7 +307,7 @@ TEST(MigrationMapsTest, TheCopyProgramMovesWhatTheMigrationSays) {
   cluster.expert_bytes = 64;
   const Placement now = PlacedAs({0, 1, 2, 3, 0, 1, 2, 3, -1, -1, -1, -1}, 4, cluster);
   const Placement next = PlacedAs({0, 1, 2, 3, 0, 2, 2, 3, 0, 1, 1, 3}, 4, cluster);
-  const Loads loads = LoadsOf(4, {1, 1, 1, 1});
+  const TokenCounts loads = LoadsOf(4, {1, 1, 1, 1});
   for (const bool forward : {false, true}) {
     const Migration migration = Moves(now, next, cluster, forward);
     ASSERT_EQ(migration.transfers.size(), 5U);

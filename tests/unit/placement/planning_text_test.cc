@@ -29,7 +29,7 @@ PlanInput Input() {
 PlannedRow Row(const PlanInput& input) {
   PlannedRow row;
   row.strategy = "hand";
-  JudgedPlan& plan = row.plan.emplace();
+  VerifiedPlan& plan = row.plan.emplace();
   plan.result.placement = EmptyPlacement(input.loads, input.cluster);
   plan.result.placement.slot_expert = {0, 2, 1, 2};
   plan.metrics = Measure(plan.result.placement, input.loads, input.cluster);
@@ -129,11 +129,11 @@ TEST(PlanningText, AComparisonNamesWhoHasNoPlan) {
 TEST(PlanningText, ReplaysSayWhatWasLost) {
   Replays replays;
   replays.cluster = UniformCluster(2, 1, 2);
-  ReplayResult& result = replays.results.emplace_back();
+  SimulationResult& result = replays.results.emplace_back();
   result.strategy = "hand";
   result.time_ms = 60'000;
-  ReplayStep& step = result.steps.emplace_back();
-  step.state = ReplayStep::State::kRestored;
+  SimulationStep& step = result.steps.emplace_back();
+  step.state = SimulationStep::State::kRestored;
   EXPECT_TRUE(Has(ReplaysText("e.csv", replays), "\nNothing was lost, "));
   step.time_ms = 30'000;
   step.experts_lost = 1;

@@ -17,7 +17,7 @@
 namespace shardwright::placement {
 namespace {
 
-Placement Planned(std::string_view strategy, const Loads& loads, const Cluster& cluster,
+Placement Planned(std::string_view strategy, const TokenCounts& loads, const Cluster& cluster,
                   const Options& options, const Placement* current = nullptr) {
   auto plan = (*FindStrategy(strategy))->plan(loads, cluster, current, options);
   EXPECT_TRUE(plan.has_value()) << plan.error().message;
@@ -37,7 +37,7 @@ class PublishedMigrationTest : public ::testing::TestWithParam<std::filesystem::
     loads_ = LoadsOf(16, tokens);
     ASSERT_EQ(loads_.layers, 12U);
     options_.copies_min = 2;
-    const Loads even = LoadsOf(16, std::vector<std::uint64_t>(tokens.size(), 1));
+    const TokenCounts even = LoadsOf(16, std::vector<std::uint64_t>(tokens.size(), 1));
     first_ = Planned("lazarus", even, cluster_, options_);
   }
 
@@ -55,7 +55,7 @@ class PublishedMigrationTest : public ::testing::TestWithParam<std::filesystem::
             ModelRecovery(plan, cluster_).survived_sets[4]};
   }
 
-  Loads loads_;
+  TokenCounts loads_;
   Cluster cluster_ = UniformCluster(10, 1, 6);
   Options options_;
   Placement first_;
@@ -98,7 +98,7 @@ class PublishedBalanceTest : public ::testing::TestWithParam<std::filesystem::pa
     trace_ = *std::move(trace);
   }
 
-  Loads At(std::uint64_t iteration) const {
+  TokenCounts At(std::uint64_t iteration) const {
     token_counts::LoadWindow window;
     window.at = iteration;
     return *token_counts::Pick(trace_, window);
@@ -130,7 +130,7 @@ class PublishedBalanceTest : public ::testing::TestWithParam<std::filesystem::pa
     EXPECT_NEAR(Imbalance(strategy, slots, 200, options), old, 0.02) << strategy << " " << slots;
   }
 
-  token_counts::LoadTrace trace_;
+  token_counts::TokenTrace trace_;
 };
 
 TEST_P(PublishedBalanceTest, Permutations) {
@@ -168,7 +168,7 @@ class PublishedPriceTest : public PublishedMigrationTest {
       while (layer.size() > experts) layer.erase(std::min_element(layer.begin(), layer.end()));
       tokens.insert(tokens.end(), layer.begin(), layer.end());
     }
-    const Loads loads = LoadsOf(static_cast<std::uint32_t>(experts), tokens);
+    const TokenCounts loads = LoadsOf(static_cast<std::uint32_t>(experts), tokens);
     Options options = options_;
     if (strategy == "eplb") options.copies_min = 1;
     return Measure(Planned(strategy, loads, cluster_, options), loads, cluster_)
@@ -206,7 +206,7 @@ class PublishedRecoveryTest : public ::testing::TestWithParam<std::filesystem::p
       while (layer.size() > count) layer.erase(std::min_element(layer.begin(), layer.end()));
       tokens.insert(tokens.end(), layer.begin(), layer.end());
     }
-    const Loads loads = LoadsOf(static_cast<std::uint32_t>(count), tokens);
+    const TokenCounts loads = LoadsOf(static_cast<std::uint32_t>(count), tokens);
     const Cluster cluster = UniformCluster(10, 1, 6);
     Options options;
     options.copies_min = 2;

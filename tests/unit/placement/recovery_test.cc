@@ -194,7 +194,7 @@ TEST(RecoveryTest, RacksFailAtOnceAndDeadNodesAreGone) {
   Cluster cluster = UniformCluster(4, 1, 1);
   cluster.racks = {"a", "b"};
   cluster.nodes[2].rack = cluster.nodes[3].rack = 1;
-  Loads loads;
+  TokenCounts loads;
   loads.layers = 2;
   loads.experts = 2;
   loads.tokens = {1, 1, 1, 1};

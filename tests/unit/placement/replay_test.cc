@@ -16,12 +16,12 @@
 namespace shardwright::placement {
 namespace {
 
-using State = ReplayStep::State;
+using State = SimulationStep::State;
 
-token_counts::LoadTrace TraceOf(std::uint32_t experts,
-                                const std::vector<std::vector<std::uint64_t>>& records,
-                                std::uint64_t step = 100) {
-  token_counts::LoadTrace trace;
+token_counts::TokenTrace TraceOf(std::uint32_t experts,
+                                 const std::vector<std::vector<std::uint64_t>>& records,
+                                 std::uint64_t step = 100) {
+  token_counts::TokenTrace trace;
   trace.experts = experts;
   for (std::size_t l = 0; l < records.front().size() / experts; ++l) {
     trace.layer_id.push_back(static_cast<std::uint32_t>(l));
@@ -37,34 +37,34 @@ Cluster Named(std::uint32_t nodes, std::uint32_t slots) {
   return cluster;
 }
 
-ReplayOptions Options2() {
-  ReplayOptions options;
+SimulationOptions Options2() {
+  SimulationOptions options;
   options.plan.copies_min = 2;
   options.plan.copies_may_fall = true;
   options.seconds = [] { return 0.0; };
   return options;
 }
 
-ReplayResult Played(std::string_view strategy, const token_counts::LoadTrace& trace,
-                    const Cluster& cluster, const std::vector<NodeEvent>& events,
-                    const ReplayOptions& options) {
+SimulationResult Played(std::string_view strategy, const token_counts::TokenTrace& trace,
+                        const Cluster& cluster, const std::vector<NodeEvent>& events,
+                        const SimulationOptions& options) {
   NullSink sink;
   const auto comm = comm::MakeSerialComm();
   auto result = Replay(*comm, **FindStrategy(strategy), trace, cluster, events, options, sink);
   EXPECT_TRUE(result.has_value()) << result.error().message;
-  return result ? *std::move(result) : ReplayResult();
+  return result ? *std::move(result) : SimulationResult();
 }
 
 // Compact keeps each of two experts on a node of its own: losing one loses state.
 TEST(ReplayTest, StateIsLostOrSurvives) {
-  const token_counts::LoadTrace trace = TraceOf(2, {{5, 5}});
+  const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}});
   const std::vector<NodeEvent> events{{1000, false, "node3"}, {2000, false, "node0"}};
-  ReplayOptions options = Options2();
+  SimulationOptions options = Options2();
   options.plan.copies_min = 1;
   std::vector<NodeEvent> all = events;
   all.insert(all.begin(), {500, false, "node2"});
   // The first moment is the first event: four nodes become three, nothing lies on them yet.
-  const ReplayResult spread = Played("spread", trace, Named(4, 1), all, options);
+  const SimulationResult spread = Played("spread", trace, Named(4, 1), all, options);
   ASSERT_EQ(spread.steps.size(), 3U);
   EXPECT_EQ(spread.steps[0].state, State::kStarted);
   EXPECT_FALSE(spread.steps[0].failure);
@@ -83,12 +83,12 @@ TEST(ReplayTest, StateIsLostOrSurvives) {
 }
 
 TEST(ReplayTest, LostStateIsReadAgainWhenThereIsRoom) {
-  const token_counts::LoadTrace trace = TraceOf(2, {{5, 5}});
-  ReplayOptions options = Options2();
+  const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}});
+  SimulationOptions options = Options2();
   options.plan.copies_min = 1;
   const std::vector<NodeEvent> events{
       {0, true, "node2"}, {1000, false, "node0"}, {3000, true, "node0"}, {4000, false, "node2"}};
-  const ReplayResult result = Played("compact", trace, Named(3, 1), events, options);
+  const SimulationResult result = Played("compact", trace, Named(3, 1), events, options);
   // 0 | 1 | 1; node 0 goes with expert 0: the two nodes left hold all experts, read again.
   ASSERT_EQ(result.steps.size(), 4U);
   EXPECT_EQ(result.steps[1].state, State::kRestored);
@@ -105,17 +105,17 @@ TEST(ReplayTest, LostStateIsReadAgainWhenThereIsRoom) {
 }
 
 TEST(ReplayTest, StalledTimeIsCounted) {
-  const token_counts::LoadTrace trace = TraceOf(2, {{5, 5}});
-  ReplayOptions options = Options2();
+  const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}});
+  SimulationOptions options = Options2();
   const std::vector<NodeEvent> events{{0, true, "node1"},
                                       {100, false, "node1"},
                                       {700, true, "node1"},
                                       {900, false, "node1"},
                                       {1000, true, "node1"}};
-  const ReplayResult result = Played("lazarus", trace, Named(2, 2), events, options);
+  const SimulationResult result = Played("lazarus", trace, Named(2, 2), events, options);
   EXPECT_EQ(result.stalls, 0U);  // either node can hold both experts
   EXPECT_EQ(result.survived, 2U);
-  const ReplayResult narrow = Played("lazarus", trace, Named(2, 1), events, options);
+  const SimulationResult narrow = Played("lazarus", trace, Named(2, 1), events, options);
   EXPECT_EQ(narrow.failures, 2U);
   EXPECT_EQ(narrow.survived, 0U);
   EXPECT_EQ(narrow.stalls, 2U);
@@ -125,12 +125,12 @@ TEST(ReplayTest, StalledTimeIsCounted) {
 
 // A stall keeps what live nodes hold: when the room is back nothing has to be read again.
 TEST(ReplayTest, SurvivorsOfAStallAreKept) {
-  const token_counts::LoadTrace trace = TraceOf(3, {{5, 5, 5}});
-  ReplayOptions options = Options2();
+  const token_counts::TokenTrace trace = TraceOf(3, {{5, 5, 5}});
+  SimulationOptions options = Options2();
   options.plan.copies_may_fall = false;
   const std::vector<NodeEvent> events{
       {0, true, "node2"}, {100, false, "node2"}, {200, true, "node2"}};
-  const ReplayResult result = Played("lazarus", trace, Named(3, 2), events, options);
+  const SimulationResult result = Played("lazarus", trace, Named(3, 2), events, options);
   ASSERT_EQ(result.steps.size(), 3U);
   EXPECT_EQ(result.steps[1].state, State::kStalled);  // two copies of three in four slots
   EXPECT_EQ(result.steps[1].experts_lost, 0U);
@@ -140,11 +140,11 @@ TEST(ReplayTest, SurvivorsOfAStallAreKept) {
 }
 
 TEST(ReplayTest, LoadsFollowTheTrace) {
-  const token_counts::LoadTrace trace = TraceOf(2, {{5, 5}, {9, 1}, {1, 9}});
-  ReplayOptions options = Options2();
+  const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}, {9, 1}, {1, 9}});
+  SimulationOptions options = Options2();
   const std::vector<NodeEvent> events{
       {1000, true, "node1"}, {1900, true, "node2"}, {2000, true, "node3"}, {3000, false, "node3"}};
-  const ReplayResult spanned = Played("best", trace, Named(4, 2), events, options);
+  const SimulationResult spanned = Played("best", trace, Named(4, 2), events, options);
   ASSERT_EQ(spanned.steps.size(), 4U);  // 200 iterations in 2000 ms
   EXPECT_EQ(spanned.steps[1].iteration, 90U);
   EXPECT_EQ(spanned.steps[2].iteration, 100U);
@@ -153,19 +153,19 @@ TEST(ReplayTest, LoadsFollowTheTrace) {
   EXPECT_EQ(Played("best", trace, Named(4, 2), events, options).steps[1].iteration, 200U);
   options.iteration_ms = 10;
   options.rebalance_every = 50;
-  const ReplayResult periodic = Played("best", trace, Named(4, 2), events, options);
+  const SimulationResult periodic = Played("best", trace, Named(4, 2), events, options);
   std::vector<std::uint64_t> times;
-  for (const ReplayStep& step : periodic.steps) times.push_back(step.time_ms);
+  for (const SimulationStep& step : periodic.steps) times.push_back(step.time_ms);
   EXPECT_EQ(times, (std::vector<std::uint64_t>{1000, 1500, 1900, 2000, 2500, 3000}));
 }
 
 TEST(ReplayTest, MachinesTakeFreePlaces) {
-  const token_counts::LoadTrace trace = TraceOf(2, {{5, 5}});
-  ReplayOptions options = Options2();
+  const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}});
+  SimulationOptions options = Options2();
   options.nodes_are_places = true;
   const std::vector<NodeEvent> events{{0, true, "i-1"},  {0, true, "i-2"},  {10, false, "i-1"},
                                       {10, true, "i-3"}, {20, true, "i-4"}, {30, false, "i-0"}};
-  const ReplayResult result = Played("lazarus", trace, Named(4, 2), events, options);
+  const SimulationResult result = Played("lazarus", trace, Named(4, 2), events, options);
   // i-0 is removed without having been added: it was there from the start.
   EXPECT_EQ(result.steps[0].nodes_live, 3U);
   EXPECT_EQ(result.steps[1].nodes_live, 3U);
@@ -192,7 +192,7 @@ struct Recorded {
 };
 Recorded recorded;
 
-Result<StrategyResult> RecordFinish(StrategyResult draft, const Loads& loads,
+Result<StrategyResult> RecordFinish(StrategyResult draft, const TokenCounts& loads,
                                     const Cluster& cluster, const Placement* current,
                                     const Options& options) {
   auto result = recorded.strategy->finish(std::move(draft), loads, cluster, current, options);
@@ -273,14 +273,14 @@ class RealEventsTest : public ::testing::TestWithParam<std::tuple<RealEvents, co
   }
 
   // Goes through the events with the recorded placements, one for each step with a plan.
-  void CountAgain(const Cluster& cluster, const ReplayResult& result) const {
+  void CountAgain(const Cluster& cluster, const SimulationResult& result) const {
     Held held;
     bool placed = false;
     std::size_t at = 0;
     std::size_t next = 0;
     std::uint64_t failures = 0, survived = 0;
     const std::size_t pairs = trace_.layer_id.size() * trace_.experts;
-    for (const ReplayStep& step : result.steps) {
+    for (const SimulationStep& step : result.steps) {
       bool failure = false;
       for (; at < events_.size() && events_[at].time_ms == step.time_ms; ++at) {
         if (events_[at].add) continue;
@@ -316,7 +316,7 @@ class RealEventsTest : public ::testing::TestWithParam<std::tuple<RealEvents, co
     EXPECT_GT(failures, 20U);
   }
 
-  token_counts::LoadTrace trace_;
+  token_counts::TokenTrace trace_;
   std::vector<NodeEvent> events_;
 };
 
@@ -326,7 +326,7 @@ TEST_P(RealEventsTest, CountsAreThoseOfThePlacements) {
   const Strategy recording{recorded.strategy->name, "", recorded.strategy->draft, RecordFinish};
   NullSink sink;
   const auto comm = comm::MakeSerialComm();
-  ReplayOptions options = Options2();
+  SimulationOptions options = Options2();
   options.plan.best_effort = 1;  // the counts of a plan do not depend on how good it is
   const auto result = Replay(*comm, recording, trace_, cluster, events_, options, sink);
   ASSERT_TRUE(result.has_value()) << result.error().message;

@@ -24,7 +24,7 @@ class Limit {
   std::atomic<std::int64_t> left_;
 };
 
-Loads Skewed(std::uint32_t experts, std::uint32_t layers, std::uint64_t seed) {
+TokenCounts Skewed(std::uint32_t experts, std::uint32_t layers, std::uint64_t seed) {
   std::vector<std::uint64_t> tokens;
   for (std::uint64_t i = 0; i < std::uint64_t{experts} * layers; ++i) {
     tokens.push_back((i * i * 7919 + seed * 104729) % 101 + (i % experts == seed % 5 ? 250 : 0));
@@ -33,7 +33,7 @@ Loads Skewed(std::uint32_t experts, std::uint32_t layers, std::uint64_t seed) {
 }
 
 TEST(StopTest, EveryStrategyEndsWhereverItIsStopped) {
-  const Loads loads = Skewed(12, 3, 1);
+  const TokenCounts loads = Skewed(12, 3, 1);
   const Cluster cluster = UniformCluster(3, 2, 5);
   const Placement current =
       (*FindStrategy("eplb+"))->plan(Skewed(12, 3, 4), cluster, nullptr, {})->placement;
@@ -66,7 +66,7 @@ TEST(StopTest, EveryStrategyEndsWhereverItIsStopped) {
 }
 
 TEST(StopTest, JudgingEndsWhereverItIsStopped) {
-  const Loads loads = Skewed(12, 3, 1);
+  const TokenCounts loads = Skewed(12, 3, 1);
   const Cluster cluster = UniformCluster(5, 2, 4);
   const Placement current =
       (*FindStrategy("spread"))->plan(Skewed(12, 3, 4), cluster, nullptr, {})->placement;
@@ -77,14 +77,14 @@ TEST(StopTest, JudgingEndsWhereverItIsStopped) {
       auto plan = (*FindStrategy("best"))->plan(loads, cluster, &current, {});
       ASSERT_TRUE(plan);
       Limit limit(questions);
-      JudgeOptions options;
+      VerifyOptions options;
       options.forward = forward;
       options.stop = limit.check();
-      const auto judged = Judge("best", *std::move(plan), loads, cluster, &current, options);
+      const auto verified = VerifyPlan("best", *std::move(plan), loads, cluster, &current, options);
       done = !limit.reached();
-      EXPECT_EQ(judged.has_value(), done) << questions;
-      if (!judged) {
-        EXPECT_EQ(judged.error().code, Errc::kStopped) << judged.error().message;
+      EXPECT_EQ(verified.has_value(), done) << questions;
+      if (!verified) {
+        EXPECT_EQ(verified.error().code, Errc::kStopped) << verified.error().message;
       }
       questions += 1 + questions / 16;
     }

@@ -26,8 +26,8 @@ inline std::vector<std::filesystem::path> SharedFolders() {
   return {shared};
 }
 
-inline Loads LoadsOf(std::uint32_t experts, std::vector<std::uint64_t> tokens) {
-  Loads loads;
+inline TokenCounts LoadsOf(std::uint32_t experts, std::vector<std::uint64_t> tokens) {
+  TokenCounts loads;
   loads.experts = experts;
   loads.layers = static_cast<std::uint32_t>(tokens.size()) / experts;
   loads.tokens = std::move(tokens);

@@ -22,24 +22,25 @@ class TraceTest : public ::testing::Test {
     trace_ = *std::move(trace);
   }
 
-  static Placement Planned(std::string_view strategy, const Loads& loads, const Cluster& cluster,
-                           const Options& options, const Placement* current = nullptr) {
+  static Placement Planned(std::string_view strategy, const TokenCounts& loads,
+                           const Cluster& cluster, const Options& options,
+                           const Placement* current = nullptr) {
     auto plan = (*FindStrategy(strategy))->plan(loads, cluster, current, options);
     EXPECT_TRUE(plan.has_value()) << plan.error().message;
     return plan ? plan->placement : Placement();
   }
 
-  Loads At(std::uint64_t iteration) const {
+  TokenCounts At(std::uint64_t iteration) const {
     token_counts::LoadWindow window;
     window.at = iteration;
     return *token_counts::Pick(trace_, window);
   }
 
   /// The mean of the whole trace, of the `count` hottest experts of every layer.
-  Loads Hottest(std::size_t count) const {
+  TokenCounts Hottest(std::size_t count) const {
     token_counts::LoadWindow window;
     window.windows = {token_counts::kAllRecords};
-    const Loads all = *token_counts::Pick(trace_, window);
+    const TokenCounts all = *token_counts::Pick(trace_, window);
     std::vector<std::uint64_t> tokens;
     for (std::uint32_t l = 0; l < all.layers; ++l) {
       std::vector<std::uint64_t> layer(all.layer(l).begin(), all.layer(l).end());
@@ -56,8 +57,8 @@ class TraceTest : public ::testing::Test {
     double sum = 0;
     int count = 0;
     for (std::size_t i = 5; i < trace_.records.size(); i += 6, ++count) {
-      const Loads now = At(trace_.records[i].iteration);
-      const Loads known = At(trace_.records[i - age].iteration);
+      const TokenCounts now = At(trace_.records[i].iteration);
+      const TokenCounts known = At(trace_.records[i - age].iteration);
       sum += Measure(Planned(strategy, known, cluster, options), now, cluster).imbalance_mean;
     }
     return sum / count;
@@ -74,14 +75,14 @@ class TraceTest : public ::testing::Test {
     return {recovery.survived.begin() + 1, recovery.survived.begin() + 8};
   }
 
-  token_counts::LoadTrace trace_;
+  token_counts::TokenTrace trace_;
 };
 
 TEST_F(TraceTest, IsOneOfARealRun) {
   EXPECT_EQ(trace_.layer_id.size(), 12U);
   EXPECT_EQ(trace_.experts, 32U);
   EXPECT_EQ(trace_.records.size(), 30U);
-  const Loads all = At(150);
+  const TokenCounts all = At(150);
   const auto most = *std::max_element(all.tokens.begin(), all.tokens.end());
   EXPECT_GT(most, 5 * 640U / 32) << "loads of real runs are skewed";
 }
@@ -138,10 +139,10 @@ TEST_F(TraceTest, RecoveryPlansSurviveMost) {
 
 TEST_F(TraceTest, NodeMapsSaveTransfersAndOneForAllLayersKeepsRecovery) {
   const Cluster cluster = UniformCluster(10, 1, 6);
-  const Loads loads = Hottest(16);
+  const TokenCounts loads = Hottest(16);
   Options options;
   options.copies_min = 2;
-  const Loads even = LoadsOf(16, std::vector<std::uint64_t>(loads.tokens.size(), 1));
+  const TokenCounts even = LoadsOf(16, std::vector<std::uint64_t>(loads.tokens.size(), 1));
   const Placement first = Planned("lazarus", even, cluster, options);
   struct Outcome {
     std::uint64_t transfers;

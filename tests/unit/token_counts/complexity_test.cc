@@ -15,7 +15,7 @@ const auto kParse = [](const std::string& text) {
   ASSERT_TRUE(trace) << trace.error().message;
 };
 
-TEST(Complexity, Loads) {
+TEST(Complexity, TokenCounts) {
   const auto lines = Listed(
       "",
       [](std::size_t i) {

@@ -18,10 +18,10 @@
 namespace shardwright::token_counts {
 namespace {
 
-LoadTrace Parsed(const std::string& text) {
+TokenTrace Parsed(const std::string& text) {
   auto trace = ParseLoads(text, "x");
   EXPECT_TRUE(trace) << trace.error().message;
-  return trace ? *trace : LoadTrace();
+  return trace ? *trace : TokenTrace();
 }
 
 void ExpectRefused(const std::string& text, Errc code, const std::string& part) {
@@ -35,7 +35,7 @@ void ExpectRefused(const std::string& text, Errc code, const std::string& part) 
 using Tokens = std::vector<std::uint64_t>;
 
 TEST(IoLoadsTest, JsonLinesAreRecords) {
-  const LoadTrace trace = Parsed(
+  const TokenTrace trace = Parsed(
       "{\"iteration\":10,\"tokens\":[[1,2],[3,4]]}\n\n{\"iteration\":5,\"tokens\":[[5,6],[7,8]]}"
       "\n");
   EXPECT_EQ(trace.format, "jsonl");
@@ -48,7 +48,7 @@ TEST(IoLoadsTest, JsonLinesAreRecords) {
 
 TEST(IoLoadsTest, ListsAreLayersOrRecords) {
   EXPECT_EQ(Parsed("[1,2,3]").records[0].tokens, (Tokens{1, 2, 3}));
-  const LoadTrace layers = Parsed("[[1,2,3],\n [4,5,6]]");
+  const TokenTrace layers = Parsed("[[1,2,3],\n [4,5,6]]");
   EXPECT_EQ(layers.layer_id.size(), 2U);
   EXPECT_EQ(Parsed("[[[1,2]],[[3,4]],[[5,6]]]").records.size(), 3U);
   EXPECT_EQ(Parsed("{\n \"loads\": [[7, 8]]\n}").records[0].tokens, (Tokens{7, 8}));
@@ -59,14 +59,14 @@ TEST(IoLoadsTest, WholeRealsAreCounts) {
 }
 
 TEST(IoLoadsTest, StepsThatSglangDidNotFillAreLeftOut) {
-  const LoadTrace trace = Parsed("{\"rank\":0,\"logical_count\":[[[1,2]],[[0,0]],[[3,4]]]}");
+  const TokenTrace trace = Parsed("{\"rank\":0,\"logical_count\":[[[1,2]],[[0,0]],[[3,4]]]}");
   EXPECT_EQ(trace.format, "sglang");
   ASSERT_EQ(trace.records.size(), 2U);
   EXPECT_EQ(trace.records[1].tokens, (Tokens{3, 4}));
 }
 
 TEST(IoLoadsTest, PhysicalExpertsOfVllmAddUp) {
-  const LoadTrace trace = Parsed(
+  const TokenTrace trace = Parsed(
       "{\"record_type\":\"eplb_load_meta\",\"version\":1,\"num_ranks\":2}\n"
       "{\"record_type\":\"eplb_load_stats\",\"version\":1,\"step\":7,\"num_ranks\":2,"
       "\"expert_load\":[[10,1,5,2],[2,8,1,3]],\"p2l_map\":[[0,1,2,0],[1,2,0,1]]}\n");
@@ -78,16 +78,16 @@ TEST(IoLoadsTest, PhysicalExpertsOfVllmAddUp) {
 }
 
 TEST(IoLoadsTest, LoadsOfAPlanKeepTheirLayers) {
-  const LoadTrace trace =
+  const TokenTrace trace =
       Parsed("{\"layers\":[\n{\"layer\":3,\"loads\":[1,2]},\n{\"layer\":60,\"loads\":[3,4]}]}");
   EXPECT_EQ(trace.layer_id, (std::vector<std::uint32_t>{3, 60}));
 }
 
 TEST(IoLoadsTest, CsvHasARowPerLayerOrPerCount) {
-  const LoadTrace wide = Parsed("# counts\n1, 2,3\n4,5 ,6\r\n");
+  const TokenTrace wide = Parsed("# counts\n1, 2,3\n4,5 ,6\r\n");
   EXPECT_EQ(wide.format, "csv");
   EXPECT_EQ(wide.records[0].tokens, (Tokens{1, 2, 3, 4, 5, 6}));
-  const LoadTrace rows = Parsed(
+  const TokenTrace rows = Parsed(
       "iteration,rank,expert,layer,tokens\n7,0,0,5,1\n7,1,0,5,10\n7,0,1,5,2\n7,1,1,5,20\n"
       "8,0,0,5,3\n8,0,1,5,4\n");
   EXPECT_EQ(rows.layer_id, (std::vector<std::uint32_t>{5}));
@@ -168,7 +168,7 @@ std::string Line(std::uint64_t iteration, std::uint64_t tokens) {
 }
 
 /// Iterations and their only counts.
-std::vector<std::pair<std::uint64_t, std::uint64_t>> CountsIn(const LoadTrace& trace) {
+std::vector<std::pair<std::uint64_t, std::uint64_t>> CountsIn(const TokenTrace& trace) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> counts;
   for (const auto& record : trace.records) counts.emplace_back(record.iteration, record.tokens[0]);
   return counts;
@@ -181,7 +181,7 @@ TEST(IoLoadsTest, ALogThatRepeatsIterationsCountsTheLaterLines) {
   for (std::uint64_t i = 1; i <= 7; ++i) text += Line(i, i);
   const std::string first_run = text;
   for (std::uint64_t i = 6; i <= 9; ++i) text += Line(i, 100 + i);
-  const LoadTrace trace = Parsed(text);
+  const TokenTrace trace = Parsed(text);
   EXPECT_EQ(
       CountsIn(trace),
       (Pairs{{1, 1}, {2, 2}, {3, 3}, {4, 4}, {5, 5}, {6, 106}, {7, 107}, {8, 108}, {9, 109}}));
@@ -192,15 +192,15 @@ TEST(IoLoadsTest, ALogThatRepeatsIterationsCountsTheLaterLines) {
             "iterations from 6 on are ignored");
   // What the training did after the place it went back to is gone, also where it has not come so
   // far again.
-  const LoadTrace behind = Parsed(first_run + Line(4, 104) + Line(5, 105));
+  const TokenTrace behind = Parsed(first_run + Line(4, 104) + Line(5, 105));
   EXPECT_EQ(CountsIn(behind), (Pairs{{1, 1}, {2, 2}, {3, 3}, {4, 104}, {5, 105}}));
   // Restarts of restarts, and of the last iteration alone.
-  const LoadTrace thrice =
+  const TokenTrace thrice =
       Parsed(first_run + Line(7, 107) + Line(8, 108) + Line(3, 203) + Line(4, 204) + Line(3, 303));
   EXPECT_EQ(CountsIn(thrice), (Pairs{{1, 1}, {2, 2}, {3, 303}}));
   EXPECT_EQ(thrice.warnings.size(), 3U);
   // Lines in another order repeat nothing.
-  const LoadTrace unordered = Parsed(Line(5, 5) + Line(6, 6) + Line(1, 1) + Line(2, 2));
+  const TokenTrace unordered = Parsed(Line(5, 5) + Line(6, 6) + Line(1, 1) + Line(2, 2));
   EXPECT_EQ(CountsIn(unordered), (Pairs{{1, 1}, {2, 2}, {5, 5}, {6, 6}}));
   EXPECT_TRUE(unordered.warnings.empty());
 }
@@ -210,12 +210,12 @@ TEST(IoLoadsTest, RestartsInALogOfVllm) {
     return "{\"record_type\":\"eplb_load_stats\",\"step\":" + std::to_string(step) +
            ",\"expert_load\":[[" + std::to_string(tokens) + ",0]],\"p2l_map\":[[0,1]]}\n";
   };
-  const LoadTrace trace = Parsed(line(10, 1) + line(20, 2) + line(20, 3) + line(30, 4));
+  const TokenTrace trace = Parsed(line(10, 1) + line(20, 2) + line(20, 3) + line(30, 4));
   // A server that starts again counts from the beginning: its steps follow those before.
   EXPECT_EQ(CountsIn(trace), (Pairs{{10, 1}, {20, 2}, {21, 3}, {31, 4}}));
   ASSERT_EQ(trace.warnings.size(), 1U);
   EXPECT_NE(trace.warnings[0].find("x:3: step 20 after step 20"), std::string::npos);
-  const LoadTrace twice = Parsed(line(1, 1) + line(2, 2) + line(1, 3) + line(2, 4) + line(1, 5));
+  const TokenTrace twice = Parsed(line(1, 1) + line(2, 2) + line(1, 3) + line(2, 4) + line(1, 5));
   EXPECT_EQ(CountsIn(twice), (Pairs{{1, 1}, {2, 2}, {3, 3}, {4, 4}, {5, 5}}));
 }
 
@@ -223,7 +223,7 @@ TEST(IoLoadsTest, ALogThatIsCutShortIsReadUpToThere) {
   const std::string whole = Line(1, 1) + Line(2, 2) + Line(3, 3);
   const std::size_t last = Line(1, 1).size() * 2;
   for (std::size_t end = last; end < whole.size(); ++end) {
-    const LoadTrace trace = Parsed(whole.substr(0, end));
+    const TokenTrace trace = Parsed(whole.substr(0, end));
     const bool torn = end > last && end < whole.size() - 1;  // the line break alone may be missing
     EXPECT_EQ(trace.torn, torn) << end;
     ASSERT_EQ(trace.warnings.size(), torn ? 1U : 0U) << end;
@@ -252,7 +252,7 @@ TEST(IoLoadsTest, RestartsAndATornLineInRowsOfCounts) {
   EXPECT_NE(Parsed(text).warnings[0].find("x:18: iteration 3 again"), std::string::npos);
   // Of an iteration that is not whole nothing counts.
   for (const char* torn : {"5", "5,0,0", "5,0,0,0,1\n5,0,0,1,1\n5,1,", "5,0,0,0,x"}) {
-    const LoadTrace trace = Parsed(first_run + torn);
+    const TokenTrace trace = Parsed(first_run + torn);
     EXPECT_EQ(CountsIn(trace), (Pairs{{1, 2}, {2, 4}, {3, 6}, {4, 8}})) << torn;
     EXPECT_TRUE(trace.torn) << torn;
     EXPECT_EQ(trace.warnings.size(), 1U) << torn;
@@ -291,7 +291,7 @@ class LoadLog : public os::Scratch {
     std::vector<std::uint64_t> out;
     if (!trace) return out;
     EXPECT_EQ(trace->after, after);
-    for (const LoadTrace::Record& record : trace->records) {
+    for (const TokenTrace::Record& record : trace->records) {
       EXPECT_EQ(record.tokens, std::vector<std::uint64_t>(record.tokens.size(), record.iteration));
       out.push_back(record.iteration);
     }

@@ -17,13 +17,13 @@ namespace {
 
 using Counts = std::vector<std::uint64_t>;
 
-LoadTrace Read(const std::string& text) {
+TokenTrace Read(const std::string& text) {
   auto trace = ParseLoads(text, "x");
   EXPECT_TRUE(trace) << trace.error().message;
-  return trace ? *trace : LoadTrace();
+  return trace ? *trace : TokenTrace();
 }
 
-LoadTrace ThreeRecords() {
+TokenTrace ThreeRecords() {
   return Read(
       "{\"iteration\":1,\"tokens\":[[1,10],[100,0]]}\n"
       "{\"iteration\":2,\"tokens\":[[2,20],[0,0]]}\n"
@@ -31,12 +31,12 @@ LoadTrace ThreeRecords() {
 }
 
 /// Tokens of one cell, however they are scaled.
-double TokensOf(const Loads& loads, std::size_t cell) {
+double TokensOf(const TokenCounts& loads, std::size_t cell) {
   return static_cast<double>(loads.tokens[cell]) * loads.unit;
 }
 
 TEST(LoadWindowTest, WindowsAreSumsOfRecords) {
-  const LoadTrace trace = ThreeRecords();
+  const TokenTrace trace = ThreeRecords();
   LoadWindow window;
   EXPECT_EQ(Pick(trace, window)->tokens, (Counts{4, 40, 50, 0}));
   window.windows = {2};
@@ -58,7 +58,7 @@ TEST(LoadWindowTest, WindowsAreSumsOfRecords) {
 }
 
 TEST(LoadWindowTest, RecordingsOfServingEnginesCountAsAWhole) {
-  LoadTrace trace = ThreeRecords();
+  TokenTrace trace = ThreeRecords();
   trace.serving = true;
   EXPECT_EQ(Pick(trace, LoadWindow{})->tokens, (Counts{7, 70, 150, 0}));
   LoadWindow newest;
@@ -124,10 +124,10 @@ TEST(LoadWindowTest, SumsOfHugeCountsAreScaled) {
 }
 
 TEST(LoadWindowTest, IdleRecordsAreRemoved) {
-  LoadTrace trace = Read("[[[1,2]],[[0,0]],[[3,4]],[[0,0]]]");
+  TokenTrace trace = Read("[[[1,2]],[[0,0]],[[3,4]],[[0,0]]]");
   EXPECT_EQ(RemoveIdle(&trace), (Counts{1, 3}));
   EXPECT_EQ(Pick(trace, LoadWindow{})->tokens, (Counts{3, 4}));
-  LoadTrace idle = Read("[[[0,0]],[[0,0]]]");
+  TokenTrace idle = Read("[[[0,0]],[[0,0]]]");
   EXPECT_TRUE(RemoveIdle(&idle).empty());
   EXPECT_EQ(idle.records.size(), 2U);
 }
@@ -172,7 +172,7 @@ TEST_F(LongLoads, AreSummedWhileTheyAreRead) {
 }
 
 TEST(LoadWindowTest, WindowsThatDoNotFitAreRefused) {
-  const LoadTrace trace = Read("{\"iteration\":5,\"tokens\":[[1]]}\n");
+  const TokenTrace trace = Read("{\"iteration\":5,\"tokens\":[[1]]}\n");
   LoadWindow window;
   window.at = 4;
   EXPECT_EQ(Pick(trace, window).error().code, Errc::kUsage);

@@ -65,7 +65,7 @@ std::string DescribeEntries(const std::vector<OpaqueEntry>& entries);
 /// Pure.
 std::vector<std::string> EntryDifferences(const Checkpoint& a, const Checkpoint& b);
 
-/// The engine's state of a checkpoint, or null if its dialect has none.
+/// The engine's state of a checkpoint, or null if its format has none.
 const EngineState* EngineStateOf(const Checkpoint& checkpoint);
 
 /// What two model files of a checkpoint do not have the same of client state, by key: "\"rng\"".

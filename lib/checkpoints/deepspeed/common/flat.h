@@ -2,7 +2,7 @@
 // flat.h is the arithmetic of flat buffers: order, padding, partitions, sub-groups, experts.
 // topology.h is DeepSpeed's layout, target.h the words that name one ("dp=4,tp=2"),
 // pipeline_stages.h says which layers a stage holds. engine_state.h is what the engine keeps beside
-// tensors, and adopt.h makes it for checkpoints of other dialects. universal_info.h reads and
+// tensors, and adopt.h makes it for checkpoints of other formats. universal_info.h reads and
 // writes the split rules that checkpoints carry. All of it is pure but scan. Source:
 // docs/formats/deepspeed.md.
 

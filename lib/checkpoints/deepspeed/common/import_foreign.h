@@ -14,7 +14,7 @@ struct Adopted {
   std::vector<std::string> not_carried;
 };
 
-/// Makes what DeepSpeed's engine keeps anew for a checkpoint whose dialect keeps something else:
+/// Makes what DeepSpeed's engine keeps anew for a checkpoint whose format keeps something else:
 /// model states with iteration, samples and schedule, a configuration of what is known, parameter
 /// groups with their hyper-parameters, and one group of all trained parameters where the source has
 /// no optimizer. Experts that are not of DeepSpeed's MoE layers become parameters of a dense model,

@@ -61,7 +61,7 @@ tl::unexpected<Error> Missing(const EngineReading& reading, const std::vector<st
 }
 
 Result<Document> Open(const EngineReading& reading, std::uint32_t file) {
-  auto document = torch_pt::Parse(*reading.source.files[file].containers.front().skeleton);
+  auto document = torch_pt::Parse(*reading.source.files[file].containers.front().metadata);
   if (!document) return Within(reading.source.files[file].path, std::move(document).error());
   if (document->root->is_string()) {
     return Fail(Errc::kUnsupported, reading.source.files[file].path +

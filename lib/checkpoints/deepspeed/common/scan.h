@@ -20,7 +20,7 @@ bool HoldsAtoms(const Listing& listing);
 /// \error kBadInput  a broken file; kUnsupported  NVMe offload, Nebula, DataStates; named
 Result<SourceSet> ScanEngineFiles(const Listing& listing, bool atoms, const ScanOptions& options);
 
-/// Reads the container of one file that ScanEngineFiles has found, as Dialect::read_file.
+/// Reads the container of one file that ScanEngineFiles has found, as Format::read_file.
 Result<std::vector<Container>> ReadEngineFile(const Found& found, const os::File& file,
                                               const os::Identity& identity);
 

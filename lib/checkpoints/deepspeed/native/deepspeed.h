@@ -1,5 +1,5 @@
 // lib/checkpoints/deepspeed/native: DeepSpeed's native files, one set for each rank.
-// The functions of the dialect's row. read makes a checkpoint of model states and optimizer shards,
+// The functions of the format's row. read makes a checkpoint of model states and optimizer shards,
 // write the reverse; what they share with universal folders is in zero.
 
 #pragma once
@@ -16,7 +16,7 @@ namespace shardwright::checkpoints {
 /// Reads native files. docs/formats/deepspeed.md sections "Files" and "Flattening".
 Result<Checkpoint> ReadDeepSpeed(const SourceSet& source, const Patterns& patterns);
 
-/// Implements Dialect::read_weights: reads the model states of stages 0 to 2 and no optimizer
+/// Implements Format::read_weights: reads the model states of stages 0 to 2 and no optimizer
 /// shard.
 /// \error kUnsupported  stage 3, whose weights are in the optimizer shards
 Result<Checkpoint> ReadDeepSpeedWeights(const SourceSet& source, const Patterns& patterns);
@@ -27,7 +27,7 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
 
 namespace deepspeed {
 
-// The row of the table; see Dialect.
+// The row of the table; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);

@@ -21,7 +21,7 @@ namespace shardwright::checkpoints {
 
 inline constexpr const char* kOptimizerStateFile = "optimizer_state.pt";
 
-// atom_names.cc: how this dialect spells states.
+// atom_names.cc: how this format spells states.
 
 /// A parameter's state that is a file.
 struct AtomFile {

@@ -73,7 +73,7 @@ Result<Atom> OpenAtom(Reading* reading, const Folder& folder, const std::string&
   SW_TRY_ASSIGN(const std::uint32_t file, folder.Need(AtomName(param, state)));
   const SourceFile& source = reading->source.files[file];
   Atom atom;
-  auto document = torch_pt::Parse(*source.containers.front().skeleton);
+  auto document = torch_pt::Parse(*source.containers.front().metadata);
   if (!document) return Within(source.path, std::move(document).error());
   atom.document = *std::move(document);
   const Node* tensor = atom.document.root;

@@ -297,7 +297,7 @@ Status AddStep(Foreign* foreign, Param* param) {
   }
   if (!file) return {};
   const SourceFile& source = foreign->reading.source.files[*file];
-  auto document = torch_pt::Parse(*source.containers.front().skeleton);
+  auto document = torch_pt::Parse(*source.containers.front().metadata);
   if (!document) return Within(source.path, std::move(document).error());
   SW_TRY_ASSIGN(auto scalar, reader::ScalarOf(&foreign->reading, *file, *document, layout::kStep,
                                               document->root, param->shape));

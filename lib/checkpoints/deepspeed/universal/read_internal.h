@@ -78,7 +78,7 @@ Status SetOptions(Reading* reading);
 void Finish(Reading* reading);
 
 /// A folder that DeepSpeed's own converter wrote, of any version.
-/// \param only_weights  leave out the optimizer's state, as Dialect::read_weights does
+/// \param only_weights  leave out the optimizer's state, as Format::read_weights does
 Result<Checkpoint> ReadForeign(const SourceSet& source, const Patterns& patterns,
                                bool only_weights);
 

@@ -16,7 +16,7 @@ namespace shardwright::checkpoints {
 /// with its manifest.
 Result<Checkpoint> ReadUniversal(const SourceSet& source, const Patterns& patterns);
 
-/// Implements Dialect::read_weights: reads the master weights and the model files.
+/// Implements Format::read_weights: reads the master weights and the model files.
 Result<Checkpoint> ReadUniversalWeights(const SourceSet& source, const Patterns& patterns);
 
 /// Which of DeepSpeed's universal loaders shall open the state files of trained parameters: no form
@@ -35,7 +35,7 @@ Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topolog
 
 namespace universal {
 
-// The row of the table; see Dialect.
+// The row of the table; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);

@@ -52,8 +52,8 @@ void AddModule(const std::string& name, const Node* node, const std::function<Va
   if (!own->modules.contains(name)) own->modules.emplace(name, value());
 }
 
-ModelFacts FactsOf(const Args& args) {
-  ModelFacts facts;
+ModelConfig FactsOf(const Args& args) {
+  ModelConfig facts;
   const auto add = [&](const char* key, std::string text) {
     if (!text.empty()) facts.emplace(key, std::move(text));
   };
@@ -127,7 +127,7 @@ Result<Scalar> ScalarOf(const Container& container, const torch_pt::Document& do
   scalar.shape = tensor.shape;
   const std::uint64_t bytes = Elems(tensor.shape) * ItemSize(tensor.dtype);
   for (const auto& [storage, payload] : container.inlined) {
-    if (container.skeleton->storages[storage].offset != at) continue;
+    if (container.metadata->storages[storage].offset != at) continue;
     const std::uint64_t first = tensor.offset * ItemSize(tensor.dtype);
     if (bytes == 0 || first + bytes > payload.size()) return wrong();
     scalar.bytes = payload.substr(first, bytes);

@@ -101,7 +101,7 @@ Result<Object> Dist::ObjectAt(const dcp::Place& at) {
   object.file = files_[at.file];
   object.container = containers_[at.file].at(at.offset);
   const SourceFile& file = source_.files[object.file];
-  auto document = torch_pt::Parse(*file.containers[object.container].skeleton);
+  auto document = torch_pt::Parse(*file.containers[object.container].metadata);
   if (!document) return Within(file.name, document.error());
   object.document = std::make_shared<const torch_pt::Document>(*std::move(document));
   object.value = object.document->root;
@@ -199,7 +199,7 @@ Status Dist::CheckGrids() const {
 Status Dist::ReadCommon() {
   for (std::uint32_t i = 0; i < source_.files.size(); ++i) {
     if (source_.files[i].name != kCommonFile) continue;
-    auto document = torch_pt::Parse(*source_.files[i].containers.front().skeleton);
+    auto document = torch_pt::Parse(*source_.files[i].containers.front().metadata);
     if (!document) return Within(source_.files[i].name, document.error());
     common_.file = i;
     common_.document = std::make_shared<const torch_pt::Document>(*std::move(document));
@@ -507,7 +507,7 @@ Status Dist::AddFlat(const dcp::Entry& entry, const Shape& whole, const Key& key
   return {};
 }
 
-Result<Checkpoint> Dist::Go() {
+Result<Checkpoint> Dist::Run() {
   SW_TRY(Locate());
   SW_TRY(SortEntries());
   SW_TRY(ReadCommon());
@@ -574,7 +574,7 @@ Status Dist::ReadRunState() {
 }
 
 Result<Checkpoint> ReadDist(const SourceSet& source, const Patterns& patterns, Reads reads) {
-  SW_TRY_ASSIGN(Checkpoint read, Dist(source, patterns, reads).Go());
+  SW_TRY_ASSIGN(Checkpoint read, Dist(source, patterns, reads).Run());
   SW_TRY_ASSIGN(read.digests, DigestsOf(source));
   return read;
 }

@@ -22,7 +22,7 @@ const SourceFile* SourceFileOf(const SourceSet& source, std::string_view name) {
 /// A count that a file of one dict keeps as a number or as a tensor of one element.
 std::optional<std::uint64_t> StoredCount(const SourceFile& file, std::string_view key) {
   const Container& container = file.containers.front();
-  const auto document = torch_pt::Parse(*container.skeleton);
+  const auto document = torch_pt::Parse(*container.metadata);
   if (!document || !document->root->is_dict()) return std::nullopt;
   const Node* node = document->root->Find(key);
   if (node == nullptr) return std::nullopt;
@@ -101,7 +101,7 @@ Status Dist::InferArgs() {
   for (const std::string_view name : {kRunConfig, kNemoConfig}) {
     const SourceFile* file = SourceFileOf(source_, name);
     if (file == nullptr) continue;
-    scalars = YamlScalars(file->containers.front().skeleton->header);
+    scalars = YamlScalars(file->containers.front().metadata->header);
     config = name;
     break;
   }

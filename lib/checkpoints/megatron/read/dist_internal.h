@@ -41,7 +41,7 @@ class Dist {
   Dist(const SourceSet& source, const Patterns& patterns, Reads reads)
       : source_(source), reads_(reads), collector_(source, patterns) {}
 
-  Result<Checkpoint> Go();
+  Result<Checkpoint> Run();
 
  private:
   using Entries = std::vector<const dcp::Entry*>;

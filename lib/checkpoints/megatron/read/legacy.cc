@@ -28,7 +28,7 @@ Status Legacy::ReadFiles() {
     if (source_.files[file].containers.size() != 1) {
       return Fail(Errc::kBadInput, name + ": a file of torch.save expected");
     }
-    auto document = torch_pt::Parse(*source_.files[file].containers.front().skeleton);
+    auto document = torch_pt::Parse(*source_.files[file].containers.front().metadata);
     if (!document) return Within(name, document.error());
     auto shared = std::make_shared<const torch_pt::Document>(*std::move(document));
     if (model) {
@@ -286,7 +286,7 @@ Status Legacy::AddWeights() {
   return {};
 }
 
-Result<Checkpoint> Legacy::Go() {
+Result<Checkpoint> Legacy::Run() {
   SW_TRY(ReadFiles());
   auto args = ReadArgs(ranks_.front().document->root->Find("args"));
   if (!args) return Within(NameOf(ranks_.front().model), args.error());
@@ -367,7 +367,7 @@ Status Legacy::ReadRunState() {
 }
 
 Result<Checkpoint> ReadLegacy(const SourceSet& source, const Patterns& patterns, Reads reads) {
-  return Legacy(source, patterns, reads).Go();
+  return Legacy(source, patterns, reads).Run();
 }
 
 }  // namespace shardwright::checkpoints::megatron

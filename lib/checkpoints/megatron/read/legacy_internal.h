@@ -54,7 +54,7 @@ class Legacy {
   Legacy(const SourceSet& source, const Patterns& patterns, Reads reads)
       : source_(source), reads_(reads), collector_(source, patterns) {}
 
-  Result<Checkpoint> Go();
+  Result<Checkpoint> Run();
 
  private:
   Status ReadFiles();

@@ -139,10 +139,10 @@ std::vector<layout::Box> BoxesOfRange(const Shape& shape, std::uint64_t first, s
 /// The part of a checkpoint that a reader reads.
 enum class Reads : std::uint8_t { kAll, kOnlyWeights };
 
-/// Reads torch_dist. Reads::kOnlyWeights implements Dialect::read_weights.
+/// Reads torch_dist. Reads::kOnlyWeights implements Format::read_weights.
 Result<Checkpoint> ReadDist(const SourceSet& source, const Patterns& patterns, Reads reads);
 
-/// Reads folders mp_rank_*. Reads::kOnlyWeights implements Dialect::read_weights.
+/// Reads folders mp_rank_*. Reads::kOnlyWeights implements Format::read_weights.
 Result<Checkpoint> ReadLegacy(const SourceSet& source, const Patterns& patterns, Reads reads);
 
 }  // namespace shardwright::checkpoints::megatron

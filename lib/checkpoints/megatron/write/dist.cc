@@ -36,7 +36,7 @@ class DistWriter {
         builder_(writing_.builder),
         items_(writing_.items) {}
 
-  Result<Written> Go();
+  Result<Written> Run();
 
  private:
   /// A box of a tensor that will be an item.
@@ -563,7 +563,7 @@ Status DistWriter::AddIndex() {
   return {};
 }
 
-Result<Written> DistWriter::Go() {
+Result<Written> DistWriter::Run() {
   SW_TRY(Prepare());
   for (std::uint32_t i = 0; i < source_.params.size(); ++i) SW_TRY(AddParam(i));
   SW_TRY(AddExtraStates());
@@ -592,7 +592,7 @@ Result<Written> Write(const Checkpoint& source, const Layout& layout) {
                     "; save after gradients have reached them, or write another format");
   }
   if (to->files == Files::kTorch) return WriteLegacy(source, *to);
-  return DistWriter(source, *to).Go();
+  return DistWriter(source, *to).Run();
 }
 
 }  // namespace shardwright::checkpoints::megatron

@@ -29,7 +29,7 @@ class LegacyWriter {
   LegacyWriter(const Checkpoint& source, const MegatronLayout& to)
       : w_(source, to), source_(source), to_(to) {}
 
-  Result<Written> Go();
+  Result<Written> Run();
 
  private:
   Status Prepare();
@@ -321,7 +321,7 @@ Status LegacyWriter::AddRank() {
   return buffers ? AddBuffers() : Status();
 }
 
-Result<Written> LegacyWriter::Go() {
+Result<Written> LegacyWriter::Run() {
   SW_TRY(Prepare());
   for (rank_.p = 0; rank_.p < to_.mesh.pp; ++rank_.p) {
     for (rank_.e = 0; rank_.e < to_.mesh.ep; ++rank_.e) {
@@ -340,7 +340,7 @@ Result<Written> LegacyWriter::Go() {
 }  // namespace
 
 Result<Written> WriteLegacy(const Checkpoint& source, const MegatronLayout& to) {
-  return LegacyWriter(source, to).Go();
+  return LegacyWriter(source, to).Run();
 }
 
 }  // namespace shardwright::checkpoints::megatron

@@ -26,7 +26,7 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// Null if the source is of another dialect.
+/// Null if the source is of another format.
 const RunState* RunStateOf(const Checkpoint& source);
 
 /// The arguments of a run that goes on in a layout.

@@ -104,10 +104,10 @@ Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
 Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
                       const RunOptions& options, Sink& sink) {
   Runner runner(comm, plan, source, options, sink);
-  return runner.Go();
+  return runner.Run();
 }
 
-Result<RunReport> Runner::Go() {
+Result<RunReport> Runner::Run() {
   Status status = Passes();
   if (!status) {
     if (Status left = LeaveStage(status.error().code); !left) sink_.Warn(left.error().message);
@@ -226,7 +226,7 @@ Status Runner::Recover() {
   std::vector<std::byte> bytes;
   for (const auto& [index, record] : noted_) {
     const plan::Unit unit = plan_.unit(index);
-    if (IsTwin(unit.file)) continue;
+    if (IsClone(unit.file)) continue;
     bytes.resize(unit.bytes);
     SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
     SW_TRY(file->ReadAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
@@ -261,7 +261,7 @@ Status Runner::WriteUnits() {
   std::vector<std::uint64_t> todo;
   for (std::uint64_t index = first_; index < last_; ++index) {
     const plan::Unit unit = plan_.unit(index);
-    if (done_[index - first_] || IsTwin(unit.file)) continue;
+    if (done_[index - first_] || IsClone(unit.file)) continue;
     todo.push_back(index);
     loop_options.bytes_total += unit.bytes;
   }
@@ -288,19 +288,19 @@ Status Runner::VerifyRead() {
   sink_.Pass("verify");
   MembersToVerify which{&source_};
   which.mine = [this](std::uint32_t member) {
-    return source_.Mine(member) && !twin_sources_.contains(plan_.source().members[member].file);
+    return source_.Mine(member) && !clone_sources_.contains(plan_.source().members[member].file);
   };
   SW_TRY_ASSIGN(const MembersVerified members,
                 comm_.Agree(VerifyMembers(plan_, source_sums_, which, arena_)));
   report_.members_verified = members.verified;
   report_.members_without_sum = members.without_sum;
-  return comm_.Agree(LookAgain());
+  return comm_.Agree(Recheck());
 }
 
-Status Runner::LookAgain() {
+Status Runner::Recheck() {
   for (const std::uint32_t file : plan_.files_without_sums()) {
-    if (!source_.MineFile(file) || twin_sources_.contains(file)) continue;
-    SW_TRY_ASSIGN(const bool grown, source_.LookAgain(file));
+    if (!source_.MineFile(file) || clone_sources_.contains(file)) continue;
+    SW_TRY_ASSIGN(const bool grown, source_.Recheck(file));
     if (!grown) continue;
     sink_.Warn(plan_.source().files[file] +
                ": grew while it was copied: what it was when it was found is in the output");
@@ -322,8 +322,8 @@ Result<RunReport> Runner::Report() {
   total.units = plan_.unit_count();
   for (std::uint32_t index = 0; index < plan_.target().files.size(); ++index) {
     const plan::OutputFile& file = plan_.target().files[index];
-    if (IsTwin(index)) {
-      ++(file.twin == plan::Twin::kLink ? total.files_linked : total.files_cloned);
+    if (IsClone(index)) {
+      ++(file.clone == plan::CloneMode::kLink ? total.files_linked : total.files_cloned);
       continue;
     }
     total.bytes_written += file.bytes;

@@ -127,10 +127,10 @@ Status Runner::CreateFiles() {
     return {};
   }));
   SW_TRY(ChooseSync());
-  SW_TRY(MakeTwins());
+  SW_TRY(MakeClones());
   SW_TRY(comm_.OnRoot([&] { return CheckSpace(); }));
   SW_TRY(comm_.Agree(ForMyFiles(options_.io_threads, [&](std::uint32_t file) {
-    return IsTwin(file) ? Status() : CreateFile(file);
+    return IsClone(file) ? Status() : CreateFile(file);
   })));
   return comm_.OnRoot(
       [&] { return created_ ? Status() : journals_.WriteWholeFile(kCreatedName, ""); });
@@ -160,33 +160,33 @@ Status Runner::ChooseSync() {
 
 /// A clone or link takes no place and no time, so the root makes them all, before it is asked
 /// whether there is room for the rest.
-Status Runner::MakeTwins() {
-  is_twin_.assign(plan_.target().files.size(), std::byte{0});
+Status Runner::MakeClones() {
+  is_clone_.assign(plan_.target().files.size(), std::byte{0});
   SW_TRY(comm_.OnRoot([&]() -> Status {
-    for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
-      if (plan_.target().files[index].twin == plan::Twin::kCopy) continue;
+    for (std::uint32_t index = 0; index < is_clone_.size(); ++index) {
+      if (plan_.target().files[index].clone == plan::CloneMode::kCopy) continue;
       if (sink_.stop_requested()) {
         return Fail(Errc::kStopped, "stopped on request; --resume continues");
       }
-      SW_TRY_ASSIGN(const bool made, MakeTwin(index));
-      is_twin_[index] = std::byte{made};
+      SW_TRY_ASSIGN(const bool made, MakeClone(index));
+      is_clone_[index] = std::byte{made};
     }
     return {};
   }));
-  SW_TRY(comm_.Bcast(is_twin_));
-  for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
-    if (IsTwin(index)) twin_sources_.insert(plan_.target().files[index].twin_of);
+  SW_TRY(comm_.Bcast(is_clone_));
+  for (std::uint32_t index = 0; index < is_clone_.size(); ++index) {
+    if (IsClone(index)) clone_sources_.insert(plan_.target().files[index].clone_of);
   }
   return {};
 }
 
 /// \returns false where it has to be copied: the file system cannot clone, or the source has grown
-Result<bool> Runner::MakeTwin(std::uint32_t index) {
+Result<bool> Runner::MakeClone(std::uint32_t index) {
   const plan::OutputFile& file = plan_.target().files[index];
-  const std::string& source = plan_.source().files[file.twin_of];
+  const std::string& source = plan_.source().files[file.clone_of];
   const std::string& path = PathOf(index);
-  SW_TRY_ASSIGN(const os::File from, source_.Open(file.twin_of));
-  if (file.twin == plan::Twin::kLink) {
+  SW_TRY_ASSIGN(const os::File from, source_.Open(file.clone_of));
+  if (file.clone == plan::CloneMode::kLink) {
     // What a stopped run left under this name may be anything; a name is made anew for nothing.
     SW_TRY_ASSIGN(const bool there, directory_.Exists(path));
     if (there && !created_) return TwoOutputs(directory_.PathOf(path));
@@ -200,7 +200,7 @@ Result<bool> Runner::MakeTwin(std::uint32_t index) {
       return false;
     }
   }
-  SW_TRY_ASSIGN(const bool grown, source_.LookAgain(file.twin_of));
+  SW_TRY_ASSIGN(const bool grown, source_.Recheck(file.clone_of));
   if (grown) {
     SW_TRY(directory_.RemoveFile(path));
     return false;
@@ -213,8 +213,8 @@ Status Runner::CheckSpace() {
   if (resumed_) return {};
   std::uint64_t bytes = 0;
   std::uint64_t files = 0;
-  for (std::uint32_t index = 0; index < is_twin_.size(); ++index) {
-    if (IsTwin(index)) continue;
+  for (std::uint32_t index = 0; index < is_clone_.size(); ++index) {
+    if (IsClone(index)) continue;
     bytes += plan_.target().files[index].bytes;
     ++files;
   }
@@ -243,7 +243,7 @@ Status Runner::CreateFile(std::uint32_t index) {
 
 Status Runner::WriteFrame(std::uint32_t index) {
   const plan::OutputFile& file = plan_.target().files[index];
-  if (IsTwin(index) || !file.digests.files.empty()) return {};
+  if (IsClone(index) || !file.digests.files.empty()) return {};
   const auto sums =
       std::span<const UnitSum>(sums_).subspan(plan_.first_unit(index, 0), plan_.unit_count(index));
   SW_TRY_ASSIGN(const std::vector<std::uint32_t> crcs,
@@ -318,7 +318,7 @@ Status Runner::SyncWritten() {
   std::vector<std::uint32_t> files;
   for (std::uint64_t index = first_; index < last_; ++index) {
     const std::uint32_t file = plan_.unit(index).file;
-    if (!IsTwin(file) && (files.empty() || files.back() != file)) files.push_back(file);
+    if (!IsClone(file) && (files.empty() || files.back() != file)) files.push_back(file);
   }
   return comm_.Agree(
       os::ForEachFile(files.size(), options_.io_threads, [&](std::uint64_t i) -> Status {
@@ -344,7 +344,7 @@ Status Runner::SyncFileSystem() {
   Status all = directory_.SyncFileSystem();
   if (all) return all;
   const auto sync = [&](std::uint32_t file) -> Status {
-    if (IsTwin(file)) return {};
+    if (IsClone(file)) return {};
     SW_TRY_ASSIGN(const auto out, output_.Get(file));
     return out->Sync();
   };
@@ -357,7 +357,7 @@ Status Runner::SyncFileSystem() {
 Status Runner::CloseFiles() { return comm_.Agree(output_.CloseAll()); }
 
 Status Runner::ReadBack(std::uint32_t index) {
-  if (IsTwin(index)) return {};
+  if (IsClone(index)) return {};
   const plan::OutputFile& file = plan_.target().files[index];
   SW_TRY_ASSIGN(const os::File in, OfOutput(directory_.OpenRead(PathOf(index))));
   if (!in.DropCache()) ++read_from_memory_;
@@ -419,8 +419,8 @@ Status Runner::Commit() {
       std::memcpy(&sum, parts[index % ranks].data() + index / ranks * sizeof sum, sizeof sum);
       ManifestFile file{made.path, made.bytes, sum.digest};
       if (!made.payloads.empty()) file.payload_crc32 = sum.payload_crc32;
-      if (IsTwin(static_cast<std::uint32_t>(index))) {
-        file.twin = made.twin == plan::Twin::kLink ? "link" : "clone";
+      if (IsClone(static_cast<std::uint32_t>(index))) {
+        file.clone = made.clone == plan::CloneMode::kLink ? "link" : "clone";
       }
       files.push_back(std::move(file));
     }

@@ -46,7 +46,7 @@ class Runner final : private UnitSink {
  public:
   Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source, const RunOptions& options,
          Sink& sink);
-  Result<RunReport> Go();
+  Result<RunReport> Run();
 
  private:
   Status Passes();
@@ -55,8 +55,8 @@ class Runner final : private UnitSink {
   Status ReadJournals();         // what a stopped run noted about this rank's units; local
   Status OpenJournal();          // local
   Status CreateFiles();          // collective
-  Status MakeTwins();            // clones and links, by the root; collective
-  Result<bool> MakeTwin(std::uint32_t index);
+  Status MakeClones();           // clones and links, by the root; collective
+  Result<bool> MakeClone(std::uint32_t index);
   Status CheckSpace();                                     // root
   Result<os::File> OpenOutput(std::uint32_t index) const;  // new, or what a stopped run left of it
   Status CreateFile(std::uint32_t index);
@@ -69,7 +69,7 @@ class Runner final : private UnitSink {
   Status Put(const UnitInHand& unit) override;
   Status ShareSums();    // collective
   Status VerifyRead();   // collective
-  Status LookAgain();    // at source files that no checksum vouches for; local
+  Status Recheck();      // at source files that no checksum vouches for; local
   Status SyncWritten();  // collective
   Status WriteFrames();  // collective
   Status WriteFrame(std::uint32_t index);
@@ -84,7 +84,7 @@ class Runner final : private UnitSink {
     return index % static_cast<std::uint64_t>(comm_.size()) ==
            static_cast<std::uint64_t>(comm_.rank());
   }
-  bool IsTwin(std::uint32_t file) const { return is_twin_[file] != std::byte{0}; }
+  bool IsClone(std::uint32_t file) const { return is_clone_[file] != std::byte{0}; }
   const std::string& PathOf(std::uint32_t file) const {  // in the stage
     return plan_.target().files[file].path;
   }
@@ -107,9 +107,9 @@ class Runner final : private UnitSink {
   std::map<std::uint64_t, UnitRecord> noted_;  // by unit
   std::optional<os::Journal> journal_;
   FilePool output_;
-  bool sync_at_once_ = false;       // all files, by their file system
-  std::vector<std::byte> is_twin_;  // by output file: a clone or link, there is nothing to write
-  std::set<std::uint32_t> twin_sources_;  // source files that were cloned or linked
+  bool sync_at_once_ = false;        // all files, by their file system
+  std::vector<std::byte> is_clone_;  // by output file: a clone or link, there is nothing to write
+  std::set<std::uint32_t> clone_sources_;  // source files that were cloned or linked
 
   std::uint64_t first_ = 0;  // this rank's units
   std::uint64_t last_ = 0;

@@ -34,7 +34,7 @@ Result<double> ExpectedOverhead(const CheckpointCosts& costs, double iterations)
 Result<double> OverheadRate(const CheckpointCosts& costs);
 
 /// The interval with the least overhead rate, in iterations: sqrt(2 * O_save / (lambda * T_iter))
-/// rounded to the better neighbour, never below ceil(T_persist / T_iter) nor 1. Absent: without
+/// rounded to the better sibling, never below ceil(T_persist / T_iter) nor 1. Absent: without
 /// faults no interval is too long.
 /// \error kUsage  a time or a rate that is negative or not finite, an iteration of no time
 /// Pure. Source: docs/pec-planning.md section 3.

@@ -73,7 +73,7 @@ class Run {
     newest_ = levels_;
   }
 
-  Result<SimulationRow> Go() {
+  Result<SimulationRow> Execute() {
     SW_TRY_ASSIGN(saved_, SavedModelOf(input_.model, input_.keep, input_.map, input_.ranks, 0));
     saved_.options.split_above = input_.split_above;
     whole_run_ = ObservedTokens(history_, input_.tokens.size());
@@ -424,11 +424,11 @@ std::vector<SimulatedPolicy> AllPolicies(std::uint32_t experts) {
   return policies;
 }
 
-Result<std::vector<Counts>> CountsOfTrace(const token_counts::LoadTrace& trace) {
+Result<std::vector<Counts>> CountsOfTrace(const token_counts::TokenTrace& trace) {
   const LayerExperts experts(trace.layer_id.size(), trace.experts);
   SW_TRY(ValidateExperts(experts));
   std::vector<Counts> tokens;
-  for (const token_counts::LoadTrace::Record& record : trace.records) {
+  for (const token_counts::TokenTrace::Record& record : trace.records) {
     if (record.tokens.size() != experts.size() * trace.experts) {
       return Fail(Errc::kBadInput, "iteration " + std::to_string(record.iteration) + ": " +
                                        std::to_string(record.tokens.size()) + " counts, expected " +
@@ -454,7 +454,7 @@ Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPoli
   }
   if (policy.rule && !replays) return Fail(Errc::kUsage, "a rule for gradients needs kReplay");
   SW_TRY_ASSIGN(TokenHistory history, HistoryOf(input, stop));
-  return Run(input, policy, std::move(history), stop).Go();
+  return Run(input, policy, std::move(history), stop).Execute();
 }
 
 Result<std::vector<SimulationRow>> SimulateAll(const SimulationInput& input,

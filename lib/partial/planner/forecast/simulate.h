@@ -87,7 +87,7 @@ struct SimulationInput {
 /// iterations 1, 2, ..., whatever their numbers.
 /// \error kLimit, kBadInput  as ValidateExperts
 /// Pure.
-Result<std::vector<Counts>> CountsOfTrace(const token_counts::LoadTrace& trace);
+Result<std::vector<Counts>> CountsOfTrace(const token_counts::TokenTrace& trace);
 
 /// Tokens at risk right after a checkpoint.
 struct RiskPoint {

@@ -13,7 +13,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Points of a curve over the run; more are drawn as the largest of neighbours.
+/// Points of a curve over the run; more are drawn as the largest of siblings.
 constexpr std::size_t kRunPoints = 270;
 constexpr std::size_t kDynamicStyle = 5;
 constexpr std::size_t kReplayStyle = 6;

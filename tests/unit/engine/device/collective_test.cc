@@ -13,7 +13,7 @@
 #include "engine/tensor/convert.h"
 #include "support/comm/threads.h"
 
-// Collectives of the host twin on ranks that are threads.
+// Collectives of the host clone on ranks that are threads.
 
 namespace shardwright::device {
 namespace {

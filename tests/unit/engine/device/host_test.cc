@@ -15,7 +15,7 @@
 #include "engine/tensor/convert.h"
 #include "support/comm/comm.h"
 
-// Memory and streams of the host twin.
+// Memory and streams of the host clone.
 
 namespace shardwright::device {
 namespace {

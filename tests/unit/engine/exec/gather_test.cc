@@ -146,7 +146,7 @@ TEST(Gathered, FilesThatAreRepeatedAndBytesThatAreKnown) {
   Gathering g;
   g.members = {std::string(300, 'a') + "tail"};
   g.target.files.push_back(
-      plan::WholeFile("copy", "in", g.members[0].size(), plan::Twin::kCopy, &g.source.map));
+      plan::WholeFile("copy", "in", g.members[0].size(), plan::CloneMode::kCopy, &g.source.map));
   g.target.files.push_back(plan::WholeFile("known", std::string("k\0n", 3)));
   const auto files = g.Run();
   EXPECT_EQ(files[0], g.members[0]);

@@ -404,7 +404,7 @@ class Changing final : public ByteSource {
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
     return bytes_.Read(member, offset, out);
   }
-  Result<bool> LookAgain(std::uint32_t /*file*/) override { return answer_; }
+  Result<bool> Recheck(std::uint32_t /*file*/) override { return answer_; }
   std::uint64_t bytes_read() const override { return bytes_.bytes_read(); }
   std::uint64_t files_read() const override { return bytes_.files_read(); }
 
@@ -415,8 +415,8 @@ class Changing final : public ByteSource {
 
 TEST_F(Runs, LookAgainAtFilesThatTheyCopyWithoutAChecksum) {
   members_ = {"what it was"};
-  target_.files.push_back(
-      plan::WholeFile("copy", At("original"), members_[0].size(), plan::Twin::kCopy, &source_));
+  target_.files.push_back(plan::WholeFile("copy", At("original"), members_[0].size(),
+                                          plan::CloneMode::kCopy, &source_));
   const auto run = [&](Result<bool> answer) -> Result<RunReport> {
     const auto comm = comm::MakeSerialComm();
     SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(source_, target_));

@@ -184,14 +184,14 @@ TEST_F(Sources, MayGrowWhereTheyAreLogs) {
   map.files = {"log"};
   map.members = {{0, 0, 4, std::nullopt, "log"}};
   FileBytes bytes(map, {log});
-  EXPECT_EQ(bytes.LookAgain(0).value(), false);
+  EXPECT_EQ(bytes.Recheck(0).value(), false);
   std::ofstream(path, std::ios::app) << "two\n";
-  EXPECT_EQ(bytes.LookAgain(0).value(), true);
+  EXPECT_EQ(bytes.Recheck(0).value(), true);
   const SourcePath whole = {path, log.identity, false};
   EXPECT_FALSE(OpenUnchanged(whole).has_value());
   // A log that was written anew is another one, also where it is longer.
   fs::rename(Write("new", "another log\n"), path);
-  EXPECT_FALSE(bytes.LookAgain(0).has_value());
+  EXPECT_FALSE(bytes.Recheck(0).has_value());
 }
 
 TEST_F(Sources, AreHeldOpenOnlyToALimit) {

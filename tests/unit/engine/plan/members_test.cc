@@ -15,7 +15,7 @@ struct Repeated {
 
   Repeated() {
     for (int i = 0; i < 100; ++i) bytes += static_cast<char>(i);
-    target.files.push_back(WholeFile("copy", "original", 100, Twin::kCopy, &source));
+    target.files.push_back(WholeFile("copy", "original", 100, CloneMode::kCopy, &source));
   }
   /// A member within the file that has a checksum.
   void Inside(std::uint64_t offset, std::uint64_t size) {
@@ -89,7 +89,8 @@ TEST(Repeats, AMemberThatEndsWithItsFile) {
 TEST(Repeats, AMemberOfSeveralUnitsGoesOnWhereTheLastEnded) {
   layout::ShardMap source;
   Target target;
-  target.files.push_back(WholeFile("copy", "original", 2 * kUnitBytes + 10, Twin::kCopy, &source));
+  target.files.push_back(
+      WholeFile("copy", "original", 2 * kUnitBytes + 10, CloneMode::kCopy, &source));
   source.members.push_back({0, 100, 2 * kUnitBytes - 200, 7, "data/0"});
   const auto plan = Plan::Make(source, target);
   ASSERT_TRUE(plan.has_value()) << plan.error().message;
@@ -141,7 +142,7 @@ TEST(Repeats, NoMemberOfAnotherSize) {
 TEST(Repeats, LinksWithoutReadingOrWriting) {
   layout::ShardMap source;
   Target target;
-  target.files.push_back(WholeFile("linked", "original", 100, Twin::kLink, &source));
+  target.files.push_back(WholeFile("linked", "original", 100, CloneMode::kLink, &source));
   target.files.push_back(TextFile("text", "four"));
   const auto plan = Plan::Make(source, target);
   ASSERT_TRUE(plan.has_value()) << plan.error().message;

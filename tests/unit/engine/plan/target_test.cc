@@ -49,18 +49,18 @@ TEST(OutputFiles, AreAsLongAsTheirFrameAndTheirPayloads) {
 TEST(OutputFiles, ThatRepeatASourceFileAddItToTheMap) {
   layout::ShardMap map;
   map.files = {"before"};
-  const OutputFile copy = WholeFile("a", "/in/a", 10, Twin::kClone, &map);
+  const OutputFile copy = WholeFile("a", "/in/a", 10, CloneMode::kClone, &map);
   EXPECT_EQ(map.files, (std::vector<std::string>{"before", "/in/a"}));
   ASSERT_EQ(map.members.size(), 1U);
   EXPECT_EQ(map.members[0].file, 1U);
   EXPECT_EQ(map.members[0].bytes, 10U);
   EXPECT_FALSE(map.members[0].crc32.has_value());
-  EXPECT_EQ(copy.twin_of, 1U);
+  EXPECT_EQ(copy.clone_of, 1U);
   ASSERT_EQ(copy.payloads.size(), 1U);
   EXPECT_EQ(copy.payloads[0].kind, Payload::Kind::kMember);
   EXPECT_EQ(copy.payloads[0].member, 0U);
-  EXPECT_TRUE(WholeFile("b", "/in/b", 10, Twin::kLink, &map).payloads.empty());
-  EXPECT_TRUE(WholeFile("c", "/in/c", 0, Twin::kCopy, &map).payloads.empty()) << "it is empty";
+  EXPECT_TRUE(WholeFile("b", "/in/b", 10, CloneMode::kLink, &map).payloads.empty());
+  EXPECT_TRUE(WholeFile("c", "/in/c", 0, CloneMode::kCopy, &map).payloads.empty()) << "it is empty";
 }
 
 }  // namespace

@@ -215,7 +215,7 @@ TEST_F(GradientLogsTest, WhatIsHeldBackIsAppendedAsItWasUsed) {
   RecoveryRecord recovery;
   recovery.sequence = 1;
   recovery.resume = 2;
-  logs.HoldNothing();
+  logs.DiscardAll();
   ASSERT_TRUE(logs.Append(Handed(0, 10, 0, 1), 3, PlaceOf(30), StepsAt(3)));
   ASSERT_TRUE(logs.AppendHeld());
   EXPECT_EQ(Chain("m", kParams, 1, 3, std::span(&recovery, 1)), "2:0+10=2.0000 3:0+10=30.000 ");

@@ -53,12 +53,12 @@ class Resident {
   Resident(const std::string& path, Asked asked) : asked_(std::move(asked)) {
     address.path = path;
     thread_ = std::thread([this] {
-      const checkpoints::Dialect& format = **checkpoints::NeedDialect(asked_.format);
+      const checkpoints::Format& format = **checkpoints::RequireFormat(asked_.format);
       const auto spec = checkpoints::ParseTarget(format, asked_.target).value();
       outcomes = comm::RunThreads(asked_.ranks, [&](comm::Comm& comm) -> Status {
         ServeOptions options;
         options.address = address;
-        options.input.roots = {asked_.source};
+        options.input.source_paths = {asked_.source};
         options.load = asked_.load;
         options.deadline = asked_.deadline;
         SW_TRY_ASSIGN(Served one, Serve(comm, options, spec, format, sink));
@@ -96,8 +96,8 @@ struct Filled {  // NOLINT(bugprone-exception-escape): JSON's moves do not throw
 };
 
 /// What a rank of `ranks` holds of each tensor: a range of those of the optimizer, all others.
-Result<std::vector<trainer::Held>> HeldOf(const layout::ShardMap& map, std::uint64_t rank,
-                                          std::uint64_t ranks) {
+Result<std::vector<trainer::TrainerShard>> HeldOf(const layout::ShardMap& map, std::uint64_t rank,
+                                                  std::uint64_t ranks) {
   json list = json::array();
   for (const layout::LogicalTensor& tensor : map.tensors) {
     if (layout::IsPadding(tensor.state)) continue;
@@ -112,18 +112,18 @@ Result<std::vector<trainer::Held>> HeldOf(const layout::ShardMap& map, std::uint
     }
     list.push_back(std::move(one));
   }
-  return trainer::ParseHeld(json::parse(list.dump()));
+  return trainer::ParseShards(json::parse(list.dump()));
 }
 
 Result<Filled> Fill(comm::Comm& comm, const layout::ShardMap& like, bool in_memory,
                     std::unique_ptr<convert::Input> input, Sink& sink) {
-  SW_TRY_ASSIGN(const std::vector<trainer::Held> held,
+  SW_TRY_ASSIGN(const std::vector<trainer::TrainerShard> held,
                 HeldOf(like, static_cast<std::uint64_t>(comm.rank()),
                        static_cast<std::uint64_t>(comm.size())));
   std::vector<std::vector<std::byte>> bytes;
   std::vector<trainer::Memory> memory;
   bytes.reserve(held.size());
-  for (const trainer::Held& one : held) {
+  for (const trainer::TrainerShard& one : held) {
     bytes.emplace_back(one.cut->shard_elems() * ItemSize(one.dtype), std::byte{0xAB});
   }
   memory.reserve(bytes.size());
@@ -149,7 +149,7 @@ std::vector<Filled> Train(int ranks, const std::string& source, const os::Addres
     Filled& mine = out[static_cast<std::size_t>(comm.rank())];
     if (address == nullptr) {
       convert::InputOptions options;
-      options.roots = {source};
+      options.source_paths = {source};
       SW_TRY_ASSIGN(auto input, convert::OpenInput(comm, options, sink));
       const json told = trainer::TellSource(*input);
       SW_TRY_ASSIGN(mine, Fill(comm, like->checkpoint.map, false, std::move(input), sink));

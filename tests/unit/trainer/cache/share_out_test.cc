@@ -21,7 +21,7 @@ struct Target {
 Target TargetOf(const std::string& root, const std::string& target,
                 std::string_view format = "deepspeed") {
   const auto input = convert::Opened(root);
-  const checkpoints::Dialect& row = **checkpoints::NeedDialect(format);
+  const checkpoints::Format& row = **checkpoints::RequireFormat(format);
   const auto spec = checkpoints::ParseTarget(row, target).value();
   const checkpoints::Layout layout = row.resolve(spec, input->checkpoint).value();
   Target out{row.write(input->checkpoint, layout).value(), {}};

@@ -17,15 +17,15 @@ json Described(const json& more) {
   return out;
 }
 
-Result<Held> Parsed(const json& more) {
+Result<TrainerShard> Parsed(const json& more) {
   // Numbers as they come out of a text: those that are not negative are unsigned.
   const json text = json::parse(json::array({Described(more)}).dump());
-  SW_TRY_ASSIGN(std::vector<Held> held, ParseHeld(text));
+  SW_TRY_ASSIGN(std::vector<TrainerShard> held, ParseShards(text));
   return std::move(held.at(0));
 }
 
 std::string Refused(const json& more) {
-  const Result<Held> held = Parsed(more);
+  const Result<TrainerShard> held = Parsed(more);
   return held ? "accepted" : held.error().message;
 }
 
@@ -37,7 +37,7 @@ TEST(HeldTest, IsWholeARangeOrAPieceOfAMesh) {
   const json rows = {
       {"mesh", {2, 2}}, {"coordinate", {1, 0}}, {"splits", {{"strided", 0, 2}, {"shard", 0}}}};
   // Tensor parallelism has cut six rows in three and three before the two ranks share each out.
-  const Result<Held> piece = Parsed(rows);
+  const Result<TrainerShard> piece = Parsed(rows);
   ASSERT_TRUE(piece.has_value()) << piece.error().message;
   EXPECT_EQ(piece->cut->boxes().at(0).at_view, (std::vector<std::uint64_t>{2, 0}));
   EXPECT_EQ(piece->cut->shard(), (Shape{1, 4}));
@@ -54,9 +54,9 @@ TEST(HeldTest, ComesBackFromWhatIsSentToOtherRanks) {
       {{"mesh", {4}}, {"coordinate", {3}}, {"splits", json::array({json::array({"shard", 0})})}},
       {{"mesh", {4}}, {"coordinate", {1}}, {"splits", json::array({json::array({"shard", 1})})}}};
   for (const json& form : forms) {
-    const Result<Held> held = Parsed(form);
+    const Result<TrainerShard> held = Parsed(form);
     ASSERT_TRUE(held.has_value()) << form << held.error().message;
-    const Result<std::vector<Held>> again = ParseHeld(json::array({ToJson(*held)}));
+    const Result<std::vector<TrainerShard>> again = ParseShards(json::array({ToJson(*held)}));
     ASSERT_TRUE(again.has_value()) << form << again.error().message;
     EXPECT_EQ(again->at(0).cut->shard_elems(), held->cut->shard_elems()) << form;
     if (held->cut->shard_elems() == 0) continue;
@@ -82,7 +82,7 @@ TEST(HeldTest, ThatCannotBeIsRefusedByName) {
             "accepted");
   EXPECT_NE(Refused({{"first", -1}, {"count", 1}}), "accepted");
   EXPECT_NE(Refused({{"shape", "wide"}}), "accepted");
-  EXPECT_FALSE(ParseHeld(json::object()).has_value());
+  EXPECT_FALSE(ParseShards(json::object()).has_value());
 }
 
 }  // namespace

@@ -30,18 +30,18 @@ std::string Own(const std::string& name) {
 
 LoadOptions From(const std::string& root) {
   LoadOptions options;
-  options.input.roots = {root};
+  options.input.source_paths = {root};
   return options;
 }
 
 /// What a rank holds, with the memory for it.
 struct Rank {
-  std::vector<Held> held;
+  std::vector<TrainerShard> held;
   std::vector<std::vector<std::byte>> bytes;
 
   void Add(json description) {
     const json text = json::parse(json::array({std::move(description)}).dump());
-    std::vector<Held> one = ParseHeld(text).value();
+    std::vector<TrainerShard> one = ParseShards(text).value();
     bytes.emplace_back(one[0].cut->shard_elems() * ItemSize(one[0].dtype), std::byte{0xAB});
     held.push_back(std::move(one[0]));
   }
@@ -306,7 +306,7 @@ TEST_F(LiveLoadTest, TellsStepsGroupsAndTheEnginesState) {
   Rank rank = Sharded(tensors, 0, 1);
   const Result<Loaded> loaded = LoadInto(From(Own("fp16_zero2_w2")), &rank);
   ASSERT_TRUE(loaded.has_value()) << loaded.error().message;
-  const json told = Tell(*loaded);
+  const json told = LoadResultJson(*loaded);
   EXPECT_EQ(told["step"], 4);
   EXPECT_EQ(told["groups"].size(), 2U);
   EXPECT_FALSE(told["steps"].empty());

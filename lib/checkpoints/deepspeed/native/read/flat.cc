@@ -68,13 +68,13 @@ Status CheckLength(const Reading& reading, const Flat& flat) {
 }
 
 /// What the ranks' slices say: the start of every parameter in the buffer, where they say it.
-struct Told {
+struct RecordedStarts {
   std::unordered_map<std::string, std::uint64_t> starts;
   bool complete = false;  ///< every parameter with elements is told, and whole
 };
 
-Told ReadTold(const Reading& reading, const Flat& flat) {
-  Told out;
+RecordedStarts ReadRecordedStarts(const Reading& reading, const Flat& flat) {
+  RecordedStarts out;
   std::unordered_map<std::string, std::uint64_t> elems;
   for (std::uint64_t edp = 0; edp < flat.ranks; ++edp) {
     for (const Slice& slice : GroupAt(reading, flat, RankOf(reading, flat, 0, edp)).slices) {
@@ -90,7 +90,8 @@ Told ReadTold(const Reading& reading, const Flat& flat) {
   return out;
 }
 
-bool Agrees(const Flat& flat, const Told& told, const std::vector<std::uint64_t>& starts) {
+bool Agrees(const Flat& flat, const RecordedStarts& told,
+            const std::vector<std::uint64_t>& starts) {
   for (std::size_t i = 0; i < starts.size(); ++i) {
     const NamedShape& param = (*flat.params)[i];
     if (param.elems > 0 && told.starts.at(param.name) != starts[i]) return false;
@@ -111,7 +112,7 @@ Result<std::vector<std::uint64_t>> PackIn(const Flat& flat,
 }
 
 /// True if starts ascend with small gaps between parameters.
-bool HasGaps(const Flat& flat, const Told& told) {
+bool HasGaps(const Flat& flat, const RecordedStarts& told) {
   constexpr std::uint64_t kMostGap = 16;  // parameters start on 16-byte boundaries
   std::uint64_t at = 0;
   for (const NamedShape& param : *flat.params) {
@@ -178,7 +179,7 @@ Status FindStarts(Reading* reading, Flat* flat) {
   for (std::uint32_t i = 0; i < count; ++i) inverse[order[i]] = i;
   const bool moves = order != identity;
 
-  const Told told = ReadTold(*reading, *flat);
+  const RecordedStarts told = ReadRecordedStarts(*reading, *flat);
   const Model& model = reading->models[flat->mp];
   if (!model.has_shapes && !told.complete && !model.inferred[flat->group].empty()) {
     // NameParams has compared what little is told.

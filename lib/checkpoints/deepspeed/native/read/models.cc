@@ -163,7 +163,7 @@ bool HasOpaque(const Node* module) {
 Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
   const Model& model = reading->models[mp];
   SW_TRY(ReadFrozenShares(reading, mp, 0, model.file, model.document));
-  const std::string& first = reading->source.files[model.file].containers.front().skeleton->header;
+  const std::string& first = reading->source.files[model.file].containers.front().metadata->header;
   std::set<std::string> own;
   std::set<std::string> entries;
   const auto compare = [&](const Document& other) {
@@ -178,7 +178,7 @@ Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
     const std::uint32_t file = reading->grid.model_zero3.at({mp, rank});
     // Most ranks differ in nothing but payloads: then there is nothing to agree on.
     if (model.frozen.empty() && !opaque &&
-        reading->source.files[file].containers.front().skeleton->header == first) {
+        reading->source.files[file].containers.front().metadata->header == first) {
       if (!alike) compare(model.document);
       alike = true;
       continue;

@@ -192,7 +192,7 @@ std::optional<std::string> ExpertsPathOf(const std::string& name);
 Result<std::vector<std::pair<std::string, const Node*>>> StatesOf(const Node* dict);
 
 /// What becomes of an optimizer state.
-enum class Fate : std::uint8_t {
+enum class StateHandling : std::uint8_t {
   kCut,      ///< a tensor of the parameter's shape, or a number: anybody can share it out
   kBound,    ///< only the ranks that saved it can use it
   kLeftOut,  ///< the optimizer makes it anew
@@ -200,7 +200,7 @@ enum class Fate : std::uint8_t {
 
 /// As its name and the stage tell; kCut for names that tell nothing.
 /// \param groups  the optimizer's param_groups, or null
-Fate FateOf(const Reading& reading, std::string_view state, const Node* groups);
+StateHandling HandlingOf(const Reading& reading, std::string_view state, const Node* groups);
 /// Returns the reason why a state cannot be written in another layout: it is neither a tensor nor a
 /// number, or has the name of a model state. Empty: no such reason.
 std::string WhyUnknown(std::string_view state, const Node* value);

@@ -39,8 +39,8 @@ bool IsPartition(const ShardGroup& group, const pickle::Tensor& tensor) {
 /// Decides on a state of ZeRO rank 0; what is not kept is noted and joins ShardGroup::dropped.
 void DecideState(Reading* reading, const std::string& where, const std::string& state,
                  const Node* value, const Node* groups, ShardGroup* group) {
-  const Fate fate = FateOf(*reading, state, groups);
-  if (fate == Fate::kLeftOut) {
+  const StateHandling fate = HandlingOf(*reading, state, groups);
+  if (fate == StateHandling::kLeftOut) {
     LeaveOut(reading, where, state, groups);
     group->dropped.insert(state);
     return;
@@ -52,7 +52,8 @@ void DecideState(Reading* reading, const std::string& where, const std::string& 
   }
   if (!value->is_tensor()) return;
   const pickle::Tensor& tensor = *value->tensor;
-  if (fate == Fate::kCut && (IsNumber(tensor.shape) || IsPartition(*group, tensor))) return;
+  if (fate == StateHandling::kCut && (IsNumber(tensor.shape) || IsPartition(*group, tensor)))
+    return;
   Bind(reading, where, state,
        "its shape is " + ToString(tensor.shape) + ", that of the partition " +
            ToString(Shape{group->fp32.elems}),

@@ -18,7 +18,7 @@ enum class Stages : std::uint8_t { kAll, kOneAndTwo };
 struct KnownState {
   std::string_view state;
   std::string_view option;
-  Fate fate;
+  StateHandling fate;
   std::string_view optimizer;
   std::string_view what;
   Stages stages = Stages::kAll;
@@ -31,22 +31,23 @@ constexpr std::string_view kSliced = "every slice_p-th element of a partition";
 constexpr std::string_view kStepSize = "a rank finds the step size of its partition";
 
 constexpr std::array<KnownState, 16> kKnown = {{
-    {"RMS", "clip_threshold", Fate::kLeftOut, "Adafactor", "worked out anew at each step"},
-    {"exp_avg_sq_row", "", Fate::kBound, "Adafactor", kFactors},
-    {"exp_avg_sq_col", "", Fate::kBound, "Adafactor", kFactors},
-    {"row_var", "", Fate::kBound, "torch.optim.Adafactor", kFactors},
-    {"col_var", "", Fate::kBound, "torch.optim.Adafactor", kFactors},
-    {"absmax1", "", Fate::kBound, kEightBit, kBlock},
-    {"absmax2", "", Fate::kBound, kEightBit, kBlock},
-    {"qmap1", "", Fate::kBound, kEightBit, kBlock},
-    {"qmap2", "", Fate::kBound, kEightBit, kBlock},
-    {"s", "slice_p", Fate::kBound, "Prodigy", kSliced},
-    {"p0", "slice_p", Fate::kBound, "Prodigy", kSliced},
-    {"d", "growth_rate", Fate::kCut, "Prodigy", kStepSize},
-    {"d_numerator", "growth_rate", Fate::kCut, "Prodigy", kStepSize},
-    {"state1", "", Fate::kCut, "AdEMAMix of bitsandbytes stacks two moments", ""},
-    {"unorm_vec", "", Fate::kCut, "LAMB and LARS of bitsandbytes", "the norm of an update"},
-    {"momentum_buffer", "use_muon", Fate::kBound, "Muon of DeepSpeed",
+    {"RMS", "clip_threshold", StateHandling::kLeftOut, "Adafactor", "worked out anew at each step"},
+    {"exp_avg_sq_row", "", StateHandling::kBound, "Adafactor", kFactors},
+    {"exp_avg_sq_col", "", StateHandling::kBound, "Adafactor", kFactors},
+    {"row_var", "", StateHandling::kBound, "torch.optim.Adafactor", kFactors},
+    {"col_var", "", StateHandling::kBound, "torch.optim.Adafactor", kFactors},
+    {"absmax1", "", StateHandling::kBound, kEightBit, kBlock},
+    {"absmax2", "", StateHandling::kBound, kEightBit, kBlock},
+    {"qmap1", "", StateHandling::kBound, kEightBit, kBlock},
+    {"qmap2", "", StateHandling::kBound, kEightBit, kBlock},
+    {"s", "slice_p", StateHandling::kBound, "Prodigy", kSliced},
+    {"p0", "slice_p", StateHandling::kBound, "Prodigy", kSliced},
+    {"d", "growth_rate", StateHandling::kCut, "Prodigy", kStepSize},
+    {"d_numerator", "growth_rate", StateHandling::kCut, "Prodigy", kStepSize},
+    {"state1", "", StateHandling::kCut, "AdEMAMix of bitsandbytes stacks two moments", ""},
+    {"unorm_vec", "", StateHandling::kCut, "LAMB and LARS of bitsandbytes",
+     "the norm of an update"},
+    {"momentum_buffer", "use_muon", StateHandling::kBound, "Muon of DeepSpeed",
      "whole parameters at stages 1 and 2, also those that a partition cuts", Stages::kOneAndTwo},
 }};
 
@@ -114,9 +115,9 @@ Result<std::vector<std::pair<std::string, const Node*>>> StatesOf(const Node* di
   return out;
 }
 
-Fate FateOf(const Reading& reading, std::string_view state, const Node* groups) {
+StateHandling HandlingOf(const Reading& reading, std::string_view state, const Node* groups) {
   const KnownState* known = FindKnown(reading, state, groups);
-  return known == nullptr ? Fate::kCut : known->fate;
+  return known == nullptr ? StateHandling::kCut : known->fate;
 }
 
 std::string WhyUnknown(std::string_view state, const Node* value) {

@@ -75,7 +75,8 @@ Result<std::optional<Shape>> ShapeOfStates(const Reading& reading, const Node* s
   const Shape* found = nullptr;
   SW_TRY_ASSIGN(const auto entries, StatesOf(states));
   for (const auto& [name, node] : entries) {
-    if (!node->is_tensor() || name == layout::kStep || FateOf(reading, name, groups) != Fate::kCut)
+    if (!node->is_tensor() || name == layout::kStep ||
+        HandlingOf(reading, name, groups) != StateHandling::kCut)
       continue;
     // Numbers say nothing, but for a parameter that is one. Some optimizers stack several moments
     // in one state: of the others the smallest has the parameter's shape.
@@ -183,7 +184,7 @@ std::string WhyShapeless(const Reading& reading, const Optimizer& optimizer) {
     const auto entries = StatesOf(states);
     if (!entries) continue;
     for (const auto& [state, value] : *entries) {
-      if (FateOf(reading, state, optimizer.groups) != Fate::kBound) continue;
+      if (HandlingOf(reading, state, optimizer.groups) != StateHandling::kBound) continue;
       return "state \"" + state + "\" has not its shape" +
              KnownAs(reading, state, optimizer.groups);
     }
@@ -328,16 +329,16 @@ struct Source {
 bool KeepsState(Reading* reading, const Optimizer& optimizer, const std::string& state,
                 const Node* value, const std::string& what, const Shape& shape) {
   const std::string where = reading->file_name(optimizer.file) + ": " + what;
-  const Fate fate = FateOf(*reading, state, optimizer.groups);
-  if (fate == Fate::kLeftOut) LeaveOut(reading, where, state, optimizer.groups);
-  if (fate == Fate::kLeftOut) return false;
+  const StateHandling fate = HandlingOf(*reading, state, optimizer.groups);
+  if (fate == StateHandling::kLeftOut) LeaveOut(reading, where, state, optimizer.groups);
+  if (fate == StateHandling::kLeftOut) return false;
   if (const std::string why = WhyUnknown(state, value); !why.empty()) {
     Bind(reading, where, state, why, optimizer.groups);
     return false;
   }
   if (!value->is_tensor()) return true;
   const Shape& own = value->tensor->shape;
-  if (fate == Fate::kCut && (own == shape || IsNumber(own))) return true;
+  if (fate == StateHandling::kCut && (own == shape || IsNumber(own))) return true;
   Bind(reading, where, state,
        "its shape is " + ToString(own) + ", that of the parameter " + ToString(shape),
        optimizer.groups);

@@ -1,4 +1,4 @@
-// Collectives of the cuda twin over NCCL, on real devices and on doubles.
+// Collectives of the cuda clone over NCCL, on real devices and on doubles.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Memory, streams, copies, runs and conversion of the cuda twin, on real devices and on doubles.
+// Memory, streams, copies, runs and conversion of the cuda clone, on real devices and on doubles.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The doubles see a wrong program: without that the tests on them would prove nothing. And what
-// the cuda twin does with devices and ranks that never answer.
+// the cuda clone does with devices and ranks that never answer.
 
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ TEST(CudaDouble, AStreamThatDoesNotWaitForAnotherReadsWhatWasThere) {
 
 TEST(CudaDouble, WhatIsPutBehindACommunicatorTooEarlyRunsBeforeIt) {
   cuda_double::Reset();
-  // NCCL as it is, without the waits of the cuda twin.
+  // NCCL as it is, without the waits of the cuda clone.
   comm::RunThreads(2, [](comm::Comm& comm) -> Status {
     cuda_double::SetProcess(comm.rank());
     EXPECT_EQ(cudaSetDevice(comm.rank()), cudaSuccess);

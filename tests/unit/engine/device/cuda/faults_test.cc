@@ -1,4 +1,4 @@
-// What becomes of the cuda twin when something fails, at every call; and that the doubles see
+// What becomes of the cuda clone when something fails, at every call; and that the doubles see
 // wrong programs at all.
 
 #include <gtest/gtest.h>
@@ -234,7 +234,7 @@ TEST(CudaFaults, EveryCallFailsOnce) {
   std::cout << failed << " failures of " << functions.size() << " functions:";
   for (const auto& [name, count] : functions) std::cout << ' ' << name << ' ' << count;
   std::cout << '\n';
-  // All that the cuda twin calls and that may fail.
+  // All that the cuda clone calls and that may fail.
   for (const char* const name : {"LaunchConvert",
                                  "LaunchRuns",
                                  "cudaEventCreateWithFlags",

@@ -25,19 +25,19 @@ struct Storage {
 
 /// Everything of a container but the payloads: what a fragment catalogue keeps of it. A container
 /// is the stretch [first, last) of a file, usually all of it.
-struct Skeleton {
+struct ContainerMetadata {
   Head head = Head::kPickle;
   std::string header;  ///< the object pickle, or the JSON text
   std::vector<Storage> storages;
   std::uint64_t first = 0;
   std::uint64_t last = 0;
 
-  bool operator==(const Skeleton&) const = default;
+  bool operator==(const ContainerMetadata&) const = default;
 };
 
 /// What messages call a storage: "data/12" where the header is a pickle, else its key.
-inline std::string NameOf(const Skeleton& skeleton, const Storage& storage) {
-  return skeleton.head == Head::kPickle ? "data/" + storage.key : storage.key;
+inline std::string NameOf(const ContainerMetadata& metadata, const Storage& storage) {
+  return metadata.head == Head::kPickle ? "data/" + storage.key : storage.key;
 }
 
 }  // namespace shardwright::files
