@@ -74,7 +74,7 @@ void SourceFlags::AddTo(cli::App& app, bool parts) {
 
 void SourceFlags::AddSiblingsTo(cli::App& app) {
   siblings = true;
-  app.AddEnum<bool>("--neighbours", &siblings, {{"copy", true}, {"none", false}},
+  app.AddEnum<bool>("--siblings", &siblings, {{"copy", true}, {"none", false}},
                     "sibling files of the tag folder, such as trainer_state.json and the "
                     "tokenizer: copy them byte for byte, or leave them out");
 }

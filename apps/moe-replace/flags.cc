@@ -220,8 +220,8 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
 }
 
 void MoeFlags::AddReportTo(cli::App& app) {
-  app.ShowInShortHelp({"--report"});
-  app.AddText("--report", &report, "HTML report to write, as a single file", "FILE");
+  app.ShowInShortHelp({"--html"});
+  app.AddText("--html", &report, "HTML report to write, as a single file", "FILE");
   app.AddCount("--failures", &request.failures, 1, 512,
                "largest number of failures for which survival is computed");
   app.AddReal("--node-failure", &request.node_failure, 0, 1,
@@ -319,9 +319,8 @@ Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bo
   }
   for (const Known& known : kKnownInReplays) {
     if (!replayed || Knows(known, strategy)) continue;
-    SW_TRY(app.Exclude(
-        {known.flag},
-        other + " in moe-replace replay: this strategy does not place copies on different units"));
+    SW_TRY(app.Exclude({known.flag}, other + " in moe-replace simulate-failures: this strategy "
+                                             "does not place copies on different units"));
   }
   return {};
 }

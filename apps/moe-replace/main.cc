@@ -51,7 +51,7 @@ Status CheckRules(const shardwright::cli::App& app, PlanFlags& flags) {
   if (!flags.output.empty()) return {};
   if (app.IsSet("--format")) return Fail(Errc::kUsage, "--format requires --output");
   if (!flags.report.empty() || !app.IsSet("--force")) return {};
-  return Fail(Errc::kUsage, "--force requires --output or --report");
+  return Fail(Errc::kUsage, "--force requires --output or --html");
 }
 
 Status Plan(shardwright::cli::Context& context, PlanFlags flags) {
@@ -92,7 +92,8 @@ Status Plan(shardwright::cli::Context& context, PlanFlags flags) {
 int main(int argc, char** argv) {
   const std::vector<Subcommand> subcommands = {
       {"compare", "compare the plans of all strategies in one table", &apps::CompareMain},
-      {"replay", "simulate nodes that fail and join during a recorded run", &apps::ReplayMain},
+      {"simulate-failures", "simulate nodes that fail and join during a recorded run",
+       &apps::ReplayMain},
       {"evaluate", "measure an existing plan of any format", &apps::EvaluateMain}};
   if (const Subcommand* one = shardwright::cli::FindSubcommand(subcommands, argc, argv)) {
     return one->main(argc, argv);
@@ -106,9 +107,6 @@ int main(int argc, char** argv) {
         "Updates a plan with few moves, in the format of SGLang."}});
   PlanFlags flags;
   app.AddSubcommands(subcommands);
-  app.Replaced("--compare", "moe-replace compare LOADS");
-  app.Replaced("--events", "moe-replace replay LOADS EVENTS");
-  app.Replaced("--evaluate", "moe-replace evaluate PLAN LOADS");
   app.Use({Shared::kForce, Shared::kTakeOver, Shared::kThreads, Shared::kSeed});
   AddTo(app, flags);
   app.Check([&] { return CheckRules(app, flags); });

@@ -15,7 +15,7 @@ namespace {
 
 Status CheckForce(const cli::App& app, const MoeFlags& flags) {
   if (!flags.report.empty() || !app.IsSet("--force")) return {};
-  return Fail(Errc::kUsage, "--force requires --report");
+  return Fail(Errc::kUsage, "--force requires --html");
 }
 
 Status Compare(cli::Context& context, MoeFlags flags) {
@@ -82,8 +82,9 @@ int CompareMain(int argc, const char* const* argv) {
 }
 
 int ReplayMain(int argc, const char* const* argv) {
-  cli::App app("moe-replace replay", "Simulate nodes that fail and join during a recorded run.",
-               {{"loads.jsonl nodes.csv --nodes 32 --gpus 1 --slots 4 --strategy lazarus",
+  cli::App app("moe-replace simulate-failures",
+               "Simulate nodes that fail and join during a recorded run.",
+               {{"loads.jsonl nodes.csv --nodes 32 --gpus 1 --slots 4",
                  "Simulates the failures and arrivals in nodes.csv on 32 equal nodes."}});
   MoeFlags flags;
   placement::EventsRequest events;

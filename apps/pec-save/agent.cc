@@ -93,13 +93,13 @@ void ShowStatus(cli::Context& context, const Json& json) {
   context.Print(table);
 }
 
-/// What policy replay takes, and what it leaves to the log.
+/// What policy gradient-log takes, and what it leaves to the log.
 struct ReplayFlags {
   std::uint64_t full_every = 500;
   std::uint64_t held_bytes = std::uint64_t{1} << 30;
 
   void AddTo(cli::App& app) {
-    app.Group("Gradient log (--policy replay)");
+    app.Group("Gradient log (--policy gradient-log)");
     app.AddCount("--full-every", &full_every, 1, kMany,
                  "number of consecutive gradients of an expert, after which its state is saved");
     app.AddSize("--log-memory", &held_bytes,
@@ -108,7 +108,7 @@ struct ReplayFlags {
   }
   Status CheckRules(const cli::App& app, partial::Policy policy) const {
     if (policy == partial::Policy::kReplay) return {};
-    return app.Require({"--full-every", "--log-memory"}, "--policy replay");
+    return app.Require({"--full-every", "--log-memory"}, "--policy gradient-log");
   }
 };
 
@@ -297,12 +297,12 @@ int StatusMain(int argc, const char* const* argv) {
   app.Alone();
   app.Use({cli::Shared::kForce, cli::Shared::kTakeOver});
   flags.AddTo(app);
-  app.AddText("--page", &page,
+  app.AddText("--html", &page,
               "also write an HTML report of the data sent around the last snapshots and of the "
               "idle intervals of ranks",
               "FILE");
   app.Check(
-      [&]() -> Status { return page.empty() ? app.Require({"--force"}, "--page") : Status(); });
+      [&]() -> Status { return page.empty() ? app.Require({"--force"}, "--html") : Status(); });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY(CheckOutputs(context, {page}));
     SW_TRY_ASSIGN(const auto client, flags.Client(context));

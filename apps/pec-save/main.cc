@@ -56,15 +56,6 @@ int main(int argc, char** argv) {
                              {"check store/", "Verifies every blob of a store."}});
   apps::SaveFlags flags;
   app.AddSubcommands(subcommands);
-  app.Replaced("--list", "pec-save list STORE");
-  app.Replaced("--check", "pec-save check STORE");
-  app.Replaced("--gc", "pec-save gc STORE");
-  app.Replaced("--agent", "pec-save agent INPUT STORE");
-  app.Replaced("--status", "pec-save status ADDRESS");
-  app.Replaced("--tell", "pec-save tell ADDRESS REQUEST");
-  app.Replaced("--plan", "pec-save plan [STORE]");
-  app.Replaced("--auto", "pec-save tune [STORE]");
-  app.Replaced("--simulate", "pec-save simulate TOKENS [STORE]");
   app.Use({Shared::kDryRun, Shared::kVerify, Shared::kThreads, Shared::kMemory, Shared::kMode,
            Shared::kTakeOver});
   flags.AddTo(app);

@@ -11,7 +11,7 @@ const std::vector<std::pair<std::string, partial::Policy>>& PolicyWords() {
       {"budget", partial::Policy::kBudget},
       {"budget-global", partial::Policy::kBudgetGlobal},
       {"full", partial::Policy::kFull},
-      {"replay", partial::Policy::kReplay}};
+      {"gradient-log", partial::Policy::kReplay}};
   return kWords;
 }
 
@@ -24,13 +24,13 @@ void SelectionFlags::AddTo(cli::App& app) {
       "--policy", &policy, PolicyWords(),
       "how experts are selected. sequential: in turn; load-aware: those with "
       "most unsaved tokens; budget, budget-global: within a budget per layer "
-      "or over all layers; full: all; replay: in turn or within a budget, "
+      "or over all layers; full: all; gradient-log: in turn or within a budget, "
       "with a log of the gradients of the other experts (docs/lossless.md)");
   app.AddText("--tokens", &tokens, "token counts per expert and iteration (docs/formats/loads.md)",
               "FILE");
   app.AddSize("--budget", &budget,
               "bytes per checkpoint for the budget policies; bytes per iteration, log included, "
-              "for replay; 0: --k experts per layer");
+              "for gradient-log; 0: --k experts per layer");
   app.AddCount("--max-age", &max_age, 1, kMany,
                "load-aware: number of checkpoints after which an unsaved expert is selected first "
                "[default: 4 rounds]");
@@ -48,10 +48,10 @@ Status SelectionFlags::CheckRules(const cli::App& app) const {
   }
   if (policy != partial::Policy::kBudget && policy != partial::Policy::kBudgetGlobal &&
       policy != partial::Policy::kReplay) {
-    SW_TRY(app.Require({"--budget"}, "--policy budget, budget-global or replay"));
+    SW_TRY(app.Require({"--budget"}, "--policy budget, budget-global or gradient-log"));
   }
   if (policy == partial::Policy::kReplay) {
-    SW_TRY(app.Exclude({"--k-persist"}, "--policy replay, which has one K"));
+    SW_TRY(app.Exclude({"--k-persist"}, "--policy gradient-log, which has one K"));
   }
   if (policy == partial::Policy::kFull) {
     SW_TRY(app.Exclude({"--k", "--k-persist"}, "--policy full, which saves all experts"));
@@ -99,11 +99,12 @@ Status SaveFlags::CheckRules(const cli::App& app) {
   SW_TRY(selection.CheckRules(app));
   if (selection.policy == partial::Policy::kReplay) {
     if (!agent) {
-      return Fail(Errc::kUsage,
-                  "--policy replay requires gradients from a running trainer: use pec-save agent, "
-                  "or shardwright.PartialCheckpoints(..., lossless=True) (docs/lossless.md)");
+      return Fail(
+          Errc::kUsage,
+          "--policy gradient-log requires gradients from a running trainer: use pec-save agent, "
+          "or shardwright.PartialCheckpoints(..., lossless=True) (docs/lossless.md)");
     }
-    SW_TRY(app.Exclude({"--keep"}, "--policy replay, which has one version of an expert"));
+    SW_TRY(app.Exclude({"--keep"}, "--policy gradient-log, which has one version of an expert"));
   }
   SW_TRY(CheckDynamicK(app));
   if (keep.empty()) return {};

@@ -44,7 +44,7 @@ std::optional<double> AsRate(const std::string& text) {
 void SimulateFlags::AddTo(cli::App& app) {
   app.AddInput(&request.tokens, "token counts per expert and iteration (docs/formats/loads.md)",
                "TOKENS");
-  app.ShowInShortHelp({"--faults", "--interval", "--policy", "--k", "--page", "--plt-limit"});
+  app.ShowInShortHelp({"--faults", "--interval", "--policy", "--k", "--html", "--plt-limit"});
   app.Group("Run");
   app.AddText("--faults", &faults,
               "file of lines \"ITERATION NODE,NODE\" (no nodes: no memory is lost), or rate of "
@@ -68,7 +68,7 @@ void SimulateFlags::AddTo(cli::App& app) {
       "--dynamic-k", &request.dynamic_limit, 1e-9, 1,
       "also simulate a K that doubles when its part of this share of lost tokens is used up");
   app.AddSize("--budget", &request.budget_bytes,
-              "replay: bytes per iteration, log included, instead of K; 0: no budget");
+              "gradient-log: bytes per iteration, log included, instead of K; 0: no budget");
   app.AddFlag("--gradients", &request.gradients,
               "also compute the bytes that MoEtion's rule and the rule of least bytes would send "
               "for all experts");
@@ -81,7 +81,7 @@ void SimulateFlags::AddTo(cli::App& app) {
   AddStepTimes(app, &request.job);
   app.Group("Outputs");
   app.AddText("--csv", &csv, "also write the rows to this CSV file", "FILE");
-  app.AddText("--page", &page, "also write an HTML report with curves and rows", "FILE");
+  app.AddText("--html", &page, "also write an HTML report with curves and rows", "FILE");
 }
 
 Status SimulateFlags::CheckPolicy(const cli::App& app) const {
@@ -99,11 +99,11 @@ Status SimulateFlags::CheckPolicy(const cli::App& app) const {
   const bool replays = !app.IsSet("--policy") || policy == partial::Policy::kReplay;
   if (!request.gradients) {
     SW_TRY(app.Require({"--gradient-budget"}, "--gradients"));
-    if (!replays) SW_TRY(app.Require({"--full-every"}, "--gradients or --policy replay"));
+    if (!replays) SW_TRY(app.Require({"--full-every"}, "--gradients or --policy gradient-log"));
   }
-  if (!replays) SW_TRY(app.Require({"--budget"}, "--policy replay"));
+  if (!replays) SW_TRY(app.Require({"--budget"}, "--policy gradient-log"));
   if (policy == partial::Policy::kReplay && app.IsSet("--policy")) {
-    SW_TRY(app.Exclude({"--k-persist"}, "--policy replay, which has one K"));
+    SW_TRY(app.Exclude({"--k-persist"}, "--policy gradient-log, which has one K"));
   }
   if (!request.dynamic_limit) return {};
   if (app.IsSet("--policy") && policy != partial::Policy::kSequential) {
@@ -124,9 +124,9 @@ Status SimulateFlags::ReadFaults(const cli::App& app) {
 }
 
 Status SimulateFlags::CheckRules(const cli::App& app) {
-  if (csv.empty() && page.empty()) SW_TRY(app.Require({"--force"}, "--csv or --page"));
+  if (csv.empty() && page.empty()) SW_TRY(app.Require({"--force"}, "--csv or --html"));
   if (!page.empty() && page == csv) {
-    return Fail(Errc::kUsage, "--csv and --page must be different files, found " + page);
+    return Fail(Errc::kUsage, "--csv and --html must be different files, found " + page);
   }
   SW_TRY(CheckPolicy(app));
   if (app.IsSet("--policy")) request.policy = policy;
@@ -160,7 +160,7 @@ int SimulateMain(int argc, const char* const* argv) {
                "and show what each saves, loses and costs.",
                {{"tokens.jsonl --faults 0.02 --interval 10",
                  "Simulates the trace with the sizes of GPT-350M-16E."},
-                {"tokens.jsonl store/ --page simulation.html",
+                {"tokens.jsonl store/ --html simulation.html",
                  "Uses the sizes of a store and writes an HTML report."}});
   SimulateFlags flags;
   app.Use({cli::Shared::kForce, cli::Shared::kTakeOver, cli::Shared::kSeed});

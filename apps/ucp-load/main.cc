@@ -24,7 +24,6 @@ int main(int argc, char** argv) {
         "Converts a checkpoint for 48 ranks with ZeRO stage 3."},
        {"--check ckpt/ out/", "Compares two checkpoints of any layouts, tensor by tensor."}});
   app.AddSubcommands(subcommands);
-  app.Replaced("--serve", "ucp-load serve INPUT ADDRESS");
   shardwright::apps::SourceFlags source;
   std::string output;
   shardwright::apps::FormatFlags format;
@@ -54,7 +53,7 @@ int main(int argc, char** argv) {
   std::string only;  // of --check: "weight", "master", or empty
   app.Check([&]() -> Status {
     for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
-                             "--neighbours", "--link", "--strict", "--mode"}) {
+                             "--siblings", "--link", "--strict", "--mode"}) {
       if (check && app.IsSet(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  std::string(flag) + " cannot be combined with --check");

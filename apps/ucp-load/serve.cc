@@ -92,7 +92,7 @@ int ServeMain(int argc, const char* const* argv) {
     const cli::CommonFlags& flags = context.flags();
     if (flags.verify != Verify::kNone && flags.verify != Verify::kSums) {
       return Fail(Errc::kUsage,
-                  "--verify: expected none or sums, because ucp-load serve writes no files");
+                  "--verify: expected none or checksums, because ucp-load serve writes no files");
     }
     options.input = source.Options(flags);
     options.input.maps.sides = format.Sides(spec);

@@ -51,9 +51,9 @@ int main(int argc, char** argv) {
     SW_TRY_ASSIGN(spec, format.Spec(app));
     if (!compatible.output.empty()) {
       // As the converter that these flags are of, which leaves what lies beside where it is.
-      if (source.siblings && app.IsSet("--neighbours")) {
+      if (source.siblings && app.IsSet("--siblings")) {
         return shardwright::Fail(shardwright::Errc::kUsage,
-                                 "--neighbours=copy cannot be combined with --output_folder, which "
+                                 "--siblings=copy cannot be combined with --output_folder, which "
                                  "leaves sibling files where they are");
       }
       source.siblings = false;

@@ -152,7 +152,7 @@ class Folder {
         LeaveOutSurprising(name, "a link to what cannot be read as a file");
         return {};
       }
-      file.error().message += " (--neighbours=none leaves out what lies beside the checkpoint)";
+      file.error().message += " (--siblings=none leaves out what lies beside the checkpoint)";
       return tl::unexpected<Error>(std::move(file).error());
     }
     SW_TRY_ASSIGN(found.executable, file->IsExecutable());

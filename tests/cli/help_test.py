@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The help of every command and subcommand is short: -h has at most 50 lines, --help 120, that of pec-restore 110.
-Flags that became subcommands fail with the command to run now.
+Flags, values and subcommands of earlier versions fail with what to type now.
 
 usage: help_test.py BIN [unittest arguments]
 """
@@ -16,8 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHORT_LINES, ALL_LINES, RESTORE_LINES, COLUMNS = 50, 120, 110, 100
 BIN = pathlib.Path()
 
-# What was a flag, and what is typed now.
-REPLACED = {
+# Flags that became subcommands, by command.
+BECAME_SUBCOMMANDS = {
     "ucp-load": {"--serve": "serve INPUT ADDRESS"},
     "pec-save": {
         "--list": "list STORE", "--check": "check STORE", "--gc": "gc STORE",
@@ -25,9 +25,34 @@ REPLACED = {
         "--tell": "tell ADDRESS REQUEST", "--plan": "plan [STORE]", "--auto": "tune [STORE]",
         "--simulate": "simulate TOKENS [STORE]"},
     "moe-replace": {
-        "--compare": "compare LOADS", "--events": "replay LOADS EVENTS",
+        "--compare": "compare LOADS", "--events": "simulate-failures LOADS EVENTS",
         "--evaluate": "evaluate PLAN LOADS"},
 }
+
+# Other renames: the words to type and the message.
+RENAMED = [
+    *((words, "--neighbours is now --siblings")
+      for command in ("ucp-extract", "ucp-load", "ucp-union")
+      for words in ([command, "ckpt", "out", "--neighbours", "none"], [command, "ckpt", "out", "--neighbours=copy"])),
+    (["moe-replace", "loads", "--report", "a.html"], "--report is now --html"),
+    (["moe-replace", "compare", "loads", "--report=a.html"], "--report is now --html"),
+    (["moe-replace", "evaluate", "plan", "loads", "--report", "a.html"], "--report is now --html"),
+    (["pec-save", "status", "unix:/agent", "--page", "a.html"], "--page is now --html"),
+    (["pec-save", "simulate", "tokens", "--page=a.html"], "--page is now --html"),
+    *((words, "--verify=sums is now --verify=checksums")
+      for command in ("ucp-extract", "ucp-load", "ucp-union", "pec-save", "pec-restore")
+      for words in ([command, "a", "b", "--verify=sums"], [command, "a", "b", "--verify", "sums"])),
+    (["ucp-load", "serve", "ckpt", "unix:/cache", "--verify=sums"], "--verify=sums is now --verify=checksums"),
+    *((["pec-save", *words, "--policy", "replay"], "--policy=replay is now --policy=gradient-log")
+      for words in (["a", "b"], ["agent", "a", "b"], ["plan"], ["simulate", "tokens"])),
+    (["pec-save", "a", "b", "--policy=replay"], "--policy=replay is now --policy=gradient-log"),
+    *((["moe-replace", "replay", *words], "moe-replace replay is now moe-replace simulate-failures")
+      for words in ([], ["loads", "events"], ["loads", "events", "--compare"], ["--help"])),
+]
+
+# Old names that a command never had.
+UNKNOWN = [["moe-replace", "simulate-failures", "loads", "events", "--report", "a.html"], ["pec-save", "tune", "--page", "a.html"],
+           ["ucp-load", "status", "unix:/cache", "--neighbours", "none"], ["pec-save", "check", "store", "--gc"]]
 
 # Subcommands that were never flags.
 NEW = {"pec-save": {"agents", "keygen", "undo"}, "ucp-load": {"status", "stop"}}
@@ -42,7 +67,7 @@ def run(*words, code=0, cwd=None):
 
 def subcommands(command):
     part = run(command, "-h").stdout.partition("\nSubcommands:\n")[2].partition("\n\n")[0]
-    return re.findall(r"^  ([a-z]+) ", part, re.M)
+    return re.findall(r"^  ([a-z-]+) ", part, re.M)
 
 
 def flags(text):
@@ -64,7 +89,7 @@ class Help(unittest.TestCase):
     def test_there_are_commands_and_subcommands(self):
         self.assertEqual(len(COMMANDS), 6)
         for command in COMMANDS:
-            wanted = {text.split()[0] for text in REPLACED.get(command, {}).values()}
+            wanted = {text.split()[0] for text in BECAME_SUBCOMMANDS.get(command, {}).values()}
             self.assertEqual(set(subcommands(command)), wanted | NEW.get(command, set()), command)
 
     def test_it_fits_on_a_screen(self):
@@ -91,16 +116,24 @@ class Help(unittest.TestCase):
     def test_every_code_is_told_in_full(self):
         page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
         told = re.findall(r"^\| (\d+) \| .+ \|$", page.partition("\n## Environment")[0], re.M)
-        header = (ROOT / "lib" / "base" / "result.h").read_text(encoding="utf-8")
+        header = (ROOT / "lib" / "support" / "base" / "result.h").read_text(encoding="utf-8")
         enum = re.search(r"enum class Errc[^{]*\{(.*?)\};", header, re.S).group(1)
         self.assertEqual(told, ["0", *re.findall(r"k\w+ = (\d+)", enum)])
 
-    def test_a_flag_that_became_a_subcommand_is_refused_with_it(self):
-        for command, replaced in REPLACED.items():
+    def test_flags_that_became_subcommands_fail_with_the_command_to_run(self):
+        for command, replaced in BECAME_SUBCOMMANDS.items():
             for flag, now in replaced.items():
                 for words in (["x", flag], [flag, "x"], [f"{flag}=y", "x"]):
                     said = run(command, *words, code=2).stderr
-                    self.assertIn(f"{command}: error: {flag} was replaced; run: {command} {now}\n", said)
+                    self.assertIn(f"{command}: error: {flag} is now {command} {now}\n", said)
+
+    def test_renamed_flags_values_and_subcommands_fail_with_the_new_name(self):
+        for words, said in RENAMED:
+            with self.subTest(words):
+                self.assertEqual(run(*words, code=2).stderr.splitlines()[0], f"{words[0]}: error: {said}")
+        for words in UNKNOWN:
+            with self.subTest(words):
+                self.assertIn("unknown flag", run(*words, code=2).stderr)
 
     def test_a_name_like_a_subcommand_is_reached_with_its_folder(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -376,7 +376,7 @@ class Scenarios:
         """Units that a run without checksums wrote are not believed by one that compares them."""
         flags = ["--target", "zero=3,dp=3", "--threads", "1"]
         succeed([self.load, DEMO, place / "wanted", *flags])
-        for first, second in (("none", "sums"), ("sums", "none"), ("none", "readback")):
+        for first, second in (("none", "checksums"), ("checksums", "none"), ("none", "readback")):
             output = place / f"{first}-{second}"
             done = run([self.load, DEMO, output, *flags, f"--verify={first}"],
                        fault="write:20:kill")

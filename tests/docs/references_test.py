@@ -100,7 +100,7 @@ class References(unittest.TestCase):
         flags = {flag for span in spans for flag in re.findall(r"(?<!\S)--[a-z_-]+", span)}
         self.assertGreater(len(flags), 10)
         self.assertEqual({flag for flag in flags if not re.search(rf"{flag}\b", commands)}, set())
-        used = {match.group() for span in spans if (match := re.match(r"(ucp|pec|moe)-[a-z]+( [a-z]+)?", span))}
+        used = {match.group() for span in spans if (match := re.match(r"(ucp|pec|moe)-[a-z]+( [a-z][a-z-]+)?", span))}
         self.assertEqual({name for name in used if not re.search(rf"^###? {name}$", commands, re.M)}, set())
         pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
         linked = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))

@@ -125,7 +125,7 @@ class Ranks(unittest.TestCase):
             self.assertEqual(run["bytes_written"], plan["output_bytes"])
 
     def test_replicas_and_what_was_written_can_be_verified(self):
-        for mode in ("none", "sums", "replicas", "readback"):
+        for mode in ("none", "checksums", "replicas", "readback"):
             self.run_in(2, "ucp-load", str(DEMO), mode, "--target", "zero=3,dp=2", f"--verify={mode}")
             self.assertEqual(self.files(mode), self.files("none"))
 

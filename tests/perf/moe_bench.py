@@ -183,7 +183,7 @@ class Bench:
         for path in sorted(glob.glob(os.path.join(self.args.nodes, "*.csv"))):
             for strategy, *more in (("lazarus",), ("spread",), ("compact",), ("best",),
                                     ("best", "--objective", "mixed")):
-                _, result = self.command("replay", self.args.trace, path, "--nodes", "32", "--gpus", "1", "--slots",
+                _, result = self.command("simulate-failures", self.args.trace, path, "--nodes", "32", "--gpus", "1", "--slots",
                                          "8", "--strategy", strategy, "--faults", "1", "--expert-bytes", "117512192",
                                          *more)
                 run = result["strategies"][0]

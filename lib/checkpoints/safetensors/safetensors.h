@@ -131,7 +131,8 @@ inline constexpr std::array<TargetKey, 6> kSafetensorsKeys = {{
      .is_flag = true,
      .value_kind = "NAME|all"},
     {.name = "lora-alpha",
-     .help = "lora_alpha of the adapter, used if no adapter_config.json is found next to INPUT",
+     .help =
+         "lora_alpha of the adapter, used if no adapter_config.json is found next to the source",
      .check = safetensors::CheckKey,
      .is_flag = true,
      .value_kind = "N"},

@@ -169,9 +169,9 @@ class Agent {
   /// \error kNotFound  there is neither yet; as Store
   Result<std::vector<ExpertParam>> ExpertParams();
 
-  /// With policy replay: has the gradients held back of the experts that the next snapshot will
-  /// have, as far as it can be known. Called after each snapshot, and when a process begins to hand
-  /// gradients over.
+  /// With policy gradient-log: has the gradients held back of the experts that the next snapshot
+  /// will have, as far as it can be known. Called after each snapshot, and when a process begins to
+  /// hand gradients over.
   void PlanLogs();
 
   AgentStatus status() const;

@@ -174,7 +174,7 @@ Result<std::uint64_t> WindowOf(const PlanAnswer& answer, std::uint64_t taken) {
 Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
   const Job& job = answer.job;
   if (!job.no_replay.empty()) {
-    return Fail(Errc::kUsage, "--policy replay: " + job.no_replay);
+    return Fail(Errc::kUsage, "--policy gradient-log: " + job.no_replay);
   }
   const std::uint64_t interval = answer.request.interval;
   const std::uint64_t checkpoint = answer.checkpoints.front().stored().size.bytes;

@@ -71,7 +71,7 @@ struct CopiesAnswer {
   double longest_s = 0;                 ///< of the worker that sends or receives most
 };
 
-/// The log of gradients beside the checkpoints of policy replay.
+/// The log of gradients beside the checkpoints of policy gradient-log.
 struct LogAnswer {
   std::uint64_t bytes = 0;       ///< of an iteration
   std::uint64_t rank_bytes = 0;  ///< of a rank's equal share of them

@@ -102,7 +102,7 @@ std::string SimulationText(const Simulation& simulation) {
                      "STALL  of the longest snapshot; COST  stalls, restarts and repeated work of "
                      "the run\n" +
                      ReplayTable(simulation) + "\n";
-  if (!job.no_replay.empty()) text += "no policy replay: " + job.no_replay + "\n";
+  if (!job.no_replay.empty()) text += "no row gradient-log: " + job.no_replay + "\n";
   for (const SimulationRow& row : rows) {
     if (row.dynamic) text += DynamicText(*row.dynamic);
   }

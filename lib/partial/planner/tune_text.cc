@@ -98,7 +98,7 @@ std::string UseText(const Tuning& tuning) {
     const AutoConfig& config = tuning.replay->numbers.config;
     return "use shardwright.PartialCheckpoints(k=" + std::to_string(config.k_snapshot) +
            ", every=" + std::to_string(config.interval) +
-           ", lossless=True, flags=[\"--policy\", \"replay\"])\n";
+           ", lossless=True, flags=[\"--policy\", \"gradient-log\"])\n";
   }
   if (tuning.best == TunedBest::kFull) {
     return "use --policy full" + Every(tuning.full.config.interval) + "\n";

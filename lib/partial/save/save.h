@@ -42,7 +42,7 @@ struct DynamicKOptions {
   std::uint64_t iterations = 0;  ///< length of the run; 0: as a save before said, or not known
 };
 
-/// What policy replay has to know of the run whose gradients an agent logs.
+/// What policy gradient-log has to know of the run whose gradients an agent logs.
 struct ReplayRun {
   std::uint64_t full_every = 500;             ///< as ReplayPoint
   std::optional<std::uint64_t> logged_since;  ///< as ReplayPoint

@@ -151,7 +151,7 @@ Result<std::uint64_t> BudgetExperts(const Job& job, const ModelBytes& bytes, con
   return budget.experts;
 }
 
-/// What policy replay chooses for.
+/// What policy gradient-log chooses for.
 Result<ReplayPoint> ReplayPointOf(const Job& job, const Subject& subject, const Base& base,
                                   const ModelBytes& bytes) {
   const Manifest* const parent = base.parent();
@@ -165,11 +165,12 @@ Result<ReplayPoint> ReplayPointOf(const Job& job, const Subject& subject, const 
                      job.options.budget_bytes.value_or(0), &bytes};
 }
 
-/// Tells what --policy replay takes above what it was given.
+/// Tells what --policy gradient-log takes above what it was given.
 void TellReplay(const Job& job, const TransferPlan& plan) {
   if (!job.options.replay.logged_since) {
     return job.sink.Warn(
-        "--policy replay: no gradients came from the trainer since the checkpoint before, or not "
+        "--policy gradient-log: no gradients came from the trainer since the checkpoint before, or "
+        "not "
         "all: every expert is saved (lossless=True, docs/lossless.md)");
   }
   if (plan.over_bytes == 0) return;
@@ -198,9 +199,10 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
   if (all) select.policy = Policy::kFull;
   if (select.policy == Policy::kReplay) {
     if (std::ranges::any_of(base.keep, [](bool kept) { return kept; })) {
-      return Fail(Errc::kMismatch, options.store + ": keeps " + KeepText(base.keep) +
-                                       " of all experts; --policy replay needs one version of all "
-                                       "that an expert has");
+      return Fail(Errc::kMismatch,
+                  options.store + ": keeps " + KeepText(base.keep) +
+                      " of all experts; --policy gradient-log needs one version of all "
+                      "that an expert has");
     }
     if (options.snapshotted == nullptr) {
       SW_TRY_ASSIGN(const ReplayPoint point, ReplayPointOf(job, subject, base, bytes));

@@ -14,11 +14,12 @@ namespace {
 
 Status Check(const ReplayPoint& point, std::uint32_t k) {
   if (point.model == nullptr) {
-    return Fail(Errc::kUsage, "policy replay: sizes and gradients of a running trainer are needed");
+    return Fail(Errc::kUsage,
+                "policy gradient-log: sizes and gradients of a running trainer are needed");
   }
   if (point.interval == 0 || point.interval > point.iteration || k == 0) {
-    return Fail(Errc::kUsage, "policy replay: iteration " + std::to_string(point.iteration) + ", " +
-                                  std::to_string(point.interval) +
+    return Fail(Errc::kUsage, "policy gradient-log: iteration " + std::to_string(point.iteration) +
+                                  ", " + std::to_string(point.interval) +
                                   " after the checkpoint before, K = " + std::to_string(k));
   }
   return {};

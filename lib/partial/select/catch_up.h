@@ -13,8 +13,8 @@ namespace shardwright::partial {
 struct ExpertMap;
 struct LevelState;
 
-/// The checkpoint that policy replay chooses for: of a run whose gradients are logged, so that a
-/// state and the gradients since then make every expert that of the checkpoint.
+/// The checkpoint that policy gradient-log chooses for: of a run whose gradients are logged, so
+/// that a state and the gradients since then make every expert that of the checkpoint.
 struct ReplayPoint {
   std::uint64_t iteration = 0;
   std::uint64_t interval = 1;  ///< iterations since the checkpoint before

@@ -77,7 +77,7 @@ std::string_view Name(Policy policy) {
     case Policy::kBudgetGlobal:
       return "budget-global";
     case Policy::kReplay:
-      return "replay";
+      return "gradient-log";
     case Policy::kFull:
       break;
   }

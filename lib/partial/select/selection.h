@@ -31,7 +31,7 @@ enum class Policy : std::uint8_t {
   kReplay,
 };
 
-/// "sequential", "load-aware", "budget", "budget-global", "full", "replay".
+/// "sequential", "load-aware", "budget", "budget-global", "full", "gradient-log".
 std::string_view Name(Policy policy);
 
 /// Which expert-parallel rank holds which expert.

@@ -66,10 +66,6 @@ void App::AllowAbsent(const std::string* value) { parser_->AllowAbsent(value); }
 
 void App::AddSubcommands(const std::vector<Subcommand>& list) { parser_->AddSubcommands(list); }
 
-void App::Replaced(const std::string& flag, std::string_view now) {
-  parser_->Replaced(flag, std::string(now));
-}
-
 void App::ShowInShortHelp(std::initializer_list<std::string_view> flags) {
   for (const std::string_view flag : flags) parser_->ShowInShortHelp(std::string(flag));
 }

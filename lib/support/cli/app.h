@@ -119,9 +119,6 @@ class App {
   /// Names the other things that the command does, for its help.
   void AddSubcommands(const std::vector<Subcommand>& list);
 
-  /// Has a flag that the command does not know any more refused with what is typed now.
-  void Replaced(const std::string& flag, std::string_view now);
-
   /// Names the flags that -h shows, besides those that write or describe; --help shows all.
   void ShowInShortHelp(std::initializer_list<std::string_view> flags);
 

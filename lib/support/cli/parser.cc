@@ -6,6 +6,7 @@
 #include "support/base/text.h"
 #include "support/base/version.h"
 #include "support/cli/parser_internal.h"
+#include "support/cli/renames.h"
 #include "support/cli/resources.h"
 #include "support/text/text.h"
 
@@ -103,10 +104,10 @@ void Parser::AddRunFlags() {
         [this](const std::string& text) {
           flags_.verify = ValueOrThrow(ParseVerify(text), "--verify");
         },
-        "how much to verify. sums: checksums of the data that is read; replicas: also that "
+        "how much to verify. checksums: those of the data that is read; replicas: also that "
         "replicas are equal; readback: also read the output again before committing it");
-    Choose(option, {"none", "sums", "replicas", "readback"});
-    ShowDefault(option, "sums");
+    Choose(option, {"none", "checksums", "replicas", "readback"});
+    ShowDefault(option, "checksums");
   }
   if (Uses(Shared::kThreads)) {
     CLI::Option* option = cli_.add_option_function<std::string>(
@@ -191,6 +192,10 @@ void Parser::ReadEarlyFlags(const std::vector<std::string>& args) {
 Result<Action> Parser::Parse(const std::vector<std::string>& args) {
   AddShared();
   const std::vector<std::string> flag_args = BeforeDashes(args);
+  ReadEarlyFlags(flag_args);
+  if (!flag_args.empty() && !flag_args.front().starts_with("-")) {
+    SW_TRY(CheckRenamed(flag_args.front()));
+  }
   // Help is given whatever else is wrong with the line.
   for (const std::string& arg : flag_args) {
     if (arg == "-h") return Action::kShortHelp;
@@ -198,7 +203,6 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
     if (arg == "--help=json") return Action::kDescribe;
     if (arg == "--version") return Action::kVersion;
   }
-  ReadEarlyFlags(flag_args);
   SW_TRY(CheckTokens(flag_args));
   flags_.threads = DefaultThreads();
   flags_.memory_bytes = DefaultMemoryBytes();
@@ -211,6 +215,7 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
     return Action::kVersion;
   } catch (const CLI::ParseError& error) {
     SW_TRY(CheckUnknown());
+    SW_TRY(CheckRenamedValues(flag_args));
     SW_TRY(FromParseError(error));
   }
   SW_TRY(CheckUnknown());
@@ -238,17 +243,31 @@ Status Parser::CheckTokens(const std::vector<std::string>& args) const {
   return {};
 }
 
-Status Parser::CheckReplaced() const {
-  for (const std::string& arg : cli_.remaining()) {
-    const auto found = replaced_.find(arg.substr(0, arg.find('=')));
-    if (found != replaced_.end())
-      return Usage(found->first + " was replaced; run: " + found->second);
+Status Parser::CheckRenamed(const std::string& old) const {
+  const Rename* const found = FindRename(command(), old);
+  if (found == nullptr) return {};
+  const std::string now(found->now);
+  // A renamed flag belongs to the commands that have the new one. Flags that became subcommands and
+  // old subcommands belong to the command itself.
+  const bool is_flag = now.starts_with("--");
+  const bool belongs = is_flag ? cli_.get_option_no_throw(now.substr(0, now.find('='))) != nullptr
+                               : !is_subcommand();
+  if (!belongs) return {};
+  return Usage((old.starts_with("--") ? old : name_ + " " + old) + " is now " + now);
+}
+
+Status Parser::CheckRenamedValues(const std::vector<std::string>& args) const {
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const bool is_alone = args[i].find('=') == std::string::npos && i + 1 < args.size();
+    SW_TRY(CheckRenamed(is_alone ? args[i] + "=" + args[i + 1] : args[i]));
   }
   return {};
 }
 
 Status Parser::CheckUnknown() const {
-  SW_TRY(CheckReplaced());
+  for (const std::string& arg : cli_.remaining()) {
+    if (arg.starts_with("--")) SW_TRY(CheckRenamed(arg.substr(0, arg.find('='))));
+  }
   for (const std::string& arg : cli_.remaining()) {
     if (!arg.starts_with("-") || arg == "-") continue;
     const std::string flag = arg.substr(0, arg.find('='));

@@ -49,7 +49,6 @@ class Parser {
   /// Own options from now on stand under this heading of --help.
   void Group(const std::string& heading);
   void AddSubcommands(const std::vector<Subcommand>& list) { subcommands_ = list; }
-  void Replaced(const std::string& flag, std::string now) { replaced_[flag] = std::move(now); }
   void ShowInShortHelp(std::string flag) { short_help_.insert(std::move(flag)); }
   /// How --help writes the value of a flag that may do without one: "--json[=FILE]".
   void ShowOptional(const CLI::Option* option, std::string kind) {
@@ -102,7 +101,9 @@ class Parser {
   void ReadEarlyFlags(const std::vector<std::string>& args);
   Status CheckTokens(const std::vector<std::string>& args) const;
   Status CheckUnknown() const;
-  Status CheckReplaced() const;
+  /// Fails if `old` is a flag, value or subcommand of an earlier version (renames.h).
+  Status CheckRenamed(const std::string& old) const;
+  Status CheckRenamedValues(const std::vector<std::string>& args) const;
   Status CheckPositionals() const;
   Status CheckCombinations() const;
   Status ReadEnvironment();
@@ -127,7 +128,6 @@ class Parser {
   std::vector<Positional> positionals_;
   std::set<const std::string*> may_be_absent_;
   std::vector<Subcommand> subcommands_;
-  std::map<std::string, std::string> replaced_;  // a flag that was, and what is typed now
   std::set<std::string> short_help_ = {"--list",   "--explain", "--dry-run", "--force",
                                        "--resume", "--json",    "--help"};
   std::vector<std::string> groups_;                     // own ones, in the order of --help

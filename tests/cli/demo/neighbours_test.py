@@ -66,7 +66,7 @@ class Neighbours(DemoTest):
     def test_they_stay_where_they_are_if_asked(self):
         for flags in ((), ("--target", "dp=3")):
             out = "out" + "".join(flags)
-            result = self.report_of("ucp-load", "ckpt", out, "--neighbours=none", *flags)
+            result = self.report_of("ucp-load", "ckpt", out, "--siblings=none", *flags)
             self.assertEqual(self.beside(out), {})
             self.assertEqual(result["neighbours"]["copied"], [])
 
@@ -78,7 +78,7 @@ class Neighbours(DemoTest):
     def test_a_dry_run_counts_them_to_the_byte(self):
         for flags in (("--target", "dp=3"), ()):
             plan = self.report_of("ucp-load", "ckpt", "out", "--dry-run", *flags)["plan"]
-            none = self.report_of("ucp-load", "ckpt", "out", "--dry-run", "--neighbours=none", *flags)["plan"]
+            none = self.report_of("ucp-load", "ckpt", "out", "--dry-run", "--siblings=none", *flags)["plan"]
             self.assertEqual(plan["output_bytes"] - none["output_bytes"], sum(map(len, BESIDE.values())))
             self.assertEqual(plan["output_files"] - none["output_files"], len(BESIDE))
             self.run_in("ucp-load", "ckpt", "out", *flags)
@@ -93,7 +93,7 @@ class Neighbours(DemoTest):
         report = json.loads((self.work / "report").read_text())
         self.assertEqual(set(self.left_out(report["result"])), {"random_states_7.pkl", "rng_state_1.pth"})
         self.assertEqual(set(self.beside("out")), set(BESIDE) - {"rng_state_1.pth"} | {"rng_state_x.pth"})
-        done = self.run_in("ucp-load", "ckpt", "more", "--target", "dp=9", "--neighbours=copy")
+        done = self.run_in("ucp-load", "ckpt", "more", "--target", "dp=9", "--siblings=copy")
         self.assertIn("those of the others begin anew", done.stderr)
         self.assertIn("rng_state_1.pth", self.beside("more"))
 
@@ -137,15 +137,15 @@ class Neighbours(DemoTest):
         self.run_in("ucp-load", "ckpt/made", "out")
         self.assertEqual(self.beside("out"), BESIDE)
         done = self.run_in("ucp-union", "--input_folder", f"ckpt/{TAG}", "--output_folder", "ckpt/again",
-                           "--neighbours=copy", code=2)
-        self.assertIn("--neighbours=copy", done.stderr)
+                           "--siblings=copy", code=2)
+        self.assertIn("--siblings=copy", done.stderr)
 
     def test_they_pass_through_atoms_and_catalogues(self):
         self.run_in("ucp-union", "ckpt", "atoms")
         self.run_in("ucp-extract", "ckpt", "described")
         self.run_in("ucp-extract", "ckpt", "copied", "--pack")
         self.run_in("ucp-extract", "ckpt", "packed", "--pack=zstd")
-        self.run_in("ucp-extract", "ckpt", "bare", "--pack", "--neighbours=none")
+        self.run_in("ucp-extract", "ckpt", "bare", "--pack", "--siblings=none")
         self.run_in("ucp-load", "described", "first", "--target", "dp=3")
         self.assertEqual(self.beside("first"), BESIDE)
         shutil.rmtree(self.work / "ckpt")
@@ -154,7 +154,7 @@ class Neighbours(DemoTest):
                 out = f"out_{source}{len(flags)}"
                 self.run_in("ucp-load", source, out, *flags)
                 self.assertEqual(self.beside(out), BESIDE, out)
-        self.run_in("ucp-load", "copied", "none", "--neighbours=none")
+        self.run_in("ucp-load", "copied", "none", "--siblings=none")
         self.run_in("ucp-load", "bare", "bare_out")
         self.assertEqual(self.beside("none"), {})
         self.assertEqual(self.beside("bare_out"), {})
@@ -172,7 +172,7 @@ class Neighbours(DemoTest):
                     self.assertIn(f"pack/{path.name}: damaged: its digest is", done.stderr)
                     self.assertFalse((self.work / "out").exists())
                 data[at] ^= 1
-            self.run_in("ucp-load", pack, f"{pack}_none", "--neighbours=none")
+            self.run_in("ucp-load", pack, f"{pack}_none", "--siblings=none")
             path.write_bytes(data)
             self.run_in("ucp-load", pack, f"{pack}_out")
             self.assertEqual(self.beside(f"{pack}_out"), BESIDE)
@@ -241,7 +241,7 @@ class Neighbours(DemoTest):
                 done = self.run_in("ucp-load", "catalogue", "out", *flags, code=3)
                 self.assertIn(f"{BIG}: changed since it was catalogued", done.stderr)
                 self.assertFalse((self.work / "out").exists())
-        self.run_in("ucp-load", "catalogue", "out", "--neighbours=none")
+        self.run_in("ucp-load", "catalogue", "out", "--siblings=none")
 
     def test_a_large_one_that_was_written_again_longer_is_not_torn(self):
         path = self.work / "ckpt/trainer_state.json"

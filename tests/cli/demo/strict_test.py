@@ -40,7 +40,7 @@ class Strict(DemoTest):
             (self.work / "ckpt" / f"rng_state_{rank}.pth").write_bytes(b"%d" % rank)
         self.assertEqual(self.refused("ckpt", "out", "--target", "dp=1"),
                          ["files of ranks that the target does not have: rng_state_1.pth"])
-        self.run_in("ucp-load", "ckpt", "out", "--target", "dp=1", "--strict", "--neighbours", "none")
+        self.run_in("ucp-load", "ckpt", "out", "--target", "dp=1", "--strict", "--siblings", "none")
         (self.work / "ckpt" / "model.safetensors").write_bytes(b"of somebody else")
         named = self.refused("ckpt", "hub", "--format", "safetensors")
         self.assertIn("beside the checkpoint: model.safetensors: it would be taken for a part of the output", named)

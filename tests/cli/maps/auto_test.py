@@ -90,8 +90,8 @@ class Auto(ModelTest):
                     result = self.report_of("ucp-extract", "hf", name, *asked, *pack)
                     self.assertEqual(len(result["maps"]), 1)
                     out = f"out_{name}"
-                    self.run_in("ucp-load", name, out, "--format", "safetensors", "--neighbours", "none")
-                    self.run_in("ucp-load", "hf", f"direct_{name}", "--format", "safetensors", "--neighbours", "none", *asked)
+                    self.run_in("ucp-load", name, out, "--format", "safetensors", "--siblings", "none")
+                    self.run_in("ucp-load", "hf", f"direct_{name}", "--format", "safetensors", "--siblings", "none", *asked)
                     self.assertEqual(self.files(out), self.files(f"direct_{name}"))
                     self.run_in("ucp-load", "--check", "hf", name, *asked)
         said = self.run_in("pec-save", "catalogue00", "store", code=9).stderr

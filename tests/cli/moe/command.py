@@ -78,7 +78,7 @@ class Case(unittest.TestCase):
         return self.run_in("compare", "loads.jsonl", *CLUSTER, *words, **more)
 
     def replay(self, *words, **more):
-        return self.run_in("replay", "loads.jsonl", "nodes.csv", *CLUSTER, *words, **more)
+        return self.run_in("simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, *words, **more)
 
     def result(self, *words, **more):
         """The report's answer of a run."""

@@ -91,7 +91,7 @@ class Gpus(Case):
         # The plan keeps the speeds, and another program's format needs none.
         self.assertEqual(self.result("evaluate", "q.json", "loads.json")["plan"]["metrics"], metrics)
         self.run_in("loads.json", "--cluster", "slow.json", "-o", "v.json", "--format", "vllm")
-        page = self.run_in("loads.json", "--cluster", "slow.json", "--report", "r.html")
+        page = self.run_in("loads.json", "--cluster", "slow.json", "--html", "r.html")
         self.assertEqual(page.returncode, 0)
 
     def test_wrong_gpus(self):

@@ -298,12 +298,12 @@ class BadInput(Case):
         self.assertNotIn("\x1b", done.stderr)
         name = "node\x1b[2J"
         self.write("c.json", {"nodes": [{"name": name}], "gpus": 2, "slots": 16})
-        self.run_in("loads.jsonl", "--cluster", "c.json", "-o", "p.json", "--report", "r.html")
+        self.run_in("loads.jsonl", "--cluster", "c.json", "-o", "p.json", "--html", "r.html")
         self.assertEqual(self.read("p.json")["cluster"]["nodes"][0]["name"], name)
         page = (self.work / "r.html").read_text()
         self.assertNotIn("\x1b", page)
         self.write("c.json", {"nodes": [{"name": "</script><script>alert(1)"}], "gpus": 2, "slots": 16})
-        self.run_in("loads.jsonl", "--cluster", "c.json", "--report", "r.html", "--force")
+        self.run_in("loads.jsonl", "--cluster", "c.json", "--html", "r.html", "--force")
         self.assertNotIn("<script>alert", (self.work / "r.html").read_text())
 
 
@@ -339,7 +339,7 @@ class Real(Case):
         """By strategy, after what a replay says of itself was held against its steps."""
         survived = {}
         for strategy in ("lazarus", "spread", "compact"):
-            (run,) = self.result("replay", loads, events, "--nodes", nodes, "--gpus", "1", "--slots", "8", "--faults", "1",
+            (run,) = self.result("simulate-failures", loads, events, "--nodes", nodes, "--gpus", "1", "--slots", "8", "--faults", "1",
                                  "--strategy", strategy, "--expert-bytes", "63MiB")["strategies"]
             if failures:
                 self.assertEqual(run["failures"], failures)

@@ -127,10 +127,10 @@ class Plans(Case):
     def test_an_output_is_replaced_only_when_told(self):
         self.plan("--strategy", "eplb", "-o", "p.json")
         before = (self.work / "p.json").read_bytes()
-        for words in (["-o", "p.json"], ["--report", "p.json"]):
+        for words in (["-o", "p.json"], ["--html", "p.json"]):
             done = self.refused(6, "--force", "loads.jsonl", *CLUSTER, *words)
             self.assertIn("p.json: exists", done.stderr)
-        self.refused(6, "--force", "compare", "loads.jsonl", *CLUSTER, "--report", "p.json")
+        self.refused(6, "--force", "compare", "loads.jsonl", *CLUSTER, "--html", "p.json")
         self.assertEqual((self.work / "p.json").read_bytes(), before)
         self.plan("--strategy", "lazarus", "-o", "p.json", "--force")
         self.assertNotEqual((self.work / "p.json").read_bytes(), before)
@@ -202,17 +202,17 @@ class Asked(Case):
                 ("--nodes cannot be combined with --cluster", ["--cluster", "c.json"])):
             with self.subTest(part):
                 self.refused(2, part, *base, *words)
-        replay = ["replay", "loads.jsonl", "nodes.csv", *CLUSTER]
+        replay = ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER]
         for part, words in (
                 ('unknown flag "-o"', ["compare", *base, "-o", "p"]),
                 ('unknown flag "--strategy"', ["compare", *base, "--strategy", "best"]),
-                ("--force requires --report", ["compare", *base, "--force"]),
+                ("--force requires --html", ["compare", *base, "--force"]),
                 ("--map requires --old", ["compare", *base, "--map", "greedy"]),
                 ('unknown flag "--at"', [*replay, "--at", "5"]),
-                ('unknown flag "--report"', [*replay, "--report", "r.html"]),
+                ('unknown flag "--html"', [*replay, "--html", "r.html"]),
                 ('unknown flag "--failures"', [*replay, "--failures", "5"]),
                 ("--strategy cannot be combined with --compare", [*replay, "--compare", "--strategy", "best"]),
-                ("--faults cannot be combined with --strategy eplb in moe-replace replay",
+                ("--faults cannot be combined with --strategy eplb in moe-replace simulate-failures",
                  [*replay, "--strategy", "eplb", "--faults", "1"]),
                 ('unknown flag "--strategy"', ["evaluate", "p", *base, "--strategy", "best"]),
                 ('unknown flag "--effort"', ["evaluate", "p", *base, "--effort", "2"])):
@@ -291,8 +291,8 @@ class Shown(Case):
                       ["wide.jsonl", *huge, "--strategy", "lazarus", "--old", "p.json", "--node-failure", "0.01"],
                       ["loads.jsonl", *CLUSTER, "--strategy", "hecate", "--old", "p.json"],
                       ["loads.jsonl", "--nodes", "40", "--gpus", "1", "--slots", "16", "--strategy", "spread"],
-                      ["replay", "wide.jsonl", "nodes.csv", *huge, "--compare"],
-                      ["replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "vanilla"],
+                      ["simulate-failures", "wide.jsonl", "nodes.csv", *huge, "--compare"],
+                      ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "vanilla"],
                       ["evaluate", "p.json", "loads.jsonl"]):
             lines = self.run_in(*words).stdout.splitlines()
             self.assertLessEqual(max(map(len, lines)), 100, max(lines, key=len))
@@ -307,8 +307,8 @@ class Shown(Case):
         text = self.run_in("--help").stdout
         self.assertTrue(text.startswith("Examples:"))
         for flag in ("--cluster", "--nodes", "--gpus", "--slots", "--strategy", "--old", "-o, --output", "--format",
-                     "compare", "replay", "evaluate", "--faults", "--at", "--window", "--layers", "--objective",
-                     "--report", "--json"):
+                     "compare", "simulate-failures", "evaluate", "--faults", "--at", "--window", "--layers", "--objective",
+                     "--html", "--json"):
             self.assertRegex(text, rf"(?m)^  {re.escape(flag)}\b")
         for name in STRATEGIES + FORMATS:
             self.assertIn(name, text)
@@ -316,7 +316,7 @@ class Shown(Case):
 
     def test_the_examples_of_the_help_run(self):
         texts = [self.run_in(*words, "--help").stdout.split("Usage:")[0]
-                 for words in ([], ["compare"], ["replay"], ["evaluate"])]
+                 for words in ([], ["compare"], ["simulate-failures"], ["evaluate"])]
         self.plan("-o", "plan.json")
         self.plan("-o", "theirs.json")
         self.write("cluster.json", {"nodes": 4, "gpus": 2, "slots": 4})
@@ -356,25 +356,25 @@ class Replays(Case):
     def test_plans_follow_the_loads(self):
         self.write("nodes.csv", NODES + "3000,add,n0\n".replace("n0", "m") + "")
         self.write("nodes.csv", NODES + "2000,remove,n3\n3000,add,m\n")
-        result = self.result("replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "lazarus",
+        result = self.result("simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "lazarus",
                              "--iteration-seconds", "0.01", "--rebalance-every", "100")["strategies"][0]
         self.assertEqual([step["iteration"] for step in result["steps"]], [0, 100, 200, 300])
         self.assertEqual([step["milliseconds"] for step in result["steps"]], [0, 1000, 2000, 3000])
 
     def test_what_no_cluster_could_hold_is_refused(self):
         self.write("nodes.csv", NODES)
-        self.refused(10, "the largest --faults is 1", "replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy",
+        self.refused(10, "the largest --faults is 1", "simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy",
                      "lazarus", "--faults", "2")
-        self.refused(10, "experts do not fit", "replay", "loads.jsonl", "nodes.csv", "--nodes", "4", "--gpus", "1",
+        self.refused(10, "experts do not fit", "simulate-failures", "loads.jsonl", "nodes.csv", "--nodes", "4", "--gpus", "1",
                      "--slots", "2")
 
     def test_nodes_must_be_known(self):
         self.write("c.json", {"nodes": [{"name": "a"}, {"name": "b"}], "gpus": 2, "slots": 8})
         self.write("nodes.csv", "0,add,a\n0,add,b\n5,remove,zebra\n")
-        self.refused(4, 'node "zebra" is unknown to the cluster', "replay", "loads.jsonl", "nodes.csv", "--cluster",
+        self.refused(4, 'node "zebra" is unknown to the cluster', "simulate-failures", "loads.jsonl", "nodes.csv", "--cluster",
                      "c.json", "--strategy", "eplb")
         self.write("nodes.csv", NODES + "0,add,n4\n")
-        self.refused(4, 'node "n4": all 4 nodes', "replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy",
+        self.refused(4, 'node "n4": all 4 nodes', "simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy",
                      "eplb")
 
     def test_bad_lines_are_named(self):
@@ -384,7 +384,7 @@ class Replays(Case):
                            ("5,add,a\n4,add,b\n", "time runs backward"),
                            ("0,add,a\n1,add,a\n", 'node "a"'), ("", "nodes.csv")):
             self.write("nodes.csv", text)
-            self.refused(4, part, "replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "eplb")
+            self.refused(4, part, "simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--strategy", "eplb")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Ranks(Case):
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,add,m\n")
         self.plan("--strategy", "lazarus", "-o", "p.json")
         for words in (["compare", "loads.jsonl", *CLUSTER, "--faults", "1"],
-                      ["replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare"],
+                      ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare"],
                       ["evaluate", "p.json", "loads.jsonl"]):
             told = [timeless(self.result(*words, ranks=ranks)) for ranks in (1, 2, 3)]
             self.assertEqual(told[1:], told[:1] * 2)

@@ -40,7 +40,7 @@ class Schemas(Case):
                       ["compare", "loads.jsonl", *CLUSTER, *more],
                       ["compare", "loads.jsonl", "--nodes", "2", "--gpus", "1", "--slots", "9", "--layers", "2"],
                       ["compare", "loads.jsonl", "--nodes", "2", "--gpus", "2", "--slots", "4", "--groups", "3"],
-                      ["replay", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare", "--faults", "1"],
+                      ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare", "--faults", "1"],
                       ["evaluate", "old.json", "loads.jsonl"]):
             with self.subTest(words):
                 result.validate(self.report(*words)["result"])

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 
 import stores
@@ -35,6 +36,25 @@ class Saving(Stores):
                     self.same("out", at, after[at])
                 if policy == "full":
                     self.assertEqual(set(after[8].values()), {8})
+
+    def test_stores_with_the_old_name_of_a_policy_stay_readable(self):
+        after = self.save_series((3, 4), "--k", 1)
+        paths = sorted((self.store / "manifests").iterdir())
+        self.assertEqual(len(paths), 2)
+        for path in paths:
+            # A text without its digest is not checked.
+            text, digests = re.subn(r'"xxh3_128":"[0-9a-f]+",|,"xxh3_128":"[0-9a-f]+"', "", path.read_text(encoding="utf-8"))
+            text, policies = re.subn('"policy":"sequential"', '"policy":"replay"', text)
+            self.assertEqual((digests, policies), (1, 1))
+            path.chmod(0o600)
+            path.write_text(text, encoding="utf-8")
+        listed = self.run_tool("pec-save", "list", self.store)["checkpoints"]
+        self.assertEqual([one["policy"] for one in listed], ["replay", "replay"])
+        self.run_tool("pec-save", "check", self.store)
+        self.restore("out", "--read-only")
+        self.same("out", 4, after[4])
+        self.save(5, "--k", 1)
+        self.run_tool("pec-save", "plan", self.store, "--policy", "gradient-log")
 
     def test_a_store_is_no_checkpoint(self):
         self.save(3)
@@ -162,7 +182,7 @@ class Saving(Stores):
         self.assertEqual([c["iteration"] for c in result["checkpoints"]], [3, 4])
 
     def test_verify_levels(self):
-        for level in ("none", "sums", "replicas", "readback"):
+        for level in ("none", "checksums", "replicas", "readback"):
             shutil.rmtree(self.store, ignore_errors=True)
             self.save(3, "--verify", level)
             self.run_tool("pec-save", "check", self.store)
@@ -328,7 +348,7 @@ class Layouts(Stores):
         """A full save and restore gives the files that a conversion writes, byte for byte."""
         # A packed catalogue has no files to link, so that its own layout is written anew.
         self.run_tool("ucp-extract", source, self.work / "catalogue", "--pack=copy")
-        self.run_tool("ucp-load", self.work / "catalogue", self.work / "direct", "--neighbours=none")
+        self.run_tool("ucp-load", self.work / "catalogue", self.work / "direct", "--siblings=none")
         self.run_tool("pec-save", source, self.store, "--policy", "full")
         self.restore("out")
         self.assertEqual(self.files("out"), self.files("direct"), source)

@@ -65,7 +65,7 @@ class Figures(Stores):
             with self.subTest(interval=cells[0]):
                 rows = {row["policy"]: row for row in self.run_tool(*shlex.split(command), cells[0])["rows"]}
                 giga = lambda count: f"{count / 480e9:.1f}"
-                replay = rows["replay"]
+                replay = rows["gradient-log"]
                 state, log = replay["bytes"], replay["log"]["bytes"]
                 self.assertEqual(cells[1:], [
                     giga(rows["full"]["bytes"]) + " GB", giga(rows["sequential"]["bytes"]) + " GB",

@@ -197,7 +197,7 @@ class Plan(Stores):
 
     def test_a_log_beside_the_checkpoints(self):
         words = ["--experts", 8, "--moe-layers", 2, "--expert-params", 1000, "--nonexpert-params",
-                 100, "--k", 2, "--dp", 16, "--ep", 8, "--policy", "replay"]
+                 100, "--k", 2, "--dp", 16, "--ep", 8, "--policy", "gradient-log"]
         log = self.plan(*words, "--interval", 3)["log"]
         partial, full = 1400 + 4 * 14000, 1400 + 16 * 14000
         # Four of 16 experts are in the checkpoint, so that their gradients are in no log.
@@ -213,14 +213,14 @@ class Plan(Stores):
         self.assertEqual((result["log"]["bytes"], result["log"]["interval_bytes"]), (0, full))
         for wrong in (["--keep", "master"], ["--param-bytes", "2,0,8"]):
             self.plan(*words, *wrong, code=2)
-            self.assertIn("--policy replay: gradients are replayed on", self.stderr)
-        self.run_tool("pec-save", self.work / "ckpt", self.store, "--policy", "replay", code=2)
+            self.assertIn("--policy gradient-log: gradients are replayed on", self.stderr)
+        self.run_tool("pec-save", self.work / "ckpt", self.store, "--policy", "gradient-log", code=2)
         self.assertIn("use pec-save agent, or shardwright.PartialCheckpoints(..., lossless=True)", self.stderr)
         agent = ["pec-save", "agent", self.work / "ckpt", self.store]
-        for wrong, said in [(["--policy", "replay", "--k-persist", 1], "with --policy replay, which has one K"),
-                            (["--policy", "replay", "--keep", "master"], "with --policy replay, which has one version"),
-                            (["--full-every", 9], "--full-every requires --policy replay"),
-                            (["--log-memory", "1MiB"], "--log-memory requires --policy replay"),
+        for wrong, said in [(["--policy", "gradient-log", "--k-persist", 1], "with --policy gradient-log, which has one K"),
+                            (["--policy", "gradient-log", "--keep", "master"], "with --policy gradient-log, which has one version"),
+                            (["--full-every", 9], "--full-every requires --policy gradient-log"),
+                            (["--log-memory", "1MiB"], "--log-memory requires --policy gradient-log"),
                             (["--budget", "1MiB"], "--budget requires --policy budget")]:
             self.run_tool(*agent, *wrong, code=2)
             self.assertIn(said, self.stderr)

@@ -75,7 +75,7 @@ class Planning(Stores):
                  "--interval", 4, "--faults", self.faults("22 0\n31\n"), "--ranks-per-node", 2]
         result = self.simulate(*words, "--k", 2, "--gradients")
         rows = {(r["policy"], r.get("log", {}).get("rule")): r for r in result["rows"]}
-        plain, row, full = rows["sequential", None], rows["replay", "replay"], rows["full", None]
+        plain, row, full = rows["sequential", None], rows["gradient-log", "replay"], rows["full", None]
         self.assertGreater(plain["plt"], 0)
         self.assertEqual((row["plt"], row["mlt_sum"], row["risk_max"]), (0, 0, 0))
         for key in ("bytes", "bottleneck_bytes", "checkpoints", "repeated_iterations", "stall_s"):
@@ -94,7 +94,7 @@ class Planning(Stores):
         self.assertAlmostEqual(row["recovery_s"], 300 + replay, 9)
         self.assertEqual(plain["recovery_s"], 300)
         # What is computed only: 4 gradients are smaller than the state, 8 bytes of 14.
-        least, printed = rows["replay", "least"], rows["replay", "algorithm-3"]
+        least, printed = rows["gradient-log", "least"], rows["gradient-log", "algorithm-3"]
         self.assertEqual((least["plt"], printed["plt"]), (0, 0))
         self.assertEqual((printed["log"]["bytes"], printed["bytes"]), (0, full["bytes"]))
         self.assertEqual(least["log"]["bytes"], 9 * 4 * 16 * 2000)
@@ -104,19 +104,19 @@ class Planning(Stores):
         self.assertLessEqual(max(map(len, self.stdout.splitlines())), 100)
         # The page has what is computed only in its table alone.
         page = self.work / "page.html"
-        self.simulate(*words, "--k", 2, "--gradients", "--page", page)
+        self.simulate(*words, "--k", 2, "--gradients", "--html", page)
         text = "".join(self.page_of(page).itertext())
         # In the chart of largest shares its point is that of sequential.
-        self.assertEqual((text.count("replay, least"), text.count("replay, K 2")), (1, 4))
+        self.assertEqual((text.count("gradient-log, least"), text.count("gradient-log, K 2")), (1, 4))
         # What a lossless run refuses.
         kept = self.simulate(*words, "--k", 2, "--keep", "master")["rows"]
-        self.assertNotIn("replay", [r["policy"] for r in kept])
-        self.assertIn("no policy replay: ", self.stdout)
+        self.assertNotIn("gradient-log", [r["policy"] for r in kept])
+        self.assertIn("no row gradient-log: ", self.stdout)
         for more, said in ((["--keep", "moments"], "--keep"), (["--partial-start"], "has all experts"),
                            (["--param-bytes", "2,0,4"], "float32"),
                            (["--k", 2, "--k-persist", 1], "one K"),
                            (["--gradient-budget", 3], "--gradients")):
-            self.simulate(*words, "--policy", "replay", *more, code=2)
+            self.simulate(*words, "--policy", "gradient-log", *more, code=2)
             self.assertIn(said, self.stderr)
 
     def test_an_interval_at_which_full_checkpoints_are_smaller(self):
@@ -125,10 +125,10 @@ class Planning(Stores):
             words = ["--expert-params", 1000, "--nonexpert-params", "0", "--interval", interval]
             rows = {r["policy"]: r for r in self.simulate(trace, *words, "--faults", 0, "--k", 1)["rows"]}
             log = self.run_tool("pec-save", "plan", "--experts", 8, "--moe-layers", 2, *words,
-                                "--policy", "replay")["log"]
+                                "--policy", "gradient-log")["log"]
             self.assertEqual(log["pays_up_to"], 3)  # 14 / 4 = 3.5
             # The first checkpoint is full in both.
-            written = rows["replay"]["bytes"] + rows["replay"]["log"]["bytes"]
+            written = rows["gradient-log"]["bytes"] + rows["gradient-log"]["log"]["bytes"]
             self.assertEqual(written <= rows["full"]["bytes"], interval <= log["pays_up_to"], interval)
 
     def test_tune_chooses_a_lossless_run(self):
@@ -148,7 +148,7 @@ class Planning(Stores):
             (replay["stalls_s"], log["stalls_s"], log["replays_s"], replay["restarts_s"],
              replay["repeated_s"])), 3)
         self.assertIn(f"use shardwright.PartialCheckpoints(k={replay['k']}, every={replay['interval']}, "
-                      "lossless=True, flags=[\"--policy\", \"replay\"])", self.stdout)
+                      "lossless=True, flags=[\"--policy\", \"gradient-log\"])", self.stdout)
         # Where faults are rare full checkpoints cost less.
         result = self.run_tool("pec-save", "tune", *words, "--fault-rate", 1e-4)
         self.assertEqual(result["best"], "full")
@@ -225,7 +225,7 @@ class Planning(Stores):
         trace = self.trace(2, 8, 40, lambda i, m, e: 1 + (e * e + 3 * i + m) % 17)
         out, table = self.work / "page.html", self.work / "rows.csv"
         words = [trace, *SMALL, "--interval", 5, "--faults", self.faults("23 1\n37"),
-                 "--ranks-per-node", 2, "--page", out]
+                 "--ranks-per-node", 2, "--html", out]
         result = self.simulate(*words, "--dynamic-k", 0.02, "--plt-limit", 0.3)
         self.assertNotIn("dynamic", result["rows"][result["best"]])
         charts = self.check_page(self.page_of(out), result)
@@ -259,7 +259,7 @@ class Planning(Stores):
         trace = self.trace(1, 4, 30)
         named = trace.rename(self.work / "<b title='x'>&amp;\"\x1b.jsonl")
         out = self.work / "page.html"
-        result = self.simulate(named, "--faults", 0, "--policy", "full", "--page", out)
+        result = self.simulate(named, "--faults", 0, "--policy", "full", "--html", out)
         page = self.page_of(out)
         self.assertEqual(len(page.findall(".//tbody/tr")), len(result["rows"]))
         self.assertIn("<b title='x'>&amp;\"\\x1b.jsonl", "".join(page.itertext()))
@@ -273,7 +273,7 @@ class Planning(Stores):
             with self.subTest(trace):
                 out = self.work / f"page{number}.html"
                 result = self.simulate(trace, "--interval", 1, "--faults", 0.15, "--ranks-per-node", 8,
-                                       "--dynamic-k", 0.05, "--page", out)
+                                       "--dynamic-k", 0.05, "--html", out)
                 self.check_page(self.page_of(out), result)
 
     def test_dynamic_k_doubles_as_faults_spend_its_share(self):
@@ -412,8 +412,8 @@ class Planning(Stores):
         for words, said in (
                 (["--tokens", trace], "--tokens"), (["--dry-run"], "--dry-run"),
                 (["--experts", 4], "--experts"), (["--k-persist", 1], "--k-persist"),
-                (["--fault-rate", 0.1], "--fault-rate"), (["--force"], "--csv or --page"),
-                (["--csv", "x", "--page", "x"], "different files"),
+                (["--fault-rate", 0.1], "--fault-rate"), (["--force"], "--csv or --html"),
+                (["--csv", "x", "--html", "x"], "different files"),
                 (["--dynamic-k", 0.1, "--policy", "load-aware"], "load-aware"),
                 (["--dynamic-k", 0.1, "--k", 2, "--k-persist", 1], "--k-persist"),
                 (["--dynamic-k", 0], "--dynamic-k"),
@@ -425,7 +425,7 @@ class Planning(Stores):
                 self.simulate(trace, *words, code=2)
                 self.assertIn(said, self.stderr)
         self.run_tool("pec-save", "tune", "--k", 2, code=2)
-        self.run_tool("pec-save", "tune", "--page", "x", code=2)
+        self.run_tool("pec-save", "tune", "--html", "x", code=2)
         self.run_tool("pec-save", "tune", "--interval", 1)
         self.assertIn(" every iteration\n", self.stdout)
         self.run_tool("pec-save", "tune", self.store, "more", code=2)

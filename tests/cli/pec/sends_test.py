@@ -45,14 +45,14 @@ class Sends(agent_test.Agents):
 
     def picture(self, *words, code=0):
         page = self.work / "sends.html"
-        self.run_tool("pec-save", "status", self.address("a"), "--page", page, *words, code=code)
+        self.run_tool("pec-save", "status", self.address("a"), "--html", page, *words, code=code)
         text = page.read_text(encoding="utf-8")
         svg = tree.fromstring(text[text.index('<svg class="curves"'):text.index("</svg></div>") + 6])
         return [element.get("class") for element in svg.iter("rect")], ["".join(one.itertext()) for one in svg.iter("text")]
 
     def test_sends_while_ranks_idle(self):
         agent = self.start("a", "--k", 1)
-        self.run_tool("pec-save", "status", self.address("a"), "--page", self.work / "none.html", code=3)
+        self.run_tool("pec-save", "status", self.address("a"), "--html", self.work / "none.html", code=3)
         self.assertIn("nothing was sent yet", self.stderr)
         rank, other = Rank(self.work / "a", 0), Rank(self.work / "a", 3)
         self.assertEqual(self.status("a")["ranks_marking"], 2)
@@ -66,7 +66,7 @@ class Sends(agent_test.Agents):
         self.assertEqual((shapes.count("row"), shapes.count("bar b-row"), "bar b0" in shapes), (2, 2, True))
         for text in ("rank 0", "rank 3", "snapshot 1"):
             self.assertIn(text, texts)
-        self.run_tool("pec-save", "status", self.address("a"), "--page", self.work / "sends.html", code=6)
+        self.run_tool("pec-save", "status", self.address("a"), "--html", self.work / "sends.html", code=6)
         self.picture("--force")
         for one in (rank, other):
             one.mark(0)

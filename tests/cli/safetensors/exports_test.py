@@ -61,7 +61,7 @@ class ModelFolder(ModelTest):
         self.assertNotIn(said, self.convert(source="ckpt", out="with").stderr)
         (self.work / "ckpt/config.json").unlink()
         self.assertIn(said, self.convert(source="ckpt", out="without").stderr)
-        self.assertNotIn(said, self.convert("--neighbours", "none", source="ckpt", out="none").stderr)
+        self.assertNotIn(said, self.convert("--siblings", "none", source="ckpt", out="none").stderr)
         self.assertNotIn(said, self.run_in("ucp-load", "ckpt", "native", "--target", "zero=3").stderr)
 
 

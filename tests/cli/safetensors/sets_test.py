@@ -109,7 +109,7 @@ class Sets(ModelTest):
     def test_an_incomplete_step_names_the_complete_ones(self):
         (self.work / "steps").mkdir()
         for name in ("step-1", "step-2", "step-10", "other"):
-            self.run_in("ucp-load", "ckpt", f"steps/{name}", "--format", "dcp", "--neighbours", "none")
+            self.run_in("ucp-load", "ckpt", f"steps/{name}", "--format", "dcp", "--siblings", "none")
         (self.work / "steps" / "step-10" / ".metadata").unlink()
         said = self.convert(source="steps/step-10", code=3).stderr
         for word in ("step-10/: no .metadata: an incomplete save", "complete next to it: step-2, step-1\n"):

@@ -18,7 +18,7 @@ class Weights(ModelTest):
         return self.work / "src"
 
     def export(self, out, *words, source="src", code=0):
-        return self.run_in("ucp-load", source, out, "--format", "safetensors", "--neighbours", "none", *words, code=code)
+        return self.run_in("ucp-load", source, out, "--format", "safetensors", "--siblings", "none", *words, code=code)
 
     def tensors(self, out):
         found = {}
@@ -128,7 +128,7 @@ class Weights(ModelTest):
 
     def test_atoms_without_the_optimizers_state(self):
         shutil.copytree(DATA / "deepspeed/zero1_w2/ckpt", self.work / "native")
-        self.run_in("ucp-union", "native", "src", "--neighbours", "none")
+        self.run_in("ucp-union", "native", "src", "--siblings", "none")
         self.export("whole", "--only", "master")
         self.remove("optimizer_state.pt")
         self.remove("exp_avg.pt")

@@ -112,12 +112,12 @@ class Stops(unittest.TestCase):
         self.stops("moe-replace", "loads.jsonl", *cluster, "--effort", 1000, "-o", "plan.json")
         self.stops("moe-replace", "compare", "loads.jsonl", *cluster, "--faults", 2, "--failures", 512)
 
-    def test_moe_replace_replay(self):
+    def test_moe_replace_simulate_failures(self):
         (self.work / "loads.jsonl").write_text(loads(8, 128, 3), encoding="utf-8")
         nodes = "".join(f"0,add,n{n}\n" for n in range(32))
         turns = "".join(f"{2 * i + 1},remove,n{i % 32}\n{2 * i + 2},add,n{i % 32}\n" for i in range(2000))
         (self.work / "events.csv").write_text(nodes + turns, encoding="utf-8")
-        self.stops("moe-replace", "replay", "loads.jsonl", "events.csv", "--compare", "--nodes", 32, "--gpus", 8,
+        self.stops("moe-replace", "simulate-failures", "loads.jsonl", "events.csv", "--compare", "--nodes", 32, "--gpus", 8,
                    "--slots", 2)
 
     def test_moe_replace_evaluate(self):

@@ -288,7 +288,7 @@ class Saves(unittest.TestCase):
         loaded = peft.PeftModel.from_pretrained(base(), self.folder / "peft").eval()
         self.assertTrue(torch.equal(loaded(tokens).logits, wanted))
         self.ucp.run("ucp-load", accelerate, self.folder / "zero", "--format", "deepspeed", "--target", "zero=1,dp=1")
-        said = self.ucp.run("ucp-load", accelerate, self.folder / "guessed", "--format", "safetensors", "--neighbours",
+        said = self.ucp.run("ucp-load", accelerate, self.folder / "guessed", "--format", "safetensors", "--siblings",
                             "none")
         self.assertNotIn("--lora-alpha", said)
 

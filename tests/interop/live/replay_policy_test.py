@@ -1,4 +1,4 @@
-"""Policy replay in a running trainer: an agent that decides, for each expert and interval, between its state and its
+"""Policy gradient-log in a running trainer: an agent that decides, for each expert and interval, between its state and its
 gradients, and what a forecast says of that.
 
     replay_policy_test.py BIN PACKAGE
@@ -49,7 +49,7 @@ def train(folder, every, k, flags, wait):
     """Collective. What the trainer had at each iteration is kept; the agent's numbers."""
     case = complete(CASE)
     engine = make_engine(case)
-    pec = partial(engine, folder, k=k, every=every, lossless=True, flags=["--policy", "replay", *flags])
+    pec = partial(engine, folder, k=k, every=every, lossless=True, flags=["--policy", "gradient-log", *flags])
     logs = []
     for iteration in range(1, LAST + 1):
         train_step(engine, case, iteration)
@@ -79,7 +79,7 @@ def agent_dies(folder, every):
     """Collective. The agent is killed between two snapshots; warnings of each step."""
     case = complete(CASE)
     engine = make_engine(case)
-    pec = partial(engine, folder, k=1, every=every, lossless=True, flags=["--policy", "replay"])
+    pec = partial(engine, folder, k=1, every=every, lossless=True, flags=["--policy", "gradient-log"])
     said = []
     for iteration in range(1, LAST + 1):
         if iteration == 6 and dist.get_rank() == 0:
@@ -104,7 +104,7 @@ def without_gradients(folder):
     import shardwright
     engine = make_engine(complete(CASE | {"ep": 1}))
     try:
-        partial(engine, folder, flags=["--policy", "replay"])
+        partial(engine, folder, flags=["--policy", "gradient-log"])
     except shardwright.Error as error:
         return error.code, str(error)
     return 0, "nothing was raised"
@@ -153,7 +153,7 @@ class PolicyReplay(live.InFolder):
 
     def forecast(self, every, *words):
         (self.folder / "faults.txt").write_text("")
-        rows = self.result("pec-save", "simulate", self.folder / "store.tokens.jsonl", self.folder / "store", "--policy", "replay",
+        rows = self.result("pec-save", "simulate", self.folder / "store.tokens.jsonl", self.folder / "store", "--policy", "gradient-log",
                            "--interval", every, "--faults", self.folder / "faults.txt", "--dp", 2, "--ep", 2, *words)["rows"]
         self.assertEqual(len(rows), 1)
         return rows[0]
@@ -214,7 +214,7 @@ class PolicyReplay(live.InFolder):
     def test_refused(self):
         code, message = ranks.run(1, without_gradients, self.folder)
         self.assertEqual(code, 2, message)
-        self.assertIn("--policy replay needs the gradients of every step: lossless=True", message)
+        self.assertIn("--policy gradient-log needs the gradients of every step: lossless=True", message)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Page(Case):
         self.plan("--strategy", "lazarus", "--at", "0", "-o", "old.json")
 
     def page(self, *words):
-        self.plan("--strategy", "lazarus", "--old", "old.json", "--faults", "1", *words, "--report", "page.html",
+        self.plan("--strategy", "lazarus", "--old", "old.json", "--faults", "1", *words, "--html", "page.html",
                   "--force")
         return self.work / "page.html"
 
@@ -119,14 +119,14 @@ class Page(Case):
         self.assertTrue(any("missing is not defined" in line for line in console), console)
 
     def test_other_pages_draw_themselves_too(self):
-        self.plan("--report", "fresh.html")
-        self.compare("--report", "compare.html")
-        self.run_in("evaluate", "old.json", "loads.jsonl", "--report", "theirs.html")
+        self.plan("--html", "fresh.html")
+        self.compare("--html", "compare.html")
+        self.run_in("evaluate", "old.json", "loads.jsonl", "--html", "theirs.html")
         self.write("one.json", [[5, 4, 3, 2]])
-        self.run_in("one.json", "--nodes", "1", "--gpus", "1", "--slots", "4", "--report", "tiny.html")
+        self.run_in("one.json", "--nodes", "1", "--gpus", "1", "--slots", "4", "--html", "tiny.html")
         large = ["one.json", "--nodes", "600", "--gpus", "2", "--slots", "4"]
         self.run_in(*large, "-o", "large.json")
-        self.run_in(*large, "--old", "large.json", "--report", "large.html")
+        self.run_in(*large, "--old", "large.json", "--html", "large.html")
         for name in ("fresh", "compare", "theirs", "tiny", "large"):
             dom, console = self.browse(self.work / f"{name}.html")
             self.assertEqual(console, [], name)

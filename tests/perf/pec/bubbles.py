@@ -3,7 +3,7 @@
 and copies to a second agent, in turns: snapshots alone, sends at once, sends while ranks idle (marked by the ranks), and by a
 schedule (--pipeline).
 
-    bubbles.py BIN PACKAGE FOLDER [--rounds 4] [--steps 18] [--every 6] [--params 16000000] [--beside 0] [--page FILE]
+    bubbles.py BIN PACKAGE FOLDER [--rounds 4] [--steps 18] [--every 6] [--params 16000000] [--beside 0] [--html FILE]
 
 The pipeline is real: stages of a transformer, activations and gradients over gloo, torch's autograd and an optimizer. So that
 four stages have room on few cores, a stage sleeps after each forward and backward pass (--forward, --backward): what it sleeps
@@ -276,7 +276,7 @@ def measure(given):
                 of["snapshots"] = status["snapshots"]
                 of["persisted"] = status["persisted"]
                 if given.page and mode == "while ranks idle":
-                    subprocess.run([given.bin / "pec-save", "status", agents.address, "--page", given.page, "--force", "-q"],
+                    subprocess.run([given.bin / "pec-save", "status", agents.address, "--html", given.page, "--force", "-q"],
                                    check=True, stdout=subprocess.DEVNULL)
                 agents.end()
                 agents.put_back(given)
@@ -302,7 +302,7 @@ def main():
     parser.add_argument("--beside", type=lambda text: [int(rank) for rank in text.split(",")], default=[0],
                         help="ranks beside the agent; all of them share all cores with it")
     parser.add_argument("--idle-ranks", type=int, default=0, help="of them that have to idle at once")
-    parser.add_argument("--page", help="what the agent says of the last sends while ranks idle")
+    parser.add_argument("--html", help="what the agent says of the last sends while ranks idle")
     given = parser.parse_args()
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)

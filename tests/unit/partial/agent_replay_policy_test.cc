@@ -1,5 +1,5 @@
-// Agents with policy replay: what they save, what they log, and that every durable checkpoint is
-// whole with it, whatever happens.
+// Agents with policy gradient-log: what they save, what they log, and that every durable checkpoint
+// is whole with it, whatever happens.
 
 #include <algorithm>
 #include <random>
@@ -68,6 +68,7 @@ class ReplayPolicy : public test::AgentTest {
     for (const StoredCheckpoint& one : *list) {
       if (one.abandoned) continue;
       const Manifest manifest = *store->ReadManifest(one);
+      EXPECT_EQ(manifest.policy, "gradient-log");
       longest = 0;
       for (const Handing::Module& module : handing_.modules) {
         const auto at = std::ranges::find(manifest.names, module.name);

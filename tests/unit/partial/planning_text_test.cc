@@ -136,13 +136,14 @@ TEST(PlanText, ALogBesideTheCheckpoints) {
   const auto kept = PlanCheckpoints(request, sink);
   ASSERT_FALSE(kept);
   EXPECT_EQ(kept.error().message,
-            "--policy replay: gradients are replayed on master weights and moments of one "
+            "--policy gradient-log: gradients are replayed on master weights and moments of one "
             "iteration, and --keep saves some of all experts each time");
   request.job.keep[1] = false;
   request.job.param_bytes = {2, 0, 8};
-  EXPECT_EQ(PlanCheckpoints(request, sink).error().message,
-            "--policy replay: gradients are replayed on float32 states with float32 weights or "
-            "master weights");
+  EXPECT_EQ(
+      PlanCheckpoints(request, sink).error().message,
+      "--policy gradient-log: gradients are replayed on float32 states with float32 weights or "
+      "master weights");
 }
 
 TEST(PlanText, DynamicK) {
@@ -222,13 +223,13 @@ TEST(SimulationText, GradientsHaveATableOfTheirOwn) {
   row.policy = {Policy::kLoadAware, 2, 2, {}};
   simulation.rows.push_back(row);
   const std::string text = SimulationText(simulation);
-  EXPECT_TRUE(
-      Has(text,
-          "\nPOLICY           K  STATE/IT    LOG/IT  STALL/IT s    MEMORY  WINDOW  RECOVERY s\n"
-          "sequential       2     102 B         -           -  6.00 KiB       -       300.0\n"
-          "replay           2     102 B  2.00 KiB       0.062  6.00 KiB      20       420.5\n"
-          "replay, least *  4     102 B  2.00 KiB       0.062  6.00 KiB      20           -\n"
-          "\nSTATE, LOG  bytes of an iteration"))
+  EXPECT_TRUE(Has(
+      text,
+      "\nPOLICY                 K  STATE/IT    LOG/IT  STALL/IT s    MEMORY  WINDOW  RECOVERY s\n"
+      "sequential             2     102 B         -           -  6.00 KiB       -       300.0\n"
+      "gradient-log           2     102 B  2.00 KiB       0.062  6.00 KiB      20       420.5\n"
+      "gradient-log, least *  4     102 B  2.00 KiB       0.062  6.00 KiB      20           -\n"
+      "\nSTATE, LOG  bytes of an iteration"))
       << text;
   EXPECT_TRUE(Has(text, "\n* computed only, gradients as large as weights: no command does it"));
   // What no command does is never the best.
@@ -236,7 +237,7 @@ TEST(SimulationText, GradientsHaveATableOfTheirOwn) {
   simulation.rows[1].overhead_s = 7;
   EXPECT_EQ(BestRow(simulation.rows, 0.01), 1U);
   simulation.job.no_replay = "why";
-  EXPECT_TRUE(Has(SimulationText(simulation), "\nno policy replay: why\n"));
+  EXPECT_TRUE(Has(SimulationText(simulation), "\nno row gradient-log: why\n"));
 }
 
 TEST(SimulationText, HowKGrew) {
@@ -331,7 +332,7 @@ TEST(TuningText, ALosslessRun) {
   const std::string text = TuningText(tuning);
   const char* const use =
       "\nuse shardwright.PartialCheckpoints(k=3, every=2, lossless=True, "
-      "flags=[\"--policy\", \"replay\"])\n";
+      "flags=[\"--policy\", \"gradient-log\"])\n";
   for (const char* line :
        {"NUMBER               EQ        CHOSEN       FULL       REPLAY\n",
         "\nK of a snapshot                     1          1            3\n",

@@ -128,12 +128,15 @@ TEST(ReplaySelection, Refusals) {
   const auto error = [&](ReplayPoint point, std::uint32_t k) {
     return SelectReplay(run.map, run.level.cursor, version, k, point).error().message;
   };
-  EXPECT_EQ(error({3, 1}, 1), "policy replay: sizes and gradients of a running trainer are needed");
+  EXPECT_EQ(error({3, 1}, 1),
+            "policy gradient-log: sizes and gradients of a running trainer are needed");
   ReplayPoint point{3, 4};
   point.model = &run.model;
-  EXPECT_EQ(error(point, 1), "policy replay: iteration 3, 4 after the checkpoint before, K = 1");
+  EXPECT_EQ(error(point, 1),
+            "policy gradient-log: iteration 3, 4 after the checkpoint before, K = 1");
   point.interval = 3;
-  EXPECT_EQ(error(point, 0), "policy replay: iteration 3, 3 after the checkpoint before, K = 0");
+  EXPECT_EQ(error(point, 0),
+            "policy gradient-log: iteration 3, 3 after the checkpoint before, K = 0");
 }
 
 // Whatever is given: each expert has its state or gradients of the interval, chains are bounded,

@@ -52,7 +52,7 @@ inline constexpr TargetKey kLoaderKey = {
     .name = "loader",
     .help =
         "loader of DeepSpeed that shall open the atoms: that of the layout's "
-        "stage in INPUT's release, those of all stages since 0.19.3 (before: "
+        "stage in the source's release, those of all stages since 0.19.3 (before: "
         "stages 1 and 2), or that of stage 3 of any release",
     .check = CheckLoader,
     .is_flag = true,

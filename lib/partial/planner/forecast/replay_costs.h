@@ -7,7 +7,7 @@
 
 namespace shardwright::partial {
 
-// What a run of policy replay costs, and a restore that makes the steps of its log again:
+// What a run of policy gradient-log costs, and a restore that makes the steps of its log again:
 // docs/lossless.md.
 
 /// Speeds of one rank. A rate of 0 makes the forecast omit the costs that depend on it.

@@ -173,7 +173,7 @@ class Run {
     row_.recovery_s = std::max(row_.recovery_s.value_or(0), seconds);
   }
 
-  /// What policy replay takes in full at a checkpoint.
+  /// What policy gradient-log takes in full at a checkpoint.
   Result<TransferPlan> PlanReplay(std::uint64_t iteration) const {
     const ReplayPoint point{iteration,         input_.interval,          std::uint64_t{0},
                             input_.full_every, row_.policy.budget_bytes, &input_.model};

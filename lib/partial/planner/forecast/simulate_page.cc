@@ -275,7 +275,7 @@ std::string PageText(const SimulationPage& report) {
       "<div class=\"two\">\n" +
       OverK(
           report, "Bytes written",
-          "Into storage, by all checkpoints together, and by the log of policy replay.",
+          "Into storage, by all checkpoints together, and by the log of policy gradient-log.",
           html::Unit::kBytes, [](Row row) { return static_cast<double>(WrittenBytes(row)); },
           [](Row row) { return FormatBytes(WrittenBytes(row)); }) +
       OverK(
@@ -298,7 +298,7 @@ std::string PageText(const SimulationPage& report) {
       RiskSection(report) +
       OverK(
           report, "Cost",
-          "Stalls, restarts and repeated work of the run; of policy replay also copies of "
+          "Stalls, restarts and repeated work of the run; of policy gradient-log also copies of "
           "gradients "
           "and replays.",
           html::Unit::kSeconds, [](Row row) { return row.overhead_s; },

@@ -30,8 +30,8 @@ def check_agent(address: str, status: dict[str, Any], user: int, asks: dict[str,
         raise Error(MISMATCH, f"{address}: saves into {found}, not into {asks['store']}")
     if asks["k"] is not None and status["k"] != asks["k"]:
         raise Error(MISMATCH, f"{address}: takes {status['k']} experts of each layer, k={asks['k']} is asked for")
-    if status.get("policy") == "replay" and not asks["lossless"]:
-        raise Error(USAGE, f"{address}: --policy replay needs the gradients of every step: lossless=True")
+    if status.get("policy") == "gradient-log" and not asks["lossless"]:
+        raise Error(USAGE, f"{address}: --policy gradient-log needs the gradients of every step: lossless=True")
     log = os.path.realpath(status["tokens"]) if status["tokens"] else None
     if tokens is not None and os.path.realpath(expanded(tokens)) != log:
         raise Error(MISMATCH, f"{address}: reads tokens from {log}, tokens={tokens} is asked for")

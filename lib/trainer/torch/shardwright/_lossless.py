@@ -127,7 +127,7 @@ class GradientLog:
     Args:
         target: a DeepSpeed engine (stages 1 and 2, BF16_Optimizer) or (model, optimizer).
         agent: address of the agent of this rank, unix:PATH.
-        every: iterations between snapshots, for policy replay, which buffers gradients that the next snapshot makes
+        every: iterations between snapshots, for policy gradient-log, which buffers gradients that the next snapshot makes
             unnecessary. 0: unknown or not constant.
         zstd: compression level. 0: gradients are not compressed.
         memory: limit of the memory that a rank shares with the agent, in bytes or as text such as "1.5GB". It limits how many

@@ -74,7 +74,7 @@ class PartialCheckpoints:
         overlap: copy tensors while training continues. The next optimizer step waits for the copies. Until then nothing else may
             change parameters or optimizer states. Default: on if parameters are on a device.
         lossless: also submit the gradients of experts in each step, so that a restore can replay the steps and loses nothing
-            (docs/lossless.md). With flags=["--policy", "replay"], gradients that a snapshot makes unnecessary are not written.
+            (docs/lossless.md). With flags=["--policy", "gradient-log"], gradients that a snapshot makes unnecessary are not written.
         log_zstd, log_memory: `zstd` and `memory` of GradientLog.
         group: process group of the ranks. Default: all ranks.
         deadline: seconds that a rank waits for the others in the constructor, step() and close().

@@ -52,7 +52,7 @@ TEST(ParseWords, NamesWhatExists) {
   EXPECT_EQ(ParseVerify("replicas").value(), Verify::kReplicas);
   EXPECT_EQ(ParseVerify("readback").value(), Verify::kReadback);
   EXPECT_EQ(ParseVerify("sum").error().message,
-            "\"sum\" is not one of none, sums, replicas, readback");
+            "\"sum\" is not one of none, checksums, replicas, readback");
 }
 
 TEST(ExitCode, IsTheValueOfTheErrc) {
