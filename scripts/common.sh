@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 # Shared by the scripts of this folder, which source it first: strict mode and the source tree as
 # the current folder.
@@ -14,7 +15,7 @@ die() {
 
 # Prints the comment that opens the calling script, as its help.
 usage() {
-  sed -n '2,/^[^#]/{/^# \{0,1\}/s///p}' "$0"
+  sed -n '2,/^[^#]/{/^# SPDX-/d;/^# \{0,1\}/s///p}' "$0"
 }
 
 # git_here ARGS...: git, also in a checkout that belongs to another user (containers).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "common/outputs.h"
 
 #include "support/os/commit.h"

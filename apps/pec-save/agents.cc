@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // pec-save agents: agents that trainers started for themselves, found by the names of their folders
 // (lib/trainer/torch/shardwright/_agent_process.py).
 

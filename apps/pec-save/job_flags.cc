@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "pec-save/job_flags.h"
 
 #include "common/pec.h"

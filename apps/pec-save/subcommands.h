@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The subcommands of pec-save: each takes all arguments and returns the exit code.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -DOUT=FILE.cc -DFOLDER=patterns -DORIGIN=patterns -DHEADER=X_internal.h -DNAME=BuiltInXFile -P built_in_files.cmake:
 # puts the *.json of a folder into a source file that defines NAMEs().
 file(GLOB files "${FOLDER}/*.json")

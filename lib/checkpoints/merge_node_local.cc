@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint of which every rank sees a part only.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints: how trainers lay out checkpoints.
 // formats.cc holds the table: one row for each format, and nothing else names one. Reading:
 // ScanSource (scan.h) asks every row whether it claims a folder and reads its files but for the

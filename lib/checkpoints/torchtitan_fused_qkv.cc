@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/torchtitan_fused_qkv.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/convert: the operations behind the commands.
 // OpenInput (input.h) finds and understands a source; Convert makes the target, plans and runs, or
 // copies the files as they are where the layouts are equal (verbatim.h). catalogue.h writes

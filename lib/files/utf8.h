@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/files: file formats that others have defined, a room for each.
 // json and safetensors; zip and pickle, and on these two torch_pt, the files of torch.save. The
 // readers expect hostile bytes: a number is compared with the size of the file and with the caps in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "token_counts/tensor_counts_internal.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "token_counts/token_counts.h"
 
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/token_counts: how many tokens each expert of a model was sent.
 // A TokenTrace is what a file holds, counts over time, whichever program wrote it. TokenCounts
 // (loads.h) are those of one moment or the sum of a window (load_window.h). Expert placement

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TokenCounts out of single arrays: .npy files, and .pt files with a tensor, a dump of SGLang's
 // recorder, or physical counts with their map.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CSV of loads. With a heading: a row per count, columns by name in any order:
 //   layer,expert,tokens [,iteration] [,rank]     (rows of several ranks add up)
 //   layer_id,expert_id,count                     (SGLang's; counts without a row are 0)

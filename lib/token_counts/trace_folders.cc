@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TokenCounts out of folders: TensorRT-LLM's statistics, and counters in the model files of a
 // checkpoint.
 

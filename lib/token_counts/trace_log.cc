@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a log that a trainer appends to in every iteration.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TokenCounts out of texts. What a document is, is told by its first character and its keys:
 //
 // 1. "[": a list of counts (one layer), of layers, or of records of layers.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What scripts/package asks CPack for: one Debian package of the component "commands". shlibdeps finds the
 # libraries that it depends on.
 set(CPACK_GENERATOR DEB)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks of MkDocs for pages that are written for the repository: links out of docs/, links to folders, pages of the top level.
 
 SHARDWRIGHT_REPOSITORY is the address of the repository, such as https://github.com/OWNER/NAME. Links to source files lead

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # An epilog of Slurm: ends the agents of partial checkpoints (pec-save agent) that a finished job has left on this node.
 #   Epilog=/usr/share/shardwright/slurm/epilog.sh      in slurm.conf
 # It is for clusters on which Slurm does not kill the processes of a job (proctrack/linuxproc), so that `pec-agent.sh start`

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs, starts and stops the agent that keeps partial expert checkpoints (pec-save agent) on this node.
 #   srun --overlap --ntasks-per-node=1 scripts/slurm/pec-agent.sh run SOCKET CHECKPOINT STORE [FLAG...] &
 #   scripts/slurm/pec-agent.sh start SOCKET CHECKPOINT STORE [FLAG...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # For a job script, before training starts or starts again (a requeue after a fault): puts the newest
 # state together out of the store and the memory of agents, and prints the folder to load. Prints
 # nothing when there is no checkpoint yet: training starts anew.

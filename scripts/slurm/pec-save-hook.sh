@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # For a training script, after each checkpoint and on one rank: hands the checkpoint that `latest`
 # names to partial expert checkpointing.
 #   scripts/slurm/pec-save-hook.sh SOCKET CHECKPOINT STORE [FLAG...]

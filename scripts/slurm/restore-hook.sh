@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # For a DeepSpeed job script that may restart on a different number of ranks. Prints the checkpoint folder that this run
 # can load: CHECKPOINT itself if it was saved by as many ranks as the job has now, otherwise a conversion of it with the
 # data parallelism that fits, which is made if it does not exist yet. Tensor and pipeline parallelism stay as they were,

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks a wheel: what it holds, what that needs, how large it is, and that nothing tells where it was built.
 
 Usage: check.py WHEEL [FOLDER...]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the compiler's static libraries ask of a glibc newer than 2.28, for programs that run on
  * that: part of the libc_nonshared.a that scripts/wheel/sysroot makes. */
 

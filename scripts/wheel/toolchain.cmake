@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # For CMake: the gcc of this machine with the headers and libraries that lie beside this file once scripts/package
 # has copied it to them.
 set(parts ${CMAKE_CURRENT_LIST_DIR})

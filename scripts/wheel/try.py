@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run by scripts/package in a chroot that has the wheel and PyTorch: fills a model of the demo's checkpoint, and
 compares it with what ucp-load writes of it."""
 

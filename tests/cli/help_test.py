@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The help of every command and subcommand is short: -h has at most 50 lines, --help 120, that of pec-restore 110.
 Flags, values and subcommands of earlier versions fail with what to type now.
 

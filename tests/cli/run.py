@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the cases of a command: CASE.sh, and what it must print, return and leave behind.
 
 Beside CASE.sh lie CASE.stdout, CASE.stderr, CASE.exit and CASE.disk (paths below the scratch folder

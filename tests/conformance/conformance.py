@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the conformance tests share: the rows of the table of dialects, and a checkpoint in each of them."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Damaged files of every format are refused or differ; no damage ends a command in another way.
 
 Usage: damage_test.py ROWS BIN

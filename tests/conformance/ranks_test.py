@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every format is written the same by any number of ranks.
 
 Usage: ranks_test.py ROWS BIN LAUNCHER

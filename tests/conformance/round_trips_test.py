@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every format that is read and written keeps what it has a place for, and names what it has none for.
 
 Usage: round_trips_test.py ROWS BIN

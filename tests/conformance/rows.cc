@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints the table of formats as JSON: [{"name": "deepspeed", "writes": true}, ...].
 
 #include <exception>

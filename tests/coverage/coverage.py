@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Which lines and branches of lib/ the tests run, by module, as gcov of the compiler counts them.
 
 Usage: coverage.py [--target NAME]... [--tests REGEX] [--label LABEL]... [--gate MODULE]... [--missed MODULE] [--jobs N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kill campaign: one undisturbed run tells how many calls change something on disk; then every
 one of them is killed, failed, cut short or interrupted, and the run is resumed."""
 

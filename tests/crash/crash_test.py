@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Kills, faults, signals and rivals against the built commands.
 
 Usage: crash_test.py BIN_FOLDER [--night] [--mpirun PROGRAM] [--limit N] [--part PART] [--case NAME]...

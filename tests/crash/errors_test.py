@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Errors at every call, memory that runs out, a disk that lies, and kills of what repairs a kill.
 
 Usage: errors_test.py BIN_FOLDER [--part PART]... [--preload LIBRARY] [--limit N] [--first N] [--jobs N]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Preloaded before a command, this lets its C library fail while main runs:
  *
  * FAIL_ALLOCATION=N  the N-th malloc, calloc, realloc or aligned allocation answers with ENOMEM,

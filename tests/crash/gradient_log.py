@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logs of gradients, written as docs/formats/log.md says and without lib/partial/gradient_log, and steps of AdamW
 in plain Python."""
 

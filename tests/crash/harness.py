@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the crash and hostile tests share: running commands, looking at trees, a private folder."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes checkpoints with Megatron's names with the standard library alone."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes native DeepSpeed checkpoints of a small mixture-of-experts model with the standard library
 alone. Every element follows from seed, tensor and iteration, so that what a restore must give can be
 made the same way: a checkpoint whose experts are of other iterations than the rest."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads and writes .pt files with the standard library alone: objects of unknown classes become
 stand-ins that are written back as they were. For tests that make checkpoints, whole or broken."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Several ranks of which one dies, hangs or is left without its launcher, at calls that change something on disk.
 
 Usage: ranks_test.py BIN --mpirun PROGRAM [--ranks N]... [--calls N] [--case NAME]... [--seconds N] [--jobs N]

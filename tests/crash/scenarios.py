@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the campaign cannot show call by call: real signals at any time, full disks, rivals, and
 sources that change while nobody looks."""
 

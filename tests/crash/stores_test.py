@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Kills, faults and full disks against stores of partial checkpoints: at every call that changes
 something on disk, of a save, a collection, also of a log of gradients, a repair and a restore.
 Whatever happens, what was saved before can be restored, nothing is half there, and doing it again

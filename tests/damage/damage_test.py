@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Damage at rest: files that are small enough to try all of them, one bit, one cut, one swap at a time.
 
 Usage: damage_test.py BIN [--bits N] [--payload-bits N] [--seed N] [--subject NAME]... [--keep FOLDER]

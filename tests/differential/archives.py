@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Zip archives as Python's zipfile writes them, and what it reads in them."""
 
 import io

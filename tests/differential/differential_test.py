@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Our readers and writers of untrusted files against those that others wrote: the same bytes, the same meaning.
 
 Usage: differential_test.py PROBE [--count N] [--seed N] [--kind pickle|zip|libzip|pt|safetensors]... [--keep FOLDER]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins for the parts of torch that its pickles name, and classes that only these tests have: with them
 Python's own pickler writes what torch.save would, where there is no torch."""
 

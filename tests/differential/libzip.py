@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Zip archives as libzip writes them, and what it reads in them. Debian has it in libzip4."""
 
 import contextlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Does the campaign notice readers and writers that are wrong? Each lie is told in turn; inputs of kind libzip must find it.
 
 Usage: lies_test.py PROBE

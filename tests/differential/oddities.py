@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Zip archives that hold together and are odd: whatever readers may take for one thing or another."""
 
 import dataclasses

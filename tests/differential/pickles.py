@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State dicts of random form as pickles, and what Python reads in them: a restricted unpickler that knows as
 little of classes as ours."""
 

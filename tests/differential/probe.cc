@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads what other readers read too, and says what it found in one canonical form.
 //
 //   differential_probe < REQUESTS > ANSWERS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of safetensors as the package of that name writes them, and what it reads in them."""
 
 import ctypes

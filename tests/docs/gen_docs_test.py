@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """scripts/gen-docs on a small tree: writes, agrees with itself, and tells what drifted."""
 
 import pathlib

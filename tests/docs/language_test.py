@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Texts are in plain language: counts the words and patterns of language.tsv, long sentences and long paragraphs.
 
 Usage: language_test.py [--exact]      checks the tree, and this program on sentences made for it

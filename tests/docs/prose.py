@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the English out of the tree: pages, help texts, messages and comments, with the line of every word.
 
 Each scope yields Text objects. Code is replaced by a mark or by spaces, line breaks stay, so that an offset in a text

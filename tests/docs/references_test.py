@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Texts and code cite files and sections that exist: links in *.md, and "docs/..." in comments.
 
 A citation is a path below docs/, alone or followed by section titles in quotes:

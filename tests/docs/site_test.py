@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """scripts/site.d/hooks.py: links of pages that are written for the repository lead somewhere on the site."""
 
 import pathlib

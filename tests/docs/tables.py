@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tables of what campaigns found: each prints its own, in Markdown, and this puts it from its log into a page.
 
 Usage: tables.py PAGE NAME LOG

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tables go from the log of a campaign into the page, and nothing else of the page changes."""
 
 import contextlib

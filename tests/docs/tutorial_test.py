@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """docs/tutorial.md: every command in it is run, and must say what the page shows.
 
 Usage: tutorial_test.py [--refresh] BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The commands on one file system, compared byte for byte with their results on the local one.
 
 Conversions, replaced outputs, checks, packs, equal layouts, links, kills and resumes, two nodes at once, a store with saves,

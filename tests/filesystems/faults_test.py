@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Faults and limits that only some file systems have: closes that fail, syncs that are ignored, directories that cannot be
 renamed, full disks.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A FUSE file system that shows a folder and fails on request.
 
 Usage: faulty.py FOLDER MOUNTPOINT SETTINGS CALLS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """File systems for the tests of this folder.
 
 Each entry of SYSTEMS mounts one below a folder and returns two paths at which the same files are visible. Where the

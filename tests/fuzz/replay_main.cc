@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Feeds every file of the folders named on the command line to a fuzz target, in the order of their
 // names, so that what fuzzing once found is tested with every compiler and in every build.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a broken input is shown to the commands, and what must hold whatever they say to it."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints whose files are sound archives and pickles, but do not fit together."""
 
 import collections

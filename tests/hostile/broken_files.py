@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files with damaged bytes, archives that lie, pickles that bite."""
 
 import pickle

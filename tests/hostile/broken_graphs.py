@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Indexes and object graphs of the other formats that are sound pickles and say what cannot be."""
 
 import os

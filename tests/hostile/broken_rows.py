@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The other formats' files with damaged bytes, in each other's place, or no files at all."""
 
 import json

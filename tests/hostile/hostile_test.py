@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Broken and hostile checkpoints against the built commands, one per rule.
 
 Usage: hostile_test.py BIN_FOLDER [--thorough] [--traced] [--group NAME]...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources of the formats beside DeepSpeed's: one row for each form that their trainers save, the
 files of a row as objects that can be changed, and what must hold of whatever is made of them."""
 

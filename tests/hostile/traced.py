@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a command does to the machine while it reads something hostile, as strace sees it.
 
 No process is started, no socket made, nothing is changed but names that begin as those of OUTPUT and the report do, and nothing is opened but

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What a trace must hold is missed by programs that do otherwise, each in one way."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams of zstd, by the library itself: Python has no module for them yet."""
 
 import ctypes

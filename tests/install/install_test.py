@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Installs the library, and builds and runs a program of somebody else's on it, tests/install/example.
 
 Usage: install_test.py BUILD MPIRUN

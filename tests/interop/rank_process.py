@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life of a rank that is a fork of a test's process."""
 
 import faulthandler

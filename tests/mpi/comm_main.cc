@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // comm_mpi SIZE [big]: run by a launcher with SIZE processes; each checks the collectives over MPI,
 // with messages of at most SW_TEST_CHUNK bytes if that is set. Exit code 0 only if all ranks are
 // content, 77 if there is too little memory for "big".

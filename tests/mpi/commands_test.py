@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The commands under mpirun: the same bytes for every number of ranks and threads, and sources that only some see.
 
 Usage: commands_test.py BIN MPIRUN

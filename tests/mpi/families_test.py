@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The six commands under the launchers of several MPIs: the same bytes as one process writes, and refusals where
 library and launcher are of different families.
 

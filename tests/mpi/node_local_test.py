@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """--node-local with ranks that really see different files: each runs with mounts of its own.
 
 Usage: node_local_test.py BIN MPIRUN

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # own_mounts.sh [RANK:PLACE=FOLDER...] -- COMMAND...
 # Runs a command on a rank that sees other disks than the rest: on rank RANK, FOLDER lies at PLACE.
 # The mounts are this process's own and end with it.

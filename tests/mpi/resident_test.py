@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ucp-load serve with real processes: ranks of MPI, trainers that die, other users, signals, stops and limits.
 
     resident_test.py BIN MPIEXEC

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Puts faults into the sources, one at a time, and sees whether the tests notice.
 
 The faults are in faults/*.txt, written by hand. All of them are built into one copy of the tree, each behind a switch

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Put before every file of a tree with switched faults (mutants.py): whether fault `number` is on.
 
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures the commands against their yardsticks and prints one Markdown table.
 
     tests/perf/bench.py [--bin build/release/bin] [--peers VENV] [--work /dev/shm] [--disk DIR] [--checkpoint CKPT]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures the operators for replicated experts on the CPU and prints a Markdown table.
 
     experts_bench.py [--build build/release] [--runs 9] [--threads 2]

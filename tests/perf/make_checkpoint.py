@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a checkpoint of real size with real DeepSpeed on CPU ranks, for benchmarks.
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 make_checkpoint.py OUT [--hidden 1024] [--layers 32] [--vocab 32000]

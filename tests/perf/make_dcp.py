@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes a checkpoint of torch.distributed.checkpoint with very many small items, as optimizers of models with many
 parameters have them: for each parameter its weight, two moments and a step.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a checkpoint of real size with FSDP2 and AdamW on CPU ranks, for benchmarks.
 
     torchrun --nproc-per-node 4 make_sharded.py OUT --form dcp|files|hf [--hidden 1024] [--layers 21] [--vocab 32000]

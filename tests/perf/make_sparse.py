@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes the files of a huge ZeRO-3 checkpoint without its bytes: real containers and pickles, payloads are holes.
 The files of all ranks are links to those of the first.
 

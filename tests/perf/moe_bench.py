@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures moe-replace and its strategies and prints Markdown tables.
 
     tests/perf/moe_bench.py [--build build/release] [--runs 9] [--trace gpt_moe_24x32.jsonl] [--nodes DIR]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Preload library that adds a delay to calls on files, as a busy network file system does:
  *
  *     cc -O2 -shared -fPIC tests/perf/slow_files.c -o slow_files.so -ldl

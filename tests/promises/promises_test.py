@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What the commands promise of memory and disk, held against what they take.
 
 Usage: promises_test.py BIN [--megabytes N] [--threads N] [--quick]

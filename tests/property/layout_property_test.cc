@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random layouts of random tensors: whatever the source and the target, the engine writes exactly
 // what an element-by-element placement writes, and back again.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A lock that gives up at a time of a given clock, which is how C++ waits for one: the detector of
 // gcc 12 does not know it, but knows the one that goes by the time of day.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """scripts/clean removes leftovers of processes that are gone, and nothing else.
 
 Usage: clean_test.py

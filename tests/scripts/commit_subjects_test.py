@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """scripts/commit-subjects on repositories with one commit to check: which subjects pass, and which commits are checked."""
 
 import os

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks that programs and plugins were built with the hardening flags: no table of functions that can be overwritten, and
 # guards on the stack.
 # Usage: hardening_test.sh FILE...

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """scripts/demo and scripts/test say how long their build takes, where its log is, and how far it is.
 
 A tree of the scripts alone, with a cmake and a ctest that do nothing but wait, stands for the project.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the Slurm examples with stand-ins for Slurm and for our commands, and looks at the exit code,
 # the output and what the commands were asked to do.
 # Usage: slurm_test.sh [BIN]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs scripts/slurm/train.sbatch with stand-ins for Slurm, torchrun, the hooks and our commands, and compares the exit code,
 # the messages and the calls.
 set -euo pipefail

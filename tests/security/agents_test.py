@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Agents and shared-memory caches while other users of the machine, and processes without the key, do what they can:
 sockets of another user, a relay that leads an agent back to itself, failed handshakes.
 

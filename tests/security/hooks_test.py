@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The scripts for Slurm, while another user plants links and files under the names that they use, writes a Python module
 into the folder that a job was submitted from, or writes reports.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Symbolic links in a checkpoint of another user, planted before a command runs or while it runs.
 
 The victim converts the checkpoint into a folder that others can read. No byte of the victim's private files may get there.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """--mode: who may read what the commands write.
 
 Usage: modes_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Names next to an output, where other users can write too: stages, journals, outputs moved aside, locks.
 
 The attacker plants what a run would find. The victim's command continues, restores, removes and writes nothing of

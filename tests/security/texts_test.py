@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Texts that a peer, a forged agent or the owner of a checkpoint has made: they cost little processor time and memory, end
 no command with a signal, and steer no terminal.
 

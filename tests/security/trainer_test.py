@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The Python package in a trainer's process, while another user holds the names that it uses: folders and sockets of
 agents, token logs. What an agent's process can do with the trainer's memory.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two users of one machine, for the tests of this folder: a victim who runs the commands, and an attacker.
 
 A test program calls main(). Run as root, it moves into a mount namespace of its own and mounts a file system there

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Slurm of several nodes on this machine. Each node, and the machine of the controller, is a set of namespaces
 (network, host name, mounts, processes) with an address, a /tmp and a /dev/shm of its own; a bridge joins them.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scripts of scripts/slurm on a real Slurm: hooks that one rank calls, agents that a requeue ends, conversions that are
 stopped, lose a node or are asked for twice.
 

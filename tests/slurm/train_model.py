@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A DeepSpeed training that scripts/slurm/train.sbatch starts under torchrun, one process per rank.
 
     train_model.py FOLDER LAST PAUSE [--load CHECKPOINT]

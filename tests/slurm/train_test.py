@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two real DeepSpeed trainings on two nodes of a real Slurm, started by scripts/slurm/train.sbatch. Nodes lose their power at
 random moments, one after the other, and Slurm requeues both jobs each time.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the shape of the source tree: who includes whom, file sizes, what lies where.
 
 Usage: check.py [--graph] ROOT
@@ -184,6 +185,8 @@ FILE_LINES_MAX = 600
 MAIN_LINES_MAX = 120
 COLUMNS_MAX = 100
 FOLDER_FILES_MAX = 25  # source files of lib/ that lie in one folder directly
+
+LICENCE = "// SPDX-License-Identifier: Apache-2.0\n"  # the first line of every C++ file
 
 COMMENT_OR_TEXT = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#[ \t]*include[^\n]*|"(?:\\.|[^"\\\n])*"', re.S | re.M
@@ -414,7 +417,7 @@ def check_leads(root):
         if module_of(path) is not None and path.endswith(".h"):
             folder = folder_of(path)
             found = leads.setdefault(folder, [])
-            if read(root, path).startswith(f"// {folder}: "):
+            if read(root, path).removeprefix(LICENCE).startswith(f"// {folder}: "):
                 found.append(os.path.basename(path))
     for folder, found in sorted(leads.items()):
         if len(found) != 1:

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Feeds check.py small trees: a good one, and that one with a single thing wrong at a time."""
 
 import os
@@ -15,24 +16,24 @@ GOOD = {
     ".gitignore": "/build/\n",
     ".ci/run": "#!/usr/bin/env bash\n",
     "apps/common/ucp.h": "",
-    "apps/ucp-load/main.cc": '#include "ucp/load.h"\n#include "common/ucp.h"\n' + "\n" * 118,
+    "apps/ucp-load/main.cc": '#include "convert/load.h"\n#include "common/ucp.h"\n' + "\n" * 118,
     "build/dev/big.cc": "\n" * 5000 + "#include <mpi.h>\n",
     "docs/long.md": "line\n" * 5000,
     "lib/support/base/result.h": "// lib/support/base: words\n#include <tl/expected.hpp>\n",
     "lib/support/base/version.h.in": "\n",
     "lib/support/comm/mpi_comm.cc": '#include <mpi.h>\n\n#include "support/base/result.h"\n',
     "lib/engine/device/copy.cc": "#include <cuda_runtime.h>\n#include <nccl.h>\n",
-    "lib/engine/exec/run.cc": '#include "support/base/version.h"\n#include "layout/map.h"\n#include "exec/x_internal.h"\n',
+    "lib/engine/exec/run.cc": '#include "support/base/version.h"\n#include "engine/layout/map.h"\n#include "engine/exec/x_internal.h"\n',
     "lib/engine/exec/x_internal.h": "// lib/engine/exec: words\n",
     "lib/files/zip/a.cc": '#include "files/zip/x_internal.h"\n',
     "lib/files/zip/x_internal.h": "// lib/files/zip: words\n",
     "lib/engine/layout/map.h": "// lib/engine/layout: words\n/* words\n#include <mpi.h>\n*/\n// #include <torch/torch.h>\n",
     "lib/support/os/file.h": '// lib/support/os: words\n#include "support/base/result.h"\n',
     "lib/convert/load.h": "// lib/convert: words\n" + "\n" * 599,
-    "tests/mpi/main.cc": '#include "shared.h"\n#include "unit/exec/help.h"\n' + "\n" * 200,
+    "tests/mpi/main.cc": '#include "shared.h"\n#include "unit/engine/exec/help.h"\n' + "\n" * 200,
     "tests/mpi/shared.h": "",
     "tests/unit/engine/exec/help.h": "",
-    "tests/unit/engine/exec/x_test.cc": '#include "exec/x_internal.h"\n',
+    "tests/unit/engine/exec/x_test.cc": '#include "engine/exec/x_internal.h"\n',
     "tests/unit/files/zip_test.cc": '#include "files/zip/x_internal.h"\n',
 }
 
@@ -61,20 +62,20 @@ class CheckTest(unittest.TestCase):
 
     def test_include_against_the_arrows(self):
         self.assert_found(
-            {"lib/support/os/a.cc": '\n#include "layout/map.h"\n'},
-            "lib/support/os/a.cc:2: lib/support/os may not include layout/map.h: no arrow leads from os to layout",
+            {"lib/support/os/a.cc": '\n#include "engine/layout/map.h"\n'},
+            "lib/support/os/a.cc:2: lib/support may not include engine/layout/map.h: no arrow leads from support to engine",
         )
         self.assert_found(
             {"lib/support/base/a.h": "#  include <support/os/file.h>\n"},
-            "lib/support/base/a.h:1: lib/support/base may not include support/os/file.h: no arrow leads from base to os",
+            "lib/support/base/a.h:1: lib/support/base may not include support/os/file.h: no arrow leads from support/base to support/os",
         )
         self.assert_found(
             {"lib/support/base/version.h.in": '#include "support/os/file.h"\n'},
-            "lib/support/base/version.h.in:1: lib/support/base may not include support/os/file.h: no arrow leads from base to os",
+            "lib/support/base/version.h.in:1: lib/support/base may not include support/os/file.h: no arrow leads from support/base to support/os",
         )
         self.assert_found(
             {"lib/support/cli/a.cc": '#include "support/os/file.h"\n'},
-            "lib/support/cli/a.cc:1: lib/support/cli may not include support/os/file.h: no arrow leads from cli to os",
+            "lib/support/cli/a.cc:1: lib/support/cli may not include support/os/file.h: no arrow leads from support/cli to support/os",
         )
 
     def test_fenced_headers(self):
@@ -107,27 +108,27 @@ class CheckTest(unittest.TestCase):
     def test_quoted_paths_start_at_a_module(self):
         self.assert_found(
             {"lib/support/os/a.cc": '#include "file.h"\n#include "../base/result.h"\n'},
-            'lib/support/os/a.cc:1: "file.h" is no header of lib/ (written "module/file.h")',
-            'lib/support/os/a.cc:2: "../base/result.h" is no header of lib/ (written "module/file.h")',
+            'lib/support/os/a.cc:1: "file.h" is not a header of lib/ (written "module/file.h")',
+            'lib/support/os/a.cc:2: "../base/result.h" is not a header of lib/ (written "module/file.h")',
         )
 
     def test_helpers_of_commands_and_tests_stay_theirs(self):
         for path, helper in (
             ("lib/support/os/a.cc", "common/ucp.h"),
-            ("apps/ucp-load/main.cc", "unit/exec/help.h"),
+            ("apps/ucp-load/main.cc", "unit/engine/exec/help.h"),
             ("tests/mpi/main.cc", "common/ucp.h"),
         ):
             self.assert_found(
                 {path: f'#include "{helper}"\n'},
-                f'{path}:1: "{helper}" is no header of lib/ (written "module/file.h")',
+                f'{path}:1: "{helper}" is not a header of lib/ (written "module/file.h")',
             )
 
     def test_private_headers_stay_private(self):
         self.assert_found(
-            {"lib/convert/a.cc": '#include "exec/x_internal.h"\n'},
-            "lib/convert/a.cc:1: exec/x_internal.h is private to lib/engine/exec",
+            {"lib/convert/a.cc": '#include "engine/exec/x_internal.h"\n'},
+            "lib/convert/a.cc:1: engine/exec/x_internal.h is private to lib/engine/exec",
         )
-        for path in ("lib/files/torch_pt/a.cc", "lib/engine/exec/a.cc", "tests/unit/engine/exec/a_test.cc"):
+        for path in ("lib/files/torch_pt/a.cc", "lib/convert/a.cc", "tests/unit/engine/exec/a_test.cc"):
             self.assert_found(
                 {path: '#include "files/zip/x_internal.h"\n'},
                 f"{path}:1: files/zip/x_internal.h is private to lib/files/zip",
@@ -146,7 +147,7 @@ class CheckTest(unittest.TestCase):
     def test_unknown_module(self):
         self.assert_found(
             {"lib/util/a.h": "// lib/util: words\n"},
-            "lib/util/a.h: util is no module that this check knows",
+            "lib/util/a.h: util is not a module that this check knows",
         )
 
     def test_long_files(self):

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processor time of a parser as its text grows.
 
 #pragma once

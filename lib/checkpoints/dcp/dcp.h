@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/dcp: folders of torch.distributed.checkpoint, as trainers fill them.
 // The index (lib/files/dcp) tells of every tensor which box of it lies in which item of which
 // file. What the names mean is each trainer's own: Naming says where model and optimizer are, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/dcp/folder_internal.h"
 
 #include <span>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/dtensor: files of torch.save, one for each rank and item, that hold DTensors.
 // verl, Accelerate and torch_checkpointing write them. A DTensor says in its pickle which piece of
 // which whole it is: mesh, placements and the rank's own place in it. Nothing else does: names of

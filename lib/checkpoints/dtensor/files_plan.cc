@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/dtensor/write_internal.h"
 #include "support/base/checked.h"
 

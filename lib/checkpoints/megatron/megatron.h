@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/megatron: checkpoints of Megatron-LM and Megatron-Core.
 // Two containers hold the same model: legacy folders `mp_rank_*`, one for each tensor, pipeline and
 // expert rank, and torch_dist, a distributed checkpoint of PyTorch whose keys are those of the

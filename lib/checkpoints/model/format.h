@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/model: what all formats have in common.
 // A SourceSet (source.h) is what was found on disk, a Checkpoint (checkpoint.h) what it means, a
 // Layout (layout.h) how training is or will be spread over ranks, and a Format (here) the

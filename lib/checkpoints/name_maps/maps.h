@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/name_maps: names and shapes of one model as several programs have them.
 // A map (patterns/maps/*.json) says of the tensors of a model family which names and forms they
 // have on each of its sides: Hugging Face, torchtitan, Megatron-Core, ... ApplyMap makes of a

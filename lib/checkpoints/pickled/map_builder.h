@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/pickled: what readers and writers of pickled formats need.
 // MapBuilder enters storages of files into a shard map and says whose they are; document.h makes
 // object graphs for files that are written.

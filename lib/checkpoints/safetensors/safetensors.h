@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/safetensors: weights in .safetensors files, as Hugging Face libraries keep them.
 // One file, or several with an index that names them. Read: weights alone, so whoever writes a
 // trainer's layout of them makes masters of weights and starts with fresh moments. Written: weights

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/tp_rules/expression.h"
 
 #include "support/base/memory.h"

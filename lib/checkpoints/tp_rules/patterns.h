@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/tp_rules: how tensor parallelism cuts a parameter.
 // Files hold shards, but not the rule that made them. The rule comes from pattern files of the
 // user, from the checkpoint itself (universal_info.h), or from those of a model family that ships

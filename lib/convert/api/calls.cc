@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "convert/api/calls_internal.h"
 
 #include "support/base/verify.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/convert/api: the library for other programs.
 // Convert, Describe (source.h) and Compare (compare.h) are what the command ucp-load does, by one
 // process or by several (ranks.h). Its headers, with result, sink, work and version of base, are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What find_package(shardwright) reads: the target shardwright::shardwright.
 include(CMakeFindDependencyMacro)
 find_dependency(tl-expected)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "convert/scan/manifest_check.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "checkpoints/model/source.h"
@@ -6,8 +7,8 @@
 namespace shardwright::convert {
 
 /// Compares the files of an atoms folder with the manifest of the run that wrote it. Atoms do not
-/// record which run they belong to; the manifest does, so that an atom that replaced another one or
-/// comes from another run is refused. Files that the manifest does not list are accepted: another
+/// record which run they belong to, but the manifest does. An atom that replaced another one or
+/// comes from another run is an error. Files that the manifest does not list are accepted: another
 /// tag, or atoms of a release whose manifests listed no checksums.
 /// \error kBadInput  a file differs from the manifest; the message names the file and both values
 /// Local.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/convert/scan: scanning of a source, distributed over ranks.
 // Rank 0 lists the folders, and one rank reads the header of each file. The ranks exchange the
 // headers in the form of a catalogue, so that all of them have the same set of files

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cuda twin lies in a plugin, shardwright_cuda.so, that is opened only when it is asked for:
 // docs/decisions/0036-cuda-is-a-plugin.md.
 

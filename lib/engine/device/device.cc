@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/device/device.h"
 
 #include "engine/device/cuda_plugin.h"

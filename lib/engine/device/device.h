@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/engine/device: the memory of the device that a rank drives, and what moves and changes bytes
 // there. One seam with two twins. The host twin (host.h) is always there: ordinary memory, memory
 // that other processes can map, collectives over lib/support/comm. The cuda twin (cuda/) is a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/exec/byte_source.h"
 
 #include <tbb/tbb_allocator.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/engine/exec: what carries out plans, into files or anything else.
 // Ranks and threads share the units of a plan. gather.h fills one unit from a ByteSource, which
 // reads files or, where a file is on another node, asks other ranks for it (exchange.h); what

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/engine/layout: the one description of every layout.
 // A ShardMap says which element of which logical tensor lies at which bytes of which file. A Cut
 // (cut.h) says which elements a shard holds; Placement, Array and Region say where they lie; a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/engine/plan: from a source map and a target map to a copy program.
 // A Target (target.h) describes the files to write, to the byte, before anything is read. Plan
 // intersects its map with that of the source. The payloads of the output are cut into units of 1

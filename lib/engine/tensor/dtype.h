@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/engine/tensor: what an element is.
 // Element types under their names in torch, shapes, and the conversion of elements, rounded as
 // torch rounds. There are no tensor objects: a tensor is an entry of a shard map

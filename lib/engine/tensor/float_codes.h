@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bits of 16-bit and 8-bit floating types, from and to those of a float.
 // Everything is constexpr and works on bits where the value is NaN, so that the same text compiled
 // for a GPU (lib/engine/device/kernels) gives the same bits. All cases are worked out and one is

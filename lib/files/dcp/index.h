@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/files/dcp: folders of torch.distributed.checkpoint.
 // An Index is what `.metadata` says: every item of the checkpoint by its flat name, the boxes that
 // a tensor was cut into, and in which stretch of which data file each lies. ReadIndex understands

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/files/pickle: object graphs of Python, without Python.
 // reader.h runs the opcodes of a pickle over a closed table of names: what is not in the table
 // becomes an inert record, and nothing is called. The result is a graph of Nodes in an Arena.

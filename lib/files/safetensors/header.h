@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/files/safetensors: .safetensors files.
 // header.h reads a file's header out of untrusted bytes, index.h the index of a set of files, and
 // layout.h lays out files that are written. Payloads are not looked at here. Source:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stream that torch.save wrote before its zip container:
 //   1 a pickled magic number   2 a pickled version   3 a pickled dict about the machine
 //   4 the object pickle        5 the pickled list of storage keys

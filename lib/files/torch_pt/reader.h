@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/files/torch_pt: files of torch.save.
 // A ContainerMetadata is a file without its payloads: the pickle, and where each storage lies, in a
 // zip container or in the older stream of pickles. Parse makes the object graph of a

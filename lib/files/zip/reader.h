@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/files/zip: zip containers.
 // The directory and the local header of every member, compared with each other; torch stores its
 // members uncompressed, so their bytes can be read in place. crc32.h makes the checksum of a whole

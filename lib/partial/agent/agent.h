@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/agent: keeps snapshots in memory, so that training does not wait for storage.
 // An Agent is the state: three buffers (buffers.h) of checkpoints in memory (memory.h), persisted
 // into a store one after the other, and copies of other agents' newest. AgentServer answers

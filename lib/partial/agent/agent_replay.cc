@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts in memory, brought to the iteration of the newest snapshot by the gradients that
 // trainers have submitted: docs/lossless.md, "Replay in the memory of agents".
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How trainers hand gradients over, and which of them are held back: docs/formats/agent.md,
 // "Gradients".
 

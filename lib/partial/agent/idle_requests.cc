@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How trainers say when their ranks idle, and what an agent says of its sends:
 // docs/formats/agent.md, "Idle times".
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Snapshots: modules of a checkpoint folder into memory.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/gradient_log: gradients that an optimizer used, so that its steps can be made again.
 // A writer (log_writer.h) appends what a trainer's process used of a module in an iteration to
 // segments in the folder logs/ of a store; a reader (log_reader.h) proves them and gives the chain

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Replays the optimizer steps of modules whose blobs are of an older version. FindChain finds the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/optimizer_steps: optimizer steps as torch makes them, bit for bit.
 // A Step says which step an optimizer made and with which numbers, Apply (apply.h) makes it again
 // on any range of a parameter, its states and the gradient. All of it is element by element, so

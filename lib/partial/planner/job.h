@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/planner: what pec-save can say before a run.
 // A job (here) is a model, its ranks and its rates, from flags or from a store. plan.h plans the
 // next checkpoints of it, simulation.h plays policies over a trace of tokens, tune.h chooses K and

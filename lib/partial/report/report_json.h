@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/report: what commands on stores say.
 // report_json.h turns reports of saves, restores, checks and agents into JSON; list_store.h lists
 // what a store holds.

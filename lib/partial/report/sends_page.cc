@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "partial/report/sends_page.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "partial/restore/replay_bytes.h"
 
 #include <algorithm>

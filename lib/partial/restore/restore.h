@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/restore: goes back to the newest usable state.
 // recovery.h chooses: the resume point X, and for every module the newest version up to X, from
 // memory of agents or from storage. It is pure. RestoreStore asks the agents, reads the blobs as a

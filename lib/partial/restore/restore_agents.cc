@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What agents hold, as a further level of a restore.
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first half of a restore: which checkpoint, and which version of every module.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tokens that a restore loses, and the counters from which selection goes on.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules that are older than X, and the gradients that bring them there.
 
 #include <algorithm>

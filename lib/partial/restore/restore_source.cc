@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The middle of a restore: the checkpoint of X with a shard map that leads into blobs.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/save: saves a checkpoint into a store.
 // Save finds out what the store has, counts tokens, chooses experts (pec/select), shares the blobs
 // among the ranks (blob_writers.h), writes those that are new and the manifest last. ChooseSnapshot

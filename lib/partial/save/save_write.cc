@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second half of a save: which blobs, who writes them, and the commit.
 
 #include <cstring>

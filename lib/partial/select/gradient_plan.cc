@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "partial/select/gradient_plan.h"
 
 #include <algorithm>

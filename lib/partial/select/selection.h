@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/select: which experts a checkpoint saves.
 // A partial checkpoint has all non-expert modules and K of the N experts of every layer. There are
 // two levels, snapshots in memory and checkpoints in storage; a LevelState remembers which version

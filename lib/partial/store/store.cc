@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a checkpoint becomes part of a store; a kill between two steps leaves the state before it.
 //
 //   1 blobs       written and synced in incoming-<run>/ (partial/store/write_blobs.cc)

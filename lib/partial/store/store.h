@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/store: stores of partial checkpoints.
 // modules.h groups the tensors of a checkpoint into modules, and each component of a module is one
 // blob, named by its digest. A manifest (manifest.h) lists the blobs of one checkpoint; unchanged

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first start of a run: a store that is not there yet is told from one that cannot be seen.
 
 #include <algorithm>

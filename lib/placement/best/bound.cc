@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lagrangian bound of the configuration program.
 //
 // Is there a placement whose largest load is at most T? Replicas are sorted into classes by their

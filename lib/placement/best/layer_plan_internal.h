@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/best: the strategy best.
 // A LayerPlan plans one layer: a descent from EPLB's plan (search_internal.h), a lower bound from
 // dual prices (bound_internal.h), and simulated annealing (anneal_internal.h) until the bound is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/core: the words of expert placement.
 // Three plain records: TokenCounts (lib/token_counts), a Cluster of GPUs with slots, and a
 // Placement, which says which expert every slot holds. A Strategy is a pure function from these and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/failure_simulation: a run in which machines come and go, played through.
 // For every event the placement of the moment is planned again; what had to move, what was lost and
 // what it cost is added up. So strategies can be compared on the same trace and the same events.

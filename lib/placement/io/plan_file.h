@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/io: the files of expert placement.
 // plan_file.h reads plans of many programs, told apart by their content; plan_text.h writes ours.
 // cluster_text.h reads clusters, and report_page.h makes the page of a comparison. Source:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans that other programs write and read (docs/formats/plan.md).
 
 #include <algorithm>

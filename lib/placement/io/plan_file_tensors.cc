@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans in tensors: maps from slots to experts, and vllm-ascend's maps from experts to slots.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans for other programs (docs/formats/plan.md, "Other programs").
 
 #include <algorithm>

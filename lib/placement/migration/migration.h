@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/migration: from one placement to the next.
 // Relabel gives nodes, GPUs and slots of a plan the names under which least has to move.
 // PlanMigration then makes the list of transfers and puts them in rounds. MapsOf tells the same as

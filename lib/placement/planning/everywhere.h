@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/planning/everywhere: experts that every GPU holds, such as shared ones.
 // They take a slot of every GPU and the same share of their tokens, so that the other experts can
 // be planned as if neither they nor those slots existed.

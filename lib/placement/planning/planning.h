@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/planning: what moe-replace plans, compares and measures.
 // A request holds what the user asked for; the functions here read the files that it names, plan,
 // verify and compare; planning_json.h and planning_text.h say what came of it, for programs and for

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/recovery: how likely a placement survives failures.
 // The replicas of an expert lie on a set of failure units (nodes, or racks). The model survives if
 // every such set keeps a live unit. SolveRecovery works out the probability for k failures, exactly

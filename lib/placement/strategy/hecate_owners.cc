@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who owns which expert over all layers: Hecate's heterogeneous sharding.
 
 #include <algorithm>

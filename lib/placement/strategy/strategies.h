@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/strategy: the strategies that make placements.
 // Each has two halves (strategy_*.cc): a draft, which looks at some layers alone, and a finish,
 // which looks at all of them. strategies.cc lists them under their names. lazarus.h, eplb.h and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/verify: what a plan is worth.
 // What a strategy says of its plan counts for nothing. VerifyPlan proves every plan against the
 // rules and measures it in the same way, whoever made it: loads of GPUs, survival, moves. A plan

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Libraries that are opened while a program runs, so that nothing links what they link.
 
 #pragma once

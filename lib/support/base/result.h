@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/base: what every other module stands on.
 // Nothing throws across a function of lib/. What can fail returns a Result; an Error names the
 // place and both sides of what is wrong, and its code is the exit code of the command. Numbers out

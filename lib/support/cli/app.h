@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/cli: what all commands share.
 // A command declares its flags with App and gives it a body. App parses, starts MPI, catches
 // signals, shows progress, and ends with the answer, the report, and an exit code that is the same

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One run of a command:
 //
 // 1. Arguments are read; -h, --help and --version answer here, before MPI costs its tenth of a

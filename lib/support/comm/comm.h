@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/comm: the ranks of a run.
 // One interface with two implementations: MPI, and a single process. All ranks make the same
 // collective calls in the same order. A rank that fails must not leave the others waiting, so every

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lib/support/comm calls of MPI, with the same types for every MPI.
 // The handles and constants of mpi.h differ between Open MPI and MPICH, and so do the names of
 // their libraries. So no command links MPI: mpi_plugin.cc is compiled once for each mpi.h that was

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which MPI the launcher of this process speaks, and opening it.
 
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls of lib/support/comm/mpi_calls_internal.h, for the mpi.h that this is compiled with.
 
 #include <mpi.h>

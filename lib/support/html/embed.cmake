@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -DOUT=FILE.cc -DFOLDER=DIR -DMODULE=placement -DPARTS=css,html -P embed.cmake: puts DIR/page.css, DIR/page.html, ...
 # into a source file, as kPageCss, kPageHtml, ... of namespace shardwright::MODULE.
 string(REPLACE "," ";" parts "${PARTS}")

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/html: pages to look at.
 // One HTML file each that needs nothing else, no network and no foreign script. page.h makes the
 // file, chart.h draws curves, timeline.h what happened when. What is on a page is the business of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/json: JSON and MessagePack from outside: out of files and sockets.
 // These are the only functions of the project that parse such a text. They count memory and levels
 // before they take them, need time in proportion to the text, and refuse a key that an object has

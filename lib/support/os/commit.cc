@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The commit protocol. Each step has a fault point of the same name, passed before the step.
 //
 //   1 commit.lock         flock OUTPUT.lock; put back what a killed run moved aside; refuse an

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/os: the only door to the file system.
 // Files, folders, locks, sockets and the journal of a run. Every call passes the fault hook
 // (fault.h), so that a test can stop the program, or make a call fail, at any of them. commit.h

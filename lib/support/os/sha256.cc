@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #define OPENSSL_SUPPRESS_DEPRECATED  // these calls, for the reason below
 #include "support/os/sha256.h"
 

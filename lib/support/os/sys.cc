@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <linux/openat2.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/text: text for terminals.
 // Widths, line breaks, tables, and the escaping of names out of files.
 

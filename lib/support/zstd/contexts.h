@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/zstd: zstd compression on top of libzstd.
 // contexts.h creates contexts and checks results, stream.h decompresses a byte range of a file, and
 // compressed_item.h describes one compressed item of a file. libzstd reports out-of-memory by null

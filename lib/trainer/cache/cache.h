@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/trainer/cache: checkpoints in memory that trainers map.
 // Load brings a source into shared memory of devices, in the layout of a target: share_out.h says
 // which process holds what, and what several of them hold each reads a share of, and has the rest

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/trainer/load: checkpoints straight into the tensors of a trainer.
 // Every rank of a running trainer says what it holds of which tensor (TrainerShard); together they
 // are the target map, with a file for the memory of each rank (match.h). Load plans and runs as for

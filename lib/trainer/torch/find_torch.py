@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints where PyTorch is, its version and that of this Python, for CMake: "FOLDER;2.15.0;3.11"."""
 
 import importlib.util

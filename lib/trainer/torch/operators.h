@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/trainer/torch: operators for PyTorch, and the Python package that calls them.
 // operators.cc registers torch.ops.shardwright.* on the stable ABI of LibTorch, so that one library
 // is for every PyTorch from 2.10 on. An operator takes a request as JSON and answers with JSON, an

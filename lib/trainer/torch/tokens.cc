@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens to replicated experts and back: torch.ops.shardwright.{count_experts, dispatch_plan,
 // pack_tokens, unpack_tokens, token_dots, sum_parts} on the CPU, and extra_capacity. Derivatives,
 // other devices and shapes without data are registered by the package.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The commands on the small real checkpoint: what their flags promise, by exit code and on disk.
 
 Usage: commands_test.py BIN

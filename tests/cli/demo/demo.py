@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of the commands on the small real checkpoint share."""
 
 import json

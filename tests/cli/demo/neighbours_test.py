@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What lies beside the tag folder comes along byte for byte, or is named.
 
 Usage: neighbours_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """--strict: what cannot be carried over ends the command before anything is written.
 
 Usage: strict_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Equal layouts: the source's files come out as they are, and the two checkpoints stay two.
 
 Usage: verbatim_test.py BIN

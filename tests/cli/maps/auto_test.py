@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """--map auto: the map of the model's family, told by config.json, proved by its rules, and said.
 
 Usage: auto_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """--map and --map-sizes: a trained checkpoint in other names and shapes, and what is refused.
 
 Usage: maps_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Legacy files: the optimizer's state has no names, so every element of the weights has to prove where it is.
 
 Usage: legacy_test.py BIN

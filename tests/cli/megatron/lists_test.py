@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Lists of layers other than decoder.layers, and checkpoints without the arguments of a run.
 
 Usage: lists_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """torch_dist: what is written of a model with Megatron's names, and what is refused of a folder that is not whole.
 
 Usage: torch_dist_test.py BIN

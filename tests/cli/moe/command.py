@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs moe-replace in a scratch folder, with loads made from a seed."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """moe-replace: token counts and maps as serving engines and scripts leave them.
 
 Usage: forms_test.py BIN MPIRUN

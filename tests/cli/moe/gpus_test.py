@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """moe-replace: clusters in which one GPU is dead, leaving or joining.
 
 Usage: gpus_test.py BIN MPIRUN

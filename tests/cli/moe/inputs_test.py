@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """moe-replace: every format that it reads and writes, and every bad input by its exit code and message.
 
 Usage: inputs_test.py BIN MPIRUN

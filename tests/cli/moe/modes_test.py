@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """moe-replace: plan, compare, replay and measure, by exit code, by what is printed, and on disk.
 
 Usage: modes_test.py BIN MPIRUN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """moe-replace under mpirun: the same plans and answers, byte for byte, for every number of ranks.
 
 Usage: ranks_test.py BIN MPIRUN

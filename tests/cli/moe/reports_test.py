@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """moe-replace: its reports, plans and cluster descriptions fit their published schemas.
 
 Usage: reports_test.py BIN MPIRUN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """moe-replace: which part of the recordings counts, and what a plan may move.
 
 Usage: windows_test.py BIN MPIRUN

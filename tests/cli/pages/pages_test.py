@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Manual pages name every flag and format without a warning; real shells complete what the commands take.
 
     pages_test.py BIN PAGES

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """An iteration that is saved again, with the same or with other content: what the store calls by its
 number is of one checkpoint.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Agents at ports with a key: who has it is let in, by flag or environment, through the hooks too, and
 nobody else is, whatever he sends; nor is he taken for a node that is lost.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save agent as a process: it watches, persists, is killed and stopped, serves its memory to
 peers and to pec-restore.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Agents among others that are late, greedy, silent, or many at once: peers with copies of a past that
 was given up, connections that announce much or say nothing, agents that do not answer, starts at the
 same time.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save agents: lists agents that trainers have started for themselves, and ends them.
 
 Usage: agents_test.py BIN

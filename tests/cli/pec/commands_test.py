@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save and pec-restore on small checkpoints made for the test: what they promise, by exit code,
 report and what is on disk. Restored checkpoints are compared with ones that are made directly with
 the versions that follow from the reports of the saves.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What pec-save and pec-restore refuse, what they do about damage, what a collection removes, and
 that the number of ranks does not show.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save --dynamic-k: K that doubles as the budget of lost tokens is spent, kept in the store.
 
 Usage: dynamic_k_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The published figures: runs the commands of the table in docs/pec-planning.md, section 10, and
 compares what their reports say with what the table says. So with docs/lossless.md's table of what a lossless
 run writes.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-restore into every format: the same files as a conversion of the checkpoint that the store stands for.
 
 Usage: formats_test.py BIN

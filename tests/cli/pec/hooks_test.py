@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-restore-hook.sh and what it asks: that there is no checkpoint yet is proved. Whatever hides a
 store ends with a code that is not 0 and leaves the token log as it is.
 

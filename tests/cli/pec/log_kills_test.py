@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """An agent that logs gradients is killed, or its disk fails, at its calls: whatever a restore shows
 then, and after training has gone on with another agent, is a state that an iteration has had.
 

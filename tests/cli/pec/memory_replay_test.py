@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save agent --replay: gradients bring the experts in an agent's memory to each new snapshot, bit for
 bit, so that a restore from agents loses nothing and reads no log; what has a gap stays older, and why is
 said.

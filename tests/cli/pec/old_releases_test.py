@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of models with experts in the form of DeepSpeed before 0.19.3: no lists of names and
 shapes, before 0.14.5 slices of a part of the experts only. They hold what newer ones hold, or are
 refused by what they lack.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Restores that may have been a look at the store: nothing is abandoned until a restart is certain.
 
 Usage: pending_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save plan: the worked examples of the rules, plans that continue a store, what is refused,
 and the same answer under a launcher of ranks.
 

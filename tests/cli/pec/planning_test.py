@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save simulate and tune: figures that follow from closed forms or from the papers, what is
 written, and what is refused.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Stores that lose files or vanish while training runs: purges of old files, unmounted file systems.
 
 Usage: purged_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save check --repair: writes missing and damaged blobs of a store again from a checkpoint that
 still has exactly their content.
 

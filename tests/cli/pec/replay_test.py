@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-restore --replay: experts of older versions and the gradients since then make the experts of the
 iteration restored, bit for bit; what a log lacks, and what is wrong with it, leaves them older and is
 said.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """pec-save agent sends while ranks idle, told by a process that shares marks or by a schedule; the page that shows it.
 
 Usage: sends_test.py BIN

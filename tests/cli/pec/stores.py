@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of pec-save and pec-restore share: checkpoints, stores, running the commands."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trainer's process at an agent's socket, as docs/formats/agent.md says it."""
 
 import fcntl

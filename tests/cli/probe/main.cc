@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A command that does no work of its own: its flags say what a body would do, so that everything
 // around the body can be tested.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What every command does about signals, terminals, reports and start-up, seen through the probe.
 
 Usage: probe_test.py PROBE SCHEMA [unittest arguments]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The commands on .safetensors files: what is written, what flags mean, what is refused.
 
 Usage: commands_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What trainers and caches keep around the files of a checkpoint: configurations, links, folders in folders.
 
 Usage: folders_test.py BIN

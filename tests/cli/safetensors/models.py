@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes and reads .safetensors files with the standard library, and runs the commands on them."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Sets of .safetensors files as they are found: whole, incomplete, mixed up, hostile.
 
 Usage: sets_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Weights of checkpoints whose optimizer is missing, in part or whole: exported, and nothing else.
 
 Usage: weights_test.py BIN

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every flag, target and file that takes a size or a bandwidth reads decimals, and refuses other forms with a reason.
 
 Usage: sizes_test.py BIN

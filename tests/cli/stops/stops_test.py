@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The first SIGINT, SIGTERM or SIGUSR1 ends every long computation with code 75, and leaves nothing behind.
 
 Each case would run for minutes. How fast it ends is measured in processor time, which a busy machine does not stretch.

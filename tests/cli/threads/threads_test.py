@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """More --threads than the process has processors: every command works, and prints nothing about it.
 
 Usage: threads_test.py BIN

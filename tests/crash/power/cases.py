@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands whose disks are looked at after a power failure, and what each disk has to hold."""
 
 import json

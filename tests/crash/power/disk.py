@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a disk may hold after the power failed: a recording of the calls that changed it (record.c), and every state
 that the calls which were not synced may leave."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Power failures: what a command had done when the power failed, with every loss that a disk may show for what was
 not synced. Whatever the disk holds then, no output and no store passes for one that it is not, the command ends well
 when it is started again, and once it has said that it is done, nothing is lost.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Preloaded before a command, this records every call that changes something below a folder, in the
  * order in which the calls were made, with all bytes: what power.py builds the disk of a power
  * failure from.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Doubles of the CUDA runtime and of NCCL, in host memory, for machines without a GPU.
 // They have the names and signatures of the real ones, are linked (CUDA) and opened (NCCL) in their
 // place, and promise as little as the real ones do:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launches of lib/engine/device/cuda/launch.h: the same bodies, in a loop.
 
 #include "engine/device/cuda/launch.h"

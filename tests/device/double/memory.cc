@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of the CUDA runtime, and handles of it for other processes.
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
-// NCCL between the threads of one process.
-// What is called for is a part; the parts of one group, or a call by itself, are a batch, which is
-// one piece of work of a stream. A part moves its bytes when those of the other ranks have come to
-// the front of their streams.
+// SPDX-License-Identifier: Apache-2.0
+// NCCL between the threads of one process. Each call is a part. The parts of one group, or one
+// call, form a batch, which is one piece of work of a stream. A part moves its bytes when the parts
+// of the other ranks reach the front of their streams.
 
 #include <nccl.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices, streams, events and copies of the CUDA runtime.
 
 #include <algorithm>

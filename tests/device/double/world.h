@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the doubles keep. All of it under one mutex.
 
 #pragma once

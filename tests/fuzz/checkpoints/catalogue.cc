@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a fragment catalogue: as they are when they begin like one, else as what a catalogue
 // holds when unpacked, so that checksum and compression do not hide the rest. What is accepted is
 // written the same again, and read as a checkpoint or refused.

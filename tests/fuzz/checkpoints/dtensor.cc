@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as the pickle of a model's file of one rank, and of an optimizer's: read as a
 // checkpoint of one rank, or refused. What is read is written as a checkpoint of three, or refused.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the seed inputs of the dialect fuzz targets: make_corpus.py FOLDER. Same bytes every time.
 
 Catalogues are stored as their form, a byte, and what they hold when unpacked: that of the demo checkpoint, and small

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a map file, used on a made-up checkpoint in both directions. A map that is taken
 // makes a checkpoint that holds every element once, and its inverse, where it is taken too, the
 // first one.

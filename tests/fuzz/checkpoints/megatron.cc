@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as metadata.json and integrity.json, or as the pickles of a legacy folder of one rank:
 // read as a checkpoint, or refused. What is read is written as a checkpoint of two stages, or
 // refused.

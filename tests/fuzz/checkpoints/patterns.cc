@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a pattern file. A rule that is taken must cut every tensor it fits into shards that
 // make the whole tensor again, or be refused.
 

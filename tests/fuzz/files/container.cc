@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a .pt file: zip container or legacy stream. Whatever is accepted must lie inside the
 // file.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as the index of a DCP folder. What is read can be written, and is then read and written
 // the same again; shared out over the indexes of two ranks, it is united again.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as JSON and, with 'm' in front, as MessagePack. What is accepted is as deep as the
 // limit allows and says the same when it is written and read again.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the seed inputs of the format fuzz targets: make_corpus.py FOLDER. Same bytes every time.
 
 Whole indexes of DCP are those of tests/data/dcp.

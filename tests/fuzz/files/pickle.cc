@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a pickle. What is read must be writable, or be refused; what is written must read
 // back, and be written the same again.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a .safetensors file. What is accepted covers the file exactly, and written again
 // with our own layout it says the same. The first byte chooses between a file and an index.
 

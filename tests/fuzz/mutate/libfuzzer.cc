@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Between the mutations and libFuzzer, whose own mutation is the one without knowledge.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Mutations that know a format: most of what they make is still well formed up to the place they

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mutations are worth something if they differ, and if many come past the checks that stop random
 // bytes.
 

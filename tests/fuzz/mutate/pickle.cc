@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pickles as sequences of opcodes: taken out, doubled, exchanged, put in, with other operands.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Safetensors files: the header as JSON, whose tensors lie one behind the other again afterwards.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Zip archives as lists of members, written anew with sums and sizes that fit.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as what an agent's socket brings: a line of a request or an answer, a hello, and the
 // list of checkpoints. What is accepted names versions that can be used as a restore uses them.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the seed inputs of fuzz_store and fuzz_agent: make_corpus.py BIN FOLDER. Same bytes every time, but for the version in them.
 
 They are the texts of a store that pec-save and pec-restore have made: two layers of four experts,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as the texts of a store: head, manifest, tokens, recovery. What is accepted is written
 // the same again, and can be used as a save or a restore uses it, or is refused.
 

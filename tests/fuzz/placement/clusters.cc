@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a cluster description, and as node events. What is accepted proves itself and is
 // written so that it reads back as the same.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as expert loads. What is accepted keeps its promises: layers ascend, every record has
 // as many counts as there are, and the sum of all records is loads that prove themselves.
 

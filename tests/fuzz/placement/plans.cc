@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as a placement plan, of any format. What is accepted lies on the cluster that it tells,
 // or on one of four GPUs, or is refused; what lies there can be measured and written again.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts a checkpoint: convert CHECKPOINT OUTPUT TARGET, such as "zero=3,dp=4".
 
 #include <iostream>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the commands that are tested, and keeps scratch folders."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules whose state dicts hold more than parameters and buffers in row-major order."""
 
 import io

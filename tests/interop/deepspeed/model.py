@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the interop tests train: a small language model of odd sizes, and the engine of a case.
 
 A case is a dict; what it does not name has the value below. `layers` blocks of width `width` read

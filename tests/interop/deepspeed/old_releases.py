@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What older releases of DeepSpeed and PyTorch lack on CPU ranks, to run them in tests: packages that DeepSpeed before
 0.15 insists on and does not need, and operations that ZeRO needs and Gloo of PyTorch before 2.3 has not, made of what
 it has. The functions have the parameters of those that they stand for."""

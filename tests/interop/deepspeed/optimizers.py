@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizers that the interop tests train with, by the name that a case gives them."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a function on several ranks of one machine: forks of this process, so that PyTorch and
 DeepSpeed, and what they import when first used, are imported once. Nothing here may use autograd or process
 groups itself: their threads would not survive the fork.

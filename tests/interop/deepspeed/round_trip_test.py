@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of real DeepSpeed, converted to another layout, resume in real DeepSpeed.
 
     round_trip_test.py BIN LAUNCHER SET

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.load(weights_only=True) opens the files we write, but for the DeepSpeed classes that DeepSpeed's
 own shards hold too; with those allowed it opens every one.
 

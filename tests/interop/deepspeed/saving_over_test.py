@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Equal layouts: torch.save over a file of one checkpoint leaves the other as it was.
 
     saving_over_test.py BIN LAUNCHER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters with slashes in their names, which torch allows: DeepSpeed's universal loader finds them in the folders that
 we write, and continues with the same losses.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The logical tensors of a running engine, whole and on every rank: NAME/fp32, NAME/<state of the
 optimizer>, NAME/computed (the weights that are computed with), NAME/frozen and NAME/buffer.
 

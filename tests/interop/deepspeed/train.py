@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes checkpoints with real DeepSpeed, and judges checkpoints by resuming them.
 
     train.py make FOLDER CASE --ranks N

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints whose files are of two saves are an error, and those of one save never are, whatever happened to the
 optimizer's steps: overflows, a reset optimizer, optimizers that count no steps, stages and number formats.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's own universal loader opens what ucp-union writes, whatever the stage of both sides.
 
     universal_loader_test.py BIN LAUNCHER [UniversalLoader.test_the_loader_that_was_asked_for]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's own tools, ds_to_universal and zero_to_fp32, on what we write, and we on what they write.
 
     upstream_tools_test.py BIN LAUNCHER

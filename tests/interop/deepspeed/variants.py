@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers and switches of DeepSpeed beyond plain Adam, and what becomes of their checkpoints.
 
 A variant is trained at every stage that it names and converted to other stages and numbers of ranks.

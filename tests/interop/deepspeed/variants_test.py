@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of the variants of DeepSpeed are converted and resumed, or refused by name, as variants.py says.
 
     variants_test.py BIN LAUNCHER [--all] [--only NAME]... [--table]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A DCP folder that torch has compressed, in other layouts and formats, loaded by torch again.
 
     compressed_test.py BIN LAUNCHER

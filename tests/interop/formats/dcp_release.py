@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves or loads a folder of torch.distributed.checkpoint with the release of PyTorch that runs this, on several ranks.
 
     dcp_release.py '{"ranks": N, "do": "save" | "load", "folder": ...}'

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders of torch.distributed.checkpoint that one release of PyTorch saved go to other ranks, and load in it and in others.
 
     dcp_release_test.py BIN [PYTHON]...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What people save with torch.distributed.checkpoint: averages next to the model, hyper-parameters that are tensors,
 parameters without state, names of wrappers, adapters. PyTorch, DeepSpeed's files and PEFT judge what becomes of them.
 

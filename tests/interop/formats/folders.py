@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small Llama with fully_shard and saves it where trainers do.
 
     fork_ranks.py RANKS MODULES folders.py save FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a script on ranks of this machine, as torchrun does, but forked after the imports: these take longer than all else.
 
     fork_ranks.py RANKS MODULES SCRIPT ARGUMENT...

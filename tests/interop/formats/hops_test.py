@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run goes from DeepSpeed to FSDP2 and back, and every loss is that of the run that stayed.
 
     hops_test.py BIN LAUNCHER

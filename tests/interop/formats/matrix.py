@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts checkpoints of real trainers and resumes the results in the real trainers.
 
     matrix.py BIN FIXTURES [--all] [--only TEXT]... [--record FILE [--new]]

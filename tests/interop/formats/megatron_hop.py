@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a GPT of Megatron-Core that computes what a small Llama or Mixtral of transformers does, on the batches of
 hops.py, from a torch_dist checkpoint. Megatron-Core wants CUDA; here it gets the CPU in its place.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves and judges small models of Megatron-Core whose layers are in other lists than decoder.layers alone: multi-token
 prediction, an encoder, an encoder with a decoder, a vision tower.
 

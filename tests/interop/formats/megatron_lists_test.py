@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of Megatron-Core with layers outside of decoder.layers are loaded by Megatron-Core after a conversion.
 
     megatron_lists_test.py BIN LAUNCHER

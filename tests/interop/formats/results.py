@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of a matrix of conversions: which of them run, what became of them, and the table of it in the documents.
 
     results.py TABLE RESULTS    prints the table in Markdown; fails if a row of TABLE has no result, or RESULTS has another

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a llama3 of torchtitan that computes what a small Llama of transformers does, on the batches of hops.py, from a
 folder that torchtitan's checkpoint manager loads. torchtitan wants an accelerator; here it is told that the CPU is one.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers of many kinds, saved by torch, DeepSpeed and verl's way of saving: the weights are always exported.
 
     weights_test.py BIN

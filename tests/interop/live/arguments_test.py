@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What the Python package takes: sizes as the commands take them, token logs that a killed or restarted trainer has left, and
 paths that an agent reports.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts make up for lost tokens: the operator on the worked examples, and a top-k gate that drops tokens above a capacity.
 
     capacity_test.py BIN PACKAGE

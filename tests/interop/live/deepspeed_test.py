@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of DeepSpeed are loaded straight into engines of other layouts, bit for bit, and the run goes on.
 
     deepspeed_test.py BIN PACKAGE

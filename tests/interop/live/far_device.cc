@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device for PyTorch that has no hardware: "far". Its memory has no rights where programs see it,
 // so that who touches it without PyTorch crashes; copies that nobody has to wait for are made when
 // somebody waits. What it cannot compute the CPU does, on copies. Other than the package's library

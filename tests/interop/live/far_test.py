@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors that are not on the CPU: on a device of our own whose memory crashes who touches it, and whose copies come as late as
 PyTorch allows (far_device.cc).
 

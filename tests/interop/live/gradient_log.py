@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logs of gradients read and replayed without our code: the format from docs/formats/log.md, the steps by torch itself.
 
 Digests are not worked out here (pec-save check does): that every record names the trailer of the one before it is.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks tell an agent when they idle: it saves then, finds them again after it was killed, and nothing waits for ranks that have
 said nothing or are gone.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package is installed by CMake and works with nothing but PyTorch beside it.
 
     installed_test.py BIN PACKAGE BUILD

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The public interface of the Python package: help texts, signatures and exceptions.
 
 Usage: interface_test.py BIN PACKAGE

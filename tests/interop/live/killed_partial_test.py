@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real training run with DeepSpeed on two ranks, whose only checkpoints are snapshots out of the trainer
 (PartialCheckpoints), is killed with SIGKILL at random moments, starts again each time, and ends. After every start the lost
 tokens that are told are compared with a count made here from the token log and the versions of the experts.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads checkpoints of real trainers straight into running trainers of other layouts, with shardwright.load.
 
     load_matrix.py BIN PACKAGE FIXTURES [--all] [--only TEXT]... [--record FILE [--new]]

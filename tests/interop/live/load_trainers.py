@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trainers that load_matrix.py fills: their models are those of the scripts that made the samples, and every tensor is
 compared with what such a script had in memory when it saved. Each judge is collective, on the ranks that ranks.run makes, and
 returns {"wrong": [...], "tensors": how many, "loss_off": largest difference of a next loss; None where there is none to compare with}.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients out of running trainers: an old version of an expert and the gradients that were logged since are, bit for bit,
 the expert as the trainer had it. Twice over: torch itself makes the steps here (gradient_log.py), and restores make them.
 

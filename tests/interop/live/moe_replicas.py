@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trainer with replicated experts: two MoE layers, top-2 gates, experts as MLPs, AdamW. Experts live where a plan of
 moe-replace says, the plan changes in the middle, and a rank that is killed costs nothing but its hardware: the others go
 on from replicas. A dense model on one rank, with the same data, says what is right.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicated experts in a trainer on CPU ranks, against a dense model: forward, backward, AdamW, a plan that changes, a rank
 that is killed. And the operators alone: derivatives, what they refuse, what other devices get.
 

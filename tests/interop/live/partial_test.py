@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PartialCheckpoints out of running DeepSpeed engines: what a store then has is bit for bit what the trainer had in memory,
 each expert in the version that the store says; faults of agents and of callers.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints are loaded straight into FSDP2, tensor parallelism, DDP and a single process, bit for bit as PyTorch's own
 loader does it from what ucp-load has converted, and the next losses are equal.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What cannot be loaded into a trainer is refused with a message and a code, on all ranks, and nothing waits for ever.
 
     refused_test.py BIN PACKAGE

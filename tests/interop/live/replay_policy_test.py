@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Policy gradient-log in a running trainer: an agent that decides, for each expert and interval, between its state and its
 gradients, and what a forecast says of that.
 

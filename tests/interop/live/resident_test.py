@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainers are filled out of a resident load, in its layout and in others, bit for bit, and the run goes on; a trainer that was
 killed comes back; a load that is killed is heard of.
 

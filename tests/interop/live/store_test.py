@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores of partial checkpoints are loaded straight into engines: every tensor bit for bit in the version that the store
 has of its module, counters and hyper-parameters, and the store is told where training goes on.
 

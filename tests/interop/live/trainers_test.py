@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which trainers shardwright.load takes: an engine with or without an optimizer, a model with its optimizer. A model whose
 optimizer was forgotten, and arguments in the wrong order, are refused before anything is loaded.
 

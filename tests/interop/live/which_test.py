@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a trainer loads where a checkpoint has several sets of weights, or files of two saves: as ucp-load decides.
 
     which_test.py BIN PACKAGE

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forward passes of the layouts of Megatron-Core and of Meta, written down from what their modules compute, so that a
 wrong row of a matrix shows in the logits."""
 

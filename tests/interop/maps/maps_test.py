@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of Hugging Face in the names and shapes of other programs, and back.
 
     maps_test.py BIN LAUNCHER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the model, the parameter groups and the optimizer of a description (draw.py)."""
 
 import io

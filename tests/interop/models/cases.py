@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges a description: the trainer makes a checkpoint and resumes it, our commands convert it, and the trainer of the target
 resumes what they wrote. What it then holds, and its next losses, must be those of the control."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws descriptions of random models from seeds. A description is JSON: a list of parts (modules below a path of names, each
 with its features), an optimizer, the layout of the run that makes the checkpoint, and the conversions to judge.
 

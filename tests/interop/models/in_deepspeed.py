@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random models in DeepSpeed: trains and saves, or resumes, and gathers the whole state of the engine as a tree.
 
 The tree has the same form for every program (trees.py): "model" is the whole state dict, "optim" has the master weight and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random GPT models in Megatron: its own training loop, save_checkpoint and load_checkpoint, on the CPU.
 
     in_megatron.py

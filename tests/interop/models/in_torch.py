@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random models in PyTorch alone: FSDP2, HSDP, DDP or one process, saved and loaded by torch.distributed.checkpoint.
 
 Trees have the form of those of in_deepspeed.py, without "engine".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random models go from trainer to trainer, and everything that the next trainer holds is what the last one had.
 
     models_test.py BIN [--models N] [--seed S] [--program deepspeed|torch|megatron] [--jobs N] [--no-shrink] [--table]

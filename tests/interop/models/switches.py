@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Features that no model has yet, refusals that are right, and differences that are right, each with its reason."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees of trainers' states: dicts, lists, tensors and other values, and where two of them differ."""
 
 import copy

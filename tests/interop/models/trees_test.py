@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kind of difference between two trees is found, and a failing description becomes smaller."""
 
 import io

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The report page in a browser: it draws itself, says nothing on the console, and asks no network for anything.
 
 Usage: page_test.py BIN

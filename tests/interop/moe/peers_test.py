@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Plans and loads against the programs that read and write them.
 
 Of SGLang and vllm-ascend the very functions that read a plan run here, out of the packages that scripts/peers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real training run with DeepSpeed on two ranks is killed with SIGKILL at random moments, started
 again by the hooks of scripts/slurm each time, and ends. After every restore the report's lost tokens
 are compared with a count made here from the token log and the versions in the report; DeepSpeed must

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resumes many checkpoints with the fixtures' trainer in one process per rank: starting it costs more
 than a resume does. Run by torchrun.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves the series of real MoE checkpoints into stores, restores it at every iteration, and has real
 DeepSpeed resume each result: every tensor must equal its module's recorded version.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real training run with DeepSpeed goes on for long while its processes, its agent and the agent that keeps copies on
 another node are killed at random moments, alone or together; the hooks of scripts/slurm start it again each time.
 

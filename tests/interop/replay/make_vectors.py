@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes tests/unit/partial/optimizer_steps/vectors.jsonl, steps as torch makes them: make_vectors.py > vectors.jsonl
 
 A line is a run of an optimizer: options and gradients of each step, and the parameter and states before and after

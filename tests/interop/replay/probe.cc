@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes the optimizer steps that a file describes: replay_probe CASES RESULTS ROOTS LAST
 //
 // A case is a line of JSON, {"optimizer", "elems", "gradient_dtype", "separate", "threads", "cuts",

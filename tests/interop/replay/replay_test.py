@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of torch's optimizers and of lib/partial/optimizer_steps give the same bits: replay_test.py PROBE [SEED]
 
 Random cases for each optimizer, 10,000 steps or more, with options that change between steps, gradients in

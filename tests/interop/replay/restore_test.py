@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A small mixture of experts is trained with torch's AdamW in mixed precision, saved partially, and the
 gradients that the optimizer used are logged. pec-restore --replay has to give the state of the training
 itself, bit for bit, in any layout. The log is written by tests/crash/gradient_log.py.

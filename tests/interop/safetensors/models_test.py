@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Llama that transformers' Trainer and DeepSpeed trained, as files that transformers loads by itself.
 
     models_test.py BIN LAUNCHER

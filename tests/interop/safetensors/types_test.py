@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every element type: files of the safetensors package through ours and back, and conversions against PyTorch's.
 
     types_test.py BIN LAUNCHER

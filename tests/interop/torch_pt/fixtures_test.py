@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every file of real checkpoints keeps its object graph through our reader and writer."""
 
 import os

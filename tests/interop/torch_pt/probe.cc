@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads and rewrites .pt files for the interop tests.
 //   pt_probe dump IN           one line per value of the graph
 //   pt_probe rewrite IN OUT    the same graph and payloads through our writer

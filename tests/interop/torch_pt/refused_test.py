@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that must not be read: attacks, and what this program does not support."""
 
 import io

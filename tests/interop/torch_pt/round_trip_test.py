@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.save -> our reader -> our writer -> torch.load gives the same graph, bit for bit."""
 
 import argparse

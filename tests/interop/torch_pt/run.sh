@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs a test script with the Python that has torch; 77 (skipped) without one.
 set -euo pipefail
 peers=${SHARDWRIGHT_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/shardwright/peers}

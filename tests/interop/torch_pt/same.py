@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deep comparison of object graphs that torch.load returns, and the probe that rewrites files."""
 
 import argparse

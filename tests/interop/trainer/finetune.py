@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fine-tunes a tiny language model with transformers' Trainer and DeepSpeed, as users' scripts do."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint of transformers' Trainer goes to another stage and rank count and on, and back, with no step by hand.
 
     trainer_test.py [--all] BIN LAUNCHER

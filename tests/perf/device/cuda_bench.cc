@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cuda twin, by way of its plugin, against what the device can do:
 //  * load: a file that is in the page cache, through a pinned ring into device memory, against
 //    copies from pinned memory

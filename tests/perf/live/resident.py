@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What a trainer waits for when it is filled out of a resident load, against DeepSpeed's load_checkpoint, in pairs: of files in
 a tmpfs, and of files on a disk that are not in memory. Two ranks, ZeRO-2, bf16, the same layout. And what the load has read,
 against the source.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What two ranks of a trainer wait for when shardwright.load fills them from files, against their own loader, in turn.
 
     trainer_load.py same|stage3|dcp PACKAGE SOURCE FOLDER [--runs 5] [--hidden 1024] [--layers 32] [--vocab 32000]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times one strategy: moe_bench STRATEGY LOADS NODES GPUS SLOTS RUNS [OLD_LOADS]
 // With OLD_LOADS the GPUs hold a plan that eplb+ made for those. Prints one JSON object: seconds of
 // each run of the plan, of its recovery probabilities and of its metrics, the slots, the imbalance

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Searches placements of experts without a line of the library, for tests of its strategy best:
 //   moe_reference enumerate            the optimum, for a few GPUs and experts
 //   moe_reference anneal SECONDS       simulated annealing, processor seconds per layer

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Sends in the bubbles of a pipeline: steps of a 1F1B pipeline of four ranks beside an agent that saves into a store in a tmpfs
 and copies to a second agent, in turns: snapshots alone, sends at once, sends while ranks idle (marked by the ranks), and by a
 schedule (--pipeline).

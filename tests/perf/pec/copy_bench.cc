@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies between agents at ports, with the agents' key against without, each on one core: what a
 // receiver takes in and proves by its digest, sender and receiver together. Speeds are by processor
 // time, which other work on the machine changes less than the wall time.

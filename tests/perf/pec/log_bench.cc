@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a log of gradients for all experts of a store, as a trainer would have left it:
 //
 //   pec_log_bench STORE LAST ITERATIONS [float32|bfloat16] [ZSTD_LEVEL]

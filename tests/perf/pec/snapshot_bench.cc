@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What training waits for in a snapshot of an agent, the copy, on two threads, against memcpy of
 // the same bytes on one, both into memory that was used before; and the speed of the sums after it.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What training waits for in a snapshot of PartialCheckpoints, one of 16 experts, against DeepSpeed's save_checkpoint into a
 tmpfs, in pairs: two ranks, ZeRO-2, bf16, ep=2. With --overlap tensors are copied beside the next step of training: then the
 times of steps beside which they are, and of others, are told too.

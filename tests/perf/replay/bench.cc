@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times AdamW steps: replay_bench ELEMS THREADS REPEATS [ROOTS LAST]
 // With ROOTS (square roots of all float32 numbers of [1, 4), as torch has them) also with their
 // table. Beside it a copy that moves the bytes that a step moves: 28 for each element, 14 of them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times one AdamW step of torch, as replay_bench does: torch_step.py ELEMS THREADS REPEATS [ROOTS]
 
 With ROOTS it also writes what replay_bench takes as ROOTS.

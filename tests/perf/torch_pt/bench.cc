@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times opening and parsing of .pt files: pt_bench REPEATS FILE...
 // Reported per pass over all files; the best of REPEATS is what the machine can do.
 

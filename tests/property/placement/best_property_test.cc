@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The search for even plans, against full enumeration and against searches of other kinds.
 
 #include <gtest/gtest.h>

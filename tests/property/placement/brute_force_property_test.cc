@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans of all strategies, verified anew by looking at everything there is: each device, each
 // subset of experts, each set of failures, and in small clusters each placement.
 

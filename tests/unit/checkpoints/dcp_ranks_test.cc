@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folders where every rank has saved an index of its own (__R.metadata).
 #include <algorithm>
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/deepspeed/common/flat.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Native stage 1 and 2 checkpoints made by the test: layouts that no real checkpoint at hand has,
 // and broken ones.
 

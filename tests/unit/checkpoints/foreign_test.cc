@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of a format that is none of DeepSpeed's, written as DeepSpeed's.
 
 #include <gtest/gtest.h>

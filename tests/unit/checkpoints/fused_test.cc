@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // States that an optimizer has as one and the model in parts: torchtitan's fused projections.
 #include "checkpoints/torchtitan_fused_qkv.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random rules over random shapes, stored in random ways: a map is proved by layout::Validate,
 // takes every element exactly once, and its inverse leads back to the first checkpoint.
 

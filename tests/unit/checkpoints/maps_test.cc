@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Maps between model families: what becomes of names, shapes, elements, groups and order.
 
 #include "checkpoints/name_maps/maps.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/registry.h"
 #include "engine/layout/shard_map.h"
 #include "fixtures.h"

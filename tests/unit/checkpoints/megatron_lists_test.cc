@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lists of layers other than decoder.layers, and checkpoints without the arguments of a run.
 
 #include <string>

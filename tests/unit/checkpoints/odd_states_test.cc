@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizer states that are no tensor of their parameter's shape: what is left out, what binds a
 // checkpoint to its ranks.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sources whose optimizer is missing, or of an unsupported form: their model is read alone.
 
 #include <gtest/gtest.h>

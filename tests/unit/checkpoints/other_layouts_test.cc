@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Native checkpoints made by the test: without ZeRO, pipeline modules, experts, stage 3.
 
 #include <gtest/gtest.h>

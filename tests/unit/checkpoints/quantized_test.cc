@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/tp_rules/quantized.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scalars of optimizers as numbers: what is one, and what is not.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds the patterns and maps of the project against their schemas, and the schemas against broken files.
 
     schemas_test.py ROOT

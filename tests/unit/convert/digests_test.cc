@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a checkpoint tells of the bytes of its files: integrity.json of Megatron-Core.
 #include <gtest/gtest.h>
 

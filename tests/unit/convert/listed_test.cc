@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Atoms that lie in the place of others: the manifest beside them tells.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Readers of checkpoints, and of catalogues, take time in proportion to the number of tensors.
 
 #include <string>

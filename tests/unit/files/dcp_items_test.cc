@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Items of a data file: what they are, and what of a damaged file is refused.
 
 #include "files/dcp/items.h"

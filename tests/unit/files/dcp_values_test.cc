@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values of an index that are missing or are something else, and indexes of several ranks.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON and MessagePack from outside: what is refused before memory is taken for it.
 
 #include "support/json/json.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stretches of files that are read as if they were files, plain and compressed.
 
 #include "files/part.h"

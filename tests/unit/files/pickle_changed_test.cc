@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pickles that hold all that is read, of which a byte is another, is missing or is the last, or for
 // which there is no memory: they are refused, or read as something that can be written again.
 

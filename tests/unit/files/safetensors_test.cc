@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `.safetensors`: every rule of docs/formats/safetensors.md, on files that are made byte by byte.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Others at the port of an agent that has a key: without it, with another one, many at once, slow.
 
 #include <dirent.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What agents and their clients state of themselves at a port, and what is refused for it.
 
 #include "partial/agent/agent_hello.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Experts in an agent's memory and the gradients that bring them forward.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "partial/agent/agent_protocol.h"
 
 #include <gtest/gtest.h>

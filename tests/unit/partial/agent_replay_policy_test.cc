@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Agents with policy gradient-log: what they save, what they log, and that every durable checkpoint
 // is whole with it, whatever happens.
 

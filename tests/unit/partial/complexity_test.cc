@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The texts of stores and agents take time in proportion to their length.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Policy replay: which experts a checkpoint has in full, beside a log of the others' gradients.
 
 #include "partial/select/catch_up.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a snapshot takes of a checkpoint folder, and what it says that it will read.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tables of the reference that need its routing trace: tested where that is at hand. What must hold
 // for any trace is tested with the project's own in trace_test.cc.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "placement/failure_simulation/failure_simulation.h"
 
 #include <gtest/gtest.h>

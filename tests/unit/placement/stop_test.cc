@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Planning that is stopped anywhere ends with kStopped, and never with a plan that is not whole.
 
 #include <gtest/gtest.h>

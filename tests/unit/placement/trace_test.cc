@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What must hold for any loads, on those of a run of the project's own trainer.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Token logs take time in proportion to their text.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "token_counts/trim_log.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/deepspeed/common: what native files and universal folders of DeepSpeed share.
 // flat.h is the arithmetic of flat buffers: order, padding, partitions, sub-groups, experts.
 // topology.h is DeepSpeed's layout, target.h the words that name one ("dp=4,tp=2"),

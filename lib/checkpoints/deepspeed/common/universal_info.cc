@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/deepspeed/common/universal_info.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/deepspeed/native: DeepSpeed's native files, one set for each rank.
 // The functions of the format's row. read makes a checkpoint of model states and optimizer shards,
 // write the reverse; what they share with universal folders is in zero.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/deepspeed/universal: folders with one file per parameter and state.
 // These files, zero/<parameter>/<state>.pt, are the atoms. They depend on no layout. Read: folders
 // of ours, whose shardwright_atoms.json says what atoms do not (docs/formats/atoms.md), and those

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/megatron/names.h"
 #include "checkpoints/megatron/read/dist_internal.h"
 #include "engine/layout/states.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/megatron/read: a checkpoint of Megatron's as logical tensors.
 // A Collector knows how ranks cut parameters and enters their shards into the map. legacy*.cc finds
 // the shards in folders of ranks, dist*.cc in the items of torch_dist; both work out from the order

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/megatron/write: torch_dist of any checkpoint.
 // target.cc makes a layout of --target, dist.cc an item of every box that a rank has of a tensor,
 // legacy.cc a file of every rank, shards.h what ranks have and their gradient buffers, common.cc

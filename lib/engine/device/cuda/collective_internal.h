@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives of device.h over NCCL; a group of one rank needs none.
 
 #pragma once

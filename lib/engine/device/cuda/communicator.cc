@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/device/cuda/communicator_internal.h"
 
 #include "engine/device/cuda/wait_internal.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One communicator of NCCL, with bounded waits.
 
 #pragma once

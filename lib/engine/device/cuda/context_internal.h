@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device of this rank, and how calls of the CUDA runtime become results.
 
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launches of launch.h: how many indexes, and nothing else.
 
 #include <cstring>

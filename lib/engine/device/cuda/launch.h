@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Queues the kernels of lib/engine/device/kernels on a stream. Nothing here but what nvcc and the
 // doubles of the tests compile too: no Result.
 

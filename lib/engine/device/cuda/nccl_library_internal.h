@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL, opened when a group has several ranks.
 
 #pragma once

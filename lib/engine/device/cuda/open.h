@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/engine/device/cuda: the device of device.h on CUDA and NCCL.
 // All of it is one plugin (plugin.cc). The CUDA runtime is linked in, NCCL is opened when a group
 // has more than one rank. Whatever is waited for is asked again and again until the deadline:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a program opens: see engine/device/cuda_plugin.h.
 
 #include "engine/device/cuda/open.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversion of elements, bit for bit as shardwright::Convert on x86-64.
 // The codes of lib/engine/tensor/float_codes.h do the work. What is left is what processors
 // disagree on: a GPU makes one fixed NaN of every NaN that it converts between float and double, so

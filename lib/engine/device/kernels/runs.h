@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs of bytes that move: gather, scatter, transposition of blocks.
 
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One run:
 //
 //   1 begin     stage directory (root), its path to all ranks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/engine/exec/run: carries out plans.
 // Run writes an output, in the steps that run.cc begins with. A stopped run goes on from its
 // journal.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The passes of a run that work on whole output files: create, frame, sync, read back, commit.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/agent/throttle: when and how fast agents send.
 // A Limiter is what all threads of an agent ask before they move bytes; it asks IdleRanks
 // (idle_ranks.h) whether the ranks beside it idle. Source: docs/formats/agent.md, "Idle times".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "partial/planner/forecast/extra_capacity.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/planner/forecast: what a way to take checkpoints would cost, told beforehand.
 // Simulate plays a trace of loads with faults; auto_config.h chooses K and the interval;
 // planned_checkpoints.h says what the next checkpoints will save; replay_costs.h what a log of

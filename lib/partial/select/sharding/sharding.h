@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/partial/select/sharding: which rank saves what.
 // Several ranks hold the same experts and the same non-expert modules. PlanSave cuts the work so
 // that the largest share is small; saved_model.h says what there is to cut at each ZeRO stage, and

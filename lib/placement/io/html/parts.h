@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/placement/io/html: what the page of a comparison is made of.
 // page.css, page.html and page.js are files beside this header. lib/support/html/embed.cmake makes
 // them part of the program, so that a page needs no file at run time; report_page.h puts them

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/support/os/net: what our servers and those who ask them have in common.
 // A request is one line of words; an answer is "ok ...", perhaps with bytes behind it, or "error
 // CODE MESSAGE". What the requests are is each server's own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads checkpoints into running PyTorch trainers, and takes partial checkpoints from them.
 
 load fills the tensors of a trainer from a checkpoint of any layout and format. No converted files are written:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trainer's end of the agent protocol: docs/formats/agent.md."""
 
 from __future__ import annotations

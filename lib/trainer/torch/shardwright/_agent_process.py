@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts an agent process for a trainer. The agent keeps running after the trainer has ended."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that a running agent fits a trainer's PartialCheckpoints."""
 
 from __future__ import annotations

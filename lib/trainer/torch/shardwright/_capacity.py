@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Additional capacity for experts that lost tokens in a fault: docs/experts.md."""
 
 from __future__ import annotations

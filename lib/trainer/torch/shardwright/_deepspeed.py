@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed engines: maps the flat tensors of a rank to ranges of parameters.
 
 At stages 1 and 2 and with BF16_Optimizer, the parameters of a group are concatenated in the order of the optimizer. The ranks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies tensors from devices to host memory. PyTorch copies the bytes, so every device that PyTorch supports works."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exceptions of this package: one class for each exit code of the commands (docs/report.md#exit-codes)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of replicated experts: sends tokens to replicas and back, copies parameters, and sums gradients."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes sparse torch.save files: first the header, later the byte ranges of tensors that an agent requests.
 
 The older stream format of torch.save stores the position of every storage before the first storage, and has no checksums. So the

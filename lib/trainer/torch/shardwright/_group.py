@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trainer's process group, as the library calls it: see lib/trainer/load/trainer_comm.h."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports the idle intervals of a rank to the agent of its node: docs/live.md#idle-intervals."""
 
 from __future__ import annotations

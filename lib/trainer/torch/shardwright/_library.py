@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C++ library: loads it once and calls its operators with JSON requests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shardwright.load: fills the tensors of a trainer from a checkpoint."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Submits the gradients that an optimizer has used to an agent, which logs them: docs/lossless.md."""
 
 from __future__ import annotations

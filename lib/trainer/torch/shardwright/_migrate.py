@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shardwright.migrate: moves experts between live ranks."""
 
 from __future__ import annotations

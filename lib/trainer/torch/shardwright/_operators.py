@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registers derivatives and shape functions for the operators of torch.ops.shardwright, and implementations for other devices
 than the CPU, which are composed of PyTorch operators."""
 

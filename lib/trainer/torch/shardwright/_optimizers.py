@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch optimizers: creates their state before the first step, sets step counts and hyper-parameters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds DeepSpeed engines and optimizers in this process that train the parameters of a model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shardwright.PartialCheckpoints: snapshots of experts from a running trainer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert plans of moe-replace and of other programs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shards: the elements of each tensor that this rank has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shardwright.Snapshot: the result of one snapshot."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse collectives: copy parameters of selected experts from their owners to other ranks, and add gradients at the owners."""
 
 from __future__ import annotations

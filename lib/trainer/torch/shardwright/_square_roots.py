@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Table of the square roots that torch.sqrt returns on this processor. Some are not correctly rounded: docs/lossless.md."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts tokens per expert in a model, and writes the token log that an agent reads (docs/formats/loads.md)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainers without DeepSpeed, whose parameters are separate tensors: FSDP2, tensor parallelism, DDP, one process."""
 
 from __future__ import annotations

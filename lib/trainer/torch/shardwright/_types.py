@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of the public signatures. Neither DeepSpeed nor PyTorch is imported here."""
 
 from __future__ import annotations

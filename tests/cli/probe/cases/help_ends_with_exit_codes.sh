@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 probe --help > help.txt
 status=$?
 head -n 5 help.txt

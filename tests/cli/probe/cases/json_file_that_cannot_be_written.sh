@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 probe in out --json=no/report.json
 echo "exit $?"
 mkdir folder

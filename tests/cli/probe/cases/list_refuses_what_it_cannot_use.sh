@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 probe in --list out
 probe in --list --force
 probe in --explain w --resume

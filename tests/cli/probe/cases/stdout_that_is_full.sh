@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 probe in out > /dev/full
 echo "exit $?"
 probe --help > /dev/full

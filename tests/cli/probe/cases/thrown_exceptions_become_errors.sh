@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 for kind in memory error int; do
   probe in out --throw "$kind" --json=report.json
   echo "exit $?"

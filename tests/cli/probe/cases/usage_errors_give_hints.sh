@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 probe in out --treads 4
 probe in out --no-such-thing
 probe in out --seed 1

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 probe in out --warn same --warn same --warn other

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of which each sees one file give each other stretches of them: sent, or in shared memory.
 
 #include "engine/exec/exchange.h"

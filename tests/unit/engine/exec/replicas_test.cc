@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replicas that must repeat their owner: where they differ is named, padding is nobody's.
 
 #include "engine/exec/replicas.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cuts against their definition: an element of a box lies at the same distance from the box's
 // corner on both sides, axis by axis.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the proof of a map refuses, each by the words that say it, and what it lets pass.
 
 #include "engine/layout/shard_map.h"

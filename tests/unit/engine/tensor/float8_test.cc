@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // 8-bit floating types: their values, and rounding to the nearest of them.
 
 #include <gtest/gtest.h>

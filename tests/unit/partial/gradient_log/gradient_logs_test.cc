@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What processes of a trainer hand over, and what becomes of it in the log of a store.
 
 #include "partial/agent/gradient_logs.h"

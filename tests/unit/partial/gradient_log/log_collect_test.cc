@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "partial/gradient_log/log_collect.h"
 
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Damage of every kind: it is named, or it is a tail that nothing follows. What is accepted is a
 // beginning of what was written, and never anything else.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranges of gradients, stored plain and compressed, are what was written, and what has changed
 // since the log was proved is refused.
 

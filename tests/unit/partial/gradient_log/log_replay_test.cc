@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An old module and the log since then make the new module, bit for bit.
 
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps that torch has made, on every set of instructions that the processor has: vectors.jsonl,
 // made by tests/interop/replay/make_vectors.py.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/comm/mpi_library_internal.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fault at every call of a run that makes an output: what is on disk afterwards, and whether the
 // next run gets by.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every call on the file system fails in turn, of commits with all sorts of leftovers, of locks
 // that others have had, and of what handles of directories do. Nothing is lost, and what fails says
 // so.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/os/fault.h"
 
 #include <sys/wait.h>

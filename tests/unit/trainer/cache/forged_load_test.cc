@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Descriptions that a process other than a resident load sends to a trainer that attaches.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens through dispatch tables, packed and unpacked by the bodies of
 // engine/device/kernels/tokens.h, on all ranks of random plans, against a reference that knows
 // neither buffers nor rows.

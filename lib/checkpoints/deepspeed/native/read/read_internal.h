@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/deepspeed/native/read: reads DeepSpeed's native files.
 // ReadDeepSpeed is a list of passes over one Reading, in the order of their declarations below:
 // find the files, read model and optimizer documents, find topology, parameters, flat buffers and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/deepspeed/native/write: writes DeepSpeed's native files.
 // Three steps. Geometry decides which rank holds what. BuildDocument makes the object graph of one
 // file from it, twice (once to plan the file, once to write it), so that no graph outlives its use.

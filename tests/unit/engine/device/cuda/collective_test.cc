@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives of the cuda clone over NCCL, on real devices and on doubles.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory, streams, copies, runs and conversion of the cuda clone, on real devices and on doubles.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The doubles see a wrong program: without that the tests on them would prove nothing. And what
 // the cuda clone does with devices and ranks that never answer.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What becomes of the cuda clone when something fails, at every call; and that the doubles see
 // wrong programs at all.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bodies of lib/engine/device/kernels, compiled for the CPU: what nvcc compiles for devices.
 
 #include <gtest/gtest.h>

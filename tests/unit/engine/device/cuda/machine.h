@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine that a test runs on: real devices, or the doubles (SW_CUDA_DOUBLE). The same tests
 // run on both; what needs more devices than there are is skipped.
 

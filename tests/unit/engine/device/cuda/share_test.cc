@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory that another process maps, on real devices and on doubles. The other process is
 // this program again, told by its environment which handle to open.
 
