@@ -129,7 +129,7 @@ std::int64_t Ordered(std::span<const std::byte> element) {
 }
 
 /// True for two numbers with no other between them.
-bool AreSiblings(std::span<const std::byte> a, std::span<const std::byte> b) {
+bool AreNeighbours(std::span<const std::byte> a, std::span<const std::byte> b) {
   const std::int64_t x = Ordered(a);
   const std::int64_t y = Ordered(b);
   return x < y ? y == x + 1 : x == y || x == y + 1;
@@ -151,7 +151,7 @@ Differing CompareElements(DType dtype, std::span<const std::byte> a, std::span<c
     const auto y = b.subspan(i * item, item);
     if (std::equal(x.begin(), x.end(), y.begin()) || (IsNan(dtype, x) && IsNan(dtype, y))) continue;
     if (out.count++ == 0) out.first = i;
-    if (!AreSiblings(x, y)) ++out.apart;
+    if (!AreNeighbours(x, y)) ++out.apart;
   }
   return out;
 }

@@ -49,7 +49,7 @@ Result<Read> ReadFor(const std::string& path, std::uint32_t ranks) {
 }
 
 /// What every rank holds of a plan, on a cluster whose live devices are the ranks.
-Result<json> TrainerShard(const std::string& path, const placement::PlanFile& plan,
+Result<json> ExpertsOfRank(const std::string& path, const placement::PlanFile& plan,
                           const Read& on) {
   auto placed = placement::PlacedOn(plan, on.shape, on.cluster);
   if (!placed) return Within(path, placed.error());
@@ -82,9 +82,9 @@ Result<json> Describe(const std::string& path, const Read& read) {
   placement::PlanFile copies = read.file;
   copies.owner_slots.clear();
   copies.owner_device_slots.clear();
-  SW_TRY_ASSIGN(told["slots"], TrainerShard(path, copies, read));
+  SW_TRY_ASSIGN(told["slots"], ExpertsOfRank(path, copies, read));
   if (!read.file.owner_slots.empty()) {
-    SW_TRY_ASSIGN(told["owners"], TrainerShard(path, placement::StateOf(read.file), read));
+    SW_TRY_ASSIGN(told["owners"], ExpertsOfRank(path, placement::StateOf(read.file), read));
   }
   told["digest"] = os::Sha256Of(told.dump());
   return told;
@@ -138,7 +138,7 @@ Result<json> PlanMoves(const json& request) {
     told["transfers"].push_back(
         {next.shape.layer_id[one.layer], one.expert, rank[one.from], rank[one.to], one.round});
   }
-  SW_TRY_ASSIGN(told["held"], TrainerShard(old_path, state, next));
+  SW_TRY_ASSIGN(told["held"], ExpertsOfRank(old_path, state, next));
   return told;
 }
 

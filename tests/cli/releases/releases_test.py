@@ -47,7 +47,7 @@ class Releases(unittest.TestCase):
         return found
 
     def copy(self, release, name):
-        """A copy of what a release wrote, which a command may change; of a file its path."""
+        """Copies a folder or a file that a release wrote, so that a command may change it."""
         target = self.work / f"{release.name}-{name}"
         if (release / name).is_dir():
             shutil.copytree(release / name, target)
