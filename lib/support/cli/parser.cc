@@ -15,9 +15,9 @@ namespace shardwright::cli {
 namespace {
 
 /// Every shared flag there is, to tell "not known" from "not taken by this command".
-constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",  "--resume", "--verify",
-                                             "--threads", "--memory", "--list",   "--explain",
-                                             "--seed",    "--mode"};
+constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",  "--resume",   "--verify",
+                                             "--threads", "--memory", "--list",     "--explain",
+                                             "--seed",    "--mode",   "--take-over"};
 
 tl::unexpected<Error> Usage(std::string message) { return Fail(Errc::kUsage, std::move(message)); }
 

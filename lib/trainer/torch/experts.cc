@@ -50,7 +50,7 @@ Result<Read> ReadFor(const std::string& path, std::uint32_t ranks) {
 
 /// What every rank holds of a plan, on a cluster whose live devices are the ranks.
 Result<json> ExpertsOfRank(const std::string& path, const placement::PlanFile& plan,
-                          const Read& on) {
+                           const Read& on) {
   auto placed = placement::PlacedOn(plan, on.shape, on.cluster);
   if (!placed) return Within(path, placed.error());
   const Status fits =
